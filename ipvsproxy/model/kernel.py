@@ -1,0 +1,422 @@
+"""What the kernel holds: virtual and real servers, set entries, addresses, sysctls, rules, and who wants them."""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ipvsproxy.model.net import Address, Family, Network, Protocol, host_port
+from ipvsproxy.model.service import ServiceName
+
+DEVICE = "kube-ipvs0"
+"""The dummy device that carries every service address."""
+
+
+class Owner(NamedTuple):
+    """Who wants a kernel object. Owners are ordered: where two want one key, the lower one gets it (the older Service)."""
+
+    created_s: float
+    namespace: str
+    name: str
+
+    @property
+    def service(self) -> ServiceName:
+        """The Service that this owner stands for."""
+        return ServiceName(self.namespace, self.name)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+NODE_OWNER = Owner(-1, "", "(node)")
+"""Owner of what the node needs whatever the Services are: device, sets, rules, sysctls."""
+
+
+class VirtualServerKey(NamedTuple):
+    """What names a virtual server in the kernel."""
+
+    protocol: Protocol
+    address: Address
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.protocol.name} {host_port(self.address, self.port)}"
+
+
+class RealServerKey(NamedTuple):
+    """What names a real server inside its virtual server."""
+
+    address: Address
+    port: int
+
+    def __str__(self) -> str:
+        return host_port(self.address, self.port)
+
+
+PERSISTENT = 0x1
+"""Virtual-server flag: session affinity."""
+HASHED = 0x2
+"""Virtual-server flag that the kernel sets for itself; never sent, never compared."""
+SCHEDULER_PORT = 0x10
+"""Second scheduler flag; for ``mh`` it is mh-port: the source port takes part in the hash."""
+
+
+class VirtualServerSettings(NamedTuple):
+    """All of a virtual server but its real servers.
+
+    ``timeout_s`` is that of session affinity, 0 without it. ``flags`` never hold ``HASHED``. The netmask is not among them:
+    it is always that of a single address (255.255.255.255 or 128), as kube-proxy sets it.
+    """
+
+    scheduler: str
+    flags: int = 0
+    timeout_s: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VirtualServer:
+    """A virtual server as one owner wants it. Real servers are wanted with weight 1, in no order."""
+
+    key: VirtualServerKey
+    settings: VirtualServerSettings
+    real_servers: frozenset[RealServerKey] = frozenset()
+
+
+@dataclasses.dataclass(slots=True)
+class ObservedVirtualServer:
+    """A virtual server as the kernel holds it: its settings, and the weight of each real server. Kept up to date in place.
+
+    ``flags_known`` is false for a listing that does not show the
+    scheduler's flags (``/proc/net/ip_vs``): they then count as equal.
+    """
+
+    settings: VirtualServerSettings
+    real_servers: dict[RealServerKey, int]
+    flags_known: bool = True
+
+
+class RealServer(NamedTuple):
+    """One real server of a virtual server, with the weight that it has or should get (0: no new connections)."""
+
+    virtual_server: VirtualServerKey
+    key: RealServerKey
+    weight: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.virtual_server} -> {self.key}"
+
+
+class Connections(NamedTuple):
+    """Connections of a real server as IPVS counts them: established ones, and those that are closing."""
+
+    active: int
+    inactive: int
+
+
+class SetType(enum.StrEnum):
+    """The ipset types in use."""
+
+    ADDRESS = "hash:ip"
+    ADDRESS_PORT = "hash:ip,port"
+    ADDRESS_PORT_ADDRESS = "hash:ip,port,ip"
+    ADDRESS_PORT_NETWORK = "hash:ip,port,net"
+    PORT = "bitmap:port"
+
+
+class SetKind(enum.StrEnum):
+    """The 17 sets, by their IPv4 names (pkg/proxy/ipvs/ipset.go in kubernetes/kubernetes)."""
+
+    LOOP_BACK = "KUBE-LOOP-BACK"
+    CLUSTER_IP = "KUBE-CLUSTER-IP"
+    EXTERNAL_IP = "KUBE-EXTERNAL-IP"
+    EXTERNAL_IP_LOCAL = "KUBE-EXTERNAL-IP-LOCAL"
+    LOAD_BALANCER = "KUBE-LOAD-BALANCER"
+    LOAD_BALANCER_FIREWALL = "KUBE-LOAD-BALANCER-FW"
+    LOAD_BALANCER_LOCAL = "KUBE-LOAD-BALANCER-LOCAL"
+    LOAD_BALANCER_SOURCE_IP = "KUBE-LOAD-BALANCER-SOURCE-IP"
+    LOAD_BALANCER_SOURCE_CIDR = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
+    NODE_PORT_TCP = "KUBE-NODE-PORT-TCP"
+    NODE_PORT_LOCAL_TCP = "KUBE-NODE-PORT-LOCAL-TCP"
+    NODE_PORT_UDP = "KUBE-NODE-PORT-UDP"
+    NODE_PORT_LOCAL_UDP = "KUBE-NODE-PORT-LOCAL-UDP"
+    NODE_PORT_SCTP = "KUBE-NODE-PORT-SCTP-HASH"
+    NODE_PORT_LOCAL_SCTP = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
+    HEALTH_CHECK_NODE_PORT = "KUBE-HEALTH-CHECK-NODE-PORT"
+    IPVS_IPS = "KUBE-IPVS-IPS"
+
+
+_SET_TYPES: Mapping[SetKind, SetType] = {
+    SetKind.LOOP_BACK: SetType.ADDRESS_PORT_ADDRESS,
+    SetKind.LOAD_BALANCER_SOURCE_IP: SetType.ADDRESS_PORT_ADDRESS,
+    SetKind.LOAD_BALANCER_SOURCE_CIDR: SetType.ADDRESS_PORT_NETWORK,
+    SetKind.NODE_PORT_TCP: SetType.PORT,
+    SetKind.NODE_PORT_LOCAL_TCP: SetType.PORT,
+    SetKind.NODE_PORT_UDP: SetType.PORT,
+    SetKind.NODE_PORT_LOCAL_UDP: SetType.PORT,
+    SetKind.HEALTH_CHECK_NODE_PORT: SetType.PORT,
+    SetKind.IPVS_IPS: SetType.ADDRESS,
+}
+SET_NAME_LIMIT = 31
+"""Longest set name that the kernel takes (IPSET_MAXNAMELEN less the NUL); IPv6 names are cut to it."""
+SET_CAPACITY = 65536
+"""``maxelem`` of every hash set. Another value would make a returning kube-proxy abort each sync."""
+
+
+class IpSet(NamedTuple):
+    """One of the 34 sets: a kind in a family."""
+
+    kind: SetKind
+    family: Family
+
+    @property
+    def name(self) -> str:
+        """Its name in the kernel: ``KUBE-CLUSTER-IP``, ``KUBE-6-CLUSTER-IP``."""
+        if self.family is Family.IPV4:
+            return self.kind.value
+        return self.kind.value.replace("KUBE-", "KUBE-6-", 1)[:SET_NAME_LIMIT]
+
+    @property
+    def type(self) -> SetType:
+        """Its ipset type."""
+        return _SET_TYPES.get(self.kind, SetType.ADDRESS_PORT)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+IP_SETS: Mapping[str, IpSet] = {ip_set.name: ip_set for family in Family for kind in SetKind for ip_set in (IpSet(kind, family),)}
+"""Every set by its name in the kernel."""
+
+
+class SetEntry(NamedTuple):
+    """One entry of a set, named by the set's name (one of ``IP_SETS``). Which fields count follows from the set's type.
+
+    ``hash:ip``: address. ``hash:ip,port``: address, protocol, port. ``hash:ip,port,ip``: those and ``other``.
+    ``hash:ip,port,net``: those, ``other`` and ``prefix_length``. ``bitmap:port``: port. What does not count keeps its default.
+    """
+
+    set: str
+    address: Address | None = None
+    protocol: Protocol | None = None
+    port: int = 0
+    other: Address | None = None
+    prefix_length: int = 0
+
+    def __str__(self) -> str:
+        """The entry as ``ipset save`` prints it: ``10.96.0.1,tcp:443``; a range of one address has no length."""
+        if self.address is None:
+            return str(self.port)
+        text = str(self.address)
+        if self.protocol is not None:
+            text += f",{self.protocol.label}:{self.port}"
+        if self.other is not None:
+            text += f",{self.other}"
+            if self.prefix_length and self.prefix_length != self.other.family.bits:
+                text += f"/{self.prefix_length}"
+        return text
+
+
+def network_entry(set_name: str, key: VirtualServerKey, network: Network) -> SetEntry:
+    """The ``hash:ip,port,net`` entry for a virtual server and a source range (a /0 range is refused by the kernel)."""
+    return SetEntry(set_name, key.address, key.protocol, key.port, network.address, network.prefix_length)
+
+
+class Device(NamedTuple):
+    """The dummy device. One serves both families; it is never set up (down, its addresses are local all the same)."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class BoundAddress(NamedTuple):
+    """A service address on the dummy device, /32 or /128, global scope."""
+
+    address: Address
+
+    def __str__(self) -> str:
+        return str(self.address)
+
+
+class Sysctl(NamedTuple):
+    """A kernel setting: its path below ``/proc/sys``, and its value as text."""
+
+    path: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.path} = {self.value}"
+
+
+class Timeouts(NamedTuple):
+    """The IPVS connection timeouts in seconds, for the whole network namespace. 0 leaves one as it is."""
+
+    tcp_s: int
+    tcp_fin_s: int
+    udp_s: int
+
+    def __str__(self) -> str:
+        return f"timeouts {self.tcp_s} {self.tcp_fin_s} {self.udp_s}"
+
+
+class HealthListener(NamedTuple):
+    """The HTTP listener of a ``healthCheckNodePort``, which a load balancer asks whether this node has endpoints."""
+
+    port: int
+    service: ServiceName
+
+    def __str__(self) -> str:
+        return f"health check port {self.port}"
+
+
+class Flow(NamedTuple):
+    """Tracked UDP or SCTP flows to one frontend: ``address``:``port``, or, with address None, a node port on any address."""
+
+    family: Family
+    protocol: Protocol
+    address: Address | None
+    port: int
+
+    def __str__(self) -> str:
+        where = host_port(self.address, self.port) if self.address else f"node port {self.port}"
+        return f"{self.protocol.name} flows to {where} ({self.family.label})"
+
+
+class FlowCleaning(NamedTuple):
+    """Flows to one frontend are to be deleted unless their replies come from one of these real servers."""
+
+    flow: Flow
+    keep: frozenset[RealServerKey]
+
+    def __str__(self) -> str:
+        return str(self.flow)
+
+
+class InterfaceAddress(NamedTuple):
+    """An address of this host, with the name of the interface that carries it."""
+
+    interface: str
+    address: Address
+    prefix_length: int
+
+
+class SetMatch(NamedTuple):
+    """A match on a set: its name, and which sides of the packet are looked up (``dst,dst,src``)."""
+
+    set: str
+    sides: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule of a chain, as data: what it matches, and where it leads (a chain, or a target with its options).
+
+    What keeps its default is not matched. ``not_source``, ``not_interface`` and ``not_mark`` match everything else.
+    ``interface`` is that of arrival; a trailing ``+`` stands for any ending. ``connection_states`` is a comma-separated list.
+    """
+
+    target: str
+    source: Network | None = None
+    not_source: Network | None = None
+    not_interface: str = ""
+    protocol: Protocol | None = None
+    comment: str = ""
+    mark: int | None = None
+    not_mark: int | None = None
+    connection_states: str = ""
+    set: SetMatch | None = None
+    not_from_bridge_port: bool = False
+    from_elsewhere: bool = False
+    to_this_host: bool = False
+    virtual_server: VirtualServerKey | None = None
+
+    @property
+    def text(self) -> str:
+        """The rule as ``iptables-save`` prints it, without ``-A CHAIN``; ``iptables-restore`` takes the same."""
+        comment = self.comment.replace("'", "\\'")
+        parts = (
+            self.source and f"-s {self.source}",
+            self.not_source and f"! -s {self.not_source}",
+            self.not_interface and f"! -i {self.not_interface}",
+            self.protocol and f"-p {self.protocol.label}",
+            self.comment and f'-m comment --comment "{comment}"',
+            self.mark is not None and f"-m mark --mark {self.mark:#x}/{self.mark:#x}",
+            self.not_mark is not None and f"-m mark ! --mark {self.not_mark:#x}/{self.not_mark:#x}",
+            self.connection_states and f"-m conntrack --ctstate {self.connection_states}",
+            self.set and f"-m set --match-set {self.set.set} {self.set.sides}",
+            self.not_from_bridge_port and "-m physdev ! --physdev-is-in",
+            self.from_elsewhere and "-m addrtype ! --src-type LOCAL",
+            self.to_this_host and "-m addrtype --dst-type LOCAL",
+            self.virtual_server
+            and f"-m ipvs --vproto {self.virtual_server.protocol:d} --vaddr {self.virtual_server.address}"
+            f" --vport {self.virtual_server.port}",
+            f"-j {self.target}",
+        )
+        return " ".join(part for part in parts if part)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class ChainKey(NamedTuple):
+    """A chain of a table: ``nat`` or ``filter``."""
+
+    table: str
+    chain: str
+
+    def __str__(self) -> str:
+        return f"{self.table}/{self.chain}"
+
+
+class Jump(NamedTuple):
+    """A rule of a built-in chain that leads to one of ours; it is put first in its chain when absent."""
+
+    table: str
+    source: str
+    target: str
+    comment: str
+
+    @property
+    def text(self) -> str:
+        """The rule as ``iptables-save`` prints it, without ``-A CHAIN``."""
+        return f'-m comment --comment "{self.comment}" -j {self.target}'
+
+    def __str__(self) -> str:
+        return f"{self.table}/{self.source} -> {self.target}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Skeleton:
+    """All rules of one family: the whole content of each of our chains, and the jumps that lead into them.
+
+    Chains and jumps keep the order in which they are written.
+    """
+
+    family: Family
+    chains: Mapping[ChainKey, tuple[Rule, ...]]
+    jumps: tuple[Jump, ...]
+
+    @property
+    def image(self) -> "SkeletonImage":
+        """What ``iptables-save`` shows once this skeleton is in force."""
+        return SkeletonImage(
+            family=self.family,
+            chains={key: tuple(rule.text for rule in rules) for key, rules in self.chains.items()},
+            jumps=frozenset(self.jumps),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.family.label} rules"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SkeletonImage:
+    """What is there of a skeleton: the text of each rule of each chain that exists, and the jumps that are present.
+
+    Only chains and jumps that we know count; everything else in the tables is somebody else's.
+    """
+
+    family: Family
+    chains: Mapping[ChainKey, tuple[str, ...]]
+    jumps: frozenset[Jump]

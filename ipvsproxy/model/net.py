@@ -1,0 +1,167 @@
+"""Families, protocols, addresses and networks: the values that every other module speaks in.
+
+An address is its packed bytes. That is what netlink carries, it hashes and compares at C speed (an ``ipaddress`` object does
+both in Python, and costs 5 µs to make), and an IPv4 address (4 bytes) never equals an IPv6 one (16 bytes).
+"""
+
+import enum
+import functools
+import socket
+from typing import NamedTuple, Self
+
+
+class Family(enum.IntEnum):
+    """An IP family; the value is the kernel's address family number."""
+
+    IPV4 = socket.AF_INET
+    IPV6 = socket.AF_INET6
+
+    @property
+    def label(self) -> str:
+        """The name that the API, the metrics and the health body use: ``IPv4`` or ``IPv6``."""
+        return "IPv4" if self is Family.IPV4 else "IPv6"
+
+    @property
+    def bits(self) -> int:
+        """The length of an address in bits: 32 or 128."""
+        return 32 if self is Family.IPV4 else 128
+
+
+class Protocol(enum.IntEnum):
+    """A transport protocol that a Service port may have; the value is the IP protocol number."""
+
+    TCP = socket.IPPROTO_TCP
+    UDP = socket.IPPROTO_UDP
+    SCTP = socket.IPPROTO_SCTP
+
+    @property
+    def label(self) -> str:
+        """The lower-case name that ipset and iptables print: ``tcp``, ``udp``, ``sctp``."""
+        return self.name.lower()
+
+
+class Address(bytes):
+    """An IP address as 4 or 16 bytes in network order; prints in its canonical text form."""
+
+    __slots__ = ()
+
+    @property
+    def family(self) -> Family:
+        """The family that the length tells."""
+        return Family.IPV4 if len(self) == 4 else Family.IPV6  # noqa: PLR2004 - the length of an IPv4 address
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether this is in 127.0.0.0/8 or is ::1 (RFC 1122 §3.2.1.3, RFC 4291 §2.5.3)."""
+        return self[0] == 127 if len(self) == 4 else self == _IPV6_LOOPBACK  # noqa: PLR2004 - 127.0.0.0/8
+
+    @property
+    def is_link_local_v6(self) -> bool:
+        """Whether this is in fe80::/10 (RFC 4291 §2.5.6). Always false for IPv4."""
+        return len(self) == 16 and self[0] == 0xFE and self[1] & 0xC0 == 0x80  # noqa: PLR2004 - fe80::/10
+
+    @property
+    def is_unspecified(self) -> bool:
+        """Whether this is 0.0.0.0 or ::."""
+        return not any(self)
+
+    def __str__(self) -> str:
+        return socket.inet_ntop(self.family, self)
+
+    def __repr__(self) -> str:
+        return f"Address({str(self)!r})"
+
+
+_IPV6_LOOPBACK = Address(bytes(15) + b"\x01")
+_MAPPED_PREFIX = bytes(10) + b"\xff\xff"
+
+
+class Network(NamedTuple):
+    """An address range as its first address and its prefix length in bits."""
+
+    address: Address
+    prefix_length: int
+
+    @property
+    def family(self) -> Family:
+        """The family of the range."""
+        return self.address.family
+
+    def contains(self, address: Address) -> bool:
+        """Whether the address lies in this range; false for an address of the other family."""
+        if len(address) != len(self.address):
+            return False
+        shift = len(address) * 8 - self.prefix_length
+        return int.from_bytes(address, "big") >> shift == int.from_bytes(self.address, "big") >> shift
+
+    def overlaps(self, other: Self) -> bool:
+        """Whether the two ranges share an address; false for ranges of two families."""
+        return self.contains(other.address) or other.contains(self.address)
+
+    def __str__(self) -> str:
+        return f"{self.address}/{self.prefix_length}"
+
+
+def parse_address(text: str) -> Address:
+    """Read an IP address as Kubernetes does.
+
+    IPv4 octets may carry leading zeros and are decimal all the same; an IPv4-mapped IPv6 address is an IPv4 address
+    (k8s.io/utils/net, ``ParseIPSloppy``).
+
+    Raises:
+        ValueError: the text is not an IP address.
+    """
+    try:
+        if ":" not in text:
+            return Address(socket.inet_pton(socket.AF_INET, text))
+        packed = socket.inet_pton(socket.AF_INET6, text)
+    except (OSError, ValueError):
+        return _parse_sloppy(text)
+    return Address(packed[12:]) if packed[:12] == _MAPPED_PREFIX else Address(packed)
+
+
+def _parse_sloppy(text: str) -> Address:
+    octets = text.split(".")
+    if len(octets) == 4 and all(octet.isascii() and octet.isdecimal() for octet in octets):  # noqa: PLR2004 - IPv4
+        numbers = [int(octet[-4:]) if octet[:-4].strip("0") == "" else 256 for octet in octets]
+        if max(numbers) <= 255:  # noqa: PLR2004 - one octet
+            return Address(bytes(numbers))
+    raise ValueError(f"{text[:64]!r} is not an IP address")
+
+
+def parse_network(text: str) -> Network:
+    """Read a CIDR range as Kubernetes does: host bits are allowed and are masked off (``ParseCIDRSloppy``).
+
+    Raises:
+        ValueError: the text is not a CIDR range.
+    """
+    head, slash, tail = text.partition("/")
+    if not slash or not (tail.isascii() and tail.isdecimal()) or len(tail) > 3:  # noqa: PLR2004 - at most "128"
+        raise ValueError(f"{text[:64]!r} is not a CIDR range such as 10.0.0.0/8")
+    try:
+        address = parse_address(head)
+    except ValueError as error:
+        raise ValueError(f"{text[:64]!r} is not a CIDR range such as 10.0.0.0/8") from error
+    length = int(tail)
+    if ":" in head and address.family is Family.IPV4:
+        length -= 96  # ::ffff:10.0.0.0/104 is 10.0.0.0/8
+    if not 0 <= length <= address.family.bits:
+        raise ValueError(f"{text[:64]!r} has a prefix length outside 0..{address.family.bits}")
+    return network(address, length)
+
+
+@functools.lru_cache(maxsize=256)
+def _mask(family: Family, length: int) -> int:
+    return ((1 << length) - 1) << (family.bits - length)
+
+
+def network(address: Address, prefix_length: int) -> Network:
+    """The range of this length that holds the address."""
+    family = address.family
+    first = int.from_bytes(address, "big") & _mask(family, prefix_length)
+    return Network(Address(first.to_bytes(len(address), "big")), prefix_length)
+
+
+def host_port(address: Address, port: int) -> str:
+    """``10.0.0.1:80`` or ``[fd00::1]:80``."""
+    return f"{address}:{port}" if address.family is Family.IPV4 else f"[{address}]:{port}"

@@ -1,0 +1,113 @@
+"""A change as a value: operations, the plan that orders them, what became of them, and the report of a sync."""
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ipvsproxy.model.kernel import (
+    BoundAddress,
+    Device,
+    FlowCleaning,
+    HealthListener,
+    IpSet,
+    RealServer,
+    SetEntry,
+    Skeleton,
+    Sysctl,
+    Timeouts,
+    VirtualServer,
+)
+
+
+class Verb(enum.Enum):
+    """What is done to a kernel object. Doing it twice is no error."""
+
+    ADD = "add"
+    SET = "set"
+    REMOVE = "remove"
+
+
+Item = (
+    VirtualServer
+    | RealServer
+    | SetEntry
+    | IpSet
+    | BoundAddress
+    | Device
+    | Sysctl
+    | Timeouts
+    | Skeleton
+    | FlowCleaning
+    | HealthListener
+)
+
+
+class Operation(NamedTuple):
+    """One change of one kernel object.
+
+    A ``VirtualServer`` is added or set without its real servers: those are operations of their own, and follow it.
+    """
+
+    verb: Verb
+    item: Item
+
+    def __str__(self) -> str:
+        name = self.item.key if isinstance(self.item, VirtualServer) else self.item
+        return f"{self.verb.value} {kind_of(self.item)} {name}"
+
+
+_KINDS: Mapping[type, str] = {
+    VirtualServer: "virtual_server",
+    RealServer: "real_server",
+    SetEntry: "set_entry",
+    IpSet: "set",
+    BoundAddress: "address",
+    Device: "device",
+    Sysctl: "sysctl",
+    Timeouts: "timeouts",
+    Skeleton: "rules",
+    FlowCleaning: "flow",
+    HealthListener: "health_listener",
+}
+
+
+def kind_of(item: Item) -> str:
+    """The name of an item's kind in log lines and metrics: ``virtual_server``, ``set_entry``."""
+    return _KINDS[type(item)]
+
+
+class Outcome(NamedTuple):
+    """What became of an operation. ``error`` is empty when the kernel holds what was asked, else one line for the operator.
+
+    ``errno`` is the kernel's number where there is one, else 0. ``surprise`` means that the kernel held something else than
+    we believed (an add found the object there, a removal found it gone): what was asked is in force, but the view is old.
+    ``removed`` says how many kernel entries a cleaning removed.
+    """
+
+    operation: Operation
+    error: str = ""
+    errno: int = 0
+    surprise: bool = False
+    removed: int = 0
+
+
+class Plan(NamedTuple):
+    """Operations in the order in which they must be done."""
+
+    operations: Sequence[Operation]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one sync did.
+
+    ``done`` and ``failed`` count operations by (verb, kind). ``errors`` holds the first few failures in full, ``pending`` is
+    how many keys still differ.
+    """
+
+    done: Mapping[tuple[str, str], int]
+    failed: Mapping[tuple[str, str], int]
+    errors: tuple[Outcome, ...]
+    pending: int
+    surprises: int = 0

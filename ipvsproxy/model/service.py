@@ -1,0 +1,211 @@
+"""What the API says: Services, EndpointSlices and the Node, as far as a node's proxy needs them."""
+
+import dataclasses
+import enum
+from typing import NamedTuple
+
+from ipvsproxy.model.net import Address, Family, Network, Protocol
+
+
+class ServiceName(NamedTuple):
+    """Namespace and name of a Service."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class ServicePortName(NamedTuple):
+    """One port of a Service, as log lines name it: ``ns/name:port``."""
+
+    service: ServiceName
+    port: str
+    protocol: Protocol
+
+    def __str__(self) -> str:
+        return f"{self.service}:{self.port}" if self.port else str(self.service)
+
+
+class Skipped(NamedTuple):
+    """Why a part of an object is not used. An empty ``field`` means the object as a whole.
+
+    ``invalid`` tells a part that breaks the API's rules (worth a warning) from one that is simply not for us (headless).
+    """
+
+    field: str
+    reason: str
+    invalid: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.reason}" if self.field else self.reason
+
+
+class ServiceType(enum.StrEnum):
+    """``spec.type`` of a Service."""
+
+    CLUSTER_IP = "ClusterIP"
+    NODE_PORT = "NodePort"
+    LOAD_BALANCER = "LoadBalancer"
+    EXTERNAL_NAME = "ExternalName"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServicePort:
+    """One entry of ``spec.ports``. ``node_port`` 0 means none."""
+
+    name: str
+    protocol: Protocol
+    port: int
+    node_port: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A Service. What it may not have (headless, ExternalName) is said in ``not_served``, and nothing of it is programmed.
+
+    ``created_s`` is ``metadata.creationTimestamp`` in seconds since the epoch, 0 when unknown: of two Services that want one
+    address and port the older one gets it. ``affinity_timeout_s`` 0 means no session affinity. ``load_balancer_addresses``
+    are those of ``status.loadBalancer.ingress`` whose ``ipMode`` is VIP or absent.
+    """
+
+    name: ServiceName
+    uid: str = ""
+    created_s: float = 0
+    type: ServiceType = ServiceType.CLUSTER_IP
+    ports: tuple[ServicePort, ...] = ()
+    cluster_addresses: tuple[Address, ...] = ()
+    external_addresses: tuple[Address, ...] = ()
+    load_balancer_addresses: tuple[Address, ...] = ()
+    source_ranges: tuple[Network, ...] = ()
+    affinity_timeout_s: int = 0
+    internal_traffic_local: bool = False
+    external_traffic_local: bool = False
+    health_check_node_port: int = 0
+    not_served: Skipped | None = None
+    skipped: tuple[Skipped, ...] = ()
+
+
+class Endpoint(NamedTuple):
+    """One entry of ``endpoints`` of an EndpointSlice: its first address, and its conditions with the API's defaults applied.
+
+    A tuple, not a dataclass: a first list makes 100,000 of them, and a tuple is made three times as fast.
+    """
+
+    address: Address
+    ready: bool = True
+    serving: bool = True
+    terminating: bool = False
+    node_name: str = ""
+    zone_hints: frozenset[str] = frozenset()
+    node_hints: frozenset[str] = frozenset()
+
+
+class EndpointPort(NamedTuple):
+    """One entry of ``ports`` of an EndpointSlice; named target ports are resolved already."""
+
+    name: str
+    protocol: Protocol
+    port: int
+
+
+class EndpointSliceName(NamedTuple):
+    """Namespace and name of an EndpointSlice."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointSlice:
+    """An EndpointSlice. ``service`` is None when the label ``kubernetes.io/service-name`` is missing: it serves nobody.
+
+    ``family`` is None for an address type that has no addresses (FQDN). ``trigger_s`` is the annotation
+    ``endpoints.kubernetes.io/last-change-trigger-time`` in seconds since the epoch, 0 when absent; it says when the change
+    began, not what is served, so two slices that differ only there are equal.
+    """
+
+    name: EndpointSliceName
+    service: ServiceName | None
+    family: Family | None
+    ports: tuple[EndpointPort, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
+    trigger_s: float = dataclasses.field(default=0, compare=False)
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """The Node that this process runs on.
+
+    ``addresses`` are its InternalIPs, then its ExternalIPs, in the API's order. ``zone`` is the label
+    ``topology.kubernetes.io/zone``, empty when absent. ``leaving`` means deleted, or tainted for deletion by the cluster
+    autoscaler: load balancers should stop sending.
+    """
+
+    name: str
+    uid: str = ""
+    zone: str = ""
+    addresses: tuple[Address, ...] = ()
+    pod_networks: tuple[Network, ...] = ()
+    leaving: bool = False
+    skipped: tuple[Skipped, ...] = ()
+
+
+class ObjectKind(enum.StrEnum):
+    """The kinds of API objects that are watched."""
+
+    SERVICE = "Service"
+    ENDPOINT_SLICE = "EndpointSlice"
+    NODE = "Node"
+
+
+ApiObject = Service | EndpointSlice | Node
+
+
+class ObjectKey(NamedTuple):
+    """What names one object of one kind; the namespace of a Node is empty."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+class Put(NamedTuple):
+    """An object was seen for the first time or has changed."""
+
+    kind: ObjectKind
+    key: ObjectKey
+    object: ApiObject
+
+
+class Gone(NamedTuple):
+    """An object was deleted."""
+
+    kind: ObjectKind
+    key: ObjectKey
+
+
+class Listed(NamedTuple):
+    """A complete list of one kind has been delivered: what is not among ``keys`` does not exist any more."""
+
+    kind: ObjectKind
+    keys: frozenset[ObjectKey]
+
+
+class Rejected(NamedTuple):
+    """An object could not be read at all. What was known of it before stays in force: nothing is lost to a typing error."""
+
+    kind: ObjectKind
+    key: ObjectKey | None
+    where: str
+    reason: str
+
+
+Event = Put | Gone | Listed | Rejected
