@@ -1,0 +1,256 @@
+"""The API's bytes, to events. msgspec reads them in one go; an object that breaks the shape costs itself only."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar, assert_never
+
+import msgspec
+
+from ipvsproxy.model.service import ApiObject, EndpointSliceName, Gone, ObjectKey, ObjectKind, Put, Rejected, ServiceName
+from ipvsproxy.translate import parse, wire
+
+GONE = 410
+"""HTTP status, and code of an ERROR event: the resource version is too old, list again."""
+
+T = TypeVar("T", wire.ServiceWire, wire.EndpointSliceWire, wire.NodeWire)
+
+
+class UndecodableError(Exception):
+    """The whole of a body or line is unusable; the message says why. The stream must be listed again."""
+
+
+class ListPage(NamedTuple):
+    """One page of a list. An empty ``continue_token`` means that it was the last one."""
+
+    events: tuple[Put | Rejected, ...]
+    resource_version: str
+    continue_token: str
+
+
+class Bookmark(NamedTuple):
+    """Nothing changed up to this resource version."""
+
+
+class Expired(NamedTuple):
+    """The watch can not go on from where it was: list again."""
+
+    message: str
+
+
+class ServerError(NamedTuple):
+    """The server ended the watch with an error."""
+
+    code: int
+    message: str
+
+
+class WatchLine(NamedTuple):
+    """One line of a watch. ``resource_version`` is empty where the line has none."""
+
+    event: Put | Gone | Rejected | Bookmark | Expired | ServerError
+    resource_version: str
+
+
+class _Page(wire.Wire, Generic[T]):
+    metadata: "_ListMetadata"
+    items: list[T] | None = None
+
+
+class _ListMetadata(wire.Wire):
+    resource_version: str | None = None
+    continue_token: str | None = msgspec.field(name="continue", default=None)
+
+
+class _LoosePage(wire.Wire):
+    metadata: _ListMetadata
+    items: list[msgspec.Raw] | None = None
+
+
+class _Line(wire.Wire, Generic[T]):
+    type: str
+    object: T
+
+
+class _LooseLine(wire.Wire):
+    type: str
+    object: msgspec.Raw
+
+
+class _Reader(Generic[T]):
+    """What is different between the kinds: their shape, and how they are read."""
+
+    def __init__(self, kind: ObjectKind, shape: type[T], read: Callable[[T, ObjectKey], ApiObject]) -> None:
+        self.kind = kind
+        self.page: msgspec.json.Decoder[_Page[T]] = msgspec.json.Decoder(_Page[shape])  # type: ignore[valid-type]  # made at run time
+        self.line: msgspec.json.Decoder[_Line[T]] = msgspec.json.Decoder(_Line[shape])  # type: ignore[valid-type]  # as above
+        self.one: msgspec.json.Decoder[T] = msgspec.json.Decoder(shape)
+        self.read: Callable[[T, ObjectKey], ApiObject] = read
+
+    def event(self, raw: T, where: str = "") -> Put | Rejected:
+        """The object with its key, or why it can not have one."""
+        key = _key(self.kind, raw.metadata)
+        if key is None:
+            return Rejected(self.kind, None, where, "metadata.name is missing")
+        return Put(self.kind, key, self.read(raw, key))
+
+    def loose_event(self, raw: msgspec.Raw, where: str = "") -> Put | Rejected:
+        """As ``event``, for one object that may break the shape of its kind."""
+        try:
+            return self.event(self.one.decode(raw), where)
+        except msgspec.MsgspecError as error:
+            return Rejected(self.kind, _loose_key(self.kind, raw), where, _reason(error))
+
+
+def _key(kind: ObjectKind, metadata: wire.Metadata | None) -> ObjectKey | None:
+    if metadata is None or not metadata.name:
+        return None
+    return ObjectKey("" if kind is ObjectKind.NODE else metadata.namespace or "default", metadata.name)
+
+
+def _loose_key(kind: ObjectKind, raw: msgspec.Raw) -> ObjectKey | None:
+    try:
+        return _key(kind, msgspec.json.decode(raw, type=wire.AnyObject).metadata)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _reason(error: Exception) -> str:
+    """``spec.ports[0].port: expected int, got str`` from msgspec's wording."""
+    text, _, path = str(error).partition(" - at `$")
+    field = path.rstrip("`").lstrip(".")
+    text = text.replace("`", "").rstrip(".")
+    return f"{field}: {text[:1].lower()}{text[1:]}" if field else text
+
+
+_READERS: Mapping[ObjectKind, _Reader[Any]] = {
+    ObjectKind.SERVICE: _Reader(
+        ObjectKind.SERVICE, wire.ServiceWire, lambda raw, key: parse.parse_service(raw, ServiceName(*key))
+    ),
+    ObjectKind.ENDPOINT_SLICE: _Reader(
+        ObjectKind.ENDPOINT_SLICE,
+        wire.EndpointSliceWire,
+        lambda raw, key: parse.parse_endpoint_slice(raw, EndpointSliceName(*key)),
+    ),
+    ObjectKind.NODE: _Reader(ObjectKind.NODE, wire.NodeWire, lambda raw, key: parse.parse_node(raw, key.name)),
+}
+
+
+def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
+    """One page of a list of this kind.
+
+    Raises:
+        UndecodableError: the body is not a list at all. One bad item in it is a ``Rejected`` instead.
+    """
+    reader = _READERS[kind]
+    try:
+        page = reader.page.decode(body)
+        events = tuple(reader.event(item) for item in page.items or ())
+    except msgspec.ValidationError:
+        try:
+            page = msgspec.json.decode(body, type=_LoosePage)
+        except msgspec.MsgspecError as error:
+            raise UndecodableError(f"list of {kind}s: {_reason(error)}") from error
+        events = tuple(reader.loose_event(item) for item in page.items or ())
+    except msgspec.MsgspecError as error:
+        raise UndecodableError(f"list of {kind}s: {_reason(error)}") from error
+    return ListPage(events, page.metadata.resource_version or "", page.metadata.continue_token or "")
+
+
+def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
+    """One line of a watch of this kind.
+
+    Raises:
+        UndecodableError: the line is not a watch event. A bad object in it is a ``Rejected`` instead.
+    """
+    reader = _READERS[kind]
+    try:
+        decoded = reader.line.decode(line)
+        raw, what = decoded.object, decoded.type
+    except msgspec.ValidationError:
+        return _loose_line(kind, line)
+    except msgspec.MsgspecError as error:
+        raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
+    version = (raw.metadata and raw.metadata.resource_version) or ""
+    if what in {"ADDED", "MODIFIED"}:
+        return WatchLine(reader.event(raw), version)
+    if what == "DELETED":
+        key = _key(kind, raw.metadata)
+        return WatchLine(Gone(kind, key) if key else Rejected(kind, None, "", "metadata.name is missing"), version)
+    if what == "BOOKMARK":
+        return WatchLine(Bookmark(), version)
+    return _loose_line(kind, line)
+
+
+def _loose_line(kind: ObjectKind, line: bytes) -> WatchLine:
+    try:
+        decoded = msgspec.json.decode(line, type=_LooseLine)
+    except msgspec.MsgspecError as error:
+        raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
+    if decoded.type == "ERROR":
+        try:
+            status = msgspec.json.decode(decoded.object, type=wire.Status)
+        except msgspec.MsgspecError as error:
+            raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
+        message = (status.message or status.reason or "no message")[:500]
+        return WatchLine(Expired(message) if status.code == GONE else ServerError(status.code or 0, message), "")
+    try:
+        metadata = msgspec.json.decode(decoded.object, type=wire.AnyObject).metadata
+    except msgspec.MsgspecError:
+        metadata = None
+    version = (metadata and metadata.resource_version) or ""
+    key = _key(kind, metadata)
+    if decoded.type == "DELETED" and key:
+        return WatchLine(Gone(kind, key), version)
+    if decoded.type not in {"ADDED", "MODIFIED", "DELETED"}:
+        raise UndecodableError(f"watch of {kind}s: event type {decoded.type[:32]!r} is not known")
+    return WatchLine(_READERS[kind].loose_event(decoded.object), version)
+
+
+_MANIFESTS: Mapping[tuple[str, str], ObjectKind] = {
+    ("v1", "Service"): ObjectKind.SERVICE,
+    ("discovery.k8s.io/v1", "EndpointSlice"): ObjectKind.ENDPOINT_SLICE,
+    ("v1", "Node"): ObjectKind.NODE,
+}
+
+
+def decode_document(document: object, where: str) -> Put | Rejected | None:
+    """One manifest that has been read from YAML or JSON already; None when it is of a kind that is not ours.
+
+    ``where`` names file and document for the reader of a ``Rejected``. What an API server would fill in is filled in: the
+    namespace ``default``, the protocol TCP, the empty name of a single endpoint port, the session affinity timeout.
+    """
+    try:
+        head = msgspec.convert(document, wire.AnyObject)
+    except msgspec.MsgspecError as error:
+        return Rejected(ObjectKind.SERVICE, None, where, _reason(error))
+    kind = _MANIFESTS.get((head.api_version or "", head.kind or ""))
+    if kind is None:
+        return None
+    key = _key(kind, head.metadata)
+    if key is None:
+        return Rejected(kind, None, where, "metadata.name is missing")
+    try:
+        return _manifest(kind, document, key, where)
+    except msgspec.MsgspecError as error:
+        return Rejected(kind, key, where, _reason(error))
+
+
+def _manifest(kind: ObjectKind, document: object, key: ObjectKey, where: str) -> Put | Rejected:
+    match kind:
+        case ObjectKind.SERVICE:
+            return _manifest_service(msgspec.convert(document, wire.ServiceWire), key, where)
+        case ObjectKind.ENDPOINT_SLICE:
+            raw = msgspec.convert(document, wire.EndpointSliceWire)
+            return Put(kind, key, parse.parse_endpoint_slice(raw, EndpointSliceName(*key), default_port_names=True))
+        case ObjectKind.NODE:
+            return Put(kind, key, parse.parse_node(msgspec.convert(document, wire.NodeWire), key.name))
+        case never:
+            assert_never(never)
+
+
+def _manifest_service(raw: wire.ServiceWire, key: ObjectKey, where: str) -> Put | Rejected:
+    service = parse.parse_service(raw, ServiceName(*key))
+    spec = raw.spec or wire.ServiceSpec()
+    if spec.type != "ExternalName" and not spec.cluster_ip and not spec.cluster_ips:
+        reason = "spec.clusterIP: is missing, and without an API server nobody allots one"
+        return Rejected(ObjectKind.SERVICE, key, where, reason)
+    return Put(ObjectKind.SERVICE, key, service)

@@ -1,0 +1,269 @@
+"""The API's objects, from the wire's shape to our values.
+
+Untyped in; typed out, with a ``Skipped(field, reason)`` for the smallest part that is wrong: a port, an address, an endpoint.
+Field rules are those of the Kubernetes API reference (Service v1, EndpointSlice discovery/v1, Node v1).
+"""
+
+import datetime as dt
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_address, parse_network
+from ipvsproxy.model.service import (
+    Endpoint,
+    EndpointPort,
+    EndpointSlice,
+    EndpointSliceName,
+    Node,
+    Service,
+    ServiceName,
+    ServicePort,
+    ServiceType,
+    Skipped,
+)
+from ipvsproxy.translate import wire
+
+DEFAULT_AFFINITY_TIMEOUT_S = 10800
+"""What the API server writes into ``sessionAffinityConfig`` when it is absent (core/v1 defaults)."""
+LONGEST_AFFINITY_TIMEOUT_S = 86400
+HIGHEST_PORT = 65535
+AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
+
+_PROTOCOLS = {protocol.name: protocol for protocol in Protocol}
+_SHOWN = 64
+"""How much of a bad value is repeated in a reason, in characters: reasons end in log lines."""
+
+T = TypeVar("T")
+
+
+def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
+    """A Service; what of it can not be used stands in its ``skipped`` or, for the whole, in ``not_served``."""
+    metadata, spec = raw.metadata or wire.Metadata(), raw.spec or wire.ServiceSpec()
+    skipped: list[Skipped] = []
+    kind = _service_type(spec.type, skipped)
+    not_served = _why_not_served(kind, spec)
+    if not_served:
+        return Service(name=name, uid=metadata.uid or "", type=kind, not_served=not_served)
+    external = _addresses("spec.externalIPs", spec.external_ips or (), skipped)
+    external_local = spec.external_traffic_policy == "Local" and (
+        kind in {ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT} or bool(external)
+    )
+    health_port = _port("spec.healthCheckNodePort", spec.health_check_node_port or 0, skipped)
+    cluster = _cluster_addresses(spec, skipped)
+    return Service(
+        name=name,
+        uid=metadata.uid or "",
+        created_s=_seconds(metadata.creation_timestamp),
+        type=kind,
+        ports=tuple(_service_ports(spec.ports or (), skipped)),
+        cluster_addresses=cluster,
+        external_addresses=external,
+        load_balancer_addresses=_load_balancer_addresses(raw.status, skipped),
+        source_ranges=_networks("spec.loadBalancerSourceRanges", spec.load_balancer_source_ranges or (), skipped),
+        affinity_timeout_s=_affinity_timeout(spec, skipped),
+        internal_traffic_local=spec.internal_traffic_policy == "Local",
+        external_traffic_local=external_local,
+        health_check_node_port=health_port if kind is ServiceType.LOAD_BALANCER and external_local else 0,
+        not_served=None if cluster else Skipped("spec.clusterIPs", "none is a usable address"),
+        skipped=tuple(skipped),
+    )
+
+
+def _service_type(text: str | None, skipped: list[Skipped]) -> ServiceType:
+    if not text:
+        return ServiceType.CLUSTER_IP
+    try:
+        return ServiceType(text)
+    except ValueError:
+        skipped.append(Skipped("spec.type", f"{text[:_SHOWN]!r} is not known; served as ClusterIP"))
+        return ServiceType.CLUSTER_IP
+
+
+def _why_not_served(kind: ServiceType, spec: wire.ServiceSpec) -> Skipped | None:
+    cluster_ip = spec.cluster_ip or (spec.cluster_ips[0] if spec.cluster_ips else "")
+    if kind is ServiceType.EXTERNAL_NAME:
+        return Skipped("spec.type", "ExternalName: a DNS matter", invalid=False)
+    if cluster_ip == "None":
+        return Skipped("spec.clusterIP", "headless: clients reach the endpoints directly", invalid=False)
+    if not cluster_ip:
+        return Skipped("spec.clusterIP", "no cluster IP has been allotted", invalid=False)
+    return None
+
+
+def _cluster_addresses(spec: wire.ServiceSpec, skipped: list[Skipped]) -> tuple[Address, ...]:
+    texts = spec.cluster_ips or ([spec.cluster_ip] if spec.cluster_ip else [])
+    found = _addresses("spec.clusterIPs", texts, skipped)
+    if len(found) > 1 and found[0].family is found[1].family:
+        skipped.extend(Skipped("spec.clusterIPs", f"{address}: a second address of one family") for address in found[1:])
+        return found[:1]
+    return found[:2]
+
+
+def _service_ports(ports: Iterable[wire.ServicePortWire], skipped: list[Skipped]) -> Iterable[ServicePort]:
+    seen: set[tuple[str, Protocol]] = set()
+    used: set[tuple[Protocol, int]] = set()
+    for number, raw in enumerate(ports):
+        field = f"spec.ports[{number}]"
+        protocol = _PROTOCOLS.get(raw.protocol or "TCP")
+        port = raw.port or 0
+        name = raw.name or ""
+        if protocol is None:
+            skipped.append(Skipped(f"{field}.protocol", f"{str(raw.protocol)[:_SHOWN]!r} is none of TCP, UDP, SCTP"))
+        elif not 0 < port <= HIGHEST_PORT:
+            skipped.append(Skipped(f"{field}.port", f"{port} is outside 1..{HIGHEST_PORT}"))
+        elif (name, protocol) in seen:
+            skipped.append(Skipped(f"{field}.name", f"{name[:_SHOWN]!r} stands there twice"))
+        elif (protocol, port) in used:
+            skipped.append(Skipped(f"{field}.port", f"{protocol.name} {port} stands there twice"))
+        else:
+            seen.add((name, protocol))
+            used.add((protocol, port))
+            node_port = _port(f"{field}.nodePort", raw.node_port or 0, skipped)
+            yield ServicePort(name=name, protocol=protocol, port=port, node_port=node_port)
+
+
+def _port(field: str, port: int, skipped: list[Skipped]) -> int:
+    if 0 <= port <= HIGHEST_PORT:
+        return port
+    skipped.append(Skipped(field, f"{port} is outside 1..{HIGHEST_PORT}"))
+    return 0
+
+
+def _load_balancer_addresses(status: wire.ServiceStatus | None, skipped: list[Skipped]) -> tuple[Address, ...]:
+    ingress = (status and status.load_balancer and status.load_balancer.ingress) or ()
+    texts = [entry.ip for entry in ingress if entry.ip and entry.ip_mode != "Proxy"]
+    return _addresses("status.loadBalancer.ingress", texts, skipped)
+
+
+def _affinity_timeout(spec: wire.ServiceSpec, skipped: list[Skipped]) -> int:
+    if spec.session_affinity != "ClientIP":
+        return 0
+    config = spec.session_affinity_config and spec.session_affinity_config.client_ip
+    timeout_s = (config and config.timeout_seconds) or DEFAULT_AFFINITY_TIMEOUT_S
+    if 0 < timeout_s <= LONGEST_AFFINITY_TIMEOUT_S:
+        return timeout_s
+    field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
+    skipped.append(
+        Skipped(field, f"{timeout_s} is outside 1..{LONGEST_AFFINITY_TIMEOUT_S}; {DEFAULT_AFFINITY_TIMEOUT_S} is used")
+    )
+    return DEFAULT_AFFINITY_TIMEOUT_S
+
+
+def _addresses(field: str, texts: Iterable[str], skipped: list[Skipped]) -> tuple[Address, ...]:
+    return _parsed(field, texts, parse_address, skipped)
+
+
+def _networks(field: str, texts: Iterable[str], skipped: list[Skipped]) -> tuple[Network, ...]:
+    return _parsed(field, texts, parse_network, skipped)
+
+
+def _parsed(field: str, texts: Iterable[str], read: Callable[[str], T], skipped: list[Skipped]) -> tuple[T, ...]:
+    """Each text read once, in order; blank ones are passed over, as the API allows them."""
+    found: dict[T, None] = {}
+    for text in texts:
+        if text.strip():
+            try:
+                found[read(text.strip())] = None
+            except ValueError as error:
+                skipped.append(Skipped(field, str(error)))
+    return tuple(found)
+
+
+def parse_endpoint_slice(
+    raw: wire.EndpointSliceWire, name: EndpointSliceName, *, default_port_names: bool = False
+) -> EndpointSlice:
+    """An EndpointSlice. ``default_port_names``: an absent port name is the empty one, as the API server would write it."""
+    metadata = raw.metadata or wire.Metadata()
+    skipped: list[Skipped] = []
+    service = metadata.labels and metadata.labels.service
+    if not service:
+        skipped.append(Skipped("metadata.labels", "kubernetes.io/service-name is missing: it belongs to no Service"))
+    family = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}.get(raw.address_type or "")
+    if family is None:
+        known = raw.address_type == "FQDN"
+        reason = "FQDN has no addresses" if known else f"{str(raw.address_type)[:_SHOWN]!r} is none of IPv4, IPv6"
+        skipped.append(Skipped("addressType", reason, invalid=not known))
+    return EndpointSlice(
+        name=name,
+        service=ServiceName(name.namespace, service) if service else None,
+        family=family,
+        ports=tuple(_endpoint_ports(raw.ports or (), skipped, default_port_names=default_port_names)),
+        endpoints=tuple(_endpoints(raw.endpoints or (), family, skipped)) if family else (),
+        trigger_s=_seconds(metadata.annotations.trigger_time if metadata.annotations else None),
+        skipped=tuple(skipped),
+    )
+
+
+def _endpoint_ports(
+    ports: Iterable[wire.EndpointPortWire], skipped: list[Skipped], *, default_port_names: bool
+) -> Iterable[EndpointPort]:
+    for number, raw in enumerate(ports):
+        protocol = _PROTOCOLS.get(raw.protocol or "TCP")
+        if protocol is None:
+            skipped.append(Skipped(f"ports[{number}].protocol", f"{str(raw.protocol)[:_SHOWN]!r} is none of TCP, UDP, SCTP"))
+        elif raw.name is None and not default_port_names:
+            skipped.append(Skipped(f"ports[{number}].name", "is missing"))
+        elif not 0 < (raw.port or 0) <= HIGHEST_PORT:
+            skipped.append(Skipped(f"ports[{number}].port", f"{raw.port} is outside 1..{HIGHEST_PORT}"))
+        else:
+            yield EndpointPort(raw.name or "", protocol, raw.port or 0)
+
+
+def _endpoints(endpoints: Iterable[wire.EndpointWire], family: Family, skipped: list[Skipped]) -> Iterable[Endpoint]:
+    for number, raw in enumerate(endpoints):
+        if not raw.addresses:
+            skipped.append(Skipped(f"endpoints[{number}].addresses", "is empty"))
+            continue
+        try:
+            address = parse_address(raw.addresses[0])
+        except ValueError as error:
+            skipped.append(Skipped(f"endpoints[{number}].addresses[0]", str(error)))
+            continue
+        if address.family is not family:
+            skipped.append(Skipped(f"endpoints[{number}].addresses[0]", f"{address} is not an {family.label} address"))
+            continue
+        ready, serving, terminating = _conditions(raw.conditions)
+        node = raw.node_name or ""
+        if raw.hints is None:
+            yield Endpoint(address, ready, serving, terminating, node)
+        else:
+            yield Endpoint(address, ready, serving, terminating, node, _names(raw.hints.for_zones), _names(raw.hints.for_nodes))
+
+
+def _conditions(raw: wire.EndpointConditions | None) -> tuple[bool, bool, bool]:
+    """Ready, serving, terminating: nil counts as true, true, false (EndpointConditions, discovery/v1)."""
+    if raw is None:
+        return True, True, False
+    return raw.ready is not False, raw.serving is not False, raw.terminating is True
+
+
+def _names(hints: list[wire.Hint] | None) -> frozenset[str]:
+    return frozenset(hint.name for hint in hints or () if hint.name)
+
+
+def parse_node(raw: wire.NodeWire, name: str) -> Node:
+    """A Node. InternalIPs come before ExternalIPs, as the first usable one is the node's own."""
+    metadata, spec = raw.metadata or wire.Metadata(), raw.spec or wire.NodeSpec()
+    skipped: list[Skipped] = []
+    listed = (raw.status and raw.status.addresses) or ()
+    texts = [entry.address or "" for kind in ("InternalIP", "ExternalIP") for entry in listed if entry.type == kind]
+    pod_cidrs = spec.pod_cidrs or ([spec.pod_cidr] if spec.pod_cidr else [])
+    return Node(
+        name=name,
+        uid=metadata.uid or "",
+        zone=(metadata.labels and metadata.labels.zone) or "",
+        addresses=_addresses("status.addresses", texts, skipped),
+        pod_networks=_networks("spec.podCIDRs", pod_cidrs, skipped),
+        leaving=bool(metadata.deletion_timestamp) or any(taint.key == AUTOSCALER_TAINT for taint in spec.taints or ()),
+        skipped=tuple(skipped),
+    )
+
+
+def _seconds(text: str | None) -> float:
+    """An RFC 3339 time as seconds since the epoch; 0 where there is none, or none that can be read."""
+    if not text:
+        return 0
+    try:
+        return dt.datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0
