@@ -263,11 +263,12 @@ class Timeouts(NamedTuple):
 class HealthListener(NamedTuple):
     """The HTTP listener of a ``healthCheckNodePort``, which a load balancer asks whether this node has endpoints."""
 
+    family: Family
     port: int
     service: ServiceName
 
     def __str__(self) -> str:
-        return f"health check port {self.port}"
+        return f"health check port {self.port} ({self.family.label}) of {self.service}"
 
 
 class Flow(NamedTuple):

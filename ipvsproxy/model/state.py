@@ -1,0 +1,63 @@
+"""What one Service wants of this node's kernel, and what the kernel was seen to hold."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from ipvsproxy.model.kernel import (
+    Flow,
+    HealthListener,
+    InterfaceAddress,
+    ObservedVirtualServer,
+    Owner,
+    RealServerKey,
+    SetEntry,
+    SkeletonImage,
+    VirtualServer,
+    VirtualServerKey,
+)
+from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.service import Skipped
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceState:
+    """All that one Service wants here, in both families.
+
+    ``addresses`` are to be bound to the dummy device. ``refused`` are the virtual servers that this node itself may not use,
+    because their source ranges leave it out. ``flows`` says for each UDP and SCTP frontend which real servers may go on
+    answering. ``local_endpoints`` counts, per health listener, the addresses of ready endpoints on this node.
+    ``without_local_internal`` and ``without_local_external`` are the families in which a Local traffic policy finds no
+    endpoint on this node though there are some elsewhere.
+    """
+
+    owner: Owner
+    virtual_servers: Mapping[VirtualServerKey, VirtualServer] = dataclasses.field(default_factory=dict)
+    entries: tuple[SetEntry, ...] = ()
+    addresses: tuple[Address, ...] = ()
+    refused: tuple[VirtualServerKey, ...] = ()
+    flows: Mapping[Flow, frozenset[RealServerKey]] = dataclasses.field(default_factory=dict)
+    local_endpoints: Mapping[HealthListener, int] = dataclasses.field(default_factory=dict)
+    without_local_internal: frozenset[Family] = frozenset()
+    without_local_external: frozenset[Family] = frozenset()
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What the kernel was seen to hold. None stands for a part that could not be read: what was believed of it stays.
+
+    ``sets`` lacks the sets that do not exist, ``skeletons`` the families that are not in use, ``sysctls`` the paths that this
+    kernel does not have. ``addresses`` are those on the dummy device, ``interface_addresses`` those on all others.
+    ``foreign_virtual_servers`` counts those by firewall mark, which are never ours. ``errors`` has one line per part that
+    could not be read.
+    """
+
+    virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None
+    foreign_virtual_servers: int = 0
+    sets: Mapping[str, frozenset[SetEntry]] | None = None
+    device: bool | None = None
+    addresses: frozenset[Address] | None = None
+    interface_addresses: tuple[InterfaceAddress, ...] | None = None
+    skeletons: Mapping[Family, SkeletonImage] = dataclasses.field(default_factory=dict)
+    sysctls: Mapping[str, str] | None = None
+    errors: tuple[str, ...] = ()

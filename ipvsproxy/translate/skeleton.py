@@ -1,0 +1,202 @@
+"""The fixed rules: masquerading in ``nat``, source ranges and closed host ports in ``filter``.
+
+Their number does not grow with the Services; only a load balancer address that this very node may not use adds one rule.
+Names, order and conditions are those of pkg/proxy/ipvs/proxier.go (kubernetes/kubernetes), whose rules an operator knows and
+which must be able to take over again.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from ipvsproxy.model.kernel import ChainKey, IpSet, Jump, Rule, SetKind, SetMatch, Skeleton, VirtualServerKey
+from ipvsproxy.model.net import Family, Network, Protocol, parse_network
+from ipvsproxy.translate.view import DetectLocal, NodeView, Settings
+
+SERVICES = "KUBE-SERVICES"
+POSTROUTING = "KUBE-POSTROUTING"
+NODE_PORT = "KUBE-NODE-PORT"
+LOAD_BALANCER = "KUBE-LOAD-BALANCER"
+MARK_MASQUERADE = "KUBE-MARK-MASQ"
+FORWARD = "KUBE-FORWARD"
+PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
+SOURCE_RANGES_FIREWALL = "KUBE-SOURCE-RANGES-FIREWALL"
+IPVS_FILTER = "KUBE-IPVS-FILTER"
+IPVS_OUT_FILTER = "KUBE-IPVS-OUT-FILTER"
+
+CHAINS: tuple[ChainKey, ...] = (
+    *(ChainKey("nat", chain) for chain in (SERVICES, POSTROUTING, NODE_PORT, LOAD_BALANCER, MARK_MASQUERADE)),
+    *(
+        ChainKey("filter", chain)
+        for chain in (FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES_FIREWALL, IPVS_FILTER, IPVS_OUT_FILTER)
+    ),
+)
+"""Our chains, in the order in which they are declared."""
+
+JUMPS: tuple[Jump, ...] = (
+    Jump("nat", "OUTPUT", SERVICES, "kubernetes service portals"),
+    Jump("nat", "PREROUTING", SERVICES, "kubernetes service portals"),
+    Jump("nat", "POSTROUTING", POSTROUTING, "kubernetes postrouting rules"),
+    Jump("filter", "FORWARD", FORWARD, "kubernetes forwarding rules"),
+    Jump("filter", "INPUT", NODE_PORT, "kubernetes health check rules"),
+    Jump("filter", "INPUT", PROXY_FIREWALL, "kube-proxy firewall rules"),
+    Jump("filter", "FORWARD", PROXY_FIREWALL, "kube-proxy firewall rules"),
+    Jump("filter", "INPUT", IPVS_FILTER, "kubernetes ipvs access filter"),
+    Jump("filter", "OUTPUT", IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
+)
+"""The ways into our chains. Each is put first in its chain when it is absent, in this order."""
+
+_COMMENTS: Mapping[SetKind, str] = {
+    SetKind.LOOP_BACK: "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose",
+    SetKind.CLUSTER_IP: "Kubernetes service cluster ip + port for masquerade purpose",
+    SetKind.EXTERNAL_IP: "Kubernetes service external ip + port for masquerade and filter purpose",
+    SetKind.EXTERNAL_IP_LOCAL: "Kubernetes service external ip + port with externalTrafficPolicy=local",
+    SetKind.LOAD_BALANCER: "Kubernetes service lb portal",
+    SetKind.LOAD_BALANCER_FIREWALL: "Kubernetes service load balancer ip + port for load balancer with sourceRange",
+    SetKind.LOAD_BALANCER_LOCAL: "Kubernetes service load balancer ip + port with externalTrafficPolicy=local",
+    SetKind.LOAD_BALANCER_SOURCE_IP: "Kubernetes service load balancer ip + port + source IP for packet filter purpose",
+    SetKind.LOAD_BALANCER_SOURCE_CIDR: "Kubernetes service load balancer ip + port + source cidr for packet filter purpose",
+    SetKind.NODE_PORT_TCP: "Kubernetes nodeport TCP port for masquerade purpose",
+    SetKind.NODE_PORT_LOCAL_TCP: "Kubernetes nodeport TCP port with externalTrafficPolicy=local",
+    SetKind.NODE_PORT_UDP: "Kubernetes nodeport UDP port for masquerade purpose",
+    SetKind.NODE_PORT_LOCAL_UDP: "Kubernetes nodeport UDP port with externalTrafficPolicy=local",
+    SetKind.NODE_PORT_SCTP: "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'",
+    SetKind.NODE_PORT_LOCAL_SCTP: "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'",
+    SetKind.HEALTH_CHECK_NODE_PORT: "Kubernetes health check node port",
+    SetKind.IPVS_IPS: "Addresses on the ipvs interface",
+}
+_LOOPBACK: Mapping[Family, Network] = {Family.IPV4: parse_network("127.0.0.0/8"), Family.IPV6: parse_network("::1/128")}
+_REJECT: Mapping[Family, str] = {Family.IPV4: "icmp-port-unreachable", Family.IPV6: "icmp6-port-unreachable"}
+_NODE_PORT_SETS = (
+    (Protocol.TCP, SetKind.NODE_PORT_LOCAL_TCP, SetKind.NODE_PORT_TCP, "dst"),
+    (Protocol.UDP, SetKind.NODE_PORT_LOCAL_UDP, SetKind.NODE_PORT_UDP, "dst"),
+    (Protocol.SCTP, SetKind.NODE_PORT_LOCAL_SCTP, SetKind.NODE_PORT_SCTP, "dst,dst"),
+)
+
+
+def build_skeleton(
+    family: Family,
+    settings: Settings,
+    view: NodeView,
+    occupied: Collection[SetKind],
+    refused: Iterable[VirtualServerKey],
+) -> Skeleton:
+    """All rules of a family.
+
+    ``occupied``: the kinds of set that hold an entry, since most rules are there only while their set is not empty.
+    ``refused``: the virtual servers that this node itself may not use.
+    """
+    mark = settings.mark
+    fully = " --random-fully" if settings.random_fully.get(family, True) else ""
+    rules = {(table, chain): list[Rule]() for table, chain in CHAINS}
+    services, postrouting = rules["nat", SERVICES], rules["nat", POSTROUTING]
+
+    services.append(Rule(source=_LOOPBACK[family], target="RETURN"))
+    if SetKind.LOOP_BACK in occupied:
+        postrouting.append(_on_set(SetKind.LOOP_BACK, family, "dst,dst,src", "MASQUERADE"))
+    services += _service_rules(family, settings, view, occupied)
+    postrouting += (
+        Rule(not_mark=mark, target="RETURN"),
+        Rule(target=f"MARK --set-xmark {mark:#x}/0x0"),
+        Rule(comment="kubernetes service traffic requiring SNAT", target=f"MASQUERADE{fully}"),
+    )
+    rules["nat", NODE_PORT] += _node_port_rules(family, occupied)
+    if SetKind.LOAD_BALANCER_LOCAL in occupied:
+        rules["nat", LOAD_BALANCER].append(_on_set(SetKind.LOAD_BALANCER_LOCAL, family, "dst,dst", "RETURN"))
+    rules["nat", LOAD_BALANCER].append(Rule(target=MARK_MASQUERADE))
+    rules["nat", MARK_MASQUERADE].append(Rule(target=f"MARK --set-xmark {mark:#x}/{mark:#x}"))
+
+    rules["filter", FORWARD] += (
+        Rule(comment="kubernetes forwarding rules", mark=mark, target="ACCEPT"),
+        Rule(comment="kubernetes forwarding conntrack rule", connection_states="RELATED,ESTABLISHED", target="ACCEPT"),
+    )
+    rules["filter", NODE_PORT].append(_on_set(SetKind.HEALTH_CHECK_NODE_PORT, family, "dst", "ACCEPT"))
+    if SetKind.LOAD_BALANCER_FIREWALL in occupied:
+        jump = _on_set(SetKind.LOAD_BALANCER_FIREWALL, family, "dst,dst", SOURCE_RANGES_FIREWALL)
+        rules["filter", PROXY_FIREWALL].append(jump)
+    rules["filter", SOURCE_RANGES_FIREWALL] += _source_range_rules(family, occupied)
+    rules["filter", IPVS_FILTER] += _closed_port_rules(family)
+    rules["filter", IPVS_OUT_FILTER] += (
+        Rule(source=Network(key.address, family.bits), virtual_server=key, target="DROP")
+        for key in sorted(refused)
+        if key.address.family is family
+    )
+    return Skeleton(family=family, chains={ChainKey(*key): tuple(value) for key, value in rules.items()}, jumps=JUMPS)
+
+
+def _on_set(kind: SetKind, family: Family, sides: str, target: str, protocol: Protocol | None = None) -> Rule:
+    """A rule on one of our sets, with the comment that names the set's purpose."""
+    return Rule(protocol=protocol, comment=_COMMENTS[kind], set=_match(kind, family, sides), target=target)
+
+
+def _match(kind: SetKind, family: Family, sides: str) -> SetMatch:
+    return SetMatch(IpSet(kind, family).name, sides)
+
+
+def _service_rules(family: Family, settings: Settings, view: NodeView, occupied: Collection[SetKind]) -> Iterable[Rule]:
+    """KUBE-SERVICES after its first rule: what is masqueraded, and what goes on to the node-port chain."""
+    if SetKind.LOAD_BALANCER in occupied:
+        yield _on_set(SetKind.LOAD_BALANCER, family, "dst,dst", LOAD_BALANCER)
+    if SetKind.CLUSTER_IP in occupied:
+        yield _cluster_masquerade(family, settings, view)
+    for kind, masquerade in ((SetKind.EXTERNAL_IP, True), (SetKind.EXTERNAL_IP_LOCAL, False)):
+        if kind in occupied:
+            comment, match = _COMMENTS[kind], _match(kind, family, "dst,dst")
+            if masquerade:
+                yield Rule(comment=comment, set=match, target=MARK_MASQUERADE)
+            yield Rule(comment=comment, set=match, not_from_bridge_port=True, from_elsewhere=True, target="ACCEPT")
+            yield Rule(comment=comment, set=match, to_this_host=True, target="ACCEPT")
+    yield Rule(to_this_host=True, target=NODE_PORT)
+    for kind in (SetKind.CLUSTER_IP, SetKind.LOAD_BALANCER):
+        if kind in occupied:
+            yield Rule(set=_match(kind, family, "dst,dst"), target="ACCEPT")
+
+
+def _cluster_masquerade(family: Family, settings: Settings, view: NodeView) -> Rule:
+    """Which traffic to cluster IPs is masqueraded: all, or what does not come from this node's pods.
+
+    Without a way to tell local pods, only what comes from a service address, as the host's own connections do.
+    """
+    comment, name = _COMMENTS[SetKind.CLUSTER_IP], IpSet(SetKind.CLUSTER_IP, family).name
+    everything = SetMatch(name, "dst,dst")
+    if settings.masquerade_all:
+        return Rule(comment=comment, set=everything, target=MARK_MASQUERADE)
+    match settings.detect_local:
+        case DetectLocal.BRIDGE_INTERFACE:
+            return Rule(not_interface=settings.local_interface, comment=comment, set=everything, target=MARK_MASQUERADE)
+        case DetectLocal.INTERFACE_NAME_PREFIX:
+            prefix = f"{settings.local_interface}+"
+            return Rule(not_interface=prefix, comment=comment, set=everything, target=MARK_MASQUERADE)
+        case DetectLocal.CLUSTER_CIDR:
+            networks = settings.cluster_networks
+        case DetectLocal.NODE_CIDR:
+            networks = view.pod_networks
+    for item in networks:
+        if item.family is family:
+            return Rule(not_source=item, comment=comment, set=everything, target=MARK_MASQUERADE)
+    return Rule(comment=comment, set=SetMatch(name, "src,dst"), target=MARK_MASQUERADE)
+
+
+def _node_port_rules(family: Family, occupied: Collection[SetKind]) -> Iterable[Rule]:
+    for protocol, local, every, sides in _NODE_PORT_SETS:
+        if local in occupied:
+            yield _on_set(local, family, sides, "RETURN", protocol)
+        if every in occupied:
+            yield _on_set(every, family, sides, MARK_MASQUERADE, protocol)
+
+
+def _source_range_rules(family: Family, occupied: Collection[SetKind]) -> Iterable[Rule]:
+    for kind in (SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP):
+        if kind in occupied:
+            yield _on_set(kind, family, "dst,dst,src", "RETURN")
+    yield Rule(target="DROP")
+
+
+def _closed_port_rules(family: Family) -> Iterable[Rule]:
+    """Service addresses answer on their ports only: what else the host listens on stays closed there."""
+    for kind in (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL):
+        yield Rule(set=_match(kind, family, "dst,dst"), target="RETURN")
+    yield Rule(set=_match(SetKind.HEALTH_CHECK_NODE_PORT, family, "dst"), target="RETURN")
+    yield Rule(
+        connection_states="NEW",
+        set=_match(SetKind.IPVS_IPS, family, "dst"),
+        target=f"REJECT --reject-with {_REJECT[family]}",
+    )

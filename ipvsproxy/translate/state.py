@@ -1,0 +1,233 @@
+"""One Service and its endpoints, to what this node's kernel must hold for it.
+
+Rule 1: everything depends on the arguments only, and one Service never looks at another.
+Rule 2: a family is served where the Service has a cluster IP of it; all other addresses of that family go with it.
+Rule 3: every virtual server exists, with or without real servers: without any, IPVS itself refuses the client.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from ipvsproxy.model.kernel import (
+    PERSISTENT,
+    SCHEDULER_PORT,
+    Flow,
+    HealthListener,
+    IpSet,
+    Owner,
+    RealServerKey,
+    SetEntry,
+    SetKind,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+    network_entry,
+)
+from ipvsproxy.model.net import Address, Family, Network, Protocol
+from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServicePort
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.translate import topology
+from ipvsproxy.translate.view import NodeView, Settings
+
+_NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
+    Protocol.TCP: (SetKind.NODE_PORT_TCP, SetKind.NODE_PORT_LOCAL_TCP),
+    Protocol.UDP: (SetKind.NODE_PORT_UDP, SetKind.NODE_PORT_LOCAL_UDP),
+    Protocol.SCTP: (SetKind.NODE_PORT_SCTP, SetKind.NODE_PORT_LOCAL_SCTP),
+}
+_NAMES: Mapping[tuple[Family, SetKind], str] = {(family, kind): IpSet(kind, family).name for family in Family for kind in SetKind}
+
+
+def translate(service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings) -> ServiceState:
+    """What the Service wants here. The slices are those labelled with its name, in any order."""
+    owner = Owner(service.created_s, *service.name)
+    if service.not_served:
+        return ServiceState(owner=owner, skipped=(service.not_served,))
+    ordered = sorted(slices, key=lambda item: item.name)
+    families = [_FamilyState(service, address, view, settings) for address in service.cluster_addresses]
+    served = [item for item in families if item.family in settings.families]
+    for item in served:
+        item.add([one for one in ordered if one.family is item.family])
+    return ServiceState(
+        owner=owner,
+        virtual_servers={key: value for item in served for key, value in item.virtual_servers.items()},
+        entries=tuple(entry for item in served for entry in item.entries),
+        addresses=tuple(address for item in served for address in item.addresses),
+        refused=tuple(key for item in served for key in item.refused),
+        flows={key: value for item in served for key, value in item.flows.items()},
+        local_endpoints={key: value for item in served for key, value in item.local_endpoints.items()},
+        without_local_internal=frozenset(item.family for item in served if item.without_local_internal),
+        without_local_external=frozenset(item.family for item in served if item.without_local_external),
+        skipped=service.skipped,
+    )
+
+
+class _FamilyState:
+    """What a Service wants in one family, while it is being put together."""
+
+    def __init__(self, service: Service, cluster_address: Address, view: NodeView, settings: Settings) -> None:
+        self.family = family = cluster_address.family
+        self.service = service
+        self.view = view
+        self.settings = settings
+        self.cluster_address = cluster_address
+        external = service.external_addresses if settings.external_addresses else ()
+        self.external_addresses = [address for address in external if address.family is family]
+        self.load_balancer_addresses = [address for address in service.load_balancer_addresses if address.family is family]
+        # The policies look at spec.externalIPs even where the feature gate keeps them from being programmed.
+        self.has_external_address = any(
+            address.family is family for address in (*service.external_addresses, *service.load_balancer_addresses)
+        )
+        ranges = [item for item in service.source_ranges if item.family is family]
+        self.source_ranges: list[Network] = [] if any(item.prefix_length == 0 for item in ranges) else ranges
+        self.virtual_server_settings = _settings(service, settings)
+
+        self.virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
+        self.entries: dict[SetEntry, None] = {}
+        self.addresses: dict[Address, None] = {}
+        self.refused: list[VirtualServerKey] = []
+        self.flows: dict[Flow, frozenset[RealServerKey]] = {}
+        self.local_endpoints: dict[HealthListener, int] = {}
+        self.without_local_internal = False
+        self.without_local_external = False
+
+    def add(self, slices: list[EndpointSlice]) -> None:
+        """Add every port, and the health check."""
+        endpoints: Mapping[RealServerKey, Endpoint] = {}
+        local_ready: set[Address] = set()
+        for port in self.service.ports:
+            endpoints = _endpoints(slices, port)
+            self._add_port(port, endpoints)
+            local_ready.update(
+                endpoint.address for endpoint in endpoints.values() if endpoint.ready and endpoint.node_name == self.view.name
+            )
+        if self.service.health_check_node_port:
+            port_number = self.service.health_check_node_port
+            self._enter(SetKind.HEALTH_CHECK_NODE_PORT, port=port_number)
+            listener = HealthListener(self.family, port_number, self.service.name)
+            self.local_endpoints[listener] = len(local_ready)
+
+    def _add_port(self, port: ServicePort, endpoints: Mapping[RealServerKey, Endpoint]) -> None:
+        for key, endpoint in endpoints.items():
+            if endpoint.node_name == self.view.name:
+                # A pod that reaches itself through a service address must not see its own address as the client's.
+                self._enter(SetKind.LOOP_BACK, key.address, port.protocol, key.port, key.address)
+        internal, external = self._choose(port, endpoints)
+        self._serve(self.cluster_address, port, internal)
+        self._enter(SetKind.CLUSTER_IP, self.cluster_address, port.protocol, port.port)
+        self._bind(self.cluster_address)
+        local = self.service.external_traffic_local
+        for address in self.external_addresses:
+            self._serve(address, port, external)
+            self._enter(SetKind.EXTERNAL_IP_LOCAL if local else SetKind.EXTERNAL_IP, address, port.protocol, port.port)
+            self._bind_unless_elsewhere(address)
+        for address in self.load_balancer_addresses:
+            virtual_server = self._serve(address, port, external)
+            self._enter(SetKind.LOAD_BALANCER, address, port.protocol, port.port)
+            if local:
+                self._enter(SetKind.LOAD_BALANCER_LOCAL, address, port.protocol, port.port)
+            if self.source_ranges:
+                self._restrict(virtual_server)
+            self._bind_unless_elsewhere(address)
+        if port.node_port:
+            self._add_node_port(port, external)
+        if port.protocol is not Protocol.TCP:
+            self._add_flows(port, endpoints)
+
+    def _choose(
+        self, port: ServicePort, endpoints: Mapping[RealServerKey, Endpoint]
+    ) -> tuple[frozenset[RealServerKey], frozenset[RealServerKey]]:
+        """The real servers of the cluster IP, and those of all other addresses.
+
+        With internalTrafficPolicy Local the cluster IP never leads off this node. With externalTrafficPolicy Local and no
+        endpoint here, all endpoints serve: a virtual server can not tell clients in the cluster, which may go anywhere, from
+        those outside, and the latter are sent elsewhere by the load balancer's health check.
+        """
+        cluster, local, any_usable = topology.choose(endpoints, self.view.name, self.view.zone)
+        internal_local = self.service.internal_traffic_local
+        reachable_from_outside = bool(port.node_port) or self.has_external_address
+        external_local = self.service.external_traffic_local and reachable_from_outside
+        if not local and any_usable:
+            self.without_local_internal |= internal_local
+            self.without_local_external |= external_local
+        return local if internal_local else cluster, (local or cluster) if external_local else cluster
+
+    def _serve(self, address: Address, port: ServicePort, real_servers: frozenset[RealServerKey]) -> VirtualServerKey:
+        key = VirtualServerKey(port.protocol, address, port.port)
+        self.virtual_servers.setdefault(key, VirtualServer(key, self.virtual_server_settings, real_servers))
+        return key
+
+    def _add_node_port(self, port: ServicePort, real_servers: frozenset[RealServerKey]) -> None:
+        addresses = self.view.node_port_addresses[self.family]
+        every, local = _NODE_PORT_SETS[port.protocol]
+        kinds = (every, local) if self.service.external_traffic_local else (every,)
+        for address in addresses:
+            key = VirtualServerKey(port.protocol, address, port.node_port)
+            self.virtual_servers.setdefault(key, VirtualServer(key, self.virtual_server_settings, real_servers))
+        for kind in kinds if addresses else ():
+            if port.protocol is Protocol.SCTP:
+                for address in addresses:
+                    self._enter(kind, address, port.protocol, port.node_port)
+            else:
+                self._enter(kind, port=port.node_port)
+
+    def _restrict(self, key: VirtualServerKey) -> None:
+        """Let only the source ranges in; the node's own clients come from the service address itself."""
+        self._enter(SetKind.LOAD_BALANCER_FIREWALL, key.address, key.protocol, key.port)
+        name = _NAMES[self.family, SetKind.LOAD_BALANCER_SOURCE_CIDR]
+        for item in self.source_ranges:
+            self.entries[network_entry(name, key, item)] = None
+        if any(item.contains(self.view.primary_addresses[self.family]) for item in self.source_ranges):
+            self._enter(SetKind.LOAD_BALANCER_SOURCE_IP, key.address, key.protocol, key.port, key.address)
+        else:
+            self.refused.append(key)
+
+    def _add_flows(self, port: ServicePort, endpoints: Mapping[RealServerKey, Endpoint]) -> None:
+        """Tracked flows outlive their endpoint; only a port with a serving endpoint has somewhere to send them instead."""
+        serving = frozenset(key for key, endpoint in endpoints.items() if endpoint.serving)
+        if not serving:
+            return
+        for address in (self.cluster_address, *self.external_addresses, *self.load_balancer_addresses):
+            self.flows[Flow(self.family, port.protocol, address, port.port)] = serving
+        if port.node_port:
+            self.flows[Flow(self.family, port.protocol, None, port.node_port)] = serving
+
+    def _bind_unless_elsewhere(self, address: Address) -> None:
+        if address not in self.view.elsewhere:
+            self._bind(address)
+
+    def _bind(self, address: Address) -> None:
+        self.addresses[address] = None
+        self._enter(SetKind.IPVS_IPS, address)
+
+    def _enter(
+        self,
+        kind: SetKind,
+        address: Address | None = None,
+        protocol: Protocol | None = None,
+        port: int = 0,
+        other: Address | None = None,
+    ) -> None:
+        self.entries[SetEntry(_NAMES[self.family, kind], address, protocol, port, other)] = None
+
+
+def _settings(service: Service, settings: Settings) -> VirtualServerSettings:
+    """kube-proxy asks for ``mh-port`` with mh, and for no scheduler flag otherwise."""
+    flags = SCHEDULER_PORT if settings.scheduler == "mh" else 0
+    if service.affinity_timeout_s:
+        flags |= PERSISTENT
+    return VirtualServerSettings(settings.scheduler, flags, service.affinity_timeout_s)
+
+
+def _endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Mapping[RealServerKey, Endpoint]:
+    """The endpoints of a service port: those of slices that have a port of its name and protocol, with that port's number.
+
+    An address that stands there twice counts once: the later entry replaces the earlier one unless it is terminating, as a
+    new pod may have got the address of one that is just going.
+    """
+    found: dict[RealServerKey, Endpoint] = {}
+    for item in slices:
+        for number in (one.port for one in item.ports if one.name == port.name and one.protocol is port.protocol):
+            for endpoint in item.endpoints:
+                key = RealServerKey(endpoint.address, number)
+                if not endpoint.terminating or key not in found:
+                    found[key] = endpoint
+    return found

@@ -1,0 +1,108 @@
+"""What translation knows of this node: its settings, its name and zone, and its addresses."""
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping
+
+from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
+from ipvsproxy.model.net import Address, Family, Network, network, parse_address
+from ipvsproxy.model.service import Node
+
+LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
+"""What stands for a node address that is not known."""
+
+
+class DetectLocal(enum.StrEnum):
+    """How traffic of this node's pods is told from other traffic; ``detectLocalMode`` of KubeProxyConfiguration."""
+
+    CLUSTER_CIDR = "ClusterCIDR"
+    NODE_CIDR = "NodeCIDR"
+    BRIDGE_INTERFACE = "BridgeInterface"
+    INTERFACE_NAME_PREFIX = "InterfaceNamePrefix"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The operator's choices that change what is programmed.
+
+    ``node_port_networks`` empty means every address of the node. ``node_port_primary`` means its primary addresses only.
+    ``local_interface`` is the bridge or the name prefix of the two interface modes. ``bind_address``, unless it is
+    unspecified, is the node's primary address whatever its Node object says. ``external_addresses`` is the feature gate
+    AllowServiceExternalIPs.
+    """
+
+    scheduler: str = "rr"
+    masquerade_all: bool = False
+    masquerade_bit: int = 14
+    random_fully: Mapping[Family, bool] = dataclasses.field(default_factory=dict)
+    detect_local: DetectLocal = DetectLocal.CLUSTER_CIDR
+    cluster_networks: tuple[Network, ...] = ()
+    local_interface: str = ""
+    node_port_networks: tuple[Network, ...] = ()
+    node_port_primary: bool = False
+    bind_address: Address | None = None
+    external_addresses: bool = True
+    families: frozenset[Family] = frozenset(Family)
+
+    @property
+    def mark(self) -> int:
+        """The packet mark that asks for masquerading."""
+        return 1 << self.masquerade_bit
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """This node as the Services see it.
+
+    ``primary_addresses`` is the node's own address per family, a loopback one where it is not known.
+    ``node_port_addresses`` are those on which node ports answer. ``elsewhere`` are the addresses that other interfaces than
+    our dummy device carry: a service address among them is served, but not bound a second time.
+    """
+
+    name: str
+    zone: str
+    primary_addresses: Mapping[Family, Address]
+    node_port_addresses: Mapping[Family, tuple[Address, ...]]
+    elsewhere: frozenset[Address]
+    pod_networks: tuple[Network, ...] = ()
+
+
+def view_node(settings: Settings, name: str, node: Node | None, addresses: Iterable[InterfaceAddress]) -> NodeView:
+    """Put together what the Node object and the host's interfaces say."""
+    ours = [item.address for item in addresses if item.interface != DEVICE]
+    primary = _primary_addresses(settings, node)
+    return NodeView(
+        name=name,
+        zone=node.zone if node else "",
+        primary_addresses=primary,
+        node_port_addresses={family: _node_port_addresses(settings, family, primary, ours) for family in Family},
+        elsewhere=frozenset(address for address in ours if not address.is_loopback and not address.is_link_local_v6),
+        pod_networks=node.pod_networks if node else (),
+    )
+
+
+def _primary_addresses(settings: Settings, node: Node | None) -> Mapping[Family, Address]:
+    """The first InternalIP of each family, else the first ExternalIP; a concrete bind address beats both."""
+    found = dict(LOOPBACK)
+    for address in reversed(node.addresses if node else ()):
+        found[address.family] = address
+    if settings.bind_address and not settings.bind_address.is_unspecified:
+        found[settings.bind_address.family] = settings.bind_address
+    return found
+
+
+def _node_port_addresses(
+    settings: Settings, family: Family, primary: Mapping[Family, Address], ours: Iterable[Address]
+) -> tuple[Address, ...]:
+    """The node's addresses on which node ports answer.
+
+    Without ranges for the family, or with a /0 range, that is every address but loopback and IPv6 link-local ones; with
+    ranges, every address inside one of them but loopback (pkg/proxy/util/nodeport_addresses.go in kubernetes/kubernetes).
+    """
+    networks = tuple(item for item in settings.node_port_networks if item.family is family)
+    if settings.node_port_primary and not primary[family].is_loopback:
+        networks = (network(primary[family], family.bits),)
+    candidates = dict.fromkeys(address for address in ours if address.family is family and not address.is_loopback)
+    if not networks or any(item.prefix_length == 0 for item in networks):
+        return tuple(address for address in candidates if not address.is_link_local_v6)
+    return tuple(address for address in candidates if any(item.contains(address) for item in networks))
