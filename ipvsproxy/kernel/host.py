@@ -1,0 +1,201 @@
+"""The host: kernel settings, kernel version, processors, and what must be there before anything can be programmed."""
+
+import errno
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from pyroute2 import IPSet
+from pyroute2.netlink.exceptions import NetlinkError
+
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import SetType, Sysctl
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+
+MODPROBE_TIMEOUT_S = 30
+"""Longest run of modprobe; it only helps, so a hanging one is given up."""
+
+MODULES = (
+    "ip_vs",
+    "nf_conntrack",
+    "ip_set",
+    "ip_set_hash_ip",
+    "ip_set_hash_ipport",
+    "ip_set_hash_ipportip",
+    "ip_set_hash_ipportnet",
+    "ip_set_bitmap_port",
+    "xt_set",
+    "xt_ipvs",
+    "xt_physdev",
+    "dummy",
+)
+"""What the kernel needs and does not always load by itself."""
+
+_CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
+
+_REMEDIES: Mapping[int, str] = {
+    errno.EROFS: "/proc/sys is mounted read-only: run the container privileged, or mount the host's /proc/sys writable",
+    errno.EACCES: "run as root in the host's network namespace; in a container this needs privileged: true",
+    errno.EPERM: "run as root in the host's network namespace; in a container this needs privileged: true",
+    errno.ENOENT: "this kernel has no such setting: load the module that brings it, or use a kernel that has it",
+    errno.EINVAL: "the kernel does not take this value",
+}
+
+
+class Missing(NamedTuple):
+    """Something that must be there and is not, and what to do about it; together they are one sentence."""
+
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.remedy}"
+
+
+class SysctlDriver:
+    """Reads and writes kernel settings. A path is relative to ``/proc/sys``, or absolute (``/sys/module/...``)."""
+
+    def __init__(self, root: pathlib.Path = pathlib.Path("/proc/sys")) -> None:
+        self._root = root
+
+    def observe(self, paths: Iterable[str]) -> Mapping[str, str]:
+        """The values of those settings that exist.
+
+        Raises:
+            KernelError: one exists and cannot be read.
+        """
+        found: dict[str, str] = {}
+        for path in paths:
+            try:
+                found[path] = (self._root / path).read_text().strip()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise KernelError(action=f"read {path}", errno=error.errno or 0, detail=_explain(error)) from error
+        return found
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Write settings. Removing one is not possible, and leaves it as it is: what it was before is not known."""
+        return [_write(self._root, operation, operation.item) for operation in operations if isinstance(operation.item, Sysctl)]
+
+
+def _write(root: pathlib.Path, operation: Operation, setting: Sysctl) -> Outcome:
+    if operation.verb is Verb.REMOVE:
+        return Outcome(operation)
+    try:
+        # Not write_text: it would create a file where the kernel has no such setting and the directory is an ordinary one.
+        descriptor = os.open(root / setting.path, os.O_WRONLY | os.O_TRUNC)
+        try:
+            os.write(descriptor, f"{setting.value}\n".encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return Outcome(operation, error=f"{setting.path} = {setting.value}: {_explain(error)}", errno=error.errno or 0)
+    return Outcome(operation)
+
+
+def _explain(error: OSError) -> str:
+    remedy = _REMEDIES.get(error.errno or 0)
+    return f"{error.strerror}; {remedy}" if remedy else f"{error.strerror}"
+
+
+def kernel_version(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[int, int]:
+    """Major and minor number of the running kernel.
+
+    Raises:
+        KernelError: the kernel does not tell.
+    """
+    path = proc / "sys/kernel/osrelease"
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise KernelError(action=f"read {path}", errno=error.errno or 0) from error
+    found = re.match(r"(\d+)\.(\d+)", text)
+    if found is None:
+        raise KernelError(action=f"read {path}", detail=f"{text.strip()!r} is not a kernel version")
+    return int(found.group(1)), int(found.group(2))
+
+
+def processor_count() -> int:
+    """How many processors the host has, whatever share of them this process may use; at least 1."""
+    return os.cpu_count() or 1
+
+
+def load_modules(modules: Sequence[str] = MODULES) -> str:
+    """Ask modprobe for modules, all in one go. Returns what it complained of, for the log.
+
+    A complaint is no proof that something is missing: the module may be built in, or the kernel may load it by itself.
+    """
+    path = shutil.which("modprobe")
+    if path is None:
+        return "modprobe is not in PATH"
+    try:
+        done = subprocess.run(
+            (path, "-a", *modules), capture_output=True, text=True, errors="replace", timeout=MODPROBE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"modprobe was ended after {MODPROBE_TIMEOUT_S} s without an answer"
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
+
+
+def missing_privileges(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missing, ...]:
+    """The privileges that this process needs and does not have."""
+    for line in (proc / "self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapEff" and not int(value, 16) >> _CAP_NET_ADMIN & 1:
+            return (
+                Missing(
+                    "this process may not change the network (it has no CAP_NET_ADMIN)",
+                    "run it as root, in a container with privileged: true and hostNetwork: true",
+                ),
+            )
+    return ()
+
+
+def missing_features(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missing, ...]:
+    """What the kernel itself lacks; to be asked once ``load_modules`` has been called."""
+    if not (proc / "thread-self/net/ip_vs").exists():
+        return (
+            Missing(
+                "this kernel has no IPVS (/proc/net/ip_vs does not exist)",
+                "run modprobe ip_vs on the host, or mount its /lib/modules into the container, or use a kernel with CONFIG_IP_VS",
+            ),
+        )
+    if not (proc / "sys/net/ipv4/vs/conntrack").exists():
+        return (
+            Missing(
+                "IPVS cannot track connections in this kernel (net.ipv4.vs.conntrack does not exist)",
+                "use a kernel with CONFIG_IP_VS_NFCT, without which masquerading does not work",
+            ),
+        )
+    return ()
+
+
+def missing_set_types() -> tuple[Missing, ...]:
+    """The ipset types that the kernel neither has nor can load. Must not be called in a thread that runs an event loop."""
+    with IPSet() as ipset:
+        return tuple(
+            Missing(
+                f"this kernel has no ipset type {set_type} for {family.label}",
+                f"run modprobe ip_set_{set_type.replace(':', '_').replace(',', '')} on the host, "
+                "or use a kernel with CONFIG_IP_SET",
+            )
+            for set_type in SetType
+            for family in Family
+            if not _has_set_type(ipset, set_type, family)
+        )
+
+
+def _has_set_type(ipset: IPSet, set_type: SetType, family: Family) -> bool:
+    try:
+        ipset.get_supported_revisions(set_type.value, family=family)
+    except NetlinkError:
+        return False
+    return True

@@ -1,0 +1,288 @@
+"""The iptables driver: one ``iptables-save`` to observe a family, one ``iptables-restore`` to change it.
+
+Rules are compared as text. ``Rule.text`` is what ``iptables-save`` 1.8 prints, for the nf_tables and the legacy variant alike;
+where versions print one rule in two ways, ``parse_save`` turns the other way into that one. All calls block.
+"""
+
+import collections
+import dataclasses
+import pathlib
+import re
+import shutil
+import subprocess
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import ChainKey, Jump, Skeleton, SkeletonImage
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+
+TIMEOUT_S = 60
+"""Longest run of one iptables program; the wait for its lock is shorter, so only a hanging one gets here."""
+LOCK_WAIT_S = 5
+"""How long iptables may wait for the lock that all writers of rules on this host share."""
+
+_COMMANDS: Mapping[Family, str] = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
+_LOCK_WAIT_VERSION = (1, 4, 22)
+_RESTORE_VERSION = (1, 6, 2)
+"""The first version whose MASQUERADE knows ``--random-fully``, and whose iptables-restore knows ``-w``."""
+_BARE_COMMENT = re.compile(r'--comment ([^"\s]\S*)')
+
+
+class Program(NamedTuple):
+    """What ``iptables --version`` says. ``variant`` is ``nf_tables`` or ``legacy``."""
+
+    version: tuple[int, ...]
+    variant: str
+
+    @property
+    def random_fully(self) -> bool:
+        """Whether MASQUERADE takes ``--random-fully``."""
+        return self.version >= _RESTORE_VERSION
+
+    def wait(self, since: tuple[int, ...]) -> tuple[str, ...]:
+        """The arguments that make it wait for the lock, none where its version is older than ``since``."""
+        return ("-w", str(LOCK_WAIT_S)) if self.version >= since else ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What ``iptables-save`` shows of ours in one family.
+
+    ``chains`` holds those that exist, with the text of each rule. ``jumps`` counts how often each one is there: a second one
+    of a kind is as wrong as none. ``strangers`` names, for a chain of ours, a rule of somebody else that leads to it.
+    """
+
+    chains: Mapping[ChainKey, tuple[str, ...]]
+    jumps: Mapping[Jump, int]
+    strangers: Mapping[ChainKey, str]
+
+
+class IptablesDriver:
+    """Reads and writes the fixed rules of both families.
+
+    ``chains`` and ``jumps`` are all that count as ours; nothing else is read into an image or ever removed. The programs are
+    those found in PATH. ``proc`` is where the kernel's process file system is mounted.
+    """
+
+    def __init__(
+        self, *, chains: Collection[ChainKey], jumps: Collection[Jump], proc: pathlib.Path = pathlib.Path("/proc")
+    ) -> None:
+        self._chains = frozenset(chains)
+        self._jumps = frozenset(jumps)
+        self._proc = proc
+        self._programs: dict[Family, Program] = {}
+
+    def program(self, family: Family) -> Program:
+        """Version and variant of the iptables or ip6tables in PATH, asked for once.
+
+        Raises:
+            KernelError: there is none, or it does not say its version.
+        """
+        if family not in self._programs:
+            self._programs[family] = parse_version(_run(_COMMANDS[family], "--version"))
+        return self._programs[family]
+
+    def usable(self, family: Family) -> str:
+        """Why this family cannot be served on this host; empty when it can.
+
+        The conditions are kube-proxy's (cmd/kube-proxy/app/server_linux.go, ``platformCheckSupported``).
+        """
+        if family is Family.IPV6:
+            if not (self._proc / "thread-self/net/if_inet6").exists():
+                return "the kernel has no IPv6"
+            disabled = self._proc / "sys/net/ipv6/conf/all/disable_ipv6"
+            if disabled.exists() and disabled.read_text().strip() == "1":
+                return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
+        try:
+            _run(_COMMANDS[family], *self.program(family).wait(_LOCK_WAIT_VERSION), "-t", "nat", "-S", "POSTROUTING")
+        except KernelError as error:
+            return error.detail
+        return ""
+
+    def observe(self, family: Family) -> SkeletonImage:
+        """What the kernel holds of our rules.
+
+        Raises:
+            KernelError: iptables-save failed or stopped in the middle.
+        """
+        listing = self._list(family)
+        return SkeletonImage(family=family, chains=listing.chains, jumps=frozenset(listing.jumps))
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Put skeletons in force, or remove them. Doing it twice is no error; each table changes at once or not at all."""
+        return [self._apply(operation, operation.item) for operation in operations if isinstance(operation.item, Skeleton)]
+
+    def _apply(self, operation: Operation, skeleton: Skeleton) -> Outcome:
+        try:
+            listing = self._list(skeleton.family)
+            if operation.verb is Verb.REMOVE:
+                self._restore(skeleton.family, render_removal(skeleton, listing))
+                kept = [
+                    f"{key} was only emptied: the rule {listing.strangers[key]!r} leads to it"
+                    for key in skeleton.chains
+                    if key in listing.strangers
+                ]
+                return Outcome(operation, error="; ".join(kept))
+            self._restore(skeleton.family, render_restore(skeleton, listing))
+        except KernelError as error:
+            return Outcome(operation, error=str(error), errno=error.errno)
+        return Outcome(operation)
+
+    def _list(self, family: Family) -> Listing:
+        text = _run(f"{_COMMANDS[family]}-save")
+        try:
+            return parse_save(text, self._chains, self._jumps)
+        except ValueError as error:
+            raise KernelError(action=f"{_COMMANDS[family]}-save", errno=0, detail=str(error)) from error
+
+    def _restore(self, family: Family, text: str) -> None:
+        if text:
+            _run(f"{_COMMANDS[family]}-restore", *self.program(family).wait(_RESTORE_VERSION), "--noflush", stdin=text)
+
+
+def parse_version(text: str) -> Program:
+    """Read ``iptables v1.8.9 (nf_tables)``. Before 1.8 there was only the legacy variant, and no name for it.
+
+    Raises:
+        KernelError: the text names no version.
+    """
+    found = re.search(r"v(\d+)\.(\d+)(?:\.(\d+))?", text)
+    if found is None:
+        raise KernelError(action="iptables --version", errno=0, detail=f"it answers {text[:80]!r}, which names no version")
+    return Program(
+        version=tuple(int(number or 0) for number in found.groups()),
+        variant="nf_tables" if "nf_tables" in text else "legacy",
+    )
+
+
+def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump]) -> Listing:
+    """Pick what is ours out of the output of ``iptables-save``.
+
+    Raises:
+        ValueError: a table does not end with COMMIT, so the output is not complete.
+    """
+    found: dict[ChainKey, list[str]] = {}
+    count: collections.Counter[Jump] = collections.Counter()
+    strangers: dict[ChainKey, str] = {}
+    known_jumps = {(ChainKey(jump.table, jump.source), jump.text): jump for jump in jumps}
+    for key, rule in _rules(text):
+        if key in chains:
+            content = found.setdefault(key, [])
+            if rule is not None:
+                content.append(_normalise(rule))
+        elif rule is None:
+            continue
+        elif (key, rule) in known_jumps:
+            count[known_jumps[key, rule]] += 1
+        elif (target := ChainKey(key.table, _target(rule))) in chains:
+            strangers[target] = f"-A {key.chain} {rule}"
+    return Listing(chains={key: tuple(rules) for key, rules in found.items()}, jumps=count, strangers=strangers)
+
+
+def _rules(text: str) -> Iterator[tuple[ChainKey, str | None]]:
+    """Every chain with None, then every rule with its text, table by table."""
+    table = ""
+    for line in text.splitlines():
+        if line.startswith("-A "):
+            name, _, rule = line[3:].partition(" ")
+            yield ChainKey(table, name), rule
+        elif line.startswith(":"):
+            yield ChainKey(table, line[1:].partition(" ")[0]), None
+        elif line.startswith("*"):
+            table = line[1:]
+        elif line == "COMMIT":
+            table = ""
+    if table:
+        raise ValueError(f"its output ends in the middle of table {table}")
+
+
+def _normalise(rule: str) -> str:
+    # A comment of one word is printed without quotes. Some releases of libxt_ipvs print --vproto as --proto, which they
+    # cannot read back themselves.
+    return _BARE_COMMENT.sub(r'--comment "\1"', rule).replace("-m ipvs --proto ", "-m ipvs --vproto ")
+
+
+def _target(rule: str) -> str:
+    found = re.search(r"(?:^| )-[jg] (\S+)", rule)
+    return found.group(1) if found else ""
+
+
+def render_restore(skeleton: Skeleton, listing: Listing) -> str:
+    """The input of ``iptables-restore --noflush`` that puts a skeleton in force.
+
+    Every chain is declared, which empties it, and written anew. A jump that is absent is put first in its chain, in the
+    skeleton's order, so that the last one ends up on top, as kube-proxy's do; one that is present stays where it is. Of
+    several equal ones the last stays: all were put first, so it is the oldest.
+    """
+    lines: list[str] = []
+    for table in _tables(skeleton):
+        keys = [key for key in skeleton.chains if key.table == table]
+        lines.append(f"*{table}")
+        lines += [f":{key.chain} - [0:0]" for key in keys]
+        lines += [f"-A {key.chain} {rule.text}" for key in keys for rule in skeleton.chains[key]]
+        for jump in skeleton.jumps:
+            if jump.table == table:
+                there = listing.jumps.get(jump, 0)
+                lines += [f"-D {jump.source} {jump.text}"] * (there - 1) if there else [f"-I {jump.source} {jump.text}"]
+        lines.append("COMMIT")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def render_removal(skeleton: Skeleton, listing: Listing) -> str:
+    """The input of ``iptables-restore --noflush`` that removes what is there of a skeleton; empty when nothing is.
+
+    A chain that somebody else's rule leads to cannot be deleted, and would make the kernel refuse the whole table: it is
+    only emptied.
+    """
+    lines: list[str] = []
+    for table in _tables(skeleton):
+        keys = [key for key in skeleton.chains if key.table == table and key in listing.chains]
+        jumps = [jump for jump in skeleton.jumps if jump.table == table for _ in range(listing.jumps.get(jump, 0))]
+        if not keys and not jumps:
+            continue
+        lines.append(f"*{table}")
+        lines += [f":{key.chain} - [0:0]" for key in keys]
+        lines += [f"-D {jump.source} {jump.text}" for jump in jumps]
+        lines += [f"-X {key.chain}" for key in keys if key not in listing.strangers]
+        lines.append("COMMIT")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _tables(skeleton: Skeleton) -> Iterator[str]:
+    return iter(dict.fromkeys(key.table for key in skeleton.chains))
+
+
+def _run(command: str, *arguments: str, stdin: str = "") -> str:
+    """What the program prints.
+
+    Raises:
+        KernelError: it is not in PATH, exits with another status than 0, or runs for too long.
+    """
+    path = shutil.which(command)
+    if path is None:
+        raise KernelError(action=command, errno=0, detail=f"{command} is not in PATH; install the package iptables")
+    try:
+        done = subprocess.run(
+            (path, *arguments), input=stdin, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KernelError(action=command, errno=0, detail=f"it was ended after {TIMEOUT_S} s without an answer") from error
+    except OSError as error:
+        raise KernelError(action=command, errno=error.errno or 0, detail=f"{path}: {error.strerror}") from error
+    if done.returncode:
+        detail = describe_failure(done.stderr, stdin) or f"exit status {done.returncode}"
+        raise KernelError(action=command, errno=0, detail=detail)
+    return done.stdout
+
+
+def describe_failure(stderr: str, stdin: str) -> str:
+    """One line out of what an iptables program says on stderr, with the line of its input that it names, if any."""
+    said = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith("Try `")]
+    text = "; ".join(said)
+    found = re.search(r"\bline:? (\d+)", text)
+    lines = stdin.splitlines()
+    if found and 0 < int(found.group(1)) <= len(lines):
+        text += f" ({lines[int(found.group(1)) - 1]})"
+    return text

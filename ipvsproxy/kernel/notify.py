@@ -1,0 +1,182 @@
+"""What others change on this host's interfaces, as the kernel tells it.
+
+Only addresses and interfaces are told; IPVS, ipset and iptables changes are not, and are found by reading again. The listener
+has a socket of its own, because an event carries the sequence number of the request that caused it and could be taken for a
+reply. Layouts: include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
+"""
+
+import contextlib
+import errno
+import socket
+import struct
+from collections.abc import Collection, Iterator
+from typing import NamedTuple, Self
+
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
+from ipvsproxy.model.net import Address, Family
+
+RECEIVE_BUFFER = 16 << 20
+"""Bytes of events that may wait. An event takes about 1 KiB there, so 10,000 addresses at once do not overrun it."""
+READS_AT_ONCE = 64
+"""Most datagrams that one ``read`` takes, so that a storm of events leaves its thread some time for other work."""
+
+_GROUPS = 0x1 | 0x10 | 0x100  # RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
+_SO_RCVBUFFORCE = 33
+_NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _DELADDR = 16, 17, 18, 20, 21
+_REQUEST_DUMP = 0x1 | 0x300
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence number, port id
+_LINK = struct.Struct("=BxHiII")  # ifinfomsg: family, type, index, flags, change
+_ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix length, flags, scope, index
+_ATTRIBUTE = struct.Struct("=HH")
+_IFLA_IFNAME, _IFA_ADDRESS, _IFA_LOCAL = 3, 1, 2
+_DATAGRAM = 1 << 16
+
+
+class AddressAppeared(NamedTuple):
+    """An address is on an interface now. IPv6 addresses appear again whenever their lifetime or state changes."""
+
+    address: InterfaceAddress
+
+
+class AddressVanished(NamedTuple):
+    """An address is not on its interface any more."""
+
+    address: InterfaceAddress
+
+
+class DeviceVanished(NamedTuple):
+    """The device of the service addresses was deleted or renamed, and with it went all its addresses."""
+
+    name: str
+
+
+class Overrun(NamedTuple):
+    """Events were lost: anything may have changed."""
+
+
+Change = AddressAppeared | AddressVanished | DeviceVanished | Overrun
+
+
+class ChangeListener:
+    """A socket that is readable when an interface or address of the network namespace it was made in has changed.
+
+    ``read`` never waits; it is meant for an event loop that watches ``fileno()``. Changes made through sockets whose port ids
+    are in ``own_ports`` are not told.
+    """
+
+    def __init__(self, *, own_ports: Collection[int] = (), device: str = DEVICE) -> None:
+        self._own_ports = own_ports
+        self._device = device
+        self._names: dict[int, str] = {}
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+            self._socket.setblocking(False)
+            with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN the default must do
+                self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BUFFER)
+            self._socket.bind((0, _GROUPS))
+        except OSError as error:
+            raise _broken(error) from error
+        self._ask_for_names()
+
+    def fileno(self) -> int:
+        """The descriptor to watch for reading."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self) -> tuple[Change, ...]:
+        """What has changed since the last call, in the order in which it happened. Empty when nothing has.
+
+        Raises:
+            KernelError: the socket is broken.
+        """
+        changes: list[Change] = []
+        for _ in range(READS_AT_ONCE):
+            try:
+                changes += self._decode(self._socket.recv(_DATAGRAM))
+            except BlockingIOError:
+                if not self._names:
+                    self._ask_for_names()
+                break
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise _broken(error) from error
+                self._names.clear()
+                changes.append(Overrun())
+        return tuple(changes)
+
+    def _ask_for_names(self) -> None:
+        # The answer comes over the same socket, in order with the events.
+        length = _HEADER.size + _LINK.size
+        request = _HEADER.pack(length, _GETLINK, _REQUEST_DUMP, 1, 0) + _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+        try:
+            self._socket.send(request)
+        except OSError as error:
+            raise _broken(error) from error
+
+    def _decode(self, data: bytes) -> Iterator[Change]:
+        position = 0
+        while position + _HEADER.size <= len(data):
+            length, kind, _, _, port = _HEADER.unpack_from(data, position)
+            body, end = position + _HEADER.size, position + length
+            if kind in (_NEWLINK, _DELLINK):
+                yield from self._link(kind, port, data, body, end)
+            elif kind in (_NEWADDR, _DELADDR):
+                yield from self._address(kind, port, data, body, end)
+            position += length + 3 & ~3
+
+    def _link(self, kind: int, port: int, data: bytes, body: int, end: int) -> Iterator[Change]:
+        index = _LINK.unpack_from(data, body)[2]
+        attributes = _attributes(data, body + _LINK.size, end)
+        name = attributes.get(_IFLA_IFNAME, b"").rstrip(b"\0").decode(errors="replace")
+        before = self._names.get(index, name)
+        if kind == _NEWLINK:
+            self._names[index] = name
+        else:
+            self._names.pop(index, None)
+        gone = kind == _DELLINK or before != name
+        if gone and before == self._device and port not in self._own_ports:
+            yield DeviceVanished(before)
+
+    def _address(self, kind: int, port: int, data: bytes, body: int, end: int) -> Iterator[Change]:
+        if port in self._own_ports:
+            return
+        family, prefix_length, _, _, index = _ADDRESS.unpack_from(data, body)
+        attributes = _attributes(data, body + _ADDRESS.size, end)
+        # Of a point-to-point link IFA_ADDRESS is the other end; ours is IFA_LOCAL. IPv6 mostly has no IFA_LOCAL.
+        packed = attributes.get(_IFA_LOCAL, attributes.get(_IFA_ADDRESS))
+        if packed is None or family not in tuple(Family):
+            return
+        address = InterfaceAddress(self._name(index), Address(packed), prefix_length)
+        yield AddressAppeared(address) if kind == _NEWADDR else AddressVanished(address)
+
+    def _name(self, index: int) -> str:
+        # The list of names comes in parts, between which events may fall.
+        try:
+            return self._names.get(index) or socket.if_indextoname(index)
+        except OSError:
+            return f"if{index}"
+
+
+def _attributes(data: bytes, position: int, end: int) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    while position + _ATTRIBUTE.size <= end:
+        length, kind = _ATTRIBUTE.unpack_from(data, position)
+        if length < _ATTRIBUTE.size:
+            break
+        found[kind & 0x3FFF] = data[position + _ATTRIBUTE.size : position + length]
+        position += length + 3 & ~3
+    return found
+
+
+def _broken(error: OSError) -> KernelError:
+    return KernelError(action="listen for changes of interfaces", errno=error.errno or 0)

@@ -1,0 +1,25 @@
+"""A network namespace of its own for tests that need no ip_vs, only root."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+
+import pytest
+
+_CLONE_NEWNET = 0x40000000
+
+
+@pytest.fixture
+def fresh_namespace() -> Iterator[None]:
+    """This thread, and what it starts, in a network namespace of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("a network namespace needs root")
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if libc.unshare(_CLONE_NEWNET) != 0:
+            pytest.skip(f"no network namespace here: {os.strerror(ctypes.get_errno())}")
+        yield
+    finally:
+        libc.setns(before, _CLONE_NEWNET)
+        os.close(before)

@@ -1,0 +1,171 @@
+"""Settings, versions and what is missing, on a made-up process file system; and once on the real one."""
+
+import enum
+import errno
+import os
+import pathlib
+import stat
+
+import pytest
+
+from ipvsproxy.kernel import host
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import Sysctl
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+
+FORWARD = "net/ipv4/ip_forward"
+
+
+class StrangeType(enum.StrEnum):
+    """A type that no kernel has."""
+
+    NONE = "hash:none"
+
+
+@pytest.fixture
+def proc(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A process file system of a host that lacks nothing."""
+    files = {
+        f"sys/{FORWARD}": "0\n",
+        "sys/net/ipv4/vs/conntrack": "1\n",
+        "sys/kernel/osrelease": "5.15.0-91-generic\n",
+        "self/status": "Name:\tpython\nCapEff:\t000001ffffffffff\n",
+        "thread-self/net/ip_vs": "IP Virtual Server version 1.2.1\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def write(proc: pathlib.Path, path: str, value: str) -> Outcome:
+    (outcome,) = host.SysctlDriver(proc / "sys").apply([Operation(Verb.SET, Sysctl(path, value))])
+    return outcome
+
+
+def test_settings_that_do_not_exist_are_left_out(proc: pathlib.Path) -> None:
+    assert host.SysctlDriver(proc / "sys").observe([FORWARD, "net/ipv4/none"]) == {FORWARD: "0"}
+
+
+def test_a_written_setting_is_read_back(proc: pathlib.Path) -> None:
+    assert write(proc, FORWARD, "1").error == ""
+    assert host.SysctlDriver(proc / "sys").observe([FORWARD]) == {FORWARD: "1"}
+
+
+def test_an_absolute_path_is_taken_as_it_is(proc: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "hashsize")
+    pathlib.Path(path).write_text("65536\n")
+    assert write(proc, path, "131072").error == ""
+    assert host.SysctlDriver(proc / "sys").observe([path]) == {path: "131072"}
+
+
+def test_removing_a_setting_leaves_it_as_it_is(proc: pathlib.Path) -> None:
+    operation = Operation(Verb.REMOVE, Sysctl(FORWARD, "1"))
+    assert host.SysctlDriver(proc / "sys").apply([operation]) == [Outcome(operation)]
+    assert host.SysctlDriver(proc / "sys").observe([FORWARD]) == {FORWARD: "0"}
+
+
+def test_a_setting_that_does_not_exist_is_not_made_up(proc: pathlib.Path) -> None:
+    outcome = write(proc, "net/ipv4/vs/none", "1")
+    assert outcome.errno == errno.ENOENT
+    assert outcome.error == (
+        "net/ipv4/vs/none = 1: No such file or directory; "
+        "this kernel has no such setting: load the module that brings it, or use a kernel that has it"
+    )
+    assert not (proc / "sys/net/ipv4/vs/none").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.EROFS, "mounted read-only"), (errno.EACCES, "privileged: true"), (errno.EINVAL, "this value")]
+)
+def test_a_refused_setting_says_what_to_do(proc: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    outcome = write(proc, FORWARD, "1")
+    assert outcome.errno == number
+    assert remedy in outcome.error
+    assert "\n" not in outcome.error
+
+
+def test_a_setting_that_cannot_be_read_is_an_error(proc: pathlib.Path) -> None:
+    with pytest.raises(KernelError) as caught:
+        host.SysctlDriver(proc / "sys").observe(["net/ipv4"])
+    assert caught.value.errno == errno.EISDIR
+    assert caught.value.action == "read net/ipv4"
+
+
+@pytest.mark.parametrize(("text", "version"), [("5.15.0-91-generic\n", (5, 15)), ("6.1.176", (6, 1)), ("6.12-rc1", (6, 12))])
+def test_kernel_version_is_its_first_two_numbers(proc: pathlib.Path, text: str, version: tuple[int, int]) -> None:
+    (proc / "sys/kernel/osrelease").write_text(text)
+    assert host.kernel_version(proc) == version
+
+
+def test_a_kernel_that_does_not_tell_its_version_is_an_error(proc: pathlib.Path) -> None:
+    (proc / "sys/kernel/osrelease").write_text("unknown")
+    with pytest.raises(KernelError, match="not a kernel version"):
+        host.kernel_version(proc)
+    (proc / "sys/kernel/osrelease").unlink()
+    with pytest.raises(KernelError, match="No such file"):
+        host.kernel_version(proc)
+
+
+def test_nothing_is_missing_on_a_complete_host(proc: pathlib.Path) -> None:
+    assert host.missing_privileges(proc) == ()
+    assert host.missing_features(proc) == ()
+
+
+def test_missing_privileges_are_told_with_a_remedy(proc: pathlib.Path) -> None:
+    (proc / "self/status").write_text("CapEff:\t000001ffffffefff\n")
+    (missing,) = host.missing_privileges(proc)
+    assert str(missing) == (
+        "this process may not change the network (it has no CAP_NET_ADMIN): "
+        "run it as root, in a container with privileged: true and hostNetwork: true"
+    )
+
+
+def test_missing_ipvs_is_told_and_hides_what_follows_from_it(proc: pathlib.Path) -> None:
+    (proc / "thread-self/net/ip_vs").unlink()
+    (proc / "sys/net/ipv4/vs/conntrack").unlink()
+    (missing,) = host.missing_features(proc)
+    assert missing.what == "this kernel has no IPVS (/proc/net/ip_vs does not exist)"
+    assert "modprobe ip_vs" in missing.remedy
+
+
+def test_ipvs_without_connection_tracking_is_told(proc: pathlib.Path) -> None:
+    (proc / "sys/net/ipv4/vs/conntrack").unlink()
+    (missing,) = host.missing_features(proc)
+    assert "CONFIG_IP_VS_NFCT" in missing.remedy
+
+
+def test_all_modules_are_asked_for_in_one_go(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "modprobe"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/arguments\necho "FATAL: Module ip_vs not found." >&2\nexit 1\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert host.load_modules(("ip_vs", "dummy")) == "FATAL: Module ip_vs not found."
+    assert (tmp_path / "arguments").read_text() == "-a ip_vs dummy\n"
+
+
+def test_a_host_without_modprobe_is_no_error(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert host.load_modules() == "modprobe is not in PATH"
+
+
+def test_the_real_host_answers() -> None:
+    assert host.kernel_version() > (2, 6)
+    assert host.processor_count() >= 1
+    assert "net/ipv4/ip_forward" in host.SysctlDriver().observe(["net/ipv4/ip_forward"])
+
+
+@pytest.mark.usefixtures("fresh_namespace")
+def test_ipset_types_that_this_kernel_has_not_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {missing.what for missing in host.missing_set_types()}
+    assert not any("hash:ip," in what for what in here)
+    monkeypatch.setattr("ipvsproxy.kernel.host.SetType", StrangeType)
+    assert [missing.what for missing in host.missing_set_types()] == [
+        f"this kernel has no ipset type hash:none for {family.label}" for family in Family
+    ]

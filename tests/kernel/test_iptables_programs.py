@@ -1,0 +1,193 @@
+"""The iptables driver with the real programs of both variants, in a network namespace of its own.
+
+Left out: the ipvs match, which needs a kernel with ip_vs (test_iptables_ipvs_rule in the contract tests).
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from ipvsproxy.kernel import iptables
+from ipvsproxy.model.kernel import ChainKey, Jump, Rule, SetMatch, Skeleton
+from ipvsproxy.model.net import Family, Protocol, parse_network
+from ipvsproxy.model.plan import Operation, Verb
+
+SERVICES = ChainKey("nat", "KUBE-SERVICES")
+POSTROUTING = ChainKey("nat", "KUBE-POSTROUTING")
+MARK = ChainKey("nat", "KUBE-MARK-MASQ")
+NODE_PORT = ChainKey("filter", "KUBE-NODE-PORT")
+IPVS_FILTER = ChainKey("filter", "KUBE-IPVS-FILTER")
+JUMPS = (
+    Jump("nat", "OUTPUT", "KUBE-SERVICES", "kubernetes service portals"),
+    Jump("nat", "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules"),
+    Jump("filter", "INPUT", "KUBE-NODE-PORT", "kubernetes health check rules"),
+    Jump("filter", "INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter"),
+)
+SET_NAME = "IPVSPROXY-TEST"
+
+
+def every_kind_of_rule(family: Family) -> Skeleton:
+    """A skeleton with every match and target in use but the ipvs match."""
+    v4 = family is Family.IPV4
+    sides = SetMatch(SET_NAME, "dst,dst")
+    return Skeleton(
+        family=family,
+        chains={
+            SERVICES: (
+                Rule(source=parse_network("127.0.0.0/8" if v4 else "::1/128"), target="RETURN"),
+                Rule(not_source=parse_network("10.244.0.0/16" if v4 else "fd00:10::/48"), set=sides, target=MARK.chain),
+                Rule(not_interface="cni0", comment="a bridge", set=sides, target=MARK.chain),
+                Rule(not_interface="veth+", comment="all of a kind", set=sides, target=MARK.chain),
+                Rule(comment="kept apart", set=sides, not_from_bridge_port=True, from_elsewhere=True, target="ACCEPT"),
+                Rule(comment="to us", set=sides, to_this_host=True, target="ACCEPT"),
+                *(
+                    Rule(protocol=protocol, comment="with type 'hash ip:port'", set=sides, target="RETURN")
+                    for protocol in Protocol
+                ),
+            ),
+            POSTROUTING: (
+                Rule(set=SetMatch(SET_NAME, "src,dst"), target="MASQUERADE"),
+                Rule(not_mark=0x4000, target="RETURN"),
+                Rule(target="MARK --set-xmark 0x4000/0x0"),
+                Rule(comment="masqueraded", target="MASQUERADE --random-fully"),
+            ),
+            MARK: (Rule(target="MARK --set-xmark 0x80000000/0x80000000"),),
+            NODE_PORT: (
+                Rule(comment="marked", mark=0x1, target="ACCEPT"),
+                Rule(comment="known", connection_states="RELATED,ESTABLISHED", target="ACCEPT"),
+            ),
+            IPVS_FILTER: (
+                Rule(
+                    connection_states="NEW",
+                    set=sides,
+                    target=f"REJECT --reject-with {'icmp-port-unreachable' if v4 else 'icmp6-port-unreachable'}",
+                ),
+                Rule(target="DROP"),
+            ),
+        },
+        jumps=JUMPS,
+    )
+
+
+@pytest.fixture(params=["nft", "legacy"])
+def variant(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """PATH leads to one variant of all iptables programs, and the tables are empty."""
+    request.getfixturevalue("fresh_namespace")
+    program = shutil.which(f"xtables-{request.param}-multi")
+    if program is None:
+        pytest.skip(f"xtables-{request.param}-multi is not installed")
+    for command in ("iptables", "ip6tables"):
+        for ending in ("", "-save", "-restore"):
+            (tmp_path / f"{command}{ending}").symlink_to(program)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if reason := make_driver().usable(Family.IPV4):
+        pytest.skip(f"this kernel does not do it: {reason}")
+    return str(request.param)
+
+
+def make_driver() -> iptables.IptablesDriver:
+    skeleton = every_kind_of_rule(Family.IPV4)
+    return iptables.IptablesDriver(chains=skeleton.chains, jumps=JUMPS)
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def create_set(family: Family) -> None:
+    run("ipset", "create", SET_NAME, "hash:ip,port", "family", "inet" if family is Family.IPV4 else "inet6")
+
+
+def change(driver: iptables.IptablesDriver, verb: Verb, skeleton: Skeleton) -> str:
+    (outcome,) = driver.apply([Operation(verb, skeleton)])
+    return outcome.error
+
+
+def built_in_rules(command: str) -> list[str]:
+    return [line for line in run(f"{command}-save").splitlines() if line.startswith("-A ") and not line.startswith("-A KUBE-")]
+
+
+@pytest.mark.parametrize("family", Family)
+def test_what_is_written_is_what_is_read_back(variant: str, family: Family) -> None:
+    create_set(family)
+    driver, skeleton = make_driver(), every_kind_of_rule(family)
+    assert driver.program(family).variant == {"nft": "nf_tables", "legacy": "legacy"}[variant]
+    assert change(driver, Verb.SET, skeleton) == ""
+    assert driver.observe(family) == skeleton.image
+    assert change(driver, Verb.SET, skeleton) == ""
+    assert driver.observe(family) == skeleton.image
+
+
+@pytest.mark.usefixtures("variant")
+@pytest.mark.parametrize("family", Family)
+def test_jumps_of_a_fresh_host_stand_in_the_order_of_kube_proxy(family: Family) -> None:
+    create_set(family)
+    driver = make_driver()
+    command = "iptables" if family is Family.IPV4 else "ip6tables"
+    run(command, "-A", "INPUT", "-j", "ACCEPT")
+    assert change(driver, Verb.SET, every_kind_of_rule(family)) == ""
+    assert [line for line in built_in_rules(command) if line.startswith("-A INPUT")] == [
+        '-A INPUT -m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-FILTER',
+        '-A INPUT -m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT',
+        "-A INPUT -j ACCEPT",
+    ]
+
+
+@pytest.mark.usefixtures("variant")
+def test_jumps_that_are_present_stay_and_lost_ones_come_back_on_top() -> None:
+    create_set(Family.IPV4)
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    change(driver, Verb.SET, skeleton)
+    run("iptables", "-I", "INPUT", "-j", "ACCEPT")
+    run("iptables", "-D", "INPUT", "-m", "comment", "--comment", "kubernetes health check rules", "-j", "KUBE-NODE-PORT")
+    again = ("-m", "comment", "--comment", "kubernetes ipvs access filter", "-j", "KUBE-IPVS-FILTER")
+    run("iptables", "-I", "INPUT", *again)
+    assert change(driver, Verb.SET, skeleton) == ""
+    assert [line.rsplit(" ", 1)[1] for line in built_in_rules("iptables") if line.startswith("-A INPUT")] == [
+        "KUBE-NODE-PORT",
+        "ACCEPT",
+        "KUBE-IPVS-FILTER",
+    ]
+
+
+@pytest.mark.usefixtures("variant")
+def test_strange_chains_and_rules_outlive_writing_and_removal() -> None:
+    create_set(Family.IPV4)
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    run("iptables", "-N", "STRANGE")
+    run("iptables", "-A", "STRANGE", "-j", "DROP")
+    run("iptables", "-t", "nat", "-A", "POSTROUTING", "-j", "MASQUERADE")
+    before = run("iptables", "-S"), run("iptables", "-t", "nat", "-S")
+    assert change(driver, Verb.SET, skeleton) == ""
+    assert change(driver, Verb.REMOVE, skeleton) == ""
+    assert (run("iptables", "-S"), run("iptables", "-t", "nat", "-S")) == before
+    assert change(driver, Verb.REMOVE, skeleton) == ""
+
+
+@pytest.mark.usefixtures("variant")
+def test_chain_that_a_strange_rule_leads_to_is_emptied_and_named() -> None:
+    create_set(Family.IPV4)
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    change(driver, Verb.SET, skeleton)
+    run("iptables", "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-j", MARK.chain)
+    assert change(driver, Verb.REMOVE, skeleton) == (
+        "nat/KUBE-MARK-MASQ was only emptied: the rule '-A OUTPUT -p tcp -j KUBE-MARK-MASQ' leads to it"
+    )
+    assert driver.observe(Family.IPV4).chains == {MARK: ()}
+
+
+@pytest.mark.usefixtures("variant")
+def test_a_rule_on_a_missing_set_changes_nothing_and_is_named() -> None:
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    error = change(driver, Verb.SET, skeleton)
+    assert f"Set {SET_NAME} doesn't exist" in error
+    assert "-A KUBE-SERVICES ! -s 10.244.0.0/16 -m set" in error
+    assert driver.observe(Family.IPV4).chains == {}
+
+
+@pytest.mark.usefixtures("variant")
+def test_ipv6_is_usable_like_ipv4() -> None:
+    assert make_driver().usable(Family.IPV6) == ""

@@ -1,0 +1,137 @@
+"""Events of a real kernel, in a network namespace of its own; losing them; and rare messages, made by hand."""
+
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ipvsproxy.kernel import notify
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import InterfaceAddress
+from ipvsproxy.model.net import parse_address
+
+pytestmark = pytest.mark.usefixtures("fresh_namespace")
+IP = shutil.which("ip") or "ip is not installed"
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    """The device that the listener is about: a bridge, since some test hosts have no dummy."""
+    request.getfixturevalue("fresh_namespace")
+    ip("link", "add", "kube-test0", "type", "bridge")
+    return "kube-test0"
+
+
+@pytest.fixture
+def listener(device: str) -> Iterator[notify.ChangeListener]:
+    """A listener that has heard what was there before."""
+    with notify.ChangeListener(device=device) as listener:
+        assert listener.read() == ()
+        yield listener
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run((IP, *arguments), check=True)
+
+
+def carried(interface: str, text: str, prefix_length: int) -> InterfaceAddress:
+    return InterfaceAddress(interface, parse_address(text), prefix_length)
+
+
+def test_addresses_that_come_and_go_are_told_with_their_interface(listener: notify.ChangeListener) -> None:
+    ip("address", "add", "192.0.2.1/24", "dev", "lo")
+    ip("address", "add", "2001:db8::1/64", "dev", "kube-test0", "nodad")
+    ip("address", "del", "192.0.2.1/24", "dev", "lo")
+    assert listener.read() == (
+        notify.AddressAppeared(carried("lo", "192.0.2.1", 24)),
+        notify.AddressAppeared(carried("kube-test0", "2001:db8::1", 64)),
+        notify.AddressVanished(carried("lo", "192.0.2.1", 24)),
+    )
+    assert listener.read() == ()
+
+
+def test_of_a_point_to_point_link_our_own_end_is_told(listener: notify.ChangeListener) -> None:
+    ip("address", "add", "192.0.2.1", "peer", "192.0.2.2/32", "dev", "lo")
+    assert listener.read() == (notify.AddressAppeared(carried("lo", "192.0.2.1", 32)),)
+
+
+def test_interfaces_that_come_later_are_known_by_name(listener: notify.ChangeListener) -> None:
+    ip("link", "add", "late0", "type", "bridge")
+    ip("address", "add", "192.0.2.1/32", "dev", "late0")
+    assert listener.read() == (notify.AddressAppeared(carried("late0", "192.0.2.1", 32)),)
+
+
+def test_the_deleted_device_is_told_after_its_addresses(listener: notify.ChangeListener, device: str) -> None:
+    ip("address", "add", "192.0.2.1/32", "dev", device)
+    ip("link", "add", "other0", "type", "bridge")
+    ip("link", "del", "other0")
+    ip("link", "del", device)
+    assert listener.read() == (
+        notify.AddressAppeared(carried(device, "192.0.2.1", 32)),
+        notify.AddressVanished(carried(device, "192.0.2.1", 32)),
+        notify.DeviceVanished(device),
+    )
+
+
+def test_a_renamed_device_has_vanished(listener: notify.ChangeListener, device: str) -> None:
+    ip("link", "set", device, "name", "other0")
+    assert listener.read() == (notify.DeviceVanished(device),)
+
+
+def test_what_we_do_ourselves_is_not_told(device: str) -> None:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as ours:
+        ours.bind((0, 0))
+        with notify.ChangeListener(own_ports=(ours.getsockname()[0],), device=device) as listener:
+            ours.send(new_address_request(device, "192.0.2.1"))
+            assert struct.unpack_from("=i", ours.recv(4096), 16) == (0,)
+            ip("address", "add", "192.0.2.2/32", "dev", device)
+            assert listener.read() == (notify.AddressAppeared(carried(device, "192.0.2.2", 32)),)
+
+
+def new_address_request(device: str, text: str) -> bytes:
+    """RTM_NEWADDR with REQUEST, ACK, CREATE and EXCL for one IPv4 address."""
+    body = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, socket.if_nametoindex(device))
+    body += struct.pack("=HH4s", 8, 2, parse_address(text))
+    return struct.pack("=IHHII", 16 + len(body), 20, 0x605, 1, 0) + body
+
+
+def test_lost_events_are_told_as_an_overrun_and_names_are_asked_for_again(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "RECEIVE_BUFFER", 4096)
+    with notify.ChangeListener(device=device) as listener:
+        listener.read()
+        for number in range(40):
+            ip("address", "add", f"192.0.2.{number}/32", "dev", device)
+        assert listener.read()[0] == notify.Overrun()
+        assert listener.read() == ()
+        ip("address", "add", "198.51.100.1/32", "dev", device)
+        assert listener.read()[-1:] == (notify.AddressAppeared(carried(device, "198.51.100.1", 32)),)
+
+
+def test_the_descriptor_is_readable_only_when_something_has_changed(listener: notify.ChangeListener) -> None:
+    with pytest.raises(BlockingIOError):
+        listener._socket.recv(1)
+    ip("address", "add", "192.0.2.1/32", "dev", "lo")
+    assert listener.fileno() == listener._socket.fileno()
+    assert listener._socket.recv(1, socket.MSG_PEEK)
+
+
+def test_a_closed_listener_is_an_error(listener: notify.ChangeListener) -> None:
+    listener.close()
+    with pytest.raises(KernelError, match="listen for changes"):
+        listener.read()
+
+
+def test_an_event_of_an_unknown_interface_has_its_number(listener: notify.ChangeListener) -> None:
+    body = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 999) + struct.pack("=HH4s", 8, 2, bytes(4))
+    message = struct.pack("=IHHII", 16 + len(body), 20, 0, 0, 0) + body
+    assert list(listener._decode(message)) == [notify.AddressAppeared(carried("if999", "0.0.0.0", 32))]
+
+
+def test_events_without_address_or_of_other_families_are_passed_over(listener: notify.ChangeListener) -> None:
+    empty = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 1) + struct.pack("=HH", 0, 0)
+    strange = struct.pack("=BBBBI", socket.AF_PACKET, 32, 0, 0, 1) + struct.pack("=HH4s", 8, 2, bytes(4))
+    for body in (empty, strange):
+        assert list(listener._decode(struct.pack("=IHHII", 16 + len(body), 20, 0, 0, 0) + body)) == []
