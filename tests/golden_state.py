@@ -1,0 +1,298 @@
+"""The kernel's state of the current namespace in the form of the golden recordings, read and put back.
+
+``read_state`` prints what an operator sees (ipvsadm, ipset, iptables-save, ip) in the form of ``tests/golden/expected``, and
+``restore_state`` makes the kernel hold a recorded state, as if kube-proxy had left it there. Both go through the operator's own
+tools, never through ipvsproxy's drivers: what they agree on is not our own mistake twice.
+"""
+
+import email.message
+import importlib
+import json
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+# A copy of what the recordings came with: not typed, and not ours to edit.
+compare: Any = importlib.import_module("tests.golden.compare")
+
+State = dict[str, Any]
+
+KERNEL_SECTIONS = ("virtual_servers", "real_servers", "ipsets", "iptables", "addresses", "sysctls")
+SYSCTLS = (
+    "net.bridge.bridge-nf-call-iptables",
+    "net.ipv4.conf.all.arp_announce",
+    "net.ipv4.conf.all.arp_ignore",
+    "net.ipv4.conf.all.route_localnet",
+    "net.ipv4.ip_forward",
+    "net.ipv4.vs.conn_reuse_mode",
+    "net.ipv4.vs.conntrack",
+    "net.ipv4.vs.expire_nodest_conn",
+    "net.ipv4.vs.expire_quiescent_template",
+    "net.ipv4.vs.sloppy_tcp",
+    "net.ipv6.conf.all.forwarding",
+    "net.netfilter.nf_conntrack_max",
+    "net.netfilter.nf_conntrack_tcp_be_liberal",
+    "net.netfilter.nf_conntrack_tcp_timeout_close_wait",
+    "net.netfilter.nf_conntrack_tcp_timeout_established",
+    "net.netfilter.nf_conntrack_udp_timeout",
+    "net.netfilter.nf_conntrack_udp_timeout_stream",
+)
+TIMEOUTS = "ipvs timeouts tcp/tcpfin/udp"
+HOST_CONNTRACK_MAX = "net.netfilter.nf_conntrack_max"
+
+_PROTOCOL_OPTIONS = {"-t": "TCP", "-u": "UDP", "--sctp-service": "SCTP"}
+_PROTOCOL_OF = {name: option for option, name in _PROTOCOL_OPTIONS.items()}
+# The kernel picks these itself, and differently on every boot.
+_SET_OPTIONS_OF_THE_KERNEL = frozenset({"hashsize", "bucketsize", "initval"})
+_BUILT_IN_TABLES = ("nat", "filter")
+
+
+def _start(*argv: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
+
+
+def _run(*argv: str, stdin: str | None = None) -> str:
+    done = _start(*argv, stdin=stdin)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def read_state() -> State:
+    """The kernel's part of a recording: the sections of ``KERNEL_SECTIONS``."""
+    virtual_servers, real_servers = parse_ipvs(_run("ipvsadm", "--save", "--numeric"))
+    iptables: dict[str, list[str]] = {}
+    for label in ("v4", "v6"):
+        iptables |= parse_rules(label, _run(_iptables(label, "save")))
+    return {
+        "virtual_servers": virtual_servers,
+        "real_servers": real_servers,
+        "ipsets": parse_sets(_run("ipset", "save")),
+        "iptables": iptables,
+        "addresses": _read_addresses(),
+        "sysctls": _read_sysctls(),
+    }
+
+
+def _iptables(label: str, verb: str) -> str:
+    """The program of the variant that this namespace's rules are in, which is the legacy one wherever it has tables."""
+    program, listing = ("iptables", "ip_tables_names") if label == "v4" else ("ip6tables", "ip6_tables_names")
+    path = Path("/proc/net") / listing
+    return f"{program}-{'legacy' if path.exists() and path.read_text() else 'nft'}-{verb}"
+
+
+def parse_ipvs(text: str) -> tuple[State, State]:
+    """Virtual and real servers from what ``ipvsadm --save --numeric`` prints."""
+    virtual_servers: State = {}
+    real_servers: State = {}
+    for line in text.splitlines():
+        verb, protocol, address, *rest = line.split()
+        key = f"{_PROTOCOL_OPTIONS[protocol]} {address}"
+        options = dict(zip(rest[0::2], rest[1::2], strict=False))
+        if verb == "-A":
+            virtual_servers[key] = {
+                "scheduler": options["-s"],
+                "persistent": int(options.get("-p", 0)),
+                "netmask": options.get("-M", "default"),
+                "flags": options.get("-b", ""),
+            }
+        else:
+            forward = {"-m": "masq", "-g": "route", "-i": "tunnel"}[rest[2]]
+            real_servers[f"{key} -> {options['-r']}"] = {"forward": forward, "weight": int(rest[rest.index("-w") + 1])}
+    return virtual_servers, real_servers
+
+
+def parse_sets(text: str) -> State:
+    """The sets whose name begins with ``KUBE-`` from what ``ipset save`` prints."""
+    sets: State = {}
+    for line in text.splitlines():
+        verb, name, *rest = line.split()
+        if not name.startswith("KUBE-"):
+            continue
+        if verb == "create":
+            pairs = zip(rest[1::2], rest[2::2], strict=True)
+            options = " ".join(f"{option} {value}" for option, value in pairs if option not in _SET_OPTIONS_OF_THE_KERNEL)
+            sets[name] = {"type": rest[0], "options": options, "members": []}
+        else:
+            sets[name]["members"].append(" ".join(rest))
+    for content in sets.values():
+        content["members"].sort()
+    return sets
+
+
+def parse_rules(label: str, text: str) -> dict[str, list[str]]:
+    """All rules of chains whose name begins with ``KUBE-``, and the jumps to them, from what iptables-save prints."""
+    chains: dict[str, list[str]] = {}
+    table = ""
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:]
+        elif line.startswith(":KUBE-"):
+            chains[f"{label}/{table}/{line[1:].split()[0]}"] = []
+        elif line.startswith("-A "):
+            chain = line.split()[1]
+            if chain.startswith("KUBE-") or " -j KUBE-" in line:
+                chains.setdefault(f"{label}/{table}/{chain}", []).append(line)
+    return chains
+
+
+def _read_addresses() -> State:
+    done = _start("ip", "-details", "-json", "address", "show", "dev", "kube-ipvs0")
+    if done.returncode != 0:
+        return {}
+    device = json.loads(done.stdout)[0]
+    addresses: State = {
+        "(device)": {"flags": ",".join(device["flags"]), "kind": device["linkinfo"]["info_kind"], "mtu": str(device["mtu"])}
+    }
+    for address in device["addr_info"]:
+        addresses[f"{address['local']}/{address['prefixlen']}"] = {"scope": address["scope"]}
+    return addresses
+
+
+def _sysctl_path(name: str) -> Path:
+    return Path("/proc/sys") / name.replace(".", "/")
+
+
+def _read_sysctls() -> State:
+    values: State = {name: _sysctl_path(name).read_text().strip() for name in SYSCTLS if _sysctl_path(name).exists()}
+    values[TIMEOUTS] = _run("ipvsadm", "-L", "--timeout").partition(":")[2].strip()
+    return values
+
+
+def restore_state(expected: Mapping[str, Any]) -> None:
+    """Make the kernel hold a recorded state; what was there before in our namespace's tables is cleared.
+
+    Raises:
+        RuntimeError: a tool refused.
+    """
+    clear_state()
+    _run("ipset", "restore", stdin="".join(_set_lines(expected["ipsets"])))
+    _run("ipvsadm", "--restore", stdin="".join(_server_lines(expected["virtual_servers"], expected["real_servers"])))
+    for label, program in (("v4", "iptables-legacy-restore"), ("v6", "ip6tables-legacy-restore")):
+        _run(program, "--noflush", stdin=_rule_text(label, expected["iptables"]))
+    commands = ["link add kube-ipvs0 type dummy"]
+    commands += [f"address add {address} dev kube-ipvs0" for address in expected["addresses"] if address != "(device)"]
+    _run("ip", "-batch", "-", stdin="\n".join(commands) + "\n")
+    sysctls = dict(expected["sysctls"])
+    _run("ipvsadm", "--set", *sysctls.pop(TIMEOUTS).split())
+    for name, value in sysctls.items():
+        # Outside the first namespace this one is read-only: it is the whole host's.
+        if name != HOST_CONNTRACK_MAX or _sysctl_path(name).stat().st_mode & 0o200:
+            _sysctl_path(name).write_text(value)
+
+
+def clear_state() -> None:
+    """Empty what a proxy programs in this namespace: virtual servers, legacy and nft rules, sets, kube-ipvs0."""
+    _run("ipvsadm", "--clear")
+    for label in ("v4", "v6"):
+        program = _iptables(label, "restore")
+        if program.startswith(("iptables-legacy", "ip6tables-legacy")):
+            for table in _BUILT_IN_TABLES:
+                _run(program, "--table", table, stdin=f"*{table}\nCOMMIT\n")
+    _run("ipset", "destroy")
+    _start("ip", "link", "delete", "kube-ipvs0")
+
+
+def _set_lines(sets: Mapping[str, Any]) -> Iterable[str]:
+    for name, content in sets.items():
+        yield f"create {name} {content['type']} {content['options']}\n"
+        for member in content["members"]:
+            yield f"add {name} {member}\n"
+
+
+def _server_lines(virtual_servers: Mapping[str, Any], real_servers: Mapping[str, Any]) -> Iterable[str]:
+    for key, server in virtual_servers.items():
+        protocol, address = key.split()
+        line = f"-A {_PROTOCOL_OF[protocol]} {address} -s {server['scheduler']}"
+        line += f" -p {server['persistent']}" if server["persistent"] else ""
+        line += f" -b {server['flags']}" if server["flags"] else ""
+        yield line + "\n"
+    for key, server in real_servers.items():
+        virtual, _, address = key.partition(" -> ")
+        protocol, virtual_address = virtual.split()
+        yield f"-a {_PROTOCOL_OF[protocol]} {virtual_address} -r {address} -m -w {server['weight']}\n"
+
+
+def _rule_text(label: str, iptables: Mapping[str, list[str]]) -> str:
+    lines: list[str] = []
+    for table in _BUILT_IN_TABLES:
+        chains = {key.split("/")[2]: rules for key, rules in iptables.items() if key.startswith(f"{label}/{table}/")}
+        lines += [f"*{table}", *(f":{chain} - [0:0]" for chain in chains if chain.startswith("KUBE-"))]
+        for rules in chains.values():
+            lines += rules
+        lines.append("COMMIT")
+    return "\n".join(lines) + "\n"
+
+
+def read_health(ports: Iterable[int] = ()) -> State:
+    """The ``health`` and ``health_check_node_ports`` sections, asked from this namespace."""
+    addresses = ("127.0.0.1", "172.18.0.2", "fc00:f853:ccd::2")
+    health: State = {}
+    for path in ("10249/configz", "10249/healthz", "10249/nothing", "10249/proxyMode", "10256/", "10256/healthz", "10256/livez"):
+        answer = _fetch(f"127.0.0.1:{path}")
+        if path in {"10249/configz", "10249/nothing", "10256/"}:
+            answer.pop("body", None)
+        answer.pop("headers", None)
+        health[path] = answer
+    for address in addresses:
+        for name, path in (("healthz", "10256/healthz"), ("metrics", "10249/metrics")):
+            health[f"{name} port on {address}"] = _fetch(f"{_host(address)}:{path}")["code"]
+    listeners: State = {}
+    for address in addresses:
+        for port in ports:
+            answer = _fetch(f"{_host(address)}:{port}/")
+            answer.pop("content_type", None)
+            listeners[f"{address} port {port}"] = answer
+    return {"health": health, "health_check_node_ports": listeners}
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _fetch(where: str) -> State:
+    try:
+        with urllib.request.urlopen(f"http://{where}", timeout=5) as response:
+            return _answer(response.status, response.headers, response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return _answer(error.code, error.headers, error.read())
+    except urllib.error.URLError as error:
+        return {"code": "refused" if isinstance(error.reason, ConnectionRefusedError) else str(error.reason)}
+
+
+def _answer(code: int, headers: email.message.Message, body: bytes) -> State:
+    content_type = headers.get("Content-Type", "")
+    answer: State = {"code": code, "content_type": content_type}
+    if content_type.startswith("application/json"):
+        answer["body"] = _without_times(json.loads(body))
+    else:
+        answer["body"] = body.decode().strip()
+    names = ("Content-Type", "X-Content-Type-Options", "X-Load-Balancing-Endpoint-Weight")
+    answer["headers"] = {name: headers[name] for name in names if name in headers}
+    return answer
+
+
+def _without_times(body: Any) -> Any:
+    if isinstance(body, dict):
+        return {key: "TIME" if key in {"currentTime", "lastUpdated"} else _without_times(value) for key, value in body.items()}
+    return body
+
+
+def differences(
+    expected: Mapping[str, Any], actual: Mapping[str, Any], sections: Iterable[str]
+) -> dict[str, list[tuple[str, str, Any, Any]]]:
+    """The rows that differ, by section as ``compare.py`` names them: (row, kind, expected, actual)."""
+    chosen = tuple(sections)
+    rows_expected, rows_actual = (
+        compare.rows("", {name: state[name] for name in chosen if name in state}) for state in (expected, actual)
+    )
+    found = {}
+    for section in sorted({*rows_expected, *rows_actual}):
+        different, _ = compare.diff(rows_expected.get(section, {}), rows_actual.get(section, {}))
+        if different:
+            found[section] = different
+    return found

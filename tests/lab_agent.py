@@ -1,0 +1,288 @@
+"""The process behind the laboratory: it owns the network namespaces, serves in them and sends from them.
+
+One process does all of it, because a socket stays in the namespace it was made in: the agent steps into a namespace for the
+moment of making a socket or of starting a command, and waits for all of them in one loop. A namespace lives as long as its
+descriptor, so nothing is left when this process ends, however it ends. It reads one JSON request per line from standard input
+and answers on standard output, in the order in which the work is done; it needs nothing but the standard library.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+CLONE_NEWNET = 0x40000000
+PROTOCOLS = {
+    "TCP": (socket.SOCK_STREAM, socket.IPPROTO_TCP),
+    "UDP": (socket.SOCK_DGRAM, socket.IPPROTO_UDP),
+    "SCTP": (socket.SOCK_STREAM, socket.IPPROTO_SCTP),
+}
+OUTCOMES = {
+    errno.ECONNREFUSED: "refused",
+    errno.ECONNRESET: "reset",
+    errno.EHOSTUNREACH: "unreachable",
+    errno.ENETUNREACH: "unreachable",
+    errno.ETIMEDOUT: "timeout",
+}
+
+
+class Target(NamedTuple):
+    """Whom to ask, and from where; ``src`` None lets the kernel choose the address to send from."""
+
+    namespace: str
+    protocol: str
+    to: str
+    port: int
+    src: str | None
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+class Namespaces:
+    """The namespaces by name; ``node`` is the one that this process was started in."""
+
+    def __init__(self) -> None:
+        self._home = os.open("/proc/self/ns/net", os.O_RDONLY)
+        self._descriptors: dict[str, int] = {"node": self._home}
+
+    def create(self, name: str) -> str:
+        """Make a namespace with its loopback device down; returns a path that `ip link … netns` accepts."""
+        _check(_libc.unshare(CLONE_NEWNET))
+        try:
+            self._descriptors[name] = os.open("/proc/self/ns/net", os.O_RDONLY)
+        finally:
+            _check(_libc.setns(self._home, CLONE_NEWNET))
+        return f"/proc/{os.getpid()}/fd/{self._descriptors[name]}"
+
+    @contextlib.contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """Be in a namespace; there must be no await inside the block."""
+        if name == "node":
+            yield
+            return
+        _check(_libc.setns(self._descriptors[name], CLONE_NEWNET))
+        try:
+            yield
+        finally:
+            _check(_libc.setns(self._home, CLONE_NEWNET))
+
+    def socket(self, name: str, protocol: str, address: str) -> socket.socket:
+        """A non-blocking socket that lives in the namespace."""
+        kind, number = PROTOCOLS[protocol]
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with self.inside(name):
+            made = socket.socket(family, kind, number)
+        made.setblocking(False)
+        return made
+
+
+def _answer(address: str, peer: str) -> bytes:
+    return json.dumps({"backend": address, "source": peer}).encode() + b"\n"
+
+
+class StreamServer(asyncio.Protocol):
+    """Answers each line of a connection with the server's own address and the peer's, and keeps the connection open."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        peer = self._transport.get_extra_info("peername")[0]
+        self._transport.write(_answer(self._address, peer) * data.count(b"\n"))
+
+
+class DatagramServer(asyncio.DatagramProtocol):
+    """Answers each datagram with the server's own address and the sender's."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._transport: asyncio.DatagramTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.DatagramTransport", transport)  # Python 3.11's own is none by class
+
+    def datagram_received(self, _data: bytes, addr: tuple[str | Any, int]) -> None:
+        assert self._transport is not None
+        self._transport.sendto(_answer(self._address, addr[0]), addr)
+
+
+class Agent:
+    """The requests by name; each public method is one."""
+
+    def __init__(self) -> None:
+        self._namespaces = Namespaces()
+        self._servers: dict[tuple[str, str, str, int], asyncio.BaseTransport | asyncio.Server] = {}
+        self._held: dict[int, socket.socket] = {}
+        self._loads: list[asyncio.Task[dict[str, Any]]] = []
+
+    async def create(self, namespace: str) -> str:
+        """Make a namespace; returns its path."""
+        return self._namespaces.create(namespace)
+
+    async def run(self, namespace: str, argv: list[str], stdin: str | None) -> list[Any]:
+        """Run a command to its end; returns its status, output and error text."""
+        with self._namespaces.inside(namespace):
+            done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)  # noqa: ASYNC221 - see inside()
+        return [done.returncode, done.stdout, done.stderr]
+
+    async def sysctl(self, namespace: str, values: dict[str, str]) -> dict[str, str]:
+        """Write kernel settings that exist; returns what they were before."""
+        before = {}
+        with self._namespaces.inside(namespace):
+            for name, value in values.items():
+                path = Path("/proc/sys") / name
+                if path.exists():
+                    before[name] = path.read_text().strip()
+                    path.write_text(value)
+        return before
+
+    async def serve(self, namespace: str, protocol: str, address: str, port: int) -> None:
+        """Answer at this address until :meth:`hush`."""
+        loop = asyncio.get_running_loop()
+        listening = self._namespaces.socket(namespace, protocol, address)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listening.family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind((address, port))
+        server: asyncio.BaseTransport | asyncio.Server
+        if protocol == "UDP":
+            server, _ = await loop.create_datagram_endpoint(lambda: DatagramServer(address), sock=listening)
+        else:
+            server = await loop.create_server(lambda: StreamServer(address), sock=listening, backlog=1024)
+        self._servers[namespace, protocol, address, port] = server
+
+    async def hush(self, namespace: str, protocol: str, address: str, port: int) -> None:
+        """Stop answering new clients at this address; open connections stay."""
+        self._servers.pop((namespace, protocol, address, port)).close()
+
+    async def _connect(self, target: Target) -> socket.socket:
+        client = self._namespaces.socket(target.namespace, target.protocol, target.to)
+        try:
+            if target.src is not None:
+                client.bind((target.src, 0))
+            await asyncio.get_running_loop().sock_connect(client, (target.to, target.port))
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    async def _ask(self, client: socket.socket) -> dict[str, str]:
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(client, b"who\n")
+        line = await loop.sock_recv(client, 4096)
+        if not line:
+            raise ConnectionResetError(errno.ECONNRESET, "closed by the peer")
+        answer: dict[str, str] = json.loads(line)
+        return answer
+
+    async def _attempt(self, target: Target, timeout_s: float) -> tuple[str, dict[str, str] | None]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                client = await self._connect(target)
+                with contextlib.closing(client):
+                    return "ok", await self._ask(client)
+        except TimeoutError:
+            return "timeout", None
+        except OSError as error:
+            return OUTCOMES.get(error.errno or 0, f"error-{error.errno}"), None
+
+    async def probe(self, target: list[Any], count: int, timeout_s: float) -> dict[str, Any]:
+        """Ask this many times at once, each time from a fresh port; returns the sorted outcomes, backends and sources."""
+        attempts = await asyncio.gather(*(self._attempt(Target(*target), timeout_s) for _ in range(count)))
+        answers = [answer for _, answer in attempts if answer is not None]
+        return {
+            "outcome": "+".join(sorted({outcome for outcome, _ in attempts})),
+            "backends": sorted({answer["backend"] for answer in answers}),
+            "sources": sorted({answer["source"] for answer in answers}),
+        }
+
+    async def hold(self, target: list[Any], timeout_s: float) -> list[Any]:
+        """Open a connection and keep it; returns its number and the first answer."""
+        async with asyncio.timeout(timeout_s):
+            client = await self._connect(Target(*target))
+            self._held[client.fileno()] = client
+            return [client.fileno(), await self._ask(client)]
+
+    async def ask(self, number: int, timeout_s: float) -> dict[str, str]:
+        """Ask again through a connection that is held."""
+        async with asyncio.timeout(timeout_s):
+            return await self._ask(self._held[number])
+
+    async def release(self, number: int) -> None:
+        """Close a connection that is held."""
+        self._held.pop(number).close()
+
+    async def start_load(self, target: list[Any], interval_s: float) -> int:
+        """Begin to ask again and again, a fresh connection each time; returns a number for :meth:`stop_load`."""
+        self._loads.append(asyncio.create_task(self._load(Target(*target), interval_s)))
+        return len(self._loads) - 1
+
+    async def _load(self, target: Target, interval_s: float) -> dict[str, Any]:
+        outcomes: dict[str, int] = {}
+        backends: dict[str, int] = {}
+        slowest_s = 0.0
+        with contextlib.suppress(asyncio.CancelledError):
+            while True:
+                begin = time.monotonic()
+                outcome, answer = await self._attempt(target, 5.0)
+                slowest_s = max(slowest_s, time.monotonic() - begin)
+                outcomes[outcome] = outcomes.get(outcome, 0) + 1
+                if answer is not None:
+                    backends[answer["backend"]] = backends.get(answer["backend"], 0) + 1
+                await asyncio.sleep(interval_s)
+        return {"outcomes": outcomes, "backends": backends, "slowest_s": slowest_s}
+
+    async def stop_load(self, number: int) -> dict[str, Any]:
+        """End a load; returns how often each outcome and backend was seen, and how slow the slowest answer was."""
+        task = self._loads[number]
+        task.cancel()
+        return await task
+
+
+async def main() -> None:
+    """Answer requests until standard input ends."""
+    agent = Agent()
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=1 << 24)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+
+    async def handle(number: int, operation: str, arguments: dict[str, Any]) -> None:
+        try:
+            reply = {"id": number, "result": await getattr(agent, operation)(**arguments)}
+        except Exception as error:  # noqa: BLE001 - whatever went wrong is the caller's to see
+            reply = {"id": number, "error": f"{operation}: {type(error).__name__}: {error}"}
+        sys.stdout.write(json.dumps(reply) + "\n")
+        sys.stdout.flush()
+
+    running: set[asyncio.Task[None]] = set()
+    while line := await reader.readline():
+        request = json.loads(line)
+        task = asyncio.create_task(handle(request["id"], request["operation"], request["arguments"]))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
