@@ -80,6 +80,7 @@ class VirtualServer:
     key: VirtualServerKey
     settings: VirtualServerSettings
     real_servers: frozenset[RealServerKey] = frozenset()
+    owner: Owner = dataclasses.field(default=NODE_OWNER, compare=False)
 
 
 @dataclasses.dataclass(slots=True)

@@ -9,7 +9,6 @@ from ipvsproxy.model.kernel import (
     BoundAddress,
     Device,
     FlowCleaning,
-    HealthListener,
     IpSet,
     RealServer,
     SetEntry,
@@ -28,19 +27,7 @@ class Verb(enum.Enum):
     REMOVE = "remove"
 
 
-Item = (
-    VirtualServer
-    | RealServer
-    | SetEntry
-    | IpSet
-    | BoundAddress
-    | Device
-    | Sysctl
-    | Timeouts
-    | Skeleton
-    | FlowCleaning
-    | HealthListener
-)
+Item = VirtualServer | RealServer | SetEntry | IpSet | BoundAddress | Device | Sysctl | Timeouts | Skeleton | FlowCleaning
 
 
 class Operation(NamedTuple):
@@ -68,7 +55,6 @@ _KINDS: Mapping[type, str] = {
     Timeouts: "timeouts",
     Skeleton: "rules",
     FlowCleaning: "flow",
-    HealthListener: "health_listener",
 }
 
 
@@ -103,7 +89,7 @@ class Report:
     """What one sync did.
 
     ``done`` and ``failed`` count operations by (verb, kind). ``errors`` holds the first few failures in full, ``pending`` is
-    how many keys still differ.
+    how many keys still differ. ``surprises`` counts what was found otherwise than believed: look again.
     """
 
     done: Mapping[tuple[str, str], int]

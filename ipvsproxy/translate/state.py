@@ -65,6 +65,7 @@ class _FamilyState:
 
     def __init__(self, service: Service, cluster_address: Address, view: NodeView, settings: Settings) -> None:
         self.family = family = cluster_address.family
+        self.owner = Owner(service.created_s, *service.name)
         self.service = service
         self.view = view
         self.settings = settings
@@ -152,7 +153,7 @@ class _FamilyState:
 
     def _serve(self, address: Address, port: ServicePort, real_servers: frozenset[RealServerKey]) -> VirtualServerKey:
         key = VirtualServerKey(port.protocol, address, port.port)
-        self.virtual_servers.setdefault(key, VirtualServer(key, self.virtual_server_settings, real_servers))
+        self.virtual_servers.setdefault(key, VirtualServer(key, self.virtual_server_settings, real_servers, self.owner))
         return key
 
     def _add_node_port(self, port: ServicePort, real_servers: frozenset[RealServerKey]) -> None:
@@ -161,7 +162,7 @@ class _FamilyState:
         kinds = (every, local) if self.service.external_traffic_local else (every,)
         for address in addresses:
             key = VirtualServerKey(port.protocol, address, port.node_port)
-            self.virtual_servers.setdefault(key, VirtualServer(key, self.virtual_server_settings, real_servers))
+            self.virtual_servers.setdefault(key, VirtualServer(key, self.virtual_server_settings, real_servers, self.owner))
         for kind in kinds if addresses else ():
             if port.protocol is Protocol.SCTP:
                 for address in addresses:

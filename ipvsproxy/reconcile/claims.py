@@ -1,0 +1,219 @@
+"""All tables of the node, and what is claimed in them.
+
+Rule 1: what a Service wants replaces all that it wanted before.
+Rule 2: set entries describe a virtual server, so they are claimed only by the Service that has the virtual server.
+Rule 3: a rule is there as long as its set holds an entry, or a virtual server needs it: it comes first and goes last.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from ipvsproxy.model.kernel import (
+    DEVICE,
+    IP_SETS,
+    NODE_OWNER,
+    Device,
+    Flow,
+    IpSet,
+    ObservedVirtualServer,
+    Owner,
+    RealServerKey,
+    SetEntry,
+    SetKind,
+    Skeleton,
+    SkeletonImage,
+    Sysctl,
+    Timeouts,
+    VirtualServer,
+    VirtualServerKey,
+)
+from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.reconcile import ownership
+from ipvsproxy.reconcile.table import Conflict, Table, presence
+
+TIMEOUTS = "timeouts"
+"""The one key of the table of timeouts."""
+
+K = TypeVar("K")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Keep:
+    """The real servers that may go on answering a flow, and the Service that says so."""
+
+    owner: Owner
+    real_servers: frozenset[RealServerKey]
+
+
+class Claims:
+    """What the node and its Services want, next to what was observed."""
+
+    def __init__(
+        self,
+        virtual_server_differs: Callable[[VirtualServer, ObservedVirtualServer], bool],
+        is_excluded: Callable[[VirtualServerKey], bool],
+    ) -> None:
+        """Virtual servers that ``is_excluded`` tells are never removed."""
+        self._states: dict[ServiceName, ServiceState] = {}
+        self._entry_claims: dict[ServiceName, tuple[SetEntry, ...]] = {}
+        self._restricting: dict[ServiceName, ServiceState] = {}
+        self.virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer] = Table(
+            lambda wanted: wanted.owner, virtual_server_differs, is_excluded
+        )
+        self.entries: Mapping[str, Table[SetEntry, Owner, bool]] = {name: _of_presence(is_protected=False) for name in IP_SETS}
+        self.addresses: Table[Address, Owner, bool] = _of_presence(is_protected=False)
+        self.sets: Table[IpSet, Owner, bool] = _of_presence(is_protected=True)
+        self.devices: Table[Device, Owner, bool] = _of_presence(is_protected=True)
+        self.sysctls: Table[str, Sysctl, str] = Table(_node, lambda wanted, seen: wanted.value != seen, lambda _: True)
+        self.timeouts: Table[str, Timeouts, Timeouts] = Table(_node, lambda wanted, seen: wanted != seen, lambda _: True)
+        self.skeletons: Table[Family, Skeleton, SkeletonImage] = Table(
+            _node, lambda wanted, seen: wanted.image != seen, lambda _: True
+        )
+        self.flows: Table[Flow, Keep, frozenset[RealServerKey]] = Table(
+            lambda keep: keep.owner, lambda wanted, seen: not seen <= wanted.real_servers, lambda _: True
+        )
+
+    def all(self) -> Iterator[Table[Any, Any, Any]]:
+        """Every table."""
+        yield self.sysctls
+        yield self.timeouts
+        yield self.devices
+        yield self.sets
+        yield from self.entries.values()
+        yield self.skeletons
+        yield self.virtual_servers
+        yield self.addresses
+        yield self.flows
+
+    @property
+    def states(self) -> Mapping[ServiceName, ServiceState]:
+        """What each Service wants."""
+        return self._states
+
+    def put_node(self, families: Collection[Family], sysctls: Iterable[Sysctl], timeouts: Timeouts | None) -> None:
+        """What the node needs whatever its Services are: the device, the sets of the families in use, kernel settings."""
+        wanted = [ip_set for ip_set in IP_SETS.values() if ip_set.family in families]
+        self.sets.claim(NODE_OWNER, dict(self.sets.desired), presence(wanted, NODE_OWNER))
+        self.devices.claim(NODE_OWNER, dict(self.devices.desired), presence([Device(DEVICE)], NODE_OWNER))
+        self.sysctls.claim(NODE_OWNER, dict(self.sysctls.desired), {item.path: item for item in sysctls})
+        self.timeouts.claim(NODE_OWNER, dict(self.timeouts.desired), {TIMEOUTS: timeouts} if timeouts else {})
+
+    def put_skeleton(self, skeleton: Skeleton) -> None:
+        """The rules that a family needs."""
+        family = skeleton.family
+        before = self.skeletons.desired.get(family)
+        self.skeletons.claim(NODE_OWNER, {family: before} if before else {}, {family: skeleton})
+
+    def put(self, name: ServiceName, state: ServiceState | None) -> None:
+        """What a Service wants now; None when it is gone."""
+        before = self._states.pop(name, None)
+        self._restricting.pop(name, None)
+        affected: set[Owner] = set()
+        if before and (state is None or before.owner != state.owner):
+            affected |= self._claim(before, ServiceState(owner=before.owner))
+            before = None
+        if state:
+            self._states[name] = state
+            if state.refused:
+                self._restricting[name] = state
+            affected |= self._claim(before or ServiceState(owner=state.owner), state)
+        for owner in affected:
+            other = self._states.get(owner.service)
+            if other:
+                self._claim_entries(other)
+
+    def _claim(self, before: ServiceState, after: ServiceState) -> set[Owner]:
+        owner = after.owner
+        affected = self.virtual_servers.claim(owner, before.virtual_servers, after.virtual_servers)
+        if before.addresses != after.addresses:
+            self.addresses.claim(owner, presence(before.addresses, owner), presence(after.addresses, owner))
+        if before.flows != after.flows:
+            self._claim_flows(owner, before.flows, after.flows)
+        self._claim_entries(after)
+        return affected - {owner}
+
+    def _claim_flows(
+        self, owner: Owner, before: Mapping[Flow, frozenset[RealServerKey]], after: Mapping[Flow, frozenset[RealServerKey]]
+    ) -> None:
+        """Only a flow that lost a real server, or that has its first ones, calls for cleaning."""
+        self.flows.claim(owner, _keeps(owner, before), _keeps(owner, after))
+        for flow in (*before, *after):
+            wanted, seen = self.flows.desired.get(flow), self.flows.observed.get(flow)
+            if wanted is None:
+                self.flows.confirm(flow, None)
+            elif seen is not None and seen <= wanted.real_servers:
+                self.flows.confirm(flow, wanted.real_servers)
+
+    def _claim_entries(self, state: ServiceState) -> None:
+        name, owner = state.owner.service, state.owner
+        before = self._entry_claims.pop(name, ())
+        after = tuple(self._rightful_entries(state))
+        if after:
+            self._entry_claims[name] = after
+        if before == after:
+            return
+        for set_name in {entry.set for entry in (*before, *after)}:
+            self.entries[set_name].claim(
+                owner,
+                presence([entry for entry in before if entry.set == set_name], owner),
+                presence([entry for entry in after if entry.set == set_name], owner),
+            )
+
+    def _rightful_entries(self, state: ServiceState) -> Iterable[SetEntry]:
+        lost = {key for key in state.virtual_servers if not self.virtual_servers.is_held_by(key, state.owner)}
+        if not lost:
+            return state.entries
+        lost_ports = {key.port for key in lost}
+        return [
+            entry
+            for entry in state.entries
+            if ownership.virtual_server_of(entry) not in lost and (entry.address or entry.port not in lost_ports)
+        ]
+
+    def occupied(self, family: Family) -> frozenset[SetKind]:
+        """The kinds of set that hold an entry, or are about to hold one."""
+        return frozenset(
+            IP_SETS[name].kind
+            for name, table in self.entries.items()
+            if IP_SETS[name].family is family and (table.desired or table.observed)
+        )
+
+    def refused(self) -> frozenset[VirtualServerKey]:
+        """The virtual servers that this node itself may not use."""
+        wanted = {
+            key
+            for state in self._restricting.values()
+            for key in state.refused
+            if self.virtual_servers.is_held_by(key, state.owner)
+        }
+        going = {
+            rule.virtual_server
+            for skeleton in self.skeletons.desired.values()
+            for rules in skeleton.chains.values()
+            for rule in rules
+            if rule.virtual_server and self.is_going(rule.virtual_server)
+        }
+        return frozenset(wanted | going)
+
+    def is_going(self, key: VirtualServerKey) -> bool:
+        """Whether a virtual server is still there though nobody wants it."""
+        return key in self.virtual_servers.pending and key not in self.virtual_servers.desired
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Virtual servers that several Services want."""
+        return self.virtual_servers.conflicts()
+
+
+def _keeps(owner: Owner, flows: Mapping[Flow, frozenset[RealServerKey]]) -> Mapping[Flow, Keep]:
+    return {flow: Keep(owner, keep) for flow, keep in flows.items()}
+
+
+def _of_presence(*, is_protected: bool) -> Table[K, Owner, bool]:
+    return Table(lambda owner: owner, lambda _wanted, _seen: False, lambda _: is_protected)
+
+
+def _node(_: object) -> Owner:
+    return NODE_OWNER

@@ -1,0 +1,91 @@
+"""The difference of one virtual server, as operations."""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+
+from ipvsproxy.model.kernel import (
+    ObservedVirtualServer,
+    RealServer,
+    RealServerKey,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
+from ipvsproxy.model.net import Protocol
+from ipvsproxy.model.plan import Operation, Verb
+
+_SCHEDULER_FLAGS = 0x38
+"""The three flag bits that belong to the scheduler; ``/proc/net/ip_vs`` does not show them."""
+
+
+def settings_differ(wanted: VirtualServerSettings, seen: ObservedVirtualServer) -> bool:
+    """Whether a virtual server must be set; flags that the observation could not show count as equal."""
+    if wanted == seen.settings:
+        return False
+    if seen.flags_known:
+        return True
+    return (wanted.scheduler, wanted.timeout_s, wanted.flags & ~_SCHEDULER_FLAGS) != (
+        seen.settings.scheduler,
+        seen.settings.timeout_s,
+        seen.settings.flags & ~_SCHEDULER_FLAGS,
+    )
+
+
+def differs(
+    wanted: VirtualServer, seen: ObservedVirtualServer, is_over: Callable[[VirtualServerKey, RealServerKey], bool]
+) -> bool:
+    """Whether any operation is called for now. A real server that is still draining calls for none."""
+    if settings_differ(wanted.settings, seen):
+        return True
+    weights = seen.real_servers
+    if any(weights.get(key) != 1 for key in wanted.real_servers):
+        return True
+    if len(weights) == len(wanted.real_servers):
+        return False
+    return any(_is_due(wanted.key, key, weight, is_over) for key, weight in weights.items() if key not in wanted.real_servers)
+
+
+def _is_due(
+    virtual_server: VirtualServerKey,
+    key: RealServerKey,
+    weight: int,
+    is_over: Callable[[VirtualServerKey, RealServerKey], bool],
+) -> bool:
+    """Whether something is to be done now about a real server that nobody wants."""
+    return virtual_server.protocol is not Protocol.TCP or weight != 0 or is_over(virtual_server, key)
+
+
+def virtual_server_operations(
+    key: VirtualServerKey,
+    wanted: VirtualServer | None,
+    seen: ObservedVirtualServer | None,
+    is_over: Callable[[VirtualServerKey, RealServerKey], bool],
+    seed: int,
+) -> Iterator[Operation]:
+    """What has to be done for one virtual server, in no order but that it stands before its real servers.
+
+    ``is_over`` tells of a real server with weight 0 whether its drain is over. ``seed`` is this node's: real servers are added in
+    an order of its own, or the first connection of every node would go to the same one (kubernetes/kubernetes #121591).
+    """
+    if wanted is None:
+        if seen is not None:
+            yield Operation(Verb.REMOVE, VirtualServer(key, seen.settings))
+        return
+    if seen is None:
+        yield Operation(Verb.ADD, wanted)
+    elif settings_differ(wanted.settings, seen):
+        yield Operation(Verb.SET, wanted)
+    weights = seen.real_servers if seen else {}
+    missing = [real_server for real_server in wanted.real_servers if weights.get(real_server) != 1]
+    for real_server in shuffled(missing, seed) if len(missing) > 1 else missing:
+        verb = Verb.SET if real_server in weights else Verb.ADD
+        yield Operation(verb, RealServer(key, real_server, 1))
+    for real_server, weight in weights.items():
+        if real_server not in wanted.real_servers and _is_due(key, real_server, weight, is_over):
+            drains_first = key.protocol is Protocol.TCP and weight != 0
+            yield Operation(Verb.SET if drains_first else Verb.REMOVE, RealServer(key, real_server, 0))
+
+
+def shuffled(real_servers: Iterable[RealServerKey], seed: int) -> list[RealServerKey]:
+    """In an order that depends on the seed, and on nothing else: the same at every start of the same node."""
+    return sorted(real_servers, key=lambda one: (zlib.crc32(one.address + one.port.to_bytes(2, "big"), seed), one))

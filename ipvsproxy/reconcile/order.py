@@ -1,0 +1,75 @@
+"""The order of operations, as a table.
+
+Additions come before removals, and what restricts comes before what it restricts:
+
+* rules name sets, so sets come first; a rule on an empty set does nothing, so entries come before rules;
+* source ranges are in force before the address that they guard is reachable: ranges, then the set that sends packets to
+  them, then rules, then the virtual server;
+* a virtual server and its real servers come before its address, or clients would be refused in between;
+* on removal the virtual server goes first, its entries and address after it: they are also what tells a later process that
+  the virtual server is ours.
+"""
+
+from collections.abc import Mapping
+
+from ipvsproxy.model.kernel import (
+    IP_SETS,
+    BoundAddress,
+    Device,
+    FlowCleaning,
+    IpSet,
+    RealServer,
+    SetEntry,
+    SetKind,
+    Skeleton,
+    Sysctl,
+    Timeouts,
+    VirtualServer,
+)
+from ipvsproxy.model.plan import Operation, Verb
+
+RANGE_SETS = frozenset(
+    name
+    for name, ip_set in IP_SETS.items()
+    if ip_set.kind in {SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP}
+)
+"""Sets of the sources that are let in."""
+FIREWALL_SETS = frozenset(name for name, ip_set in IP_SETS.items() if ip_set.kind is SetKind.LOAD_BALANCER_FIREWALL)
+"""Sets of the virtual servers that let in certain sources only."""
+
+_RANKS: Mapping[tuple[Verb, type], int] = {
+    (Verb.SET, Sysctl): 0,
+    (Verb.SET, Timeouts): 1,
+    (Verb.ADD, Device): 2,
+    (Verb.ADD, IpSet): 3,
+    (Verb.ADD, SetEntry): 6,
+    (Verb.SET, Skeleton): 7,
+    (Verb.ADD, VirtualServer): 8,
+    (Verb.SET, VirtualServer): 8,
+    (Verb.ADD, RealServer): 8,
+    (Verb.SET, RealServer): 8,
+    (Verb.ADD, BoundAddress): 9,
+    (Verb.REMOVE, RealServer): 10,
+    (Verb.REMOVE, VirtualServer): 11,
+    (Verb.REMOVE, SetEntry): 13,
+    (Verb.REMOVE, BoundAddress): 14,
+    (Verb.REMOVE, FlowCleaning): 15,
+}
+_FIRST_ENTRIES, _FIREWALL_ENTRIES, _DRAINING, _FIREWALL_REMOVALS = 4, 5, 10, 12
+
+
+def rank(operation: Operation) -> int:
+    """The place of an operation: lower ones come first; equal ones keep the order in which they were planned.
+
+    Raises:
+        KeyError: nobody ever plans such an operation.
+    """
+    verb, item = operation
+    if isinstance(item, SetEntry):
+        if verb is Verb.ADD and item.set in RANGE_SETS:
+            return _FIRST_ENTRIES
+        if item.set in FIREWALL_SETS:
+            return _FIREWALL_ENTRIES if verb is Verb.ADD else _FIREWALL_REMOVALS
+    elif isinstance(item, RealServer) and verb is Verb.SET and item.weight == 0:
+        return _DRAINING
+    return _RANKS[verb, type(item)]

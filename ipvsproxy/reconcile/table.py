@@ -1,0 +1,148 @@
+"""Desired and observed: the two sides of one kind of kernel object.
+
+Rule 1: a key whose two sides differ is pending, whatever made them differ: a change, drift, a failure. Nothing else is
+remembered of what has yet to be done.
+Rule 2: where several owners want one key, the lowest owner has it and the others wait; when it goes, the next one has it.
+Rule 3: what was observed and nobody wants is removed only if it is ours, and not protected.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+from ipvsproxy.model.kernel import Owner
+
+K = TypeVar("K")
+V = TypeVar("V")
+W = TypeVar("W")
+
+
+class Conflict(NamedTuple):
+    """Several owners want one key: who has it, and who waits, in their order."""
+
+    key: object
+    winner: Owner
+    waiting: tuple[Owner, ...]
+
+
+class Table(Generic[K, V, W]):
+    """All keys of one kind. ``V`` is what an owner wants of a key, ``W`` is what was observed of it."""
+
+    def __init__(
+        self,
+        owner_of: Callable[[V], Owner],
+        differs: Callable[[V, W], bool],
+        is_protected: Callable[[K], bool] = lambda _: False,
+    ) -> None:
+        """``differs`` compares what is wanted with what is there. Protected keys are never removed, whoever made them."""
+        self._owner_of = owner_of
+        self._differs = differs
+        self._is_protected = is_protected
+        self._desired: dict[K, V] = {}
+        self._waiting: dict[K, dict[Owner, V]] = {}
+        self._observed: dict[K, W] = {}
+        self._foreign: set[K] = set()
+        self._pending: dict[K, None] = {}
+
+    @property
+    def desired(self) -> Mapping[K, V]:
+        """What the winning owners want."""
+        return self._desired
+
+    @property
+    def observed(self) -> Mapping[K, W]:
+        """What is believed to be there, foreign keys included."""
+        return self._observed
+
+    @property
+    def foreign(self) -> Collection[K]:
+        """Observed keys that nobody wants and that are not ours."""
+        return self._foreign
+
+    @property
+    def pending(self) -> Collection[K]:
+        """Keys whose two sides differ, oldest first."""
+        return self._pending
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """All keys that more than one owner wants."""
+        for key, waiting in self._waiting.items():
+            yield Conflict(key, self._owner_of(self._desired[key]), tuple(sorted(waiting)))
+
+    def claim(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> set[Owner]:
+        """Replace what this owner wanted (``before``) by what it wants now; returns other owners who gained or lost a key."""
+        affected: set[Owner] = set()
+        for key in before:
+            if key not in after:
+                self._release(key, owner, affected)
+        for key, value in after.items():
+            if before.get(key) != value:
+                self._want(key, owner, value, affected)
+        return affected
+
+    def _want(self, key: K, owner: Owner, value: V, affected: set[Owner]) -> None:
+        held = self._desired.get(key)
+        if held is not None and (holder := self._owner_of(held)) != owner:
+            waiting = self._waiting.setdefault(key, {})
+            waiting.pop(owner, None)
+            if holder < owner:
+                waiting[owner] = value
+                return
+            waiting[holder] = held
+            affected.add(holder)
+        self._desired[key] = value
+        self._foreign.discard(key)
+        self.touch(key)
+
+    def _release(self, key: K, owner: Owner, affected: set[Owner]) -> None:
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            self._desired.pop(key, None)
+        elif waiting.pop(owner, None) is None:
+            heir = min(waiting)
+            self._desired[key] = waiting.pop(heir)
+            affected.add(heir)
+        if not waiting:
+            self._waiting.pop(key, None)
+        self.touch(key)
+
+    def is_held_by(self, key: K, owner: Owner) -> bool:
+        """Whether this owner has the key."""
+        held = self._desired.get(key)
+        return held is not None and self._owner_of(held) == owner
+
+    def observe(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> None:
+        """Replace all that is believed to be there. What was believed to be ours, and is there, stays ours."""
+        known = self._observed.keys() - self._foreign
+        self._foreign = {key for key in listing if key not in self._desired and key not in known and not is_ours(key)}
+        self._observed = dict(listing)
+        self._pending.clear()
+        for key in (*self._desired, *(self._observed.keys() - self._desired.keys())):
+            self.touch(key)
+
+    def confirm(self, key: K, value: W | None) -> None:
+        """Book that the kernel now holds this value, or (None) that it does not hold the key."""
+        if value is None:
+            self._observed.pop(key, None)
+            self._foreign.discard(key)
+        else:
+            self._observed[key] = value
+        self.touch(key)
+
+    def touch(self, key: K) -> None:
+        """Compare the two sides of a key again."""
+        if self.differs(key):
+            self._pending[key] = None
+        else:
+            self._pending.pop(key, None)
+
+    def differs(self, key: K) -> bool:
+        """Whether the two sides of the key differ in a way that calls for an operation."""
+        wanted, seen = self._desired.get(key), self._observed.get(key)
+        if wanted is None:
+            return seen is not None and key not in self._foreign and not self._is_protected(key)
+        return seen is None or self._differs(wanted, seen)
+
+
+def presence(keys: Iterable[K], owner: Owner) -> Mapping[K, Owner]:
+    """A claim on keys of which only presence counts: the value is the owner itself."""
+    return dict.fromkeys(keys, owner)
