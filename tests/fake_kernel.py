@@ -1,0 +1,364 @@
+"""A kernel in memory that refuses what the real one refuses, for tests without a kernel.
+
+It holds what the drivers in ``ipvsproxy/kernel`` would make of the same operations, and answers with the same outcomes;
+``tests/kernel/test_contract.py`` runs the same tests on both. What it holds lies open: a test makes drift, foreign objects and
+connections by changing the attributes.
+"""
+
+import collections
+import dataclasses
+import errno
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import assert_never
+
+from ipvsproxy.model.kernel import (
+    DEVICE,
+    IP_SETS,
+    SET_CAPACITY,
+    BoundAddress,
+    ChainKey,
+    Connections,
+    Device,
+    Flow,
+    FlowCleaning,
+    InterfaceAddress,
+    IpSet,
+    Jump,
+    ObservedVirtualServer,
+    RealServer,
+    RealServerKey,
+    SetEntry,
+    SetType,
+    Skeleton,
+    SkeletonImage,
+    Sysctl,
+    Timeouts,
+    VirtualServer,
+    VirtualServerKey,
+)
+from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of
+from ipvsproxy.model.state import Observation
+
+SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "fo", "ovf", "mh"})
+SET_BUSY = 4100
+"""IPSET_ERR_BUSY: a rule refers to the set."""
+INVALID_PREFIX = 4104
+"""IPSET_ERR_INVALID_CIDR: a range of /0."""
+HASH_FULL = 4352
+"""IPSET_ERR_HASH_FULL."""
+TARGETS = frozenset({"ACCEPT", "DROP", "RETURN", "MASQUERADE", "MARK", "REJECT"})
+
+
+class Refusal(Exception):  # noqa: N818 - what a kernel says, not what went wrong in a test
+    """The kernel refuses an operation."""
+
+    def __init__(self, number: int, detail: str = "") -> None:
+        super().__init__(detail or os.strerror(number))
+        self.number = number
+
+
+@dataclasses.dataclass(slots=True)
+class HeldSet:
+    """An ipset: its type, its family (of no meaning for a bitmap), and its entries."""
+
+    type: SetType
+    family: Family
+    entries: set[SetEntry] = dataclasses.field(default_factory=set)
+
+
+@dataclasses.dataclass(slots=True)
+class Failure:
+    """Operations that are to fail, whatever the kernel holds."""
+
+    predicate: Callable[[Operation], bool]
+    number: int
+    times: int
+
+
+class FakeKernel:
+    """What a node's kernel holds, and what was done to it.
+
+    ``applied`` are the operations in the order in which they came, refused ones included; ``counts`` counts them by verb and
+    kind. ``unreadable`` names fields of ``Observation`` that cannot be read. ``flows`` holds, per frontend, how many tracked
+    flows each real server answers.
+    """
+
+    def __init__(self, *, set_capacity: int = SET_CAPACITY, schedulers: Collection[str] = SCHEDULERS) -> None:
+        self.set_capacity = set_capacity
+        self.schedulers = schedulers
+        self.virtual_servers: dict[VirtualServerKey, ObservedVirtualServer] = {}
+        self.foreign_virtual_servers = 0
+        self.connection_counts: dict[tuple[VirtualServerKey, RealServerKey], Connections] = {}
+        self.sets: dict[str, HeldSet] = {}
+        self.device = False
+        self.addresses: set[Address] = set()
+        self.interface_addresses: list[InterfaceAddress] = []
+        self.chains: dict[Family, dict[ChainKey, tuple[str, ...]]] = {family: {} for family in Family}
+        self.jumps: dict[Family, set[Jump]] = {family: set() for family in Family}
+        self.families: tuple[Family, ...] = tuple(Family)
+        self.sysctls: dict[str, str] = {}
+        self.timeouts = Timeouts(900, 120, 300)
+        self.flows: dict[Flow, dict[RealServerKey, int]] = {}
+        self.applied: list[Operation] = []
+        self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.unreadable: set[str] = set()
+        self._failures: list[Failure] = []
+
+    def fail(self, predicate: Callable[[Operation], bool], number: int = errno.EIO, *, times: int = 1) -> None:
+        """Have the next ``times`` operations that the predicate picks fail with this error number."""
+        self._failures.append(Failure(predicate, number, times))
+
+    def forget(self) -> None:
+        """Forget what was done so far, not what is held."""
+        self.applied.clear()
+        self.counts.clear()
+
+    def observe(self) -> Observation:
+        """All that is held, as it is now; later changes do not show in it."""
+        parts: dict[str, object] = {
+            "virtual_servers": {
+                key: ObservedVirtualServer(server.settings, dict(server.real_servers), server.flags_known)
+                for key, server in self.virtual_servers.items()
+            },
+            "foreign_virtual_servers": self.foreign_virtual_servers,
+            "sets": {name: frozenset(held.entries) for name, held in self.sets.items() if name in IP_SETS},
+            "device": self.device,
+            "addresses": frozenset(self.addresses),
+            "interface_addresses": tuple(self.interface_addresses),
+            "skeletons": {
+                family: SkeletonImage(family=family, chains=dict(self.chains[family]), jumps=frozenset(self.jumps[family]))
+                for family in self.families
+            },
+            "sysctls": dict(self.sysctls),
+        }
+        readable = {name: value for name, value in parts.items() if name not in self.unreadable}
+        return dataclasses.replace(
+            Observation(errors=tuple(f"{name} cannot be read" for name in sorted(self.unreadable))),
+            **readable,  # type: ignore[arg-type]  # the names are those of the fields
+        )
+
+    def connections(self, keys: Iterable[VirtualServerKey]) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]]:
+        """The connections of each real server of these virtual servers; none unless ``connection_counts`` says so."""
+        none = Connections(0, 0)
+        return {
+            key: {real: self.connection_counts.get((key, real), none) for real in self.virtual_servers[key].real_servers}
+            if key in self.virtual_servers
+            else {}
+            for key in keys
+        }
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Do operations in their order. Raises AssertionError where one object occurs twice: drivers may reorder those."""
+        keys = [_identity(operation.item) for operation in operations]
+        twice = [key for key, count in collections.Counter(keys).items() if count > 1]
+        assert not twice, f"in one go, at most one operation per object: {twice}"
+        return [self._apply(operation) for operation in operations]
+
+    def _apply(self, operation: Operation) -> Outcome:
+        self.applied.append(operation)
+        self.counts[operation.verb.value, kind_of(operation.item)] += 1
+        try:
+            self._fail_on_demand(operation)
+            if isinstance(operation.item, FlowCleaning):
+                return Outcome(operation, removed=self._clean(operation.item))
+            return Outcome(operation, surprise=self._change(operation.verb, operation.item))
+        except Refusal as refusal:
+            return Outcome(operation, error=f"{operation}: {refusal}", errno=refusal.number)
+
+    def _fail_on_demand(self, operation: Operation) -> None:
+        for failure in self._failures:
+            if failure.times and failure.predicate(operation):
+                failure.times -= 1
+                raise Refusal(failure.number)
+
+    def _change(self, verb: Verb, item: Item) -> bool:
+        """Change one object; whether it was found otherwise than the verb expects. Raises Refusal."""
+        surprise = False
+        match item:
+            case VirtualServer():
+                surprise = self._change_virtual_server(verb, item)
+            case RealServer():
+                surprise = self._change_real_server(verb, item)
+            case IpSet():
+                surprise = self._change_set(verb, item)
+            case SetEntry():
+                surprise = self._change_entry(verb, item)
+            case Device():
+                surprise = self._change_device(verb, item)
+            case BoundAddress(address=address):
+                surprise = self._change_address(verb, address)
+            case Skeleton():
+                self._change_skeleton(verb, item)
+            case Sysctl(path=path, value=value):
+                if verb is not Verb.REMOVE:
+                    self._set_sysctl(path, value)
+            case Timeouts():
+                self.timeouts = Timeouts(*(new or old for new, old in zip(item, self.timeouts, strict=True)))
+            case FlowCleaning():
+                raise AssertionError("a cleaning has a count, not a surprise")
+            case never:
+                assert_never(never)
+        return surprise
+
+    def _change_virtual_server(self, verb: Verb, item: VirtualServer) -> bool:
+        there = self.virtual_servers.get(item.key)
+        if verb is Verb.REMOVE:
+            self.virtual_servers.pop(item.key, None)
+            self.connection_counts = {key: count for key, count in self.connection_counts.items() if key[0] != item.key}
+            return there is None
+        if item.settings.scheduler not in self.schedulers:
+            raise Refusal(errno.ENOENT, f"the kernel has no scheduler {item.settings.scheduler!r}")
+        if there is None:
+            self.virtual_servers[item.key] = ObservedVirtualServer(item.settings, {})
+        else:
+            there.settings = item.settings
+            there.flags_known = True
+        return (there is None) is (verb is Verb.SET)
+
+    def _change_real_server(self, verb: Verb, item: RealServer) -> bool:
+        server = self.virtual_servers.get(item.virtual_server)
+        if verb is Verb.REMOVE:
+            self.connection_counts.pop((item.virtual_server, item.key), None)
+            return server is None or server.real_servers.pop(item.key, None) is None
+        if server is None:
+            raise Refusal(errno.ESRCH, "its virtual server is missing")
+        address = item.key.address
+        if address.family is not item.virtual_server.address.family or not _is_unicast(address):
+            raise Refusal(errno.EINVAL)
+        if not 0 <= item.weight < 1 << 31:
+            raise Refusal(errno.ERANGE)
+        there = item.key in server.real_servers
+        server.real_servers[item.key] = item.weight
+        return there is (verb is Verb.ADD)
+
+    def _change_set(self, verb: Verb, item: IpSet) -> bool:
+        there = self.sets.get(item.name)
+        if verb is Verb.REMOVE:
+            texts = (rule for chains in self.chains.values() for rules in chains.values() for rule in rules)
+            if any(f"--match-set {item.name} " in text for text in texts):
+                raise Refusal(SET_BUSY, "a rule refers to the set")
+            self.sets.pop(item.name, None)
+            return there is None
+        if there is None:
+            self.sets[item.name] = HeldSet(item.type, item.family)
+        elif there.type is not item.type or (there.family is not item.family and item.type is not SetType.PORT):
+            raise Refusal(errno.EEXIST, f"there is a set of this name with type {there.type}")
+        return (there is None) is (verb is Verb.SET)
+
+    def _change_entry(self, verb: Verb, item: SetEntry) -> bool:
+        held = self.sets.get(item.set)
+        if verb is Verb.REMOVE:
+            missing = held is None or item not in held.entries
+            if held is not None:
+                held.entries.discard(item)
+            return missing
+        if held is None:
+            raise Refusal(errno.ENOENT, "the set does not exist")
+        _check_entry(item, held)
+        if item in held.entries:
+            return verb is Verb.ADD
+        if held.type is not SetType.PORT and len(held.entries) >= self.set_capacity:
+            raise Refusal(HASH_FULL, "the set is full")
+        held.entries.add(item)
+        return verb is Verb.SET
+
+    def _change_device(self, verb: Verb, item: Device) -> bool:
+        if item.name != DEVICE:
+            raise Refusal(errno.EINVAL, f"{item.name} is not the device of the service addresses")
+        there = self.device
+        self.device = verb is not Verb.REMOVE
+        if not self.device:
+            self.addresses.clear()
+        return there is self.device if verb is not Verb.SET else not there
+
+    def _change_address(self, verb: Verb, address: Address) -> bool:
+        there = address in self.addresses
+        if verb is Verb.REMOVE:
+            self.addresses.discard(address)
+            return not there
+        if not self.device:
+            raise Refusal(errno.ENODEV)
+        self.addresses.add(address)
+        return there is (verb is Verb.ADD)
+
+    def _change_skeleton(self, verb: Verb, item: Skeleton) -> None:
+        """Each table changes at once or not at all, the tables one after the other."""
+        family = item.family
+        if family not in self.families:
+            raise Refusal(0, f"{family.label} is not usable on this host")
+        for table in dict.fromkeys(key.table for key in item.chains):
+            chains = {key: rules for key, rules in item.chains.items() if key.table == table}
+            jumps = {jump for jump in item.jumps if jump.table == table}
+            if verb is Verb.REMOVE:
+                for key in chains:
+                    self.chains[family].pop(key, None)
+                self.jumps[family] -= jumps
+                continue
+            self._check_references(family, {rule.set.set for rules in chains.values() for rule in rules if rule.set})
+            targets = {rule.target.split()[0] for rules in chains.values() for rule in rules} | {jump.target for jump in jumps}
+            for target in sorted(targets - TARGETS):
+                if ChainKey(table, target) not in chains:
+                    raise Refusal(0, f"iptables-restore: Couldn't load target `{target}'")
+            self.chains[family] |= {key: item.image.chains[key] for key in chains}
+            self.jumps[family] |= jumps
+
+    def _check_references(self, family: Family, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            if name not in self.sets:
+                raise Refusal(0, f"iptables-restore: Set {name} doesn't exist.")
+            if self.sets[name].type is not SetType.PORT and self.sets[name].family is not family:
+                raise Refusal(0, f"iptables-restore: The protocol family of set {name} is not applicable.")
+
+    def _set_sysctl(self, path: str, value: str) -> None:
+        if path not in self.sysctls:
+            raise Refusal(errno.ENOENT)
+        self.sysctls[path] = value
+
+    def _clean(self, item: FlowCleaning) -> int:
+        flows = self.flows.get(item.flow, {})
+        gone = [real_server for real_server in flows if real_server not in item.keep]
+        return sum(flows.pop(real_server) for real_server in gone)
+
+
+def _identity(item: Item) -> object:
+    """What an operation is about, whatever it makes of it."""
+    match item:
+        case VirtualServer(key=key):
+            return "virtual server", key
+        case RealServer(virtual_server=virtual_server, key=key):
+            return "real server", virtual_server, key
+        case Skeleton(family=family):
+            return "skeleton", family
+        case Sysctl(path=path):
+            return "sysctl", path
+        case FlowCleaning(flow=flow):
+            return "flow", flow
+        case _:
+            return kind_of(item), item
+
+
+def _is_unicast(address: Address) -> bool:
+    if address.is_unspecified or address.is_link_local_v6:
+        return False
+    return address[0] < 0xE0 if address.family is Family.IPV4 else address[0] != 0xFF
+
+
+def _check_entry(entry: SetEntry, held: HeldSet) -> None:
+    """Raises Refusal for an entry that does not have just the fields of its set's type, in the set's family."""
+    wanted = {
+        SetType.ADDRESS: (True, False, False),
+        SetType.ADDRESS_PORT: (True, True, False),
+        SetType.ADDRESS_PORT_ADDRESS: (True, True, True),
+        SetType.ADDRESS_PORT_NETWORK: (True, True, True),
+        SetType.PORT: (False, False, False),
+    }[held.type]
+    if (entry.address is not None, entry.protocol is not None, entry.other is not None) != wanted:
+        raise Refusal(errno.EINVAL, f"not an entry of type {held.type}")
+    if any(address is not None and address.family is not held.family for address in (entry.address, entry.other)):
+        raise Refusal(errno.EINVAL, f"the set is for {held.family.label}")
+    if not 0 <= entry.port < 1 << 16:
+        raise Refusal(errno.EINVAL, "not a port")
+    if held.type is SetType.ADDRESS_PORT_NETWORK and not 0 < entry.prefix_length <= held.family.bits:
+        raise Refusal(INVALID_PREFIX, "not a prefix length that a set can hold")
