@@ -178,7 +178,20 @@ def restore_state(expected: Mapping[str, Any]) -> None:
     _run("ip", "-batch", "-", stdin="\n".join(commands) + "\n")
     sysctls = dict(expected["sysctls"])
     _run("ipvsadm", "--set", *sysctls.pop(TIMEOUTS).split())
-    for name, value in sysctls.items():
+    _write_sysctls(sysctls)
+
+
+def unprepare_sysctls() -> None:
+    """Set the kernel's settings as on a node where no proxy has run yet, so that what is not set shows."""
+    values = {name: "0" for name in SYSCTLS if name.startswith(("net.ipv4.vs.", "net.ipv4.conf."))}
+    values |= {"net.ipv4.ip_forward": "0", "net.netfilter.nf_conntrack_tcp_timeout_established": "432000"}
+    values |= {"net.netfilter.nf_conntrack_tcp_timeout_close_wait": "60", HOST_CONNTRACK_MAX: "65536"}
+    _write_sysctls(values)
+    _run("ipvsadm", "--set", "900", "120", "300")
+
+
+def _write_sysctls(values: Mapping[str, str]) -> None:
+    for name, value in values.items():
         # Outside the first namespace this one is read-only: it is the whole host's.
         if name != HOST_CONNTRACK_MAX or _sysctl_path(name).stat().st_mode & 0o200:
             _sysctl_path(name).write_text(value)

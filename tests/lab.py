@@ -110,7 +110,11 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection in the ordinary way."""
-        self._lab.call("release", number=self._number)
+        self._lab.call("release", number=self._number, abort=False)
+
+    def abort(self) -> None:
+        """Reset the connection: no side waits for a late packet, so IPVS forgets it within seconds."""
+        self._lab.call("release", number=self._number, abort=True)
 
 
 class Lab:
@@ -262,7 +266,13 @@ class Lab:
         """Start a pod on the node with the addresses 10.244.0.<number> and fd00:10:244::<number>."""
         path = self._namespace(name)
         self._pods.append(name)
-        self.ip("node", f"link add {name} type veth peer name eth0 netns {path}", f"link set {name} master cni0 up")
+        # Hairpin as the bridge CNI plugin's hairpinMode: what a pod answers itself through a Service leaves by its own port.
+        self.ip(
+            "node",
+            f"link add {name} type veth peer name eth0 netns {path}",
+            f"link set {name} master cni0 up",
+            f"link set {name} type bridge_slave hairpin on",
+        )
         self.ip(
             name,
             "link set lo up",

@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -230,9 +231,12 @@ class Agent:
         async with asyncio.timeout(timeout_s):
             return await self._ask(self._held[number])
 
-    async def release(self, number: int) -> None:
-        """Close a connection that is held."""
-        self._held.pop(number).close()
+    async def release(self, number: int, *, abort: bool) -> None:
+        """Close a connection that is held, or reset it."""
+        client = self._held.pop(number)
+        if abort:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
 
     async def start_load(self, target: list[Any], interval_s: float) -> int:
         """Begin to ask again and again, a fresh connection each time; returns a number for :meth:`stop_load`."""

@@ -1,0 +1,92 @@
+"""The real program as a subprocess, fed from a directory of manifests."""
+
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+HEALTHY_WITHIN_S = 60.0
+STOPPED_WITHIN_S = 10.0
+_BETWEEN_LOOKS_S = 0.05
+
+
+class ProgramError(Exception):
+    """The program did not do what it was expected to; the message ends with what it logged last."""
+
+
+class Program:
+    """``ipvsproxy --proxy-mode=ipvs --manifests=…`` in the current namespace, from entering until leaving the block.
+
+    ``log`` is a file that its output is appended to; ``path`` is put in front of PATH.
+    """
+
+    def __init__(self, manifests: Path, log: Path, *flags: str, path: str | None = None) -> None:
+        self._command = [sys.executable, "-m", "ipvsproxy", "--proxy-mode=ipvs", f"--manifests={manifests}", *flags]
+        self._log = log
+        self._environment: Mapping[str, str] = os.environ | ({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})
+
+    def __enter__(self) -> Self:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+            )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOPPED_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise ProgramError(f"still running {STOPPED_WITHIN_S} s after SIGTERM\n{self.log_tail()}") from None
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+    @property
+    def command(self) -> str:
+        """The command line."""
+        return " ".join(self._command)
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The last lines of the log."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+
+    def wait_until_healthy(self) -> None:
+        """Wait until ``/healthz`` says that the first sync is done.
+
+        Raises:
+            ProgramError: it ended, or took too long.
+        """
+        self.wait_until(_is_healthy, "healthy", HEALTHY_WITHIN_S)
+
+    def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
+        """Wait until a condition holds, looking again and again.
+
+        Raises:
+            ProgramError: the program ended, or the condition did not hold within this time.
+        """
+        deadline = time.monotonic() + within_s
+        while not reached():
+            if self._process.poll() is not None:
+                raise ProgramError(f"ended with status {self._process.returncode}, not {what}\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise ProgramError(f"not {what} within {within_s} s\n{self.log_tail()}")
+            time.sleep(_BETWEEN_LOOKS_S)
+
+
+def _is_healthy() -> bool:
+    try:
+        with urllib.request.urlopen("http://127.0.0.1:10256/healthz", timeout=5) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False

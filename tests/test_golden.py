@@ -1,0 +1,191 @@
+"""The real program against the recorded kube-proxy: kernel state row by row, HTTP answers, and packets.
+
+Each test is one section of one phase of one profile; a failure lists the rows that differ, each with its scenario. Rows in
+``golden/accepted.txt`` may differ. The phases of one profile follow each other in one run of the program.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import golden_fixtures, golden_state, lab, program
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
+
+PHASES = {"default": ("P0", "P1", "P2")}
+HTTP_SECTIONS = ("health", "health_check_node_ports")
+CASES = [
+    (profile, phase, section)
+    for profile in golden_fixtures.profiles()
+    for phase in PHASES.get(profile, ("P0",))
+    for section in (*golden_state.KERNEL_SECTIONS, *HTTP_SECTIONS, *(("graceful_termination",) if phase == "P1" else ()))
+]
+PROBES: Mapping[str, Any] = golden_fixtures.recording("default", "probes")
+
+SETTLED_WITHIN_S = 45.0
+QUIET_LOOKS = 4
+"""So many equal looks at a state that is not the recorded one mean that it will not get there."""
+
+ATTEMPTS = 6
+"""Enough for every endpoint to be chosen at least once."""
+
+State = dict[str, Any]
+
+_QUESTION = frozenset({"from", "port", "proto", "scenario", "src", "to"})
+
+
+@pytest.fixture(scope="module", name="node")
+def _node() -> Iterator[lab.Lab]:
+    with lab.Lab() as node:
+        yield node
+        golden_state.clear_state()
+
+
+@pytest.fixture(scope="module", name="observed")
+def _observed(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], State]:
+    """What the program makes of a profile's phases; every profile is run once, when it is first asked for."""
+
+    @functools.cache
+    def phases(profile: str) -> Mapping[str, State]:
+        return dict(_run(node, profile, tmp_path_factory.mktemp(profile)))
+
+    return lambda profile, phase: phases(profile)[phase]
+
+
+def _start(profile: str, directory: Path) -> tuple[golden_fixtures.World, program.Program]:
+    golden_state.clear_state()
+    golden_state.unprepare_sysctls()
+    manifests = directory / "manifests"
+    manifests.mkdir()
+    settings = golden_fixtures.profiles()[profile]
+    has_ipv6 = not settings.get("no_ip6tables", False)
+    world = golden_fixtures.World(manifests, node_has_ipv6=has_ipv6)
+    world.apply("P0")
+    flags = ["--hostname-override=node-a", *settings["flags"].split()]
+    path = None if has_ipv6 else _programs_that_fail(directory / "bin")
+    return world, program.Program(manifests, directory / "log", *flags, path=path)
+
+
+def _programs_that_fail(directory: Path) -> str:
+    directory.mkdir()
+    for variant in ("", "-legacy", "-nft"):
+        for verb in ("", "-save", "-restore"):
+            path = directory / f"ip6tables{variant}{verb}"
+            path.write_text("#!/bin/sh\necho 'ip6tables: not on this machine' >&2\nexit 3\n")
+            path.chmod(0o755)
+    return str(directory)
+
+
+def _run(node: lab.Lab, profile: str, directory: Path) -> Iterator[tuple[str, State]]:
+    world, running = _start(profile, directory)
+    with running:
+        running.wait_until_healthy()
+        yield "P0", _settle(running, profile, "P0")
+        if "P1" not in PHASES.get(profile, ()):
+            return
+        before = node.open("p1", "TCP", "10.96.16.1", 80)
+        world.apply("P1")
+        state = _settle(running, profile, "P1")
+        new = node.probe("p1", "TCP", "10.96.16.1", 80)
+        state["graceful_termination"] = {
+            "before": {"backend": before.backend, "outcome": "ok"},
+            "new connection": {"backend": "+".join(new.backends), "outcome": new.outcome},
+            "open connection": "again" if before.ask() == before.backend else "moved",
+            "weights with the connection open": {
+                row: server["weight"] for row, server in state["real_servers"].items() if row.startswith("TCP 10.96.16.1:80 ")
+            },
+        }
+        before.abort()
+        yield "P1", state
+        world.apply("P2")
+        yield "P2", _settle(running, profile, "P2")
+
+
+def _settle(running: program.Program, profile: str, phase: str) -> State:
+    """The state once it equals the recorded one, or does not change any more."""
+    recorded = golden_fixtures.recording(profile, phase)
+    seen: list[State] = []
+
+    def is_settled() -> bool:
+        seen.append(golden_state.read_state())
+        equal = not golden_state.differences(recorded, seen[-1], golden_state.KERNEL_SECTIONS)
+        return equal or (len(seen) > QUIET_LOOKS and all(state == seen[-1] for state in seen[-QUIET_LOOKS:]))
+
+    running.wait_until(is_settled, f"settled in {phase}", SETTLED_WITHIN_S)
+    ports = sorted({int(row.rpartition(" ")[2]) for row in recorded["health_check_node_ports"]})
+    return seen[-1] | golden_state.read_health(ports)
+
+
+def _is_accepted(file: str, section: str, row: str) -> bool:
+    return any(
+        all(golden_state.compare.match(pattern, text) for pattern, text in zip(line, (file, section, row), strict=False))
+        for line in _accepted()
+    )
+
+
+@functools.cache
+def _accepted() -> tuple[list[str], ...]:
+    return tuple(golden_state.compare.load_allow(str(golden_fixtures.GOLDEN / "accepted.txt")))
+
+
+@pytest.mark.parametrize(("profile", "phase", "section"), CASES)
+def test_state_equals_the_recording(observed: Callable[[str, str], State], profile: str, phase: str, section: str) -> None:
+    differences = golden_state.differences(golden_fixtures.recording(profile, phase), observed(profile, phase), [section])
+    report = [
+        f"{golden_fixtures.scenario_of(row)} | {part} | {row} | {kind}\n    recorded {recorded}\n    observed {seen}"
+        for part, rows in differences.items()
+        for row, kind, recorded, seen in rows
+        if not _is_accepted(phase, part, row)
+    ]
+    assert not report, f"{len(report)} rows differ\n" + "\n".join(report)
+
+
+@pytest.fixture(scope="module", name="answers")
+def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, lab.Seen]:
+    """All probes after P0 of the default profile."""
+    _, running = _start("default", tmp_path_factory.mktemp("probes"))
+    with running:
+        running.wait_until_healthy()
+        _settle(running, "default", "P0")
+        return _probe_all(node)
+
+
+def _probe_all(node: lab.Lab) -> Mapping[str, lab.Seen]:
+    """Those that were not answered go out together: they wait most of the time, and choose no endpoint.
+
+    The others go one by one: which endpoints a probe meets with is only certain while nobody else takes its turn.
+    """
+    together = [name for name, recorded in PROBES.items() if "ok" not in recorded["outcome"]]
+    answers = dict(zip(together, node.probe_all(map(_probe, together)), strict=True))
+    return answers | {name: node.probe_all([_probe(name)])[0] for name in PROBES if name not in answers}
+
+
+def _probe(name: str) -> lab.Probe:
+    recorded = PROBES[name]
+    return lab.Probe(
+        recorded["from"], recorded["proto"], recorded["to"], recorded["port"], src=recorded.get("src"), count=ATTEMPTS
+    )
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_packets_fare_as_recorded(answers: Mapping[str, lab.Seen], name: str) -> None:
+    if _is_accepted("probes", "probes", name):
+        pytest.skip("differs on purpose, see accepted.txt")
+    assert _in_recorded_form(name, answers[name]) == PROBES[name]
+
+
+def _in_recorded_form(name: str, seen: lab.Seen) -> Mapping[str, Any]:
+    asked = {key: value for key, value in PROBES[name].items() if key in _QUESTION}
+    if "distinct_backends" in PROBES[name]:
+        return asked | {"outcome": seen.outcome, "distinct_backends": len(seen.backends)}
+    return asked | {"outcome": seen.outcome, "backends": list(seen.backends), "source_seen": list(seen.sources)}
+
+
+def test_the_laboratory_answers_as_the_recorded_node_did(node: lab.Lab) -> None:
+    """The test of the test: with kube-proxy's own state in the kernel, every probe fares as recorded."""
+    golden_state.restore_state(golden_fixtures.recording("default", "P0"))
+    answers = _probe_all(node)
+    assert {name: _in_recorded_form(name, seen) for name, seen in answers.items()} == PROBES
