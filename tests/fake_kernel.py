@@ -8,10 +8,10 @@ connections by changing the attributes.
 import collections
 import dataclasses
 import errno
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import assert_never
 
+from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
     DEVICE,
     IP_SETS,
@@ -40,32 +40,10 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of
 from ipvsproxy.model.state import Observation
+from tests import fake_sets
 
 SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "fo", "ovf", "mh"})
-SET_BUSY = 4100
-"""IPSET_ERR_BUSY: a rule refers to the set."""
-INVALID_PREFIX = 4104
-"""IPSET_ERR_INVALID_CIDR: a range of /0."""
-HASH_FULL = 4352
-"""IPSET_ERR_HASH_FULL."""
 TARGETS = frozenset({"ACCEPT", "DROP", "RETURN", "MASQUERADE", "MARK", "REJECT"})
-
-
-class Refusal(Exception):  # noqa: N818 - what a kernel says, not what went wrong in a test
-    """The kernel refuses an operation."""
-
-    def __init__(self, number: int, detail: str = "") -> None:
-        super().__init__(detail or os.strerror(number))
-        self.number = number
-
-
-@dataclasses.dataclass(slots=True)
-class HeldSet:
-    """An ipset: its type, its family (of no meaning for a bitmap), and its entries."""
-
-    type: SetType
-    family: Family
-    entries: set[SetEntry] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(slots=True)
@@ -81,8 +59,8 @@ class FakeKernel:
     """What a node's kernel holds, and what was done to it.
 
     ``applied`` are the operations in the order in which they came, refused ones included; ``counts`` counts them by verb and
-    kind. ``unreadable`` names fields of ``Observation`` that cannot be read. ``flows`` holds, per frontend, how many tracked
-    flows each real server answers.
+    kind. ``unreadable`` names fields of ``Observation``, or ``connections``, that cannot be read. ``flows`` holds, per
+    frontend, how many tracked flows each real server answers.
     """
 
     def __init__(self, *, set_capacity: int = SET_CAPACITY, schedulers: Collection[str] = SCHEDULERS) -> None:
@@ -91,10 +69,10 @@ class FakeKernel:
         self.virtual_servers: dict[VirtualServerKey, ObservedVirtualServer] = {}
         self.foreign_virtual_servers = 0
         self.connection_counts: dict[tuple[VirtualServerKey, RealServerKey], Connections] = {}
-        self.sets: dict[str, HeldSet] = {}
+        self.sets: dict[str, fake_sets.HeldSet] = {}
         self.device = False
         self.addresses: set[Address] = set()
-        self.interface_addresses: list[InterfaceAddress] = []
+        self.host_addresses: list[InterfaceAddress] = []
         self.chains: dict[Family, dict[ChainKey, tuple[str, ...]]] = {family: {} for family in Family}
         self.jumps: dict[Family, set[Jump]] = {family: set() for family in Family}
         self.families: tuple[Family, ...] = tuple(Family)
@@ -115,23 +93,29 @@ class FakeKernel:
         self.applied.clear()
         self.counts.clear()
 
-    def observe(self) -> Observation:
-        """All that is held, as it is now; later changes do not show in it."""
+    def observe(
+        self,
+        sets: Collection[str] = tuple(IP_SETS),
+        families: Iterable[Family] = tuple(Family),
+        sysctls: Iterable[str] | None = None,
+    ) -> Observation:
+        """What is held now; later changes do not show in it. ``sysctls`` None stands for all there are."""
         parts: dict[str, object] = {
             "virtual_servers": {
                 key: ObservedVirtualServer(server.settings, dict(server.real_servers), server.flags_known)
                 for key, server in self.virtual_servers.items()
             },
             "foreign_virtual_servers": self.foreign_virtual_servers,
-            "sets": {name: frozenset(held.entries) for name, held in self.sets.items() if name in IP_SETS},
+            "sets": {name: frozenset(held.entries) for name, held in self.sets.items() if name in sets},
             "device": self.device,
             "addresses": frozenset(self.addresses),
-            "interface_addresses": tuple(self.interface_addresses),
+            "interface_addresses": tuple(self.host_addresses),
             "skeletons": {
                 family: SkeletonImage(family=family, chains=dict(self.chains[family]), jumps=frozenset(self.jumps[family]))
-                for family in self.families
+                for family in families
+                if family in self.families
             },
-            "sysctls": dict(self.sysctls),
+            "sysctls": {path: value for path, value in self.sysctls.items() if sysctls is None or path in set(sysctls)},
         }
         readable = {name: value for name, value in parts.items() if name not in self.unreadable}
         return dataclasses.replace(
@@ -139,8 +123,18 @@ class FakeKernel:
             **readable,  # type: ignore[arg-type]  # the names are those of the fields
         )
 
-    def connections(self, keys: Iterable[VirtualServerKey]) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]]:
+    def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
+        """The addresses of all interfaces but the device of the service addresses."""
+        if "interface_addresses" in self.unreadable:
+            raise KernelError(action="list addresses", errno=errno.EIO)
+        return tuple(self.host_addresses)
+
+    def connections(
+        self, keys: Collection[VirtualServerKey]
+    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
         """The connections of each real server of these virtual servers; none unless ``connection_counts`` says so."""
+        if "connections" in self.unreadable:
+            return dict.fromkeys(keys)
         none = Connections(0, 0)
         return {
             key: {real: self.connection_counts.get((key, real), none) for real in self.virtual_servers[key].real_servers}
@@ -164,14 +158,14 @@ class FakeKernel:
             if isinstance(operation.item, FlowCleaning):
                 return Outcome(operation, removed=self._clean(operation.item))
             return Outcome(operation, surprise=self._change(operation.verb, operation.item))
-        except Refusal as refusal:
+        except fake_sets.Refusal as refusal:
             return Outcome(operation, error=f"{operation}: {refusal}", errno=refusal.number)
 
     def _fail_on_demand(self, operation: Operation) -> None:
         for failure in self._failures:
             if failure.times and failure.predicate(operation):
                 failure.times -= 1
-                raise Refusal(failure.number)
+                raise fake_sets.Refusal(failure.number)
 
     def _change(self, verb: Verb, item: Item) -> bool:
         """Change one object; whether it was found otherwise than the verb expects. Raises Refusal."""
@@ -182,9 +176,9 @@ class FakeKernel:
             case RealServer():
                 surprise = self._change_real_server(verb, item)
             case IpSet():
-                surprise = self._change_set(verb, item)
+                surprise = fake_sets.change_set(self.sets, verb, item, referenced=self._is_referenced(item))
             case SetEntry():
-                surprise = self._change_entry(verb, item)
+                surprise = fake_sets.change_entry(self.sets, verb, item, self.set_capacity)
             case Device():
                 surprise = self._change_device(verb, item)
             case BoundAddress(address=address):
@@ -209,7 +203,7 @@ class FakeKernel:
             self.connection_counts = {key: count for key, count in self.connection_counts.items() if key[0] != item.key}
             return there is None
         if item.settings.scheduler not in self.schedulers:
-            raise Refusal(errno.ENOENT, f"the kernel has no scheduler {item.settings.scheduler!r}")
+            raise fake_sets.Refusal(errno.ENOENT, f"the kernel has no scheduler {item.settings.scheduler!r}")
         if there is None:
             self.virtual_servers[item.key] = ObservedVirtualServer(item.settings, {})
         else:
@@ -223,50 +217,19 @@ class FakeKernel:
             self.connection_counts.pop((item.virtual_server, item.key), None)
             return server is None or server.real_servers.pop(item.key, None) is None
         if server is None:
-            raise Refusal(errno.ESRCH, "its virtual server is missing")
+            raise fake_sets.Refusal(errno.ESRCH, "its virtual server is missing")
         address = item.key.address
         if address.family is not item.virtual_server.address.family or not _is_unicast(address):
-            raise Refusal(errno.EINVAL)
+            raise fake_sets.Refusal(errno.EINVAL)
         if not 0 <= item.weight < 1 << 31:
-            raise Refusal(errno.ERANGE)
+            raise fake_sets.Refusal(errno.ERANGE)
         there = item.key in server.real_servers
         server.real_servers[item.key] = item.weight
         return there is (verb is Verb.ADD)
 
-    def _change_set(self, verb: Verb, item: IpSet) -> bool:
-        there = self.sets.get(item.name)
-        if verb is Verb.REMOVE:
-            texts = (rule for chains in self.chains.values() for rules in chains.values() for rule in rules)
-            if any(f"--match-set {item.name} " in text for text in texts):
-                raise Refusal(SET_BUSY, "a rule refers to the set")
-            self.sets.pop(item.name, None)
-            return there is None
-        if there is None:
-            self.sets[item.name] = HeldSet(item.type, item.family)
-        elif there.type is not item.type or (there.family is not item.family and item.type is not SetType.PORT):
-            raise Refusal(errno.EEXIST, f"there is a set of this name with type {there.type}")
-        return (there is None) is (verb is Verb.SET)
-
-    def _change_entry(self, verb: Verb, item: SetEntry) -> bool:
-        held = self.sets.get(item.set)
-        if verb is Verb.REMOVE:
-            missing = held is None or item not in held.entries
-            if held is not None:
-                held.entries.discard(item)
-            return missing
-        if held is None:
-            raise Refusal(errno.ENOENT, "the set does not exist")
-        _check_entry(item, held)
-        if item in held.entries:
-            return verb is Verb.ADD
-        if held.type is not SetType.PORT and len(held.entries) >= self.set_capacity:
-            raise Refusal(HASH_FULL, "the set is full")
-        held.entries.add(item)
-        return verb is Verb.SET
-
     def _change_device(self, verb: Verb, item: Device) -> bool:
         if item.name != DEVICE:
-            raise Refusal(errno.EINVAL, f"{item.name} is not the device of the service addresses")
+            raise fake_sets.Refusal(errno.EINVAL, f"{item.name} is not the device of the service addresses")
         there = self.device
         self.device = verb is not Verb.REMOVE
         if not self.device:
@@ -279,7 +242,7 @@ class FakeKernel:
             self.addresses.discard(address)
             return not there
         if not self.device:
-            raise Refusal(errno.ENODEV)
+            raise fake_sets.Refusal(errno.ENODEV)
         self.addresses.add(address)
         return there is (verb is Verb.ADD)
 
@@ -287,7 +250,7 @@ class FakeKernel:
         """Each table changes at once or not at all, the tables one after the other."""
         family = item.family
         if family not in self.families:
-            raise Refusal(0, f"{family.label} is not usable on this host")
+            raise fake_sets.Refusal(0, f"{family.label} is not usable on this host")
         for table in dict.fromkeys(key.table for key in item.chains):
             chains = {key: rules for key, rules in item.chains.items() if key.table == table}
             jumps = {jump for jump in item.jumps if jump.table == table}
@@ -300,20 +263,24 @@ class FakeKernel:
             targets = {rule.target.split()[0] for rules in chains.values() for rule in rules} | {jump.target for jump in jumps}
             for target in sorted(targets - TARGETS):
                 if ChainKey(table, target) not in chains:
-                    raise Refusal(0, f"iptables-restore: Couldn't load target `{target}'")
+                    raise fake_sets.Refusal(0, f"iptables-restore: Couldn't load target `{target}'")
             self.chains[family] |= {key: item.image.chains[key] for key in chains}
             self.jumps[family] |= jumps
+
+    def _is_referenced(self, ip_set: IpSet) -> bool:
+        texts = (text for chains in self.chains.values() for rules in chains.values() for text in rules)
+        return any(f"--match-set {ip_set.name} " in text for text in texts)
 
     def _check_references(self, family: Family, names: Iterable[str]) -> None:
         for name in sorted(names):
             if name not in self.sets:
-                raise Refusal(0, f"iptables-restore: Set {name} doesn't exist.")
+                raise fake_sets.Refusal(0, f"iptables-restore: Set {name} doesn't exist.")
             if self.sets[name].type is not SetType.PORT and self.sets[name].family is not family:
-                raise Refusal(0, f"iptables-restore: The protocol family of set {name} is not applicable.")
+                raise fake_sets.Refusal(0, f"iptables-restore: The protocol family of set {name} is not applicable.")
 
     def _set_sysctl(self, path: str, value: str) -> None:
         if path not in self.sysctls:
-            raise Refusal(errno.ENOENT)
+            raise fake_sets.Refusal(errno.ENOENT)
         self.sysctls[path] = value
 
     def _clean(self, item: FlowCleaning) -> int:
@@ -343,22 +310,3 @@ def _is_unicast(address: Address) -> bool:
     if address.is_unspecified or address.is_link_local_v6:
         return False
     return address[0] < 0xE0 if address.family is Family.IPV4 else address[0] != 0xFF
-
-
-def _check_entry(entry: SetEntry, held: HeldSet) -> None:
-    """Raises Refusal for an entry that does not have just the fields of its set's type, in the set's family."""
-    wanted = {
-        SetType.ADDRESS: (True, False, False),
-        SetType.ADDRESS_PORT: (True, True, False),
-        SetType.ADDRESS_PORT_ADDRESS: (True, True, True),
-        SetType.ADDRESS_PORT_NETWORK: (True, True, True),
-        SetType.PORT: (False, False, False),
-    }[held.type]
-    if (entry.address is not None, entry.protocol is not None, entry.other is not None) != wanted:
-        raise Refusal(errno.EINVAL, f"not an entry of type {held.type}")
-    if any(address is not None and address.family is not held.family for address in (entry.address, entry.other)):
-        raise Refusal(errno.EINVAL, f"the set is for {held.family.label}")
-    if not 0 <= entry.port < 1 << 16:
-        raise Refusal(errno.EINVAL, "not a port")
-    if held.type is SetType.ADDRESS_PORT_NETWORK and not 0 < entry.prefix_length <= held.family.bits:
-        raise Refusal(INVALID_PREFIX, "not a prefix length that a set can hold")

@@ -4,11 +4,13 @@ import errno
 
 import pytest
 
+from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
     BoundAddress,
     Connections,
     Flow,
     FlowCleaning,
+    InterfaceAddress,
     IpSet,
     RealServer,
     RealServerKey,
@@ -22,7 +24,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
-from tests import fake_kernel
+from tests import fake_kernel, fake_sets
 
 KEY = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 443)
 SERVER = VirtualServer(KEY, VirtualServerSettings("rr"))
@@ -81,16 +83,32 @@ def test_a_part_that_cannot_be_read_is_none_and_told() -> None:
     assert seen.errors == ("sets cannot be read", "virtual_servers cannot be read")
 
 
+def test_connections_that_cannot_be_read_are_none() -> None:
+    kernel = fake_kernel.FakeKernel()
+    kernel.apply(add(SERVER))
+    kernel.unreadable = {"connections"}
+    assert kernel.connections([KEY]) == {KEY: None}
+
+
+def test_addresses_of_the_host_are_those_that_the_test_says_unless_they_cannot_be_read() -> None:
+    kernel = fake_kernel.FakeKernel()
+    kernel.host_addresses = [InterfaceAddress("eth0", KEY.address, 24)]
+    assert kernel.interface_addresses() == kernel.observe().interface_addresses == tuple(kernel.host_addresses)
+    kernel.unreadable = {"interface_addresses"}
+    with pytest.raises(KernelError):
+        kernel.interface_addresses()
+
+
 def test_a_full_set_takes_no_more() -> None:
     kernel = fake_kernel.FakeKernel(set_capacity=2)
     outcomes = kernel.apply(add(CLUSTER_IP, entry(1), entry(2), entry(3)))
-    assert [outcome.errno for outcome in outcomes] == [0, 0, 0, fake_kernel.HASH_FULL]
+    assert [outcome.errno for outcome in outcomes] == [0, 0, 0, fake_sets.HASH_FULL]
     assert kernel.apply(add(entry(1)))[0].error == ""
 
 
 def test_a_set_of_another_type_is_in_the_way() -> None:
     kernel = fake_kernel.FakeKernel()
-    kernel.sets[CLUSTER_IP.name] = fake_kernel.HeldSet(SetType.ADDRESS, Family.IPV4)
+    kernel.sets[CLUSTER_IP.name] = fake_sets.HeldSet(SetType.ADDRESS, Family.IPV4)
     assert kernel.apply(add(CLUSTER_IP))[0].errno == errno.EEXIST
 
 
@@ -110,7 +128,7 @@ def test_an_entry_must_have_the_fields_of_its_set() -> None:
 
 def test_strange_sets_are_held_but_not_observed() -> None:
     kernel = fake_kernel.FakeKernel()
-    kernel.sets["cali40all"] = fake_kernel.HeldSet(SetType.ADDRESS, Family.IPV4)
+    kernel.sets["cali40all"] = fake_sets.HeldSet(SetType.ADDRESS, Family.IPV4)
     kernel.apply(add(CLUSTER_IP))
     assert kernel.observe().sets == {CLUSTER_IP.name: frozenset()}
 

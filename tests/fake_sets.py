@@ -1,0 +1,86 @@
+"""The ipsets of the fake kernel."""
+
+import dataclasses
+import errno
+import os
+
+from ipvsproxy.model.kernel import IpSet, SetEntry, SetType
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Verb
+
+SET_BUSY = 4100
+"""IPSET_ERR_BUSY: a rule refers to the set."""
+INVALID_PREFIX = 4104
+"""IPSET_ERR_INVALID_CIDR: a range of /0."""
+HASH_FULL = 4352
+"""IPSET_ERR_HASH_FULL."""
+
+
+class Refusal(Exception):  # noqa: N818 - what a kernel says, not what went wrong in a test
+    """The kernel refuses an operation."""
+
+    def __init__(self, number: int, detail: str = "") -> None:
+        super().__init__(detail or os.strerror(number))
+        self.number = number
+
+
+@dataclasses.dataclass(slots=True)
+class HeldSet:
+    """An ipset: its type, its family (of no meaning for a bitmap), and its entries."""
+
+    type: SetType
+    family: Family
+    entries: set[SetEntry] = dataclasses.field(default_factory=set)
+
+
+def change_set(sets: dict[str, HeldSet], verb: Verb, item: IpSet, *, referenced: bool) -> bool:
+    """Make or remove a set; whether it was found otherwise than the verb expects. Raises Refusal."""
+    there = sets.get(item.name)
+    if verb is Verb.REMOVE:
+        if referenced:
+            raise Refusal(SET_BUSY, "a rule refers to the set")
+        sets.pop(item.name, None)
+        return there is None
+    if there is None:
+        sets[item.name] = HeldSet(item.type, item.family)
+    elif there.type is not item.type or (there.family is not item.family and item.type is not SetType.PORT):
+        raise Refusal(errno.EEXIST, f"there is a set of this name with type {there.type}")
+    return (there is None) is (verb is Verb.SET)
+
+
+def change_entry(sets: dict[str, HeldSet], verb: Verb, item: SetEntry, capacity: int) -> bool:
+    """Add or remove an entry; whether it was found otherwise than the verb expects. Raises Refusal."""
+    held = sets.get(item.set)
+    if verb is Verb.REMOVE:
+        missing = held is None or item not in held.entries
+        if held is not None:
+            held.entries.discard(item)
+        return missing
+    if held is None:
+        raise Refusal(errno.ENOENT, "the set does not exist")
+    _check_entry(item, held)
+    if item in held.entries:
+        return verb is Verb.ADD
+    if held.type is not SetType.PORT and len(held.entries) >= capacity:
+        raise Refusal(HASH_FULL, "the set is full")
+    held.entries.add(item)
+    return verb is Verb.SET
+
+
+def _check_entry(entry: SetEntry, held: HeldSet) -> None:
+    """Raises Refusal for an entry that does not have just the fields of its set's type, in the set's family."""
+    wanted = {
+        SetType.ADDRESS: (True, False, False),
+        SetType.ADDRESS_PORT: (True, True, False),
+        SetType.ADDRESS_PORT_ADDRESS: (True, True, True),
+        SetType.ADDRESS_PORT_NETWORK: (True, True, True),
+        SetType.PORT: (False, False, False),
+    }[held.type]
+    if (entry.address is not None, entry.protocol is not None, entry.other is not None) != wanted:
+        raise Refusal(errno.EINVAL, f"not an entry of type {held.type}")
+    if any(address is not None and address.family is not held.family for address in (entry.address, entry.other)):
+        raise Refusal(errno.EINVAL, f"the set is for {held.family.label}")
+    if not 0 <= entry.port < 1 << 16:
+        raise Refusal(errno.EINVAL, "not a port")
+    if held.type is SetType.ADDRESS_PORT_NETWORK and not 0 < entry.prefix_length <= held.family.bits:
+        raise Refusal(INVALID_PREFIX, "not a prefix length that a set can hold")
