@@ -1,0 +1,7 @@
+"""``python -m ipvsproxy``."""
+
+import sys
+
+from ipvsproxy import cli
+
+sys.exit(cli.main())

@@ -1,0 +1,250 @@
+"""The file behind ``--config``: a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) in YAML or JSON.
+
+As strict and as lenient as kube-proxy: broken YAML, another kind and a value of the wrong type are refused; a field that is
+unknown or stands there twice is told of and passed over (of two, the last counts). So our own fields, which live under
+``ipvsproxy:``, do not keep the same file from serving kube-proxy: it logs one line about them. Under ``ipvsproxy:`` an
+unknown field is refused, for nobody else would ever read it.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import yaml
+
+from ipvsproxy.config import catalogue, syntax
+from ipvsproxy.config.given import Given, Notice, Problem, Source, Value, quoted
+from ipvsproxy.config.option import Kind, Option
+
+API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
+KIND = "KubeProxyConfiguration"
+OWN_SECTION = "ipvsproxy"
+
+_STRING, _INTEGER, _FLOAT = "tag:yaml.org,2002:str", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_BOOLEAN, _NULL, _TIMESTAMP = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:null", "tag:yaml.org,2002:timestamp"
+_TRUE = frozenset(("yes", "true", "on"))
+_NANOSECONDS = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
+
+_Tree = dict[str, "_Tree | Option"]
+
+
+class Content(NamedTuple):
+    """What a file says: values by ``Option.key``, what is wrong, and what was passed over."""
+
+    given: Mapping[str, Given]
+    problems: tuple[Problem, ...] = ()
+    notices: tuple[Notice, ...] = ()
+
+
+def _layout() -> _Tree:
+    tree: _Tree = {}
+    for option in catalogue.BY_KEY.values():
+        if not option.field:
+            continue
+        *sections, name = option.field.split(".")
+        branch = tree
+        for section in sections:
+            below = branch.setdefault(section, {})
+            if isinstance(below, Option):
+                raise TypeError(option.field)
+            branch = below
+        branch[name] = option
+    return tree
+
+
+_LAYOUT = _layout()
+
+
+def read(data: bytes, path: str) -> Content:
+    """Understand the content of a file; ``path`` is what errors call it."""
+    try:
+        documents = yaml.compose_all(data, Loader=yaml.SafeLoader)
+        root = next(documents, None)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        return Content({}, (Problem(Source("", path, line), f"is not YAML: {error.problem or error.context}"),))
+    except yaml.YAMLError as error:
+        return Content({}, (Problem(Source("", path), f"is not YAML: {' '.join(str(error).split())}"),))
+    except (RecursionError, ValueError, OverflowError) as error:  # PyYAML's own limits: nesting, \\U escapes out of range
+        return Content({}, (Problem(Source("", path), f"is not YAML that can be read: {error}"),))
+    if not isinstance(root, yaml.MappingNode):
+        return Content({}, (Problem(Source("", path, 1), f"must hold a {KIND}, which is a mapping"),))
+    reading = _Reading(path)
+    reading.read_kind(root)
+    if not reading.problems:
+        reading.read_section(root, _LAYOUT, "")
+    return Content(reading.given, tuple(reading.problems), tuple(reading.notices))
+
+
+class _WrongTypeError(Exception):
+    """A node is not of the type that is needed; the text completes "must be ..."."""
+
+
+class _Reading:
+    """One pass through a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.given: dict[str, Given] = {}
+        self.problems: list[Problem] = []
+        self.notices: list[Notice] = []
+
+    def read_kind(self, root: yaml.MappingNode) -> None:
+        """Check that this is the kind of object that we can read."""
+        values = {key.value: value for key, value in root.value if isinstance(key, yaml.ScalarNode)}
+        for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
+            node = values.get(name)
+            if node is None:
+                self.problems.append(Problem(Source(name, self.path, 1), f"is missing; it must be {wanted}"))
+            elif node.value != wanted:
+                self.problems.append(Problem(self._source(name, node), f"{_shown(node)} must be {wanted}"))
+
+    def read_section(self, section: yaml.MappingNode, tree: _Tree, prefix: str) -> None:
+        """Read the fields of one mapping."""
+        for key, node in self._fields(section, prefix):
+            path = f"{prefix}{key.value}"
+            below = tree.get(key.value)
+            if below is None:
+                if prefix or key.value not in ("apiVersion", "kind"):
+                    self._unknown(path, key, tree)
+            elif node.tag == _NULL:
+                continue
+            elif isinstance(below, Option):
+                self._read_option(below, node)
+            elif isinstance(node, yaml.MappingNode):
+                self.read_section(node, below, f"{path}.")
+            else:
+                self.problems.append(Problem(self._source(path, node), f"{_shown(node)} must be a mapping"))
+
+    def _fields(self, section: yaml.MappingNode, prefix: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+        """The mapping's fields, the last of each name."""
+        fields: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
+        for key, node in section.value:
+            if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                self.problems.append(Problem(self._source(prefix.rstrip("."), key), "every key must be the name of a field"))
+                continue
+            if key.value in fields:
+                source = self._source(f"{prefix}{key.value}", key)
+                self.notices.append(Notice(source, "stands here for the second time; the first value is not used"))
+            fields[key.value] = (key, node)
+        return list(fields.values())
+
+    def _unknown(self, path: str, key: yaml.ScalarNode, tree: _Tree) -> None:
+        close = difflib.get_close_matches(key.value[:60], tree, n=1)
+        source = self._source(path if len(path) <= 80 else f"{path[:77]}...", key)  # noqa: PLR2004 - one line
+        text = f"unknown field, not used{f'; did you mean {close[0]}?' if close else ''}"
+        if path.startswith(f"{OWN_SECTION}."):
+            self.problems.append(Problem(source, text.replace(", not used", ""), path))
+        else:
+            self.notices.append(Notice(source, text))
+
+    def _read_option(self, option: Option, node: yaml.Node) -> None:
+        source = self._source(option.field, node)
+        if isinstance(node, yaml.SequenceNode):
+            source = source._replace(element_lines=tuple(element.start_mark.line + 1 for element in node.value))
+        try:
+            value = _READERS.get(option.kind, _read_text)(node, option)
+        except (_WrongTypeError, ValueError) as error:
+            self.problems.append(Problem(source, f"{_shown(node)} must be {error}", option.key))
+            return
+        if not (option.zero_is_unset and not value):
+            self.given[option.key] = Given(value, source)
+
+    def _source(self, name: str, node: yaml.Node) -> Source:
+        return Source(name, self.path, node.start_mark.line + 1)
+
+
+def _shown(node: yaml.Node) -> str:
+    if isinstance(node, yaml.ScalarNode):
+        return quoted(node.value) if node.style or node.tag == _STRING else node.value[:80]
+    return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+
+
+def _scalar(node: yaml.Node, tags: tuple[str, ...], wanted: str) -> str:
+    if not isinstance(node, yaml.ScalarNode) or node.tag not in tags:
+        hint = ", in quotes" if wanted == "a string" and isinstance(node, yaml.ScalarNode) else ""
+        raise _WrongTypeError(f"{wanted}{hint}")
+    return str(node.value)
+
+
+def _string(node: yaml.Node) -> str:
+    return _scalar(node, (_STRING, _TIMESTAMP), "a string")
+
+
+def _read_text(node: yaml.Node, _option: Option) -> Value:
+    return _string(node)
+
+
+def _read_boolean(node: yaml.Node, _option: Option) -> bool:
+    return _scalar(node, (_BOOLEAN,), "true or false").lower() in _TRUE
+
+
+def _read_integer(node: yaml.Node, _option: Option) -> Value:
+    return syntax.parse_integer(_scalar(node, (_INTEGER,), "a whole number"))
+
+
+def _read_level(node: yaml.Node, _option: Option) -> Value:
+    return syntax.parse_level(_scalar(node, (_INTEGER,), "a whole number"))
+
+
+def _read_number(node: yaml.Node, _option: Option) -> Value:
+    return syntax.parse_number(_scalar(node, (_INTEGER, _FLOAT), "a number").replace("_", ""))
+
+
+def _read_duration(node: yaml.Node, option: Option) -> Value:
+    if option.nanoseconds and node.tag == _INTEGER and _NANOSECONDS.fullmatch(str(node.value)):
+        return int(node.value) / 1e9
+    return syntax.parse_duration(_scalar(node, (_STRING,), "a duration such as 30s, 1m30s or 1h"))
+
+
+def _read_list(node: yaml.Node, _option: Option) -> Value:
+    if not isinstance(node, yaml.SequenceNode):
+        raise _WrongTypeError("a list")
+    try:
+        return tuple(_string(element) for element in node.value)
+    except _WrongTypeError as error:
+        raise _WrongTypeError("a list of strings, in quotes") from error
+
+
+def _read_gates(node: yaml.Node, option: Option) -> Value:
+    if not isinstance(node, yaml.MappingNode):
+        raise _WrongTypeError("a mapping of names to true or false")
+    try:
+        return {_string(key): _read_boolean(value, option) for key, value in node.value}
+    except _WrongTypeError as error:
+        raise _WrongTypeError("a mapping of names to true or false") from error
+
+
+def _read_patterns(node: yaml.Node, option: Option) -> Value:
+    wanted = "a list of mappings with filePattern and verbosity"
+    if not isinstance(node, yaml.SequenceNode):
+        raise _WrongTypeError(wanted)
+    patterns = []
+    for element in node.value:
+        pairs = element.value if isinstance(element, yaml.MappingNode) else []
+        fields = {key.value: value for key, value in pairs if isinstance(key, yaml.ScalarNode)}
+        if not {"filePattern", "verbosity"} <= fields.keys():
+            raise _WrongTypeError(wanted)
+        pattern = _string(fields["filePattern"])
+        if not pattern or "," in pattern or "=" in pattern:
+            raise _WrongTypeError(f"{wanted}, no filePattern being empty or with a comma or equals sign")
+        patterns.append(f"{pattern}={_read_level(fields['verbosity'], option)}")
+    return tuple(patterns)
+
+
+def _read_quantity(node: yaml.Node, _option: Option) -> Value:
+    return syntax.parse_quantity(_scalar(node, (_STRING, _INTEGER, _FLOAT), "a number of bytes such as 512, 1k or 2Ki"))
+
+
+_READERS: Mapping[Kind, Callable[[yaml.Node, Option], Value]] = {
+    Kind.BOOLEAN: _read_boolean,
+    Kind.INTEGER: _read_integer,
+    Kind.NUMBER: _read_number,
+    Kind.LEVEL: _read_level,
+    Kind.DURATION: _read_duration,
+    Kind.LIST: _read_list,
+    Kind.GATES: _read_gates,
+    Kind.PATTERNS: _read_patterns,
+    Kind.QUANTITY: _read_quantity,
+}

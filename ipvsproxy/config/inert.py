@@ -1,0 +1,119 @@
+"""Options that kube-proxy knows and that have no meaning here. They are read, checked as kube-proxy would, and kept.
+
+Kept, so that a configuration written by ``--write-config-to`` serves kube-proxy as it did before.
+"""
+
+from ipvsproxy.config.option import Kind, Option, Status
+
+
+def _inert(
+    flag: str,
+    field: str,
+    kind: Kind,
+    default: str,
+    reason: str,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    zero_is_unset: bool = False,
+    beats_file: bool = False,
+    nanoseconds: bool = False,
+) -> Option:
+    """An option without effect; ``reason`` says why it has none."""
+    return Option(
+        flag,
+        field,
+        kind,
+        default,
+        reason,
+        status=Status.WITHOUT_EFFECT,
+        minimum=minimum,
+        above=above,
+        zero_is_unset=zero_is_unset,
+        beats_file=beats_file,
+        nanoseconds=nanoseconds,
+    )
+
+
+_API = "The API server is asked for JSON."
+_CALLS = "Three watches need no rate limit; events have one of their own."
+_IPTABLES = "For kube-proxy's iptables mode only."
+_NFTABLES = "For kube-proxy's nftables mode only."
+_WINDOWS = "For Windows only."
+_STREAM = "All log lines go to one stream at once."
+
+OPTIONS = (
+    _inert("", "clientConnection.acceptContentTypes", Kind.TEXT, "", _API),
+    _inert(
+        "kube-api-content-type",
+        "clientConnection.contentType",
+        Kind.TEXT,
+        "application/vnd.kubernetes.protobuf",
+        _API,
+        zero_is_unset=True,
+    ),
+    _inert("kube-api-qps", "clientConnection.qps", Kind.NUMBER, "5", _CALLS, zero_is_unset=True),
+    _inert("kube-api-burst", "clientConnection.burst", Kind.INTEGER, "10", _CALLS, minimum=0, zero_is_unset=True),
+    _inert(
+        "config-sync-period",
+        "configSyncPeriod",
+        Kind.DURATION,
+        "15m0s",
+        "Known objects need no refreshing; the watches say what changes.",
+        above=0,
+        zero_is_unset=True,
+    ),
+    _inert("profiling", "enableProfiling", Kind.BOOLEAN, "false", "There is no Go profiler in here."),
+    _inert(
+        "show-hidden-metrics-for-version",
+        "showHiddenMetricsForVersion",
+        Kind.TEXT,
+        "",
+        "No metric is hidden. MAJOR.MINOR of any version.",
+    ),
+    _inert(
+        "iptables-localhost-nodeports",
+        "iptables.localhostNodePorts",
+        Kind.BOOLEAN,
+        "true",
+        "IPVS never serves node ports on localhost.",
+    ),
+    _inert("iptables-sync-period", "iptables.syncPeriod", Kind.DURATION, "30s", _IPTABLES, zero_is_unset=True),
+    _inert("iptables-min-sync-period", "iptables.minSyncPeriod", Kind.DURATION, "1s", _IPTABLES, zero_is_unset=True),
+    _inert("", "nftables.masqueradeBit", Kind.INTEGER, "14", _NFTABLES),
+    _inert("", "nftables.masqueradeAll", Kind.BOOLEAN, "false", _NFTABLES),
+    _inert("", "nftables.syncPeriod", Kind.DURATION, "30s", _NFTABLES, zero_is_unset=True),
+    _inert("", "nftables.minSyncPeriod", Kind.DURATION, "1s", _NFTABLES, zero_is_unset=True),
+    _inert("", "winkernel.networkName", Kind.TEXT, "", _WINDOWS),
+    _inert("", "winkernel.sourceVip", Kind.TEXT, "", _WINDOWS),
+    _inert("", "winkernel.enableDSR", Kind.BOOLEAN, "false", _WINDOWS),
+    _inert("", "winkernel.rootHnsEndpointName", Kind.TEXT, "", _WINDOWS),
+    _inert("", "winkernel.forwardHealthCheckVip", Kind.BOOLEAN, "false", _WINDOWS),
+    _inert("", "windowsRunAsService", Kind.BOOLEAN, "false", _WINDOWS),
+    _inert("", "portRange", Kind.TEXT, "", "For the userspace mode, which kube-proxy has no more."),
+    _inert(
+        "vmodule",
+        "logging.vmodule",
+        Kind.PATTERNS,
+        "",
+        "Levels by source file mean kube-proxy's files.",
+        beats_file=True,
+    ),
+    _inert(
+        "log-flush-frequency",
+        "logging.flushFrequency",
+        Kind.DURATION,
+        "5s",
+        "Log lines are not held back.",
+        zero_is_unset=True,
+        beats_file=True,
+        nanoseconds=True,
+    ),
+    _inert("log-text-split-stream", "logging.options.text.splitStream", Kind.BOOLEAN, "false", _STREAM, beats_file=True),
+    _inert("log-text-info-buffer-size", "logging.options.text.infoBufferSize", Kind.QUANTITY, "0", _STREAM, beats_file=True),
+    _inert("log-json-split-stream", "logging.options.json.splitStream", Kind.BOOLEAN, "false", _STREAM, beats_file=True),
+    _inert("log-json-info-buffer-size", "logging.options.json.infoBufferSize", Kind.QUANTITY, "0", _STREAM, beats_file=True),
+    _inert("boot-id-file", "", Kind.TEXT, "", "kube-proxy does not use it either.", beats_file=True),
+    _inert("machine-id-file", "", Kind.TEXT, "", "kube-proxy does not use it either.", beats_file=True),
+)
+"""All of them; the help of each says why it has no effect."""

@@ -1,0 +1,112 @@
+"""One thing that can be set, as data: parsing, checking, ``--help`` and the layout of the file all follow from it."""
+
+import enum
+from typing import NamedTuple
+
+
+class Kind(enum.Enum):
+    """The syntax of a value; the enum's value is what ``--help`` shows for it."""
+
+    TEXT = "TEXT"
+    BOOLEAN = "BOOL"
+    INTEGER = "INT"
+    NUMBER = "NUMBER"
+    LEVEL = "LEVEL"
+    DURATION = "DURATION"
+    LIST = "ITEM,..."
+    GATES = "NAME=BOOL,..."
+    PATTERNS = "PATTERN=LEVEL,..."
+    QUANTITY = "BYTES"
+
+
+class Status(enum.StrEnum):
+    """How an option compares with that of kube-proxy."""
+
+    SAME = "same"
+    EXTENDED = "extended"
+    OWN = "own"
+    WITHOUT_EFFECT = "without effect"
+
+
+class Group(enum.StrEnum):
+    """The sections of ``--help``, in its order."""
+
+    CONFIGURATION = "Configuration and commands"
+    SOURCE = "Where Services come from"
+    OWN = "ipvsproxy's own options"
+    NODE = "This node"
+    IPVS = "IPVS"
+    TRAFFIC = "Masquerading and node ports"
+    CONNTRACK = "Connection tracking, set once at the start"
+    SERVERS = "Health and metrics"
+    LOGGING = "Logging"
+    WITHOUT_EFFECT = "Accepted without effect, for the sake of existing command lines"
+
+
+class Option(NamedTuple):
+    """A flag, a field of the file, or both.
+
+    ``flag`` has no dashes in front, ``field`` is a dotted path; either may be empty. ``default`` is written as a flag's value;
+    ``file_default`` replaces it when a file is given. ``minimum`` and ``maximum`` are inclusive, ``above`` is not; all three
+    are in seconds for a duration. ``choices`` do not apply to an empty value.
+
+    ``zero_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
+    kubernetes/kubernetes). ``empty_is_unset``: the flag's empty value changes nothing. ``beats_file``: the flag counts even
+    when ``--config`` is given. ``implied`` is the value of a flag that stands alone, where it is no boolean.
+    ``nanoseconds``: in a file, a number is taken for nanoseconds. ``deprecated`` says what to use instead.
+    """
+
+    flag: str
+    field: str
+    kind: Kind
+    default: str
+    help: str
+    placeholder: str = ""
+    status: Status = Status.SAME
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    file_default: str | None = None
+    zero_is_unset: bool = False
+    empty_is_unset: bool = False
+    beats_file: bool = False
+    implied: str = ""
+    nanoseconds: bool = False
+    deprecated: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name by which the program knows this option: the field's path, or the flag's name where there is no field."""
+        return self.field or self.flag
+
+    @property
+    def alone(self) -> str:
+        """The value of the flag when none is written; empty means that the next word is the value."""
+        return "true" if self.kind is Kind.BOOLEAN else self.implied
+
+    def default_in(self, *, file: bool) -> str:
+        """The default in a file or among flags, written as a flag's value."""
+        return self.file_default if file and self.file_default is not None else self.default
+
+    @property
+    def allowed(self) -> str:
+        """What values are allowed, for an error or ``--help``; empty where the kind says it all."""
+        unit = "s" if self.kind is Kind.DURATION else ""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.above is not None:
+            return f"greater than {self.above:g}{unit}"
+        if self.minimum is not None and self.maximum is not None:
+            return f"{self.minimum:g}..{self.maximum:g}"
+        if self.minimum is not None:
+            return f"at least {self.minimum:g}{unit}"
+        return ""
+
+    def allows(self, number: float) -> bool:
+        """Whether the number lies within the bounds."""
+        return (
+            (self.minimum is None or number >= self.minimum)
+            and (self.maximum is None or number <= self.maximum)
+            and (self.above is None or number > self.above)
+        )

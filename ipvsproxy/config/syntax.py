@@ -1,0 +1,188 @@
+"""The syntax of values: that of Go's flag and duration parsers, which kube-proxy's users write.
+
+Every ``parse_`` function raises ValueError with a text that completes "must be ...".
+"""
+
+import csv
+import fractions
+import re
+from collections.abc import Callable, Mapping
+
+from ipvsproxy.config.given import Value, quoted
+from ipvsproxy.config.option import Kind
+
+INT32 = range(-(2**31), 2**31)
+INT64_MAX = 2**63 - 1
+LEVEL_MAX = 2**31 - 1
+_LONGEST = 200
+"""No number or duration that means anything is longer; Python's own conversions are slow or refuse beyond."""
+
+_TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
+_FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
+_INTEGER = re.compile(r"([+-]?)(0[xXbBoO]|0(?=[0-9_])|)([0-9a-fA-F_]+)", re.ASCII)
+_BASES: Mapping[str, int] = {"": 10, "0": 8, "0o": 8, "0x": 16, "0b": 2}
+_DURATION_PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_QUANTITY = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?", re.ASCII)
+_UNITS_NS: Mapping[str, int] = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "μs": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+
+
+def parse_boolean(text: str) -> bool:
+    """Read a boolean as Go's ``strconv.ParseBool`` does."""
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError("true or false")
+
+
+def parse_integer(text: str) -> int:
+    """Read a 32-bit integer as Go's ``strconv.ParseInt`` does with base 0: 0x, 0o, 0b, a leading 0 for octal, and underscores."""
+    allowed = f"a whole number in {INT32.start}..{INT32.stop - 1}"
+    match = _INTEGER.fullmatch(text)
+    if match is None or len(text) > _LONGEST:
+        raise ValueError(allowed)
+    sign, prefix, digits = match.groups()
+    try:
+        number = int(sign + (digits.removeprefix("_") if prefix else digits), _BASES[prefix.lower()])
+    except ValueError as error:
+        raise ValueError(allowed) from error
+    if number not in INT32:
+        raise ValueError(allowed)
+    return number
+
+
+def parse_level(text: str) -> int:
+    """Read a verbosity."""
+    allowed = f"a whole number in 0..{LEVEL_MAX}"
+    if not (text.isascii() and text.isdecimal() and len(text) <= _LONGEST) or int(text) > LEVEL_MAX:
+        raise ValueError(allowed)
+    return int(text)
+
+
+def parse_number(text: str) -> float:
+    """Read a finite number."""
+    try:
+        number = float(text) if len(text) <= _LONGEST and text.isascii() else float("nan")
+    except ValueError as error:
+        raise ValueError("a number") from error
+    if abs(number) == float("inf") or number != number:  # noqa: PLR0124 - only NaN differs from itself
+        raise ValueError("a number")
+    return number
+
+
+def parse_duration(text: str) -> float:
+    """Read a duration as Go's ``time.ParseDuration`` does (``30s``, ``1m30s``, ``1.5h``, ``-5ms``, ``0``), in seconds."""
+    allowed = "a duration such as 30s, 1m30s or 1h"
+    if len(text) > _LONGEST:
+        raise ValueError(allowed)
+    sign, rest = (text[0], text[1:]) if text[:1] in ("+", "-") else ("", text)
+    if rest == "0":
+        return 0.0
+    total_ns, position = 0, 0
+    while match := _DURATION_PART.match(rest, position):
+        whole, fraction, unit = match[1], match[2] or "", match[3]
+        if not whole and not fraction:
+            raise ValueError(allowed)
+        total_ns += int(whole or "0") * _UNITS_NS[unit] + int(fraction or "0") * _UNITS_NS[unit] // 10 ** len(fraction)
+        position = match.end()
+    if not position or position != len(rest) or total_ns > INT64_MAX:
+        raise ValueError(allowed)
+    return (-total_ns if sign == "-" else total_ns) / 1e9
+
+
+def render_duration(seconds: float) -> str:
+    """The duration as Go prints it: ``1m30s``, ``24h0m0s``, ``1.5ms``, ``0s``."""
+    total_ns = round(fractions.Fraction(abs(seconds)) * _UNITS_NS["s"])
+    sign = "-" if seconds < 0 and total_ns else ""
+    if total_ns < _UNITS_NS["s"]:
+        unit = next((unit for unit in ("ms", "µs", "ns") if total_ns >= _UNITS_NS[unit]), "s")
+        return f"{sign}{_decimal(total_ns, _UNITS_NS[unit])}{unit}"
+    hours, rest_ns = divmod(total_ns, _UNITS_NS["h"])
+    minutes, rest_ns = divmod(rest_ns, _UNITS_NS["m"])
+    text = f"{_decimal(rest_ns, _UNITS_NS['s'])}s"
+    if hours or minutes:
+        text = f"{minutes}m{text}"
+    return f"{sign}{hours}h{text}" if hours else f"{sign}{text}"
+
+
+def _decimal(number: int, unit: int) -> str:
+    whole, rest = divmod(number, unit)
+    digits = f"{rest:0{len(str(unit)) - 1}d}".rstrip("0") if rest else ""
+    return f"{whole}.{digits}" if digits else str(whole)
+
+
+def parse_list(text: str) -> tuple[str, ...]:
+    """Read one line of comma-separated values, quotes allowed, as pflag's string slice does."""
+    if not text:
+        return ()
+    try:
+        return tuple(next(csv.reader([text], strict=True)))
+    except csv.Error as error:
+        raise ValueError("a comma-separated list") from error
+
+
+def parse_gates(text: str) -> Mapping[str, bool]:
+    """Read ``A=true,B=false``."""
+    gates: dict[str, bool] = {}
+    for pair in filter(None, text.split(",")):
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not name:
+            raise ValueError("a list such as NameOfGate=true,OtherGate=false")
+        gates[name] = parse_boolean(value)
+    return gates
+
+
+def parse_patterns(text: str) -> tuple[str, ...]:
+    """Read ``pattern=N,pattern=N`` of ``--vmodule``; empty elements are dropped."""
+    patterns = tuple(filter(None, text.split(",")))
+    for pattern in patterns:
+        name, _, level = pattern.partition("=")
+        try:
+            parse_level(level)
+        except ValueError as error:
+            raise ValueError("a list such as pattern=2,other=4") from error
+        if not name:
+            raise ValueError("a list such as pattern=2,other=4")
+    return patterns
+
+
+def parse_quantity(text: str) -> str:
+    """Check a number of bytes: 512, 1k, 2Ki, 3M. The text is kept, for nothing here counts with it."""
+    if len(text) > _LONGEST or not _QUANTITY.fullmatch(text):
+        raise ValueError("a number of bytes such as 512, 1k or 2Ki")
+    return text
+
+
+_PARSERS: Mapping[Kind, Callable[[str], Value]] = {
+    Kind.TEXT: str,
+    Kind.BOOLEAN: parse_boolean,
+    Kind.INTEGER: parse_integer,
+    Kind.NUMBER: parse_number,
+    Kind.LEVEL: parse_level,
+    Kind.DURATION: parse_duration,
+    Kind.LIST: parse_list,
+    Kind.GATES: parse_gates,
+    Kind.PATTERNS: parse_patterns,
+    Kind.QUANTITY: parse_quantity,
+}
+
+
+def parse(kind: Kind, text: str) -> Value:
+    """Read a value of this kind as a flag writes it."""
+    return _PARSERS[kind](text)
+
+
+def render(kind: Kind, value: Value) -> str:
+    """The value as an error shows it."""
+    if kind is Kind.DURATION and isinstance(value, float):
+        return render_duration(value)
+    return quoted(value) if isinstance(value, str) else str(value)

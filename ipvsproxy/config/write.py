@@ -1,0 +1,48 @@
+"""The configuration as a KubeProxyConfiguration v1alpha1, for ``--write-config-to`` and for showing it.
+
+kube-proxy reads what is written; our own section is written only where it says something.
+"""
+
+from collections.abc import Mapping
+
+import yaml
+
+from ipvsproxy.config import catalogue, file, syntax
+from ipvsproxy.config.given import Value
+from ipvsproxy.config.option import Kind, Option, Status
+from ipvsproxy.config.settings import Config
+
+Document = dict[str, "Document | object"]
+
+
+def render(config: Config) -> str:
+    """The file's text. Reading it gives an equal configuration, but for what only flags can say."""
+    return str(yaml.safe_dump(document(config), default_flow_style=False, allow_unicode=True, width=10_000))
+
+
+def document(config: Config) -> Document:
+    """The object as JSON types, every field set."""
+    root: Document = {"apiVersion": file.API_VERSION, "kind": file.KIND}
+    for key, value in config.values.items():
+        option = catalogue.BY_KEY[key]
+        if option.status is Status.OWN and not value:
+            continue
+        *sections, name = option.field.split(".")
+        section = root
+        for part in sections:
+            below = section.setdefault(part, {})
+            if not isinstance(below, dict):
+                raise TypeError(option.field)
+            section = below
+        section[name] = _plain(option, value)
+    return root
+
+
+def _plain(option: Option, value: Value) -> object:
+    if option.kind is Kind.DURATION and isinstance(value, float):
+        return syntax.render_duration(value)
+    if option.kind is Kind.PATTERNS and isinstance(value, tuple):
+        return [{"filePattern": name, "verbosity": int(level)} for name, _, level in (item.partition("=") for item in value)]
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value

@@ -1,0 +1,48 @@
+"""Configurations for tests: a command line, and at most one file that needs no disk."""
+
+import textwrap
+
+import pytest
+
+from ipvsproxy.config import load
+from ipvsproxy.config.given import ConfigError
+from ipvsproxy.config.settings import Config
+
+PATH = "/etc/kube-proxy.conf"
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n"
+"""The first three lines of every file that ``from_file`` reads."""
+
+
+def load_with(arguments: list[str], content: bytes = b"") -> Config:
+    """What these arguments stand for, on the host Host-1, where one file exists."""
+
+    def read_file(path: str) -> bytes:
+        if path != PATH:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return content
+
+    return load.load(arguments, hostname="Host-1", read_file=read_file)
+
+
+def from_flags(*arguments: str) -> Config:
+    """The configuration of ``--proxy-mode=ipvs`` and these flags."""
+    return load_with(["--proxy-mode=ipvs", *arguments])
+
+
+def from_file(text: str, *arguments: str) -> Config:
+    """The configuration of a file that continues ``HEAD``, and of flags."""
+    return load_with(["--config", PATH, *arguments], (HEAD + textwrap.dedent(text)).encode())
+
+
+def problems_of_flags(*arguments: str) -> list[str]:
+    """Every reason why these flags are refused."""
+    with pytest.raises(ConfigError) as raised:
+        from_flags(*arguments)
+    return [str(problem) for problem in raised.value.problems]
+
+
+def problems_of_file(text: str, *arguments: str) -> list[str]:
+    """Every reason why this file is refused, without the path in front."""
+    with pytest.raises(ConfigError) as raised:
+        from_file(text, *arguments)
+    return [str(problem).removeprefix(f"{PATH}:") for problem in raised.value.problems]

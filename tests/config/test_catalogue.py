@@ -1,0 +1,86 @@
+"""The table of options against kube-proxy's own lists, and ``--help`` against the table."""
+
+import pytest
+
+from ipvsproxy.config import catalogue, syntax, usage
+from ipvsproxy.config.option import Option, Status
+
+# cmd/kube-proxy/app/options.go and component-base's logging flags in kubernetes/kubernetes v1.36
+KUBE_PROXY_FLAGS = """
+    bind-address bind-address-hard-fail boot-id-file cleanup cluster-cidr config config-sync-period conntrack-max-per-core
+    conntrack-min conntrack-tcp-be-liberal conntrack-tcp-timeout-close-wait conntrack-tcp-timeout-established
+    conntrack-udp-timeout conntrack-udp-timeout-stream detect-local-mode feature-gates healthz-bind-address healthz-port help
+    hostname-override init-only iptables-localhost-nodeports iptables-masquerade-bit iptables-min-sync-period
+    iptables-sync-period ipvs-exclude-cidrs ipvs-min-sync-period ipvs-scheduler ipvs-strict-arp ipvs-sync-period
+    ipvs-tcp-timeout ipvs-tcpfin-timeout ipvs-udp-timeout kube-api-burst kube-api-content-type kube-api-qps kubeconfig
+    log-flush-frequency log-json-info-buffer-size log-json-split-stream log-text-info-buffer-size log-text-split-stream
+    logging-format machine-id-file masquerade-all master metrics-bind-address metrics-port nodeport-addresses oom-score-adj
+    pod-bridge-interface pod-interface-name-prefix profiling proxy-mode show-hidden-metrics-for-version v version vmodule
+    write-config-to
+""".split()  # noqa: SIM905 - sixty strings in quotes are harder to compare with the source
+
+# staging/src/k8s.io/kube-proxy/config/v1alpha1/types.go in kubernetes/kubernetes v1.36
+KUBE_PROXY_FIELDS = """
+    bindAddress bindAddressHardFail clientConnection.acceptContentTypes clientConnection.burst clientConnection.contentType
+    clientConnection.kubeconfig clientConnection.qps clusterCIDR configSyncPeriod conntrack.maxPerCore conntrack.min
+    conntrack.tcpBeLiberal conntrack.tcpCloseWaitTimeout conntrack.tcpEstablishedTimeout conntrack.udpStreamTimeout
+    conntrack.udpTimeout detectLocal.bridgeInterface detectLocal.interfaceNamePrefix detectLocalMode enableProfiling
+    featureGates healthzBindAddress hostnameOverride iptables.localhostNodePorts iptables.masqueradeAll iptables.masqueradeBit
+    iptables.minSyncPeriod iptables.syncPeriod ipvs.excludeCIDRs ipvs.minSyncPeriod ipvs.scheduler ipvs.strictARP
+    ipvs.syncPeriod ipvs.tcpFinTimeout ipvs.tcpTimeout ipvs.udpTimeout logging.flushFrequency logging.format
+    logging.options.json.infoBufferSize logging.options.json.splitStream logging.options.text.infoBufferSize
+    logging.options.text.splitStream logging.verbosity logging.vmodule metricsBindAddress mode nftables.masqueradeAll
+    nftables.masqueradeBit nftables.minSyncPeriod nftables.syncPeriod nodePortAddresses oomScoreAdj portRange
+    showHiddenMetricsForVersion windowsRunAsService winkernel.enableDSR winkernel.forwardHealthCheckVip winkernel.networkName
+    winkernel.rootHnsEndpointName winkernel.sourceVip
+""".split()  # noqa: SIM905 - as above
+
+ALL = list(catalogue.BY_KEY.values())
+
+
+def test_every_flag_of_kube_proxy_is_there_and_no_other_but_our_own() -> None:
+    flags = {option.flag for option in ALL if option.flag and option.status is not Status.OWN}
+    assert flags == set(KUBE_PROXY_FLAGS)
+
+
+def test_every_field_of_the_file_is_there_and_no_other_but_our_own() -> None:
+    fields = {option.field for option in ALL if option.field and option.status is not Status.OWN}
+    assert fields == set(KUBE_PROXY_FIELDS)
+
+
+def test_our_own_fields_stand_in_our_own_section() -> None:
+    assert {option.field.split(".")[0] for option in ALL if option.status is Status.OWN} == {"ipvsproxy"}
+
+
+def test_no_key_stands_for_two_options() -> None:
+    assert len(catalogue.BY_KEY) == sum(len(options) for options in catalogue.OPTIONS.values())
+
+
+@pytest.mark.parametrize("option", ALL, ids=[option.key for option in ALL])
+def test_defaults_can_be_read_and_are_allowed(option: Option) -> None:
+    for file in (False, True):
+        value = syntax.parse(option.kind, option.default_in(file=file))
+        if isinstance(value, int | float):
+            assert option.allows(value)
+        if option.choices:
+            assert value in option.choices
+
+
+def test_help_shows_every_flag_with_its_default_and_every_field() -> None:
+    text = usage.render()
+    plain = " ".join(text.split())
+    for option in ALL:
+        if option.flag:
+            dashes = "-" if option.flag == "v" else "--"
+            assert any(line.strip().split(" ")[0] == f"{dashes}{option.flag}" for line in text.splitlines()), option.flag
+        if option.flag and option.default not in ("", "false"):
+            assert f"default {option.default}" in plain
+        assert not option.field or option.field in plain
+        assert " ".join(option.help.split()) in plain or not option.flag
+
+
+def test_help_fits_a_terminal_and_marks_the_flags_that_beat_the_file() -> None:
+    lines = usage.render().splitlines()
+    assert max(map(len, lines)) <= 110
+    assert "  --hostname-override NAME *  [hostnameOverride]" in lines
+    assert "  --ipvs-scheduler NAME  [ipvs.scheduler]" in lines

@@ -1,0 +1,176 @@
+"""Reading the file: what is refused and where, and what is passed over. What values mean is tested with the rules."""
+
+import pytest
+from hypothesis import given, strategies
+
+from ipvsproxy.config import catalogue, file
+from ipvsproxy.config.given import Value
+from ipvsproxy.config.option import Kind, Option
+from tests.config.loading import HEAD, from_file, problems_of_file
+
+_OPTIONS = [option for option in catalogue.BY_KEY.values() if option.field]
+_EXAMPLES: dict[Kind, tuple[str, Value]] = {
+    Kind.TEXT: ("some text", "some text"),
+    Kind.BOOLEAN: ("true", True),
+    Kind.INTEGER: ("12", 12),
+    Kind.NUMBER: ("2.5", 2.5),
+    Kind.LEVEL: ("4", 4),
+    Kind.DURATION: ("1m30s", 90.0),
+    Kind.LIST: ("[10.0.0.0/8, 'fd00::/8']", ("10.0.0.0/8", "fd00::/8")),
+    Kind.GATES: ("{A: true, B: false}", {"A": True, "B": False}),
+    Kind.PATTERNS: ("[{filePattern: a, verbosity: 1}, {filePattern: b*, verbosity: 2}]", ("a=1", "b*=2")),
+    Kind.QUANTITY: ("2Ki", "2Ki"),
+}
+_WRONG: dict[Kind, str] = {
+    Kind.TEXT: "12",
+    Kind.BOOLEAN: "'true'",
+    Kind.INTEGER: "'12'",
+    Kind.NUMBER: "'2.5'",
+    Kind.LEVEL: "-1",
+    Kind.DURATION: "30",
+    Kind.LIST: "10.0.0.0/8",
+    Kind.GATES: "[A]",
+    Kind.PATTERNS: "[{filePattern: a}]",
+    Kind.QUANTITY: "much",
+}
+
+
+def nested(option: Option, value: str) -> str:
+    """A file that holds this one field, whose last line is the field's."""
+    *sections, name = option.field.split(".")
+    lines = [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
+    return HEAD.replace("mode: ipvs\n", "") + "\n".join((*lines, f"{'  ' * len(sections)}{name}: {value}"))
+
+
+@pytest.mark.parametrize("option", _OPTIONS, ids=[option.field for option in _OPTIONS])
+def test_every_field_is_read_with_its_line(option: Option) -> None:
+    text, value = _EXAMPLES[option.kind]
+    content = nested(option, text)
+    read = file.read(content.encode(), "f")
+    assert (read.problems, read.notices) == ((), ())
+    assert {key: given.value for key, given in read.given.items()} == {option.key: value}
+    assert str(read.given[option.key].source) == f"f:{len(content.splitlines())}: {option.field}"
+
+
+@pytest.mark.parametrize("option", _OPTIONS, ids=[option.field for option in _OPTIONS])
+def test_every_field_of_the_wrong_type_is_refused_with_its_line(option: Option) -> None:
+    content = nested(option, "-1e3x" if option.nanoseconds else _WRONG[option.kind])
+    read = file.read(content.encode(), "f")
+    assert read.given == {}
+    assert len(read.problems) == 1
+    assert str(read.problems[0]).startswith(f"f:{len(content.splitlines())}: {option.field}: ")
+    assert " must be " in read.problems[0].text
+
+
+@pytest.mark.parametrize("option", _OPTIONS, ids=[option.field for option in _OPTIONS])
+def test_every_field_may_be_null(option: Option) -> None:
+    assert file.read(nested(option, "null").encode(), "f") == file.Content({})
+
+
+def test_json_is_yaml() -> None:
+    text = b'{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "ipvs": {"scheduler": "lc"}}'
+    assert file.read(text, "f").given["ipvs.scheduler"].value == "lc"
+
+
+def test_all_wrong_fields_are_reported_with_path_and_line() -> None:
+    text = """
+        ipvs:
+          syncPeriod: 30
+          strictARP: "yes"
+        oomScoreAdj: 1.5
+        bindAddress: [a]
+        iptables: 14
+        conntrack:
+          min: 9999999999
+    """
+    assert problems_of_file(text) == [
+        "6: ipvs.syncPeriod: 30 must be a duration such as 30s, 1m30s or 1h",
+        "7: ipvs.strictARP: 'yes' must be true or false",
+        "8: oomScoreAdj: 1.5 must be a whole number",
+        "9: bindAddress: a list must be a string",
+        "10: iptables: 14 must be a mapping",
+        "12: conntrack.min: 9999999999 must be a whole number in -2147483648..2147483647",
+    ]
+
+
+def test_string_that_yaml_takes_for_something_else_is_told_to_be_quoted() -> None:
+    assert problems_of_file("hostnameOverride: 12") == ["4: hostnameOverride: 12 must be a string, in quotes"]
+
+
+def test_unknown_field_is_passed_over_with_a_notice() -> None:
+    config = from_file("ipvs:\n  shceduler: lc\nfuture:\n  a: [1]\n")
+    assert config.ipvs.scheduler == "rr"
+    assert [str(notice) for notice in config.notices] == [
+        "/etc/kube-proxy.conf:5: ipvs.shceduler: unknown field, not used; did you mean scheduler?",
+        "/etc/kube-proxy.conf:6: future: unknown field, not used",
+    ]
+
+
+def test_last_of_two_fields_counts_with_a_notice() -> None:
+    config = from_file("oomScoreAdj: 1\noomScoreAdj: 2\n")
+    assert config.oom_score_adj == 2
+    assert (
+        str(config.notices[0])
+        == "/etc/kube-proxy.conf:5: oomScoreAdj: stands here for the second time; the first value is not used"
+    )
+
+
+def test_unknown_field_of_our_own_section_is_refused() -> None:
+    assert problems_of_file("ipvsproxy:\n  manifest: /m\n") == ["5: ipvsproxy.manifest: unknown field; did you mean manifests?"]
+
+
+def test_anchors_may_be_used_but_merge_keys_may_not() -> None:
+    assert from_file("ipvs:\n  syncPeriod: &p 40s\n  tcpTimeout: *p\n").ipvs.tcp_timeout_s == 40
+    assert problems_of_file("ipvs: &i {scheduler: lc}\niptables:\n  <<: *i\n") == [
+        "6: iptables: every key must be the name of a field"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "f:1: must hold a KubeProxyConfiguration, which is a mapping"),
+        (b"- a\n", "f:1: must hold a KubeProxyConfiguration, which is a mapping"),
+        (b"a: 1\nb: [\n", "f:3: is not YAML: expected the node content, but found '<stream end>'"),
+        (b"a: b: c\n", "f:1: is not YAML: mapping values are not allowed here"),
+        (b"kind: KubeProxyConfiguration\n", "f:1: apiVersion: is missing; it must be kubeproxy.config.k8s.io/v1alpha1"),
+        (
+            b"\napiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeletConfiguration\n",
+            "f:3: kind: 'KubeletConfiguration' must be KubeProxyConfiguration",
+        ),
+        (
+            b"kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1\n",
+            "f:2: apiVersion: 'kubeproxy.config.k8s.io/v1' must be kubeproxy.config.k8s.io/v1alpha1",
+        ),
+    ],
+)
+def test_file_that_is_something_else_is_refused_in_one_sentence(content: bytes, problem: str) -> None:
+    assert [str(found) for found in file.read(content, "f").problems] == [problem]
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\xfa", b"a: \x00", b"[" * 5000, b'a: "\\UFFFFFFFF"', b"? [a]\n: b", b"&a {a: *a}", b"%YAML 9.9\n---\na"]
+)
+def test_file_that_breaks_parsers_is_refused(content: bytes) -> None:
+    assert file.read(content, "f").problems
+
+
+def test_hostile_keys_in_known_places_are_refused() -> None:
+    text = "featureGates: {[a]: true}\nlogging: {vmodule: [{[a]: b}]}\nipvs: {? {a: b} : c}\n"
+    assert [problem.partition(": must")[0][:2] for problem in problems_of_file(text)] == ["4:", "5:", "6:"]
+
+
+_ODD = """1|''|null|true|30s|a|0x1|1:30|2001-01-01|[]|{}|[[a]]|{? [a] : b}|~|1e3|-"""
+_SCALARS = strategies.one_of(strategies.sampled_from(_ODD.split("|")), strategies.text(max_size=6))
+
+
+@given(strategies.lists(strategies.tuples(strategies.sampled_from(_OPTIONS), _SCALARS), max_size=4))
+def test_any_value_of_any_field_is_read_or_refused(fields: list[tuple[Option, str]]) -> None:
+    text = "\n".join(nested(option, value).removeprefix(HEAD.replace("mode: ipvs\n", "")) for option, value in fields)
+    read = file.read((HEAD + text).encode("utf-8", "surrogatepass"), "f")
+    assert all(str(problem).startswith("f") for problem in read.problems)
+
+
+@given(strategies.binary())
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    assert file.read(data, "f").problems

@@ -1,0 +1,163 @@
+"""The syntax of values, against Go's own rules. How errors are shown is tested with flags and file."""
+
+import pytest
+from hypothesis import given, strategies
+
+from ipvsproxy.config import syntax
+from ipvsproxy.config.option import Kind
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0),
+        ("-0", 0),
+        ("0s", 0),
+        ("30s", 30),
+        ("1m30s", 90),
+        ("1h", 3600),
+        ("2h22m", 8520),
+        ("1.5h", 5400),
+        (".5s", 0.5),
+        ("1.s", 1),
+        ("+5s", 5),
+        ("-1.5h", -5400),
+        ("100ms", 0.1),
+        ("1us", 1e-6),
+        ("1µs", 1e-6),
+        ("1μs", 1e-6),
+        ("3ns", 3e-9),
+        ("1s1s", 2),
+        ("1s1h", 3601),
+        ("0.0000000001s", 0),
+        ("2562047h47m16.854775807s", 9223372036.854775807),
+    ],
+)
+def test_duration_means_what_it_means_to_go(text: str, seconds: float) -> None:
+    assert syntax.parse_duration(text) == pytest.approx(seconds, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "s", "30", "1", "-", "+", ".s", "1 s", " 1s", "1s ", "1h 30m", "1d", "1S", "1,5s", "--1s", "1s-1s"),
+        *("٣s", "2562048h", "9" * 300 + "s"),
+    ],
+)
+def test_duration_that_go_refuses_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a duration such as 30s, 1m30s or 1h"):
+        syntax.parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (30, "30s"),
+        (60, "1m0s"),
+        (90, "1m30s"),
+        (3600, "1h0m0s"),
+        (86400, "24h0m0s"),
+        (1.5, "1.5s"),
+        (0.1, "100ms"),
+        (0.0015, "1.5ms"),
+        (1.5e-6, "1.5µs"),
+        (3e-9, "3ns"),
+        (-90, "-1m30s"),
+        (3660.001, "1h1m0.001s"),
+    ],
+)
+def test_duration_prints_as_go_prints_it(seconds: float, text: str) -> None:
+    assert syntax.render_duration(seconds) == text
+
+
+@given(nanoseconds=strategies.integers(-(2**52), 2**52))
+def test_duration_that_is_printed_and_read_is_the_same(nanoseconds: int) -> None:
+    seconds = nanoseconds / 1e9
+    assert syntax.parse_duration(syntax.render_duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("0", 0), ("14", 14), ("-999", -999), ("+7", 7), ("1_000", 1000)),
+        *(("0x1f", 31), ("0X_1F", 31), ("0b101", 5), ("0o17", 15), ("017", 15)),
+    ],
+)
+def test_integer_takes_the_bases_of_go(text: str, number: int) -> None:
+    assert syntax.parse_integer(text) == number
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-", "1.0", "1e3", "a", "ff", "08", "0x", "2147483648", "-2147483649", "1__0", " 1", "٣", "1" * 5000]
+)
+def test_integer_beyond_32_bits_or_not_whole_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"a whole number in -2147483648\.\.2147483647"):
+        syntax.parse_integer(text)
+
+
+@pytest.mark.parametrize("text", ["1", "t", "T", "true", "TRUE", "True"])
+def test_every_true_of_go_is_true(text: str) -> None:
+    assert syntax.parse_boolean(text) is True
+
+
+@pytest.mark.parametrize("text", ["0", "f", "F", "false", "FALSE", "False"])
+def test_every_false_of_go_is_false(text: str) -> None:
+    assert syntax.parse_boolean(text) is False
+
+
+@pytest.mark.parametrize("text", ["", "yes", "on", "tRUE", "2"])
+def test_other_words_are_no_booleans(text: str) -> None:
+    with pytest.raises(ValueError, match="true or false"):
+        syntax.parse_boolean(text)
+
+
+def test_list_is_one_line_of_csv() -> None:
+    assert syntax.parse_list("") == ()
+    assert syntax.parse_list("a,b") == ("a", "b")
+    assert syntax.parse_list('"a,b",c') == ("a,b", "c")
+
+
+def test_gates_allow_spaces_around_names_and_values() -> None:
+    assert syntax.parse_gates(" A=true, B = false ,") == {"A": True, "B": False}
+
+
+@pytest.mark.parametrize("text", ["A", "=true", "A=maybe"])
+def test_gate_without_name_or_truth_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"true or false|a list such as"):
+        syntax.parse_gates(text)
+
+
+def test_patterns_drop_empty_elements() -> None:
+    assert syntax.parse_patterns("proxier=4,,ipset*=2,") == ("proxier=4", "ipset*=2")
+
+
+@pytest.mark.parametrize("text", ["proxier", "proxier=", "=2", "proxier=-1", "a=b=2", "proxier=2147483648"])
+def test_pattern_without_name_or_level_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"a list such as pattern=2"):
+        syntax.parse_patterns(text)
+
+
+@pytest.mark.parametrize("text", ["0", "512", "1k", "2Ki", "1.5M", "1e3"])
+def test_quantity_keeps_its_text(text: str) -> None:
+    assert syntax.parse_quantity(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "x", "1K", "1 k", "1kB", "Ki"])
+def test_quantity_that_is_no_number_of_bytes_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a number of bytes"):
+        syntax.parse_quantity(text)
+
+
+@pytest.mark.parametrize("text", ["", "nan", "inf", "-Infinity", "1e999", "x", "٣"])
+def test_number_that_is_not_finite_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a number"):
+        syntax.parse_number(text)
+
+
+@given(kind=strategies.sampled_from(Kind), text=strategies.text())
+def test_any_text_is_a_value_or_a_value_error(kind: Kind, text: str) -> None:
+    try:
+        syntax.parse(kind, text)
+    except ValueError as error:
+        assert str(error)  # noqa: PT017 - either outcome is right

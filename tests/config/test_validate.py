@@ -1,0 +1,324 @@
+"""The rules, one by one, and what each option comes to in the ``Config``."""
+
+import dataclasses
+import operator
+
+import pytest
+
+from ipvsproxy.config import load
+from ipvsproxy.config.given import ConfigError
+from ipvsproxy.config.settings import Command, Conntrack, Ipvs, ListenAddress, LocalMode, LogFormat, Logging, ServiceSource
+from ipvsproxy.model.net import parse_address, parse_network
+from tests.config.loading import HEAD, PATH, from_file, from_flags, load_with, problems_of_file, problems_of_flags
+
+
+def listen(address: str, port: int) -> ListenAddress:
+    return ListenAddress(parse_address(address), port)
+
+
+def networks(*texts: str) -> tuple[object, ...]:
+    return tuple(parse_network(text) for text in texts)
+
+
+# attribute, value, flag, line of the file
+CASES = [
+    ("ipvs.scheduler", "mh", "--ipvs-scheduler=mh", "ipvs: {scheduler: mh}"),
+    ("ipvs.sync_period_s", 60, "--ipvs-sync-period=1m", "ipvs: {syncPeriod: 1m}"),
+    ("ipvs.min_sync_period_s", 2.5, "--ipvs-min-sync-period=2.5s", "ipvs: {minSyncPeriod: 2.5s}"),
+    (
+        "ipvs.excluded_networks",
+        networks("10.0.0.0/8", "fd00::/8"),
+        "--ipvs-exclude-cidrs=010.1.0.0/8,fd00::1/8",
+        "ipvs: {excludeCIDRs: [010.1.0.0/8, 'fd00::1/8']}",
+    ),
+    ("ipvs.strict_arp", True, "--ipvs-strict-arp", "ipvs: {strictARP: true}"),
+    ("ipvs.tcp_timeout_s", 800, "--ipvs-tcp-timeout=800s", "ipvs: {tcpTimeout: 800s}"),
+    ("ipvs.tcp_fin_timeout_s", 100, "--ipvs-tcpfin-timeout=100s", "ipvs: {tcpFinTimeout: 100s}"),
+    ("ipvs.udp_timeout_s", 200, "--ipvs-udp-timeout=200s", "ipvs: {udpTimeout: 200s}"),
+    ("masquerade.bit", 15, "--iptables-masquerade-bit=15", "iptables: {masqueradeBit: 15}"),
+    ("masquerade.everything", True, "--masquerade-all", "iptables: {masqueradeAll: true}"),
+    ("detect_local.mode", LocalMode.NODE_CIDR, "--detect-local-mode=NodeCIDR", "detectLocalMode: NodeCIDR"),
+    (
+        "detect_local.cluster_networks",
+        networks("10.0.0.0/8", "fd00::/8"),
+        "--cluster-cidr=10.0.0.0/8,fd00::/8",
+        "clusterCIDR: 10.0.0.0/8,fd00::/8",
+    ),
+    ("detect_local.bridge_interface", "br0", "--pod-bridge-interface=br0", "detectLocal: {bridgeInterface: br0}"),
+    ("detect_local.interface_name_prefix", "en", "--pod-interface-name-prefix=en", "detectLocal: {interfaceNamePrefix: en}"),
+    ("node_ports.networks", networks("10.0.0.0/8"), "--nodeport-addresses=10.0.0.0/8", "nodePortAddresses: [10.0.0.0/8]"),
+    ("node_ports.primary_only", True, "--nodeport-addresses=primary", "nodePortAddresses: [primary]"),
+    ("conntrack.max_per_core", 0, "--conntrack-max-per-core=0", "conntrack: {maxPerCore: 0}"),
+    ("conntrack.minimum", 7, "--conntrack-min=7", "conntrack: {min: 7}"),
+    (
+        "conntrack.tcp_established_timeout_s",
+        0,
+        "--conntrack-tcp-timeout-established=0",
+        "conntrack: {tcpEstablishedTimeout: '0'}",
+    ),
+    ("conntrack.tcp_close_wait_timeout_s", 5, "--conntrack-tcp-timeout-close-wait=5s", "conntrack: {tcpCloseWaitTimeout: 5s}"),
+    ("conntrack.tcp_be_liberal", True, "--conntrack-tcp-be-liberal", "conntrack: {tcpBeLiberal: true}"),
+    ("conntrack.udp_timeout_s", 5, "--conntrack-udp-timeout=5s", "conntrack: {udpTimeout: 5s}"),
+    ("conntrack.udp_stream_timeout_s", 6, "--conntrack-udp-timeout-stream=6s", "conntrack: {udpStreamTimeout: 6s}"),
+    ("oom_score_adj", -1000, "--oom-score-adj=-1000", "oomScoreAdj: -1000"),
+    ("bind_address", parse_address("10.0.0.1"), "--bind-address=010.0.0.1", "bindAddress: 010.0.0.1"),
+    ("servers.health", listen("10.0.0.1", 80), "--healthz-bind-address=10.0.0.1:80", "healthzBindAddress: 10.0.0.1:80"),
+    ("servers.health", listen("fd00::1", 10256), "--healthz-bind-address=fd00::1", "healthzBindAddress: 'fd00::1'"),
+    ("servers.metrics", listen("::", 9), "--metrics-bind-address=[::]:9", "metricsBindAddress: '[::]:9'"),
+    ("servers.metrics", listen("0.0.0.0", 10249), "--metrics-bind-address=0.0.0.0", "metricsBindAddress: 0.0.0.0"),
+    ("servers.bind_hard_fail", True, "--bind-address-hard-fail", "bindAddressHardFail: true"),
+    ("logging", Logging(format=LogFormat.JSON), "--logging-format=json", "logging: {format: json}"),
+    ("logging", Logging(verbosity=4), "-v=4", "logging: {verbosity: 4}"),
+    (
+        "external_addresses_served",
+        False,
+        "--feature-gates=AllowServiceExternalIPs=false",
+        "featureGates: {AllowServiceExternalIPs: false}",
+    ),
+    ("source", ServiceSource(kubeconfig="/k"), "--kubeconfig=/k", "clientConnection: {kubeconfig: /k}"),
+    ("source", ServiceSource(manifests="/m"), "--manifests=/m", "ipvsproxy: {manifests: /m}"),
+    ("node_name", "other", "--hostname-override= OTHER ", "hostnameOverride: ' Other '"),
+]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "flag", "line"), CASES, ids=[f"{case[0]}-{index}" for index, case in enumerate(CASES)]
+)
+def test_flag_and_field_come_to_the_same_setting(attribute: str, value: object, flag: str, line: str) -> None:
+    read = operator.attrgetter(attribute)
+    assert read(from_flags()) != value
+    assert read(from_flags(flag)) == value
+    assert read(from_file(line)) == value
+
+
+def test_defaults_of_flags_are_those_of_kube_proxy() -> None:
+    config = from_flags()
+    assert config.ipvs == Ipvs()
+    assert config.conntrack == Conntrack()
+    assert (config.servers.health, config.servers.metrics) == (listen("0.0.0.0", 10256), listen("127.0.0.1", 10249))
+    assert config.node_name == "host-1"
+    assert (config.without_effect, config.notices) == ((), ())
+
+
+def test_defaults_of_a_file_differ_in_the_least_sync_period_alone() -> None:
+    by_flags, by_file = from_flags(), from_file("")
+    assert by_file.ipvs == dataclasses.replace(by_flags.ipvs, min_sync_period_s=0)
+    assert dataclasses.replace(by_file, ipvs=by_flags.ipvs, config_file="") == by_flags
+
+
+def test_servers_of_a_file_follow_the_family_of_the_bind_address() -> None:
+    by_file, by_flags = from_file("bindAddress: '::'"), from_flags("--bind-address=::")
+    assert (by_file.servers.health, by_file.servers.metrics) == (listen("::", 10256), listen("::1", 10249))
+    assert (by_flags.servers.health, by_flags.servers.metrics) == (listen("0.0.0.0", 10256), listen("127.0.0.1", 10249))
+
+
+def test_mapped_address_is_an_ipv4_address() -> None:
+    assert from_flags("--bind-address=::ffff:10.0.0.1").bind_address == parse_address("10.0.0.1")
+
+
+def test_zero_in_a_file_means_the_default() -> None:
+    config = from_file(
+        "ipvs: {syncPeriod: 0s}\nbindAddress: ''\nhealthzBindAddress: ''\nlogging: {format: '', flushFrequency: 0}\n"
+    )
+    assert config == from_file("")
+
+
+@pytest.mark.parametrize("mode", ["", "iptables", "nftables"])
+def test_other_mode_is_refused_with_the_remedy(mode: str) -> None:
+    what = (
+        f"'{mode}' is a mode that ipvsproxy does not do" if mode else "is not set, and ipvs is the only mode that ipvsproxy does"
+    )
+    assert problems_of_flags(f"--proxy-mode={mode}") == [f"--proxy-mode: {what}; set --proxy-mode=ipvs"]
+    assert problems_of_file(f"mode: '{mode}'") == [f"4: mode: {what}; set mode: ipvs in the file"]
+
+
+def test_unknown_mode_is_refused_even_for_cleaning_up() -> None:
+    assert problems_of_flags("--proxy-mode=ebpf", "--cleanup") == ["--proxy-mode: 'ebpf' is no mode; set --proxy-mode=ipvs"]
+
+
+@pytest.mark.parametrize("mode", ["", "iptables", "nftables", "ipvs"])
+def test_cleaning_up_needs_no_mode(mode: str) -> None:
+    assert from_flags(f"--proxy-mode={mode}", "--cleanup").command is Command.CLEANUP
+
+
+@pytest.mark.parametrize(
+    ("flags", "command"),
+    [
+        ([], Command.RUN),
+        (["--init-only"], Command.INIT_ONLY),
+        (["--init-only", "--cleanup"], Command.CLEANUP),
+        (["--cleanup", "--write-config-to=/x"], Command.WRITE_CONFIG),
+        (["--cleanup=false"], Command.RUN),
+    ],
+)
+def test_writing_goes_before_cleaning_before_preparing(flags: list[str], command: Command) -> None:
+    assert from_flags(*flags).command is command
+
+
+@pytest.mark.parametrize(
+    ("flag", "problem"),
+    [
+        ("--iptables-masquerade-bit=32", "32 must be 0..31"),
+        ("--iptables-masquerade-bit=-1", "-1 must be 0..31"),
+        ("--oom-score-adj=1001", "1001 must be -1000..1000"),
+        ("--conntrack-max-per-core=-1", "-1 must be at least 0"),
+        ("--conntrack-min=-1", "-1 must be at least 0"),
+        ("--conntrack-tcp-timeout-established=-1s", "-1s must be at least 0s"),
+        ("--conntrack-tcp-timeout-close-wait=-1s", "-1s must be at least 0s"),
+        ("--conntrack-udp-timeout=-1s", "-1s must be at least 0s"),
+        ("--conntrack-udp-timeout-stream=-1m", "-1m0s must be at least 0s"),
+        ("--ipvs-sync-period=0s", "0s must be greater than 0s"),
+        ("--ipvs-min-sync-period=-1s", "-1s must be at least 0s"),
+        ("--ipvs-min-sync-period=31s", "31s must not be longer than --ipvs-sync-period (30s)"),
+        ("--ipvs-tcp-timeout=-1s", "-1s must be at least 0s"),
+        ("--ipvs-tcpfin-timeout=-1s", "-1s must be at least 0s"),
+        ("--ipvs-udp-timeout=-1s", "-1s must be at least 0s"),
+        ("--ipvs-scheduler=no such", "'no such' must be the name of an IPVS scheduler, such as rr, lc, sh or mh"),
+        ("--ipvs-exclude-cidrs=10.0.0.0/8,10.0.0.1", "'10.0.0.1' is not a CIDR range such as 10.0.0.0/8"),
+        ("--config-sync-period=0", "0s must be greater than 0s"),
+        ("--kube-api-burst=-1", "-1 must be at least 0"),
+        ("--bind-address=localhost", "'localhost' must be an IP address"),
+        ("--healthz-bind-address=:10256", "':10256' must be IP or IP:port with a port in 1..65535"),
+        ("--healthz-bind-address=1.2.3.4:0", "'1.2.3.4:0' must be IP or IP:port with a port in 1..65535"),
+        ("--metrics-bind-address=1.2.3.4:65536", "'1.2.3.4:65536' must be IP or IP:port with a port in 1..65535"),
+        ("--metrics-bind-address=[::1]", "'[::1]' must be IP or IP:port with a port in 1..65535"),
+        ("--metrics-bind-address=host:80", "'host:80' must be IP or IP:port with a port in 1..65535"),
+        ("--healthz-port=65536", "65536 must be 0..65535"),
+        (
+            "--detect-local-mode=Magic",
+            "'Magic' must be one of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix",
+        ),
+        ("--cluster-cidr=10.0.0.0", "'10.0.0.0' is not a CIDR range such as 10.0.0.0/8"),
+        (
+            "--cluster-cidr=10.0.0.0/8,11.0.0.0/8",
+            "'10.0.0.0/8,11.0.0.0/8' must be one CIDR range, or one IPv4 and one IPv6 range",
+        ),
+        (
+            "--cluster-cidr=10.0.0.0/8,fd00::/8,fd01::/16",
+            "'10.0.0.0/8,fd00::/8,fd01::/16' must be one CIDR range, or one IPv4 and one IPv6 range",
+        ),
+        ("--nodeport-addresses=10.0.0.1", "'10.0.0.1' is not a CIDR range such as 10.0.0.0/8"),
+        ("--nodeport-addresses=10.0.0.0/8,primary", "'primary' must stand alone, without CIDR ranges beside it"),
+        ("--logging-format=xml", "'xml' must be one of text, json"),
+        ("--hostname-override=  ", "must not be blank"),
+        ("--show-hidden-metrics-for-version=1", "'1' must be MAJOR.MINOR, such as 1.35"),
+        (
+            "--feature-gates=MultiCIDRServiceAllocator=false",
+            "MultiCIDRServiceAllocator must be true, it can no longer be turned off",
+        ),
+    ],
+)
+def test_value_outside_the_rules_is_refused_in_one_sentence(flag: str, problem: str) -> None:
+    assert problems_of_flags(flag) == [f"{flag.partition('=')[0]}: {problem}"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "flag"),
+    [("BridgeInterface", "pod-bridge-interface"), ("InterfaceNamePrefix", "pod-interface-name-prefix")],
+)
+def test_interface_mode_needs_its_name(mode: str, flag: str) -> None:
+    assert problems_of_flags(f"--detect-local-mode={mode}") == [f"--{flag}: is required with --detect-local-mode {mode}"]
+    assert problems_of_flags(f"--detect-local-mode={mode}", f"--{flag}=a b") == [
+        f"--{flag}: 'a b' must be a name of 1 to 15 characters that an interface can have"
+    ]
+    assert from_flags(f"--detect-local-mode={mode}", f"--{flag}=cbr0").detect_local.mode == mode
+
+
+def test_cluster_cidr_is_not_looked_at_in_another_mode() -> None:
+    assert from_flags("--detect-local-mode=NodeCIDR", "--cluster-cidr=junk").detect_local.cluster_networks == ()
+
+
+def test_what_kube_proxy_does_not_check_in_ipvs_mode_is_not_checked() -> None:
+    config = from_file("iptables: {syncPeriod: -1s, minSyncPeriod: 99h}\nnftables: {masqueradeBit: 99}\n")
+    assert config.without_effect == ("iptables.syncPeriod", "iptables.minSyncPeriod", "nftables.masqueradeBit")
+
+
+def test_problem_of_a_list_in_a_file_names_the_element_and_its_line() -> None:
+    text = "nodePortAddresses:\n- 10.0.0.0/8\n- 10.0.0.1\nipvs:\n  excludeCIDRs: ['x']\n  minSyncPeriod: 40s\n"
+    assert problems_of_file(text) == [
+        "9: ipvs.minSyncPeriod: 40s must not be longer than ipvs.syncPeriod (30s)",
+        "8: ipvs.excludeCIDRs[0]: 'x' is not a CIDR range such as 10.0.0.0/8",
+        "6: nodePortAddresses[1]: '10.0.0.1' is not a CIDR range such as 10.0.0.0/8",
+    ]
+
+
+def test_value_that_cannot_be_read_is_not_compared_with_others() -> None:
+    assert problems_of_flags("--ipvs-sync-period=1x", "--ipvs-min-sync-period=40s") == [
+        "--ipvs-sync-period: '1x' must be a duration such as 30s, 1m30s or 1h"
+    ]
+
+
+def test_port_zero_turns_a_server_off() -> None:
+    servers = from_flags("--healthz-port=0", "--metrics-port=0").servers
+    assert (servers.health, servers.metrics) == (None, None)
+
+
+def test_server_that_is_off_cannot_be_written_to_a_file() -> None:
+    rule = "0 cannot be written to a file: v1alpha1 has no way to say that a server is off"
+    assert problems_of_flags("--write-config-to=/x", "--healthz-port=0") == [f"--healthz-port: {rule}"]
+
+
+def test_port_flag_fills_in_for_an_address_without_one() -> None:
+    config = from_flags("--healthz-bind-address=10.0.0.1", "--healthz-port=8080")
+    assert config.servers.health == listen("10.0.0.1", 8080)
+    assert [str(notice) for notice in config.notices] == ["--healthz-port: deprecated; use --healthz-bind-address"]
+
+
+def test_port_flag_beside_an_address_with_a_port_is_told_to_have_no_effect() -> None:
+    config = from_flags("--healthz-port=8080")
+    assert config.servers.health == listen("0.0.0.0", 10256)
+    assert str(config.notices[1]) == "--healthz-port: 8080 has no effect, because the default address 0.0.0.0:10256 has a port"
+
+
+def test_manifests_and_an_api_server_exclude_each_other() -> None:
+    assert problems_of_flags("--manifests=/m", "--kubeconfig=/k", "--master=http://a") == [
+        "--kubeconfig: '/k' and --manifests exclude each other; drop one",
+        "--master: 'http://a' and --manifests exclude each other; drop one",
+    ]
+
+
+def test_host_without_a_name_needs_an_override() -> None:
+    with pytest.raises(ConfigError, match="--hostname-override: must be set, for this host has no name"):
+        load.load(["--proxy-mode=ipvs"], hostname="", read_file=lambda _: b"")
+
+
+def test_options_without_effect_are_named_when_they_say_something() -> None:
+    config = from_flags("--profiling", "--kube-api-qps=50", "--kube-api-burst=10", "--vmodule=a=1", "--feature-gates=Some=true")
+    assert config.without_effect == ("--profiling", "--kube-api-qps", "--vmodule", "--feature-gates Some")
+
+
+def test_mark_is_the_bit() -> None:
+    assert from_flags().masquerade.mark == 0x4000
+
+
+def test_file_that_kubeadm_writes_means_the_defaults_and_says_nothing() -> None:
+    text = """
+        bindAddress: 0.0.0.0
+        bindAddressHardFail: false
+        clientConnection: {acceptContentTypes: "", burst: 0, contentType: "", kubeconfig: /k, qps: 0}
+        clusterCIDR: 10.244.0.0/16
+        configSyncPeriod: 0s
+        conntrack: {maxPerCore: null, min: null, tcpBeLiberal: false, tcpCloseWaitTimeout: null, udpTimeout: 0s}
+        detectLocal: {bridgeInterface: "", interfaceNamePrefix: ""}
+        detectLocalMode: ""
+        enableProfiling: false
+        healthzBindAddress: ""
+        hostnameOverride: ""
+        iptables: {localhostNodePorts: null, masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
+        ipvs: {excludeCIDRs: null, minSyncPeriod: 0s, scheduler: "", strictARP: false, syncPeriod: 0s, tcpTimeout: 0s}
+        logging: {flushFrequency: 0, options: {json: {infoBufferSize: "0"}, text: {infoBufferSize: "0"}}, verbosity: 0}
+        metricsBindAddress: ""
+        nftables: {masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
+        nodePortAddresses: null
+        oomScoreAdj: null
+        portRange: ""
+        showHiddenMetricsForVersion: ""
+        winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "", sourceVip: ""}
+    """
+    config = from_file(text)
+    assert config == from_file("clientConnection: {kubeconfig: /k}\nclusterCIDR: 10.244.0.0/16\n")
+    assert (config.without_effect, config.notices) == ((), ())
+
+
+def test_file_may_be_the_only_argument() -> None:
+    assert load_with([f"--config={PATH}"], HEAD.encode()).config_file == PATH

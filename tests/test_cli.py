@@ -1,0 +1,104 @@
+"""The command line as a user meets it: what is printed where, and with which status it ends.
+
+Flags and files have their own tests; serving itself is replaced.
+"""
+
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+from ipvsproxy import cli
+from ipvsproxy.config.settings import Command, Config
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The configurations that were served; serving ends at once with status 7."""
+    configs: list[Config] = []
+
+    def run(config: Config) -> int:
+        configs.append(config)
+        return 7
+
+    monkeypatch.setitem(sys.modules, "ipvsproxy.daemon.app", types.SimpleNamespace(run=run))
+    return configs
+
+
+@pytest.mark.parametrize("command", [[], ["run"]])
+def test_flags_alone_serve_as_kube_proxy_does(served: list[Config], command: list[str]) -> None:
+    assert cli.main([*command, "--proxy-mode=ipvs", "--ipvs-scheduler=lc"]) == 7
+    assert [config.ipvs.scheduler for config in served] == ["lc"]
+
+
+def test_cleaning_up_and_preparing_are_handed_on(served: list[Config]) -> None:
+    assert cli.main(["--cleanup"]) == 7
+    assert cli.main(["--proxy-mode=ipvs", "--init-only"]) == 7
+    assert [config.command for config in served] == [Command.CLEANUP, Command.INIT_ONLY]
+
+
+def test_wrong_flags_end_with_status_2_and_a_sentence_each(served: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--nope", "--oom-score-adj=5000"]) == 2
+    assert served == []
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "ipvsproxy: '--nope': unknown flag",
+        "ipvsproxy: --oom-score-adj: 5000 must be -1000..1000",
+        "ipvsproxy: --proxy-mode: is not set, and ipvs is the only mode that ipvsproxy does; set --proxy-mode=ipvs",
+        "ipvsproxy: nothing was changed; ipvsproxy --help lists every flag and field",
+    ]
+
+
+def test_wrong_file_is_named_with_its_line(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.conf"
+    path.write_text("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\noomScoreAdj: x\n")
+    assert cli.main([f"--config={path}"]) == 2
+    assert f"ipvsproxy: {path}:4: oomScoreAdj: 'x' must be a whole number\n" in capsys.readouterr().err
+
+
+def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["frobnicate", "--proxy-mode=ipvs"]) == 2
+    assert "ipvsproxy: 'frobnicate': is neither a flag nor a command\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["run", "--help"], ["--nope", "--help"]])
+def test_help_is_printed_whatever_else_is_wrong(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("ipvsproxy [run] [flags]\n")
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize("flag", ["--version", "--version=true", "--version=raw"])
+def test_version_is_one_line(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([flag]) == 0
+    name, version = capsys.readouterr().out.split()
+    assert name == "ipvsproxy"
+    assert version[0].isdecimal()
+
+
+def test_written_configuration_can_be_given_back(
+    served: list[Config], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "written.yaml"
+    assert cli.main(["--proxy-mode=ipvs", "--ipvs-scheduler=lc", "--healthz-port=1", f"--write-config-to={path}"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"Wrote configuration to {path}\n"
+    assert "ipvsproxy: --healthz-port: deprecated; use --healthz-bind-address\n" in captured.err
+    assert cli.main([f"--config={path}"]) == 7
+    assert [config.ipvs.scheduler for config in served] == ["lc"]
+
+
+def test_place_that_cannot_be_written_is_one_sentence(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--proxy-mode=ipvs", f"--write-config-to={tmp_path}"]) == 2
+    assert f"ipvsproxy: --write-config-to: '{tmp_path}' cannot be written: Is a directory\n" in capsys.readouterr().err
+
+
+def test_module_can_be_run() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ipvsproxy", "--version"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.startswith("ipvsproxy ")
