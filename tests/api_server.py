@@ -165,14 +165,17 @@ class ApiServer:
 
     def end_watches(self, resource: Resource) -> None:
         """End the open watches normally, as a server does after ``timeoutSeconds``."""
-        for watcher in self._of(resource):
-            watcher.queue.put_nowait(_End.NORMAL)
+        self._end(resource, _End.NORMAL)
 
     def cut_watches(self, resource: Resource, half_line: bytes = b"") -> None:
         """Send this, then drop the connections of the open watches without a good-bye."""
+        self.send(resource, half_line)
+        self._end(resource, _End.CUT)
+
+    def _end(self, resource: Resource, how: _End) -> None:
         for watcher in self._of(resource):
-            watcher.queue.put_nowait(half_line)
-            watcher.queue.put_nowait(_End.CUT)
+            watcher.queue.put_nowait(how)
+            self._watchers.remove(watcher)  # Now, not when it is written: what comes later is not for this watch.
 
     def stall(self) -> None:
         """From now on nothing more is written into any watch, not even its end, while connections stay open."""
@@ -278,7 +281,8 @@ class ApiServer:
         try:
             yield
         finally:
-            self._watchers.remove(watcher)
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
 
     async def _chunks(self, watcher: _Watcher) -> AsyncIterator[bytes]:
         """What waits in the queue, as one chunk, until the watch ends."""

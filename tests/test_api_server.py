@@ -264,6 +264,13 @@ async def test_a_cut_watch_ends_with_half_a_line_and_a_broken_connection(server:
         await watch.response.content.readany()
 
 
+async def test_changes_after_a_cut_are_not_for_the_watch_that_was_cut(server: ApiServer, http: Client) -> None:
+    watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision)})
+    server.end_watches(SERVICES)
+    server.put(SERVICES, service("web"))
+    assert await watch.ended()
+
+
 async def test_a_stalled_server_is_silent_until_it_resumes(server: ApiServer, http: Client) -> None:
     watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision)})
     server.stall()

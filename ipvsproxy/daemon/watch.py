@@ -1,0 +1,293 @@
+"""The Kubernetes source: Services, EndpointSlices and our Node, from an API server.
+
+kubernetes-asyncio reads kubeconfigs and service accounts, runs credential plugins and makes the TLS transport. Its model
+classes are never used: bytes go to ``decode`` as they are.
+
+Every list and every watch has a connection of its own, made with what configuration and credential files hold at that
+moment. So a rotated token, certificate or authority, and a changed server address, need no treatment of their own: they are in
+force at the next connection, which is the one after a 401.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import pathlib
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
+
+import aiohttp
+import structlog
+import yaml
+from kubernetes_asyncio import client
+from kubernetes_asyncio.client import rest
+from kubernetes_asyncio.config import ConfigException, incluster_config, kube_config
+
+from ipvsproxy.daemon import reflector
+from ipvsproxy.daemon.reflector import ApiError, Deliver, Trouble
+from ipvsproxy.model.service import ObjectKind
+
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+CREDENTIALS_TIMEOUT_S = 30
+"""For a credential plugin, which is a program that may hang."""
+ANSWER_TIMEOUT_S = 60
+"""Until an answer begins, and between two parts of a list: the API server's own bound on a request."""
+KEEPALIVE_AFTER_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 15, 5, 3
+"""A peer that vanished without a word is noticed after 30 s, although a watch may be silent for minutes."""
+LONGEST_MESSAGE = 300
+REPEAT_LOG_S = 300.0
+HEADERS = {"Accept": "application/json", "User-Agent": "ipvsproxy"}
+
+HINTS: Mapping[Trouble, str] = {
+    Trouble.UNAUTHORIZED: "check that the token or client certificate is valid; it is read again before each attempt",
+    Trouble.FORBIDDEN: "check that our account is bound to the ClusterRole system:node-proxier",
+    Trouble.CREDENTIALS: "check the kubeconfig and the files that it names; they are read again before each attempt",
+    Trouble.UNREACHABLE: "check address, port and certificate of the API server, and this node's route to it",
+    Trouble.SILENT: "check load balancers and firewalls on the way to the API server for dropped connections",
+    Trouble.GARBLED: "check what is on the way to the API server: this was not its language",
+    Trouble.THROTTLED: "the API server is overloaded or limits us; see its priority and fairness metrics",
+    Trouble.SERVER_ERROR: "see the log of the API server",
+    Trouble.REFUSED: "see the log of the API server",
+}
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class SourceError(Exception):
+    """The configuration can not work; one sentence for the operator."""
+
+
+class KubernetesSource:
+    """Lists and watches of an API server, with one reflector per kind.
+
+    ``kubeconfig`` is a path; ``master`` a URL that goes before the kubeconfig's; with neither, the pod's service account is
+    used. ``on_restart`` is told each time that a list or watch had to be started again. ``statuses`` can be read any time.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_name: str,
+        kubeconfig: str = "",
+        master: str = "",
+        service_account: str = SERVICE_ACCOUNT,
+        on_restart: Callable[[ObjectKind, Trouble], None] = lambda _kind, _trouble: None,
+        pace: reflector.Pace | None = None,
+    ) -> None:
+        self._kubeconfig = kubeconfig
+        self._master = master
+        self._service_account = pathlib.Path(service_account)
+        self._on_restart = on_restart
+        self._pace = pace or reflector.Pace()
+        self._server = ""
+        self._logged: dict[str, float] = {}
+        self._failing: set[ObjectKind] = set()
+        self._reflectors = {
+            kind: reflector.Reflector(kind, resource, self._connect, self, self._pace)
+            for kind, resource in reflector.resources(node_name).items()
+        }
+
+    @property
+    def statuses(self) -> Mapping[ObjectKind, reflector.WatchStatus]:
+        """How each watch is doing."""
+        return {kind: each.status for kind, each in self._reflectors.items()}
+
+    async def check(self) -> None:
+        """Read configuration and credentials once, without talking to the API server.
+
+        Raises:
+            SourceError: they can not work.
+        """
+        await self._configuration()
+
+    async def run(self, deliver: Deliver) -> None:
+        """Deliver events for ever. An API server that is away is asked again and again; only a bug ends this."""
+        async with asyncio.TaskGroup() as group:
+            for kind, each in self._reflectors.items():
+                group.create_task(_follow(each, deliver), name=f"watch {kind.value}")
+
+    def listed(self, kind: ObjectKind, objects: int) -> None:
+        """As ``Observer`` says."""
+        log.info("listed", kind=kind.value, objects=objects, server=self._server)
+
+    def watching(self, kind: ObjectKind) -> None:
+        """As ``Observer`` says."""
+        if kind in self._failing:
+            self._failing.remove(kind)
+            log.info("watch_resumed", kind=kind.value, server=self._server)
+        if not self._failing:
+            self._logged.clear()
+
+    def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
+        """As ``Observer`` says. What is wrong is logged once, not once per kind and attempt, and then every few minutes."""
+        self._on_restart(kind, error.trouble)
+        message = _one_line(str(error))
+        event = {"kind": kind.value, "reason": error.trouble.value, "server": self._server, "retry_in_s": round(delay_s, 1)}
+        hint = HINTS.get(error.trouble)
+        if not hint:  # Part of the life of a watch.
+            log.debug("watch_restarting", **event, error=message)
+            return
+        self._failing.add(kind)
+        now = self._pace.now()
+        if now - self._logged.get(message, -REPEAT_LOG_S) >= REPEAT_LOG_S:
+            self._logged[message] = now
+            log.warning("watch_failed", **event, error=message, hint=hint)
+
+    async def _configuration(self) -> client.Configuration:
+        """What the library made of configuration and credentials; raises SourceError."""
+        configuration = client.Configuration(host="")
+        if self._kubeconfig:
+            await _load_kubeconfig(pathlib.Path(self._kubeconfig), configuration)
+        elif not self._master:
+            _load_service_account(self._service_account, configuration)
+        host = (self._master or configuration.host or "").rstrip("/")
+        if "@" in host:  # Not repeated: it would be in every log line, with the password.
+            raise SourceError(f"{self._kubeconfig or '--master'}: the URL of the API server must not hold credentials")
+        if not host.startswith(("http://", "https://")):
+            raise SourceError(f"{self._kubeconfig or '--master'}: {host!r} is not the URL of an API server")
+        configuration.host = host
+        if not configuration.api_key.get("BearerToken", "").strip().isprintable():
+            raise SourceError("the bearer token holds characters that can not be part of a token")
+        return configuration
+
+    @contextlib.asynccontextmanager
+    async def _connect(self) -> AsyncIterator[reflector.Connection]:
+        try:
+            async with asyncio.timeout(CREDENTIALS_TIMEOUT_S):
+                configuration = await self._configuration()
+            transport = rest.RESTClientObject(configuration)
+        except TimeoutError as error:
+            raise ApiError(Trouble.CREDENTIALS, f"credentials: nothing after {CREDENTIALS_TIMEOUT_S} s") from error
+        except (SourceError, OSError) as error:
+            raise ApiError(Trouble.CREDENTIALS, str(error)) from error
+        self._server = configuration.host or ""
+        try:
+            yield _HttpConnection(transport, configuration)
+        finally:
+            await transport.close()
+
+
+async def _follow(each: reflector.Reflector, deliver: Deliver) -> None:
+    while True:
+        await each.list_and_watch(deliver)
+
+
+class _HttpConnection:
+    """As ``Connection`` says, over the library's transport."""
+
+    def __init__(self, transport: rest.RESTClientObject, configuration: client.Configuration) -> None:
+        self._transport = transport
+        self._host = configuration.host or ""
+        token = configuration.api_key.get("BearerToken", "").strip()
+        self._headers = HEADERS | ({"Authorization": token} if token else {})
+
+    async def get(self, path: str) -> bytes:
+        async with self._request(path, ANSWER_TIMEOUT_S) as response:
+            with _reading(ANSWER_TIMEOUT_S):
+                return await response.read()
+
+    async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
+        async with self._request(path, idle_s) as response:
+            _keep_alive(response)
+            yield b""
+            with _reading(idle_s):
+                # Not by lines: the reader's bound on a line is far below what a Service with its annotations may have.
+                async for chunk in response.content.iter_any():
+                    yield chunk
+
+    @contextlib.asynccontextmanager
+    async def _request(self, path: str, idle_s: float) -> AsyncIterator[aiohttp.ClientResponse]:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_TIMEOUT_S, sock_read=idle_s)
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                response: aiohttp.ClientResponse = await self._transport.request(
+                    "GET", self._host + path, headers=dict(self._headers), _preload_content=False, _request_timeout=timeout
+                )
+        except TimeoutError as error:
+            raise ApiError(Trouble.UNREACHABLE, f"no answer within {ANSWER_TIMEOUT_S} s") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise ApiError(Trouble.UNREACHABLE, str(error) or type(error).__name__) from error
+        async with response:
+            if response.status != 200:  # noqa: PLR2004  # HTTP's OK
+                with _reading(idle_s):
+                    message = _status_message(await response.content.read(LONGEST_MESSAGE << 4)) or response.reason or ""
+                raise ApiError.of_status(response.status, message, _seconds(response.headers.get("Retry-After", "")))
+            yield response
+
+
+@contextlib.contextmanager
+def _reading(idle_s: float) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise ApiError(Trouble.SILENT, f"nothing was received for {idle_s:.0f} s") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise ApiError(Trouble.DROPPED, str(error) or type(error).__name__) from error
+
+
+def _keep_alive(response: aiohttp.ClientResponse) -> None:
+    if response.connection is None or response.connection.transport is None:
+        return
+    connected = response.connection.transport.get_extra_info("socket")
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_AFTER_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+
+
+async def _load_kubeconfig(path: pathlib.Path, configuration: client.Configuration) -> None:
+    try:
+        await _kubeconfig_loader(path).load_and_set(configuration)
+    except OSError as error:
+        file = error.filename or "credentials"
+        raise SourceError(f"kubeconfig {path}: {file}: {error.strerror or 'can not be read'}") from error
+    except ConfigException as error:
+        raise SourceError(f"kubeconfig {path}: {_one_line(str(error))}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
+        # What the library does with an entry of a wrong type; its text may hold the entry.
+        raise SourceError(f"kubeconfig {path}: an entry is empty or of a wrong type ({type(error).__name__})") from error
+
+
+def _kubeconfig_loader(path: pathlib.Path) -> kube_config.KubeConfigLoader:
+    # The file is read here, because messages of the library's own reader, and of YAML's, may repeat lines with secrets.
+    try:
+        content: Any = yaml.safe_load(path.read_text())
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise SourceError(f"kubeconfig {path}: line {line} is not YAML") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SourceError(f"kubeconfig {path}: is not YAML") from error
+    if not isinstance(content, dict):
+        raise SourceError(f"kubeconfig {path}: holds no configuration")
+    return kube_config.KubeConfigLoader(config_dict=content, config_base_path=str(path.absolute().parent))
+
+
+def _load_service_account(directory: pathlib.Path, configuration: client.Configuration) -> None:
+    loader = incluster_config.InClusterConfigLoader(
+        token_filename=str(directory / "token"),
+        cert_filename=str(directory / "ca.crt"),
+        try_refresh_token=False,
+        environ=os.environ,
+    )
+    try:
+        loader.load_and_set(configuration)
+    except (ConfigException, OSError, ValueError) as error:
+        reason = _one_line(str(error)).rstrip(".")
+        raise SourceError(f"no --kubeconfig was given, and the service account of a pod can not be used: {reason}") from error
+
+
+def _status_message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, LookupError, TypeError):
+        return ""
+
+
+def _seconds(retry_after: str) -> float:
+    return float(retry_after) if retry_after.isdecimal() else 0
+
+
+def _one_line(text: str) -> str:
+    """What others wrote, as it may stand in a log line."""
+    return "".join(character if character.isprintable() else " " for character in text)[:LONGEST_MESSAGE]

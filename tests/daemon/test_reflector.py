@@ -1,0 +1,442 @@
+"""Covers what is asked of the API server, in which order, after which pause; over a connection that plays a script.
+
+Time is virtual. The real wire, with an API server at its other end, is in ``test_watch``.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from ipvsproxy.daemon import reflector
+from ipvsproxy.daemon.reflector import ApiError, Trouble
+from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected
+
+Json = dict[str, Any]
+WEB = ObjectKey("default", "web")
+
+
+def service(name: str, version: int = 0, address: str = "10.0.0.1") -> Json:
+    return {
+        "metadata": {"name": name, "namespace": "default", "resourceVersion": str(version)},
+        "spec": {"clusterIP": address, "ports": [{"port": 80}]},
+    }
+
+
+def page(*items: Json, version: int = 100, more: str = "") -> bytes:
+    return json.dumps({"metadata": {"resourceVersion": str(version), "continue": more}, "items": items}).encode()
+
+
+def line(kind: str, item: Json) -> bytes:
+    return json.dumps({"type": kind, "object": item}).encode() + b"\n"
+
+
+def bookmark(version: int) -> bytes:
+    return line("BOOKMARK", {"metadata": {"resourceVersion": str(version)}})
+
+
+GONE = ApiError.of_status(410, "too old resource version")
+GONE_LINE = line("ERROR", {"kind": "Status", "code": 410, "message": "too old resource version"})
+
+
+class ScriptEndError(Exception):
+    """Nothing more is in the script: the test looks at what happened until here."""
+
+
+Answer = bytes | ApiError | Sequence[bytes | float | ApiError]
+
+
+class World:
+    """Connection, clock and observer in one. A script is a list of answers: a page, or what a watch brings, in order.
+
+    A float within a watch is time that passes; an exception is raised.
+    """
+
+    def __init__(self, *script: Answer) -> None:
+        self.script = list(script)
+        self.clock = 1000.0
+        self.asked: list[str] = []
+        self.sleeps: list[float] = []
+        self.idle: list[float] = []
+        self.delivered: list[Event] = []
+        self.batches: list[int] = []
+        self.told: list[str] = []
+        self.watched = asyncio.Event()
+        self.connections = 0
+        pace = reflector.Pace(now=lambda: self.clock, sleep=self.sleep, dice=random.Random(7))
+        resource = reflector.resources("n1")[ObjectKind.SERVICE]
+        self.reflector = reflector.Reflector(ObjectKind.SERVICE, resource, self.connect, self, pace)
+
+    async def sleep(self, delay_s: float) -> None:
+        self.sleeps.append(delay_s)
+        self.clock += delay_s
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator["World"]:
+        self.connections += 1
+        yield self
+
+    def next(self, path: str) -> Any:
+        self.asked.append(path)
+        if not self.script:
+            raise ScriptEndError
+        answer = self.script.pop(0)
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
+
+    async def get(self, path: str) -> bytes:
+        answer = self.next(path)
+        assert isinstance(answer, bytes), "a list was asked, the script has a watch"
+        return answer
+
+    async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
+        self.idle.append(idle_s)
+        parts = self.next(path)
+        assert not isinstance(parts, bytes), "a watch was asked, the script has a list"
+        yield b""
+        for part in parts:
+            match part:
+                case bytes():
+                    yield part
+                case ApiError():
+                    raise part
+                case seconds:
+                    self.clock += seconds
+
+    def listed(self, kind: ObjectKind, objects: int) -> None:
+        self.told.append(f"listed {objects}")
+
+    def watching(self, kind: ObjectKind) -> None:
+        self.told.append("watching")
+        self.watched.set()
+
+    def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
+        self.told.append(error.trouble.value)
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        self.batches.append(len(events))
+        self.delivered += events
+
+    async def run(self) -> None:
+        with contextlib.suppress(ScriptEndError):
+            while True:
+                await self.reflector.list_and_watch(self.deliver)
+
+    @property
+    def lists(self) -> list[str]:
+        return [path for path in self.asked if "watch=1" not in path]
+
+    @property
+    def watches(self) -> list[str]:
+        return [path for path in self.asked if "watch=1" in path]
+
+
+def names(events: Iterable[Event]) -> list[str]:
+    return [f"{type(event).__name__} {event.key.name}" for event in events if not isinstance(event, Listed) and event.key]
+
+
+# What is asked
+
+
+def test_queries_carry_the_selectors_of_kube_proxy() -> None:
+    found = reflector.resources("node-1")
+    assert found[ObjectKind.SERVICE].list_query(limit=500) == (
+        "/api/v1/services?labelSelector=%21service.kubernetes.io%2Fservice-proxy-name&fieldSelector=spec.clusterIP%21%3DNone&limit=500"
+    )
+    assert found[ObjectKind.ENDPOINT_SLICE].list_query(limit=0) == (
+        "/apis/discovery.k8s.io/v1/endpointslices?labelSelector=%21service.kubernetes.io%2Fheadless"
+    )
+    assert found[ObjectKind.NODE].watch_query("7", 312.4) == (
+        "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-1&watch=1&allowWatchBookmarks=true&resourceVersion=7&timeoutSeconds=312"
+    )
+
+
+async def test_a_watch_asks_for_an_end_within_its_bounds_and_waits_a_little_longer() -> None:
+    world = World(page(), [600.0], [600.0], [600.0])
+    await world.run()
+    timeouts = [int(path.rpartition("timeoutSeconds=")[2]) for path in world.watches]
+    assert all(300 <= timeout <= 600 for timeout in timeouts)
+    assert len(set(timeouts)) > 1
+    assert [round(idle) for idle in world.idle] == [timeout + 30 for timeout in timeouts]
+
+
+# The list
+
+
+async def test_pages_are_delivered_as_they_come_and_the_end_of_the_list_last() -> None:
+    world = World(page(service("a"), service("b"), more="t1"), page(service("c")))
+    await world.run()
+    assert names(world.delivered) == ["Put a", "Put b", "Put c"]
+    assert world.batches == [2, 1, 1]
+    assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset(ObjectKey("default", name) for name in "abc"))
+    assert "limit=500" in world.lists[0]
+    assert world.lists[1].endswith("&continue=t1")
+
+
+async def test_an_object_that_can_not_be_read_is_among_the_keys_of_the_list() -> None:
+    broken = {"metadata": {"name": "odd", "namespace": "default"}, "spec": {"ports": "many"}}
+    world = World(page(service("web"), broken))
+    await world.run()
+    assert names(world.delivered) == ["Put web", "Rejected odd"]
+    assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset({WEB, ObjectKey("default", "odd")}))
+
+
+async def test_a_list_that_breaks_off_is_never_told_as_complete() -> None:
+    lost = ApiError(Trouble.UNREACHABLE, "gone")
+    world = World(page(service("a"), more="t1"), lost, page(service("b"), version=200), [])
+    await world.run()
+    assert [event for event in world.delivered if isinstance(event, Listed)] == [
+        Listed(ObjectKind.SERVICE, frozenset({ObjectKey("default", "b")}))
+    ]
+
+
+async def test_a_token_that_expires_between_pages_starts_the_list_again_in_one_piece() -> None:
+    world = World(page(service("a"), more="t1"), GONE, page(service("b"), version=120))
+    await world.run()
+    assert "limit" not in world.lists[2]
+    assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset({ObjectKey("default", "b")}))
+    assert world.sleeps == []
+    assert "resourceVersion=120" in world.watches[0]
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>502</html>", b'{"kind": "Status"}', b"[]"])
+async def test_a_body_that_is_no_list_is_asked_for_again_after_a_pause(body: bytes) -> None:
+    world = World(body, body, page())
+    await world.run()
+    assert world.told[:3] == ["garbled", "garbled", "listed 0"]
+    assert len(world.sleeps) == 2
+    assert world.sleeps[0] < world.sleeps[1]
+
+
+# The watch
+
+
+async def test_a_watch_begins_where_the_list_ended() -> None:
+    world = World(page(version=4711))
+    await world.run()
+    assert "resourceVersion=4711" in world.watches[0]
+
+
+async def test_lines_that_arrive_together_are_one_batch() -> None:
+    together = line("ADDED", service("a", 101)) + line("MODIFIED", service("b", 102)) + line("DELETED", service("c", 103))
+    world = World(page(), [together, 400.0])
+    await world.run()
+    assert names(world.delivered) == ["Put a", "Put b", "Gone c"]
+    assert world.batches == [1, 3]
+
+
+async def test_a_watch_that_ended_in_order_goes_on_at_once_from_the_last_version() -> None:
+    world = World(page(), [line("ADDED", service("a", 105)), 400.0])
+    await world.run()
+    assert "resourceVersion=105" in world.watches[1]
+    assert world.sleeps == []
+    assert world.reflector.status.restarts == {Trouble.ENDED: 1}
+
+
+async def test_a_bookmark_moves_the_version_on_and_delivers_nothing() -> None:
+    world = World(page(), [bookmark(140), 400.0])
+    await world.run()
+    assert "resourceVersion=140" in world.watches[1]
+    assert world.batches == [1]
+
+
+async def test_a_watch_that_ends_as_soon_as_it_begins_is_not_repeated_without_pause() -> None:
+    world = World(page(), [], [], [])
+    await world.run()
+    assert world.reflector.status.restarts == {Trouble.DROPPED: 3}
+    assert len(world.sleeps) == 3
+
+
+async def test_a_stream_cut_in_a_line_goes_on_from_the_last_whole_line() -> None:
+    half = line("ADDED", service("b", 106))[:40]
+    world = World(page(), [line("ADDED", service("a", 105)) + half, 400.0], [line("ADDED", service("b", 106)), 400.0])
+    await world.run()
+    assert names(world.delivered) == ["Put a", "Put b"]
+    assert "resourceVersion=105" in world.watches[1]
+    assert world.told[2] == "dropped"
+
+
+@pytest.mark.parametrize("trouble", [Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR])
+async def test_a_broken_watch_goes_on_from_its_version_after_a_pause(trouble: Trouble) -> None:
+    world = World(page(), [line("ADDED", service("a", 105)), ApiError(trouble, "broken")])
+    await world.run()
+    assert "resourceVersion=105" in world.watches[1]
+    assert len(world.sleeps) == 1
+    assert 0.4 <= world.sleeps[0] <= 0.8
+    assert len(world.lists) == 1
+
+
+async def test_pauses_grow_while_it_fails_and_begin_anew_after_a_line() -> None:
+    lost = ApiError(Trouble.UNREACHABLE, "no route")
+    world = World(page(), *[lost] * 7, [line("ADDED", service("a", 105)), 5.0, lost])
+    await world.run()
+    *growing, anew = world.sleeps
+    assert growing == sorted(growing)
+    assert 15 <= growing[-1] <= 30
+    assert anew <= 0.8
+
+
+async def test_a_repeated_change_is_told_once_and_a_stale_one_never() -> None:
+    changes = [line("MODIFIED", service("web", version, f"10.0.0.{version}")) for version in (105, 105, 103)]
+    world = World(page(), [*changes, line("MODIFIED", service("dns", 104)), 400.0])
+    await world.run()
+    assert names(world.delivered) == ["Put web", "Put dns"]
+
+
+async def test_a_line_that_holds_an_object_of_wrong_shape_costs_this_object_only() -> None:
+    odd = {"metadata": {"name": "odd", "namespace": "default", "resourceVersion": "101"}, "spec": {"ports": "many"}}
+    world = World(page(), [line("ADDED", odd), line("ADDED", service("web", 102)), 400.0])
+    await world.run()
+    assert names(world.delivered) == ["Rejected odd", "Put web"]
+    assert len(world.lists) == 1
+
+
+# List again
+
+
+async def test_gone_in_the_stream_lists_again_at_once() -> None:
+    world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], page(service("b"), version=200))
+    await world.run()
+    assert world.sleeps == []
+    assert len(world.lists) == 2
+    assert names(world.delivered) == ["Put a", "Put b"]
+    assert "resourceVersion=200" in world.watches[1]
+
+
+async def test_gone_as_an_answer_lists_again_at_once() -> None:
+    world = World(page(), GONE, page(version=200))
+    await world.run()
+    assert (world.sleeps, len(world.lists)) == ([], 2)
+
+
+async def test_gone_again_and_again_lists_after_growing_pauses() -> None:
+    world = World(page(), GONE, page(), GONE, page(), GONE, page(), GONE, page(), GONE)
+    await world.run()
+    assert len(world.sleeps) == 4
+    assert world.sleeps == sorted(world.sleeps)
+
+
+async def test_gone_after_a_calm_time_lists_at_once_again() -> None:
+    world = World(page(), GONE, page(), [3600.0], GONE, page())
+    await world.run()
+    assert world.sleeps == []
+
+
+async def test_a_garbled_line_lists_again_after_a_pause_and_keeps_what_came_before_it() -> None:
+    world = World(page(), [line("ADDED", service("a", 105)) + b'{"type": "ADD\n' + line("ADDED", service("b", 106))], page())
+    await world.run()
+    assert names(world.delivered) == ["Put a"]
+    assert len(world.lists) == 2
+    assert len(world.sleeps) == 1
+
+
+async def test_garbage_without_end_is_no_tight_loop_of_lists() -> None:
+    script: list[Answer] = [page(), [b"{]\n"]]
+    world = World(*script * 6)
+    await world.run()
+    assert world.sleeps == sorted(world.sleeps)
+    assert world.sleeps[-1] >= 12
+
+
+async def test_a_refused_watch_is_no_reason_to_insist_on_its_version() -> None:
+    world = World(page(), ApiError.of_status(400, "invalid resource version"), page(version=200))
+    await world.run()
+    assert "resourceVersion=200" in world.watches[1]
+    assert len(world.sleeps) == 1
+
+
+# Answers other than 200
+
+
+@pytest.mark.parametrize(
+    ("code", "trouble"),
+    [
+        (401, Trouble.UNAUTHORIZED),
+        (403, Trouble.FORBIDDEN),
+        (410, Trouble.EXPIRED),
+        (422, Trouble.REFUSED),
+        (429, Trouble.THROTTLED),
+        (500, Trouble.SERVER_ERROR),
+        (503, Trouble.SERVER_ERROR),
+    ],
+)
+def test_statuses_have_their_reasons(code: int, trouble: Trouble) -> None:
+    error = ApiError.of_status(code, "words")
+    assert (error.trouble, str(error)) == (trouble, f"status {code}: words")
+
+
+@pytest.mark.parametrize(("asked", "least", "most"), [(7.0, 7.4, 7.8), (86400.0, 300.4, 300.8)])
+async def test_retry_after_is_honoured_within_reason_and_spread(asked: float, least: float, most: float) -> None:
+    world = World(ApiError.of_status(429, "too many requests", asked), page())
+    await world.run()
+    assert least <= world.sleeps[0] <= most
+
+
+async def test_each_attempt_has_a_connection_and_so_credentials_of_its_own() -> None:
+    world = World(ApiError.of_status(401, "Unauthorized"), page(), ApiError.of_status(401, "Unauthorized"), [400.0])
+    await world.run()
+    assert world.connections == len(world.asked) == 5
+
+
+# What is told
+
+
+async def test_status_tells_contact_changes_and_reasons() -> None:
+    world = World(page(), [10.0, line("ADDED", service("a", 105)), 20.0, bookmark(110), ApiError(Trouble.SILENT, "")])
+    status = world.reflector.status
+    await world.run()
+    assert (status.listed_s, status.event_s, status.contact_s) == (1000.0, 1010.0, 1030.0)
+    assert status.restarts == {Trouble.SILENT: 1}
+    assert not status.connected
+    assert world.told[:3] == ["listed 0", "watching", "silent"]
+
+
+async def test_a_watch_counts_as_connected_while_it_is_open() -> None:
+    world = World(page(), [line("ADDED", service("a", 105))])
+    seen: list[bool] = []
+
+    def deliver(events: Sequence[Event]) -> None:
+        seen.append(world.reflector.status.connected)
+
+    with contextlib.suppress(ScriptEndError):
+        await world.reflector.list_and_watch(deliver)
+    assert seen == [False, True]
+
+
+async def test_cancelling_leaves_no_connection_open() -> None:
+    world = World(page())
+    opened: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def connect() -> AsyncIterator[World]:
+        opened.append("open")
+        try:
+            yield world
+        finally:
+            opened.append("closed")
+
+    async def forever(path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
+        yield b""
+        await asyncio.Event().wait()
+
+    world.stream = forever  # type: ignore[method-assign]  # the script of this one has no end
+    world.reflector._connect = connect
+    task = asyncio.create_task(world.reflector.list_and_watch(world.deliver))
+    await world.watched.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert opened == ["open", "closed", "open", "closed"]
+    assert not world.reflector.status.connected
+
+
+async def test_gone_and_rejected_events_keep_their_kind() -> None:
+    world = World(page(), [line("DELETED", service("web", 105)), 400.0])
+    await world.run()
+    assert world.delivered[-1] == Gone(ObjectKind.SERVICE, WEB)
+    assert not [event for event in world.delivered if isinstance(event, Put | Rejected)]

@@ -1,0 +1,82 @@
+"""Covers lines from chunks, and which changes are news."""
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipvsproxy.daemon import stream
+from ipvsproxy.model.service import ObjectKey
+
+WEB = ObjectKey("default", "web")
+DNS = ObjectKey("kube-system", "dns")
+
+
+@given(st.binary(max_size=60).map(lambda data: data.replace(b"a", b"\n")), st.lists(st.integers(0, 60), max_size=8))
+def test_lines_do_not_depend_on_how_the_bytes_arrive(data: bytes, cuts: list[int]) -> None:
+    buffer = stream.LineBuffer()
+    bounds = [0, *sorted(cuts), len(data)]
+    lines = [line for start, end in itertools.pairwise(bounds) for line in buffer.feed(data[start:end])]
+    *whole, rest = data.split(b"\n")
+    assert lines == [line for line in whole if line]
+    assert buffer.pending_bytes == len(rest)
+
+
+def test_a_line_of_many_megabytes_costs_no_more_than_its_bytes() -> None:
+    buffer = stream.LineBuffer()
+    chunk = b"x" * 4096
+    began = time.process_time()
+    for _ in range(8192):
+        assert buffer.feed(chunk) == []
+    (line,) = buffer.feed(b"\n")
+    assert len(line) == 32 << 20
+    assert time.process_time() - began < 2  # Quadratic joining needs minutes.
+
+
+def test_a_line_beyond_the_bound_is_refused_before_it_is_complete() -> None:
+    buffer = stream.LineBuffer(longest_bytes=8)
+    assert buffer.feed(b"12345678\n1234") == [b"12345678"]
+    with pytest.raises(stream.LineTooLongError, match="longer than 8 bytes"):
+        buffer.feed(b"56789")
+
+
+def test_a_repeated_change_and_an_older_one_are_no_news() -> None:
+    freshness = stream.Freshness()
+    freshness.all_told("100")
+    assert freshness.is_news(WEB, "105")
+    assert not freshness.is_news(WEB, "105")
+    assert not freshness.is_news(WEB, "103")
+    assert not freshness.is_news(DNS, "100")
+    assert freshness.is_news(WEB, "106")
+
+
+def test_a_late_change_of_another_object_is_news() -> None:
+    freshness = stream.Freshness()
+    freshness.all_told("100")
+    assert freshness.is_news(WEB, "105")
+    assert freshness.is_news(DNS, "102")
+
+
+def test_nothing_from_before_a_bookmark_is_news() -> None:
+    freshness = stream.Freshness()
+    freshness.is_news(WEB, "105")
+    freshness.all_told("110")
+    assert not freshness.is_news(DNS, "109")
+    assert freshness.is_news(DNS, "111")
+
+
+def test_a_version_that_begins_lower_again_is_believed_after_a_list() -> None:
+    freshness = stream.Freshness()
+    freshness.all_told("5000")
+    freshness.all_told("20")
+    assert freshness.is_news(WEB, "21")
+
+
+@pytest.mark.parametrize("version", ["", "abc", "9" * 5000])
+def test_a_version_that_is_no_number_is_always_news(version: str) -> None:
+    freshness = stream.Freshness()
+    freshness.all_told("100")
+    assert freshness.is_news(WEB, version)
+    assert freshness.is_news(WEB, version)

@@ -1,0 +1,540 @@
+"""Covers the Kubernetes source over the real wire: configuration, credentials, TLS, and each trouble of ``api_server``.
+
+Pauses are recorded instead of waited for. What follows which trouble in detail is in ``test_reflector``.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import pathlib
+import random
+import socket
+import stat
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+import structlog
+import structlog.testing
+import yaml
+
+from ipvsproxy.daemon import reflector, watch
+from ipvsproxy.daemon.reflector import Trouble
+from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected
+from tests import api_server
+from tests.api_server import ApiServer, Refusal
+from tests.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
+
+KIND_OF = {ObjectKind.SERVICE: SERVICES, ObjectKind.ENDPOINT_SLICE: ENDPOINT_SLICES, ObjectKind.NODE: NODES}
+DEADLINE_S = 10
+
+
+def service(name: str, address: str = "10.0.0.1", **metadata: Any) -> Object:
+    return {"metadata": {"name": name, **metadata}, "spec": {"clusterIP": address, "ports": [{"port": 80}]}}
+
+
+def endpoint_slice(name: str, **labels: str) -> Object:
+    metadata = {"name": name, "labels": {"kubernetes.io/service-name": "web", **labels}}
+    return {"metadata": metadata, "addressType": "IPv4", "endpoints": [], "ports": []}
+
+
+class Sink:
+    """Where events go: a store as simple as can be, that can be waited for."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.objects: dict[ObjectKind, dict[str, object]] = {kind: {} for kind in ObjectKind}
+        self._arrived = asyncio.Event()
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.events.append(event)
+            match event:
+                case Put(kind, key, item):
+                    self.objects[kind][key.name] = item
+                case Gone(kind, key):
+                    self.objects[kind].pop(key.name, None)
+                case Listed(kind, keys):
+                    kept = {key.name for key in keys}
+                    self.objects[kind] = {name: item for name, item in self.objects[kind].items() if name in kept}
+                case Rejected():
+                    pass
+        self._arrived.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                self._arrived.clear()
+                await self._arrived.wait()
+
+    def has(self, *names: str) -> Callable[[], bool]:
+        return lambda: set(self.objects[ObjectKind.SERVICE]) == set(names)
+
+    def lists(self, kind: ObjectKind = ObjectKind.SERVICE) -> int:
+        return sum(isinstance(event, Listed) and event.kind is kind for event in self.events)
+
+
+@dataclasses.dataclass
+class Setup:
+    """A server, a source that follows it, and what the source did."""
+
+    server: ApiServer
+    source: watch.KubernetesSource
+    sink: Sink
+    sleeps: list[float]
+    restarts: list[tuple[ObjectKind, Trouble]]
+
+    def troubles(self) -> list[Trouble]:
+        return [trouble for kind, trouble in self.restarts if kind is ObjectKind.SERVICE]
+
+
+def pace(sleeps: list[float], *, idle_s: float = 600) -> reflector.Pace:
+    async def sleep(delay_s: float) -> None:
+        sleeps.append(delay_s)
+        await asyncio.sleep(0)
+
+    return reflector.Pace(
+        shortest_watch_s=idle_s / 2, longest_watch_s=idle_s / 2, grace_s=idle_s / 2, sleep=sleep, dice=random.Random(3)
+    )
+
+
+@contextlib.asynccontextmanager
+async def running_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(coroutine)
+    try:
+        yield
+        assert not task.done(), "the source has ended"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def following(server: ApiServer, kubeconfig: str, *, idle_s: float = 600) -> AsyncIterator[Setup]:
+    sleeps: list[float] = []
+    restarts: list[tuple[ObjectKind, Trouble]] = []
+    source = watch.KubernetesSource(
+        node_name="n1",
+        kubeconfig=kubeconfig,
+        on_restart=lambda kind, trouble: restarts.append((kind, trouble)),
+        pace=pace(sleeps, idle_s=idle_s),
+    )
+    sink = Sink()
+    async with running_task(source.run(sink.deliver)):
+        yield Setup(server, source, sink, sleeps, restarts)
+
+
+@pytest.fixture
+async def setup(tmp_path: pathlib.Path) -> AsyncIterator[Setup]:
+    async with ApiServer() as server:
+        server.put(SERVICES, service("web"))
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
+        async with following(server, kubeconfig) as running:
+            await running.sink.until(lambda: all(running.sink.lists(kind) for kind in ObjectKind))
+            for resource in KIND_OF.values():
+                await server.watched(resource)
+            yield running
+
+
+# List and watch
+
+
+async def test_each_kind_is_listed_with_its_selectors_and_then_watched(setup: Setup) -> None:
+    asked = {kind: setup.server.queries(resource, watch=False)[0] for kind, resource in KIND_OF.items()}
+    assert asked == {
+        ObjectKind.SERVICE: {
+            "labelSelector": "!service.kubernetes.io/service-proxy-name",
+            "fieldSelector": "spec.clusterIP!=None",
+            "limit": "500",
+        },
+        ObjectKind.ENDPOINT_SLICE: {"labelSelector": "!service.kubernetes.io/headless", "limit": "500"},
+        ObjectKind.NODE: {"fieldSelector": "metadata.name=n1", "limit": "500"},
+    }
+    (query,) = setup.server.queries(SERVICES, watch=True)
+    assert query["allowWatchBookmarks"] == "true"
+    assert query["resourceVersion"] == str(setup.server.store.revision)
+
+
+async def test_changes_arrive_and_what_is_not_ours_does_not(setup: Setup) -> None:
+    setup.server.put(SERVICES, service("other", labels={"service.kubernetes.io/service-proxy-name": "other"}))
+    setup.server.put(SERVICES, service("headless", "None"))
+    setup.server.put(NODES, {"metadata": {"name": "n2"}})
+    setup.server.put(NODES, {"metadata": {"name": "n1"}})
+    setup.server.put(ENDPOINT_SLICES, endpoint_slice("headless-1", **{"service.kubernetes.io/headless": ""}))
+    setup.server.put(ENDPOINT_SLICES, endpoint_slice("web-1"))
+    setup.server.put(SERVICES, service("dns"))
+    setup.server.delete(SERVICES, "web")
+    objects = setup.sink.objects
+    await setup.sink.until(
+        lambda: setup.sink.has("dns")() and bool(objects[ObjectKind.NODE] and objects[ObjectKind.ENDPOINT_SLICE])
+    )
+    assert {kind: list(found) for kind, found in objects.items()} == {
+        ObjectKind.SERVICE: ["dns"],
+        ObjectKind.ENDPOINT_SLICE: ["web-1"],
+        ObjectKind.NODE: ["n1"],
+    }
+
+
+async def test_a_long_list_comes_in_pages(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        for number in range(1201):
+            server.put(SERVICES, service(f"s{number}"))
+        async with following(server, api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)) as running:
+            await running.sink.until(lambda: running.sink.lists() == 1)
+            assert len(running.sink.objects[ObjectKind.SERVICE]) == 1201
+            assert len(server.queries(SERVICES, watch=False)) == 3
+
+
+async def test_a_list_whose_token_expires_is_made_again_before_it_counts(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        for number in range(600):
+            server.put(SERVICES, service(f"s{number}"))
+        sink = Sink()
+
+        def deliver(events: Sequence[Event]) -> None:
+            if not sink.objects[ObjectKind.SERVICE] and len(events) == reflector.PAGE_ITEMS:
+                server.delete(SERVICES, "s0")
+                server.store.forget_history()
+            sink.deliver(events)
+
+        source = watch.KubernetesSource(node_name="n1", master=server.url)
+        async with running_task(source.run(deliver)):
+            await sink.until(lambda: sink.lists() == 1)
+        assert len(sink.objects[ObjectKind.SERVICE]) == 599
+        assert ["limit" in query for query in server.queries(SERVICES, watch=False)] == [True, True, False]
+
+
+async def test_nothing_is_told_as_listed_while_a_list_is_slow(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        server.put(SERVICES, service("web"))
+        server.lists_open.clear()
+        async with following(server, api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)) as running:
+            await server.asked(SERVICES, watch=False, times=1)
+            assert running.sink.events == []
+            server.lists_open.set()
+            await running.sink.until(lambda: running.sink.lists() == 1)
+            assert running.sink.has("web")()
+
+
+async def test_a_line_of_several_megabytes_is_read(setup: Setup) -> None:
+    setup.server.put(SERVICES, service("large", annotations={"note": "x" * (5 << 20)}))
+    await setup.sink.until(setup.sink.has("web", "large"))
+    assert setup.troubles() == []
+
+
+async def test_an_empty_list_is_told_as_what_it_says(setup: Setup) -> None:
+    setup.server.hidden.add(SERVICES)
+    setup.server.expire_watches(SERVICES)
+    await setup.sink.until(lambda: setup.sink.lists() == 2)
+    assert setup.sink.events[-1] == Listed(ObjectKind.SERVICE, frozenset())
+
+
+# Trouble on the wire
+
+
+async def test_gone_in_the_stream_lists_again_and_misses_nothing(setup: Setup) -> None:
+    setup.server.expire_watches(SERVICES)
+    setup.server.delete(SERVICES, "web")
+    setup.server.put(SERVICES, service("dns"))
+    await setup.sink.until(setup.sink.has("dns"))
+    assert (setup.troubles(), setup.sleeps) == ([Trouble.EXPIRED], [])
+
+
+@pytest.mark.parametrize("by_event", [False, True])
+async def test_gone_at_the_start_of_a_watch_lists_again(setup: Setup, *, by_event: bool) -> None:
+    setup.server.gone_by_event = by_event
+    setup.server.cut_watches(SERVICES)
+    setup.server.delete(SERVICES, "web")
+    setup.server.put(SERVICES, service("dns"))
+    setup.server.store.forget_history()
+    await setup.sink.until(lambda: setup.sink.lists() == 2)
+    assert setup.sink.has("dns")()
+    assert setup.troubles()[-1] is Trouble.EXPIRED
+
+
+async def test_a_stream_cut_in_the_middle_of_a_line_goes_on_without_a_list(setup: Setup) -> None:
+    setup.server.cut_watches(SERVICES, half_line=b'{"type": "ADDED", "object": {"meta')
+    setup.server.put(SERVICES, service("dns"))
+    await setup.sink.until(setup.sink.has("web", "dns"))
+    assert (setup.troubles(), setup.sink.lists()) == ([Trouble.DROPPED], 1)
+    assert len(setup.sleeps) == 1
+
+
+async def test_a_silent_stream_is_given_up_and_watched_again(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
+        async with following(server, kubeconfig, idle_s=0.1) as running:
+            await server.watched(SERVICES)
+            server.stall()
+            server.put(SERVICES, service("web"))
+            await server.asked(SERVICES, watch=True, times=2)
+            assert Trouble.SILENT in running.troubles()
+            server.resume()
+            await running.sink.until(running.sink.has("web"))
+
+
+async def test_a_garbled_line_lists_again_after_a_pause(setup: Setup) -> None:
+    setup.server.send(SERVICES, b'{"type": "ADDED", "object": {]}\n')
+    await setup.sink.until(lambda: setup.sink.lists() == 2)
+    assert (setup.troubles(), len(setup.sleeps)) == ([Trouble.GARBLED], 1)
+
+
+async def test_repeated_and_late_events_end_in_the_state_of_the_server(setup: Setup) -> None:
+    first = setup.server.put(SERVICES, service("web", "10.0.0.2"))
+    second = setup.server.put(SERVICES, service("web", "10.0.0.3"))
+    for item in (second, first):
+        setup.server.send(SERVICES, api_server.line({"type": "MODIFIED", "object": item}))
+    setup.server.put(SERVICES, service("last"))
+    await setup.sink.until(setup.sink.has("web", "last"))
+    web = setup.sink.objects[ObjectKind.SERVICE]["web"]
+    assert str(getattr(web, "cluster_addresses")[0]) == "10.0.0.3"  # noqa: B009  # the sink holds any kind
+    assert len([event for event in setup.sink.events if isinstance(event, Put) and event.key.name == "web"]) == 3
+
+
+async def test_a_server_that_limits_us_is_left_alone_for_as_long_as_it_asks(setup: Setup) -> None:
+    setup.server.refuse(Refusal(429, resource=SERVICES, retry_after="17"))
+    setup.server.cut_watches(SERVICES)
+    setup.server.put(SERVICES, service("dns"))
+    await setup.sink.until(setup.sink.has("web", "dns"))
+    assert setup.troubles() == [Trouble.DROPPED, Trouble.THROTTLED]
+    assert 17 <= max(setup.sleeps) < 19
+
+
+async def test_server_errors_are_retried_with_growing_pauses(setup: Setup) -> None:
+    setup.server.refuse(*[Refusal(500, resource=SERVICES)] * 4)
+    setup.server.cut_watches(SERVICES)
+    setup.server.put(SERVICES, service("dns"))
+    await setup.sink.until(setup.sink.has("web", "dns"))
+    assert setup.sleeps == sorted(setup.sleeps)
+    assert setup.troubles()[1:] == [Trouble.SERVER_ERROR] * 4
+
+
+async def test_kinds_do_not_wait_for_each_other(setup: Setup) -> None:
+    setup.server.cut_watches(ENDPOINT_SLICES)
+    setup.server.refuse(*[Refusal(500, resource=ENDPOINT_SLICES)] * 3)
+    setup.server.put(SERVICES, service("dns"))
+    await setup.sink.until(setup.sink.has("web", "dns"))
+    assert setup.troubles() == []
+
+
+# Credentials
+
+
+async def test_a_rotated_token_is_read_again_after_401(tmp_path: pathlib.Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old\n")
+    async with ApiServer(token="old") as server:
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, token_file=str(token))
+        async with following(server, kubeconfig) as running:
+            await running.sink.until(lambda: running.sink.lists() == 1)
+            await server.watched(SERVICES)
+            server.token = "new"
+            server.cut_watches(SERVICES)
+            await server.asked(SERVICES, watch=True, times=2)
+            token.write_text("new\n")
+            server.put(SERVICES, service("web"))
+            await running.sink.until(running.sink.has("web"))
+            assert Trouble.UNAUTHORIZED in running.troubles()
+            assert running.sink.lists() == 1
+
+
+async def test_a_credential_plugin_is_run_for_its_token(tmp_path: pathlib.Path) -> None:
+    plugin = tmp_path / "plugin"
+    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "from-plugin"}}
+    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
+    plugin.chmod(plugin.stat().st_mode | stat.S_IXUSR)
+    user = {"exec": {"apiVersion": answer["apiVersion"], "command": str(plugin)}}
+    async with ApiServer(token="from-plugin") as server:
+        server.put(SERVICES, service("web"))
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user=user)
+        async with following(server, kubeconfig) as running:
+            await running.sink.until(running.sink.has("web"))
+
+
+async def test_tls_is_verified_against_the_authority_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:
+    certificates = api_server.Certificates(tmp_path)
+    async with ApiServer(tls=certificates) as server:
+        server.put(SERVICES, service("web"))
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, authority=str(certificates.authority))
+        async with following(server, kubeconfig) as running:
+            await running.sink.until(running.sink.has("web"))
+            assert running.restarts == []
+
+
+async def test_a_server_with_a_foreign_certificate_is_not_talked_to(tmp_path: pathlib.Path) -> None:
+    async with ApiServer(tls=api_server.Certificates(tmp_path)) as server:
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
+        with structlog.testing.capture_logs() as logs:
+            async with following(server, kubeconfig) as running:
+                await seen(running, Trouble.UNREACHABLE)
+        assert server.requests == []
+        assert "CERTIFICATE_VERIFY_FAILED" in logs[0]["error"]
+
+
+async def seen(running: Setup, trouble: Trouble) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while trouble not in running.troubles():  # noqa: ASYNC110  # it is the source's own callback that fills the list
+            await asyncio.sleep(0.001)
+
+
+async def test_a_pod_uses_its_service_account(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates = api_server.Certificates(tmp_path)
+    (tmp_path / "token").write_text("pod-token")
+    async with ApiServer(tls=certificates, token="pod-token") as server:
+        host, port = server.url.removeprefix("https://").split(":")
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+        server.put(SERVICES, service("web"))
+        sink = Sink()
+        source = watch.KubernetesSource(node_name="n1", service_account=str(tmp_path))
+        await source.check()
+        async with running_task(source.run(sink.deliver)):
+            await sink.until(sink.has("web"))
+
+
+async def test_the_master_goes_before_the_server_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        server.put(SERVICES, service("web"))
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://192.0.2.1:1")
+        sink = Sink()
+        source = watch.KubernetesSource(node_name="n1", kubeconfig=kubeconfig, master=server.url + "/")
+        async with running_task(source.run(sink.deliver)):
+            await sink.until(sink.has("web"))
+
+
+# An API server that is away
+
+
+async def test_an_unreachable_server_is_asked_again_until_it_is_there_with_one_clear_line(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        url = server.url
+    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", url)
+    async with ApiServer() as reborn:
+        with structlog.testing.capture_logs() as logs:
+            async with following(reborn, kubeconfig) as running:
+                await seen(running, Trouble.UNREACHABLE)
+                async with asyncio.timeout(DEADLINE_S):
+                    while len(running.sleeps) < 12:  # noqa: ASYNC110  # as in ``seen``
+                        await asyncio.sleep(0.001)
+                reborn.put(SERVICES, service("web"))
+                api_server.write_kubeconfig(tmp_path / "kubeconfig", reborn.url)
+                await running.sink.until(running.sink.has("web"))
+                await reborn.watched(SERVICES)
+                async with asyncio.timeout(DEADLINE_S):
+                    while not any(line["event"] == "watch_resumed" for line in logs):  # noqa: ASYNC110  # as in ``seen``
+                        await asyncio.sleep(0.001)
+    failures = [line for line in logs if line["event"] == "watch_failed"]
+    assert len(failures) == 1
+    assert failures[0]["server"] == url
+    assert "Connect call failed" in failures[0]["error"]
+    assert "check address, port and certificate" in failures[0]["hint"]
+
+
+async def test_no_secret_is_logged(tmp_path: pathlib.Path) -> None:
+    async with ApiServer(token="good") as server:
+        user = {"token": "very-secret-token"}
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user=user)
+        with structlog.testing.capture_logs() as logs:
+            async with following(server, kubeconfig) as running:
+                await seen(running, Trouble.UNAUTHORIZED)
+    assert logs
+    assert "very-secret-token" not in str(logs)
+
+
+async def test_what_the_server_says_stays_in_one_line(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps({"kind": "Status", "code": 500, "message": "evil\n2026-01-01 level=info all is well\x1b[2J"})
+    with structlog.testing.capture_logs() as logs:
+        setup.server.send(SERVICES, f'{{"type": "ERROR", "object": {text}}}\n'.encode())
+        await seen(setup, Trouble.SERVER_ERROR)
+    assert logs[0]["error"] == "status 500: evil 2026-01-01 level=info all is well [2J"
+
+
+# Configuration that can not work
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "No such file or directory"),
+        ("a: b: secret", "line 1 is not YAML"),
+        ("\x00", "is not YAML"),
+        ("[]", "holds no configuration"),
+        ("{}", "Expected key current-context in kube-config"),
+        ("current-context: x\ncontexts: []\n", "Expected object with name x in kube-config/contexts list"),
+    ],
+)
+async def test_a_kubeconfig_that_can_not_work_is_one_sentence(tmp_path: pathlib.Path, content: str | None, sentence: str) -> None:
+    path = tmp_path / "kubeconfig"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(watch.SourceError) as raised:
+        await watch.KubernetesSource(node_name="n1", kubeconfig=str(path)).check()
+    assert str(raised.value).startswith(f"kubeconfig {path}: ")
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"clusters": [{"name": "test", "cluster": {}}]}, "an entry is empty"),
+        ({"clusters": [{"name": "test", "cluster": {"tls-server-name": "x"}}]}, "'' is not the URL of an API server"),
+        ({"clusters": [{"name": "test", "cluster": {"server": "https://x:secret@y"}}]}, "must not hold credentials"),
+        ({"clusters": [{"name": "test", "cluster": {"server": "localhost:80"}}]}, "'localhost:80' is not the URL"),
+        ({"users": [{"name": "test", "user": {"tokenFile": "absent"}}]}, "absent: No such file"),
+        ({"users": [{"name": "test", "user": {"token": "secret\nX-Header: y"}}]}, "can not be part of a token"),
+        ({"users": [{"name": "test", "user": {"client-certificate-data": 7, "token": "secret"}}]}, ""),
+        ({"users": [{"name": "test", "user": "secret"}]}, "wrong type"),
+        ({"users": [{"name": "test", "user": {"exec": {"command": "secret"}}}]}, "missing key 'apiVersion'"),
+    ],
+)
+async def test_a_wrong_entry_of_a_kubeconfig_is_named_without_secrets(
+    tmp_path: pathlib.Path, change: Object, sentence: str
+) -> None:
+    path = tmp_path / "kubeconfig"
+    api_server.write_kubeconfig(path, "https://127.0.0.1:1")
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
+    with pytest.raises(watch.SourceError) as raised:
+        await watch.KubernetesSource(node_name="n1", kubeconfig=str(path)).check()
+    assert sentence in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+async def test_without_kubeconfig_outside_a_pod_the_missing_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(watch.SourceError, match=r"no --kubeconfig was given.*Service host/port is not set"):
+        await watch.KubernetesSource(node_name="n1").check()
+
+
+async def test_a_good_kubeconfig_passes_the_check_without_a_server(tmp_path: pathlib.Path) -> None:
+    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1")
+    await watch.KubernetesSource(node_name="n1", kubeconfig=kubeconfig).check()
+
+
+async def test_statuses_tell_which_watch_is_open(setup: Setup) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not all(status.connected for status in setup.source.statuses.values()):  # noqa: ASYNC110  # as in ``seen``
+            await asyncio.sleep(0.001)
+    assert set(setup.source.statuses) == set(ObjectKind)
+    assert ObjectKey("default", "web") in {event.key for event in setup.sink.events if isinstance(event, Put)}
+
+
+async def test_a_vanished_peer_is_looked_for_by_the_kernel(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen_sockets: list[Any] = []
+    original = watch._keep_alive
+
+    def spy(response: aiohttp.ClientResponse) -> None:
+        original(response)
+        assert response.connection is not None
+        assert response.connection.transport is not None
+        seen_sockets.append(response.connection.transport.get_extra_info("socket"))
+
+    monkeypatch.setattr(watch, "_keep_alive", spy)
+    setup.server.cut_watches(SERVICES)
+    setup.server.put(SERVICES, service("dns"))
+    await setup.sink.until(setup.sink.has("web", "dns"))
+    found = seen_sockets[0]
+    assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == watch.KEEPALIVE_AFTER_S
