@@ -27,6 +27,7 @@ _COMMANDS: Mapping[Family, str] = {Family.IPV4: "iptables", Family.IPV6: "ip6tab
 _LOCK_WAIT_VERSION = (1, 4, 22)
 _RESTORE_VERSION = (1, 6, 2)
 """The first version whose MASQUERADE knows ``--random-fully``, and whose iptables-restore knows ``-w``."""
+_INCOMPATIBLE = re.compile(r"# Table `(\w+)' is incompatible")
 _BARE_COMMENT = re.compile(r'--comment ([^"\s]\S*)')
 
 
@@ -161,13 +162,13 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
     """Pick what is ours out of the output of ``iptables-save``.
 
     Raises:
-        ValueError: a table does not end with COMMIT, so the output is not complete.
+        ValueError: the output is not complete: a table does not end with COMMIT, or one of ours is not shown.
     """
     found: dict[ChainKey, list[str]] = {}
     count: collections.Counter[Jump] = collections.Counter()
     strangers: dict[ChainKey, str] = {}
     known_jumps = {(ChainKey(jump.table, jump.source), jump.text): jump for jump in jumps}
-    for key, rule in _rules(text):
+    for key, rule in _rules(text, {key.table for key in chains}):
         if key in chains:
             content = found.setdefault(key, [])
             if rule is not None:
@@ -181,7 +182,7 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
     return Listing(chains={key: tuple(rules) for key, rules in found.items()}, jumps=count, strangers=strangers)
 
 
-def _rules(text: str) -> Iterator[tuple[ChainKey, str | None]]:
+def _rules(text: str, tables: Collection[str]) -> Iterator[tuple[ChainKey, str | None]]:
     """Every chain with None, then every rule with its text, table by table."""
     table = ""
     for line in text.splitlines():
@@ -194,6 +195,8 @@ def _rules(text: str) -> Iterator[tuple[ChainKey, str | None]]:
             table = line[1:]
         elif line == "COMMIT":
             table = ""
+        elif (incompatible := _INCOMPATIBLE.match(line)) and incompatible[1] in tables:
+            raise ValueError(f"table {incompatible[1]} holds rules of nft that iptables cannot show: remove them with nft")
     if table:
         raise ValueError(f"its output ends in the middle of table {table}")
 

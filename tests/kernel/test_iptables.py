@@ -141,6 +141,13 @@ def test_output_that_stops_in_the_middle_is_refused() -> None:
         iptables.parse_save(SAVED.partition("COMMIT")[0], SKELETON.chains, SKELETON.jumps)
 
 
+def test_a_table_of_ours_that_is_not_shown_is_an_error_and_another_is_none() -> None:
+    hint = "# Table `{}' is incompatible, use 'nft' tool.\n"
+    with pytest.raises(ValueError, match="table nat holds rules of nft"):
+        iptables.parse_save(hint.format("nat"), SKELETON.chains, SKELETON.jumps)
+    assert iptables.parse_save(hint.format("mangle"), SKELETON.chains, SKELETON.jumps) == NOTHING
+
+
 @pytest.mark.parametrize("profile", [path.parent.name for path in sorted(GOLDEN.glob("*/P0.json"))])
 def test_recorded_rules_come_back_as_they_were_saved(profile: str) -> None:
     recorded = json.loads((GOLDEN / profile / "P0.json").read_text())["iptables"]
