@@ -73,3 +73,8 @@ def rank(operation: Operation) -> int:
     elif isinstance(item, RealServer) and verb is Verb.SET and item.weight == 0:
         return _DRAINING
     return _RANKS[verb, type(item)]
+
+
+def is_removal(operation: Operation) -> bool:
+    """Whether an operation takes something away from somebody: a removal, or the weight of a real server."""
+    return operation.verb is Verb.REMOVE or rank(operation) == _DRAINING

@@ -127,11 +127,16 @@ class Reconciler:
             if self.drains.note(key, of_real_servers, now):
                 self.claims.virtual_servers.touch(key)
 
-    def plan(self, now: float) -> Plan:
-        """What can be done now, in the order in which it must be done."""
+    def plan(self, now: float, *, only_additions: bool = False) -> Plan:
+        """What can be done now, in the order in which it must be done.
+
+        ``only_additions``: while not every Service has been put, what nobody wants may only not be wanted yet.
+        """
         for key in self.drains.expire(now):
             self.claims.virtual_servers.touch(key)
         operations = [operation for operation in self._operations() if self._may_try(operation, now)]
+        if only_additions:
+            operations = [operation for operation in operations if not order.is_removal(operation)]
         operations.sort(key=order.rank)
         return Plan(operations)
 

@@ -1,0 +1,220 @@
+"""The whole program, wired together: configuration in, exit status out."""
+
+import asyncio
+import contextlib
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Protocol, assert_never
+
+import structlog
+
+from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon import log as logs
+from ipvsproxy.daemon import wiring
+from ipvsproxy.daemon.directory import DirectorySource
+from ipvsproxy.daemon.engine import Engine
+from ipvsproxy.daemon.status import Status
+from ipvsproxy.daemon.store import Store
+from ipvsproxy.daemon.watch import KubernetesSource, SourceError
+from ipvsproxy.kernel import host, notify
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import DEVICE
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.service import Event
+from ipvsproxy.translate import skeleton
+
+CANNOT_START = 2
+"""Exit status when something is missing that this process can not provide. Nothing was programmed."""
+FIRST_LISTS_S = 20.0
+"""How long the first lists may take before the process gives up, to be started again by whoever supervises it."""
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class Source(Protocol):
+    """Where Services, EndpointSlices and the Node come from."""
+
+    async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
+        """Deliver events for ever."""
+
+    def describe(self) -> str:
+        """Where that is, and, if it does not answer, what was last wrong."""
+
+
+class CannotStartError(Exception):
+    """What is missing, one sentence each."""
+
+    def __init__(self, *reasons: object) -> None:
+        self.reasons = tuple(map(str, reasons))
+        super().__init__("; ".join(self.reasons))
+
+
+def run(config: Config) -> int:
+    """Serve until a signal ends it; returns the exit status."""
+    logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity)
+    try:
+        asyncio.run(_serve(config))
+    except CannotStartError as error:
+        for reason in error.reasons:
+            sys.stderr.write(f"ipvsproxy: {reason}\n")
+        sys.stderr.write("ipvsproxy: nothing was programmed\n")
+        return CANNOT_START
+    return 0
+
+
+async def _serve(config: Config) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    for notice in config.notices:
+        log.warning("configuration", notice=str(notice))
+    if config.without_effect:
+        log.info("accepted without effect", settings=list(config.without_effect))
+    source = await _make_source(config)
+    async with _running_kernel() as kernel:
+        programs = await kernel.call(_usable_programs, kernel.target)
+        store = Store(started_s=time.time())
+        status = Status(families=programs, sync_period_s=config.ipvs.sync_period_s, clock=time.monotonic, wall_clock=time.time)
+        engine = Engine(
+            settings=wiring.engine_settings(config, host.kernel_version(), host.processor_count(), _conntrack_maximum()),
+            translation=wiring.translation_settings(config, {family: one.random_fully for family, one in programs.items()}),
+            policy=wiring.policy(config),
+            store=store,
+            kernel=kernel,
+            watcher=status,
+        )
+        _set_oom_score(config.oom_score_adj)
+        log.info(
+            "starting",
+            node=config.node_name,
+            scheduler=config.ipvs.scheduler,
+            families=[family.label for family in programs],
+            iptables=sorted({program.variant for program in programs.values()}),
+        )
+
+        def deliver(events: Sequence[Event]) -> None:
+            store.deliver(events, time.monotonic())
+            status.node = store.node(config.node_name)
+            engine.changed()
+
+        with _following_interfaces(engine, kernel.target):
+            await _until_stopped(stopping, source.run(deliver), engine.run(), _await_first_lists(store, source))
+        log.info("stopped; the kernel stays as it is")
+
+
+async def _make_source(config: Config) -> Source:
+    if config.source.manifests:
+        if not await asyncio.to_thread(pathlib.Path(config.source.manifests).is_dir):
+            raise CannotStartError(f"--manifests: {config.source.manifests} is not a directory")
+        return DirectorySource(config.source.manifests)
+    source = KubernetesSource(node_name=config.node_name, kubeconfig=config.source.kubeconfig, master=config.source.api_server)
+    try:
+        await source.check()
+    except SourceError as error:
+        raise CannotStartError(error) from error
+    return source
+
+
+@contextlib.asynccontextmanager
+async def _running_kernel() -> AsyncIterator[KernelThread[NodeKernel]]:
+    """The kernel thread, once all that it needs is there."""
+    missing = host.missing_privileges()
+    if missing:
+        raise CannotStartError(*missing)
+    complaint = await asyncio.to_thread(host.load_modules)
+    missing = host.missing_features()
+    if missing:
+        raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))
+    try:
+        kernel = await KernelThread.start(lambda: NodeKernel(skeleton.CHAINS, skeleton.JUMPS))
+    except KernelError as error:
+        raise CannotStartError(error) from error
+    try:
+        yield kernel
+    finally:
+        kernel.stop()
+
+
+def _usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
+    """The iptables program of each family that this host can serve; one family is enough."""
+    reasons = {family: kernel.iptables.usable(family) for family in Family}
+    for family, reason in reasons.items():
+        if reason:
+            log.warning("family is not served", family=family.label, reason=reason)
+    programs = {family: kernel.iptables.program(family) for family, reason in reasons.items() if not reason}
+    if not programs:
+        raise CannotStartError(*(f"{family.label} can not be served: {reason}" for family, reason in reasons.items()))
+    return programs
+
+
+def _conntrack_maximum() -> int:
+    """How many flows conntrack holds now; 0 when it does not tell."""
+    try:
+        return int(pathlib.Path("/proc/sys/net/netfilter/nf_conntrack_max").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _set_oom_score(score: int) -> None:
+    """Tell the kernel how readily it may kill this process when memory is short (-1000..1000)."""
+    try:
+        pathlib.Path("/proc/self/oom_score_adj").write_text(str(score))
+    except OSError as error:
+        log.debug("OOM score was not set", error=str(error))
+
+
+@contextlib.contextmanager
+def _following_interfaces(engine: Engine, kernel: NodeKernel) -> Iterator[None]:
+    """Have the engine look again when somebody else changes addresses or interfaces."""
+    listener = notify.ChangeListener(own_ports=kernel.ports)
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        for change in listener.read():
+            match change:
+                case notify.AddressAppeared(address=item) | notify.AddressVanished(address=item):
+                    if item.interface == DEVICE:
+                        engine.kernel_changed()
+                    else:
+                        engine.interfaces_changed()
+                case notify.DeviceVanished() | notify.Overrun():
+                    engine.kernel_changed()
+                case never:
+                    assert_never(never)
+
+    loop.add_reader(listener.fileno(), read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(listener.fileno())
+        listener.close()
+
+
+async def _await_first_lists(store: Store, source: Source) -> None:
+    """Give up when there is nothing to serve: a supervisor's restart is more visible than a process that waits for ever."""
+    await asyncio.sleep(FIRST_LISTS_S)
+    if not store.is_complete:
+        missing = ", ".join(f"{kind}s" for kind in store.missing)
+        raise CannotStartError(f"no complete list of {missing} within {FIRST_LISTS_S:.0f} s from {source.describe()}")
+
+
+async def _until_stopped(stopping: asyncio.Event, *work: Coroutine[None, None, None]) -> None:
+    """Run until asked to stop, or until one of them fails: what it raised is raised here."""
+    stopper = asyncio.create_task(stopping.wait())
+    tasks: list[asyncio.Task[Any]] = [stopper, *map(asyncio.create_task, work)]
+    waiting = set(tasks)
+    try:
+        while not stopper.done():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,331 @@
+"""The loop: what has changed is translated, planned, applied and settled.
+
+Rule 1: nothing is programmed before every first list is complete and the kernel was read.
+Rule 2: the kernel is read at start-up, after an error or a surprise, when an interface changed, and by a slow audit; never on
+the way of a change.
+Rule 3: one sync at a time; what arrives meanwhile is the next one's.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+import structlog
+
+from ipvsproxy.daemon.store import Changes, Store
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import InterfaceAddress, SetKind, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Plan, Report
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.reconcile.table import Conflict
+from ipvsproxy.translate import skeleton, state, view
+
+FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
+"""Programmed before all others: with these a new node is usable while the rest is under way."""
+SLICE_S = 0.005
+"""How long translation may keep the loop without a pause."""
+_FOUNDATION = frozenset({"device", "set", "rules"})
+ERRORS_SHOWN = 5
+"""How many failures of a sync are logged in full."""
+FIRST_RESYNC_DELAY_S = 1.0
+LONGEST_RESYNC_DELAY_S = 60.0
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How the loop runs. ``audit_interval_s`` is between two readings of the whole kernel when nothing asks for one."""
+
+    node_name: str
+    min_interval_s: float
+    audit_interval_s: float
+    sysctls: tuple[Sysctl, ...]
+    timeouts: Timeouts | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SyncSummary:
+    """One finished sync. ``waited_s`` is the age of the oldest change in it when it began, 0 without any."""
+
+    report: Report
+    changes: Changes
+    duration_s: float
+    waited_s: float
+    finished_s: float
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether what all Services stand on is in force. A single Service's failure does not make the node unfit."""
+        return not any(kind in _FOUNDATION for _, kind in self.report.failed)
+
+
+class Watcher(Protocol):
+    """Who wants to know how the loop fares: metrics, health, health-check listeners."""
+
+    def queued(self, now: float) -> None:
+        """There is something to do."""
+
+    def synced(self, summary: SyncSummary) -> None:
+        """A sync is over."""
+
+
+class Engine:
+    """Keeps the kernel equal to the store."""
+
+    def __init__(
+        self,
+        *,
+        settings: EngineSettings,
+        translation: view.Settings,
+        policy: Policy,
+        store: Store,
+        kernel: KernelThread[NodeKernel],
+        watcher: Watcher,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._translation = translation
+        self._store = store
+        self._kernel = kernel
+        self._watcher = watcher
+        self._clock = clock
+        self.reconciler = Reconciler(policy)
+        self._wake = asyncio.Event()
+        self._addresses: tuple[InterfaceAddress, ...] = ()
+        self._addresses_changed = False
+        self._view: view.NodeView | None = None
+        self._resync_due_s = 0.0
+        self._resync_delay_s = FIRST_RESYNC_DELAY_S
+        self._conflicts: frozenset[Conflict] = frozenset()
+        self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
+
+    # What comes from outside.
+
+    def changed(self) -> None:
+        """The store has something new."""
+        self._watcher.queued(self._clock())
+        self._wake.set()
+
+    def interfaces_changed(self) -> None:
+        """Addresses came or went."""
+        self._addresses_changed = True
+        self._wake.set()
+
+    def kernel_changed(self) -> None:
+        """Somebody else changed what is ours."""
+        self._resync_due_s = 0.0
+        self._wake.set()
+
+    # The loop.
+
+    async def run(self) -> None:
+        """Sync for ever."""
+        await self._wait_for_lists()
+        await self._start()
+        while True:
+            await self._pause()
+            await self._sync()
+
+    async def _wait_for_lists(self) -> None:
+        while not self._store.is_complete:
+            self._wake.clear()
+            log.info("waiting for the first lists", missing=[kind.value for kind in self._store.missing])
+            await self._wake.wait()
+
+    async def _start(self) -> None:
+        """Read the kernel; program what a node can not do without, then everything."""
+        began = self._clock()
+        families = self._translation.families
+        self.reconciler.claims.put_node(families, self._settings.sysctls, self._settings.timeouts)
+        while True:
+            if await self._observe():
+                break
+            await asyncio.sleep(FIRST_RESYNC_DELAY_S)
+        self._update_view()
+        for name in FIRST_SERVICES:
+            self._translate(name)
+        await self._program(only_additions=True)
+        log.info("first services programmed", duration_s=round(self._clock() - began, 3))
+        self._store.touch_all(began)
+        await self._sync()
+
+    async def _pause(self) -> None:
+        """Wait until there is something to do, and at least the minimum interval since the last sync."""
+        may_begin_s = self._clock() + self._settings.min_interval_s
+        due_s = self.reconciler.next_s()
+        idle_s = min(self._resync_due_s, math.inf if due_s is None else due_s) - self._clock()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(idle_s):
+                await self._wake.wait()
+        await asyncio.sleep(may_begin_s - self._clock())
+
+    async def _sync(self) -> None:
+        self._wake.clear()
+        began = self._clock()
+        if self._addresses_changed:
+            await self._read_addresses()
+        if self._resync_due_s <= began:
+            await self._observe()
+        self._update_view()
+        changes = self._store.take()
+        await self._translate_all(changes.services)
+        self._complain(changes)
+        report = await self._program()
+        self._plan_resync(report)
+        now = self._clock()
+        waited_s = began - min(changes.services.values()) if changes.services else 0.0
+        self._log(report, changes, now - began)
+        self._watcher.synced(
+            SyncSummary(report=report, changes=changes, duration_s=now - began, waited_s=waited_s, finished_s=now)
+        )
+
+    async def _program(self, *, only_additions: bool = False) -> Report:
+        """Plan, apply and settle until nothing can be done now."""
+        total = Report(done={}, failed={}, errors=(), pending=0)
+        while True:
+            self._put_skeletons()
+            plan = self.reconciler.plan(self._clock(), only_additions=only_additions)
+            if plan.operations:
+                total = _sum(total, await self._apply(plan))
+            elif not await self._look_at_drains():
+                return dataclasses.replace(total, pending=self.reconciler.pending)
+
+    async def _apply(self, plan: Plan) -> Report:
+        outcomes = await self._kernel.call(self._kernel.target.apply, plan.operations)
+        return self.reconciler.settle(outcomes, self._clock())
+
+    async def _look_at_drains(self) -> bool:
+        """Read the connection counts that are due; whether that left something to do."""
+        due = self.reconciler.drains.due(self._clock())
+        if not due:
+            return False
+        counts = await self._kernel.call(self._kernel.target.connections, due)
+        self.reconciler.note_connections(counts, self._clock())
+        return True
+
+    # What is read.
+
+    async def _observe(self) -> bool:
+        """Read the whole kernel; whether all of it could be read. What could not stays as it was believed to be."""
+        target = self._kernel.target
+        sets = [ip_set.name for ip_set in self.reconciler.claims.sets.desired]
+        sysctls = list(self.reconciler.claims.sysctls.desired)
+        seen = await self._kernel.call(target.observe, sets, self._translation.families, sysctls)
+        self.reconciler.observe(seen, self._clock())
+        if seen.interface_addresses is not None:
+            self._addresses = seen.interface_addresses
+        for error in seen.errors:
+            log.error("kernel could not be read", error=error)
+        if seen.errors:
+            self._look_again_soon()
+        else:
+            self._resync_due_s = self._clock() + self._settings.audit_interval_s
+        return not seen.errors
+
+    async def _read_addresses(self) -> None:
+        self._addresses_changed = False
+        try:
+            self._addresses = await self._kernel.call(self._kernel.target.interface_addresses)
+        except KernelError as error:
+            self._look_again_soon()
+            log.error("addresses could not be read", error=str(error))
+
+    def _plan_resync(self, report: Report) -> None:
+        """Look again soon when something was otherwise than believed; the delay grows while that goes on."""
+        if report.surprises or report.failed:
+            self._look_again_soon()
+        else:
+            self._resync_delay_s = FIRST_RESYNC_DELAY_S
+
+    def _look_again_soon(self) -> None:
+        self._resync_due_s = min(self._resync_due_s, self._clock() + self._resync_delay_s)
+        self._resync_delay_s = min(LONGEST_RESYNC_DELAY_S, self._resync_delay_s * 2)
+
+    # What is wanted.
+
+    def _update_view(self) -> None:
+        """Build the view of this node anew; where it differs from the last one, every Service may be concerned."""
+        node = self._store.node(self._settings.node_name)
+        seen = view.view_node(self._translation, self._settings.node_name, node, self._addresses)
+        if seen != self._view:
+            if self._view is not None:
+                log.info("node changed", zone=seen.zone, addresses=[str(one) for one in seen.primary_addresses.values()])
+            self._view = seen
+            self._store.touch_all(self._clock())
+
+    async def _translate_all(self, names: Collection[ServiceName]) -> None:
+        slice_ends_s = self._clock() + SLICE_S
+        for name in names:
+            self._translate(name)
+            if self._clock() >= slice_ends_s:
+                await asyncio.sleep(0)
+                slice_ends_s = self._clock() + SLICE_S
+
+    def _translate(self, name: ServiceName) -> None:
+        service = self._store.services.get(name)
+        if service is None or self._view is None:
+            self.reconciler.put(name, None)
+        else:
+            wanted = state.translate(service, self._store.slices_of(name), self._view, self._translation)
+            self.reconciler.put(name, wanted)
+
+    def _put_skeletons(self) -> None:
+        if self._view is None:
+            return
+        claims = self.reconciler.claims
+        refused = claims.refused()
+        for family in self._translation.families:
+            inputs = (self._view, claims.occupied(family), refused)
+            if self._skeleton_inputs.get(family) != inputs:
+                self._skeleton_inputs[family] = inputs
+                claims.put_skeleton(skeleton.build_skeleton(family, self._translation, *inputs))
+
+    # What is said.
+
+    def _complain(self, changes: Changes) -> None:
+        for complaint in changes.complaints:
+            for skipped in complaint.skipped:
+                say = log.warning if skipped.invalid else log.debug
+                say("not used", kind=complaint.kind.value, name=complaint.name, field=skipped.field, reason=skipped.reason)
+        conflicts = frozenset(self.reconciler.claims.conflicts())
+        for conflict in conflicts - self._conflicts:
+            waiting = [str(owner) for owner in conflict.waiting]
+            log.warning(
+                "several Services want one address and port", key=str(conflict.key), served=str(conflict.winner), waiting=waiting
+            )
+        self._conflicts = conflicts
+
+    def _log(self, report: Report, changes: Changes, duration_s: float) -> None:
+        for outcome in report.errors:
+            log.error("operation failed", operation=str(outcome.operation), error=outcome.error, errno=outcome.errno)
+        if changes.services or report.done or report.failed:
+            log.info(
+                "synced",
+                services=len(changes.services),
+                operations=sum(report.done.values()),
+                failed=sum(report.failed.values()),
+                pending=report.pending,
+                draining=len(self.reconciler.drains),
+                duration_s=round(duration_s, 4),
+            )
+
+
+def _sum(total: Report, report: Report) -> Report:
+    """Both reports as one; what is pending is that of the later one."""
+    return Report(
+        done=Counter(total.done) + Counter(report.done),
+        failed=Counter(total.failed) + Counter(report.failed),
+        errors=(*total.errors, *report.errors)[:ERRORS_SHOWN],
+        pending=report.pending,
+        surprises=total.surprises + report.surprises,
+    )

@@ -1,0 +1,40 @@
+"""Log lines: one event with its keys per line, on standard error."""
+
+import logging
+import sys
+
+import structlog
+
+DEBUG_VERBOSITY = 4
+"""From this ``-v`` on, every step is told, as operators know it from klog."""
+
+
+def set_up(*, json: bool, verbosity: int) -> None:
+    """Configure structlog for the process. Text lines are logfmt: values are quoted and escaped, so none can forge a line."""
+    level = logging.DEBUG if verbosity >= DEBUG_VERBOSITY else logging.INFO
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if json
+        else structlog.processors.LogfmtRenderer(key_order=("timestamp", "level", "event"), bool_as_flag=False)
+    )
+    shared: list[structlog.typing.Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _plain_values,
+        renderer,
+    ]
+    structlog.configure(
+        processors=shared,
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _plain_values(_logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Lists as comma-separated text: a renderer would print them as Python does."""
+    for key, value in event.items():
+        if isinstance(value, list | tuple | set | frozenset):
+            event[key] = ",".join(map(str, value))
+    return event

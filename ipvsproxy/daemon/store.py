@@ -1,0 +1,221 @@
+"""What is known of the API: every object as last seen, and the names of the Services that must be translated again.
+
+Rule 1: an object that equals the known one changes nothing.
+Rule 2: a complete list replaces: what is not on it does not exist any more.
+Rule 3: an object that cannot be read leaves what was known of it in force.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple, assert_never
+
+from ipvsproxy.model.service import (
+    ApiObject,
+    EndpointSlice,
+    EndpointSliceName,
+    Event,
+    Gone,
+    Listed,
+    Node,
+    ObjectKey,
+    ObjectKind,
+    Put,
+    Rejected,
+    Service,
+    ServiceName,
+    Skipped,
+)
+
+
+class Complaint(NamedTuple):
+    """An object, and the parts of it that are not used; said once per change."""
+
+    kind: ObjectKind
+    name: str
+    skipped: tuple[Skipped, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What has changed since it was last taken.
+
+    ``services``: to be translated again, with the time at which the first unapplied change of each arrived. ``triggers``: when
+    the endpoint changes among them began, by their annotation, in seconds since the epoch. ``node``: the Node changed, which
+    may concern every Service. ``seen`` counts the changed objects by kind.
+    """
+
+    services: Mapping[ServiceName, float] = dataclasses.field(default_factory=dict)
+    triggers: tuple[float, ...] = ()
+    complaints: tuple[Complaint, ...] = ()
+    node: bool = False
+    seen: Mapping[ObjectKind, int] = dataclasses.field(default_factory=dict)
+
+
+class Store:
+    """The known objects. ``started_s`` (since the epoch): older trigger times tell nothing about this process."""
+
+    def __init__(self, started_s: float) -> None:
+        self._started_s = started_s
+        self._services: dict[ServiceName, Service] = {}
+        self._slices: dict[EndpointSliceName, EndpointSlice] = {}
+        self._slices_of: dict[ServiceName, dict[EndpointSliceName, EndpointSlice]] = {}
+        self._nodes: dict[str, Node] = {}
+        self._listed: set[ObjectKind] = set()
+        self._dirty: dict[ServiceName, float] = {}
+        self._triggers: list[float] = []
+        self._complaints: list[Complaint] = []
+        self._node_changed = False
+        self._seen: Counter[ObjectKind] = Counter()
+
+    @property
+    def services(self) -> Mapping[ServiceName, Service]:
+        """Every known Service."""
+        return self._services
+
+    @property
+    def slices(self) -> Collection[EndpointSliceName]:
+        """The names of all known EndpointSlices."""
+        return self._slices.keys()
+
+    def slices_of(self, name: ServiceName) -> Collection[EndpointSlice]:
+        """The EndpointSlices of a Service, in no order."""
+        return self._slices_of.get(name, {}).values()
+
+    def node(self, name: str) -> Node | None:
+        """The Node of this name, if it is known."""
+        return self._nodes.get(name)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every kind has been listed: before, nothing may be programmed."""
+        return len(self._listed) == len(ObjectKind)
+
+    @property
+    def missing(self) -> Collection[ObjectKind]:
+        """The kinds that have not been listed yet."""
+        return [kind for kind in ObjectKind if kind not in self._listed]
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is anything to take."""
+        return bool(self._dirty) or self._node_changed or bool(self._complaints)
+
+    @property
+    def oldest_change_s(self) -> float | None:
+        """When the first change arrived that has not been taken."""
+        return min(self._dirty.values(), default=None)
+
+    def deliver(self, events: Iterable[Event], now: float) -> None:
+        """Take in events, in their order; ``now`` is that of a monotonic clock."""
+        for event in events:
+            match event:
+                case Put():
+                    self._put(event.kind, event.object, now)
+                case Gone():
+                    self._remove(event.kind, event.key, now)
+                case Listed():
+                    self._listed.add(event.kind)
+                    for key in self._keys(event.kind) - event.keys:
+                        self._remove(event.kind, key, now)
+                case Rejected():
+                    where = event.where or str(event.key or "")
+                    self._complaints.append(Complaint(event.kind, where, (Skipped("", event.reason),)))
+                case never:
+                    assert_never(never)
+
+    def take(self) -> Changes:
+        """Everything that has changed since this was called last."""
+        changes = Changes(
+            services=self._dirty,
+            triggers=tuple(self._triggers),
+            complaints=tuple(self._complaints),
+            node=self._node_changed,
+            seen=self._seen,
+        )
+        self._dirty, self._seen = {}, Counter()
+        self._triggers.clear()
+        self._complaints.clear()
+        self._node_changed = False
+        return changes
+
+    def touch_all(self, now: float) -> None:
+        """Have every Service translated again."""
+        for name in self._services:
+            self._dirty.setdefault(name, now)
+
+    def _put(self, kind: ObjectKind, item: ApiObject, now: float) -> None:
+        match item:
+            case Service():
+                before: ApiObject | None = self._services.get(item.name)
+                self._services[item.name] = item
+                touched: Iterable[ServiceName | None] = (item.name,)
+            case EndpointSlice():
+                before = self._slices.get(item.name)
+                self._put_slice(item)
+                touched = (item.service, before.service if before else None)
+            case Node():
+                before = self._nodes.get(item.name)
+                self._nodes[item.name] = item
+                touched = ()
+            case never:
+                assert_never(never)
+        if before == item:
+            return
+        self._mark(kind, touched, now)
+        if isinstance(item, EndpointSlice) and item.trigger_s > self._started_s:
+            self._triggers.append(item.trigger_s)
+        if item.skipped and (before is None or before.skipped != item.skipped):
+            self._complaints.append(Complaint(kind, str(item.name), item.skipped))
+
+    def _put_slice(self, item: EndpointSlice) -> None:
+        before = self._slices.get(item.name)
+        if before and before.service and before.service != item.service:
+            self._forget_slice(before.service, item.name)
+        self._slices[item.name] = item
+        if item.service:
+            self._slices_of.setdefault(item.service, {})[item.name] = item
+
+    def _forget_slice(self, service: ServiceName, name: EndpointSliceName) -> None:
+        of_service = self._slices_of[service]
+        del of_service[name]
+        if not of_service:
+            del self._slices_of[service]
+
+    def _remove(self, kind: ObjectKind, key: ObjectKey, now: float) -> None:
+        match kind:
+            case ObjectKind.SERVICE:
+                if self._services.pop(ServiceName(*key), None):
+                    self._mark(kind, (ServiceName(*key),), now)
+            case ObjectKind.ENDPOINT_SLICE:
+                gone = self._slices.pop(EndpointSliceName(*key), None)
+                if gone:
+                    if gone.service:
+                        self._forget_slice(gone.service, gone.name)
+                    self._mark(kind, (gone.service,), now)
+            case ObjectKind.NODE:
+                node = self._nodes.get(key.name)
+                if node:
+                    # Its last addresses and zone still hold; load balancers must know that it is going.
+                    self._nodes[key.name] = dataclasses.replace(node, leaving=True)
+                    self._mark(kind, (), now)
+            case never:
+                assert_never(never)
+
+    def _keys(self, kind: ObjectKind) -> frozenset[ObjectKey]:
+        match kind:
+            case ObjectKind.SERVICE:
+                return frozenset(ObjectKey(*name) for name in self._services)
+            case ObjectKind.ENDPOINT_SLICE:
+                return frozenset(ObjectKey(*name) for name in self._slices)
+            case ObjectKind.NODE:
+                return frozenset(ObjectKey("", name) for name in self._nodes)
+            case never:
+                assert_never(never)
+
+    def _mark(self, kind: ObjectKind, services: Iterable[ServiceName | None], now: float) -> None:
+        self._seen[kind] += 1
+        self._node_changed |= kind is ObjectKind.NODE
+        for name in services:
+            if name:
+                self._dirty.setdefault(name, now)

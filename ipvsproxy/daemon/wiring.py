@@ -1,0 +1,60 @@
+"""What the configuration means to each part of the program."""
+
+from collections.abc import Mapping
+
+from ipvsproxy.config.settings import Config, LocalMode
+from ipvsproxy.daemon.engine import EngineSettings
+from ipvsproxy.model.kernel import Timeouts
+from ipvsproxy.model.net import Family
+from ipvsproxy.reconcile.reconciler import Policy
+from ipvsproxy.translate import sysctls, view
+
+
+def translation_settings(config: Config, random_fully: Mapping[Family, bool]) -> view.Settings:
+    """For translation. ``random_fully`` has the families that are served, and whether their iptables knows that option."""
+    detect = config.detect_local
+    by_bridge = detect.mode is LocalMode.BRIDGE_INTERFACE
+    return view.Settings(
+        scheduler=config.ipvs.scheduler,
+        masquerade_all=config.masquerade.everything,
+        masquerade_bit=config.masquerade.bit,
+        random_fully=random_fully,
+        detect_local=view.DetectLocal(detect.mode.value),
+        cluster_networks=detect.cluster_networks,
+        local_interface=detect.bridge_interface if by_bridge else detect.interface_name_prefix,
+        node_port_networks=config.node_ports.networks,
+        node_port_primary=config.node_ports.primary_only,
+        bind_address=config.bind_address,
+        external_addresses=config.external_addresses_served,
+        families=frozenset(random_fully),
+    )
+
+
+def policy(config: Config) -> Policy:
+    """For the reconciler."""
+    return Policy(node_name=config.node_name, excluded=config.ipvs.excluded_networks)
+
+
+def engine_settings(config: Config, kernel_version: tuple[int, int], processors: int, conntrack_maximum: int) -> EngineSettings:
+    """For the loop. ``conntrack_maximum`` is the one in force."""
+    conntrack, ipvs = config.conntrack, config.ipvs
+    choices = sysctls.ConntrackChoices(
+        max_per_core=conntrack.max_per_core,
+        minimum=conntrack.minimum,
+        tcp_established_timeout_s=int(conntrack.tcp_established_timeout_s),
+        tcp_close_wait_timeout_s=int(conntrack.tcp_close_wait_timeout_s),
+        tcp_be_liberal=conntrack.tcp_be_liberal,
+        udp_timeout_s=int(conntrack.udp_timeout_s),
+        udp_stream_timeout_s=int(conntrack.udp_stream_timeout_s),
+    )
+    timeouts = Timeouts(int(ipvs.tcp_timeout_s), int(ipvs.tcp_fin_timeout_s), int(ipvs.udp_timeout_s))
+    return EngineSettings(
+        node_name=config.node_name,
+        min_interval_s=ipvs.min_sync_period_s,
+        audit_interval_s=ipvs.sync_period_s,
+        sysctls=(
+            *sysctls.ipvs_sysctls(kernel_version, strict_arp=ipvs.strict_arp),
+            *sysctls.conntrack_sysctls(choices, processors, conntrack_maximum),
+        ),
+        timeouts=timeouts if any(timeouts) else None,
+    )

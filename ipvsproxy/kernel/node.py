@@ -1,0 +1,129 @@
+"""All drivers of this node as one: observe the kernel, apply operations in order. Everything here blocks; see ``thread``."""
+
+import functools
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from ipvsproxy.kernel.addresses import AddressDriver
+from ipvsproxy.kernel.conntrack import ConntrackDriver
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.host import SysctlDriver
+from ipvsproxy.kernel.ipset import IpsetDriver
+from ipvsproxy.kernel.iptables import IptablesDriver
+from ipvsproxy.kernel.ipvs import IpvsDriver
+from ipvsproxy.model.kernel import (
+    BoundAddress,
+    ChainKey,
+    Connections,
+    Device,
+    FlowCleaning,
+    InterfaceAddress,
+    IpSet,
+    Jump,
+    RealServer,
+    RealServerKey,
+    SetEntry,
+    Skeleton,
+    Sysctl,
+    Timeouts,
+    VirtualServer,
+    VirtualServerKey,
+)
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome
+from ipvsproxy.model.state import Observation
+
+T = TypeVar("T")
+
+
+class Driver(Protocol):
+    """What applies operations of some kinds, in order; one outcome each."""
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Apply all of them, whatever becomes of the others."""
+
+
+class NodeKernel:
+    """The kernel of this node, in the network namespace of the thread that makes this object."""
+
+    def __init__(self, chains: Collection[ChainKey], jumps: Collection[Jump]) -> None:
+        """Open all sockets. ``chains`` and ``jumps`` are those that count as ours.
+
+        Raises:
+            KernelError: the kernel lacks something, or this process may not use it.
+        """
+        self.iptables = IptablesDriver(chains=chains, jumps=jumps)
+        self.ipvs = IpvsDriver()
+        self._ipset = IpsetDriver()
+        self._addresses = AddressDriver()
+        self._sysctls = SysctlDriver()
+        conntrack = ConntrackDriver()
+        self._drivers: Mapping[type, Driver] = {
+            VirtualServer: self.ipvs,
+            RealServer: self.ipvs,
+            Timeouts: self.ipvs,
+            SetEntry: self._ipset,
+            IpSet: self._ipset,
+            BoundAddress: self._addresses,
+            Device: self._addresses,
+            Sysctl: self._sysctls,
+            Skeleton: self.iptables,
+            FlowCleaning: conntrack,
+        }
+
+    def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
+        """Read all that may be ours: these sets, the rules of these families, these settings, and the rest as a whole."""
+        errors: list[str] = []
+        addresses = _attempt(self._addresses.observe, errors)
+        found = _attempt(lambda: self._ipset.observe(sets), errors)
+        skeletons = {family: _attempt(functools.partial(self.iptables.observe, family), errors) for family in families}
+        return Observation(
+            virtual_servers=_attempt(self.ipvs.observe, errors),
+            foreign_virtual_servers=self.ipvs.foreign,
+            sets=None if found is None else {name: frozenset(one.entries) for name, one in found.items()},
+            device=addresses[0] if addresses else None,
+            addresses=addresses[1] if addresses else None,
+            interface_addresses=addresses[2] if addresses else None,
+            skeletons={family: image for family, image in skeletons.items() if image is not None},
+            sysctls=_attempt(lambda: self._sysctls.observe(sysctls), errors),
+            errors=tuple(errors),
+        )
+
+    def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
+        """The addresses of this host on all interfaces but our device.
+
+        Raises:
+            KernelError: they could not be read.
+        """
+        return self._addresses.observe()[2]
+
+    def connections(
+        self, keys: Collection[VirtualServerKey]
+    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
+        """The connection counts of these virtual servers; None for those that could not be read."""
+        try:
+            counts = self.ipvs.connections(keys)
+        except KernelError:
+            return dict.fromkeys(keys)
+        return {key: counts.get(key) for key in keys}
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Apply operations in their order, whatever becomes of each; one outcome each, in the same order."""
+        outcomes: list[Outcome] = []
+        for driver, group in itertools.groupby(operations, key=lambda operation: self._drivers[type(operation.item)]):
+            run = list(group)
+            try:
+                outcomes += driver.apply(run)
+            except KernelError as error:
+                # What the driver did before is not known: all of it is done again, which is no error.
+                outcomes += (Outcome(operation, error=str(error), errno=error.errno) for operation in run)
+        return outcomes
+
+
+def _attempt(read: Callable[[], T], errors: list[str]) -> T | None:
+    try:
+        return read()
+    except KernelError as error:
+        errors.append(str(error))
+        return None

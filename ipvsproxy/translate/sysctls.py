@@ -1,0 +1,59 @@
+"""The kernel settings that serving needs, from the operator's choices and the kernel's version."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from ipvsproxy.model.kernel import Sysctl
+
+CONNTRACK_CEILING = 1024 * 1024
+"""However many processors there are, conntrack is not asked to hold more (cmd/kube-proxy/app/conntrack.go)."""
+_REUSE_MODE_SINCE, _REUSE_MODE_UNTIL = (4, 1), (5, 9)
+"""Kernels in which conn_reuse_mode must be 0, or each reused source port costs a second (kubernetes/kubernetes #81775)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ConntrackChoices:
+    """What the operator wants of connection tracking; 0 leaves a setting as it is. Times are in seconds."""
+
+    max_per_core: int = 0
+    minimum: int = 0
+    tcp_established_timeout_s: int = 0
+    tcp_close_wait_timeout_s: int = 0
+    tcp_be_liberal: bool = False
+    udp_timeout_s: int = 0
+    udp_stream_timeout_s: int = 0
+
+
+def ipvs_sysctls(kernel_version: tuple[int, int], *, strict_arp: bool) -> Iterator[Sysctl]:
+    """What IPVS with masquerading needs (pkg/proxy/ipvs/proxier.go). IPv4 forwarding counts for both families."""
+    yield Sysctl("net/ipv4/vs/conntrack", "1")
+    if _REUSE_MODE_SINCE <= kernel_version < _REUSE_MODE_UNTIL:
+        yield Sysctl("net/ipv4/vs/conn_reuse_mode", "0")
+    yield Sysctl("net/ipv4/vs/expire_nodest_conn", "1")
+    yield Sysctl("net/ipv4/vs/expire_quiescent_template", "1")
+    yield Sysctl("net/ipv4/ip_forward", "1")
+    if strict_arp:
+        yield Sysctl("net/ipv4/conf/all/arp_ignore", "1")
+        yield Sysctl("net/ipv4/conf/all/arp_announce", "2")
+
+
+def conntrack_maximum(choices: ConntrackChoices, processors: int) -> int:
+    """How many flows conntrack should hold; 0 leaves it as it is."""
+    if not choices.max_per_core:
+        return 0
+    scaled = choices.max_per_core * processors
+    return CONNTRACK_CEILING if scaled > CONNTRACK_CEILING else max(scaled, choices.minimum)
+
+
+def conntrack_sysctls(choices: ConntrackChoices, processors: int, current_maximum: int) -> Iterable[Sysctl]:
+    """What connection tracking is asked for. A larger maximum than ours is left alone: somebody has chosen it."""
+    maximum = conntrack_maximum(choices, processors)
+    settings = (
+        ("nf_conntrack_max", maximum if maximum > current_maximum else 0),
+        ("nf_conntrack_tcp_timeout_established", choices.tcp_established_timeout_s),
+        ("nf_conntrack_tcp_timeout_close_wait", choices.tcp_close_wait_timeout_s),
+        ("nf_conntrack_tcp_be_liberal", int(choices.tcp_be_liberal)),
+        ("nf_conntrack_udp_timeout", choices.udp_timeout_s),
+        ("nf_conntrack_udp_timeout_stream", choices.udp_stream_timeout_s),
+    )
+    return [Sysctl(f"net/netfilter/{name}", str(value)) for name, value in settings if value]
