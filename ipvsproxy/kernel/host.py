@@ -89,7 +89,7 @@ def _write(root: pathlib.Path, operation: Operation, setting: Sysctl) -> Outcome
         return Outcome(operation)
     try:
         # Not write_text: it would create a file where the kernel has no such setting and the directory is an ordinary one.
-        descriptor = os.open(root / setting.path, os.O_WRONLY | os.O_TRUNC)
+        descriptor = os.open(root / setting.path, os.O_WRONLY)
         try:
             os.write(descriptor, f"{setting.value}\n".encode())
         finally:

@@ -56,7 +56,7 @@ def test_a_written_setting_is_read_back(proc: pathlib.Path) -> None:
 
 def test_an_absolute_path_is_taken_as_it_is(proc: pathlib.Path, tmp_path: pathlib.Path) -> None:
     path = str(tmp_path / "hashsize")
-    pathlib.Path(path).write_text("65536\n")
+    pathlib.Path(path).write_text("131071\n")
     assert write(proc, path, "131072").error == ""
     assert host.SysctlDriver(proc / "sys").observe([path]) == {path: "131072"}
 
