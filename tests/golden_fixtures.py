@@ -6,6 +6,7 @@ unsaid that only the server or the status subresource may change.
 """
 
 import dataclasses
+import fnmatch
 import functools
 import json
 import re
@@ -150,3 +151,20 @@ def scenario_of(row: str) -> str:
         if re.search(rf"(?<!{before}){re.escape(token)}(?![0-9a-f.])", row):
             return scenario
     return "(node)"
+
+
+@functools.cache
+def _accepted() -> tuple[tuple[str, str, str], ...]:
+    lines = (GOLDEN / "accepted.txt").read_text().splitlines()
+    entries = [line.split(" | ") for line in lines if line.strip() and not line.startswith("#")]
+    assert all(len(entry) == 4 and entry[3].strip() for entry in entries), "accepted.txt: file | section | row | reason"
+    return tuple((file.strip(), section.strip(), row.strip()) for file, section, row, _ in entries)
+
+
+def is_accepted(file: str, section: str, row: str) -> bool:
+    """Whether a row of a recording may differ from ours, because ``golden/accepted.txt`` has a reason for it."""
+    place = (file, section, row)
+    return any(
+        all(pattern == text or fnmatch.fnmatchcase(text, pattern) for pattern, text in zip(patterns, place, strict=True))
+        for patterns in _accepted()
+    )

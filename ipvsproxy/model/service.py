@@ -122,11 +122,12 @@ class EndpointSliceName(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSlice:
-    """An EndpointSlice. ``service`` is None when the label ``kubernetes.io/service-name`` is missing: it serves nobody.
+    """An EndpointSlice.
 
-    ``family`` is None for an address type that has no addresses (FQDN). ``trigger_s`` is the annotation
-    ``endpoints.kubernetes.io/last-change-trigger-time`` in seconds since the epoch, 0 when absent; it says when the change
-    began, not what is served, so two slices that differ only there are equal.
+    ``service`` is None when it serves nobody: the label ``kubernetes.io/service-name`` is missing, or the label
+    ``service.kubernetes.io/headless`` is there. ``family`` is None for an address type that has no addresses (FQDN).
+    ``trigger_s`` is the annotation ``endpoints.kubernetes.io/last-change-trigger-time`` in seconds since the epoch, 0 when
+    absent; it says when the change began, not what is served, so two slices that differ only there are equal.
     """
 
     name: EndpointSliceName

@@ -41,7 +41,7 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
     metadata, spec = raw.metadata or wire.Metadata(), raw.spec or wire.ServiceSpec()
     skipped: list[Skipped] = []
     kind = _service_type(spec.type, skipped)
-    not_served = _why_not_served(kind, spec)
+    not_served = _why_not_served(kind, metadata.labels or wire.ObjectLabels(), spec)
     if not_served:
         return Service(name=name, uid=metadata.uid or "", type=kind, not_served=not_served)
     external = _addresses("spec.externalIPs", spec.external_ips or (), skipped)
@@ -79,8 +79,10 @@ def _service_type(text: str | None, skipped: list[Skipped]) -> ServiceType:
         return ServiceType.CLUSTER_IP
 
 
-def _why_not_served(kind: ServiceType, spec: wire.ServiceSpec) -> Skipped | None:
+def _why_not_served(kind: ServiceType, labels: wire.ObjectLabels, spec: wire.ServiceSpec) -> Skipped | None:
     cluster_ip = spec.cluster_ip or (spec.cluster_ips[0] if spec.cluster_ips else "")
+    if labels.proxy_name is not None:
+        return Skipped("metadata.labels", f"service-proxy-name gives it to {labels.proxy_name[:_SHOWN]!r}", invalid=False)
     if kind is ServiceType.EXTERNAL_NAME:
         return Skipped("spec.type", "ExternalName: a DNS matter", invalid=False)
     if cluster_ip == "None":
@@ -175,8 +177,11 @@ def parse_endpoint_slice(
     """An EndpointSlice. ``default_port_names``: an absent port name is the empty one, as the API server would write it."""
     metadata = raw.metadata or wire.Metadata()
     skipped: list[Skipped] = []
-    service = metadata.labels and metadata.labels.service
-    if not service:
+    labels = metadata.labels or wire.ObjectLabels()
+    service = labels.service if labels.headless is None else None
+    if labels.headless is not None:
+        skipped.append(Skipped("metadata.labels", "service.kubernetes.io/headless: not for proxies", invalid=False))
+    elif not service:
         skipped.append(Skipped("metadata.labels", "kubernetes.io/service-name is missing: it belongs to no Service"))
     family = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}.get(raw.address_type or "")
     if family is None:

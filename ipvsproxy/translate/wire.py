@@ -10,11 +10,21 @@ class Wire(msgspec.Struct, rename="camel", gc=False):
     """Base of all: camelCase on the wire, and no garbage-collector tracking, since none of these refers back."""
 
 
-class ObjectLabels(Wire, rename={"service": "kubernetes.io/service-name", "zone": "topology.kubernetes.io/zone"}):
-    """The labels that mean something here."""
+_LABELS = {
+    "service": "kubernetes.io/service-name",
+    "zone": "topology.kubernetes.io/zone",
+    "proxy_name": "service.kubernetes.io/service-proxy-name",
+    "headless": "service.kubernetes.io/headless",
+}
+
+
+class ObjectLabels(Wire, rename=_LABELS):
+    """The labels that mean something here. Of the last two only the presence counts, whatever the value."""
 
     service: str | None = None
     zone: str | None = None
+    proxy_name: str | None = None
+    headless: str | None = None
 
 
 class ObjectAnnotations(Wire, rename={"trigger_time": "endpoints.kubernetes.io/last-change-trigger-time"}):

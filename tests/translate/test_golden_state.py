@@ -1,0 +1,213 @@
+"""Translation against the recorded kube-proxy: the same objects, the same node, row by row, without a kernel.
+
+The kernel's part (sysctls, draining real servers, packets) is left to ``tests/test_golden.py``, which runs the program. Rows
+in ``golden/accepted.txt`` may differ.
+"""
+
+import functools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ipvsproxy.model.kernel import (
+    DEVICE,
+    IP_SETS,
+    PERSISTENT,
+    SCHEDULER_PORT,
+    IpSet,
+    SetKind,
+    SetType,
+    Skeleton,
+    VirtualServer,
+    VirtualServerKey,
+)
+from ipvsproxy.model.net import Family, host_port
+from ipvsproxy.model.service import EndpointSlice, Node, Put, Service, ServiceName
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.translate.decode import decode_document
+from ipvsproxy.translate.skeleton import build_skeleton
+from ipvsproxy.translate.state import translate
+from ipvsproxy.translate.view import NodeView, Settings, view_node
+from tests import builders, golden_fixtures, golden_state
+
+NODE = "node-a"
+INTERFACES = {
+    "lo": ("127.0.0.1", "::1"),
+    "eth0": ("172.18.0.2", "fc00:f853:ccd::2", "fe80::1"),
+    "cni0": ("10.244.0.1", "fd00:10:244::1", "fe80::2"),
+    DEVICE: ("10.96.0.1",),
+}
+DEFAULT = Settings(cluster_networks=builders.networks("10.244.0.0/16"))
+PROFILES: Mapping[str, Settings] = {
+    "default": DEFAULT,
+    "masquerade-all": Settings(cluster_networks=builders.networks("10.244.0.0/16", "fd00:10:244::/56"), masquerade_all=True),
+    "masquerade-bit": Settings(cluster_networks=DEFAULT.cluster_networks, masquerade_bit=15),
+    "nodeport-cidr": Settings(cluster_networks=DEFAULT.cluster_networks, node_port_networks=builders.networks("172.18.0.0/16")),
+    "nodeport-primary": Settings(cluster_networks=DEFAULT.cluster_networks, node_port_primary=True),
+    "scheduler-mh": Settings(cluster_networks=DEFAULT.cluster_networks, scheduler="mh"),
+    "scheduler-wrr": Settings(cluster_networks=DEFAULT.cluster_networks, scheduler="wrr"),
+    "single-v4": Settings(cluster_networks=DEFAULT.cluster_networks, families=frozenset({Family.IPV4})),
+    "strict-exclude": DEFAULT,  # what it changes is not translation: sysctls, timeouts, what is kept
+}
+PHASES = ("P0", "P1", "P2")
+CASES = [
+    (profile, phase, section)
+    for profile in PROFILES
+    for phase in (PHASES if profile == "default" else PHASES[:1])
+    for section in ("virtual_servers", "real_servers", "ipsets", "iptables", "addresses", "health_check_node_ports")
+]
+DEVICE_ROW = {"flags": "BROADCAST,NOARP", "kind": "dummy", "mtu": "1500"}
+
+State = dict[str, Any]
+
+
+@pytest.fixture(scope="module", name="directory")
+def _directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("golden")
+
+
+@functools.cache
+def _objects(directory: Path, phase: str, *, has_ipv6: bool) -> tuple[Put, ...]:
+    """All objects after a phase, as the program reads them."""
+    manifests = directory / f"{phase}-{has_ipv6}"
+    manifests.mkdir()
+    world = golden_fixtures.World(manifests, node_has_ipv6=has_ipv6)
+    for name in PHASES[: PHASES.index(phase) + 1]:
+        world.apply(name)
+    events = [
+        decode_document(json.loads(text), path.stem)
+        for path in sorted(manifests.glob("*.yaml"))
+        for text in path.read_text().split("---\n")
+        if text.strip()
+    ]
+    assert not [event for event in events if event and not isinstance(event, Put)]
+    return tuple(event for event in events if isinstance(event, Put))
+
+
+@functools.cache
+def _state(directory: Path, profile: str, phase: str) -> State:
+    """What the node must hold after a phase, in the form of the recordings."""
+    settings = PROFILES[profile]
+    has_ipv6 = Family.IPV6 in settings.families
+    objects = [put.object for put in _objects(directory, phase, has_ipv6=has_ipv6)]
+    node = next(item for item in objects if isinstance(item, Node))
+    carried = [
+        builders.interface_address(interface, text)
+        for interface, texts in INTERFACES.items()
+        for text in texts
+        if has_ipv6 or ":" not in text
+    ]
+    view = view_node(settings, NODE, node, carried)
+    slices: dict[ServiceName, list[EndpointSlice]] = {}
+    for item in objects:
+        if isinstance(item, EndpointSlice) and item.service:
+            slices.setdefault(item.service, []).append(item)
+    services = [item for item in objects if isinstance(item, Service)]
+    states = [translate(item, slices.get(item.name, ()), view, settings) for item in services]
+    states.sort(key=lambda state: state.owner)
+    return _render(states, settings, view)
+
+
+def _render(states: list[ServiceState], settings: Settings, view: NodeView) -> State:
+    virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
+    for state in states:
+        for key, server in state.virtual_servers.items():
+            virtual_servers.setdefault(key, server)
+    sets: dict[str, set[str]] = {IpSet(kind, family).name: set() for family in settings.families for kind in SetKind}
+    for entry in (entry for state in states for entry in state.entries):
+        sets[entry.set].add(str(entry))
+    return {
+        "virtual_servers": {_name(key): _settings_row(server) for key, server in virtual_servers.items()},
+        "real_servers": {
+            f"{_name(key)} -> {real_server}": {"forward": "masq", "weight": 1}
+            for key, server in virtual_servers.items()
+            for real_server in server.real_servers
+        },
+        "ipsets": {name: _set_row(IP_SETS[name], members) for name, members in sets.items()},
+        "iptables": dict(_rule_rows(states, sets, settings, view)),
+        "addresses": {"(device)": DEVICE_ROW}
+        | {f"{address}/{address.family.bits}": {"scope": "global"} for state in states for address in state.addresses},
+        "health_check_node_ports": dict(_health_rows(states, settings)),
+    }
+
+
+def _name(key: VirtualServerKey) -> str:
+    return f"{key.protocol.name} {host_port(key.address, key.port)}"
+
+
+def _settings_row(server: VirtualServer) -> State:
+    scheduler, flags, timeout_s = server.settings
+    assert bool(flags & PERSISTENT) == bool(timeout_s)
+    text = "mh-port" if flags & SCHEDULER_PORT else ""
+    return {"flags": text, "netmask": "default", "persistent": timeout_s, "scheduler": scheduler}
+
+
+def _set_row(ip_set: IpSet, members: Iterable[str]) -> State:
+    family = "inet" if ip_set.family is Family.IPV4 else "inet6"
+    options = "range 0-65535" if ip_set.type is SetType.PORT else f"family {family} maxelem 65536"
+    return {"type": ip_set.type.value, "options": options, "members": sorted(members)}
+
+
+def _rule_rows(
+    states: list[ServiceState], sets: Mapping[str, set[str]], settings: Settings, view: NodeView
+) -> Iterator[tuple[str, list[str]]]:
+    for family in settings.families:
+        occupied = {kind for kind in SetKind if sets[IpSet(kind, family).name]}
+        refused = [key for state in states for key in state.refused]
+        yield from _skeleton_rows(build_skeleton(family, settings, view, occupied, refused))
+
+
+def _skeleton_rows(skeleton: Skeleton) -> Iterator[tuple[str, list[str]]]:
+    label = "v4" if skeleton.family is Family.IPV4 else "v6"
+    for key, rules in skeleton.image.chains.items():
+        texts = [f"-A {key.chain} {text}" for text in rules]
+        if texts:
+            yield f"{label}/{key.table}/{key.chain}", texts
+    jumps: dict[str, list[str]] = {}
+    for jump in skeleton.jumps:
+        jumps.setdefault(f"{label}/{jump.table}/{jump.source}", []).insert(0, f"-A {jump.source} {jump.text}")
+    yield from jumps.items()
+
+
+def _health_rows(states: list[ServiceState], settings: Settings) -> Iterator[tuple[str, State]]:
+    is_restricted = bool(settings.node_port_networks or settings.node_port_primary)
+    asked = {Family.IPV4: ["172.18.0.2"] if is_restricted else ["172.18.0.2", "127.0.0.1"], Family.IPV6: ["fc00:f853:ccd::2"]}
+    counts = {listener: count for state in states for listener, count in state.local_endpoints.items()}
+    for listener, count in counts.items():
+        body = {
+            "localEndpoints": count,
+            "service": {"name": listener.service.name, "namespace": listener.service.namespace},
+            "serviceProxyHealthy": True,
+        }
+        for address in asked[listener.family]:
+            headers = {
+                "Content-Type": "application/json",
+                "X-Content-Type-Options": "nosniff",
+                "X-Load-Balancing-Endpoint-Weight": str(count),
+            }
+            row = {"body": body, "code": 200 if count else 503, "headers": headers}
+            yield f"{address} port {listener.port}", row
+
+
+def _without_what_no_translation_shows(recorded: Mapping[str, Any]) -> State:
+    """A recording less its draining real servers, and less the ports that it found closed."""
+    shown = dict(recorded)
+    shown["real_servers"] = {row: value for row, value in recorded["real_servers"].items() if value["weight"]}
+    listening = {row: value for row, value in recorded["health_check_node_ports"].items() if value["code"] != "refused"}
+    return shown | {"health_check_node_ports": listening}
+
+
+@pytest.mark.parametrize(("profile", "phase", "section"), CASES)
+def test_translation_equals_the_recording(directory: Path, profile: str, phase: str, section: str) -> None:
+    recorded = _without_what_no_translation_shows(golden_fixtures.recording(profile, phase))
+    differences = golden_state.differences(recorded, _state(directory, profile, phase), [section])
+    report = [
+        f"{golden_fixtures.scenario_of(row)} | {part} | {row} | {kind}\n    recorded {old}\n    wanted   {new}"
+        for part, rows in differences.items()
+        for row, kind, old, new in rows
+        if not golden_fixtures.is_accepted(phase, part, row)
+    ]
+    assert not report, f"{len(report)} rows differ\n" + "\n".join(report)
