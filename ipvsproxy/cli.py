@@ -6,6 +6,7 @@ import pathlib
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import assert_never
 
 from ipvsproxy.config import flags, load, usage, write
 from ipvsproxy.config.given import ConfigError
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """``ipvsproxy run``: serve, or what ``--cleanup``, ``--init-only`` and ``--write-config-to`` ask for instead."""
+    """``ipvsproxy run``: serve, or what a flag asks for instead."""
     given, _ = flags.parse(arguments)
     if "help" in given and given["help"].value:
         sys.stdout.write(usage.render())
@@ -36,13 +37,23 @@ def run(arguments: Sequence[str]) -> int:
         config = load.load(arguments, hostname=socket.gethostname(), read_file=_read_file)
     except ConfigError as error:
         return _refuse(map(str, error.problems))
-    if config.command is Command.WRITE_CONFIG:
-        return _write_config(config)
-    app = importlib.import_module("ipvsproxy.daemon.app")
-    return int(app.run(config))
+    match config.command:
+        case Command.RUN:
+            return _serve(config)
+        case Command.WRITE_CONFIG:
+            return _write_config(config)
+        case Command.CLEANUP | Command.INIT_ONLY as command:
+            return _refuse([f"--{command.value}: not available in this version of ipvsproxy"])
+        case never:
+            assert_never(never)
 
 
 _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"run": run}
+
+
+def _serve(config: Config) -> int:
+    app = importlib.import_module("ipvsproxy.daemon.app")  # as late as this: --help and errors need no API client
+    return int(app.run(config))
 
 
 def _read_file(path: str) -> bytes:

@@ -6,12 +6,11 @@ Flags and files have their own tests; serving itself is replaced.
 import pathlib
 import subprocess
 import sys
-import types
 
 import pytest
 
 from ipvsproxy import cli
-from ipvsproxy.config.settings import Command, Config
+from ipvsproxy.config.settings import Config
 
 
 @pytest.fixture
@@ -19,11 +18,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that were served; serving ends at once with status 7."""
     configs: list[Config] = []
 
-    def run(config: Config) -> int:
+    def serve(config: Config) -> int:
         configs.append(config)
         return 7
 
-    monkeypatch.setitem(sys.modules, "ipvsproxy.daemon.app", types.SimpleNamespace(run=run))
+    monkeypatch.setattr(cli, "_serve", serve)
     return configs
 
 
@@ -33,10 +32,13 @@ def test_flags_alone_serve_as_kube_proxy_does(served: list[Config], command: lis
     assert [config.ipvs.scheduler for config in served] == ["lc"]
 
 
-def test_cleaning_up_and_preparing_are_handed_on(served: list[Config]) -> None:
-    assert cli.main(["--cleanup"]) == 7
-    assert cli.main(["--proxy-mode=ipvs", "--init-only"]) == 7
-    assert [config.command for config in served] == [Command.CLEANUP, Command.INIT_ONLY]
+@pytest.mark.parametrize("command", ["cleanup", "init-only"])
+def test_what_cannot_be_done_yet_is_refused_and_nothing_is_served(
+    served: list[Config], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["--proxy-mode=ipvs", f"--{command}"]) == 2
+    assert served == []
+    assert f"ipvsproxy: --{command}: not available in this version of ipvsproxy" in capsys.readouterr().err
 
 
 def test_wrong_flags_end_with_status_2_and_a_sentence_each(served: list[Config], capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,7 +204,7 @@ def _read_list(node: yaml.Node, _option: Option) -> Value:
     try:
         return tuple(_string(element) for element in node.value)
     except _WrongTypeError as error:
-        raise _WrongTypeError("a list of strings, in quotes") from error
+        raise _WrongTypeError("one of strings, in quotes") from error
 
 
 def _read_gates(node: yaml.Node, option: Option) -> Value:
@@ -217,9 +217,9 @@ def _read_gates(node: yaml.Node, option: Option) -> Value:
 
 
 def _read_patterns(node: yaml.Node, option: Option) -> Value:
-    wanted = "a list of mappings with filePattern and verbosity"
+    wanted = "one of mappings with filePattern and verbosity"
     if not isinstance(node, yaml.SequenceNode):
-        raise _WrongTypeError(wanted)
+        raise _WrongTypeError("a list")
     patterns = []
     for element in node.value:
         pairs = element.value if isinstance(element, yaml.MappingNode) else []

@@ -82,6 +82,8 @@ def test_all_wrong_fields_are_reported_with_path_and_line() -> None:
         iptables: 14
         conntrack:
           min: 9999999999
+        nodePortAddresses: [10.0.0.0/8, 10]
+        logging: {flushFrequency: soon, vmodule: [{filePattern: a}]}
     """
     assert problems_of_file(text) == [
         "6: ipvs.syncPeriod: 30 must be a duration such as 30s, 1m30s or 1h",
@@ -90,7 +92,16 @@ def test_all_wrong_fields_are_reported_with_path_and_line() -> None:
         "9: bindAddress: a list must be a string",
         "10: iptables: 14 must be a mapping",
         "12: conntrack.min: 9999999999 must be a whole number in -2147483648..2147483647",
+        "13: nodePortAddresses: a list must be one of strings, in quotes",
+        "14: logging.flushFrequency: 'soon' must be a duration such as 30s, 1m30s or 1h",
+        "14: logging.vmodule: a list must be one of mappings with filePattern and verbosity",
     ]
+
+
+@pytest.mark.parametrize("pattern", ["''", "'a,b'", "a=b"])
+def test_pattern_that_a_flag_could_not_say_is_refused(pattern: str) -> None:
+    text = f"logging: {{vmodule: [{{filePattern: {pattern}, verbosity: 1}}]}}"
+    assert problems_of_file(text)[0].endswith("no filePattern being empty or with a comma or equals sign")
 
 
 def test_string_that_yaml_takes_for_something_else_is_told_to_be_quoted() -> None:
@@ -149,7 +160,17 @@ def test_file_that_is_something_else_is_refused_in_one_sentence(content: bytes, 
 
 
 @pytest.mark.parametrize(
-    "content", [b"\xff\xfe\xfa", b"a: \x00", b"[" * 5000, b'a: "\\UFFFFFFFF"', b"? [a]\n: b", b"&a {a: *a}", b"%YAML 9.9\n---\na"]
+    "content",
+    [
+        b"\xff\xfe\xfa",
+        b"a: \x00",
+        b"[" * 5000,
+        b'a: "\\UFFFFFFFF"',
+        b'a: "\\U00110000"',
+        b"? [a]\n: b",
+        b"&a {a: *a}",
+        b"%YAML 9.9\n---\na",
+    ],
 )
 def test_file_that_breaks_parsers_is_refused(content: bytes) -> None:
     assert file.read(content, "f").problems

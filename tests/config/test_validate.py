@@ -242,6 +242,10 @@ def test_problem_of_a_list_in_a_file_names_the_element_and_its_line() -> None:
     ]
 
 
+def test_two_equal_sync_periods_are_allowed() -> None:
+    assert from_flags("--ipvs-min-sync-period=30s").ipvs.min_sync_period_s == 30
+
+
 def test_value_that_cannot_be_read_is_not_compared_with_others() -> None:
     assert problems_of_flags("--ipvs-sync-period=1x", "--ipvs-min-sync-period=40s") == [
         "--ipvs-sync-period: '1x' must be a duration such as 30s, 1m30s or 1h"

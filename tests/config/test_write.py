@@ -68,7 +68,7 @@ def test_any_configuration_that_is_written_and_read_is_the_same(
         f"--oom-score-adj={score}",
         f"--conntrack-max-per-core={cores}",
         f"--healthz-bind-address={health[0]}" if ":" in str(health[0]) else f"--healthz-bind-address={health[0]}:{health[1]}",
-        f"--ipvs-exclude-cidrs={','.join(f'{address}/7' for address in excluded)}",
+        f"--ipvs-exclude-cidrs={','.join(f'{address}/{104 if ':' in str(address) else 7}' for address in excluded)}",
         f"--kubeconfig={path}",
     )
     assert read_back(config) == config
