@@ -1,0 +1,293 @@
+"""The demo's second half, on a kernel with ip_vs: builds a node, runs ipvsproxy on manifests/demo, sends packets, sums up.
+
+Every line of the summary was asked of the kernel or of a backend in this run. Exit status 0 if all was as expected, else 1.
+"""
+
+import pathlib
+import platform
+import shutil
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+import yaml
+
+from tests import lab, program
+
+MANIFESTS = pathlib.Path("manifests/demo")
+NODE = "demo-node"
+FLAGS = (f"--hostname-override={NODE}", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56")
+NODE_ADDRESSES = frozenset({"10.244.0.1", "172.18.0.2", "fd00:10:244::1", "fc00:f853:ccd::2"})
+REQUESTS = 6
+LEAVING = "10.244.1.12"
+PROGRAMMED_WITHIN_S = 20.0
+STEADY_S = 1.0
+
+PAGE = """
+    outside                     the node                                     its pods
+    client 172.18.0.50 ──┐   ┌─ eth0 172.18.0.2        cni0 10.244.0.1 ─┬─ p1 10.244.0.11
+                         ├───┤       fc00:f853:ccd::2                   └─ p2 10.244.0.12
+    another node ────────┘   └─ ipvsproxy works here
+      with pods 10.244.1.11 and 10.244.1.12                 (IPv6 likewise, fd00:10:244::11 …)
+"""
+
+
+class Question(NamedTuple):
+    """Requests to send, why they are worth watching, and what must be seen: who answers, and who those believe is asking."""
+
+    title: str
+    why: str
+    probe: lab.Probe
+    expected: lab.Seen
+
+
+class Line(NamedTuple):
+    """One line of the summary."""
+
+    what: str
+    expected: str
+    seen: str
+    good: bool
+
+
+def _ask(from_: str, protocol: str, to: str, port: int) -> lab.Probe:
+    return lab.Probe(from_, protocol, to, port, count=REQUESTS)
+
+
+def _answered(backends: Collection[str], sources: Collection[str]) -> lab.Seen:
+    return lab.Seen("ok", tuple(sorted(backends)), tuple(sorted(sources)))
+
+
+QUESTIONS = (
+    Question(
+        "pod p2 → ClusterIP of web",
+        "A pod asks a Service. All three pods behind it answer in turn, and see the asking pod's own address.",
+        _ask("p2", "TCP", "10.96.0.80", 80),
+        _answered(["10.244.0.11", "10.244.1.11", "10.244.1.12"], ["10.244.0.12"]),
+    ),
+    Question(
+        "host → ClusterIP of web",
+        "The node itself asks. It has no pod address, so it is masqueraded as the address that faces the answering pod.",
+        _ask("host", "TCP", "10.96.0.80", 80),
+        _answered(["10.244.0.11", "10.244.1.11", "10.244.1.12"], ["10.244.0.1", "172.18.0.2"]),
+    ),
+    Question(
+        "outside → NodePort of shop",
+        "Somebody outside asks port 30080 of the node. One pod is here, the other on another node: the node stands between.",
+        _ask("client", "TCP", "172.18.0.2", 30080),
+        _answered(["10.244.0.12", "10.244.1.12"], ["10.244.0.1", "172.18.0.2"]),
+    ),
+    Question(
+        "pod p1 → itself, through mirror",
+        "The only pod behind the Service is the one that asks. Its own answer must come back through the node.",
+        _ask("p1", "TCP", "10.96.0.70", 80),
+        _answered(["10.244.0.11"], ["10.244.0.1"]),
+    ),
+    Question(
+        "pod p1 → dns, over UDP",
+        "The same for UDP.",
+        _ask("p1", "UDP", "10.96.0.53", 53),
+        _answered(["10.244.0.12", "10.244.1.11"], ["10.244.0.11"]),
+    ),
+    Question(
+        "pod p2 → ClusterIP of web, IPv6",
+        "web has an address of each family, and pods of each family behind it.",
+        _ask("p2", "TCP", "fd00:10:96::80", 80),
+        _answered(["fd00:10:244::11", "fd00:10:244:1::11"], ["fd00:10:244::12"]),
+    ),
+    Question(
+        "outside → NodePort of shop, IPv6",
+        "The node port is open on the node's IPv6 address too.",
+        _ask("client", "TCP", "fc00:f853:ccd::2", 30080),
+        _answered(["fd00:10:244::12", "fd00:10:244:1::12"], ["fd00:10:244::1", "fc00:f853:ccd::2"]),
+    ),
+    Question(
+        "outside → ssh on a ClusterIP",
+        "The node holds the address of web, and an ssh server listens on all addresses. It must not be reached this way.",
+        _ask("client", "TCP", "10.96.0.80", 22),
+        lab.Seen("refused", (), ()),
+    ),
+)
+
+
+class Screen:
+    """What the person sees. Colours only on a terminal."""
+
+    def __init__(self) -> None:
+        self._colours = sys.stdout.isatty()
+        self._step = 0
+
+    def _paint(self, code: str, text: str) -> str:
+        return f"\033[{code}m{text}\033[0m" if self._colours else text
+
+    def print(self, text: str = "", indent: str = "   ") -> None:
+        """Some lines, at once."""
+        print(textwrap.indent(text, indent), flush=True)
+
+    def step(self, title: str, why: str = "") -> None:
+        """The headline of what comes now."""
+        self._step += 1
+        print(f"\n{self._paint('1;36', f'{self._step}. {title}')}", flush=True)
+        if why:
+            self.print(why)
+
+    def command(self, command: str, output: str = "") -> None:
+        """A command as typed at a prompt, and what it printed."""
+        self.print(self._paint("1", f"$ {command}"))
+        if output:
+            self.print(output.rstrip())
+
+    def mark(self, good: bool) -> str:  # noqa: FBT001 - the only thing that it is about
+        """A tick or a cross."""
+        return self._paint("32", "ok") if good else self._paint("1;31", "NO")
+
+    def question(self, question: Question, seen: lab.Seen) -> None:
+        """One question and its answer."""
+        good = seen == question.expected
+        self.print(f"\n{self._paint('1', question.title)}   {self._paint('2', question.why)}")
+        self.print(f"{self.mark(good)}  {_describe(seen)}" + ("" if good else f"\n    expected: {_describe(question.expected)}"))
+
+    def summary(self, lines: Collection[Line]) -> None:
+        """The table at the end."""
+        heads = Line("what", "expected", "seen", True)
+        widths = [max(map(len, texts)) for texts in zip(*(line[:2] for line in (heads, *lines)), strict=True)]
+        print()
+        for line in (heads, *lines):
+            text = f"{line.what:{widths[0]}}   {line.expected:{widths[1]}}   {line.seen}"
+            print(f"    {self._paint('1', text)}" if line is heads else f"{self.mark(line.good)}  {text}", flush=True)
+
+
+def _describe(seen: lab.Seen) -> str:
+    """All that was seen: outcome, backends, sources."""
+    if not seen.backends:
+        return seen.outcome
+    prefix = "" if seen.outcome == "ok" else f"{seen.outcome}; "
+    return f"{prefix}answered by {', '.join(seen.backends)}; they were asked by {', '.join(seen.sources)}"
+
+
+def _abridge(seen: lab.Seen) -> str:
+    """The same for a column of a table."""
+    if seen.outcome != "ok":
+        return seen.outcome
+    pods = f"{len(seen.backends)} pod{'s' if len(seen.backends) > 1 else ''}"
+    return f"{pods}, asked by {'the node' if NODE_ADDRESSES.issuperset(seen.sources) else ', '.join(seen.sources)}"
+
+
+def main() -> int:
+    """Run the demo; returns the exit status."""
+    begin = time.monotonic()
+    screen = Screen()
+    kernel = "user-mode Linux" if _is_user_mode() else "the host's kernel"
+    screen.print(f"ipvsproxy demo, on Linux {platform.release()} ({kernel})", indent="")
+    with tempfile.TemporaryDirectory() as name:
+        directory = pathlib.Path(name)
+        manifests = directory / "manifests"
+        shutil.copytree(MANIFESTS, manifests)
+        screen.step("A node, its pods and its neighbours", "Each of these machines is a network namespace.")
+        with lab.Lab() as node:
+            screen.print(PAGE.strip("\n"), indent="")
+            lines = _demonstrate(screen, node, manifests, directory / "log")
+    screen.summary(lines)
+    bad = sum(not line.good for line in lines)
+    verdict = "all as expected" if not bad else f"{bad} NOT as expected"
+    screen.print(f"\n{len(lines)} checks, {verdict}, {time.monotonic() - begin:.0f} s", indent="")
+    return 1 if bad else 0
+
+
+def _is_user_mode() -> bool:
+    return "User Mode Linux" in pathlib.Path("/proc/cpuinfo").read_text()
+
+
+def _demonstrate(screen: Screen, node: lab.Lab, manifests: pathlib.Path, log: pathlib.Path) -> list[Line]:
+    screen.step(
+        "ipvsproxy programs the kernel",
+        f"It is given the {len(list(manifests.iterdir()))} files of manifests/demo instead of an API server.",
+    )
+    running = program.Program(manifests, log, *FLAGS)
+    screen.command(f"ipvsproxy --proxy-mode=ipvs --manifests={MANIFESTS} {' '.join(FLAGS)}")
+    begin = time.monotonic()
+    with running:
+        running.wait_until_healthy()
+        screen.print(f"/healthz says ok after {time.monotonic() - begin:.1f} s. What the kernel holds now:\n")
+        screen.command("ipvsadm -Ln", node.run("node", "ipvsadm", "-Ln"))
+        screen.step(
+            "Requests",
+            f"Each is sent {REQUESTS} times. Every backend answers with its own address and the one it was asked from.",
+        )
+        lines = [_put(screen, node, question) for question in QUESTIONS]
+        screen.step(
+            f"An endpoint of web leaves while requests run ({LEAVING})",
+            "Pod p2 asks without a pause. The endpoint is deleted from manifests/demo/web.yaml; no request may fail.",
+        )
+        lines += _scale_down(screen, node, running, manifests / "web.yaml")
+    screen.step("ipvsproxy is stopped", "It only programs the kernel, packets never pass through it. So they go on flowing.")
+    lines.append(_put(screen, node, QUESTIONS[2], "after the stop: "))
+    return lines
+
+
+def _put(screen: Screen, node: lab.Lab, question: Question, prefix: str = "") -> Line:
+    seen = node.probe_all([question.probe])[0]
+    screen.question(question, seen)
+    return Line(prefix + question.title, _abridge(question.expected), _abridge(seen), seen == question.expected)
+
+
+def _scale_down(screen: Screen, node: lab.Lab, running: program.Program, path: pathlib.Path) -> list[Line]:
+    begin = time.monotonic()
+    with node.load("p2", "TCP", "10.96.0.80", 80) as during:
+        time.sleep(STEADY_S)
+        _remove_endpoint(path)
+        removed_at = time.monotonic()
+        running.wait_until(lambda: not _is_chosen(node), f"without {LEAVING}", PROGRAMMED_WITHIN_S)
+        screen.print(f"\n{LEAVING} gets no new requests {time.monotonic() - removed_at:.1f} s after the file was saved.")
+        with node.load("p2", "TCP", "10.96.0.80", 80) as after:
+            time.sleep(STEADY_S)
+    screen.command("ipvsadm -Ln -t 10.96.0.80:80", node.run("node", "ipvsadm", "-Ln", "-t", "10.96.0.80:80"))
+    total = sum(during[0].outcomes.values())
+    screen.print(
+        f"{total} requests in {time.monotonic() - begin:.1f} s, {during[0].failed} failed; "
+        + ", ".join(f"{backend} answered {count}" for backend, count in sorted(during[0].backends.items()))
+    )
+    remaining = sorted(after[0].backends)
+    return [
+        Line(
+            "requests while an endpoint leaves",
+            "0 failed",
+            f"{during[0].failed} failed",
+            during[0].failed == 0 and during[0].backends.get(LEAVING, 0) > 0,
+        ),
+        Line(
+            "requests after it has left",
+            "10.244.0.11, 10.244.1.11",
+            ", ".join(remaining),
+            after[0].failed == 0 and remaining == ["10.244.0.11", "10.244.1.11"],
+        ),
+    ]
+
+
+def _remove_endpoint(path: pathlib.Path) -> None:
+    manifests = list(yaml.safe_load_all(path.read_text()))
+    for manifest in manifests:
+        if manifest["kind"] == "EndpointSlice":
+            manifest["endpoints"] = [entry for entry in manifest["endpoints"] if LEAVING not in entry["addresses"]]
+    draft = path.with_name(".web.yaml")
+    draft.write_text(yaml.safe_dump_all(manifests))
+    draft.rename(path)
+
+
+def _is_chosen(node: lab.Lab) -> bool:
+    """Whether the leaving endpoint is still given new connections: it is listed, with a weight."""
+    listing = node.run("node", "ipvsadm", "-Ln", "-t", "10.96.0.80:80")
+    rows = [line.split() for line in listing.splitlines() if f"{LEAVING}:" in line]
+    return any(row[3] != "0" for row in rows)
+
+
+if __name__ == "__main__":
+    try:
+        status = main()
+    except (lab.LabError, program.ProgramError) as error:
+        print(f"\nThe demo ended early: {error}", file=sys.stderr)
+        status = 1
+    sys.exit(status)

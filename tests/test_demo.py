@@ -1,0 +1,76 @@
+"""The demo: what it says about itself, that it passes on a kernel with ip_vs, and that it fails when an answer is wrong.
+
+The installing of packages is left out: it needs a fresh machine.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import lab
+
+ROOT = Path(__file__).parents[1]
+POD_ADDRESSES = {f"10.244.{node}.{pod}" for node in (0, 1) for pod in (11, 12)}
+POD_ADDRESSES |= {f"fd00:10:244::{pod}" for pod in (11, 12)} | {f"fd00:10:244:1::{pod}" for pod in (11, 12)}
+
+
+def _demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ROOT / "scripts/demo", *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_help_says_what_it_needs_and_how_it_ends() -> None:
+    shown = _demo("--help")
+    assert shown.returncode == 0
+    assert "needs root on Debian 12" in shown.stdout
+    assert "Exit status" in shown.stdout
+
+
+def test_an_unknown_argument_is_refused_in_one_line_on_stderr() -> None:
+    refused = _demo("--fast")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "scripts/demo: unknown argument '--fast'; scripts/demo --help tells what there is\n"
+
+
+def test_every_endpoint_of_the_demo_is_a_pod_of_the_laboratory_that_listens() -> None:
+    slices = [
+        manifest
+        for path in (ROOT / "manifests/demo").iterdir()
+        for manifest in yaml.safe_load_all(path.read_text())
+        if manifest["kind"] == "EndpointSlice"
+    ]
+    assert {address for part in slices for endpoint in part["endpoints"] for address in endpoint["addresses"]} <= POD_ADDRESSES
+    assert {(port["protocol"], port["port"]) for part in slices for port in part["ports"]} <= set(lab.POD_PORTS)
+
+
+def _run_on_this_kernel(directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "scripts.demo_node"], cwd=directory, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.mark.kernel
+def test_the_demo_passes_and_shows_what_the_kernel_holds() -> None:
+    shown = _run_on_this_kernel(ROOT)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "TCP  10.96.0.80:80 rr" in shown.stdout
+    assert "checks, all as expected" in shown.stdout
+    assert "\033[" not in shown.stdout
+
+
+@pytest.mark.kernel
+def test_the_demo_fails_and_says_where_when_an_answer_is_not_the_expected_one(tmp_path: Path) -> None:
+    for name in ("ipvsproxy", "scripts", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "manifests/demo", tmp_path / "manifests/demo")
+    path = tmp_path / "manifests/demo/dns.yaml"
+    path.write_text(
+        path.read_text().replace("[10.244.1.11], conditions: {ready: true}", "[10.244.1.11], conditions: {ready: false}")
+    )
+    shown = _run_on_this_kernel(tmp_path)
+    assert shown.returncode == 1
+    assert "NO  pod p1 → dns, over UDP" in shown.stdout
+    assert "1 NOT as expected" in shown.stdout
