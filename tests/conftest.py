@@ -1,0 +1,64 @@
+"""What every test may need of the kernel it runs on.
+
+Tests marked ``kernel`` need ip_vs and root. ``scripts/test`` runs them all, on a kernel that it gets by ``scripts/kernel``; there
+a kernel that cannot do it is a failure. A bare ``pytest`` where there is no ip_vs skips them and says so.
+"""
+
+import ctypes
+import fcntl
+import os
+import pathlib
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+_CLONE_NEWNET = 0x40000000
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 0x1
+
+# os.unshare and os.setns came with Python 3.12.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("kernel") is None:
+        return
+    if os.geteuid() != 0 or not pathlib.Path("/proc/net/ip_vs").exists():
+        _refuse("needs root and a kernel with ip_vs: scripts/kernel .venv/bin/pytest -m kernel")
+
+
+@pytest.fixture
+def network_namespace() -> Iterator[None]:
+    """A fresh network namespace, with lo up and nothing else, for the thread that runs the test.
+
+    Namespaces belong to threads: what the test starts, threads and processes, inherits this one, and a thread that was there
+    before (of a session-wide fixture, say) stays where it was, as do its sockets. ``/proc/sys/net`` shows the namespace
+    of the thread that reads, ``/proc/net`` that of the process's main thread; ``/proc/thread-self/net`` is always right.
+    ``/sys/class/net`` keeps showing the old one. The namespace, and all in it, vanishes when the last process, thread and socket have left it.
+    """
+    if os.geteuid() != 0:
+        _refuse("a network namespace needs root")
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.unshare(_CLONE_NEWNET) != 0:
+            _refuse(f"no network namespace: {os.strerror(ctypes.get_errno())}")
+        _bring_loopback_up()
+        yield
+    finally:
+        returned = _libc.setns(before, _CLONE_NEWNET)
+        os.close(before)
+        if returned != 0:  # the tests that follow would run in the wrong place
+            pytest.exit(f"cannot return from a network namespace: {os.strerror(ctypes.get_errno())}", returncode=3)
+
+
+def _refuse(reason: str) -> None:
+    if "IPVSPROXY_KERNEL_REQUIRED" in os.environ:
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def _bring_loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))

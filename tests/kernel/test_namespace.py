@@ -1,0 +1,37 @@
+"""The fixture ``network_namespace`` isolates: IPVS tables, settings and devices of one test are not seen by the next."""
+
+import pathlib
+import socket
+import subprocess
+import threading
+
+import pytest
+
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
+
+TABLE = pathlib.Path("/proc/thread-self/net/ip_vs")
+SETTING = pathlib.Path("/proc/sys/net/ipv4/vs/conntrack")
+
+
+# Twice the same: whichever runs second would meet what the first left.
+@pytest.mark.parametrize("_run", ["first", "second"])
+def test_what_a_test_programs_is_not_there_for_another(_run: str) -> None:
+    assert "TCP" not in TABLE.read_text()
+    assert SETTING.read_text().strip() == "0"
+    subprocess.run(["ipvsadm", "-A", "-t", "10.96.0.1:80", "-s", "rr"], check=True)
+    SETTING.write_text("1")
+    assert "TCP  0A600001:0050 rr" in TABLE.read_text()
+
+
+def test_only_loopback_is_there_and_it_works() -> None:
+    assert [name for _, name in socket.if_nameindex()] == ["lo"]
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5):
+        pass
+
+
+def test_threads_of_a_test_are_in_its_namespace() -> None:
+    namespaces = []
+    thread = threading.Thread(target=lambda: namespaces.append(pathlib.Path("/proc/thread-self/ns/net").readlink()))
+    thread.start()
+    thread.join()
+    assert namespaces == [pathlib.Path("/proc/thread-self/ns/net").readlink()]
