@@ -27,6 +27,7 @@ _COMMANDS: Mapping[Family, str] = {Family.IPV4: "iptables", Family.IPV6: "ip6tab
 _LOCK_WAIT_VERSION = (1, 4, 22)
 _RESTORE_VERSION = (1, 6, 2)
 """The first version whose MASQUERADE knows ``--random-fully``, and whose iptables-restore knows ``-w``."""
+_TRIED_CHAIN = "KUBE-IPVS-CANARY"  # no chain of kube-proxy's, whose canaries must not vanish
 _INCOMPATIBLE = re.compile(r"# Table `(\w+)' is incompatible")
 _BARE_COMMENT = re.compile(r'--comment ([^"\s]\S*)')
 
@@ -98,6 +99,18 @@ class IptablesDriver:
                 return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
         try:
             _run(_COMMANDS[family], *self.program(family).wait(_LOCK_WAIT_VERSION), "-t", "nat", "-S", "POSTROUTING")
+        except KernelError as error:
+            return error.detail
+        return ""
+
+    def try_writing(self, family: Family) -> str:
+        """Why the kernel takes no rules of this family; empty when it does.
+
+        ``usable`` only reads, and the nf_tables variant shows empty tables even where the kernel has none. The chain that is
+        tried is deleted in the same transaction.
+        """
+        try:
+            self._restore(family, f"*nat\n:{_TRIED_CHAIN} - [0:0]\n-X {_TRIED_CHAIN}\nCOMMIT\n")
         except KernelError as error:
             return error.detail
         return ""

@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +13,7 @@ _CLONE_NEWNET = 0x40000000
 
 @pytest.fixture
 def fresh_namespace() -> Iterator[None]:
-    """This thread, and what it starts, in a network namespace of its own."""
+    """This thread, and what it starts, in a network namespace of its own, with nothing but its loopback up."""
     if os.geteuid() != 0:
         pytest.skip("a network namespace needs root")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -19,6 +21,7 @@ def fresh_namespace() -> Iterator[None]:
     try:
         if libc.unshare(_CLONE_NEWNET) != 0:
             pytest.skip(f"no network namespace here: {os.strerror(ctypes.get_errno())}")
+        subprocess.run((shutil.which("ip") or "ip", "link", "set", "lo", "up"), check=True)
         yield
     finally:
         libc.setns(before, _CLONE_NEWNET)

@@ -285,3 +285,11 @@ def test_ipv6_is_not_usable_where_it_is_disabled_or_not_there(tmp_path: pathlib.
 def test_family_whose_program_fails_is_not_usable(programs: pathlib.Path) -> None:
     make_program(programs, "iptables", '[ "$1" = --version ] && echo iptables v1.8.9 || { echo "no table nat" >&2; exit 3; }')
     assert iptables.IptablesDriver(chains=(), jumps=()).usable(Family.IPV4) == "no table nat"
+
+
+def test_tables_that_can_be_read_but_not_written_are_told(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-restore", "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; exit 4")
+    driver = iptables.IptablesDriver(chains=(), jumps=())
+    assert driver.usable(Family.IPV4) == ""
+    assert driver.try_writing(Family.IPV4) == "TABLE_ADD failed (Operation not supported): table nat"

@@ -83,7 +83,7 @@ def variant(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch:
         for ending in ("", "-save", "-restore"):
             (tmp_path / f"{command}{ending}").symlink_to(program)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    if reason := make_driver().usable(Family.IPV4):
+    if reason := make_driver().try_writing(Family.IPV4):
         pytest.skip(f"this kernel does not do it: {reason}")
     return str(request.param)
 
@@ -189,5 +189,9 @@ def test_a_rule_on_a_missing_set_changes_nothing_and_is_named() -> None:
 
 
 @pytest.mark.usefixtures("variant")
-def test_ipv6_is_usable_like_ipv4() -> None:
-    assert make_driver().usable(Family.IPV6) == ""
+@pytest.mark.parametrize("family", Family)
+def test_both_families_are_usable_and_trying_leaves_nothing(family: Family) -> None:
+    driver = make_driver()
+    assert driver.usable(family) == ""
+    assert driver.try_writing(family) == ""
+    assert "KUBE" not in run("iptables-save" if family is Family.IPV4 else "ip6tables-save")
