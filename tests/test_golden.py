@@ -119,18 +119,6 @@ def _settle(running: program.Program, profile: str, phase: str) -> State:
     return seen[-1] | golden_state.read_health(ports)
 
 
-def _is_accepted(file: str, section: str, row: str) -> bool:
-    return any(
-        all(golden_state.compare.match(pattern, text) for pattern, text in zip(line, (file, section, row), strict=False))
-        for line in _accepted()
-    )
-
-
-@functools.cache
-def _accepted() -> tuple[list[str], ...]:
-    return tuple(golden_state.compare.load_allow(str(golden_fixtures.GOLDEN / "accepted.txt")))
-
-
 @pytest.mark.parametrize(("profile", "phase", "section"), CASES)
 def test_state_equals_the_recording(observed: Callable[[str, str], State], profile: str, phase: str, section: str) -> None:
     differences = golden_state.differences(golden_fixtures.recording(profile, phase), observed(profile, phase), [section])
@@ -138,7 +126,7 @@ def test_state_equals_the_recording(observed: Callable[[str, str], State], profi
         f"{golden_fixtures.scenario_of(row)} | {part} | {row} | {kind}\n    recorded {recorded}\n    observed {seen}"
         for part, rows in differences.items()
         for row, kind, recorded, seen in rows
-        if not _is_accepted(phase, part, row)
+        if not golden_fixtures.is_accepted(phase, part, row)
     ]
     assert not report, f"{len(report)} rows differ\n" + "\n".join(report)
 
@@ -172,7 +160,7 @@ def _probe(name: str) -> lab.Probe:
 
 @pytest.mark.parametrize("name", PROBES)
 def test_packets_fare_as_recorded(answers: Mapping[str, lab.Seen], name: str) -> None:
-    if _is_accepted("probes", "probes", name):
+    if golden_fixtures.is_accepted("probes", "probes", name):
         pytest.skip("differs on purpose, see accepted.txt")
     assert _in_recorded_form(name, answers[name]) == PROBES[name]
 
