@@ -34,9 +34,10 @@ def network_namespace() -> Iterator[None]:
     """A fresh network namespace, with lo up and nothing else, for the thread that runs the test.
 
     Namespaces belong to threads: what the test starts, threads and processes, inherits this one, and a thread that was there
-    before (of a session-wide fixture, say) stays where it was, as do its sockets. ``/proc/sys/net`` shows the namespace
-    of the thread that reads, ``/proc/net`` that of the process's main thread; ``/proc/thread-self/net`` is always right.
-    ``/sys/class/net`` keeps showing the old one. The namespace, and all in it, vanishes when the last process, thread and socket have left it.
+    before (of a session-wide fixture, say) stays where it was, as do its sockets. ``/proc/sys/net`` shows the namespace of the
+    thread that reads, ``/proc/net`` that of the process's main thread; ``/proc/thread-self/net`` is always right.
+    ``/sys/class/net`` keeps showing the old one. The namespace, and all in it, vanishes when the last process, thread and
+    socket have left it.
     """
     if os.geteuid() != 0:
         _refuse("a network namespace needs root")

@@ -1,0 +1,135 @@
+"""What scripts/kernel promises: status, output, surroundings, and nothing left behind.
+
+Each run of the user-mode Linux costs seconds, so one run answers several questions. The host's kernel is tried in the same way
+even where it has no ip_vs, which none of these tests uses. Left out: a terminal as stdout, and launchers that are killed.
+"""
+
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+import pytest
+
+SCRIPT = pathlib.Path(__file__).parents[2] / "scripts/kernel"
+
+# The script itself, on a host that is believed to have ip_vs.
+ON_HOST = f"""
+import importlib.machinery, importlib.util, sys
+loader = importlib.machinery.SourceFileLoader("kernel", {str(SCRIPT)!r})
+kernel = importlib.util.module_from_spec(importlib.util.spec_from_loader("kernel", loader))
+loader.exec_module(kernel)
+kernel.why_not_host = lambda: ""
+sys.exit(kernel.main())
+"""
+
+uses_uml = pytest.mark.skipif(
+    not pathlib.Path("/usr/bin/linux.uml").exists() or pathlib.Path("/proc/net/ip_vs").exists(),
+    reason="the host's own ip_vs is used here, not user-mode Linux",
+)
+
+
+@pytest.fixture(params=["host", pytest.param("uml", marks=uses_uml)])
+def launcher(request: pytest.FixtureRequest) -> list[str]:
+    """The command line of scripts/kernel, for one kind of kernel."""
+    if request.param == "uml":
+        return [str(SCRIPT), "--kernel", "uml"]
+    if os.geteuid() != 0:
+        pytest.skip("namespaces of the host need root")
+    return [sys.executable, "-B", "-c", ON_HOST, "--kernel", "host"]
+
+
+@pytest.fixture
+def place() -> Iterator[pathlib.Path]:
+    """A directory below /tmp, with a blank in its name."""
+    with tempfile.TemporaryDirectory(prefix="a place ", dir="/tmp") as name:
+        yield pathlib.Path(name)
+
+
+def run(launcher: list[str], script: str, place: pathlib.Path, *options: str) -> subprocess.CompletedProcess[bytes]:
+    command = [*launcher, *options, "bash", "-c", script]
+    environment = os.environ | {"IPVSPROXY_WORD": "it's a word", "UNRELATED": "1"}
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, check=False, timeout=60)
+
+
+def test_status_output_and_files_of_the_command_arrive(launcher: list[str], place: pathlib.Path) -> None:
+    (place / "bytes").write_bytes(bytes(range(256)) * 4000)
+    beside = pathlib.Path(tempfile.mkdtemp(dir="/tmp"))
+    script = f"""
+        cat bytes
+        echo "a line for stderr" >&2
+        echo written >result
+        touch {shlex.quote(str(beside))}/file 2>/dev/null && echo "/tmp is the host's" >&2
+        sleep 300 &  # left behind
+        exit 7
+    """
+    ended = run(launcher, script, place)
+    assert ended.stdout == (place / "bytes").read_bytes()
+    assert ended.stderr == b"a line for stderr\n"
+    assert ended.returncode == 7
+    assert (place / "result").read_text() == "written\n"
+    beside.rmdir()
+
+
+def test_surroundings_are_clean(launcher: list[str], place: pathlib.Path) -> None:
+    script = """
+        id -u; cat; echo "$IPVSPROXY_WORD/$UNRELATED"; test -t 1 || echo no terminal; ls -A $HOME
+        ip -brief address; date +%s; ip link add name d type dummy && echo device
+    """
+    ended = run(launcher, script, place)
+    user, word, terminal, loopback, clock, *rest = ended.stdout.decode().splitlines()
+    assert (user, word, terminal) == ("0", "it's a word/", "no terminal")
+    assert loopback.split() == ["lo", "UNKNOWN", "127.0.0.1/8", "::1/128"]
+    assert abs(int(clock) - time.time()) < 10
+    if "uml" in launcher:
+        assert rest == ["device"]
+
+
+def test_command_that_does_not_exist_is_said_and_has_the_shells_status(launcher: list[str], place: pathlib.Path) -> None:
+    ended = subprocess.run([*launcher, "no-such-command"], cwd=place, capture_output=True, check=False, timeout=60)
+    assert ended.returncode == 127
+    assert b"no-such-command: not found" in ended.stderr
+
+
+def test_time_limit_ends_all_and_says_so(launcher: list[str], place: pathlib.Path) -> None:
+    ended = run(launcher, "sleep 300", place, "--timeout", "1")
+    assert ended.returncode == 124
+    assert ended.stderr == b"scripts/kernel: stopped: no end after 1 s\n"
+
+
+def test_output_comes_while_the_command_runs_and_an_interrupt_ends_it(launcher: list[str], place: pathlib.Path) -> None:
+    command = [*launcher, "bash", "-c", "echo ready; sleep 300"]
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        # The end of the output means that no process is left that could write to it.
+        assert process.stdout.read() == b""
+        assert process.stderr.read() == b"scripts/kernel: stopped by SIGINT\n"
+        assert process.wait() == 128 + signal.SIGINT
+
+
+@uses_uml
+def test_panic_of_the_kernel_is_one_line_and_a_status_of_its_own(place: pathlib.Path) -> None:
+    ended = run([str(SCRIPT), "--kernel", "uml"], "echo c >/proc/sysrq-trigger; sleep 300", place)
+    assert ended.returncode == 125
+    assert ended.stderr == b"scripts/kernel: the user-mode Linux died: Kernel panic - not syncing: sysrq triggered crash\n"
+
+
+def test_directory_that_would_vanish_is_refused() -> None:
+    ended = run([str(SCRIPT)], "true", pathlib.Path("/tmp"))  # noqa: S108 - the directory in question
+    assert ended.returncode == 125
+    assert b"the working directory cannot be /tmp itself" in ended.stderr
+
+
+@uses_uml
+def test_memory_without_a_unit_is_refused(place: pathlib.Path) -> None:
+    ended = run([str(SCRIPT), "--kernel", "uml"], "true", place, "--memory", "1024")
+    assert ended.returncode == 125
+    assert ended.stderr == b"scripts/kernel: --memory 1024: want a number with K, M or G behind it\n"
