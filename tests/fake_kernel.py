@@ -106,7 +106,11 @@ class FakeKernel:
                 for key, server in self.virtual_servers.items()
             },
             "foreign_virtual_servers": self.foreign_virtual_servers,
-            "sets": {name: frozenset(held.entries) for name, held in self.sets.items() if name in sets},
+            "sets": {
+                name: frozenset(() if held.differs_from(IP_SETS[name]) else held.entries)
+                for name, held in self.sets.items()
+                if name in sets
+            },
             "device": self.device,
             "addresses": frozenset(self.addresses),
             "interface_addresses": tuple(self.host_addresses),

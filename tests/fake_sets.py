@@ -32,6 +32,10 @@ class HeldSet:
     family: Family
     entries: set[SetEntry] = dataclasses.field(default_factory=set)
 
+    def differs_from(self, ip_set: IpSet) -> bool:
+        """Whether this is not the set of ours that its name says: then its entries mean nothing to us."""
+        return self.type is not ip_set.type or (self.type is not SetType.PORT and self.family is not ip_set.family)
+
 
 def change_set(sets: dict[str, HeldSet], verb: Verb, item: IpSet, *, referenced: bool) -> bool:
     """Make or remove a set; whether it was found otherwise than the verb expects. Raises Refusal."""
@@ -43,28 +47,28 @@ def change_set(sets: dict[str, HeldSet], verb: Verb, item: IpSet, *, referenced:
         return there is None
     if there is None:
         sets[item.name] = HeldSet(item.type, item.family)
-    elif there.type is not item.type or (there.family is not item.family and item.type is not SetType.PORT):
+    elif there.differs_from(item):
         raise Refusal(errno.EEXIST, f"there is a set of this name with type {there.type}")
-    return (there is None) is (verb is Verb.SET)
+    return there is not None
 
 
 def change_entry(sets: dict[str, HeldSet], verb: Verb, item: SetEntry, capacity: int) -> bool:
-    """Add or remove an entry; whether it was found otherwise than the verb expects. Raises Refusal."""
+    """Add or remove an entry; whether the whole set was found missing. Raises Refusal.
+
+    Entries go to the kernel in bulk, and it does not tell which ones were there already.
+    """
     held = sets.get(item.set)
     if verb is Verb.REMOVE:
-        missing = held is None or item not in held.entries
         if held is not None:
             held.entries.discard(item)
-        return missing
+        return held is None
     if held is None:
         raise Refusal(errno.ENOENT, "the set does not exist")
     _check_entry(item, held)
-    if item in held.entries:
-        return verb is Verb.ADD
-    if held.type is not SetType.PORT and len(held.entries) >= capacity:
+    if item not in held.entries and held.type is not SetType.PORT and len(held.entries) >= capacity:
         raise Refusal(HASH_FULL, "the set is full")
     held.entries.add(item)
-    return verb is Verb.SET
+    return False
 
 
 def _check_entry(entry: SetEntry, held: HeldSet) -> None:

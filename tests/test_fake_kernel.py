@@ -108,8 +108,10 @@ def test_a_full_set_takes_no_more() -> None:
 
 def test_a_set_of_another_type_is_in_the_way() -> None:
     kernel = fake_kernel.FakeKernel()
-    kernel.sets[CLUSTER_IP.name] = fake_sets.HeldSet(SetType.ADDRESS, Family.IPV4)
+    strange = SetEntry(CLUSTER_IP.name, KEY.address)
+    kernel.sets[CLUSTER_IP.name] = fake_sets.HeldSet(SetType.ADDRESS, Family.IPV4, {strange})
     assert kernel.apply(add(CLUSTER_IP))[0].errno == errno.EEXIST
+    assert kernel.observe().sets == {CLUSTER_IP.name: frozenset()}
 
 
 def test_an_entry_must_have_the_fields_of_its_set() -> None:
@@ -148,6 +150,6 @@ def test_flows_are_cleaned_but_for_those_to_keep() -> None:
     flow = Flow(Family.IPV4, Protocol.UDP, KEY.address, 53)
     gone, kept = RealServerKey(parse_address("10.244.0.9"), 53), RealServerKey(parse_address("10.244.0.10"), 53)
     kernel.flows[flow] = {gone: 4, kept: 2}
-    cleaning = Operation(Verb.SET, FlowCleaning(flow, frozenset({kept})))
+    cleaning = Operation(Verb.REMOVE, FlowCleaning(flow, frozenset({kept})))
     assert [kernel.apply([cleaning])[0].removed for _ in range(2)] == [4, 0]
     assert kernel.flows == {flow: {kept: 2}}

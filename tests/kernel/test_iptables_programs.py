@@ -1,6 +1,6 @@
 """The iptables driver with the real programs of both variants, in a network namespace of its own.
 
-Left out: the ipvs match, which needs a kernel with ip_vs (test_iptables_ipvs_rule in the contract tests).
+Left out: the ipvs match, which needs a kernel with ip_vs (test_contract.py has it).
 """
 
 import os
