@@ -37,6 +37,8 @@ KEEPALIVE_AFTER_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 15, 5, 3
 """A peer that vanished without a word is noticed after 30 s, although a watch may be silent for minutes."""
 LONGEST_MESSAGE = 300
 REPEAT_LOG_S = 300.0
+MOST_MESSAGES = 100
+"""Different ones that are remembered as logged: others write them, so they may be endless."""
 HEADERS = {"Accept": "application/json", "User-Agent": "ipvsproxy"}
 
 HINTS: Mapping[Trouble, str] = {
@@ -82,7 +84,7 @@ class KubernetesSource:
         self._pace = pace or reflector.Pace()
         self._server = ""
         self._logged: dict[str, float] = {}
-        self._failing: set[ObjectKind] = set()
+        self._failing: dict[ObjectKind, str] = {}
         self._reflectors = {
             kind: reflector.Reflector(kind, resource, self._connect, self, self._pace)
             for kind, resource in reflector.resources(node_name).items()
@@ -93,13 +95,18 @@ class KubernetesSource:
         """How each watch is doing."""
         return {kind: each.status for kind, each in self._reflectors.items()}
 
+    def describe(self) -> str:
+        """Which API server that is, and what was last wrong with each watch that fails, in one line."""
+        problems = "; ".join(dict.fromkeys(self._failing.values()))
+        return f"API server {self._server}".rstrip() + (f": {problems}" if problems else "")
+
     async def check(self) -> None:
         """Read configuration and credentials once, without talking to the API server.
 
         Raises:
             SourceError: they can not work.
         """
-        await self._configuration()
+        self._server = (await self._configuration()).host or ""
 
     async def run(self, deliver: Deliver) -> None:
         """Deliver events for ever. An API server that is away is asked again and again; only a bug ends this."""
@@ -114,7 +121,7 @@ class KubernetesSource:
     def watching(self, kind: ObjectKind) -> None:
         """As ``Observer`` says."""
         if kind in self._failing:
-            self._failing.remove(kind)
+            del self._failing[kind]
             log.info("watch_resumed", kind=kind.value, server=self._server)
         if not self._failing:
             self._logged.clear()
@@ -128,9 +135,11 @@ class KubernetesSource:
         if not hint:  # Part of the life of a watch.
             log.debug("watch_restarting", **event, error=message)
             return
-        self._failing.add(kind)
+        self._failing[kind] = message
         now = self._pace.now()
         if now - self._logged.get(message, -REPEAT_LOG_S) >= REPEAT_LOG_S:
+            if len(self._logged) >= MOST_MESSAGES:
+                self._logged.clear()
             self._logged[message] = now
             log.warning("watch_failed", **event, error=message, hint=hint)
 

@@ -415,6 +415,7 @@ async def test_an_unreachable_server_is_asked_again_until_it_is_there_with_one_c
         with structlog.testing.capture_logs() as logs:
             async with following(reborn, kubeconfig) as running:
                 await seen(running, Trouble.UNREACHABLE)
+                assert running.source.describe().startswith(f"API server {url}: Cannot connect to host 127.0.0.1:")
                 async with asyncio.timeout(DEADLINE_S):
                     while len(running.sleeps) < 12:  # noqa: ASYNC110  # as in ``seen``
                         await asyncio.sleep(0.001)
@@ -423,8 +424,9 @@ async def test_an_unreachable_server_is_asked_again_until_it_is_there_with_one_c
                 await running.sink.until(running.sink.has("web"))
                 await reborn.watched(SERVICES)
                 async with asyncio.timeout(DEADLINE_S):
-                    while not any(line["event"] == "watch_resumed" for line in logs):  # noqa: ASYNC110  # as in ``seen``
+                    while [line["event"] for line in logs].count("watch_resumed") < len(ObjectKind):  # noqa: ASYNC110  # as in ``seen``
                         await asyncio.sleep(0.001)
+    assert running.source.describe() == f"API server {reborn.url}"
     failures = [line for line in logs if line["event"] == "watch_failed"]
     assert len(failures) == 1
     assert failures[0]["server"] == url
@@ -510,7 +512,9 @@ async def test_without_kubeconfig_outside_a_pod_the_missing_flag_is_named(monkey
 
 async def test_a_good_kubeconfig_passes_the_check_without_a_server(tmp_path: pathlib.Path) -> None:
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1")
-    await watch.KubernetesSource(node_name="n1", kubeconfig=kubeconfig).check()
+    source = watch.KubernetesSource(node_name="n1", kubeconfig=kubeconfig)
+    await source.check()
+    assert source.describe() == "API server http://127.0.0.1:1"
 
 
 async def test_statuses_tell_which_watch_is_open(setup: Setup) -> None:

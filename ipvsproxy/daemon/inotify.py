@@ -1,0 +1,90 @@
+"""Tells that a directory has changed: through inotify, and by looking again and again where that is not to be had."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import struct
+from typing import Self
+
+# linux/inotify.h
+IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE = 0x2, 0x4, 0x8
+IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x40, 0x80, 0x100, 0x200
+IN_DELETE_SELF, IN_MOVE_SELF, IN_UNMOUNT, IN_Q_OVERFLOW, IN_IGNORED = 0x400, 0x800, 0x2000, 0x4000, 0x8000
+IN_ONLYDIR = 0x1000000
+# IN_ATTRIB, because a file that could not be read may have become readable.
+CHANGES = IN_MODIFY | IN_ATTRIB | IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE
+END = IN_DELETE_SELF | IN_MOVE_SELF | IN_UNMOUNT | IN_IGNORED
+HEADER = struct.Struct("iIII")
+READ_BYTES = 1 << 16
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class DirectoryChanges:
+    """Watches one directory, not those below it, from ``with`` on.
+
+    While the directory is absent, or the kernel has no inotify instance left (fs.inotify.max_user_instances), ``wait`` returns
+    every ``poll_s`` seconds.
+    """
+
+    def __init__(self, path: str, poll_s: float) -> None:
+        self._path = path
+        self._poll_s = poll_s
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    @property
+    def is_notified(self) -> bool:
+        """Whether the kernel tells us, so that waiting costs nothing."""
+        return self._descriptor >= 0
+
+    async def wait(self) -> None:
+        """Returns when something may have changed since the last return."""
+        if not self.is_notified:
+            self._open()  # Before the caller looks: what changes after that look is then told.
+            await asyncio.sleep(self._poll_s)
+            return
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(self._descriptor, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(self._descriptor)
+        if self._drain() & END:  # This directory is no longer the one at the path.
+            self._close()
+            self._open()
+
+    def _open(self) -> None:
+        descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if descriptor < 0:
+            return
+        if _libc.inotify_add_watch(descriptor, os.fsencode(self._path), CHANGES | END & ~IN_IGNORED | IN_ONLYDIR) < 0:
+            os.close(descriptor)
+            return
+        self._descriptor = descriptor
+
+    def _close(self) -> None:
+        if self.is_notified:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _drain(self) -> int:
+        """All events that wait, as one mask."""
+        seen = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                data = os.read(self._descriptor, READ_BYTES)
+                offset = 0
+                while offset < len(data):
+                    _, mask, _, name_bytes = HEADER.unpack_from(data, offset)
+                    seen |= mask
+                    offset += HEADER.size + name_bytes
+        return seen
