@@ -58,7 +58,7 @@ class NodeKernel:
         self._ipset = IpsetDriver()
         self._addresses = AddressDriver()
         self._sysctls = SysctlDriver()
-        conntrack = ConntrackDriver()
+        self._conntrack = ConntrackDriver()
         self._drivers: Mapping[type, Driver] = {
             VirtualServer: self.ipvs,
             RealServer: self.ipvs,
@@ -69,8 +69,13 @@ class NodeKernel:
             Device: self._addresses,
             Sysctl: self._sysctls,
             Skeleton: self.iptables,
-            FlowCleaning: conntrack,
+            FlowCleaning: self._conntrack,
         }
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for driver in (self.ipvs, self._ipset, self._addresses, self._conntrack):
+            driver.close()
 
     def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
         """Read all that may be ours: these sets, the rules of these families, these settings, and the rest as a whole."""

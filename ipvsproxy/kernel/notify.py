@@ -12,6 +12,7 @@ import struct
 from collections.abc import Collection, Iterator
 from typing import NamedTuple, Self
 
+from ipvsproxy.kernel import message
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Address, Family
@@ -28,7 +29,6 @@ _REQUEST_DUMP = 0x1 | 0x300
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence number, port id
 _LINK = struct.Struct("=BxHiII")  # ifinfomsg: family, type, index, flags, change
 _ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix length, flags, scope, index
-_ATTRIBUTE = struct.Struct("=HH")
 _IFLA_IFNAME, _IFA_ADDRESS, _IFA_LOCAL = 3, 1, 2
 _DATAGRAM = 1 << 16
 
@@ -136,8 +136,8 @@ class ChangeListener:
 
     def _link(self, kind: int, port: int, data: bytes, body: int, end: int) -> Iterator[Change]:
         index = _LINK.unpack_from(data, body)[2]
-        attributes = _attributes(data, body + _LINK.size, end)
-        name = attributes.get(_IFLA_IFNAME, b"").rstrip(b"\0").decode(errors="replace")
+        attributes = message.attributes(data, body + _LINK.size, end)
+        name = message.text(data, attributes.get(_IFLA_IFNAME, (end, end)))
         before = self._names.get(index, name)
         if kind == _NEWLINK:
             self._names[index] = name
@@ -151,12 +151,12 @@ class ChangeListener:
         if port in self._own_ports:
             return
         family, prefix_length, _, _, index = _ADDRESS.unpack_from(data, body)
-        attributes = _attributes(data, body + _ADDRESS.size, end)
+        attributes = message.attributes(data, body + _ADDRESS.size, end)
         # Of a point-to-point link IFA_ADDRESS is the other end; ours is IFA_LOCAL. IPv6 mostly has no IFA_LOCAL.
-        packed = attributes.get(_IFA_LOCAL, attributes.get(_IFA_ADDRESS))
-        if packed is None or family not in tuple(Family):
+        at = attributes.get(_IFA_LOCAL, attributes.get(_IFA_ADDRESS))
+        if at is None or family not in tuple(Family):
             return
-        address = InterfaceAddress(self._name(index), Address(packed), prefix_length)
+        address = InterfaceAddress(self._name(index), Address(data[slice(*at)]), prefix_length)
         yield AddressAppeared(address) if kind == _NEWADDR else AddressVanished(address)
 
     def _name(self, index: int) -> str:
@@ -165,17 +165,6 @@ class ChangeListener:
             return self._names.get(index) or socket.if_indextoname(index)
         except OSError:
             return f"if{index}"
-
-
-def _attributes(data: bytes, position: int, end: int) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    while position + _ATTRIBUTE.size <= end:
-        length, kind = _ATTRIBUTE.unpack_from(data, position)
-        if length < _ATTRIBUTE.size:
-            break
-        found[kind & 0x3FFF] = data[position + _ATTRIBUTE.size : position + length]
-        position += length + 3 & ~3
-    return found
 
 
 def _broken(error: OSError) -> KernelError:

@@ -1,0 +1,392 @@
+"""What every kernel must do, the fake one and the real one alike.
+
+Left out: what a test cannot bring about in a real kernel by operations alone (tests/test_fake_kernel.py has it for the fake).
+"""
+
+import contextlib
+import errno
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol as Interface
+
+import pytest
+
+from ipvsproxy.kernel import node
+from ipvsproxy.model.kernel import (
+    DEVICE,
+    IP_SETS,
+    PERSISTENT,
+    SCHEDULER_PORT,
+    BoundAddress,
+    ChainKey,
+    Connections,
+    Device,
+    Flow,
+    FlowCleaning,
+    InterfaceAddress,
+    IpSet,
+    Jump,
+    ObservedVirtualServer,
+    RealServer,
+    RealServerKey,
+    Rule,
+    SetEntry,
+    SetKind,
+    SetMatch,
+    Skeleton,
+    Sysctl,
+    Timeouts,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
+from ipvsproxy.model.net import Family, Network, Protocol, parse_address
+from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from ipvsproxy.model.state import Observation
+from tests import fake_kernel, fake_sets
+
+CONNTRACK = "net/ipv4/vs/conntrack"
+FILTER = ChainKey("filter", "KUBE-IPVS-OUT-FILTER")
+MARK = ChainKey("nat", "KUBE-MARK-MASQ")
+JUMPS = (Jump("filter", "OUTPUT", FILTER.chain, "kubernetes ipvs access filter"),)
+
+
+class Kernel(Interface):
+    """What the tests need of a kernel."""
+
+    def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation: ...
+
+    def interface_addresses(self) -> tuple[InterfaceAddress, ...]: ...
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]: ...
+
+    def connections(
+        self, keys: Collection[VirtualServerKey]
+    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]: ...
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.kernel)])
+def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    """A kernel that holds nothing yet."""
+    if request.param == "fake":
+        fake = fake_kernel.FakeKernel()
+        fake.sysctls = {CONNTRACK: "0"}
+        yield fake
+        return
+    request.getfixturevalue("fresh_namespace")
+    with contextlib.closing(node.NodeKernel((FILTER, MARK), JUMPS)) as real:
+        yield real
+
+
+FAMILIES = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
+SERVICE = {Family.IPV4: parse_address("10.96.0.1"), Family.IPV6: parse_address("fd00:96::1")}
+POD = {Family.IPV4: parse_address("10.244.0.9"), Family.IPV6: parse_address("fd00:244::9")}
+
+
+def server(
+    family: Family = Family.IPV4, *, protocol: Protocol = Protocol.TCP, scheduler: str = "rr", flags: int = 0, timeout_s: int = 0
+) -> VirtualServer:
+    key = VirtualServerKey(protocol, SERVICE[family], 80)
+    return VirtualServer(key, VirtualServerSettings(scheduler, flags, timeout_s))
+
+
+def real_server(virtual_server: VirtualServer, *, port: int = 8080, weight: int = 1) -> RealServer:
+    return RealServer(virtual_server.key, RealServerKey(POD[virtual_server.key.address.family], port), weight)
+
+
+def apply(kernel: Kernel, verb: Verb, *items: Item) -> list[Outcome]:
+    return kernel.apply([Operation(verb, item) for item in items])
+
+
+def add(kernel: Kernel, *items: Item) -> None:
+    """Add objects that are not there, without any error."""
+    for outcome in apply(kernel, Verb.ADD, *items):
+        assert outcome.error == ""
+        assert not outcome.surprise
+
+
+def refusal(kernel: Kernel, verb: Verb, item: Item) -> int:
+    """The error number of an operation that the kernel must refuse."""
+    (outcome,) = apply(kernel, verb, item)
+    assert outcome.error, f"not refused: {outcome.operation}"
+    assert "\n" not in outcome.error
+    assert not outcome.surprise
+    return outcome.errno
+
+
+def observe(kernel: Kernel) -> Observation:
+    """All that these tests may have made."""
+    return kernel.observe(tuple(IP_SETS), tuple(Family), (CONNTRACK,))
+
+
+def virtual_servers(kernel: Kernel) -> Mapping[VirtualServerKey, ObservedVirtualServer]:
+    found = observe(kernel).virtual_servers
+    assert found is not None
+    return found
+
+
+def sets(kernel: Kernel) -> Mapping[str, frozenset[SetEntry]]:
+    found = observe(kernel).sets
+    assert found is not None
+    return found
+
+
+def test_an_untouched_kernel_holds_nothing(kernel: Kernel) -> None:
+    seen = observe(kernel)
+    assert seen.errors == ()
+    assert (seen.virtual_servers, seen.sets, seen.device, seen.addresses) == ({}, {}, False, frozenset())
+    assert [(image.chains, image.jumps) for image in seen.skeletons.values()] == [({}, frozenset())] * 2
+
+
+@FAMILIES
+@pytest.mark.parametrize("protocol", Protocol)
+def test_virtual_and_real_servers_come_back_as_they_were_added(kernel: Kernel, family: Family, protocol: Protocol) -> None:
+    wanted = server(family, protocol=protocol, scheduler="mh", flags=PERSISTENT | SCHEDULER_PORT, timeout_s=10800)
+    add(kernel, wanted, real_server(wanted, port=1), real_server(wanted, port=2, weight=0))
+    seen = virtual_servers(kernel)[wanted.key]
+    assert seen.settings == wanted.settings
+    assert seen.real_servers == {RealServerKey(POD[family], 1): 1, RealServerKey(POD[family], 2): 0}
+
+
+def test_adding_a_virtual_server_that_is_there_sets_it_and_keeps_its_real_servers(kernel: Kernel) -> None:
+    before, after = server(scheduler="rr"), server(scheduler="wrr", flags=PERSISTENT, timeout_s=60)
+    add(kernel, before, real_server(before))
+    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, after)] == [("", True)]
+    seen = virtual_servers(kernel)[before.key]
+    assert (seen.settings, seen.real_servers) == (after.settings, {real_server(before).key: 1})
+
+
+def test_setting_what_is_not_there_adds_it(kernel: Kernel) -> None:
+    wanted = server()
+    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, wanted)] == [("", True)]
+    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, real_server(wanted, weight=0))] == [
+        ("", True)
+    ]
+    assert virtual_servers(kernel)[wanted.key].real_servers == {real_server(wanted).key: 0}
+
+
+def test_a_real_server_that_is_there_gets_the_weight_it_is_added_with(kernel: Kernel) -> None:
+    wanted = server()
+    add(kernel, wanted, real_server(wanted, weight=0))
+    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, real_server(wanted))] == [("", True)]
+    assert virtual_servers(kernel)[wanted.key].real_servers == {real_server(wanted).key: 1}
+
+
+def test_a_weight_that_is_set_is_no_surprise(kernel: Kernel) -> None:
+    wanted = server()
+    add(kernel, wanted, real_server(wanted))
+    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, real_server(wanted, weight=0))] == [
+        ("", False)
+    ]
+    assert virtual_servers(kernel)[wanted.key].real_servers == {real_server(wanted).key: 0}
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        server(),
+        real_server(server()),
+        IpSet(SetKind.CLUSTER_IP, Family.IPV4),
+        Device(DEVICE),
+    ],
+    ids=lambda item: type(item).__name__,
+)
+def test_removing_what_is_not_there_is_done_and_a_surprise(kernel: Kernel, item: Item) -> None:
+    (outcome,) = apply(kernel, Verb.REMOVE, item)
+    assert (outcome.error, outcome.surprise) == ("", True)
+
+
+def test_removing_an_address_that_is_not_there_is_done_and_a_surprise(kernel: Kernel) -> None:
+    add(kernel, Device(DEVICE))
+    (outcome,) = apply(kernel, Verb.REMOVE, BoundAddress(SERVICE[Family.IPV4]))
+    assert (outcome.error, outcome.surprise) == ("", True)
+
+
+def test_a_virtual_server_takes_its_real_servers_with_it(kernel: Kernel) -> None:
+    wanted = server()
+    add(kernel, wanted, real_server(wanted))
+    assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, wanted)] == [""]
+    assert virtual_servers(kernel) == {}
+    assert refusal(kernel, Verb.SET, real_server(wanted)) == errno.ESRCH
+
+
+@pytest.mark.parametrize("verb", [Verb.ADD, Verb.SET])
+def test_a_real_server_without_its_virtual_server_is_refused(kernel: Kernel, verb: Verb) -> None:
+    assert refusal(kernel, verb, real_server(server())) == errno.ESRCH
+    assert virtual_servers(kernel) == {}
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0", "224.0.0.1", "fd00:244::9"])
+def test_a_real_server_that_cannot_be_one_is_refused(kernel: Kernel, text: str) -> None:
+    wanted = server()
+    add(kernel, wanted)
+    impossible = RealServer(wanted.key, RealServerKey(parse_address(text), 8080))
+    assert refusal(kernel, Verb.ADD, impossible) == errno.EINVAL
+    assert virtual_servers(kernel)[wanted.key].real_servers == {}
+
+
+def test_an_unknown_scheduler_is_refused(kernel: Kernel) -> None:
+    assert refusal(kernel, Verb.ADD, server(scheduler="dice")) == errno.ENOENT
+    assert virtual_servers(kernel) == {}
+
+
+def test_one_refusal_does_not_stop_the_others(kernel: Kernel) -> None:
+    wanted, other = server(), server(protocol=Protocol.UDP)
+    operations = [Operation(Verb.ADD, item) for item in (wanted, real_server(other), real_server(wanted))]
+    outcomes = kernel.apply(operations)
+    assert [outcome.errno for outcome in outcomes] == [0, errno.ESRCH, 0]
+    assert [outcome.operation for outcome in outcomes] == operations
+    assert virtual_servers(kernel)[wanted.key].real_servers == {real_server(wanted).key: 1}
+
+
+def test_idle_real_servers_have_no_connections_and_unknown_virtual_servers_no_real_servers(kernel: Kernel) -> None:
+    wanted, other = server(), server(Family.IPV6)
+    add(kernel, wanted, real_server(wanted))
+    assert kernel.connections([wanted.key, other.key]) == {
+        wanted.key: {real_server(wanted).key: Connections(0, 0)},
+        other.key: {},
+    }
+
+
+def entries(family: Family) -> list[SetEntry]:
+    """One entry for a set of each type."""
+    name = {kind: IpSet(kind, family).name for kind in SetKind}
+    address, pod = SERVICE[family], POD[family]
+    return [
+        SetEntry(name[SetKind.IPVS_IPS], address),
+        SetEntry(name[SetKind.CLUSTER_IP], address, Protocol.SCTP, 65535),
+        SetEntry(name[SetKind.LOOP_BACK], pod, Protocol.UDP, 53, pod),
+        SetEntry(name[SetKind.LOAD_BALANCER_SOURCE_CIDR], address, Protocol.TCP, 80, pod, family.bits),
+        SetEntry(name[SetKind.LOAD_BALANCER_SOURCE_CIDR], address, Protocol.TCP, 80, type(pod)(pod[:1] + bytes(len(pod) - 1)), 8),
+        SetEntry(name[SetKind.NODE_PORT_TCP], port=30080),
+    ]
+
+
+@FAMILIES
+def test_entries_of_every_type_come_back_as_they_were_added_until_they_are_removed(kernel: Kernel, family: Family) -> None:
+    every_set = [IpSet(kind, family) for kind in SetKind]
+    wanted = entries(family)
+    add(kernel, *every_set, *wanted)
+    assert sets(kernel) == {ip_set.name: frozenset(entry for entry in wanted if entry.set == ip_set.name) for ip_set in every_set}
+    assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, *wanted)] == [""] * len(wanted)
+    assert not any(sets(kernel).values())
+    assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, *every_set)] == [""] * len(every_set)
+    assert sets(kernel) == {}
+
+
+def test_adding_and_removing_an_entry_twice_is_no_error(kernel: Kernel) -> None:
+    entry = entries(Family.IPV4)[1]
+    add(kernel, IpSet(SetKind.CLUSTER_IP, Family.IPV4), entry)
+    add(kernel, entry)
+    assert sets(kernel) == {entry.set: frozenset({entry})}
+    for _ in range(2):
+        assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, entry)] == [("", False)]
+    assert sets(kernel) == {entry.set: frozenset()}
+
+
+def test_an_entry_of_a_set_that_does_not_exist_is_refused_and_its_removal_a_surprise(kernel: Kernel) -> None:
+    entry = entries(Family.IPV4)[1]
+    assert refusal(kernel, Verb.ADD, entry) == errno.ENOENT
+    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, entry)] == [("", True)]
+
+
+def test_a_set_that_is_there_already_is_a_surprise(kernel: Kernel) -> None:
+    ip_set = IpSet(SetKind.NODE_PORT_TCP, Family.IPV6)
+    add(kernel, ip_set)
+    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, ip_set)] == [("", True)]
+
+
+def test_a_range_of_everything_is_refused(kernel: Kernel) -> None:
+    add(kernel, IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV4))
+    everything = entries(Family.IPV4)[4]._replace(other=parse_address("0.0.0.0"), prefix_length=0)
+    assert refusal(kernel, Verb.ADD, everything) == fake_sets.INVALID_PREFIX
+
+
+@FAMILIES
+def test_addresses_are_bound_once_there_is_a_device_and_go_with_it(kernel: Kernel, family: Family) -> None:
+    address = BoundAddress(SERVICE[family])
+    assert refusal(kernel, Verb.ADD, address) == errno.ENODEV
+    add(kernel, Device(DEVICE), address)
+    seen = observe(kernel)
+    assert (seen.device, seen.addresses) == (True, frozenset({address.address}))
+    assert seen.interface_addresses == kernel.interface_addresses()
+    assert address.address not in {item.address for item in kernel.interface_addresses()}
+    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, address)] == [("", True)]
+    assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, Device(DEVICE))] == [""]
+    seen = observe(kernel)
+    assert (seen.device, seen.addresses) == (False, frozenset())
+
+
+def test_a_removed_address_is_gone_and_the_others_stay(kernel: Kernel) -> None:
+    one, other = (BoundAddress(SERVICE[family]) for family in Family)
+    add(kernel, Device(DEVICE), one, other)
+    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, one)] == [("", False)]
+    assert observe(kernel).addresses == frozenset({other.address})
+
+
+def skeleton(family: Family) -> Skeleton:
+    """Rules on a set and on a virtual server."""
+    refused = server(family).key
+    name = IpSet(SetKind.CLUSTER_IP, family).name
+    return Skeleton(
+        family=family,
+        chains={
+            MARK: (Rule(target="MARK --set-xmark 0x4000/0x4000"),),
+            FILTER: (
+                Rule(comment="on a set", set=SetMatch(name, "dst,dst"), target="RETURN"),
+                *(
+                    Rule(
+                        source=Network(refused.address, family.bits),
+                        virtual_server=refused._replace(protocol=protocol),
+                        target="DROP",
+                    )
+                    for protocol in Protocol
+                ),
+            ),
+        },
+        jumps=JUMPS,
+    )
+
+
+@FAMILIES
+def test_rules_come_back_as_they_were_written_until_they_are_removed(kernel: Kernel, family: Family) -> None:
+    add(kernel, IpSet(SetKind.CLUSTER_IP, family))
+    wanted = skeleton(family)
+    for _ in range(2):
+        assert [outcome.error for outcome in apply(kernel, Verb.SET, wanted)] == [""]
+        assert observe(kernel).skeletons[family] == wanted.image
+    for _ in range(2):
+        assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, wanted)] == [""]
+        assert observe(kernel).skeletons[family].chains == {}
+        assert observe(kernel).skeletons[family].jumps == frozenset()
+
+
+def test_rules_on_a_set_that_does_not_exist_are_refused_and_its_table_stays_as_it_was(kernel: Kernel) -> None:
+    assert refusal(kernel, Verb.SET, skeleton(Family.IPV4)) == 0
+    seen = observe(kernel).skeletons[Family.IPV4]
+    assert FILTER not in seen.chains
+    assert seen.jumps == frozenset()
+
+
+def test_a_set_that_a_rule_refers_to_cannot_be_removed(kernel: Kernel) -> None:
+    ip_set = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
+    add(kernel, ip_set)
+    apply(kernel, Verb.SET, skeleton(Family.IPV4))
+    assert refusal(kernel, Verb.REMOVE, ip_set) == fake_sets.SET_BUSY
+    apply(kernel, Verb.REMOVE, skeleton(Family.IPV4))
+    assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, ip_set)] == [""]
+
+
+def test_a_setting_is_read_back_and_one_that_does_not_exist_is_refused(kernel: Kernel) -> None:
+    assert [outcome.error for outcome in apply(kernel, Verb.SET, Sysctl(CONNTRACK, "1"))] == [""]
+    assert observe(kernel).sysctls == {CONNTRACK: "1"}
+    assert refusal(kernel, Verb.SET, Sysctl("net/ipv4/vs/none", "1")) == errno.ENOENT
+
+
+def test_timeouts_are_taken(kernel: Kernel) -> None:
+    assert [outcome.error for outcome in apply(kernel, Verb.SET, Timeouts(0, 0, 250))] == [""]
+
+
+def test_cleaning_where_nothing_flows_removes_nothing(kernel: Kernel) -> None:
+    flow = Flow(Family.IPV4, Protocol.UDP, SERVICE[Family.IPV4], 53)
+    (outcome,) = apply(kernel, Verb.REMOVE, FlowCleaning(flow, frozenset()))
+    assert (outcome.error, outcome.removed) == ("", 0)
