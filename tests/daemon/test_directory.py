@@ -56,9 +56,9 @@ def told(events: Sequence[Event]) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def following(path: pathlib.Path) -> AsyncIterator[Sink]:
+async def following(path: pathlib.Path, settle_s: float = 0.005) -> AsyncIterator[Sink]:
     sink = Sink()
-    source = directory.DirectorySource(str(path), settle_s=0.005, poll_s=0.005)
+    source = directory.DirectorySource(str(path), settle_s=settle_s, poll_s=0.005)
     task = asyncio.create_task(source.run(sink.deliver))
     try:
         yield sink
@@ -100,10 +100,11 @@ async def test_afterwards_only_differences_are_told(tmp_path: pathlib.Path) -> N
 
 
 async def test_changes_in_quick_succession_are_one_delivery(tmp_path: pathlib.Path) -> None:
-    async with following(tmp_path) as sink:
+    async with following(tmp_path, settle_s=0.1) as sink:
         await sink.batch(0)
         for name in "abc":
             (tmp_path / f"{name}.yaml").write_text(manifest(name))
+            await asyncio.sleep(0.005)
         assert await sink.batch(1) == ["Put a", "Put b", "Put c"]
 
 
@@ -117,7 +118,7 @@ async def test_a_directory_that_always_changes_is_read_all_the_same(
             (tmp_path / "noise").write_text("")
             await asyncio.sleep(0.001)
 
-    async with following(tmp_path) as sink:
+    async with following(tmp_path, settle_s=0.1) as sink:
         await sink.batch(0)
         noise = asyncio.create_task(disturb())
         (tmp_path / "a.yaml").write_text(manifest("a"))
@@ -176,7 +177,10 @@ async def test_a_directory_that_is_not_there_yet_is_never_a_complete_list(tmp_pa
     place = tmp_path / "manifests"
     source = directory.DirectorySource(str(place))
     sink = Sink()
-    await source.read(sink.deliver)
+    with structlog.testing.capture_logs() as logs:
+        await source.read(sink.deliver)
+        await source.read(sink.deliver)
+    assert len(logs) == 1
     assert sink.batches == []
     assert source.describe() == f"directory {place}: No such file or directory"
     place.mkdir()

@@ -214,9 +214,13 @@ def test_of_two_files_the_first_by_name_goes_first_and_the_other_is_rejected_onc
     assert address(put) == "10.0.0.1"
     assert isinstance(rejected, Rejected)
     assert (rejected.where, rejected.reason) == ("b.yaml", "stands in a.yaml too, which comes first and is used")
-    assert (
-        world.write(c=text(service("other"))) == world.write(c=text(service("other"))) + world.manifests.update({}, set()) or True
-    )
+    assert told(world.write(c=text(service("other")))) == ["Put default/other"]
+
+
+def test_the_first_file_by_name_goes_first_also_when_it_comes_later(world: World) -> None:
+    world.write(b=text(service("web", "10.0.0.2")))
+    _, put = world.write(a=text(service("web", "10.0.0.1")))
+    assert address(put) == "10.0.0.1"
 
 
 def test_the_second_file_takes_over_when_the_first_is_gone(world: World) -> None:
