@@ -210,8 +210,8 @@ def _demonstrate(screen: Screen, node: lab.Lab, manifests: pathlib.Path, log: pa
     screen.command(f"ipvsproxy --proxy-mode=ipvs --manifests={MANIFESTS} {' '.join(FLAGS)}")
     begin = time.monotonic()
     with running:
-        running.wait_until_healthy()
-        screen.print(f"/healthz says ok after {time.monotonic() - begin:.1f} s. What the kernel holds now:\n")
+        running.wait_until_synced()
+        screen.print(f"Everything is programmed after {time.monotonic() - begin:.1f} s. What the kernel holds now:\n")
         screen.command("ipvsadm -Ln", node.run("node", "ipvsadm", "-Ln"))
         screen.step(
             "Requests",

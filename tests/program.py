@@ -4,14 +4,12 @@ import os
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-HEALTHY_WITHIN_S = 60.0
+SYNCED_WITHIN_S = 60.0
 STOPPED_WITHIN_S = 10.0
 _BETWEEN_LOOKS_S = 0.05
 
@@ -61,13 +59,13 @@ class Program:
         """The last lines of the log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
-    def wait_until_healthy(self) -> None:
-        """Wait until ``/healthz`` says that the first sync is done.
+    def wait_until_synced(self) -> None:
+        """Wait until the log says that all that the manifests want was programmed once.
 
         Raises:
             ProgramError: it ended, or took too long.
         """
-        self.wait_until(_is_healthy, "healthy", HEALTHY_WITHIN_S)
+        self.wait_until(lambda: b"event=synced" in self._log.read_bytes(), "synced", SYNCED_WITHIN_S)
 
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
         """Wait until a condition holds, looking again and again.
@@ -82,11 +80,3 @@ class Program:
             if time.monotonic() > deadline:
                 raise ProgramError(f"not {what} within {within_s} s\n{self.log_tail()}")
             time.sleep(_BETWEEN_LOOKS_S)
-
-
-def _is_healthy() -> bool:
-    try:
-        with urllib.request.urlopen("http://127.0.0.1:10256/healthz", timeout=5) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
