@@ -11,6 +11,9 @@ from ipvsproxy.translate import parse, wire
 GONE = 410
 """HTTP status, and code of an ERROR event: the resource version is too old, list again."""
 
+_UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What msgspec raises for bytes that are not JSON, or not of the shape, or nested deeper than the interpreter can follow."""
+
 T = TypeVar("T", wire.ServiceWire, wire.EndpointSliceWire, wire.NodeWire)
 
 
@@ -96,7 +99,7 @@ class _Reader(Generic[T]):
         """As ``event``, for one object that may break the shape of its kind."""
         try:
             return self.event(self.one.decode(raw), where)
-        except msgspec.MsgspecError as error:
+        except _UNREADABLE as error:
             return Rejected(self.kind, _loose_key(self.kind, raw), where, _reason(error))
 
 
@@ -109,7 +112,7 @@ def _key(kind: ObjectKind, metadata: wire.Metadata | None) -> ObjectKey | None:
 def _loose_key(kind: ObjectKind, raw: msgspec.Raw) -> ObjectKey | None:
     try:
         return _key(kind, msgspec.json.decode(raw, type=wire.AnyObject).metadata)
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         return None
 
 
@@ -147,10 +150,10 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
     except msgspec.ValidationError:
         try:
             page = msgspec.json.decode(body, type=_LoosePage)
-        except msgspec.MsgspecError as error:
+        except _UNREADABLE as error:
             raise UndecodableError(f"list of {kind}s: {_reason(error)}") from error
         events = tuple(reader.loose_event(item) for item in page.items or ())
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise UndecodableError(f"list of {kind}s: {_reason(error)}") from error
     return ListPage(events, page.metadata.resource_version or "", page.metadata.continue_token or "")
 
@@ -167,7 +170,7 @@ def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
         raw, what = decoded.object, decoded.type
     except msgspec.ValidationError:
         return _loose_line(kind, line)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
     version = (raw.metadata and raw.metadata.resource_version) or ""
     if what in {"ADDED", "MODIFIED"}:
@@ -183,18 +186,18 @@ def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
 def _loose_line(kind: ObjectKind, line: bytes) -> WatchLine:
     try:
         decoded = msgspec.json.decode(line, type=_LooseLine)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
     if decoded.type == "ERROR":
         try:
             status = msgspec.json.decode(decoded.object, type=wire.Status)
-        except msgspec.MsgspecError as error:
+        except _UNREADABLE as error:
             raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
         message = (status.message or status.reason or "no message")[:500]
         return WatchLine(Expired(message) if status.code == GONE else ServerError(status.code or 0, message), "")
     try:
         metadata = msgspec.json.decode(decoded.object, type=wire.AnyObject).metadata
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         metadata = None
     version = (metadata and metadata.resource_version) or ""
     key = _key(kind, metadata)
@@ -220,7 +223,7 @@ def decode_document(document: object, where: str) -> Put | Rejected | None:
     """
     try:
         head = msgspec.convert(document, wire.AnyObject)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         return Rejected(ObjectKind.SERVICE, None, where, _reason(error))
     kind = _MANIFESTS.get((head.api_version or "", head.kind or ""))
     if kind is None:
@@ -230,7 +233,7 @@ def decode_document(document: object, where: str) -> Put | Rejected | None:
         return Rejected(kind, None, where, "metadata.name is missing")
     try:
         return _manifest(kind, document, key, where)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         return Rejected(kind, key, where, _reason(error))
 
 

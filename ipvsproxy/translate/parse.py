@@ -43,7 +43,7 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
     kind = _service_type(spec.type, skipped)
     not_served = _why_not_served(kind, metadata.labels or wire.ObjectLabels(), spec)
     if not_served:
-        return Service(name=name, uid=metadata.uid or "", type=kind, not_served=not_served)
+        return Service(name=name, uid=metadata.uid or "", type=kind, not_served=not_served, skipped=tuple(skipped))
     external = _addresses("spec.externalIPs", spec.external_ips or (), skipped)
     external_local = spec.external_traffic_policy == "Local" and (
         kind in {ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT} or bool(external)
@@ -133,7 +133,7 @@ def _port(field: str, port: int, skipped: list[Skipped]) -> int:
 
 def _load_balancer_addresses(status: wire.ServiceStatus | None, skipped: list[Skipped]) -> tuple[Address, ...]:
     ingress = (status and status.load_balancer and status.load_balancer.ingress) or ()
-    texts = [entry.ip for entry in ingress if entry.ip and entry.ip_mode != "Proxy"]
+    texts = [entry.ip for entry in ingress if entry.ip and (entry.ip_mode or "VIP") == "VIP"]
     return _addresses("status.loadBalancer.ingress", texts, skipped)
 
 
@@ -265,10 +265,10 @@ def parse_node(raw: wire.NodeWire, name: str) -> Node:
 
 
 def _seconds(text: str | None) -> float:
-    """An RFC 3339 time as seconds since the epoch; 0 where there is none, or none that can be read."""
+    """An RFC 3339 time as seconds since the epoch; 0 where there is none, none that can be read, or an earlier one."""
     if not text:
         return 0
     try:
-        return dt.datetime.fromisoformat(text).timestamp()
+        return max(0, dt.datetime.fromisoformat(text).timestamp())
     except ValueError:
         return 0

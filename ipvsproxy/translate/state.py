@@ -40,7 +40,7 @@ def translate(service: Service, slices: Iterable[EndpointSlice], view: NodeView,
     """What the Service wants here. The slices are those labelled with its name, in any order."""
     owner = Owner(service.created_s, *service.name)
     if service.not_served:
-        return ServiceState(owner=owner, skipped=(service.not_served,))
+        return ServiceState(owner=owner, skipped=(service.not_served, *service.skipped))
     ordered = sorted(slices, key=lambda item: item.name)
     families = [_FamilyState(service, address, view, settings) for address in service.cluster_addresses]
     served = [item for item in families if item.family in settings.families]

@@ -1,0 +1,58 @@
+"""What a test wants to read of a translated Service, as text."""
+
+from collections.abc import Iterable
+
+from ipvsproxy.model.kernel import ChainKey, IpSet, SetKind, Skeleton, VirtualServerKey
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.service import EndpointSlice, Service
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.translate.skeleton import build_skeleton
+from ipvsproxy.translate.state import translate
+from ipvsproxy.translate.view import NodeView, Settings
+from tests import builders
+
+
+def state_of(
+    service: Service, *slices: EndpointSlice, view: NodeView | None = None, settings: Settings | None = None
+) -> ServiceState:
+    """The Service on the builders' node."""
+    return translate(service, slices, view or builders.node_view(), settings or Settings())
+
+
+def frontends(*states: ServiceState) -> set[str]:
+    """All virtual servers: ``TCP 10.96.0.10:80``."""
+    return {str(key) for state in states for key in state.virtual_servers}
+
+
+def backends(state: ServiceState, address: str, port: int = 80, protocol: Protocol = Protocol.TCP) -> set[str]:
+    """The real servers of a virtual server, which must exist: ``10.244.0.5:8080``."""
+    return {str(key) for key in state.virtual_servers[VirtualServerKey(protocol, parse_address(address), port)].real_servers}
+
+
+def members(kind: SetKind, *states: ServiceState, family: Family = Family.IPV4) -> set[str]:
+    """The entries of a set, as ipset prints them."""
+    name = IpSet(kind, family).name
+    return {str(entry) for state in states for entry in state.entries if entry.set == name}
+
+
+def skeleton_of(
+    *states: ServiceState,
+    family: Family = Family.IPV4,
+    view: NodeView | None = None,
+    settings: Settings | None = None,
+) -> Skeleton:
+    """The rules of a node with these Services."""
+    occupied = {kind for kind in SetKind if members(kind, *states, family=family)}
+    refused = [key for state in states for key in state.refused]
+    return build_skeleton(family, settings or Settings(), view or builders.node_view(), occupied, refused)
+
+
+def outline(skeleton: Skeleton, table: str, chain: str) -> list[tuple[str, str]]:
+    """What each rule of a chain looks up, if it looks up a set, and where it leads."""
+    rules = skeleton.chains[ChainKey(table, chain)]
+    return [(rule.set.set if rule.set else "", rule.target) for rule in rules]
+
+
+def texts(skeleton: Skeleton, table: str, chain: str) -> Iterable[str]:
+    """The rules of a chain as iptables-save prints them."""
+    return skeleton.image.chains[ChainKey(table, chain)]

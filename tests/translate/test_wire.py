@@ -1,0 +1,98 @@
+"""The shape of the API's JSON, tried on objects as the API reference writes them."""
+
+import msgspec
+import pytest
+
+from ipvsproxy.translate import wire
+
+SERVICE = b"""{
+ "apiVersion": "v1", "kind": "Service",
+ "metadata": {"name": "web", "namespace": "shop", "uid": "u-1", "resourceVersion": "77", "generation": 3,
+   "creationTimestamp": "2026-01-02T03:04:05Z", "deletionTimestamp": "2026-01-02T03:05:00Z",
+   "labels": {"service.kubernetes.io/service-proxy-name": "", "service.kubernetes.io/headless": "", "app": "web"},
+   "managedFields": [{"manager": "kubectl"}]},
+ "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10", "fd00::10"],
+   "externalIPs": ["192.0.2.1"], "loadBalancerSourceRanges": ["10.0.0.0/8"], "sessionAffinity": "ClientIP",
+   "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}}, "internalTrafficPolicy": "Local",
+   "externalTrafficPolicy": "Local", "healthCheckNodePort": 30000, "ipFamilyPolicy": "PreferDualStack",
+   "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": "web", "nodePort": 30080, "appProtocol": "http"}]},
+ "status": {"conditions": [], "loadBalancer": {"ingress": [{"ip": "198.51.100.1", "ipMode": "VIP"}, {"hostname": "lb.example"}]}}
+}"""
+ENDPOINT_SLICE = b"""{
+ "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"},
+   "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-02T03:04:05Z", "other": "x"}},
+ "addressType": "IPv4",
+ "ports": [{"name": "", "protocol": "UDP", "port": 53}],
+ "endpoints": [{"addresses": ["10.244.0.5"], "conditions": {"ready": false, "serving": true, "terminating": true},
+   "nodeName": "node-a", "targetRef": {"kind": "Pod"},
+   "hints": {"forZones": [{"name": "zone-a"}], "forNodes": [{"name": "node-a"}]}}]
+}"""
+NODE = b"""{
+ "metadata": {"name": "node-a", "labels": {"topology.kubernetes.io/zone": "zone-a"}},
+ "spec": {"podCIDR": "10.244.0.0/24", "podCIDRs": ["10.244.0.0/24"], "taints": [{"key": "k", "effect": "NoSchedule"}]},
+ "status": {"addresses": [{"type": "InternalIP", "address": "192.168.0.10"}]}
+}"""
+
+
+def test_every_field_of_a_service_that_means_something_is_read_by_its_name_in_the_api() -> None:
+    raw = msgspec.json.decode(SERVICE, type=wire.ServiceWire)
+    assert raw.metadata == wire.Metadata(
+        name="web",
+        namespace="shop",
+        uid="u-1",
+        resource_version="77",
+        creation_timestamp="2026-01-02T03:04:05Z",
+        deletion_timestamp="2026-01-02T03:05:00Z",
+        labels=wire.ObjectLabels(proxy_name="", headless=""),
+    )
+    assert raw.spec == wire.ServiceSpec(
+        type="LoadBalancer",
+        cluster_ip="10.96.0.10",
+        cluster_ips=["10.96.0.10", "fd00::10"],
+        external_ips=["192.0.2.1"],
+        load_balancer_source_ranges=["10.0.0.0/8"],
+        ports=[wire.ServicePortWire(name="http", protocol="TCP", port=80, node_port=30080)],
+        session_affinity="ClientIP",
+        session_affinity_config=wire.SessionAffinityConfig(client_ip=wire.ClientIPConfig(timeout_seconds=600)),
+        internal_traffic_policy="Local",
+        external_traffic_policy="Local",
+        health_check_node_port=30000,
+    )
+    ingress = [wire.LoadBalancerIngress(ip="198.51.100.1", ip_mode="VIP"), wire.LoadBalancerIngress()]
+    assert raw.status == wire.ServiceStatus(load_balancer=wire.LoadBalancerStatus(ingress=ingress))
+
+
+def test_every_field_of_an_endpoint_slice_that_means_something_is_read_by_its_name_in_the_api() -> None:
+    raw = msgspec.json.decode(ENDPOINT_SLICE, type=wire.EndpointSliceWire)
+    assert raw.metadata
+    assert raw.metadata.labels == wire.ObjectLabels(service="web")
+    assert raw.metadata.annotations == wire.ObjectAnnotations(trigger_time="2026-01-02T03:04:05Z")
+    assert raw.address_type == "IPv4"
+    assert raw.ports == [wire.EndpointPortWire(name="", protocol="UDP", port=53)]
+    assert raw.endpoints == [
+        wire.EndpointWire(
+            addresses=["10.244.0.5"],
+            conditions=wire.EndpointConditions(ready=False, serving=True, terminating=True),
+            node_name="node-a",
+            hints=wire.EndpointHints(for_zones=[wire.Hint(name="zone-a")], for_nodes=[wire.Hint(name="node-a")]),
+        )
+    ]
+
+
+def test_every_field_of_a_node_that_means_something_is_read_by_its_name_in_the_api() -> None:
+    raw = msgspec.json.decode(NODE, type=wire.NodeWire)
+    assert raw.metadata
+    assert raw.metadata.labels == wire.ObjectLabels(zone="zone-a")
+    assert raw.spec == wire.NodeSpec(pod_cidr="10.244.0.0/24", pod_cidrs=["10.244.0.0/24"], taints=[wire.Taint(key="k")])
+    assert raw.status == wire.NodeStatus(addresses=[wire.NodeAddress(type="InternalIP", address="192.168.0.10")])
+
+
+@pytest.mark.parametrize("shape", [wire.ServiceWire, wire.EndpointSliceWire, wire.NodeWire, wire.Status, wire.AnyObject])
+def test_null_and_absent_are_the_same(shape: type[wire.Wire]) -> None:
+    names = [field.encode_name for field in msgspec.structs.fields(shape)]
+    assert msgspec.json.decode(msgspec.json.encode(dict.fromkeys(names)), type=shape) == shape()
+
+
+def test_a_status_says_code_reason_and_message() -> None:
+    raw = msgspec.json.decode(b'{"kind":"Status","code":410,"reason":"Expired","message":"too old"}', type=wire.Status)
+    assert raw == wire.Status(code=410, reason="Expired", message="too old")
