@@ -1,0 +1,240 @@
+"""The address driver: the dummy device that carries the service addresses, and every address of this host."""
+
+import errno
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pyroute2.netlink import NETLINK_ROUTE
+from pyroute2.netlink.rtnl import RTM_DELADDR, RTM_DELLINK, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, RTM_NEWLINK
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+
+from ipvsproxy.kernel import message, netlink
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import DEVICE, BoundAddress, Device, InterfaceAddress
+from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+
+BATCH_SIZE = 200
+"""Addresses changed in one ``send``: each one walks all addresses of the device under the lock that all of routing shares."""
+KIND = "dummy"
+"""The kind of device that carries service addresses."""
+
+_LINK_HEADER, _ADDRESS_HEADER = 16, 8
+_LINK_NAME, _LINK_INFO, _LINK_KIND = 3, 18, 1
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS
+_LINK = struct.Struct("=4xi")
+_ADDRESS = struct.Struct("=BBxxI")
+_SAMPLES: Mapping[Family, message.Sample] = {
+    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
+    Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+}
+_pack_index = struct.Struct("=I").pack
+
+
+class ObservedAddresses(NamedTuple):
+    """Whether the device is there, the addresses on it, and those of every other interface, loopback included."""
+
+    device: bool
+    addresses: frozenset[Address]
+    others: tuple[InterfaceAddress, ...]
+
+
+class _Link(NamedTuple):
+    number: int
+    name: str
+    kind: str
+
+
+class AddressDriver:
+    """Reads and writes the addresses of the network namespace of the thread that made it, and belongs to that thread.
+
+    The device is never set up: its addresses are local all the same, and setting it down would remove those of IPv6.
+    """
+
+    def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket, device: str = DEVICE) -> None:
+        self._device = device
+        self._channel = netlink.Channel(NETLINK_ROUTE, connect)
+        self._templates: dict[tuple[bool, Family], message.Template] = {}
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._channel.close()
+
+    def observe(self) -> ObservedAddresses:
+        """All addresses of this host, by one dump of addresses and one of interfaces.
+
+        Raises:
+            KernelError: one of them could not be read, or the device's name belongs to an interface that is not a dummy.
+        """
+        # Addresses first: an interface that goes in between takes its addresses along, one that comes had none yet.
+        found = self._channel.dump(_address_query(), "list the addresses")
+        links = {link.number: link for link in self._links()}
+        own = next((link for link in links.values() if link.name == self._device), None)
+        if own is not None:
+            self._require_dummy(own)
+        ours: set[Address] = set()
+        others: list[InterfaceAddress] = []
+        for data, start, end in found:
+            family, prefix_length, index = _ADDRESS.unpack_from(data, start)
+            attributes = message.attributes(data, start + _ADDRESS_HEADER, end)
+            at = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
+            if at is None or index not in links or family not in (Family.IPV4, Family.IPV6):
+                continue
+            address = Address(data[at[0] : at[1]])
+            if own is not None and index == own.number:
+                ours.add(address)
+            else:
+                others.append(InterfaceAddress(links[index].name, address, prefix_length))
+        return ObservedAddresses(own is not None, frozenset(ours), tuple(others))
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Add and remove the device and addresses on it, in the order given. Doing it twice is no error.
+
+        Outcomes come in the operations' order.
+        """
+        outcomes = list(map(Outcome, operations))
+        position = 0
+        while position < len(operations):
+            item = operations[position].item
+            if isinstance(item, Device):
+                outcomes[position] = self._apply_device(operations[position])
+                position += 1
+                continue
+            end = position
+            while end < len(operations) and isinstance(operations[end].item, BoundAddress):
+                end += 1
+            if end == position:
+                raise TypeError(f"not a device or an address: {item}")
+            self._apply_addresses(operations, outcomes, range(position, end))
+            position = end
+        return outcomes
+
+    def _apply_device(self, operation: Operation) -> Outcome:
+        try:
+            present = self._find() is not None
+            if operation.verb is Verb.REMOVE:
+                number = self._channel.do(_link_message(RTM_DELLINK, self._device, 0)) if present else errno.ENODEV
+                expected = errno.ENODEV
+            else:
+                creation = _link_message(RTM_NEWLINK, self._device, netlink.CREATE | netlink.EXCLUSIVE)
+                number = errno.EEXIST if present else self._channel.do(creation)
+                expected = errno.EEXIST
+        except KernelError as error:
+            return Outcome(operation, f"{operation}: {error.detail}", error.errno)
+        if number in (0, expected):
+            return Outcome(operation, surprise=number == expected)
+        reason = netlink.explain(number)
+        if number == errno.EOPNOTSUPP:
+            reason = "the kernel knows no dummy devices: the module dummy is not there or cannot be loaded"
+        return Outcome(operation, f"{operation}: {reason}", max(number, 0))
+
+    def _apply_addresses(self, operations: Sequence[Operation], outcomes: list[Outcome], positions: range) -> None:
+        try:
+            link = self._find()
+            failure = KernelError(action="", errno=errno.ENODEV, detail=f"the device {self._device} is missing")
+        except KernelError as error:
+            link, failure = None, error
+        if link is None:
+            for position in positions:
+                operation = operations[position]
+                gone = operation.verb is Verb.REMOVE and failure.errno == errno.ENODEV
+                outcomes[position] = (
+                    Outcome(operation, surprise=True)
+                    if gone
+                    else Outcome(operation, f"{operation}: {failure.detail}", failure.errno)
+                )
+            return
+        index = _pack_index(link.number)
+        step = min(BATCH_SIZE, self._channel.limit)
+        for first in range(positions.start, positions.stop, step):
+            chunk = operations[first : min(first + step, positions.stop)]
+            messages = [
+                self._encode(operation, index, sequence)
+                for operation, sequence in zip(chunk, self._channel.sequences(len(chunk)), strict=True)
+            ]
+            for place, number in self._channel.run(messages).items():
+                outcomes[first + place] = _outcome(chunk[place], number)
+
+    def _encode(self, operation: Operation, index: bytes, sequence: bytes) -> bytes:
+        item = operation.item
+        assert isinstance(item, BoundAddress)  # noqa: S101 - a run holds nothing else
+        address = item.address
+        kind = (operation.verb is Verb.REMOVE, address.family)
+        template = self._templates.get(kind)
+        if template is None:
+            template = self._templates[kind] = _address_template(*kind)
+        return template.encode((sequence, index, address, address))
+
+    def _find(self) -> _Link | None:
+        try:
+            found = self._channel.ask(_link_message(RTM_GETLINK, self._device, 0), f"look for {self._device}")
+        except KernelError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+        link = _parse_link(found)
+        self._require_dummy(link)
+        return link
+
+    def _links(self) -> list[_Link]:
+        query = ifinfmsg()
+        query["attrs"] = [["IFLA_EXT_MASK", _SKIP_STATISTICS]]
+        request = message.encode(query, RTM_GETLINK, netlink.REQUEST | netlink.DUMP)
+        return [_parse_link(found) for found in self._channel.dump(request, "list the interfaces")]
+
+    def _require_dummy(self, link: _Link) -> None:
+        if link.kind != KIND:
+            what = f"a {link.kind} device" if link.kind else "a device of another kind"
+            detail = f"{link.name} is {what}, not a {KIND}: remove or rename it"
+            raise KernelError(action=f"look for {link.name}", errno=errno.EEXIST, detail=detail)
+
+
+def _outcome(operation: Operation, number: int) -> Outcome:
+    if operation.verb is Verb.REMOVE:
+        surprise = number in (errno.EADDRNOTAVAIL, errno.ENXIO, errno.ENODEV)
+    else:
+        surprise = number == errno.EEXIST
+    if surprise:
+        return Outcome(operation, surprise=True)
+    return Outcome(operation, f"{operation}: {netlink.explain(number)}", max(number, 0))
+
+
+def _parse_link(found: netlink.Found) -> _Link:
+    data, start, end = found
+    attributes = message.attributes(data, start + _LINK_HEADER, end)
+    name = message.text(data, attributes[_LINK_NAME]) if _LINK_NAME in attributes else ""
+    information = message.attributes(data, *attributes[_LINK_INFO]) if _LINK_INFO in attributes else {}
+    kind = message.text(data, information[_LINK_KIND]) if _LINK_KIND in information else ""
+    return _Link(_LINK.unpack_from(data, start)[0], name, kind)
+
+
+def _link_message(command: int, name: str, flags: int) -> bytes:
+    link = ifinfmsg()
+    attributes: list[Any] = [["IFLA_IFNAME", name]]
+    if command == RTM_NEWLINK:
+        attributes.append(["IFLA_LINKINFO", {"attrs": [["IFLA_INFO_KIND", KIND]]}])
+    link["attrs"] = attributes
+    return message.encode(link, command, netlink.REQUEST | flags)
+
+
+def _address_query() -> bytes:
+    return message.encode(ifaddrmsg(), RTM_GETADDR, netlink.REQUEST | netlink.DUMP)
+
+
+def _address_template(removal: bool, family: Family) -> message.Template:  # noqa: FBT001 - half of a template's key
+    """Both attributes hold the address, without flags, label or scope, as kube-proxy sends them."""
+
+    def build(index: int, local: str, address: str) -> bytes:
+        request = ifaddrmsg()
+        request["family"] = int(family)
+        request["prefixlen"] = family.bits
+        request["index"] = index
+        request["attrs"] = [["IFA_LOCAL", local], ["IFA_ADDRESS", address]]
+        if removal:
+            return message.encode(request, RTM_DELADDR, netlink.REQUEST)
+        return message.encode(request, RTM_NEWADDR, netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE)
+
+    return message.Template(build, {"index": (0, 0xFFFFFFFF), "local": _SAMPLES[family], "address": _SAMPLES[family]})

@@ -1,0 +1,212 @@
+"""ipset messages: creating, listing and filling sets, as bytes; entries are encoded and decoded many at once."""
+
+import functools
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, ipset
+
+from ipvsproxy.kernel import message, netlink
+from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, SetEntry, SetType
+from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.plan import Verb
+
+CONTAINER_LIMIT = 60_000
+"""Most bytes of entries in one message; the kernel's limit is 65,535."""
+HASH_SIZE = 1024
+"""``hashsize`` at the start of a hash set, as kube-proxy asks for; the kernel enlarges it as it fills."""
+HEADER_SIZE = 4
+"""Length of ``struct nfgenmsg``, behind the netlink header."""
+SET_NAME, TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES = 2, 3, 4, 5, 7, 8
+"""Attributes of a message."""
+CAPACITY = 19
+"""Attribute of ``DATA``: ``maxelem``."""
+
+_PROTOCOL = 7
+_SUBSYSTEM = NFNL_SUBSYS_IPSET << 8
+_ALL_PORTS = (0, 65535)
+_ANY_FAMILY = 0
+_SAMPLES: Mapping[Family, message.Sample] = {
+    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
+    Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+}
+_FIELDS: Mapping[SetType, tuple[str, ...]] = {
+    SetType.ADDRESS: ("address",),
+    SetType.ADDRESS_PORT: ("address", "port", "protocol"),
+    SetType.ADDRESS_PORT_ADDRESS: ("address", "port", "protocol", "other"),
+    SetType.ADDRESS_PORT_NETWORK: ("address", "port", "protocol", "other", "prefix_length"),
+    SetType.PORT: ("port",),
+}
+_NUMBERS = {"address": 1, "port": 4, "protocol": 7, "other": 20, "prefix_length": 21}
+_CODES = {"port": "2s", "protocol": "B", "prefix_length": "B"}
+_PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
+_pack_port = struct.Struct(">H").pack
+
+
+def _encoded(command: int, family: int, attributes: list[Any], flags: int) -> bytes:
+    request = ipset.ipset_msg()
+    request["nfgen_family"] = family
+    request["attrs"] = [["IPSET_ATTR_PROTOCOL", _PROTOCOL], *attributes]
+    return message.encode(request, _SUBSYSTEM | command, netlink.REQUEST | flags)
+
+
+def type_query(set_type: SetType, family: Family) -> bytes:
+    """Asks which revisions of a set type the kernel knows."""
+    attributes = [["IPSET_ATTR_TYPENAME", set_type.value], ["IPSET_ATTR_FAMILY", _family(set_type, family)]]
+    return _encoded(ipset.IPSET_CMD_TYPE, family, attributes, 0)
+
+
+def creation(ip_set: IpSet, revision: int) -> bytes:
+    """Creates a set, and fails where one of its name exists."""
+    if ip_set.type is SetType.PORT:
+        data = [["IPSET_ATTR_PORT_FROM", _ALL_PORTS[0]], ["IPSET_ATTR_PORT_TO", _ALL_PORTS[1]]]
+    else:
+        data = [["IPSET_ATTR_HASHSIZE", HASH_SIZE], ["IPSET_ATTR_MAXELEM", SET_CAPACITY]]
+    attributes = [
+        ["IPSET_ATTR_SETNAME", ip_set.name],
+        ["IPSET_ATTR_TYPENAME", ip_set.type.value],
+        ["IPSET_ATTR_REVISION", revision],
+        ["IPSET_ATTR_FAMILY", _family(ip_set.type, ip_set.family)],
+        ["IPSET_ATTR_DATA", {"attrs": data}],
+    ]
+    return _encoded(ipset.IPSET_CMD_CREATE, ip_set.family, attributes, netlink.CREATE | netlink.EXCLUSIVE)
+
+
+def destruction(name: str) -> bytes:
+    """Destroys a set, and fails where there is none."""
+    return _encoded(ipset.IPSET_CMD_DESTROY, Family.IPV4, [["IPSET_ATTR_SETNAME", name]], netlink.EXCLUSIVE)
+
+
+def contents_query(name: str, *, header_only: bool = False) -> bytes:
+    """The dump of a set, or of its parameters alone."""
+    attributes: list[Any] = [["IPSET_ATTR_SETNAME", name]]
+    if header_only:
+        attributes.append(["IPSET_ATTR_FLAGS", ipset.IPSET_FLAG_LIST_HEADER])
+    return _encoded(ipset.IPSET_CMD_LIST, Family.IPV4, attributes, netlink.DUMP)
+
+
+class EntryCodec:
+    """Encodes and decodes the entries of one set."""
+
+    def __init__(self, ip_set: IpSet) -> None:
+        self._type, self._family, self._name = ip_set.type, ip_set.family, ip_set.name
+        self._fields = _FIELDS[ip_set.type]
+        self._size = ip_set.family.bits // 8
+        samples = {
+            "address": _SAMPLES[ip_set.family],
+            "port": (0, 0xFFFF),
+            "protocol": (0, 0xFF),
+            "other": _SAMPLES[ip_set.family],
+            "prefix_length": (0, 0xFF),
+        }
+        chosen = {field: samples[field] for field in self._fields}
+        self._encode = message.Template(self._element, chosen, whole_message=False).encode
+        self.entries_per_message = CONTAINER_LIMIT // len(self._element(**{field: low for field, (low, _) in chosen.items()}))
+        self._heads = {verb: self._head(command) for verb, command in _COMMANDS.items()}
+        self._layout = message.Layout(self._places()) if len(self._fields) > 1 else None
+
+    def encode(self, entry: SetEntry) -> bytes:
+        """One entry as it stands in a message.
+
+        Raises:
+            ValueError, struct.error: an address is missing or not of the set's family, or a number does not fit its field.
+        """
+        _, address, protocol, port, other, prefix_length = entry
+        kind = self._type
+        if kind is SetType.PORT:
+            return self._encode((_pack_port(port),))
+        if address is None or len(address) != self._size:
+            raise ValueError("the address is not of the set's family")
+        if kind is SetType.ADDRESS:
+            return self._encode((address,))
+        if protocol is None:
+            raise ValueError("the protocol is missing")
+        if kind is SetType.ADDRESS_PORT:
+            return self._encode((address, _pack_port(port), bytes((protocol,))))
+        if other is None or len(other) != self._size:
+            raise ValueError("the second address is not of the set's family")
+        if kind is SetType.ADDRESS_PORT_ADDRESS:
+            return self._encode((address, _pack_port(port), bytes((protocol,)), other))
+        return self._encode((address, _pack_port(port), bytes((protocol,)), other, bytes((prefix_length,))))
+
+    def request(self, verb: Verb, elements: Sequence[bytes], sequence: bytes) -> bytes:
+        """A message that adds or removes encoded entries, as many as ``entries_per_message`` or fewer.
+
+        Adding what is there and removing what is not succeeds.
+        """
+        head = self._heads[verb]
+        body = b"".join(elements)
+        whole = bytearray(head + body)
+        struct.pack_into("=I", whole, 0, len(whole))
+        struct.pack_into("=4s", whole, message.SEQUENCE_OFFSET, sequence)
+        struct.pack_into("=H", whole, len(head) - 4, 4 + len(body))
+        return bytes(whole)
+
+    def decode(self, data: bytes, start: int, end: int) -> SetEntry | None:
+        """The entry whose attributes lie between ``start`` and ``end``; None for one of a protocol that is never ours."""
+        if self._layout is None:
+            return self._decode_single(data, start, end)
+        values = self._layout.read(data, start, end)
+        if values is None or values[2] not in _PROTOCOLS:
+            return None
+        address, port, protocol, *rest = values
+        other = Address(rest[0]) if rest else None
+        length = rest[1] if len(rest) > 1 else 0
+        return SetEntry(self._name, Address(address), _PROTOCOLS[protocol], int.from_bytes(port, "big"), other, length)
+
+    def _decode_single(self, data: bytes, start: int, end: int) -> SetEntry | None:
+        at = message.attributes(data, start, end).get(_NUMBERS[self._fields[0]])
+        if at is None:
+            return None
+        if self._type is SetType.PORT:
+            return SetEntry(self._name, port=message.unsigned(data, at))
+        return SetEntry(self._name, Address(data[at[0] + 4 : at[0] + 4 + self._size]))
+
+    def _places(self) -> list[message.Field]:
+        nested = 1 if self._family is Family.IPV4 else 2
+        return [
+            message.Field((_NUMBERS[field], nested), f"{self._size}s")
+            if field in ("address", "other")
+            else message.Field((_NUMBERS[field],), _CODES[field])
+            for field in self._fields
+        ]
+
+    def _element(self, **values: Any) -> bytes:
+        """The bytes of one entry, cut out of a message that pyroute2 encoded."""
+        kind = "IPSET_ATTR_IPADDR_IPV4" if self._family is Family.IPV4 else "IPSET_ATTR_IPADDR_IPV6"
+        attributes: list[list[Any]] = []
+        for field, value in values.items():
+            if field in ("address", "other"):
+                name = "IPSET_ATTR_IP" if field == "address" else "IPSET_ATTR_IP2"
+                attributes.append([name, {"attrs": [[kind, value]]}])
+            else:
+                name = {"port": "IPSET_ATTR_PORT", "protocol": "IPSET_ATTR_PROTO", "prefix_length": "IPSET_ATTR_CIDR2"}[field]
+                attributes.append([name, value])
+        entry = ["IPSET_ATTR_DATA", {"attrs": attributes}]
+        data = _encoded(ipset.IPSET_CMD_ADD, self._family, [["IPSET_ATTR_ADT", {"attrs": [entry]}]], 0)
+        start, end = message.attributes(data, message.HEADER_SIZE + HEADER_SIZE, len(data))[ENTRIES]
+        return data[start:end]
+
+    def _head(self, command: int) -> bytes:
+        """A message up to its first entry. The kernel wants a line number beside several entries; any will do."""
+        attributes = [["IPSET_ATTR_SETNAME", self._name], ["IPSET_ATTR_LINENO", 0], ["IPSET_ATTR_ADT", {"attrs": []}]]
+        return _encoded(command, self._family, attributes, 0)
+
+
+_COMMANDS: Mapping[Verb, int] = {Verb.ADD: ipset.IPSET_CMD_ADD, Verb.REMOVE: ipset.IPSET_CMD_DEL}
+
+
+@functools.cache
+def codec(name: str) -> EntryCodec:
+    """The codec of one of ``IP_SETS``.
+
+    Raises:
+        KeyError: it is none of them.
+    """
+    return EntryCodec(IP_SETS[name])
+
+
+def _family(set_type: SetType, family: Family) -> int:
+    """A set of ports is of no family, so that rules of both can look into it."""
+    return _ANY_FAMILY if set_type is SetType.PORT else int(family)

@@ -1,0 +1,315 @@
+"""The IPVS driver: virtual and real servers, and the connection timeouts."""
+
+import dataclasses
+import errno
+import pathlib
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from pyroute2.netlink import NETLINK_GENERIC
+
+from ipvsproxy.kernel import ipvs_listing, ipvs_message, message, netlink
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import (
+    HASHED,
+    PERSISTENT,
+    Connections,
+    ObservedVirtualServer,
+    RealServer,
+    RealServerKey,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
+from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+
+DUMP_LIMIT = 500
+"""Most virtual servers whose connections are asked for one by one; for more, ``/proc/net/ip_vs`` as a whole is cheaper."""
+PREPARED_SCHEDULERS = frozenset({"mh"})
+"""Schedulers that build a large table again for each real server: a new virtual server gets them after its real servers."""
+NO_SCHEDULER = "none"
+"""The kernel's name for none. Until it is replaced, the virtual server refuses connections, as one without real servers does."""
+
+_PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
+_GENERIC_HEADER = 4
+_SERVICE, _DESTINATION = 1, 2
+_SETTINGS = tuple(
+    message.Field((_SERVICE, kind), code)
+    for kind, code in ((1, "H"), (2, "H"), (3, "16s"), (4, "2s"), (6, "s"), (7, "I"), (8, "I"))
+)
+_CONNECTIONS = tuple(message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (7, "I"), (8, "I")))
+
+
+class Audit(NamedTuple):
+    """What ``/proc/net/ip_vs`` shows. Its virtual servers' ``flags_known`` is false."""
+
+    virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer]
+    connections: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]]
+    foreign: int
+
+
+class IpvsDriver:
+    """Reads and writes the IPVS table of the network namespace of the thread that made it, and belongs to that thread.
+
+    ``foreign`` is how many virtual servers the last reading left out: those by firewall mark, which are never ours.
+
+    Raises:
+        KernelError: the kernel has no IPVS.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[int], netlink.Socket] = netlink.open_socket,
+        table: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs"),
+    ) -> None:
+        self.foreign = 0
+        self._table = table
+        self._channel = netlink.Channel(NETLINK_GENERIC, connect)
+        self._ticks_per_second = 0.0
+        self._family_number = 0
+        self._encoder = ipvs_message.Encoder(0)
+        self._renew()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._channel.close()
+
+    def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
+        """All virtual servers by address: settings from a netlink dump, real servers from ``/proc/net/ip_vs``.
+
+        Raises:
+            KernelError: one of the two could not be read.
+        """
+        settings = self._settings()
+        listed = self._listed()
+        self._learn_ticks(settings, listed)
+        self.foreign = listed.foreign
+        found: dict[VirtualServerKey, ObservedVirtualServer] = {}
+        for key, value in settings.items():
+            server = listed.virtual_servers.get(key)
+            found[key] = ObservedVirtualServer(settings=value, real_servers=server.weights if server else {})
+        return found
+
+    def listing(self) -> Audit:
+        """The whole table by one read, which is cheap and shows connections, but no scheduler flags.
+
+        Raises:
+            KernelError: it could not be read.
+        """
+        listed = self._listed()
+        self.foreign = listed.foreign
+        if not self._ticks_per_second and any(server.timeout_ticks for server in listed.virtual_servers.values()):
+            self._learn_ticks(self._settings(), listed)
+            if not self._ticks_per_second:
+                raise KernelError(action=f"read {self._table}", errno=errno.EAGAIN, detail="it changed while it was read")
+        rate = self._ticks_per_second or 1
+        return Audit(
+            {
+                key: ObservedVirtualServer(
+                    settings=VirtualServerSettings(
+                        server.scheduler,
+                        (PERSISTENT if server.timeout_ticks else 0) | (ipvs_listing.ONE_PACKET if server.one_packet else 0),
+                        round(server.timeout_ticks / rate),
+                    ),
+                    real_servers=server.weights,
+                    flags_known=False,
+                )
+                for key, server in listed.virtual_servers.items()
+            },
+            {key: server.connections for key, server in listed.virtual_servers.items()},
+            listed.foreign,
+        )
+
+    def connections(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, Mapping[RealServerKey, Connections]]:
+        """The connections of these virtual servers' real servers; empty for a virtual server that does not exist.
+
+        Raises:
+            KernelError: they could not be read.
+        """
+        if len(keys) > DUMP_LIMIT:
+            listed = self._listed().virtual_servers
+            return {key: listed[key].connections if key in listed else {} for key in keys}
+        layout = message.Layout(_CONNECTIONS)
+        return {key: self._connections(key, layout) for key in keys}
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Add, set and remove virtual and real servers, set timeouts; at most one operation per object.
+
+        The operations take effect in their order, except that one which finds another state than its verb expects is
+        repeated after the others (an add as a set, a set as an add). Outcomes come in the operations' order.
+        """
+        outcomes = list(map(Outcome, operations))
+        failed = self._run(*_steps(operations))
+        again: list[Operation] = []
+        positions: list[int] = []
+        for position in sorted(failed):
+            verb = _opposite(operations[position], failed[position].number)
+            if verb is not None:
+                again.append(Operation(verb, operations[position].item))
+                positions.append(position)
+                outcomes[position] = Outcome(operations[position], surprise=True)
+                del failed[position]
+        failed |= self._run(again, positions)
+        for position, failure in failed.items():
+            operation = operations[position]
+            if operation.verb is Verb.REMOVE and failure.number in (errno.ENOENT, errno.ESRCH):
+                outcomes[position] = Outcome(operation, surprise=True)
+            else:
+                outcomes[position] = Outcome(operation, f"{operation}: {_explain(operation, failure)}", max(failure.number, 0))
+        return outcomes
+
+    def _run(self, steps: Sequence[Operation], positions: Sequence[int]) -> dict[int, "_Failure"]:
+        """Have steps done, each for the operation at its position; returns the first failure of each position that has one."""
+        failed: dict[int, _Failure] = {}
+        limit = self._channel.limit
+        for start in range(0, len(steps), limit):
+            for index, failure in self._run_chunk(steps[start : start + limit]).items():
+                failed.setdefault(positions[start + index], failure)
+        return failed
+
+    def _run_chunk(self, operations: Sequence[Operation]) -> dict[int, "_Failure"]:
+        try:
+            messages = self._encoder.encode(operations, self._channel.sequences(len(operations)))
+        except (ValueError, struct.error) as error:
+            if len(operations) == 1:
+                return {0: _Failure(errno.EINVAL, str(error))}
+            alone = ((index, self._run_chunk([operation])) for index, operation in enumerate(operations))
+            return {index: failed[0] for index, failed in alone if failed}
+        numbers = self._channel.run(messages)
+        failed = {index: _Failure(number) for index, number in sorted(numbers.items())}
+        unknown = [index for index, number in numbers.items() if number == errno.ENOENT]
+        if unknown and self._renew_quietly():
+            for index in unknown:
+                del failed[index]
+            for index, failure in self._run_chunk([operations[index] for index in unknown]).items():
+                failed[unknown[index]] = failure
+        return failed
+
+    def _renew(self) -> bool:
+        """Look up the number of the IPVS family; true when it is another one since the module was loaded again."""
+        number = netlink.resolve_family(self._channel, "IPVS", "ip_vs")
+        if number == self._family_number:
+            return False
+        self._family_number = number
+        self._encoder = ipvs_message.Encoder(number)
+        return True
+
+    def _renew_quietly(self) -> bool:
+        try:
+            return self._renew()
+        except KernelError:
+            return False
+
+    def _dump(self, request: Callable[[], bytes], action: str) -> Iterator[tuple[bytes, int, int]]:
+        try:
+            found = self._channel.dump(request(), action)
+        except KernelError as error:
+            if error.errno != errno.ENOENT or not self._renew():
+                raise
+            found = self._channel.dump(request(), action)
+        return ((data, start + _GENERIC_HEADER, end) for data, start, end in found)
+
+    def _settings(self) -> dict[VirtualServerKey, VirtualServerSettings]:
+        layout = message.Layout(_SETTINGS)
+        found: dict[VirtualServerKey, VirtualServerSettings] = {}
+        for part in self._dump(self._encoder.all_services, "list the virtual servers"):
+            values = layout.read(*part)
+            if values is None or values[1] not in _PROTOCOLS:
+                continue
+            family, protocol, address, port, scheduler, flags, timeout_s = values
+            key = VirtualServerKey(_PROTOCOLS[protocol], _address(family, address), int.from_bytes(port, "big"))
+            name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
+            found[key] = VirtualServerSettings(name, flags & ~HASHED, timeout_s)
+        return found
+
+    def _connections(self, key: VirtualServerKey, layout: message.Layout) -> dict[RealServerKey, Connections]:
+        found: dict[RealServerKey, Connections] = {}
+        for part in self._dump(lambda: self._encoder.destinations(key), f"list the real servers of {key}"):
+            values = layout.read(*part)
+            if values is not None:
+                address, port, active, inactive = values
+                real_server = RealServerKey(_address(key.address.family, address), int.from_bytes(port, "big"))
+                found[real_server] = Connections(active, inactive)
+        return found
+
+    def _listed(self) -> ipvs_listing.Listing:
+        action = f"read {self._table}"
+        try:
+            with self._table.open(encoding="ascii", errors="replace") as file:
+                return ipvs_listing.parse(file)
+        except OSError as error:
+            raise KernelError(action=action, errno=error.errno or 0) from error
+        except ValueError as error:
+            raise KernelError(action=action, detail=str(error)) from error
+
+    def _learn_ticks(self, settings: Mapping[VirtualServerKey, VirtualServerSettings], listed: ipvs_listing.Listing) -> None:
+        if self._ticks_per_second:
+            return
+        for key, value in settings.items():
+            server = listed.virtual_servers.get(key)
+            if value.timeout_s and server and server.timeout_ticks:
+                self._ticks_per_second = server.timeout_ticks / value.timeout_s
+                return
+
+
+class _Failure(NamedTuple):
+    number: int
+    detail: str = ""
+
+
+def _opposite(operation: Operation, number: int) -> Verb | None:
+    """The verb that does what was asked after all, when this error means that the object is there, or is not, unexpectedly."""
+    if operation.verb is Verb.ADD and number == errno.EEXIST:
+        return Verb.SET
+    missing = errno.ENOENT if isinstance(operation.item, RealServer) else errno.ESRCH
+    return Verb.ADD if operation.verb is Verb.SET and number == missing else None
+
+
+def _steps(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
+    """What is to be done, and the position of the operation that each step belongs to: see ``PREPARED_SCHEDULERS``."""
+    positions = range(len(operations))
+    new = {
+        item.key: position
+        for position, (verb, item) in enumerate(operations)
+        if type(item) is VirtualServer and verb is Verb.ADD and item.settings.scheduler in PREPARED_SCHEDULERS
+    }
+    if not new:
+        return operations, positions
+    last = {
+        item.virtual_server: position
+        for position, (verb, item) in enumerate(operations)
+        if type(item) is RealServer and verb is Verb.ADD and new.get(item.virtual_server, position) < position
+    }
+    finished = {position: new[key] for key, position in last.items()}
+    steps: list[Operation] = []
+    owners: list[int] = []
+    for position, operation in enumerate(operations):
+        item = operation.item
+        if type(item) is VirtualServer and new.get(item.key) == position and item.key in last:
+            bare = dataclasses.replace(item, settings=item.settings._replace(scheduler=NO_SCHEDULER))
+            steps.append(Operation(Verb.ADD, bare))
+        else:
+            steps.append(operation)
+        owners.append(position)
+        if position in finished:
+            steps.append(Operation(Verb.SET, operations[finished[position]].item))
+            owners.append(finished[position])
+    return steps, owners
+
+
+def _address(family: int, packed: bytes) -> Address:
+    return Address(packed[:4] if family == Family.IPV4 else packed)
+
+
+def _explain(operation: Operation, failure: _Failure) -> str:
+    if failure.detail:
+        return failure.detail
+    item = operation.item
+    if isinstance(item, VirtualServer) and failure.number == errno.ENOENT:
+        name = item.settings.scheduler
+        return f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is not there or cannot be loaded"
+    if isinstance(item, RealServer) and failure.number == errno.ESRCH:
+        return "its virtual server is missing"
+    return netlink.explain(failure.number)

@@ -1,0 +1,211 @@
+"""IPVS messages: what is asked of the kernel about virtual and real servers, as bytes."""
+
+import functools
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pyroute2.netlink import genlmsg
+from pyroute2.netlink.generic import ipvs
+
+from ipvsproxy.kernel import message, netlink
+from ipvsproxy.model.kernel import HASHED, RealServer, Timeouts, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Verb
+
+Encode = Callable[[tuple[bytes, ...]], bytes]
+
+SCHEDULER_NAME_LIMIT = 15
+"""Longest scheduler name that the kernel takes (IP_VS_SCHEDNAME_MAXLEN less the NUL)."""
+
+_ALL_FLAGS = 0xFFFFFFFF
+_MASQUERADE = 0
+_FAMILIES: Mapping[int, Family] = {family.bits // 8: family for family in Family}
+_ADDRESSES: Mapping[Family, message.Sample] = {
+    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
+    Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+}
+_U16 = (0, 0xFFFF)
+_U32 = (0, 0xFFFFFFFF)
+# The kernel takes the IPv6 "netmask" as a prefix length in host order; pyroute2 knows the attribute as an IPv4 address.
+_NETMASKS: Mapping[Family, str] = {
+    Family.IPV4: "255.255.255.255",
+    Family.IPV6: socket.inet_ntoa(struct.pack("=I", Family.IPV6.bits)),
+}
+_pack_port = struct.Struct(">H").pack
+_pack_u16 = struct.Struct("=H").pack
+_pack_u32 = struct.Struct("=I").pack
+
+
+class _Configuration(genlmsg):  # type: ignore[misc]  # pyroute2 is untyped
+    """IPVS_CMD_SET_CONFIG; in pyroute2's own class the timeouts cannot be encoded."""
+
+    prefix = "IPVS_CMD_ATTR_"
+    nla_map = (
+        ("IPVS_CMD_ATTR_UNSPEC", "none"),
+        ("IPVS_CMD_ATTR_SERVICE", "hex"),
+        ("IPVS_CMD_ATTR_DEST", "hex"),
+        ("IPVS_CMD_ATTR_DAEMON", "hex"),
+        ("IPVS_CMD_ATTR_TIMEOUT_TCP", "uint32"),
+        ("IPVS_CMD_ATTR_TIMEOUT_TCP_FIN", "uint32"),
+        ("IPVS_CMD_ATTR_TIMEOUT_UDP", "uint32"),
+    )
+
+
+class Encoder:
+    """Encodes operations for one number of the IPVS family, which changes when the module is loaded again."""
+
+    def __init__(self, family_number: int) -> None:
+        self._number = family_number
+        # By the length of an address, which is quicker to have and to hash than its family.
+        self._service = functools.cache(self._service_template)
+        self._removal = functools.cache(self._removal_template)
+        self._destinations = functools.cache(self._destination_templates)
+
+    def encode(self, operations: Sequence[Operation], sequences: Iterator[bytes]) -> list[bytes]:
+        """One message per operation, with the sequence numbers in their order.
+
+        Raises:
+            ValueError, struct.error: a real server's address is not of its virtual server's family, or something does not
+                fit its field.
+        """
+        messages: list[bytes] = []
+        last: VirtualServerKey | None = None
+        add: Encode = _no_encoder
+        change = remove = add
+        service: tuple[bytes, ...] = ()
+        size = 0
+        for (verb, item), sequence in zip(operations, sequences, strict=False):
+            if type(item) is not RealServer:
+                messages.append(self._encode_other(verb, item, sequence))
+                continue
+            key, (address, port), weight = item
+            if key is not last:
+                protocol, virtual, virtual_port = last = key
+                service = (_pack_u16(protocol), virtual, _pack_port(virtual_port))
+                size = len(virtual)
+                add, change, remove = self._destinations(size)
+            if len(address) != size:
+                raise ValueError("the real server's address is not of the virtual server's family")
+            if verb is Verb.REMOVE:
+                messages.append(remove((sequence, *service, address, _pack_port(port))))
+            else:
+                encode = add if verb is Verb.ADD else change
+                messages.append(encode((sequence, *service, address, _pack_port(port), _pack_u32(weight))))
+        return messages
+
+    def all_services(self) -> bytes:
+        """The dump of all virtual servers."""
+        return self._message(ipvs.IPVS_CMD_GET_SERVICE, [], netlink.REQUEST | netlink.DUMP)
+
+    def destinations(self, key: VirtualServerKey) -> bytes:
+        """The dump of one virtual server's real servers."""
+        service = _key(key.address.family, key.protocol, str(key.address), key.port)
+        return self._message(
+            ipvs.IPVS_CMD_GET_DEST, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]], netlink.REQUEST | netlink.DUMP
+        )
+
+    def _encode_other(self, verb: Verb, item: object, sequence: bytes) -> bytes:
+        match item:
+            case VirtualServer(key=(protocol, address, port)) if verb is Verb.REMOVE:
+                return self._removal(len(address))((sequence, _pack_u16(protocol), address, _pack_port(port)))
+            case VirtualServer(key=(protocol, address, port), settings=VirtualServerSettings(scheduler, flags, timeout_s)):
+                if not 0 < len(scheduler) <= SCHEDULER_NAME_LIMIT:
+                    raise ValueError(f"a scheduler's name has 1 to {SCHEDULER_NAME_LIMIT} characters")
+                return self._service(verb is Verb.ADD, len(address), scheduler)(
+                    (sequence, _pack_u16(protocol), address, _pack_port(port), _pack_u32(flags & ~HASHED), _pack_u32(timeout_s))
+                )
+            case Timeouts():
+                return self._timeouts(item, sequence)
+        raise TypeError(f"not an IPVS object: {item}")
+
+    def _timeouts(self, timeouts: Timeouts, sequence: bytes) -> bytes:
+        names = ("TCP", "TCP_FIN", "UDP")
+        attributes = [[f"IPVS_CMD_ATTR_TIMEOUT_{name}", value] for name, value in zip(names, timeouts, strict=True) if value]
+        data = self._message(ipvs.IPVS_CMD_SET_CONFIG, attributes, netlink.REQUEST, _Configuration())
+        return message.numbered(data, sequence)
+
+    def _service_template(self, new: bool, size: int, scheduler: str) -> Encode:  # noqa: FBT001 - hashed faster than a verb
+        family = _FAMILIES[size]
+        command = ipvs.IPVS_CMD_NEW_SERVICE if new else ipvs.IPVS_CMD_SET_SERVICE
+
+        def build(protocol: int, address: str, port: int, flags: int, timeout: int) -> bytes:
+            service = [
+                *_key(family, protocol, address, port),
+                ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],
+                ["IPVS_SVC_ATTR_FLAGS", {"flags": flags, "mask": _ALL_FLAGS}],
+                ["IPVS_SVC_ATTR_TIMEOUT", timeout],
+                ["IPVS_SVC_ATTR_NETMASK", _NETMASKS[family]],
+            ]
+            return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
+
+        return message.Template(build, {**_key_samples(family), "flags": _U32, "timeout": _U32}).encode
+
+    def _removal_template(self, size: int) -> Encode:
+        family = _FAMILIES[size]
+
+        def build(protocol: int, address: str, port: int) -> bytes:
+            service = _key(family, protocol, address, port)
+            return self._message(ipvs.IPVS_CMD_DEL_SERVICE, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
+
+        return message.Template(build, _key_samples(family)).encode
+
+    def _destination_templates(self, size: int) -> tuple[Encode, Encode, Encode]:
+        """Those that add, set and remove."""
+        family = _FAMILIES[size]
+        samples: dict[str, message.Sample] = {
+            "protocol": _U16,
+            "virtual": _ADDRESSES[family],
+            "virtual_port": _U16,
+            "address": _ADDRESSES[family],
+            "port": _U16,
+        }
+
+        def build(*, command: int, weight: int | None = None, **values: Any) -> bytes:
+            service = _key(family, values["protocol"], values["virtual"], values["virtual_port"])
+            destination = [
+                ["IPVS_DEST_ATTR_ADDR_FAMILY", int(family)],
+                ["IPVS_DEST_ATTR_ADDR", values["address"]],
+                ["IPVS_DEST_ATTR_PORT", values["port"]],
+            ]
+            if weight is not None:
+                destination += [
+                    ["IPVS_DEST_ATTR_FWD_METHOD", _MASQUERADE],
+                    ["IPVS_DEST_ATTR_WEIGHT", weight],
+                    ["IPVS_DEST_ATTR_U_THRESH", 0],
+                    ["IPVS_DEST_ATTR_L_THRESH", 0],
+                ]
+            attributes = [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}], ["IPVS_CMD_ATTR_DEST", {"attrs": destination}]]
+            return self._message(command, attributes)
+
+        weighted = samples | {"weight": _U32}
+        return (
+            message.Template(functools.partial(build, command=ipvs.IPVS_CMD_NEW_DEST), weighted).encode,
+            message.Template(functools.partial(build, command=ipvs.IPVS_CMD_SET_DEST), weighted).encode,
+            message.Template(functools.partial(build, command=ipvs.IPVS_CMD_DEL_DEST), samples).encode,
+        )
+
+    def _message(self, command: int, attributes: list[Any], flags: int = netlink.REQUEST, layout: Any = None) -> bytes:
+        encoded = layout or ipvs.ipvsmsg()
+        encoded["cmd"] = command
+        encoded["version"] = ipvs.GENL_VERSION
+        encoded["attrs"] = attributes
+        return message.encode(encoded, self._number, flags)
+
+
+def _no_encoder(_: tuple[bytes, ...]) -> bytes:
+    raise LookupError
+
+
+def _key_samples(family: Family) -> dict[str, message.Sample]:
+    return {"protocol": _U16, "address": _ADDRESSES[family], "port": _U16}
+
+
+def _key(family: Family, protocol: int, address: str, port: int) -> list[list[Any]]:
+    return [
+        ["IPVS_SVC_ATTR_AF", int(family)],
+        ["IPVS_SVC_ATTR_PROTOCOL", int(protocol)],
+        ["IPVS_SVC_ATTR_ADDR", address],
+        ["IPVS_SVC_ATTR_PORT", port],
+    ]

@@ -1,0 +1,325 @@
+"""A netlink socket for requests in bulk and for dumps.
+
+Rule 1: the kernel handles every message of a ``send`` before ``send`` returns, and each ``recv`` of a dump makes the next part,
+so no answer is ever waited for. One that is not there has been lost.
+
+Rule 2: a message that fails is answered with its own sequence number whether or not it asks for an acknowledgement, and the
+messages behind it are handled all the same. So only the last one of a chunk asks, and its answer proves that all were handled.
+
+Rule 3: a socket on which something went missing is closed. What is left in its queue can never be taken for the answer to a
+later request.
+
+The sockets are plain ones: pyroute2's own start an event loop each, and are dead for good after one overrun.
+"""
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from pyroute2.netlink import ctrlmsg
+
+from ipvsproxy.kernel import message
+from ipvsproxy.kernel.errors import KernelError
+
+BUFFER_SIZE = 4 << 20
+"""Wanted size in bytes of a socket's send and receive buffers."""
+CHUNK_LIMIT = 1000
+"""Most messages in one ``send``; larger chunks gain nothing and keep the kernel's locks longer."""
+RECEIVE_SIZE = 65536
+"""Bytes read at once. The kernel fills up to 32 KiB once it has seen a buffer that large, and cuts off for a smaller one."""
+DUMP_PAUSES_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+"""How long is waited before each attempt at a dump that changed underneath, or lost something.
+
+The kernel goes on working on IPv6 addresses after they were added; ten thousand of them take it half a second.
+"""
+UNANSWERED = -1
+"""In place of an error number: the answer was lost, so the change may or may not be in force."""
+
+REQUEST = 0x1
+ACKNOWLEDGE = 0x4
+DUMP = 0x300
+CREATE = 0x400
+EXCLUSIVE = 0x200
+
+_DUMP_INTERRUPTED = 0x10
+_ERROR = 2
+_DONE = 3
+_SO_SNDBUFFORCE = 32  # include/uapi/asm-generic/socket.h; the socket module lacks both
+_SO_RCVBUFFORCE = 33
+_SOL_NETLINK = 270
+_CAP_ACK = 10
+_REPLY_COST = 1024  # receive buffer that one error reply occupies: 768 bytes, and some to spare
+_HEADER = struct.Struct("=IHHII")
+_INTEGER = struct.Struct("=i")
+_SEQUENCE = struct.Struct("=I")
+_SEQUENCE_END = 1 << 32
+
+_GENERIC_CONTROL = 16
+_GET_FAMILY = 3
+_FAMILY_ID = 1
+
+
+class Socket(Protocol):
+    """What is used of a socket."""
+
+    def send(self, data: bytes, /) -> int:
+        """Hand messages to the kernel."""
+
+    def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
+        """Take one datagram of answers; with ``MSG_TRUNC``, returns how long it really was."""
+
+    def getsockopt(self, level: int, option: int, /) -> int:
+        """Read an option."""
+
+    def close(self) -> None:
+        """Close."""
+
+
+class Found(NamedTuple):
+    """One message of a dump: its payload, behind the netlink header, lies in ``data`` from ``start`` to ``end``."""
+
+    data: bytes
+    start: int
+    end: int
+
+
+def open_socket(protocol: int) -> socket.socket:
+    """A socket in the network namespace of the calling thread, with buffers as large as this process may make them."""
+    opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+    opened.setblocking(False)
+    for forced, usual in ((_SO_SNDBUFFORCE, socket.SO_SNDBUF), (_SO_RCVBUFFORCE, socket.SO_RCVBUF)):
+        try:
+            opened.setsockopt(socket.SOL_SOCKET, forced, BUFFER_SIZE)
+        except PermissionError:
+            opened.setsockopt(socket.SOL_SOCKET, usual, BUFFER_SIZE)
+    opened.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
+    opened.bind((0, 0))
+    return opened
+
+
+class Channel:
+    """Requests and dumps over one netlink protocol. It belongs to the thread that made it.
+
+    ``connect`` opens a socket for the protocol; it is called again whenever the last one had to be given up.
+    """
+
+    def __init__(
+        self,
+        protocol: int,
+        connect: Callable[[int], Socket] = open_socket,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._protocol = protocol
+        self._connect = connect
+        self._sleep = sleep
+        self._socket: Socket | None = None
+        self._buffer = bytearray(RECEIVE_SIZE)
+        self._next = 1
+        self._limit = CHUNK_LIMIT
+
+    def close(self) -> None:
+        """Close the socket; the next use opens another."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    @property
+    def limit(self) -> int:
+        """Most messages that ``run`` may be given: as many as could all fail without their answers overrunning the buffer."""
+        with contextlib.suppress(KernelError):  # which ``run`` then meets with, too
+            self._open()
+        return self._limit
+
+    def sequences(self, count: int) -> Iterator[bytes]:
+        """Reserve ``count`` sequence numbers in a row, in the form that a template takes."""
+        if self._next + count > _SEQUENCE_END:
+            self._next = 1
+        first = self._next
+        self._next += count
+        return map(_SEQUENCE.pack, range(first, first + count))
+
+    def run(self, messages: Sequence[bytes]) -> dict[int, int]:
+        """Have the kernel handle messages whose sequence numbers follow each other.
+
+        Returns the error number of each message that failed, by its index, in any order. ``UNANSWERED`` stands for those
+        whose answer was lost. What is not in it is in force.
+        """
+        failed: dict[int, int] = {}
+        first: int = _SEQUENCE.unpack_from(messages[0], message.SEQUENCE_OFFSET)[0]
+        final = bytearray(messages[-1])
+        _, _, flags, last, _ = _HEADER.unpack_from(final)
+        struct.pack_into("=H", final, 6, flags | ACKNOWLEDGE)
+        try:
+            self._open().send(b"".join((*messages[:-1], final)))
+            complete = self._acknowledged(first, last, failed)
+        except (OSError, KernelError):
+            complete = False
+        if not complete:
+            self.close()
+            for index in range(len(messages)):
+                failed.setdefault(index, UNANSWERED)
+        return failed
+
+    def do(self, request: bytes) -> int:
+        """Have the kernel handle one message, whatever its sequence number; returns 0, the error number, or ``UNANSWERED``."""
+        (sequence,) = self.sequences(1)
+        return self.run([message.numbered(request, sequence)]).get(0, 0)
+
+    def ask(self, request: bytes, action: str) -> Found:
+        """One request that is answered by one message.
+
+        ``request`` may carry any sequence number; ``action`` is for the error.
+
+        Raises:
+            KernelError: the kernel refused it, or the answer was lost.
+        """
+        request, wanted = self._numbered(request)
+        try:
+            self._open().send(request)
+            data = self._receive()
+        except OSError as error:
+            self.close()
+            raise KernelError(action=action, errno=error.errno or 0) from error
+        for kind, _, sequence, start, end in _messages(data):
+            if sequence == wanted:
+                if kind == _ERROR:
+                    raise KernelError(action=action, errno=-_INTEGER.unpack_from(data, start)[0])
+                return Found(data, start, end)
+        self.close()
+        raise KernelError(action=action, detail="the answer is not complete")
+
+    def dump(self, request: bytes, action: str) -> list[Found]:
+        """All messages of a dump, read to its end before any of them counts.
+
+        ``request`` may carry any sequence number; ``action`` is for the error.
+
+        Raises:
+            KernelError: the kernel refused it, or no attempt was complete and undisturbed.
+        """
+        number, detail = 0, ""
+        for pause_s in DUMP_PAUSES_S:
+            if pause_s:
+                self._sleep(pause_s)
+            try:
+                found = self._dump(request, action)
+            except OSError as error:
+                self.close()
+                number, detail = error.errno or 0, f"the listing broke off: {os.strerror(error.errno or 0)}"
+                continue
+            if found is not None:
+                return found
+            number, detail = errno.EINTR, "what is listed changed each time while it was listed"
+        raise KernelError(action=action, errno=number, detail=detail)
+
+    def _open(self) -> Socket:
+        if self._socket is None:
+            try:
+                self._socket = self._connect(self._protocol)
+            except OSError as error:
+                raise KernelError(action=f"open a netlink socket (protocol {self._protocol})", errno=error.errno or 0) from error
+            room = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+            self._limit = max(1, min(CHUNK_LIMIT, room // _REPLY_COST))
+        return self._socket
+
+    def _numbered(self, request: bytes) -> tuple[bytes, int]:
+        (sequence,) = self.sequences(1)
+        return message.numbered(request, sequence), _SEQUENCE.unpack(sequence)[0]
+
+    def _receive(self) -> bytes:
+        """One datagram.
+
+        Raises:
+            OSError: there is none, some were lost, or it was cut off.
+        """
+        size = self._open().recv_into(self._buffer, RECEIVE_SIZE, socket.MSG_TRUNC)
+        if size > RECEIVE_SIZE:
+            raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+        return bytes(memoryview(self._buffer)[:size])
+
+    def _acknowledged(self, first: int, last: int, failed: dict[int, int]) -> bool:
+        """Gather answers into ``failed`` up to the last one; false where some of them were lost."""
+        complete = True
+        while True:
+            try:
+                data = self._receive()
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    return False
+                # Lost are those that came last; what lies in the queue is good. The kernel says this once per overrun.
+                complete = False
+                continue
+            for kind, _, sequence, start, end in _messages(data):
+                if kind != _ERROR or not first <= sequence <= last or end - start < _INTEGER.size:
+                    continue
+                number = -_INTEGER.unpack_from(data, start)[0]
+                if number:
+                    failed[sequence - first] = number
+                if sequence == last:
+                    return complete
+
+    def _dump(self, request: bytes, action: str) -> list[Found] | None:
+        """One attempt; None when the kernel says that something changed meanwhile."""
+        request, wanted = self._numbered(request)
+        self._open().send(request)
+        found: list[Found] = []
+        interrupted = False
+        while True:
+            data = self._receive()
+            for kind, flags, sequence, start, end in _messages(data):
+                if sequence != wanted:
+                    continue
+                interrupted = interrupted or bool(flags & _DUMP_INTERRUPTED)
+                if kind in (_ERROR, _DONE):
+                    number = -_INTEGER.unpack_from(data, start)[0] if end - start >= _INTEGER.size else 0
+                    if number > 0:
+                        raise KernelError(action=action, errno=number)
+                    return None if interrupted else found
+                found.append(Found(data, start, end))
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
+    """Type, flags, sequence number, start and end of the payload of each message in a datagram.
+
+    Raises:
+        OSError: one does not fit.
+    """
+    position, size = 0, len(data)
+    while position + message.HEADER_SIZE <= size:
+        length, kind, flags, sequence, _ = _HEADER.unpack_from(data, position)
+        if length < message.HEADER_SIZE or position + length > size:
+            raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
+        yield kind, flags, sequence, position + message.HEADER_SIZE, position + length
+        position += (length + 3) & ~3
+
+
+def explain(number: int) -> str:
+    """What the error number of a failed message means."""
+    if number == UNANSWERED:
+        return "the kernel's answer was lost, so this may or may not be in force"
+    return os.strerror(number)
+
+
+def resolve_family(channel: Channel, name: str, module: str) -> int:
+    """The ``nlmsg_type`` of a generic netlink family. Asking for it makes the kernel load the module that brings it.
+
+    Raises:
+        KernelError: there is no such family.
+    """
+    request = ctrlmsg()
+    request["cmd"] = _GET_FAMILY
+    request["version"] = 1
+    request["attrs"] = [["CTRL_ATTR_FAMILY_NAME", name]]
+    try:
+        data, start, end = channel.ask(message.encode(request, _GENERIC_CONTROL, REQUEST), f"look for {name}")
+    except KernelError as error:
+        if error.errno == errno.ENOENT:
+            detail = f"this kernel has no {name}: the module {module} is not there or cannot be loaded"
+            raise KernelError(action=error.action, errno=error.errno, detail=detail) from error
+        raise
+    at = message.attributes(data, start + 4, end)[_FAMILY_ID]
+    return struct.unpack_from("=H", data, at[0])[0]  # type: ignore[no-any-return]  # struct values are untyped
