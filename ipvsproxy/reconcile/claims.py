@@ -166,11 +166,14 @@ class Claims:
         lost = {key for key in state.virtual_servers if not self.virtual_servers.is_held_by(key, state.owner)}
         if not lost:
             return state.entries
-        lost_ports = {key.port for key in lost}
+        # What no entry names by its address is the virtual server of a node port; one that is held keeps the port's entry.
+        named = {ownership.virtual_server_of(entry) for entry in state.entries}
+        held_ports = {ownership.node_port(key) for key in state.virtual_servers.keys() - lost - named}
+        lost_ports = {ownership.node_port(key) for key in lost - named} - held_ports
         return [
             entry
             for entry in state.entries
-            if ownership.virtual_server_of(entry) not in lost and (entry.address or entry.port not in lost_ports)
+            if ownership.virtual_server_of(entry) not in lost and ownership.node_port_of(entry) not in lost_ports
         ]
 
     def occupied(self, family: Family) -> frozenset[SetKind]:

@@ -32,7 +32,7 @@ def settings_differ(wanted: VirtualServerSettings, seen: ObservedVirtualServer) 
 
 
 def differs(
-    wanted: VirtualServer, seen: ObservedVirtualServer, is_over: Callable[[VirtualServerKey, RealServerKey], bool]
+    wanted: VirtualServer, seen: ObservedVirtualServer, is_over: Callable[[VirtualServerKey, RealServerKey], bool | None]
 ) -> bool:
     """Whether any operation is called for now. A real server that is still draining calls for none."""
     if settings_differ(wanted.settings, seen):
@@ -42,30 +42,36 @@ def differs(
         return True
     if len(weights) == len(wanted.real_servers):
         return False
-    return any(_is_due(wanted.key, key, weight, is_over) for key, weight in weights.items() if key not in wanted.real_servers)
+    return any(_parting(wanted.key, key, weight, is_over) for key, weight in weights.items() if key not in wanted.real_servers)
 
 
-def _is_due(
+def _parting(
     virtual_server: VirtualServerKey,
     key: RealServerKey,
     weight: int,
-    is_over: Callable[[VirtualServerKey, RealServerKey], bool],
-) -> bool:
-    """Whether something is to be done now about a real server that nobody wants."""
-    return virtual_server.protocol is not Protocol.TCP or weight != 0 or is_over(virtual_server, key)
+    is_over: Callable[[VirtualServerKey, RealServerKey], bool | None],
+) -> Verb | None:
+    """What is to be done now about a real server that nobody wants: its weight set to 0, its removal, or nothing yet."""
+    if virtual_server.protocol is not Protocol.TCP:
+        return Verb.REMOVE
+    over = is_over(virtual_server, key)
+    if weight != 0 or over is None:
+        return Verb.SET
+    return Verb.REMOVE if over else None
 
 
 def virtual_server_operations(
     key: VirtualServerKey,
     wanted: VirtualServer | None,
     seen: ObservedVirtualServer | None,
-    is_over: Callable[[VirtualServerKey, RealServerKey], bool],
+    is_over: Callable[[VirtualServerKey, RealServerKey], bool | None],
     seed: int,
 ) -> Iterator[Operation]:
     """What has to be done for one virtual server, in no order but that it stands before its real servers.
 
-    ``is_over`` tells of a real server with weight 0 whether its drain is over. ``seed`` is this node's: real servers are added in
-    an order of its own, or the first connection of every node would go to the same one (kubernetes/kubernetes #121591).
+    ``is_over`` tells of a real server whether its drain is over, None where it has not begun. ``seed`` is this node's: real
+    servers are added in an order of its own, or the first connection of every node would go to the same one
+    (kubernetes/kubernetes #121591).
     """
     if wanted is None:
         if seen is not None:
@@ -81,9 +87,8 @@ def virtual_server_operations(
         verb = Verb.SET if real_server in weights else Verb.ADD
         yield Operation(verb, RealServer(key, real_server, 1))
     for real_server, weight in weights.items():
-        if real_server not in wanted.real_servers and _is_due(key, real_server, weight, is_over):
-            drains_first = key.protocol is Protocol.TCP and weight != 0
-            yield Operation(Verb.SET if drains_first else Verb.REMOVE, RealServer(key, real_server, 0))
+        if real_server not in wanted.real_servers and (parting := _parting(key, real_server, weight, is_over)):
+            yield Operation(parting, RealServer(key, real_server, 0))
 
 
 def shuffled(real_servers: Iterable[RealServerKey], seed: int) -> list[RealServerKey]:

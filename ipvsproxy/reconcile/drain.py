@@ -62,10 +62,10 @@ class Drains:
         for real_server in [one for one in self._drains.get(key, ()) if one not in real_servers]:
             self.end(key, real_server)
 
-    def is_over(self, key: VirtualServerKey, real_server: RealServerKey) -> bool:
-        """Whether it may be removed: it was seen empty, or its deadline has passed."""
+    def is_over(self, key: VirtualServerKey, real_server: RealServerKey) -> bool | None:
+        """Whether it may be removed: it was seen empty, or its deadline has passed. None: its drain has not begun."""
         drain = self._drains.get(key, {}).get(real_server)
-        return drain is not None and drain.over
+        return drain.over if drain else None
 
     def expire(self, now: float) -> Collection[VirtualServerKey]:
         """End the patience with those whose deadline is over; returns their virtual servers."""

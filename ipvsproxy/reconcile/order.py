@@ -3,8 +3,8 @@
 Additions come before removals, and what restricts comes before what it restricts:
 
 * rules name sets, so sets come first; a rule on an empty set does nothing, so entries come before rules;
-* source ranges are in force before the address that they guard is reachable: ranges, then the set that sends packets to
-  them, then rules, then the virtual server;
+* source ranges are in force before the address that they guard is reachable, and nobody whom they let in is shut out:
+  ranges, then rules, then the set that sends packets to them, then the virtual server;
 * a virtual server and its real servers come before its address, or clients would be refused in between;
 * on removal the virtual server goes first, its entries and address after it: they are also what tells a later process that
   the virtual server is ours.
@@ -42,8 +42,8 @@ _RANKS: Mapping[tuple[Verb, type], int] = {
     (Verb.SET, Timeouts): 1,
     (Verb.ADD, Device): 2,
     (Verb.ADD, IpSet): 3,
-    (Verb.ADD, SetEntry): 6,
-    (Verb.SET, Skeleton): 7,
+    (Verb.ADD, SetEntry): 5,
+    (Verb.SET, Skeleton): 6,
     (Verb.ADD, VirtualServer): 8,
     (Verb.SET, VirtualServer): 8,
     (Verb.ADD, RealServer): 8,
@@ -55,7 +55,7 @@ _RANKS: Mapping[tuple[Verb, type], int] = {
     (Verb.REMOVE, BoundAddress): 14,
     (Verb.REMOVE, FlowCleaning): 15,
 }
-_FIRST_ENTRIES, _FIREWALL_ENTRIES, _DRAINING, _FIREWALL_REMOVALS = 4, 5, 10, 12
+_RANGES, _FIREWALL_ENTRIES, _DRAINING, _FIREWALL_REMOVALS = 4, 7, 10, 12
 
 
 def rank(operation: Operation) -> int:
@@ -67,7 +67,7 @@ def rank(operation: Operation) -> int:
     verb, item = operation
     if isinstance(item, SetEntry):
         if verb is Verb.ADD and item.set in RANGE_SETS:
-            return _FIRST_ENTRIES
+            return _RANGES
         if item.set in FIREWALL_SETS:
             return _FIREWALL_ENTRIES if verb is Verb.ADD else _FIREWALL_REMOVALS
     elif isinstance(item, RealServer) and verb is Verb.SET and item.weight == 0:

@@ -5,7 +5,8 @@ but the kernel has: an address on our device or an entry in one of our sets stan
 it (see ``order``), so whatever a former process programmed is still witnessed by one of them.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from ipvsproxy.model.kernel import IP_SETS, SetEntry, SetKind, SetType, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Protocol
@@ -19,7 +20,20 @@ _WITNESSES = frozenset(
         SetKind.NODE_PORT_SCTP,
     }
 )
-_NODE_PORTS: Mapping[SetKind, Protocol] = {SetKind.NODE_PORT_TCP: Protocol.TCP, SetKind.NODE_PORT_UDP: Protocol.UDP}
+_NODE_PORTS: Mapping[SetKind, Protocol] = {
+    SetKind.NODE_PORT_TCP: Protocol.TCP,
+    SetKind.NODE_PORT_LOCAL_TCP: Protocol.TCP,
+    SetKind.NODE_PORT_UDP: Protocol.UDP,
+    SetKind.NODE_PORT_LOCAL_UDP: Protocol.UDP,
+}
+
+
+class NodePort(NamedTuple):
+    """A node port on whatever addresses: what an entry of a ``bitmap:port`` set stands for."""
+
+    family: Family
+    protocol: Protocol
+    port: int
 
 
 def owned_virtual_servers(
@@ -33,18 +47,18 @@ def owned_virtual_servers(
     virtual server of that port ours on each of them.
     """
     witnessed: set[VirtualServerKey] = set()
-    node_ports: set[tuple[Family, Protocol, int]] = set()
+    node_ports: set[NodePort] = set()
     for name, entries in sets.items():
-        ip_set = IP_SETS[name]
-        if ip_set.kind in _WITNESSES:
+        kind = IP_SETS[name].kind
+        if kind in _WITNESSES:
             witnessed.update(key for entry in entries if (key := virtual_server_of(entry)) is not None)
-        elif ip_set.kind in _NODE_PORTS:
-            node_ports.update((ip_set.family, _NODE_PORTS[ip_set.kind], entry.port) for entry in entries)
+        elif kind in _NODE_PORTS:
+            node_ports.update(port for entry in entries if (port := node_port_of(entry)) is not None)
 
     def is_ours(key: VirtualServerKey) -> bool:
         if key.address in bound or key in witnessed:
             return True
-        return key.address in host_addresses and (key.address.family, key.protocol, key.port) in node_ports
+        return key.address in host_addresses and node_port(key) in node_ports
 
     return is_ours
 
@@ -55,3 +69,35 @@ def virtual_server_of(entry: SetEntry) -> VirtualServerKey | None:
     if entry.address is None or entry.protocol is None or ip_set.kind is SetKind.LOOP_BACK or ip_set.type is SetType.PORT:
         return None
     return VirtualServerKey(entry.protocol, entry.address, entry.port)
+
+
+def node_port(key: VirtualServerKey) -> NodePort:
+    """The node port that a virtual server on an address of this host serves."""
+    return NodePort(key.address.family, key.protocol, key.port)
+
+
+def node_port_of(entry: SetEntry) -> NodePort | None:
+    """The node port that an entry of a ``bitmap:port`` set stands for; None for entries that stand for none."""
+    ip_set = IP_SETS[entry.set]
+    protocol = _NODE_PORTS.get(ip_set.kind)
+    return NodePort(ip_set.family, protocol, entry.port) if protocol is not None else None
+
+
+class Witnesses:
+    """Addresses and entries that must stay because they tell that a virtual server, which is still there, is ours."""
+
+    def __init__(self, going: Iterable[VirtualServerKey]) -> None:
+        """``going`` are virtual servers that nobody wants any more."""
+        self._keys = frozenset(going)
+        self._ports = frozenset(map(node_port, self._keys))
+        self.addresses = frozenset(key.address for key in self._keys)
+
+    def need(self, entry: SetEntry) -> bool:
+        """Whether the entry must stay."""
+        if not self._keys:
+            return False
+        if entry.address is None:
+            return node_port_of(entry) in self._ports
+        if entry.protocol is None:
+            return entry.address in self.addresses
+        return virtual_server_of(entry) in self._keys

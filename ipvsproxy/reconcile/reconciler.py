@@ -3,11 +3,12 @@
 No I/O, no clock: ``now`` is an argument, in seconds of any monotonic clock.
 
 Rule 1: a key that differs stays pending until the kernel is known to hold it; a failure only delays the next try.
-Rule 2: a virtual server that only certain sources may reach is not added before its source ranges are in force.
-Rule 3: what witnesses that a virtual server is ours stays until it is gone.
+Rule 2: what needs something else in force waits until that is known to be in force (see ``precondition``).
+Rule 3: what witnesses that a virtual server is ours stays until it is gone, and until all was read at least once.
 """
 
 import dataclasses
+import errno
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,30 +24,23 @@ from ipvsproxy.model.kernel import (
     RealServer,
     RealServerKey,
     SetEntry,
-    SetKind,
     Skeleton,
     Sysctl,
     Timeouts,
     VirtualServer,
     VirtualServerKey,
 )
-from ipvsproxy.model.net import Network, Protocol
+from ipvsproxy.model.net import Address, Network
 from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, Verb, kind_of
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Observation, ServiceState
-from ipvsproxy.reconcile import diff, order, ownership
+from ipvsproxy.reconcile import diff, order, ownership, precondition
 from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
 from ipvsproxy.reconcile.drain import Drains
 from ipvsproxy.reconcile.retry import Retries
 
 _ERRORS_SHOWN = 5
 """How many failures a report holds in full."""
-_NODE_PORT_KINDS: Mapping[SetKind, Protocol] = {
-    SetKind.NODE_PORT_TCP: Protocol.TCP,
-    SetKind.NODE_PORT_LOCAL_TCP: Protocol.TCP,
-    SetKind.NODE_PORT_UDP: Protocol.UDP,
-    SetKind.NODE_PORT_LOCAL_UDP: Protocol.UDP,
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +63,7 @@ class Reconciler:
         self._policy = policy
         self._seed = zlib.crc32(policy.node_name.encode())
         self._retries = Retries()
+        self._has_seen_all = False
         self.drains = Drains(policy.drain_deadline_s)
         self.claims = Claims(lambda wanted, seen: diff.differs(wanted, seen, self.drains.is_over), self._is_excluded)
 
@@ -76,15 +71,8 @@ class Reconciler:
         return any(item.contains(key.address) for item in self._policy.excluded)
 
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
-        """What a Service wants now; None when it is gone. What failed of it before is tried again at once."""
+        """What a Service wants now; None when it is gone."""
         self.claims.put(name, state)
-        if state and self._retries:
-            for key, wanted in state.virtual_servers.items():
-                self._retries.forget(("virtual_server", key))
-                for real_server in wanted.real_servers:
-                    self._retries.forget(("real_server", (key, real_server)))
-            for entry in state.entries:
-                self._retries.forget(("set_entry", entry))
 
     def observe(self, seen: Observation, now: float) -> None:
         """Replace what is believed of the kernel by what was seen; parts that could not be read stay as they were."""
@@ -103,19 +91,23 @@ class Reconciler:
         for family, image in seen.skeletons.items():
             claims.skeletons.confirm(family, image)
         if seen.virtual_servers is not None:
-            host = {item.address for item in seen.interface_addresses or ()}
-            is_ours = ownership.owned_virtual_servers(seen.sets or {}, seen.addresses or frozenset(), host)
-            claims.virtual_servers.observe(seen.virtual_servers, is_ours)
             self._recall_drains(seen.virtual_servers, now)
+            host = {item.address for item in seen.interface_addresses or ()}
+            entries = {name: table.observed.keys() for name, table in claims.entries.items()}
+            is_ours = ownership.owned_virtual_servers(entries, claims.addresses.observed, host)
+            claims.virtual_servers.observe(seen.virtual_servers, is_ours)
+            self._has_seen_all |= None not in (seen.sets, seen.addresses, seen.interface_addresses)
 
     def _recall_drains(self, seen: Mapping[VirtualServerKey, ObservedVirtualServer], now: float) -> None:
         """Take up drains that a former process began; drop those whose real server is gone."""
         known = {key for key, _, _ in self.drains}
-        for key in known - seen.keys():
-            self.drains.end_all(key)
-        for key, wanted in self.claims.virtual_servers.desired.items():
+        desired = self.claims.virtual_servers.desired
+        for key in known:
+            if key not in seen or key not in desired:
+                self.drains.end_all(key)
+        for key, wanted in desired.items():
             observed = seen.get(key)
-            if observed and (key in known or len(observed.real_servers) > len(wanted.real_servers)):
+            if observed and (key in known or not observed.real_servers.keys() <= wanted.real_servers):
                 draining = {one for one, weight in observed.real_servers.items() if not weight and one not in wanted.real_servers}
                 self.drains.keep_only(key, draining)
                 for real_server in draining:
@@ -134,14 +126,28 @@ class Reconciler:
         """
         for key in self.drains.expire(now):
             self.claims.virtual_servers.touch(key)
-        operations = [operation for operation in self._operations() if self._may_try(operation, now)]
+        operations = list(self._operations())
+        if self._retries:
+            operations = self._due(operations, now)
         if only_additions:
             operations = [operation for operation in operations if not order.is_removal(operation)]
         operations.sort(key=order.rank)
         return Plan(operations)
 
-    def _may_try(self, operation: Operation, now: float) -> bool:
-        return not self._retries or self._retries.may_try(_identity(operation), now)
+    def _due(self, operations: Sequence[Operation], now: float) -> list[Operation]:
+        """Leave out what failed a short while ago; the real servers of a virtual server that is missing wait for it."""
+        identities = [_identity(operation) for operation in operations]
+        self._retries.keep_only(frozenset(identities))
+        due: list[Operation] = []
+        missing: set[VirtualServerKey] = set()
+        for identity, operation in zip(identities, operations, strict=True):
+            item = operation.item
+            if not self._retries.may_try(identity, operation, now):
+                if isinstance(item, VirtualServer) and operation.verb is Verb.ADD:
+                    missing.add(item.key)
+            elif not (isinstance(item, RealServer) and item.virtual_server in missing):
+                due.append(operation)
+        return due
 
     def _operations(self) -> Iterator[Operation]:
         claims = self.claims
@@ -155,59 +161,42 @@ class Reconciler:
             yield Operation(Verb.ADD, ip_set)
         for family in claims.skeletons.pending:
             yield Operation(Verb.SET, claims.skeletons.desired[family])
-        yield from self._virtual_server_operations()
-        yield from self._entry_and_address_operations()
+        witnesses = ownership.Witnesses(
+            key for key in claims.virtual_servers.pending if key not in claims.virtual_servers.desired
+        )
+        held_back = precondition.held_back(claims)
+        yield from self._virtual_server_operations(held_back)
+        yield from self._entry_operations(witnesses)
+        yield from self._address_operations(witnesses, precondition.premature_addresses(claims, held_back))
         for flow in claims.flows.pending:
-            yield Operation(Verb.REMOVE, FlowCleaning(flow, claims.flows.desired[flow].real_servers))
+            keep = claims.flows.desired[flow]
+            if precondition.leads_only_to(claims, flow, keep):
+                yield Operation(Verb.REMOVE, FlowCleaning(flow, keep.real_servers))
 
-    def _virtual_server_operations(self) -> Iterator[Operation]:
+    def _virtual_server_operations(self, held_back: Collection[VirtualServerKey]) -> Iterator[Operation]:
         table = self.claims.virtual_servers
         for key in table.pending:
-            wanted, seen = table.desired.get(key), table.observed.get(key)
-            if wanted and seen is None and not self._may_be_reached(wanted):
-                continue
-            yield from diff.virtual_server_operations(key, wanted, seen, self.drains.is_over, self._seed)
+            if key not in held_back:
+                wanted, seen = table.desired.get(key), table.observed.get(key)
+                yield from diff.virtual_server_operations(key, wanted, seen, self.drains.is_over, self._seed)
 
-    def _may_be_reached(self, wanted: VirtualServer) -> bool:
-        """Whether a new virtual server has no source ranges, or has them in force."""
-        key, claims = wanted.key, self.claims
-        firewall = claims.entries[IpSet(SetKind.LOAD_BALANCER_FIREWALL, key.address.family).name]
-        entry = _entry(SetKind.LOAD_BALANCER_FIREWALL, key)
-        if entry not in firewall.desired:
-            return True
-        if entry in firewall.pending or key.address.family in claims.skeletons.pending:
-            return False
-        state = claims.states[wanted.owner.service]
-        return not any(
-            one in claims.entries[one.set].pending
-            for one in state.entries
-            if one.set in order.RANGE_SETS and ownership.virtual_server_of(one) == key
-        )
-
-    def _entry_and_address_operations(self) -> Iterator[Operation]:
-        claims = self.claims
-        going = [key for key in claims.virtual_servers.pending if key not in claims.virtual_servers.desired]
-        witnesses = _Witnesses(going)
-        for name, table in claims.entries.items():
+    def _entry_operations(self, witnesses: ownership.Witnesses) -> Iterator[Operation]:
+        for table in self.claims.entries.values():
             for entry in table.pending:
                 if entry in table.desired:
-                    yield Operation(Verb.ADD, entry)
-                elif not witnesses.need(entry) and not (name in order.RANGE_SETS and self._is_restricted(entry)):
+                    if precondition.may_be_added(self.claims, entry):
+                        yield Operation(Verb.ADD, entry)
+                elif self._has_seen_all and not witnesses.need(entry) and precondition.may_be_removed(self.claims, entry):
                     yield Operation(Verb.REMOVE, entry)
-        for address in claims.addresses.pending:
-            if address in claims.addresses.desired:
-                yield Operation(Verb.ADD, BoundAddress(address))
-            elif address not in witnesses.addresses:
-                yield Operation(Verb.REMOVE, BoundAddress(address))
 
-    def _is_restricted(self, entry: SetEntry) -> bool:
-        """Whether a source range that is not wanted any more still lets somebody in, as its firewall entry is there yet."""
-        key = ownership.virtual_server_of(entry)
-        if key is None:
-            return False
-        firewall = _entry(SetKind.LOAD_BALANCER_FIREWALL, key)
-        table = self.claims.entries[firewall.set]
-        return firewall in table.pending and firewall not in table.desired
+    def _address_operations(self, witnesses: ownership.Witnesses, premature: Collection[Address]) -> Iterator[Operation]:
+        table = self.claims.addresses
+        for address in table.pending:
+            if address in table.desired:
+                if address not in premature:
+                    yield Operation(Verb.ADD, BoundAddress(address))
+            elif self._has_seen_all and address not in witnesses.addresses:
+                yield Operation(Verb.REMOVE, BoundAddress(address))
 
     def settle(self, outcomes: Sequence[Outcome], now: float) -> Report:
         """Book what became of the operations of a plan."""
@@ -222,7 +211,7 @@ class Reconciler:
             surprises += outcome.surprise
             if outcome.error:
                 failed[what] += 1
-                self._retries.fail(_identity(operation), now)
+                self._book_failure(outcome, now)
                 if len(errors) < _ERRORS_SHOWN:
                     errors.append(outcome)
                 continue
@@ -230,9 +219,20 @@ class Reconciler:
             if self._retries:
                 self._retries.forget(_identity(operation))
             self._book(operation, touched, now)
+        virtual_servers = self.claims.virtual_servers
         for key in touched:
-            self.claims.virtual_servers.touch(key)
+            virtual_servers.confirm(key, virtual_servers.observed.get(key))
         return Report(done=done, failed=failed, errors=tuple(errors), pending=self.pending, surprises=surprises)
+
+    def _book_failure(self, outcome: Outcome, now: float) -> None:
+        operation, virtual_servers = outcome.operation, self.claims.virtual_servers
+        if isinstance(operation.item, RealServer) and outcome.errno == errno.ESRCH:
+            key = operation.item.virtual_server
+            if key not in virtual_servers.observed:
+                return  # it is the virtual server that is to be tried again, and all of its real servers with it
+            self.drains.end_all(key)
+            virtual_servers.confirm(key, None)
+        self._retries.fail(_identity(operation), operation, now)
 
     def _book(self, operation: Operation, touched: set[VirtualServerKey], now: float) -> None:
         verb, item = operation
@@ -292,30 +292,6 @@ class Reconciler:
         """When there will be something to do without any event: a retry, or a look at a drain."""
         times = [time_s for time_s in (self._retries.next_s(), self.drains.next_s()) if time_s is not None]
         return min(times, default=None)
-
-
-class _Witnesses:
-    """Addresses and entries that must stay because they tell that a virtual server, which is still there, is ours."""
-
-    def __init__(self, going: Collection[VirtualServerKey]) -> None:
-        self.keys = frozenset(going)
-        self.addresses = frozenset(key.address for key in going)
-        self.ports = frozenset((key.protocol, key.port) for key in going)
-
-    def need(self, entry: SetEntry) -> bool:
-        """Whether the entry must stay."""
-        if not self.keys:
-            return False
-        if entry.address is None:
-            protocol = _NODE_PORT_KINDS.get(IP_SETS[entry.set].kind)
-            return protocol is not None and (protocol, entry.port) in self.ports
-        if entry.protocol is None:
-            return entry.address in self.addresses
-        return ownership.virtual_server_of(entry) in self.keys
-
-
-def _entry(kind: SetKind, key: VirtualServerKey) -> SetEntry:
-    return SetEntry(IpSet(kind, key.address.family).name, key.address, key.protocol, key.port)
 
 
 def _identity(operation: Operation) -> tuple[str, object]:

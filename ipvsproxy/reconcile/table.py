@@ -55,7 +55,7 @@ class Table(Generic[K, V, W]):
 
     @property
     def foreign(self) -> Collection[K]:
-        """Observed keys that nobody wants and that are not ours."""
+        """Observed keys that are not ours: neither known as such, nor ever changed by us."""
         return self._foreign
 
     @property
@@ -90,7 +90,6 @@ class Table(Generic[K, V, W]):
             waiting[holder] = held
             affected.add(holder)
         self._desired[key] = value
-        self._foreign.discard(key)
         self.touch(key)
 
     def _release(self, key: K, owner: Owner, affected: set[Owner]) -> None:
@@ -113,17 +112,17 @@ class Table(Generic[K, V, W]):
     def observe(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> None:
         """Replace all that is believed to be there. What was believed to be ours, and is there, stays ours."""
         known = self._observed.keys() - self._foreign
-        self._foreign = {key for key in listing if key not in self._desired and key not in known and not is_ours(key)}
+        self._foreign = {key for key in listing if key not in known and not is_ours(key)}
         self._observed = dict(listing)
         self._pending.clear()
         for key in (*self._desired, *(self._observed.keys() - self._desired.keys())):
             self.touch(key)
 
     def confirm(self, key: K, value: W | None) -> None:
-        """Book that the kernel now holds this value, or (None) that it does not hold the key."""
+        """Book that we made the kernel hold this value, or (None) that it does not hold the key: it is ours now."""
+        self._foreign.discard(key)
         if value is None:
             self._observed.pop(key, None)
-            self._foreign.discard(key)
         else:
             self._observed[key] = value
         self.touch(key)

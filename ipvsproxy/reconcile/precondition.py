@@ -1,0 +1,81 @@
+"""What has to be in force before something else may be done, where the order of one plan is not enough: operations can fail.
+
+Rule 1: a virtual server that only certain sources may reach is not added before its source ranges are in force.
+Rule 2: where it is there already, nobody whom the ranges let in is shut out for a moment: its firewall entry comes after the
+ranges and the rules, and goes before them; of changed ranges the old ones go when the new ones are in force.
+Rule 3: tracked flows are cleaned when the kernel leads nobody any more to a real server that they may not go on with: those
+that begin in between would stay.
+"""
+
+from collections.abc import Collection
+
+from ipvsproxy.model.kernel import IP_SETS, Flow, IpSet, SetEntry, SetKind, VirtualServerKey
+from ipvsproxy.model.net import Address
+from ipvsproxy.reconcile import order, ownership
+from ipvsproxy.reconcile.claims import Claims, Keep
+
+
+def held_back(claims: Claims) -> Collection[VirtualServerKey]:
+    """The virtual servers that are wanted and missing, and may not be added yet (rule 1)."""
+    table = claims.virtual_servers
+    return {
+        key for key in table.pending if key in table.desired and key not in table.observed and not _may_be_reached(claims, key)
+    }
+
+
+def premature_addresses(claims: Claims, held_back: Collection[VirtualServerKey]) -> Collection[Address]:
+    """Addresses that have no virtual server but such as are held back: who asked there would be refused."""
+    if not held_back:
+        return frozenset()
+    return {key.address for key in held_back} - {key.address for key in claims.virtual_servers.desired if key not in held_back}
+
+
+def may_be_added(claims: Claims, entry: SetEntry) -> bool:
+    """False for a firewall entry as long as it would shut out somebody whom the source ranges let in (rule 2)."""
+    return entry.set not in order.FIREWALL_SETS or _has_ranges_in_force(claims, entry)
+
+
+def may_be_removed(claims: Claims, entry: SetEntry) -> bool:
+    """False for a source range as long as it alone may let somebody in (rule 2)."""
+    key = ownership.virtual_server_of(entry) if entry.set in order.RANGE_SETS else None
+    if key is None:
+        return True
+    firewall = _firewall_entry(key)
+    table = claims.entries[firewall.set]
+    return firewall not in table.observed or (firewall in table.desired and _has_ranges_in_force(claims, firewall))
+
+
+def leads_only_to(claims: Claims, flow: Flow, keep: Keep) -> bool:
+    """Whether the virtual servers of a flow are there, without any real server that is neither kept nor wanted (rule 3)."""
+    table = claims.virtual_servers
+    return all(
+        key in table.observed and table.observed[key].real_servers.keys() <= keep.real_servers | table.desired[key].real_servers
+        for key in claims.states[keep.owner.service].virtual_servers
+        if (key.address.family, key.protocol, key.port) == (flow.family, flow.protocol, flow.port)
+        and flow.address in (None, key.address)
+    )
+
+
+def _may_be_reached(claims: Claims, key: VirtualServerKey) -> bool:
+    """Whether a virtual server has no source ranges, or has them in force."""
+    firewall = _firewall_entry(key)
+    table = claims.entries[firewall.set]
+    return firewall not in table.desired or (firewall not in table.pending and _has_ranges_in_force(claims, firewall))
+
+
+def _has_ranges_in_force(claims: Claims, firewall: SetEntry) -> bool:
+    """Whether everybody whom the source ranges of a virtual server let in gets through the firewall that is wanted for it."""
+    if IP_SETS[firewall.set].family in claims.skeletons.pending:
+        return False
+    key = ownership.virtual_server_of(firewall)
+    state = claims.states[claims.entries[firewall.set].desired[firewall].service]
+    return not any(
+        entry in claims.entries[entry.set].pending
+        for entry in state.entries
+        if entry.set in order.RANGE_SETS and ownership.virtual_server_of(entry) == key
+    )
+
+
+def _firewall_entry(key: VirtualServerKey) -> SetEntry:
+    """What makes the source ranges of a virtual server count."""
+    return SetEntry(IpSet(SetKind.LOAD_BALANCER_FIREWALL, key.address.family).name, key.address, key.protocol, key.port)

@@ -1,0 +1,93 @@
+"""Wishes made by hand, for tests of a single module: who wants which virtual servers, entries, addresses and flows."""
+
+from collections.abc import Iterable, Mapping
+
+from ipvsproxy.model.kernel import (
+    Flow,
+    IpSet,
+    ObservedVirtualServer,
+    Owner,
+    RealServerKey,
+    SetEntry,
+    SetKind,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+    network_entry,
+)
+from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
+from ipvsproxy.model.state import ServiceState
+
+ROUND_ROBIN = VirtualServerSettings("rr")
+OLD = Owner(1.0, "default", "old")
+YOUNG = Owner(2.0, "default", "young")
+
+
+def virtual_server(
+    key: VirtualServerKey,
+    *real_servers: RealServerKey,
+    owner: Owner = OLD,
+    settings: VirtualServerSettings = ROUND_ROBIN,
+) -> VirtualServer:
+    """A virtual server that an owner wants."""
+    return VirtualServer(key, settings, frozenset(real_servers), owner)
+
+
+def observed(
+    weights: Mapping[RealServerKey, int] | None = None,
+    *,
+    settings: VirtualServerSettings = ROUND_ROBIN,
+    flags_known: bool = True,
+) -> ObservedVirtualServer:
+    """A virtual server in the kernel."""
+    return ObservedVirtualServer(settings, dict(weights or {}), flags_known)
+
+
+def state(
+    owner: Owner,
+    *virtual_servers: VirtualServerKey,
+    real_servers: Iterable[RealServerKey] = (),
+    entries: Iterable[SetEntry] = (),
+    addresses: Iterable[str] = (),
+    flows: Mapping[Flow, frozenset[RealServerKey]] | None = None,
+    refused: Iterable[VirtualServerKey] = (),
+) -> ServiceState:
+    """What one Service wants; all of its virtual servers have the same real servers."""
+    wanted = frozenset(real_servers)
+    return ServiceState(
+        owner=owner,
+        virtual_servers={key: VirtualServer(key, ROUND_ROBIN, wanted, owner) for key in virtual_servers},
+        entries=tuple(entries),
+        addresses=tuple(map(parse_address, addresses)),
+        flows=flows or {},
+        refused=tuple(refused),
+    )
+
+
+def entry(kind: SetKind, key: VirtualServerKey, other: str | None = None) -> SetEntry:
+    """The entry of a set that names a virtual server, and what comes after it in some sets."""
+    return SetEntry(
+        IpSet(kind, key.address.family).name, key.address, key.protocol, key.port, parse_address(other) if other else None
+    )
+
+
+def range_entry(key: VirtualServerKey, source_range: str) -> SetEntry:
+    """The entry that lets a range reach a virtual server."""
+    kind = SetKind.LOAD_BALANCER_SOURCE_CIDR
+    return network_entry(IpSet(kind, key.address.family).name, key, parse_network(source_range))
+
+
+def port_entry(kind: SetKind, port: int, family: Family = Family.IPV4) -> SetEntry:
+    """The entry of a ``bitmap:port`` set."""
+    return SetEntry(IpSet(kind, family).name, port=port)
+
+
+def bound_entry(address: str) -> SetEntry:
+    """The entry of the set of service addresses."""
+    parsed = parse_address(address)
+    return SetEntry(IpSet(SetKind.IPVS_IPS, parsed.family).name, parsed)
+
+
+def flow(address: str | None, port: int = 53, protocol: Protocol = Protocol.UDP, family: Family = Family.IPV4) -> Flow:
+    """Tracked flows to a frontend; without an address, to a node port."""
+    return Flow(family, protocol, parse_address(address) if address else None, port)

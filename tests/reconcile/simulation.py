@@ -1,0 +1,156 @@
+"""A node without a kernel: the reconciler, translation and rules of the real one, on a kernel in memory, one operation at a time.
+
+The loop is that of ``ipvsproxy/daemon/engine.py`` without its waiting: time passes when a test says so.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable
+
+from ipvsproxy.model.kernel import ChainKey, SetEntry, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.net import Address, Family, Network, parse_address
+from ipvsproxy.model.plan import Operation, Outcome, Plan, Report
+from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.translate import skeleton, view
+from ipvsproxy.translate import state as translate_state
+from tests import builders, fake_kernel
+
+MOST_ROUNDS = 12
+"""A sync that plans more often than this never ends."""
+SYSCTL = Sysctl("net/ipv4/vs/conntrack", "1")
+TIMEOUTS = Timeouts(900, 120, 300)
+_MATCH = re.compile(r"-m set --match-set (\S+) (\S+) -j (\S+)")
+
+
+class SimulatedNode:
+    """A node. ``after_each`` is called after each single operation; ``applied`` are those of the last sync."""
+
+    def __init__(
+        self,
+        kernel: fake_kernel.FakeKernel | None = None,
+        *,
+        drain_deadline_s: float = 0,
+        excluded: Iterable[str] = (),
+        after_each: Callable[[Operation], None] = lambda _: None,
+    ) -> None:
+        self.kernel = kernel or new_kernel()
+        self.after_each = after_each
+        self.now = 1000.0
+        self.applied: list[Operation] = []
+        self.reports: list[Report] = []
+        self.states: dict[ServiceName, ServiceState] = {}
+        self._families = frozenset({Family.IPV4})
+        self._settings = view.Settings(families=self._families)
+        self._view = builders.node_view()
+        self._policy = Policy(
+            node_name=builders.THIS_NODE, drain_deadline_s=drain_deadline_s, excluded=builders.networks(*excluded)
+        )
+        self.reconciler = self._new_reconciler()
+
+    def _new_reconciler(self) -> Reconciler:
+        reconciler = Reconciler(self._policy)
+        reconciler.claims.put_node(self._families, (SYSCTL,), TIMEOUTS)
+        reconciler.observe(self.kernel.observe(), self.now)
+        return reconciler
+
+    def restart(self) -> None:
+        """A new process, which knows nothing but what the API and the kernel say."""
+        self.reconciler = self._new_reconciler()
+        for name, wanted in self.states.items():
+            self.reconciler.put(name, wanted)
+
+    def put(self, service: Service, *slices: EndpointSlice) -> None:
+        """A Service has changed."""
+        self.put_state(translate_state.translate(service, slices, self._view, self._settings))
+
+    def put_state(self, wanted: ServiceState) -> None:
+        """What a Service wants has changed."""
+        self.states[wanted.owner.service] = wanted
+        self.reconciler.put(wanted.owner.service, wanted)
+
+    def remove(self, name: str) -> None:
+        """A Service is gone."""
+        key = ServiceName(builders.NAMESPACE, name)
+        self.states.pop(key, None)
+        self.reconciler.put(key, None)
+
+    def observe(self, **changes: object) -> None:
+        """Read the kernel; ``changes`` replace parts of what it says."""
+        self.reconciler.observe(dataclasses.replace(self.kernel.observe(), **changes), self.now)  # type: ignore[arg-type]  # names of fields
+
+    def plan(self) -> Plan:
+        """What would be done now."""
+        reconciler = self.reconciler
+        for family in self._families:
+            inputs = reconciler.claims.occupied(family), reconciler.claims.refused()
+            reconciler.claims.put_skeleton(skeleton.build_skeleton(family, self._settings, self._view, *inputs))
+        return reconciler.plan(self.now)
+
+    def sync(self, *, after_s: float = 0) -> list[Operation]:
+        """Plan, apply and settle until nothing can be done now; returns what was done."""
+        self.now += after_s
+        self.applied, self.reports = [], []
+        for _ in range(MOST_ROUNDS):
+            plan = self.plan()
+            if plan.operations:
+                self.reports.append(self.reconciler.settle(self._apply(plan), self.now))
+            elif due := self.reconciler.drains.due(self.now):
+                self.reconciler.note_connections(self.kernel.connections(due), self.now)
+            else:
+                return self.applied
+        raise AssertionError(f"still not done after {MOST_ROUNDS} rounds: {plan}")
+
+    def _apply(self, plan: Plan) -> list[Outcome]:
+        identities = [fake_kernel._identity(operation.item) for operation in plan.operations]
+        assert len(set(identities)) == len(identities), "one plan, one operation per object"
+        outcomes = []
+        for operation in plan.operations:
+            outcomes += self.kernel.apply([operation])
+            self.applied.append(operation)
+            self.after_each(operation)
+        return outcomes
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an operation of the last sync failed, or found something else than was believed."""
+        return any(report.failed or report.surprises for report in self.reports)
+
+
+def new_kernel() -> fake_kernel.FakeKernel:
+    """The kernel of a node that has its address on eth0."""
+    kernel = fake_kernel.FakeKernel()
+    kernel.host_addresses = [builders.interface_address("eth0", builders.NODE_ADDRESS)]
+    kernel.sysctls = {SYSCTL.path: "0"}
+    return kernel
+
+
+def lets_in(kernel: fake_kernel.FakeKernel, key: VirtualServerKey, source: str) -> bool:
+    """Whether a client reaches a virtual server through the rules for source ranges."""
+    return key in kernel.virtual_servers and _passes(kernel, skeleton.PROXY_FIREWALL, key, parse_address(source))
+
+
+def lets_node_in(kernel: fake_kernel.FakeKernel, key: VirtualServerKey) -> bool:
+    """Whether the node itself does: its packets bear the virtual server's address as their source."""
+    out = kernel.chains[key.address.family].get(ChainKey("filter", skeleton.IPVS_OUT_FILTER), ())
+    vaddr = f"--vproto {key.protocol:d} --vaddr {key.address} --vport {key.port} -j DROP"
+    return lets_in(kernel, key, str(key.address)) and not any(vaddr in text for text in out)
+
+
+def _passes(kernel: fake_kernel.FakeKernel, chain: str, key: VirtualServerKey, source: Address) -> bool:
+    for text in kernel.chains[key.address.family].get(ChainKey("filter", chain), ()):
+        found = _MATCH.search(text)
+        if found and not any(_matches(entry, found[2], key, source) for entry in kernel.sets[found[1]].entries):
+            continue
+        target = found[3] if found else text.removeprefix("-j ")
+        return target == "RETURN" or (target != "DROP" and _passes(kernel, target, key, source))
+    return True
+
+
+def _matches(entry: SetEntry, sides: str, key: VirtualServerKey, source: Address) -> bool:
+    if (entry.protocol, entry.address, entry.port) != key:
+        return False
+    if sides == "dst,dst" or entry.other is None:
+        return True
+    return Network(entry.other, entry.prefix_length or entry.other.family.bits).contains(source)

@@ -1,0 +1,217 @@
+"""What waits for what, looked at after each single operation, whichever operation fails.
+
+Left out: what the rules themselves mean to the kernel; ``simulation`` reads those about source ranges as iptables would.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from ipvsproxy.model.kernel import FlowCleaning, RealServer, VirtualServerKey
+from ipvsproxy.model.net import Protocol
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.service import EndpointSlice, Service
+from tests import builders
+from tests.reconcile import examples, simulation
+
+ADDRESS = "192.0.2.10"
+VIRTUAL_SERVER = builders.frontend(ADDRESS, 80)
+NODE_RANGE = "192.168.0.0/24"
+HOME, OFFICE, STRANGER = "10.1.1.1", "10.2.2.2", "203.0.113.5"
+EVERYBODY = frozenset({HOME, OFFICE, STRANGER, "node"})
+RANGES = {
+    (): EVERYBODY,
+    ("10.1.0.0/16",): frozenset({HOME}),
+    ("10.0.0.0/8",): frozenset({HOME, OFFICE}),
+    ("10.1.0.0/16", NODE_RANGE): frozenset({HOME, "node"}),
+    ("10.2.0.0/16", "10.1.1.1/32"): frozenset({HOME, OFFICE}),
+}
+"""Source ranges, and who is let in by them."""
+
+
+def web(source_ranges: tuple[str, ...], name: str = "web", address: str = ADDRESS, created_s: float = 5.0) -> Service:
+    return builders.service(
+        name, load_balancer=(address,), source_ranges=source_ranges, cluster=(f"10.96.0.{len(name)}",), created_s=created_s
+    )
+
+
+def endpoints() -> EndpointSlice:
+    return builders.endpoint_slice(builders.endpoint("10.244.0.5"))
+
+
+def let_in(node: simulation.SimulatedNode, key: VirtualServerKey = VIRTUAL_SERVER) -> set[str]:
+    clients = {source for source in (HOME, OFFICE, STRANGER) if simulation.lets_in(node.kernel, key, source)}
+    return clients | ({"node"} if simulation.lets_node_in(node.kernel, key) else set())
+
+
+class Nth:
+    """Picks the operation with this number, counted from 0, and its repetitions."""
+
+    def __init__(self, number: int) -> None:
+        self.picked: Operation | None = None
+        self._to_come = number
+
+    def __call__(self, operation: Operation) -> bool:
+        if self.picked is None and self._to_come == 0:
+            self.picked = operation
+        self._to_come -= 1
+        return operation == self.picked
+
+
+def each_failure(change: Callable[[Nth], None]) -> None:
+    """Make a change again and again; each time another of its operations fails, until there are no more."""
+    for number in itertools.count():
+        failing = Nth(number)
+        change(failing)
+        if failing.picked is None:
+            assert number > 0
+            return
+
+
+def until_done(node: simulation.SimulatedNode) -> None:
+    node.sync()
+    for _ in range(2):
+        node.observe()
+        node.sync(after_s=61)
+
+
+def with_a_second_one(node: simulation.SimulatedNode, source_ranges: tuple[str, ...]) -> None:
+    """Another Service with source ranges: the rules of some sets are there already."""
+    if source_ranges:
+        node.put(web(source_ranges, "other", "192.0.2.77"))
+
+
+@pytest.mark.parametrize("others", [(), ("10.1.0.0/16",)])
+@pytest.mark.parametrize("ranges", [ranges for ranges in RANGES if ranges])
+def test_nobody_but_the_ranges_is_let_in_to_a_new_address_whatever_fails(
+    ranges: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    def change(failing: Nth) -> None:
+        node = simulation.SimulatedNode()
+        with_a_second_one(node, others)
+        node.sync()
+        node.kernel.fail(failing, times=2)
+        node.after_each = lambda operation: _assert_only(node, RANGES[ranges], operation)
+        node.put(web(ranges), endpoints())
+        until_done(node)
+        assert let_in(node) == RANGES[ranges]
+        assert not node.plan().operations
+
+    each_failure(change)
+
+
+def _assert_only(node: simulation.SimulatedNode, allowed: frozenset[str], operation: Operation) -> None:
+    assert let_in(node) <= allowed, operation
+
+
+@pytest.mark.parametrize("others", [(), ("10.1.0.0/16",), ("10.1.0.0/16", NODE_RANGE)])
+@pytest.mark.parametrize(("before", "after"), list(itertools.permutations(RANGES, 2)))
+def test_who_is_let_in_before_and_after_a_change_of_ranges_is_let_in_throughout_whatever_fails(
+    before: tuple[str, ...], after: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    def change(failing: Nth) -> None:
+        node = simulation.SimulatedNode()
+        with_a_second_one(node, others)
+        node.put(web(before), endpoints())
+        node.sync()
+        assert let_in(node) == RANGES[before]
+        node.kernel.fail(failing, times=2)
+        node.after_each = lambda operation: _assert_all(node, RANGES[before] & RANGES[after], operation)
+        node.put(web(after), endpoints())
+        until_done(node)
+        assert let_in(node) == RANGES[after]
+        assert not node.plan().operations
+
+    each_failure(change)
+
+
+def _assert_all(node: simulation.SimulatedNode, allowed: frozenset[str], operation: Operation) -> None:
+    assert allowed <= let_in(node), operation
+
+
+@pytest.mark.parametrize("ranges", [ranges for ranges in RANGES if ranges])
+def test_ranges_stay_in_force_until_the_virtual_server_is_gone_whatever_fails(ranges: tuple[str, ...]) -> None:
+    def change(failing: Nth) -> None:
+        node = simulation.SimulatedNode()
+        node.put(web(ranges), endpoints())
+        node.sync()
+        node.kernel.fail(failing, times=2)
+        node.after_each = lambda operation: _assert_only(node, RANGES[ranges], operation)
+        node.remove("web")
+        until_done(node)
+        assert VIRTUAL_SERVER not in node.kernel.virtual_servers
+        assert not any(held.entries for held in node.kernel.sets.values())
+
+    each_failure(change)
+
+
+def test_an_address_is_not_bound_while_its_only_virtual_server_is_held_back() -> None:
+    node = simulation.SimulatedNode()
+    node.kernel.fail(lambda operation: operation.item == examples.range_entry(VIRTUAL_SERVER, "10.1.0.0/16"), times=1)
+    node.put(web(("10.1.0.0/16",)), endpoints())
+    node.sync()
+    assert VIRTUAL_SERVER.address not in node.kernel.addresses
+    node.sync(after_s=1)
+    assert VIRTUAL_SERVER.address in node.kernel.addresses
+
+
+def test_another_service_on_the_same_address_does_not_wait_for_the_ranges_of_the_first() -> None:
+    node = simulation.SimulatedNode()
+    node.kernel.fail(lambda operation: operation.item == examples.range_entry(VIRTUAL_SERVER, "10.1.0.0/16"), times=1)
+    node.put(web(("10.1.0.0/16",)), endpoints())
+    node.put(builders.service("free", builders.service_port(443), cluster=("10.96.0.99",), load_balancer=(ADDRESS,)))
+    node.sync()
+    assert VIRTUAL_SERVER not in node.kernel.virtual_servers
+    assert builders.frontend(ADDRESS, 443) in node.kernel.virtual_servers
+    assert VIRTUAL_SERVER.address in node.kernel.addresses
+
+
+def dns(*ready: str) -> tuple[Service, EndpointSlice]:
+    port = builders.service_port(53, Protocol.UDP, node_port=30053)
+    slices = builders.endpoint_slice(
+        *(builders.endpoint(address) for address in ready), service="dns", ports=(builders.endpoint_port(53, port.protocol),)
+    )
+    return builders.service("dns", port), slices
+
+
+def cleanings(operations: list[Operation]) -> list[FlowCleaning]:
+    return [operation.item for operation in operations if isinstance(operation.item, FlowCleaning)]
+
+
+@pytest.mark.checklist(102)
+def test_flows_are_cleaned_only_after_the_lost_real_server_is_out_of_every_virtual_server_of_theirs() -> None:
+    node = simulation.SimulatedNode()
+    node.put(*dns("10.244.0.5", "10.244.0.6"))
+    node.sync()
+    lost = builders.backend("10.244.0.6", 53)
+    node_port = builders.frontend(builders.NODE_ADDRESS, 30053, Protocol.UDP)
+    node.kernel.fail(lambda operation: operation == Operation(Verb.REMOVE, RealServer(node_port, lost, 0)), times=1)
+    node.put(*dns("10.244.0.5"))
+    of_cluster_ip, of_node_port = examples.flow(builders.CLUSTER_IP), examples.flow(None, 30053)
+    keep = frozenset({builders.backend("10.244.0.5", 53)})
+    assert cleanings(node.sync()) == [FlowCleaning(of_cluster_ip, keep)]
+    assert cleanings(node.sync(after_s=1)) == [FlowCleaning(of_node_port, keep)]
+
+
+def test_flows_wait_for_their_virtual_server_which_might_lead_them_nowhere() -> None:
+    node = simulation.SimulatedNode()
+    key = builders.frontend(builders.CLUSTER_IP, 53, Protocol.UDP)
+    node.kernel.fail(lambda operation: getattr(operation.item, "key", None) == key, times=1)
+    node.put(*dns("10.244.0.5"))
+    assert [item.flow for item in cleanings(node.sync())] == [examples.flow(None, 30053)]
+    assert [item.flow for item in cleanings(node.sync(after_s=1))] == [examples.flow(builders.CLUSTER_IP)]
+
+
+def test_a_real_server_that_is_wanted_though_it_may_not_keep_its_flows_does_not_hold_up_the_cleaning() -> None:
+    """It is ready but not serving, as ``publishNotReadyAddresses`` makes it."""
+    node = simulation.SimulatedNode()
+    service, _ = dns()
+    slices = builders.endpoint_slice(
+        builders.endpoint("10.244.0.5", serving=False),
+        builders.endpoint("10.244.0.6"),
+        service="dns",
+        ports=(builders.endpoint_port(53, Protocol.UDP),),
+    )
+    node.put(service, slices)
+    assert len(cleanings(node.sync())) == 2
