@@ -18,7 +18,6 @@ from ipvsproxy.daemon.directory import DirectorySource
 from ipvsproxy.daemon.engine import Engine
 from ipvsproxy.daemon.status import Status
 from ipvsproxy.daemon.store import Store
-from ipvsproxy.daemon.watch import KubernetesSource, SourceError
 from ipvsproxy.kernel import host, notify
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program
@@ -113,6 +112,9 @@ async def _make_source(config: Config) -> Source:
         if not await asyncio.to_thread(pathlib.Path(config.source.manifests).is_dir):
             raise CannotStartError(f"--manifests: {config.source.manifests} is not a directory")
         return DirectorySource(config.source.manifests)
+    # Not above: the client library takes half a second and 50 MiB, and a directory of manifests does not need it.
+    from ipvsproxy.daemon.watch import KubernetesSource, SourceError  # noqa: PLC0415
+
     source = KubernetesSource(node_name=config.node_name, kubeconfig=config.source.kubeconfig, master=config.source.api_server)
     try:
         await source.check()
@@ -142,8 +144,15 @@ async def _running_kernel() -> AsyncIterator[KernelThread[NodeKernel]]:
 
 
 def _usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
-    """The iptables program of each family that this host can serve; one family is enough."""
-    reasons = {family: kernel.iptables.usable(family) for family in Family}
+    """The iptables program of each family that this host can serve; one family is enough.
+
+    Raises:
+        CannotStartError: there is none, or a set type is missing.
+    """
+    missing = host.missing_set_types()
+    if missing:
+        raise CannotStartError(*missing)
+    reasons = {family: kernel.iptables.usable(family) or kernel.iptables.try_writing(family) for family in Family}
     for family, reason in reasons.items():
         if reason:
             log.warning("family is not served", family=family.label, reason=reason)

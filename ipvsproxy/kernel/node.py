@@ -2,9 +2,11 @@
 
 import functools
 import itertools
+import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from ipvsproxy.kernel import netlink
 from ipvsproxy.kernel.addresses import AddressDriver
 from ipvsproxy.kernel.conntrack import ConntrackDriver
 from ipvsproxy.kernel.errors import KernelError
@@ -50,13 +52,16 @@ class NodeKernel:
     def __init__(self, chains: Collection[ChainKey], jumps: Collection[Jump]) -> None:
         """Open all sockets. ``chains`` and ``jumps`` are those that count as ours.
 
+        ``ports`` holds the port ids under which addresses are changed, as notifications name them.
+
         Raises:
             KernelError: the kernel lacks something, or this process may not use it.
         """
+        self.ports: set[int] = set()
         self.iptables = IptablesDriver(chains=chains, jumps=jumps)
         self.ipvs = IpvsDriver()
         self._ipset = IpsetDriver()
-        self._addresses = AddressDriver()
+        self._addresses = AddressDriver(self._open_noted)
         self._sysctls = SysctlDriver()
         self._conntrack = ConntrackDriver()
         self._drivers: Mapping[type, Driver] = {
@@ -71,6 +76,12 @@ class NodeKernel:
             Skeleton: self.iptables,
             FlowCleaning: self._conntrack,
         }
+
+    def _open_noted(self, protocol: int) -> socket.socket:
+        """Open a socket whose port id is among ``ports``: what it changes is not somebody else's change."""
+        opened = netlink.open_socket(protocol)
+        self.ports.add(opened.getsockname()[0])
+        return opened
 
     def close(self) -> None:
         """Close all sockets."""
