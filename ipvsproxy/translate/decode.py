@@ -11,8 +11,10 @@ from ipvsproxy.translate import parse, wire
 GONE = 410
 """HTTP status, and code of an ERROR event: the resource version is too old, list again."""
 
-_UNREADABLE = (msgspec.MsgspecError, RecursionError)
-"""What msgspec raises for bytes that are not JSON, or not of the shape, or nested deeper than the interpreter can follow."""
+_MISSHAPEN = (msgspec.ValidationError, UnicodeDecodeError)
+"""What msgspec raises for JSON that is not of the shape, or whose text is not UTF-8: perhaps in one object only."""
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""All that msgspec raises for bytes: also those that are no JSON, or nested deeper than the interpreter can follow."""
 
 T = TypeVar("T", wire.ServiceWire, wire.EndpointSliceWire, wire.NodeWire)
 
@@ -147,7 +149,7 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
     try:
         page = reader.page.decode(body)
         events = tuple(reader.event(item) for item in page.items or ())
-    except msgspec.ValidationError:
+    except _MISSHAPEN:
         try:
             page = msgspec.json.decode(body, type=_LoosePage)
         except _UNREADABLE as error:
@@ -168,7 +170,7 @@ def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
     try:
         decoded = reader.line.decode(line)
         raw, what = decoded.object, decoded.type
-    except msgspec.ValidationError:
+    except _MISSHAPEN:
         return _loose_line(kind, line)
     except _UNREADABLE as error:
         raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error

@@ -1,0 +1,470 @@
+"""What of an API object is used, and which reason stands for what is not."""
+
+from typing import Any
+
+import hypothesis
+import msgspec
+import pytest
+from hypothesis import strategies as st
+
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.service import (
+    Endpoint,
+    EndpointPort,
+    EndpointSlice,
+    EndpointSliceName,
+    Node,
+    Service,
+    ServiceName,
+    ServicePort,
+    ServiceType,
+    Skipped,
+)
+from ipvsproxy.translate import parse, wire
+from tests import builders
+from tests.translate import strategies
+
+NAME = ServiceName("shop", "web")
+
+
+def _service(
+    spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None, metadata: dict[str, Any] | None = None
+) -> Service:
+    """A Service whose spec has, besides what is given, a cluster IP and one port."""
+    defaults = {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}
+    document = {"metadata": metadata, "spec": defaults | (spec or {}), "status": status}
+    return parse.parse_service(msgspec.convert(document, wire.ServiceWire), NAME)
+
+
+def _reasons(parsed: Service | EndpointSlice | Node) -> list[str]:
+    return [str(skipped) for skipped in parsed.skipped]
+
+
+def test_a_service_is_named_dated_and_typed() -> None:
+    service = _service({"type": "NodePort"}, metadata={"uid": "u-1", "creationTimestamp": "1970-01-02T00:00:00Z"})
+    assert (service.name, service.uid, service.created_s, service.type) == (NAME, "u-1", 86400, ServiceType.NODE_PORT)
+    assert service.not_served is None
+    assert service.skipped == ()
+
+
+def test_a_service_without_a_type_is_a_cluster_ip() -> None:
+    assert _service().type is ServiceType.CLUSTER_IP
+
+
+def test_a_service_of_a_type_from_the_future_is_served_as_cluster_ip_and_says_so() -> None:
+    service = _service({"type": "Tunnel"})
+    assert service.type is ServiceType.CLUSTER_IP
+    assert service.cluster_addresses == builders.addresses("10.96.0.10")
+    assert _reasons(service) == ["spec.type: 'Tunnel' is not known; served as ClusterIP"]
+
+
+@pytest.mark.checklist(47)
+@pytest.mark.parametrize("ports", [[{"port": 1234}], [], [{"port": 1234, "protocol": "SCTP"}]])
+@pytest.mark.parametrize("where", [{"clusterIP": "None"}, {"clusterIP": None, "clusterIPs": ["None"]}])
+def test_a_headless_service_is_not_served_which_is_no_fault(ports: list[Any], where: dict[str, Any]) -> None:
+    service = _service({"ports": ports} | where)
+    assert service.not_served == Skipped("spec.clusterIP", "headless: clients reach the endpoints directly", invalid=False)
+    assert service.ports == ()
+
+
+@pytest.mark.checklist(48)
+def test_an_external_name_is_not_served_even_with_a_cluster_ip() -> None:
+    service = _service({"type": "ExternalName", "clusterIP": "172.16.55.4", "externalName": "foo2.bar.com"})
+    assert service.not_served == Skipped("spec.type", "ExternalName: a DNS matter", invalid=False)
+
+
+def test_a_service_that_has_no_cluster_ip_yet_is_not_served_yet() -> None:
+    not_served = _service({"clusterIP": ""}).not_served
+    assert not_served == Skipped("spec.clusterIP", "no cluster IP has been allotted", invalid=False)
+
+
+@pytest.mark.parametrize("name", ["other-proxy", ""])
+def test_a_service_labelled_for_another_proxy_is_not_served_whatever_the_labels_value(name: str) -> None:
+    not_served = _service(metadata={"labels": {"service.kubernetes.io/service-proxy-name": name}}).not_served
+    assert not_served == Skipped("metadata.labels", f"service-proxy-name gives it to {name!r}", invalid=False)
+
+
+def test_the_headless_label_on_a_service_means_nothing_to_a_proxy() -> None:
+    assert _service(metadata={"labels": {"service.kubernetes.io/headless": ""}}).not_served is None
+
+
+def test_a_service_without_a_usable_cluster_ip_says_what_is_wrong_with_each() -> None:
+    service = _service({"clusterIP": "10.96.0.300", "clusterIPs": ["10.96.0.300", "fd00::x"]})
+    assert service.not_served == Skipped("spec.clusterIPs", "none is a usable address")
+    assert _reasons(service) == [
+        "spec.clusterIPs: '10.96.0.300' is not an IP address",
+        "spec.clusterIPs: 'fd00::x' is not an IP address",
+    ]
+
+
+def test_cluster_ips_of_both_families_are_used_in_order() -> None:
+    service = _service({"clusterIPs": ["fd00:10:96::1", "10.96.0.10"]})
+    assert service.cluster_addresses == builders.addresses("fd00:10:96::1", "10.96.0.10")
+
+
+def test_a_second_cluster_ip_of_one_family_is_not_used() -> None:
+    service = _service({"clusterIPs": ["10.96.0.10", "10.96.0.11"]})
+    assert service.cluster_addresses == builders.addresses("10.96.0.10")
+    assert _reasons(service) == ["spec.clusterIPs: 10.96.0.11: a second address of one family"]
+
+
+def test_a_port_has_the_apis_defaults() -> None:
+    assert _service({"ports": [{"port": 80}]}).ports == (ServicePort(name="", protocol=Protocol.TCP, port=80, node_port=0),)
+
+
+def test_ports_of_all_protocols_are_used_in_order() -> None:
+    ports = [
+        {"name": "dns", "port": 53, "protocol": "UDP", "nodePort": 30053},
+        {"name": "dns-tcp", "port": 53, "protocol": "TCP"},
+        {"name": "sig", "port": 53, "protocol": "SCTP"},
+    ]
+    assert _service({"ports": ports}).ports == (
+        ServicePort(name="dns", protocol=Protocol.UDP, port=53, node_port=30053),
+        ServicePort(name="dns-tcp", protocol=Protocol.TCP, port=53),
+        ServicePort(name="sig", protocol=Protocol.SCTP, port=53),
+    )
+
+
+@pytest.mark.parametrize(
+    ("port", "reason"),
+    [
+        ({"port": 80, "protocol": "tcp"}, "spec.ports[1].protocol: 'tcp' is none of TCP, UDP, SCTP"),
+        ({"name": "b"}, "spec.ports[1].port: 0 is outside 1..65535"),
+        ({"name": "b", "port": 65536}, "spec.ports[1].port: 65536 is outside 1..65535"),
+        ({"name": "b", "port": -1}, "spec.ports[1].port: -1 is outside 1..65535"),
+        ({"name": "a", "port": 81}, "spec.ports[1].name: 'a' stands there twice"),
+        ({"name": "b", "port": 80}, "spec.ports[1].port: TCP 80 stands there twice"),
+    ],
+)
+def test_a_bad_port_costs_itself_only(port: dict[str, Any], reason: str) -> None:
+    service = _service({"ports": [{"name": "a", "port": 80}, port, {"name": "z", "port": 82}]})
+    assert [item.port for item in service.ports] == [80, 82]
+    assert _reasons(service) == [reason]
+
+
+def test_a_bad_node_port_costs_the_node_port_only() -> None:
+    service = _service({"ports": [{"port": 80, "nodePort": 70000}]})
+    assert service.ports == (ServicePort(name="", protocol=Protocol.TCP, port=80, node_port=0),)
+    assert _reasons(service) == ["spec.ports[0].nodePort: 70000 is outside 1..65535"]
+
+
+def test_external_addresses_are_read_once_each_and_bad_ones_named() -> None:
+    service = _service({"externalIPs": ["192.0.2.1", " 192.0.2.2 ", "", "192.0.2.1", "nonsense", "2001:db8::1"]})
+    assert service.external_addresses == builders.addresses("192.0.2.1", "192.0.2.2", "2001:db8::1")
+    assert _reasons(service) == ["spec.externalIPs: 'nonsense' is not an IP address"]
+
+
+@pytest.mark.checklist(39)
+@pytest.mark.parametrize(
+    ("mode", "served"), [({"ipMode": "VIP"}, True), ({}, True), ({"ipMode": "Proxy"}, False), ({"ipMode": "Magic"}, False)]
+)
+def test_a_load_balancer_address_is_served_in_mode_vip_or_without_a_mode(mode: dict[str, str], *, served: bool) -> None:
+    service = _service({"type": "LoadBalancer"}, {"loadBalancer": {"ingress": [{"ip": "1.2.3.4"} | mode]}})
+    assert service.load_balancer_addresses == (builders.addresses("1.2.3.4") if served else ())
+
+
+@pytest.mark.parametrize("status", [None, {}, {"loadBalancer": None}, {"loadBalancer": {"ingress": None}}])
+def test_without_an_ingress_there_is_no_load_balancer_address(status: dict[str, Any] | None) -> None:
+    assert _service(status=status).load_balancer_addresses == ()
+
+
+def test_an_ingress_that_is_a_host_name_is_a_dns_matter_and_no_fault() -> None:
+    service = _service(status={"loadBalancer": {"ingress": [{"hostname": "lb.example"}, {"ip": "1.2.3.4"}]}})
+    assert service.load_balancer_addresses == builders.addresses("1.2.3.4")
+    assert service.skipped == ()
+
+
+def test_source_ranges_are_trimmed_masked_and_read_once_each() -> None:
+    ranges = [" 10.0.0.0/8", "10.1.2.3/8", "", "203.0.113.7/32", "2001:db8::/32", "10.0.0.0"]
+    service = _service({"loadBalancerSourceRanges": ranges})
+    assert service.source_ranges == builders.networks("10.0.0.0/8", "203.0.113.7/32", "2001:db8::/32")
+    assert _reasons(service) == ["spec.loadBalancerSourceRanges: '10.0.0.0' is not a CIDR range such as 10.0.0.0/8"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "timeout_s"),
+    [
+        ({}, 0),
+        ({"sessionAffinity": "None", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 5}}}, 0),
+        ({"sessionAffinity": "ClientIP"}, 10800),
+        ({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {}}, 10800),
+        ({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {}}}, 10800),
+        ({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 1}}}, 1),
+        ({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 86400}}}, 86400),
+    ],
+)
+def test_session_affinity_lasts_three_hours_unless_said_otherwise(spec: dict[str, Any], timeout_s: int) -> None:
+    assert _service(spec).affinity_timeout_s == timeout_s
+
+
+@pytest.mark.parametrize("timeout_s", [86401, -1])
+def test_an_affinity_longer_than_a_day_is_replaced_by_the_default(timeout_s: int) -> None:
+    service = _service({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": timeout_s}}})
+    assert service.affinity_timeout_s == 10800
+    assert _reasons(service) == [
+        f"spec.sessionAffinityConfig.clientIP.timeoutSeconds: {timeout_s} is outside 1..86400; 10800 is used"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_local"),
+    [
+        ({"type": "LoadBalancer"}, True),
+        ({"type": "NodePort"}, True),
+        ({"type": "ClusterIP", "externalIPs": ["192.0.2.1"]}, True),
+        ({"type": "ClusterIP"}, False),
+    ],
+)
+def test_external_traffic_policy_counts_for_services_that_can_be_reached_from_outside(
+    spec: dict[str, Any], *, is_local: bool
+) -> None:
+    assert _service(spec | {"externalTrafficPolicy": "Local"}).external_traffic_local is is_local
+    assert _service(spec | {"externalTrafficPolicy": "Cluster"}).external_traffic_local is False
+
+
+def test_internal_traffic_policy_is_cluster_unless_it_is_local() -> None:
+    assert _service({"internalTrafficPolicy": "Local"}).internal_traffic_local
+    assert not _service({"internalTrafficPolicy": "Cluster"}).internal_traffic_local
+    assert not _service().internal_traffic_local
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "port"),
+    [("LoadBalancer", "Local", 30000), ("LoadBalancer", "Cluster", 0), ("NodePort", "Local", 0)],
+)
+def test_a_health_check_port_belongs_to_a_load_balancer_with_local_traffic(kind: str, policy: str, port: int) -> None:
+    spec = {"type": kind, "externalTrafficPolicy": policy, "healthCheckNodePort": 30000}
+    assert _service(spec).health_check_node_port == port
+
+
+def test_a_health_check_port_that_is_none_is_named() -> None:
+    service = _service({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 65536})
+    assert service.health_check_node_port == 0
+    assert _reasons(service) == ["spec.healthCheckNodePort: 65536 is outside 1..65535"]
+
+
+def test_an_object_of_nothing_is_not_served() -> None:
+    assert parse.parse_service(wire.ServiceWire(), NAME).not_served is not None
+
+
+def _slice(document: dict[str, Any], *, default_port_names: bool = False) -> EndpointSlice:
+    defaults = {"metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4"}
+    raw = msgspec.convert(defaults | document, wire.EndpointSliceWire)
+    return parse.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), default_port_names=default_port_names)
+
+
+def test_an_endpoint_slice_belongs_to_the_service_of_its_label() -> None:
+    parsed = _slice({})
+    assert (parsed.name, parsed.service) == (EndpointSliceName("shop", "web-1"), NAME)
+    assert parsed.skipped == ()
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"labels": None}, {"labels": {"kubernetes.io/service-name": ""}}])
+def test_an_endpoint_slice_without_the_label_belongs_to_no_service(metadata: dict[str, Any] | None) -> None:
+    parsed = _slice({"metadata": metadata})
+    assert parsed.service is None
+    assert _reasons(parsed) == ["metadata.labels: kubernetes.io/service-name is missing: it belongs to no Service"]
+
+
+def test_an_endpoint_slice_labelled_headless_is_not_for_proxies() -> None:
+    labels = {"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""}
+    parsed = _slice({"metadata": {"labels": labels}})
+    assert parsed.service is None
+    assert parsed.skipped == (Skipped("metadata.labels", "service.kubernetes.io/headless: not for proxies", invalid=False),)
+
+
+def test_the_proxy_name_of_an_endpoint_slice_means_nothing() -> None:
+    labels = {"kubernetes.io/service-name": "web", "service.kubernetes.io/service-proxy-name": "other-proxy"}
+    assert _slice({"metadata": {"labels": labels}}).service == NAME
+
+
+@pytest.mark.parametrize(
+    ("address_type", "skipped"),
+    [
+        ("FQDN", Skipped("addressType", "FQDN has no addresses", invalid=False)),
+        ("IPv9", Skipped("addressType", "'IPv9' is none of IPv4, IPv6")),
+        (None, Skipped("addressType", "'None' is none of IPv4, IPv6")),
+    ],
+)
+def test_an_endpoint_slice_of_another_address_type_has_no_endpoints(address_type: str | None, skipped: Skipped) -> None:
+    parsed = _slice({"addressType": address_type, "endpoints": [{"addresses": ["10.244.0.5"]}]})
+    assert (parsed.family, parsed.endpoints, parsed.skipped) == (None, (), (skipped,))
+
+
+def test_endpoint_ports_have_numbers_names_and_protocols() -> None:
+    ports = [{"name": "http", "port": 8080}, {"name": "", "port": 53, "protocol": "UDP"}]
+    assert _slice({"ports": ports}).ports == (EndpointPort("http", Protocol.TCP, 8080), EndpointPort("", Protocol.UDP, 53))
+
+
+@pytest.mark.parametrize(
+    ("port", "reason"),
+    [
+        ({"port": 80}, "ports[0].name: is missing"),
+        ({"name": "", "port": None}, "ports[0].port: None is outside 1..65535"),
+        ({"name": "", "port": 0}, "ports[0].port: 0 is outside 1..65535"),
+        ({"name": "", "port": 65536}, "ports[0].port: 65536 is outside 1..65535"),
+        ({"name": "", "port": 80, "protocol": "ICMP"}, "ports[0].protocol: 'ICMP' is none of TCP, UDP, SCTP"),
+    ],
+)
+def test_a_bad_endpoint_port_costs_itself_only(port: dict[str, Any], reason: str) -> None:
+    parsed = _slice({"ports": [port, {"name": "good", "port": 81}]})
+    assert parsed.ports == (EndpointPort("good", Protocol.TCP, 81),)
+    assert _reasons(parsed) == [reason]
+
+
+def test_in_a_manifest_an_absent_port_name_is_the_empty_one() -> None:
+    assert _slice({"ports": [{"port": 80}]}, default_port_names=True).ports == (EndpointPort("", Protocol.TCP, 80),)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        (None, (True, True, False)),
+        ({}, (True, True, False)),
+        ({"ready": None, "serving": None, "terminating": None}, (True, True, False)),
+        ({"ready": False}, (False, True, False)),
+        ({"ready": False, "serving": False}, (False, False, False)),
+        ({"ready": False, "serving": True, "terminating": True}, (False, True, True)),
+    ],
+)
+def test_conditions_that_are_absent_have_the_apis_defaults(
+    conditions: dict[str, Any] | None, expected: tuple[bool, bool, bool]
+) -> None:
+    (endpoint,) = _slice({"endpoints": [{"addresses": ["10.244.0.5"], "conditions": conditions}]}).endpoints
+    assert (endpoint.ready, endpoint.serving, endpoint.terminating) == expected
+
+
+def test_an_endpoint_is_its_first_address_on_its_node_with_its_hints() -> None:
+    hints = {"forZones": [{"name": "zone-a"}, {"name": ""}, {}], "forNodes": [{"name": "node-a"}]}
+    entry = {"addresses": ["010.244.0.5", "10.244.0.6"], "nodeName": "node-a", "hints": hints}
+    expected = Endpoint(
+        parse_address("10.244.0.5"), node_name="node-a", zone_hints=frozenset({"zone-a"}), node_hints=frozenset({"node-a"})
+    )
+    assert _slice({"endpoints": [entry]}).endpoints == (expected,)
+
+
+def test_hints_may_be_there_and_empty() -> None:
+    (endpoint,) = _slice({"endpoints": [{"addresses": ["10.244.0.5"], "hints": {}}]}).endpoints
+    assert (endpoint.zone_hints, endpoint.node_hints) == (frozenset(), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("addresses", "reason"),
+    [
+        ([], "endpoints[0].addresses: is empty"),
+        (None, "endpoints[0].addresses: is empty"),
+        (["10.244.0"], "endpoints[0].addresses[0]: '10.244.0' is not an IP address"),
+        (["fd00::5"], "endpoints[0].addresses[0]: fd00::5 is not an IPv4 address"),
+    ],
+)
+def test_a_bad_endpoint_costs_itself_only(addresses: list[str] | None, reason: str) -> None:
+    parsed = _slice({"endpoints": [{"addresses": addresses}, {"addresses": ["10.244.0.6"]}]})
+    assert [endpoint.address for endpoint in parsed.endpoints] == [parse_address("10.244.0.6")]
+    assert _reasons(parsed) == [reason]
+
+
+def test_an_ipv6_slice_has_ipv6_endpoints() -> None:
+    parsed = _slice({"addressType": "IPv6", "endpoints": [{"addresses": ["fd00::5"]}]})
+    assert (parsed.family, parsed.endpoints[0].address) == (Family.IPV6, parse_address("fd00::5"))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1970-01-01T00:00:01.123456789Z", 1.123456),
+        ("1970-01-01T01:00:00+01:00", 0),
+        ("0001-01-01T00:00:00Z", 0),
+        ("0001-01-01T00:00:00", 0),
+        ("yesterday", 0),
+        ("", 0),
+        (None, 0),
+    ],
+)
+def test_a_trigger_time_is_read_to_the_microsecond_and_nonsense_is_none(text: str | None, seconds: float) -> None:
+    annotations = {"endpoints.kubernetes.io/last-change-trigger-time": text}
+    labels = {"kubernetes.io/service-name": "web"}
+    assert _slice({"metadata": {"labels": labels, "annotations": annotations}}).trigger_s == seconds
+
+
+def test_slices_that_differ_in_their_trigger_time_only_are_equal() -> None:
+    annotations = {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-02T03:04:05Z"}
+    labels = {"kubernetes.io/service-name": "web"}
+    assert _slice({"metadata": {"labels": labels, "annotations": annotations}}) == _slice({"metadata": {"labels": labels}})
+
+
+def _node(document: dict[str, Any]) -> Node:
+    return parse.parse_node(msgspec.convert(document, wire.NodeWire), "node-a")
+
+
+def test_internal_addresses_of_a_node_come_before_external_ones_and_names_are_none() -> None:
+    addresses = [
+        {"type": "Hostname", "address": "node-a"},
+        {"type": "ExternalIP", "address": "203.0.113.5"},
+        {"type": "InternalIP", "address": "192.168.0.10"},
+        {"type": "InternalIP", "address": "fd00::10"},
+    ]
+    assert _node({"status": {"addresses": addresses}}).addresses == builders.addresses("192.168.0.10", "fd00::10", "203.0.113.5")
+
+
+def test_a_bad_node_address_costs_itself_only() -> None:
+    addresses = [
+        {"type": "InternalIP", "address": "node-a"},
+        {"type": "InternalIP"},
+        {"type": "InternalIP", "address": "10.0.0.1"},
+    ]
+    node = _node({"status": {"addresses": addresses}})
+    assert node.addresses == builders.addresses("10.0.0.1")
+    assert _reasons(node) == ["status.addresses: 'node-a' is not an IP address"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "networks"),
+    [
+        ({"podCIDR": "10.244.0.0/24", "podCIDRs": ["10.244.0.0/24", "fd00::/64"]}, ["10.244.0.0/24", "fd00::/64"]),
+        ({"podCIDR": "10.244.0.0/24"}, ["10.244.0.0/24"]),
+        ({}, []),
+        (None, []),
+    ],
+)
+def test_pod_ranges_are_all_of_the_list_or_else_the_single_one(spec: dict[str, Any] | None, networks: list[str]) -> None:
+    assert _node({"spec": spec}).pod_networks == builders.networks(*networks)
+
+
+@pytest.mark.parametrize(
+    ("document", "leaving"),
+    [
+        ({}, False),
+        ({"spec": {"taints": [{"key": "node.kubernetes.io/unschedulable"}]}}, False),
+        ({"spec": {"taints": [{"key": "x"}, {"key": "ToBeDeletedByClusterAutoscaler"}]}}, True),
+        ({"metadata": {"deletionTimestamp": "2026-01-02T03:04:05Z"}}, True),
+    ],
+)
+def test_a_node_that_is_being_deleted_or_is_marked_for_it_is_leaving(document: dict[str, Any], *, leaving: bool) -> None:
+    assert _node(document).leaving is leaving
+
+
+def test_a_nodes_zone_is_its_label() -> None:
+    assert _node({"metadata": {"uid": "u-1", "labels": {"topology.kubernetes.io/zone": "zone-a"}}}).zone == "zone-a"
+    assert _node({"metadata": {"labels": {}}}).zone == ""
+
+
+@hypothesis.given(strategies.documents(wire.ServiceWire))
+def test_no_service_is_too_strange_to_parse(document: dict[str, Any]) -> None:
+    service = parse.parse_service(msgspec.convert(document, wire.ServiceWire), NAME)
+    assert service.not_served or service.cluster_addresses
+    assert service.created_s >= 0
+    assert all(0 < port.port <= 65535 and 0 <= port.node_port <= 65535 for port in service.ports)
+    assert len({(port.protocol, port.port) for port in service.ports}) == len(service.ports)
+
+
+@hypothesis.given(strategies.documents(wire.EndpointSliceWire), st.booleans())
+def test_no_endpoint_slice_is_too_strange_to_parse(document: dict[str, Any], default_port_names: bool) -> None:  # noqa: FBT001 - drawn
+    parsed = _slice(document, default_port_names=default_port_names)
+    assert all(endpoint.address.family is parsed.family for endpoint in parsed.endpoints)
+    assert all(0 < port.port <= 65535 for port in parsed.ports)
+
+
+@hypothesis.given(strategies.documents(wire.NodeWire))
+def test_no_node_is_too_strange_to_parse(document: dict[str, Any]) -> None:
+    node = _node(document)
+    assert len(set(node.addresses)) == len(node.addresses)
