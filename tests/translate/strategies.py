@@ -51,7 +51,7 @@ JSON = st.recursive(
 """Any JSON, with a liking for the names that lists and watch lines have."""
 
 _PORT_NAMES = ("a", "b")
-_ENDPOINTS = st.builds(
+ENDPOINTS = st.builds(
     builders.endpoint,
     st.sampled_from(["10.244.0.1", "10.244.0.2", "10.244.1.1", "10.244.1.2"]),
     st.sampled_from([builders.THIS_NODE, builders.OTHER_NODE]),
@@ -71,7 +71,7 @@ def _without_contradictions(endpoints: list[Endpoint]) -> list[Endpoint]:
 @st.composite
 def slice_lists(draw: st.DrawFn, service: str = "web") -> list[EndpointSlice]:
     """Some slices of one Service; no address is in two of them."""
-    endpoints = _without_contradictions(draw(st.lists(_ENDPOINTS, max_size=5)))
+    endpoints = _without_contradictions(draw(st.lists(ENDPOINTS, max_size=5)))
     ports = [builders.endpoint_port(8080, name="a"), builders.endpoint_port(5353, Protocol.UDP, name="b")]
     cuts = sorted(draw(st.lists(st.integers(0, len(endpoints)), max_size=2)))
     parts = [endpoints[start:end] for start, end in zip([0, *cuts], [*cuts, len(endpoints)], strict=True)]

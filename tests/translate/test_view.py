@@ -134,6 +134,21 @@ def test_ranges_may_name_link_local_addresses_but_never_loopback() -> None:
     assert _node_port_addresses(INTERFACES, settings=_limited("127.0.0.0/8", "10.2.0.0/24")) == ["10.2.0.5"]
 
 
+def test_health_check_ports_listen_everywhere_unless_ranges_limit_node_ports() -> None:
+    assert builders.node_view({}).health_check_addresses == {
+        Family.IPV4: builders.addresses("0.0.0.0"),
+        Family.IPV6: builders.addresses("::"),
+    }
+    limited = builders.node_view(
+        {"eth0": ["10.2.0.5", "10.9.0.5"], "lo": ["127.0.0.1"], "eth1": ["fe80::5"]},
+        settings=_limited("10.2.0.0/16", "127.0.0.0/8", "fe80::/10"),
+    )
+    assert limited.health_check_addresses == {
+        Family.IPV4: builders.addresses("10.2.0.5", "127.0.0.1"),
+        Family.IPV6: (),  # a link-local address can not be listened on without its interface
+    }
+
+
 def test_an_address_that_two_interfaces_carry_counts_once() -> None:
     assert _node_port_addresses({"eth0": ["10.1.0.5"], "vrf0": ["10.1.0.5"]}) == ["10.1.0.5"]
 

@@ -1,0 +1,128 @@
+"""Which endpoints of a service port count for traffic that may go anywhere, and for traffic that must stay here."""
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from ipvsproxy.model.kernel import RealServerKey
+from ipvsproxy.model.service import Endpoint
+from ipvsproxy.translate import topology
+from tests import builders
+from tests.builders import OTHER_NODE, THIS_NODE, dead, draining, endpoint
+from tests.translate import strategies
+
+HERE, HERE_TOO, THERE, THERE_TOO = "10.244.0.1", "10.244.0.2", "10.244.1.1", "10.244.1.2"
+
+
+def _choose(*endpoints: Endpoint, zone: str = builders.ZONE) -> tuple[set[str], set[str], bool]:
+    """Addresses in cluster scope, those in local scope, and whether any endpoint could answer."""
+    keyed = {RealServerKey(item.address, 8080): item for item in endpoints}
+    cluster, local, any_usable = topology.choose(keyed, THIS_NODE, zone)
+    return {str(key.address) for key in cluster}, {str(key.address) for key in local}, any_usable
+
+
+def test_ready_endpoints_serve_wherever_they_are_and_those_here_serve_here() -> None:
+    assert _choose(endpoint(HERE), endpoint(THERE, OTHER_NODE)) == ({HERE, THERE}, {HERE}, True)
+
+
+def test_without_endpoints_nothing_serves() -> None:
+    assert _choose() == (set(), set(), False)
+
+
+def test_endpoints_that_neither_are_ready_nor_serve_are_no_use() -> None:
+    assert _choose(dead(HERE), dead(THERE, OTHER_NODE)) == (set(), set(), False)
+
+
+def test_an_unready_endpoint_that_is_not_terminating_is_no_fallback() -> None:
+    assert _choose(endpoint(HERE, ready=False, serving=True)) == (set(), set(), False)
+
+
+def test_a_draining_endpoint_serves_only_where_no_ready_one_does() -> None:
+    assert _choose(draining(HERE), endpoint(THERE, OTHER_NODE)) == ({THERE}, {HERE}, True)
+    assert _choose(endpoint(HERE), draining(HERE_TOO), draining(THERE, OTHER_NODE)) == ({HERE}, {HERE}, True)
+    assert _choose(draining(HERE), draining(THERE, OTHER_NODE)) == ({HERE, THERE}, {HERE}, True)
+
+
+@pytest.mark.checklist(97)
+def test_zone_hints_keep_traffic_in_the_zone_when_every_ready_endpoint_has_one() -> None:
+    hinted = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
+    assert _choose(*hinted)[0] == {HERE}
+    assert _choose(*hinted, zone="zone-b")[0] == {THERE}
+
+
+@pytest.mark.checklist(97)
+def test_zone_hints_do_not_count_when_one_ready_endpoint_has_none() -> None:
+    assert _choose(endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE))[0] == {HERE, THERE}
+
+
+@pytest.mark.checklist(97)
+@pytest.mark.parametrize("zone", ["zone-c", ""])
+def test_zone_hints_do_not_count_when_none_is_for_this_zone_or_the_zone_is_not_known(zone: str) -> None:
+    hinted = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
+    assert _choose(*hinted, zone=zone)[0] == {HERE, THERE}
+
+
+@pytest.mark.checklist(97)
+def test_an_endpoint_that_is_not_ready_has_no_say_about_hints() -> None:
+    unhinted = dead(THERE_TOO, OTHER_NODE)
+    assert _choose(endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"]), unhinted)[0] == {HERE}
+    only_unready_is_near = endpoint(THERE, OTHER_NODE, zones=["zone-b"]), endpoint(HERE, ready=False, zones=["zone-a"])
+    assert _choose(*only_unready_is_near)[0] == {THERE}
+
+
+def test_an_endpoint_may_be_hinted_for_several_zones() -> None:
+    assert _choose(endpoint(THERE, OTHER_NODE, zones=["zone-b", "zone-a"]), endpoint(HERE, zones=["zone-b"]))[0] == {THERE}
+
+
+@pytest.mark.checklist(98)
+def test_node_hints_keep_traffic_on_the_node() -> None:
+    hinted = (
+        endpoint(HERE, nodes=[THIS_NODE], zones=["zone-a"]),
+        endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE], zones=["zone-a"]),
+    )
+    assert _choose(here, there)[0] == {HERE}
+
+
+@pytest.mark.checklist(98)
+def test_where_one_endpoint_has_no_node_hint_the_zone_decides() -> None:
+    hinted = (
+        endpoint(HERE, nodes=[THIS_NODE], zones=["zone-a"]),
+        endpoint(HERE_TOO, zones=["zone-a"]),
+        endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE], zones=["zone-b"]),
+    )
+    assert _choose(*hinted)[0] == {HERE, HERE_TOO}
+
+
+@pytest.mark.checklist(98)
+def test_where_no_node_hint_names_this_node_the_zone_decides() -> None:
+    hinted = (
+        endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE], zones=["zone-a"]),
+        endpoint(THERE_TOO, "node-c", nodes=["node-c"], zones=["zone-b"]),
+    )
+    assert _choose(*hinted)[0] == {THERE}
+
+
+@pytest.mark.checklist(99)
+def test_hints_that_point_elsewhere_never_keep_a_local_endpoint_from_local_traffic() -> None:
+    hinted = endpoint(HERE, zones=["zone-b"]), endpoint(THERE, OTHER_NODE, zones=["zone-a"])
+    assert _choose(*hinted) == ({THERE}, {HERE}, True)
+
+
+def test_draining_endpoints_serve_whatever_their_hints_say() -> None:
+    leaving = draining(HERE), draining(THERE, OTHER_NODE)._replace(zone_hints=frozenset({"zone-b"}))
+    assert _choose(*leaving)[0] == {HERE, THERE}
+
+
+@hypothesis.given(st.lists(strategies.ENDPOINTS, max_size=6), st.sampled_from(["zone-a", "zone-b", ""]))
+def test_whatever_the_endpoints_traffic_goes_to_usable_ones_and_nowhere_only_when_there_is_none(
+    endpoints: list[Endpoint], zone: str
+) -> None:
+    keyed = {RealServerKey(item.address, 8080): item for item in endpoints}
+    usable = {key for key, item in keyed.items() if item.ready or (item.serving and item.terminating)}
+    cluster, local, any_usable = topology.choose(keyed, THIS_NODE, zone)
+    assert cluster <= usable
+    assert local == {key for key in local if keyed[key].node_name == THIS_NODE}
+    assert any_usable == bool(usable) == bool(cluster)
+    assert bool(local) == any(keyed[key].node_name == THIS_NODE for key in usable)
+    for scope in (cluster, local):
+        assert len({keyed[key].ready for key in scope}) <= 1, "ready and draining endpoints serve together"
