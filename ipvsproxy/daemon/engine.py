@@ -13,11 +13,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Protocol
 
 import structlog
 
 from ipvsproxy.daemon.store import Changes, Store
+from ipvsproxy.daemon.summary import SyncSummary, Watcher
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
@@ -33,7 +33,6 @@ FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system
 """Programmed before all others: with these a new node is usable while the rest is under way."""
 SLICE_S = 0.005
 """How long translation may keep the loop without a pause."""
-_FOUNDATION = frozenset({"device", "set", "rules"})
 ERRORS_SHOWN = 5
 """How many failures of a sync are logged in full."""
 FIRST_RESYNC_DELAY_S = 1.0
@@ -51,32 +50,6 @@ class EngineSettings:
     audit_interval_s: float
     sysctls: tuple[Sysctl, ...]
     timeouts: Timeouts | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SyncSummary:
-    """One finished sync. ``waited_s`` is the age of the oldest change in it when it began, 0 without any."""
-
-    report: Report
-    changes: Changes
-    duration_s: float
-    waited_s: float
-    finished_s: float
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether what all Services stand on is in force. A single Service's failure does not make the node unfit."""
-        return not any(kind in _FOUNDATION for _, kind in self.report.failed)
-
-
-class Watcher(Protocol):
-    """Who wants to know how the loop fares: metrics, health, health-check listeners."""
-
-    def queued(self, now: float) -> None:
-        """There is something to do."""
-
-    def synced(self, summary: SyncSummary) -> None:
-        """A sync is over."""
 
 
 class Engine:
@@ -172,22 +145,39 @@ class Engine:
     async def _sync(self) -> None:
         self._wake.clear()
         began = self._clock()
+        self._watcher.syncing(began)
         if self._addresses_changed:
             await self._read_addresses()
         if self._resync_due_s <= began:
             await self._observe()
-        self._update_view()
+        observed = self._clock()
+        seen = self._update_view()
         changes = self._store.take()
         await self._translate_all(changes.services)
         self._complain(changes)
+        translated = self._clock()
         report = await self._program()
         self._plan_resync(report)
-        now = self._clock()
-        waited_s = began - min(changes.services.values()) if changes.services else 0.0
-        self._log(report, changes, now - began)
-        self._watcher.synced(
-            SyncSummary(report=report, changes=changes, duration_s=now - began, waited_s=waited_s, finished_s=now)
+        summary = SyncSummary(
+            report=report,
+            changes=changes,
+            lacking=self._lacking(),
+            states=self.reconciler.claims.states,
+            view=seen,
+            waited_s=max(0.0, began - min(changes.services.values(), default=began)),
+            observed_s=observed - began,
+            translated_s=translated - observed,
+            applied_s=self._clock() - translated,
         )
+        self._log(summary)
+        self._watcher.synced(summary)
+
+    def _lacking(self) -> Collection[Family]:
+        """The families without all that their Services stand on."""
+        claims = self.reconciler.claims
+        if claims.devices.pending:
+            return self._translation.families
+        return {ip_set.family for ip_set in claims.sets.pending} | set(claims.skeletons.pending)
 
     async def _program(self, *, only_additions: bool = False) -> Report:
         """Plan, apply and settle until nothing can be done now."""
@@ -253,7 +243,7 @@ class Engine:
 
     # What is wanted.
 
-    def _update_view(self) -> None:
+    def _update_view(self) -> view.NodeView:
         """Build the view of this node anew; where it differs from the last one, every Service may be concerned."""
         node = self._store.node(self._settings.node_name)
         seen = view.view_node(self._translation, self._settings.node_name, node, self._addresses)
@@ -262,6 +252,7 @@ class Engine:
                 log.info("node changed", zone=seen.zone, addresses=[str(one) for one in seen.primary_addresses.values()])
             self._view = seen
             self._store.touch_all(self._clock())
+        return seen
 
     async def _translate_all(self, names: Collection[ServiceName]) -> None:
         slice_ends_s = self._clock() + SLICE_S
@@ -305,7 +296,8 @@ class Engine:
             )
         self._conflicts = conflicts
 
-    def _log(self, report: Report, changes: Changes, duration_s: float) -> None:
+    def _log(self, summary: SyncSummary) -> None:
+        report, changes = summary.report, summary.changes
         for outcome in report.errors:
             log.error("operation failed", operation=str(outcome.operation), error=outcome.error, errno=outcome.errno)
         if changes.services or report.done or report.failed:
@@ -316,7 +308,7 @@ class Engine:
                 failed=sum(report.failed.values()),
                 pending=report.pending,
                 draining=len(self.reconciler.drains),
-                duration_s=round(duration_s, 4),
+                duration_s=round(summary.duration_s, 4),
             )
 
 

@@ -1,53 +1,119 @@
-"""How the node is doing, for health and metrics: one place that the loop writes and servers read."""
+"""How the node is doing: when changes came, whether they are in force, and what follows for those who ask.
 
+Rule 1: a family is late when what it lacks was asked for two sync periods ago or longer. What it lacks may be a change, or what
+all its Services stand on: device, sets and rules. That one Service cannot be programmed does not make a node unfit.
+Rule 2: a node is eligible for traffic of load balancers once everything was programmed for the first time, as long as its Node
+is known and not about to go.
+Rule 3: a process that is about to stop says so before it stops.
+"""
+
+import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
-from ipvsproxy.daemon.engine import SyncSummary
-from ipvsproxy.model.kernel import HealthListener
+from ipvsproxy.daemon.summary import SyncSummary
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import Node
 
 LATE_PERIODS = 2
-"""A change that waits for longer than this many sync periods makes the node unhealthy (pkg/proxy/healthcheck)."""
+"""As kube-proxy has it (pkg/proxy/healthcheck in kubernetes/kubernetes)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyHealth:
+    """One family: when its last complete sync ended, in seconds since the epoch, and whether it is in time."""
+
+    updated_s: float
+    is_healthy: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The node at one moment (``now_s``). ``families`` has those that were programmed completely at least once.
+
+    Times are in seconds since the epoch.
+    """
+
+    now_s: float
+    is_healthy: bool
+    is_eligible: bool
+    families: Mapping[Family, FamilyHealth]
+
+    @property
+    def updated_s(self) -> float | None:
+        """When a family was last programmed completely."""
+        return max((family.updated_s for family in self.families.values()), default=None)
 
 
 class Status:
-    """When changes came and when they were programmed. Times are those of ``clock``, but where they are shown to people."""
+    """Learns from the loop how it fares. The age of a change is measured by ``clock``; ``wall_clock`` is for people."""
 
     def __init__(
         self, *, families: Collection[Family], sync_period_s: float, clock: Callable[[], float], wall_clock: Callable[[], float]
     ) -> None:
-        """``wall_clock`` gives seconds since the epoch."""
+        """``wall_clock`` gives seconds since the epoch. Everything is asked for from now on."""
         self.families = tuple(sorted(families))
+        self.node: Node | None = None
         self._late_s = LATE_PERIODS * sync_period_s
         self._clock = clock
         self._wall_clock = wall_clock
-        self._queued_s: float | None = None
-        self.queued_at_s = wall_clock()
-        self.updated_at_s: float | None = None
-        self.node: Node | None = None
-        self.last: SyncSummary | None = None
-        self.local_endpoints: Mapping[HealthListener, int] = {}
+        self._queued_s: float | None = clock()
+        self._unserved: dict[Family, float] = {}
+        self._updated: dict[Family, float] = {}
+        self._is_stopping = False
 
     def queued(self, now: float) -> None:
-        """There is something to do; only the oldest unserved request counts."""
+        """There is something to do; only the oldest request that no sync has taken up yet counts."""
         if self._queued_s is None:
             self._queued_s = now
-        self.queued_at_s = self._wall_clock()
+
+    def syncing(self, now: float) -> None:
+        """A sync begins, and takes up what was queued. A family that it does not serve waits on, from then or before."""
+        since_s = now if self._queued_s is None else self._queued_s
+        self._queued_s = None
+        for family in self.families:
+            self._unserved.setdefault(family, since_s)
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync is over. What arrived while it ran is served by the next one, which begins at once."""
-        self.last = summary
-        if summary.is_complete:
-            self._queued_s = None
-            self.updated_at_s = self._wall_clock()
+        """A sync is over."""
+        for family in self.families:
+            if family not in summary.lacking:
+                self._unserved.pop(family, None)
+                self._updated[family] = self._wall_clock()
+
+    def stop(self) -> None:
+        """This process is about to stop: load balancers should look elsewhere."""
+        self._is_stopping = True
+
+    @property
+    def oldest_change_age_s(self) -> float:
+        """For how long the oldest change that is not in force has been waiting; 0 without one."""
+        waiting = [*self._unserved.values(), *(() if self._queued_s is None else (self._queued_s,))]
+        return self._clock() - min(waiting) if waiting else 0.0
 
     @property
     def is_healthy(self) -> bool:
-        """Whether no change has been waiting for too long."""
-        return self._queued_s is None or self._clock() - self._queued_s < self._late_s
+        """Whether every family is in time."""
+        return not self._is_stopping and not any(map(self._is_late, self.families))
 
     @property
     def is_eligible(self) -> bool:
-        """Whether load balancers may send traffic to this node: it is known, and not about to go."""
-        return self.node is not None and not self.node.leaving
+        """Whether load balancers may send traffic to this node."""
+        is_programmed = len(self._updated) == len(self.families)
+        return is_programmed and self.node is not None and not self.node.leaving and not self._is_stopping
+
+    def health(self) -> Health:
+        """All of it, at this moment."""
+        return Health(
+            now_s=self._wall_clock(),
+            is_healthy=self.is_healthy,
+            is_eligible=self.is_eligible,
+            families={
+                family: FamilyHealth(updated_s=self._updated[family], is_healthy=not self._is_late(family))
+                for family in self.families
+                if family in self._updated
+            },
+        )
+
+    def _is_late(self, family: Family) -> bool:
+        since = [time_s for time_s in (self._queued_s, self._unserved.get(family)) if time_s is not None]
+        return bool(since) and self._clock() - min(since) >= self._late_s

@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Address, Family, Network, network, parse_address
@@ -55,14 +55,16 @@ class NodeView:
     """This node as the Services see it.
 
     ``primary_addresses`` is the node's own address per family, a loopback one where it is not known.
-    ``node_port_addresses`` are those on which node ports answer. ``elsewhere`` are the addresses that other interfaces than
-    our dummy device carry: a service address among them is served, but not bound a second time.
+    ``node_port_addresses`` are those on which node ports answer, ``health_check_addresses`` those on which health-check ports
+    listen (the unspecified address stands for all). ``elsewhere`` are the addresses that other interfaces than our dummy device
+    carry: a service address among them is served, but not bound a second time.
     """
 
     name: str
     zone: str
     primary_addresses: Mapping[Family, Address]
     node_port_addresses: Mapping[Family, tuple[Address, ...]]
+    health_check_addresses: Mapping[Family, tuple[Address, ...]]
     elsewhere: frozenset[Address]
     pod_networks: tuple[Network, ...] = ()
 
@@ -71,11 +73,14 @@ def view_node(settings: Settings, name: str, node: Node | None, addresses: Itera
     """Put together what the Node object and the host's interfaces say."""
     ours = [item.address for item in addresses if item.interface != DEVICE]
     primary = _primary_addresses(settings, node)
+    carried = {family: [address for address in ours if address.family is family] for family in Family}
+    networks = {family: _node_port_networks(settings, family, primary) for family in Family}
     return NodeView(
         name=name,
         zone=node.zone if node else "",
         primary_addresses=primary,
-        node_port_addresses={family: _node_port_addresses(settings, family, primary, ours) for family in Family},
+        node_port_addresses={family: _node_port_addresses(networks[family], carried[family]) for family in Family},
+        health_check_addresses={family: _health_check_addresses(family, networks[family], carried[family]) for family in Family},
         elsewhere=frozenset(address for address in ours if not address.is_loopback and not address.is_link_local_v6),
         pod_networks=node.pod_networks if node else (),
     )
@@ -91,18 +96,28 @@ def _primary_addresses(settings: Settings, node: Node | None) -> Mapping[Family,
     return found
 
 
-def _node_port_addresses(
-    settings: Settings, family: Family, primary: Mapping[Family, Address], ours: Iterable[Address]
-) -> tuple[Address, ...]:
-    """The node's addresses on which node ports answer.
+def _node_port_networks(settings: Settings, family: Family, primary: Mapping[Family, Address]) -> tuple[Network, ...]:
+    """The ranges whose addresses answer on node ports; none means every address, as does a /0 range.
 
-    Without ranges for the family, or with a /0 range, that is every address but loopback and IPv6 link-local ones; with
-    ranges, every address inside one of them but loopback (pkg/proxy/util/nodeport_addresses.go in kubernetes/kubernetes).
+    The rule is that of pkg/proxy/util/nodeport_addresses.go in kubernetes/kubernetes.
     """
-    networks = tuple(item for item in settings.node_port_networks if item.family is family)
     if settings.node_port_primary and not primary[family].is_loopback:
-        networks = (network(primary[family], family.bits),)
-    candidates = dict.fromkeys(address for address in ours if address.family is family and not address.is_loopback)
-    if not networks or any(item.prefix_length == 0 for item in networks):
+        return (network(primary[family], family.bits),)
+    networks = tuple(item for item in settings.node_port_networks if item.family is family)
+    return () if any(item.prefix_length == 0 for item in networks) else networks
+
+
+def _node_port_addresses(networks: Sequence[Network], ours: Iterable[Address]) -> tuple[Address, ...]:
+    """Those inside the ranges, or all but IPv6 link-local ones without any; never loopback."""
+    candidates = dict.fromkeys(address for address in ours if not address.is_loopback)
+    if not networks:
         return tuple(address for address in candidates if not address.is_link_local_v6)
+    return tuple(address for address in candidates if any(item.contains(address) for item in networks))
+
+
+def _health_check_addresses(family: Family, networks: Sequence[Network], ours: Iterable[Address]) -> tuple[Address, ...]:
+    """Those inside the ranges, loopback included; a link-local address cannot be listened on without its interface."""
+    if not networks:
+        return (Address(bytes(family.bits // 8)),)
+    candidates = dict.fromkeys(address for address in ours if not address.is_link_local_v6)
     return tuple(address for address in candidates if any(item.contains(address) for item in networks))
