@@ -70,13 +70,13 @@ QUESTIONS = (
     ),
     Question(
         "host → ClusterIP of web",
-        "The node itself asks. It has no pod address, so it is masqueraded as the address that faces the answering pod.",
+        "The node itself asks. It has no pod address, so the pods are asked by its address on their side.",
         _ask("host", "TCP", "10.96.0.80", 80),
         _answered(["10.244.0.11", "10.244.1.11", "10.244.1.12"], ["10.244.0.1", "172.18.0.2"]),
     ),
     Question(
         "outside → NodePort of shop",
-        "Somebody outside asks port 30080 of the node. One pod is here, the other on another node: the node stands between.",
+        "Somebody outside asks port 30080 of the node. The pods answer to the node, and the node to whom it was asked by.",
         _ask("client", "TCP", "172.18.0.2", 30080),
         _answered(["10.244.0.12", "10.244.1.12"], ["10.244.0.1", "172.18.0.2"]),
     ),
@@ -88,7 +88,7 @@ QUESTIONS = (
     ),
     Question(
         "pod p1 → dns, over UDP",
-        "The same for UDP.",
+        "The same for UDP: one pod is on this node, one on the other.",
         _ask("p1", "UDP", "10.96.0.53", 53),
         _answered(["10.244.0.12", "10.244.1.11"], ["10.244.0.11"]),
     ),
@@ -147,7 +147,7 @@ class Screen:
     def question(self, question: Question, seen: lab.Seen) -> None:
         """One question and its answer."""
         good = seen == question.expected
-        self.print(f"\n{self._paint('1', question.title)}   {self._paint('2', question.why)}")
+        self.print(f"\n{self._paint('1', question.title)}\n{self._paint('2', question.why)}")
         self.print(f"{self.mark(good)}  {_describe(seen)}" + ("" if good else f"\n    expected: {_describe(question.expected)}"))
 
     def summary(self, lines: Collection[Line]) -> None:
@@ -165,7 +165,7 @@ def _describe(seen: lab.Seen) -> str:
     if not seen.backends:
         return seen.outcome
     prefix = "" if seen.outcome == "ok" else f"{seen.outcome}; "
-    return f"{prefix}answered by {', '.join(seen.backends)}; they were asked by {', '.join(seen.sources)}"
+    return f"{prefix}{', '.join(seen.backends)} answered, asked by {', '.join(seen.sources)}"
 
 
 def _abridge(seen: lab.Seen) -> str:
@@ -215,12 +215,12 @@ def _demonstrate(screen: Screen, node: lab.Lab, manifests: pathlib.Path, log: pa
         screen.command("ipvsadm -Ln", node.run("node", "ipvsadm", "-Ln"))
         screen.step(
             "Requests",
-            f"Each is sent {REQUESTS} times. Every backend answers with its own address and the one it was asked from.",
+            f"Each is sent {REQUESTS} times. Every pod answers with its own address and that of whom it was asked by.",
         )
         lines = [_put(screen, node, question) for question in QUESTIONS]
         screen.step(
             f"An endpoint of web leaves while requests run ({LEAVING})",
-            "Pod p2 asks without a pause. The endpoint is deleted from manifests/demo/web.yaml; no request may fail.",
+            "Pod p2 asks some fifty times a second. The endpoint is deleted from manifests/demo/web.yaml; no request may fail.",
         )
         lines += _scale_down(screen, node, running, manifests / "web.yaml")
     screen.step("ipvsproxy is stopped", "It only programs the kernel, packets never pass through it. So they go on flowing.")
@@ -242,12 +242,14 @@ def _scale_down(screen: Screen, node: lab.Lab, running: program.Program, path: p
         removed_at = time.monotonic()
         running.wait_until(lambda: not _is_chosen(node), f"without {LEAVING}", PROGRAMMED_WITHIN_S)
         screen.print(f"\n{LEAVING} gets no new requests {time.monotonic() - removed_at:.1f} s after the file was saved.")
-        with node.load("p2", "TCP", "10.96.0.80", 80) as after:
-            time.sleep(STEADY_S)
+        time.sleep(STEADY_S)
+    took_s = time.monotonic() - begin
+    with node.load("p2", "TCP", "10.96.0.80", 80) as after:
+        time.sleep(STEADY_S)
     screen.command("ipvsadm -Ln -t 10.96.0.80:80", node.run("node", "ipvsadm", "-Ln", "-t", "10.96.0.80:80"))
     total = sum(during[0].outcomes.values())
     screen.print(
-        f"{total} requests in {time.monotonic() - begin:.1f} s, {during[0].failed} failed; "
+        f"{total} requests in {took_s:.1f} s, {during[0].failed} failed; "
         + ", ".join(f"{backend} answered {count}" for backend, count in sorted(during[0].backends.items()))
     )
     remaining = sorted(after[0].backends)

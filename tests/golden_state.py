@@ -184,7 +184,11 @@ def restore_state(expected: Mapping[str, Any]) -> None:
 def unprepare_sysctls() -> None:
     """Set the kernel's settings as on a node where no proxy has run yet, so that what is not set shows."""
     values = {name: "0" for name in SYSCTLS if name.startswith(("net.ipv4.vs.", "net.ipv4.conf."))}
-    values |= {"net.ipv4.ip_forward": "0", "net.netfilter.nf_conntrack_tcp_timeout_established": "432000"}
+    values |= {
+        "net.ipv4.vs.conn_reuse_mode": "1",
+        "net.ipv4.ip_forward": "0",
+        "net.netfilter.nf_conntrack_tcp_timeout_established": "432000",
+    }
     values |= {"net.netfilter.nf_conntrack_tcp_timeout_close_wait": "60", HOST_CONNTRACK_MAX: "65536"}
     _write_sysctls(values)
     _run("ipvsadm", "--set", "900", "120", "300")

@@ -6,6 +6,7 @@ Each test is one section of one phase of one profile; a failure lists the rows t
 
 import functools
 import importlib.util
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -106,16 +107,21 @@ def _run(node: lab.Lab, profile: str, directory: Path) -> Iterator[tuple[str, St
 
 
 def _settle(running: program.Program, profile: str, phase: str) -> State:
-    """The state once it equals the recorded one, or does not change any more."""
+    """The state once it equals the recorded one, or does not change any more and drains nothing."""
     recorded = golden_fixtures.recording(profile, phase)
     seen: list[State] = []
+    deadline = time.monotonic() + SETTLED_WITHIN_S
 
     def is_settled() -> bool:
         seen.append(golden_state.read_state())
-        equal = not golden_state.differences(recorded, seen[-1], golden_state.KERNEL_SECTIONS)
-        return equal or (len(seen) > QUIET_LOOKS and all(state == seen[-1] for state in seen[-QUIET_LOOKS:]))
+        if not golden_state.differences(recorded, seen[-1], golden_state.KERNEL_SECTIONS) or time.monotonic() > deadline:
+            return True
+        draining = any(
+            server["weight"] == 0 and row not in recorded["real_servers"] for row, server in seen[-1]["real_servers"].items()
+        )
+        return not draining and len(seen) > QUIET_LOOKS and all(state == seen[-1] for state in seen[-QUIET_LOOKS:])
 
-    running.wait_until(is_settled, f"settled in {phase}", SETTLED_WITHIN_S)
+    running.wait_until(is_settled, f"settled in {phase}", 2 * SETTLED_WITHIN_S)
     if not HTTP_SECTIONS:
         return seen[-1]
     ports = sorted({int(row.rpartition(" ")[2]) for row in recorded["health_check_node_ports"]})
