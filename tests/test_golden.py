@@ -7,7 +7,7 @@ Each test is one section of one phase of one profile; a failure lists the rows t
 import functools
 import importlib.util
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def _settle(running: program.Program, profile: str, phase: str) -> State:
 
     def is_settled() -> bool:
         seen.append(golden_state.read_state())
-        if not golden_state.differences(recorded, seen[-1], golden_state.KERNEL_SECTIONS) or time.monotonic() > deadline:
+        if not _report(profile, phase, seen[-1], golden_state.KERNEL_SECTIONS) or time.monotonic() > deadline:
             return True
         draining = any(
             server["weight"] == 0 and row not in recorded["real_servers"] for row, server in seen[-1]["real_servers"].items()
@@ -128,15 +128,20 @@ def _settle(running: program.Program, profile: str, phase: str) -> State:
     return seen[-1] | golden_state.read_health(ports)
 
 
-@pytest.mark.parametrize(("profile", "phase", "section"), CASES)
-def test_state_equals_the_recording(observed: Callable[[str, str], State], profile: str, phase: str, section: str) -> None:
-    differences = golden_state.differences(golden_fixtures.recording(profile, phase), observed(profile, phase), [section])
-    report = [
+def _report(profile: str, phase: str, observed: State, sections: Iterable[str]) -> list[str]:
+    """The rows that differ and must not, each with its scenario."""
+    differences = golden_state.differences(golden_fixtures.recording(profile, phase), observed, sections)
+    return [
         f"{golden_fixtures.scenario_of(row)} | {part} | {row} | {kind}\n    recorded {recorded}\n    observed {seen}"
         for part, rows in differences.items()
         for row, kind, recorded, seen in rows
         if not golden_fixtures.is_accepted(phase, part, row)
     ]
+
+
+@pytest.mark.parametrize(("profile", "phase", "section"), CASES)
+def test_state_equals_the_recording(observed: Callable[[str, str], State], profile: str, phase: str, section: str) -> None:
+    report = _report(profile, phase, observed(profile, phase), [section])
     assert not report, f"{len(report)} rows differ\n" + "\n".join(report)
 
 
