@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, assert_never
 
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import (
     ApiObject,
     EndpointSlice,
@@ -28,12 +29,20 @@ from ipvsproxy.model.service import (
 )
 
 
+class Trigger(NamedTuple):
+    """When a change of a family's endpoints began, by its annotation, in seconds since the epoch."""
+
+    family: Family
+    began_s: float
+
+
 class Complaint(NamedTuple):
-    """An object, and the parts of it that are not used; said once per change."""
+    """An object, and the parts of it that are not used; said once per change. ``where`` is a file, or empty."""
 
     kind: ObjectKind
     name: str
     skipped: tuple[Skipped, ...]
+    where: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +50,12 @@ class Changes:
     """What has changed since it was last taken.
 
     ``services``: to be translated again, with the time at which the first unapplied change of each arrived. ``triggers``: when
-    the endpoint changes among them began, by their annotation, in seconds since the epoch. ``node``: the Node changed, which
+    the endpoint changes among them began. ``node``: the Node changed, which
     may concern every Service. ``seen`` counts the changed objects by kind.
     """
 
     services: Mapping[ServiceName, float] = dataclasses.field(default_factory=dict)
-    triggers: tuple[float, ...] = ()
+    triggers: tuple[Trigger, ...] = ()
     complaints: tuple[Complaint, ...] = ()
     node: bool = False
     seen: Mapping[ObjectKind, int] = dataclasses.field(default_factory=dict)
@@ -61,9 +70,10 @@ class Store:
         self._slices: dict[EndpointSliceName, EndpointSlice] = {}
         self._slices_of: dict[ServiceName, dict[EndpointSliceName, EndpointSlice]] = {}
         self._nodes: dict[str, Node] = {}
+        self._rejected: dict[ObjectKind, dict[ObjectKey, Rejected]] = {kind: {} for kind in ObjectKind}
         self._listed: set[ObjectKind] = set()
         self._dirty: dict[ServiceName, float] = {}
-        self._triggers: list[float] = []
+        self._triggers: list[Trigger] = []
         self._complaints: list[Complaint] = []
         self._node_changed = False
         self._seen: Counter[ObjectKind] = Counter()
@@ -102,6 +112,11 @@ class Store:
         return bool(self._dirty) or self._node_changed or bool(self._complaints)
 
     @property
+    def untaken(self) -> Mapping[ObjectKind, int]:
+        """How many changes of objects there are to take, by kind."""
+        return self._seen
+
+    @property
     def oldest_change_s(self) -> float | None:
         """When the first change arrived that has not been taken."""
         return min(self._dirty.values(), default=None)
@@ -111,16 +126,16 @@ class Store:
         for event in events:
             match event:
                 case Put():
+                    self._rejected[event.kind].pop(event.key, None)
                     self._put(event.kind, event.object, now)
                 case Gone():
                     self._remove(event.kind, event.key, now)
                 case Listed():
                     self._listed.add(event.kind)
-                    for key in self._keys(event.kind) - event.keys:
+                    for key in (self._keys(event.kind) | self._rejected[event.kind].keys()) - event.keys:
                         self._remove(event.kind, key, now)
                 case Rejected():
-                    where = event.where or str(event.key or "")
-                    self._complaints.append(Complaint(event.kind, where, (Skipped("", event.reason),)))
+                    self._reject(event)
                 case never:
                     assert_never(never)
 
@@ -163,10 +178,18 @@ class Store:
         if before == item:
             return
         self._mark(kind, touched, now)
-        if isinstance(item, EndpointSlice) and item.trigger_s > self._started_s:
-            self._triggers.append(item.trigger_s)
+        if isinstance(item, EndpointSlice) and item.family and item.trigger_s > self._started_s:
+            self._triggers.append(Trigger(item.family, item.trigger_s))
         if item.skipped and (before is None or before.skipped != item.skipped):
             self._complaints.append(Complaint(kind, str(item.name), item.skipped))
+
+    def _reject(self, event: Rejected) -> None:
+        if event.key and not event.where:
+            # An API server brings it with each list again; a directory tells each change of a file once.
+            if self._rejected[event.kind].get(event.key) == event:
+                return
+            self._rejected[event.kind][event.key] = event
+        self._complaints.append(Complaint(event.kind, str(event.key or ""), (Skipped("", event.reason),), event.where))
 
     def _put_slice(self, item: EndpointSlice) -> None:
         before = self._slices.get(item.name)
@@ -183,6 +206,7 @@ class Store:
             del self._slices_of[service]
 
     def _remove(self, kind: ObjectKind, key: ObjectKey, now: float) -> None:
+        self._rejected[kind].pop(key, None)
         match kind:
             case ObjectKind.SERVICE:
                 if self._services.pop(ServiceName(*key), None):
@@ -195,7 +219,7 @@ class Store:
                     self._mark(kind, (gone.service,), now)
             case ObjectKind.NODE:
                 node = self._nodes.get(key.name)
-                if node:
+                if node and not node.leaving:
                     # Its last addresses and zone still hold; load balancers must know that it is going.
                     self._nodes[key.name] = dataclasses.replace(node, leaving=True)
                     self._mark(kind, (), now)

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import socket
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -49,15 +50,23 @@ class Driver(Protocol):
 class NodeKernel:
     """The kernel of this node, in the network namespace of the thread that makes this object."""
 
-    def __init__(self, chains: Collection[ChainKey], jumps: Collection[Jump]) -> None:
+    def __init__(
+        self,
+        chains: Collection[ChainKey],
+        jumps: Collection[Jump],
+        on_applied: Callable[[Sequence[Outcome], float], None] = lambda _outcomes, _duration_s: None,
+    ) -> None:
         """Open all sockets. ``chains`` and ``jumps`` are those that count as ours.
 
-        ``ports`` holds the port ids under which addresses are changed, as notifications name them.
+        ``on_applied`` is told what became of each run of operations that went to one driver, and how many seconds that took;
+        in the thread that applies them. ``ports`` holds the port ids under which addresses are changed, as notifications name
+        them.
 
         Raises:
             KernelError: the kernel lacks something, or this process may not use it.
         """
         self.ports: set[int] = set()
+        self._on_applied = on_applied
         self.iptables = IptablesDriver(chains=chains, jumps=jumps)
         self.ipvs = IpvsDriver()
         self._ipset = IpsetDriver()
@@ -129,11 +138,14 @@ class NodeKernel:
         outcomes: list[Outcome] = []
         for driver, group in itertools.groupby(operations, key=lambda operation: self._drivers[type(operation.item)]):
             run = list(group)
+            began_s = time.monotonic()
             try:
-                outcomes += driver.apply(run)
+                applied = driver.apply(run)
             except KernelError as error:
                 # What the driver did before is not known: all of it is done again, which is no error.
-                outcomes += (Outcome(operation, error=str(error), errno=error.errno) for operation in run)
+                applied = [Outcome(operation, error=str(error), errno=error.errno) for operation in run]
+            self._on_applied(applied, time.monotonic() - began_s)
+            outcomes += applied
         return outcomes
 
 
