@@ -1,19 +1,13 @@
-"""What of an API object is used, and which reason stands for what is not."""
+"""What of a Service is used, and which reason stands for what is not. EndpointSlices, Nodes: ``test_parse_endpoints.py``."""
 
 from typing import Any
 
 import hypothesis
 import msgspec
 import pytest
-from hypothesis import strategies as st
 
-from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.service import (
-    Endpoint,
-    EndpointPort,
-    EndpointSlice,
-    EndpointSliceName,
-    Node,
     Service,
     ServiceName,
     ServicePort,
@@ -36,7 +30,7 @@ def _service(
     return parse.parse_service(msgspec.convert(document, wire.ServiceWire), NAME)
 
 
-def _reasons(parsed: Service | EndpointSlice | Node) -> list[str]:
+def _reasons(parsed: Service) -> list[str]:
     return [str(skipped) for skipped in parsed.skipped]
 
 
@@ -247,207 +241,6 @@ def test_an_object_of_nothing_is_not_served() -> None:
     assert parse.parse_service(wire.ServiceWire(), NAME).not_served is not None
 
 
-def _slice(document: dict[str, Any], *, default_port_names: bool = False) -> EndpointSlice:
-    defaults = {"metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4"}
-    raw = msgspec.convert(defaults | document, wire.EndpointSliceWire)
-    return parse.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), default_port_names=default_port_names)
-
-
-def test_an_endpoint_slice_belongs_to_the_service_of_its_label() -> None:
-    parsed = _slice({})
-    assert (parsed.name, parsed.service) == (EndpointSliceName("shop", "web-1"), NAME)
-    assert parsed.skipped == ()
-
-
-@pytest.mark.parametrize("metadata", [None, {}, {"labels": None}, {"labels": {"kubernetes.io/service-name": ""}}])
-def test_an_endpoint_slice_without_the_label_belongs_to_no_service(metadata: dict[str, Any] | None) -> None:
-    parsed = _slice({"metadata": metadata})
-    assert parsed.service is None
-    assert _reasons(parsed) == ["metadata.labels: kubernetes.io/service-name is missing: it belongs to no Service"]
-
-
-def test_an_endpoint_slice_labelled_headless_is_not_for_proxies() -> None:
-    labels = {"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""}
-    parsed = _slice({"metadata": {"labels": labels}})
-    assert parsed.service is None
-    assert parsed.skipped == (Skipped("metadata.labels", "service.kubernetes.io/headless: not for proxies", invalid=False),)
-
-
-def test_the_proxy_name_of_an_endpoint_slice_means_nothing() -> None:
-    labels = {"kubernetes.io/service-name": "web", "service.kubernetes.io/service-proxy-name": "other-proxy"}
-    assert _slice({"metadata": {"labels": labels}}).service == NAME
-
-
-@pytest.mark.parametrize(
-    ("address_type", "skipped"),
-    [
-        ("FQDN", Skipped("addressType", "FQDN has no addresses", invalid=False)),
-        ("IPv9", Skipped("addressType", "'IPv9' is none of IPv4, IPv6")),
-        (None, Skipped("addressType", "'None' is none of IPv4, IPv6")),
-    ],
-)
-def test_an_endpoint_slice_of_another_address_type_has_no_endpoints(address_type: str | None, skipped: Skipped) -> None:
-    parsed = _slice({"addressType": address_type, "endpoints": [{"addresses": ["10.244.0.5"]}]})
-    assert (parsed.family, parsed.endpoints, parsed.skipped) == (None, (), (skipped,))
-
-
-def test_endpoint_ports_have_numbers_names_and_protocols() -> None:
-    ports = [{"name": "http", "port": 8080}, {"name": "", "port": 53, "protocol": "UDP"}]
-    assert _slice({"ports": ports}).ports == (EndpointPort("http", Protocol.TCP, 8080), EndpointPort("", Protocol.UDP, 53))
-
-
-@pytest.mark.parametrize(
-    ("port", "reason"),
-    [
-        ({"port": 80}, "ports[0].name: is missing"),
-        ({"name": "", "port": None}, "ports[0].port: None is outside 1..65535"),
-        ({"name": "", "port": 0}, "ports[0].port: 0 is outside 1..65535"),
-        ({"name": "", "port": 65536}, "ports[0].port: 65536 is outside 1..65535"),
-        ({"name": "", "port": 80, "protocol": "ICMP"}, "ports[0].protocol: 'ICMP' is none of TCP, UDP, SCTP"),
-    ],
-)
-def test_a_bad_endpoint_port_costs_itself_only(port: dict[str, Any], reason: str) -> None:
-    parsed = _slice({"ports": [port, {"name": "good", "port": 81}]})
-    assert parsed.ports == (EndpointPort("good", Protocol.TCP, 81),)
-    assert _reasons(parsed) == [reason]
-
-
-def test_in_a_manifest_an_absent_port_name_is_the_empty_one() -> None:
-    assert _slice({"ports": [{"port": 80}]}, default_port_names=True).ports == (EndpointPort("", Protocol.TCP, 80),)
-
-
-@pytest.mark.parametrize(
-    ("conditions", "expected"),
-    [
-        (None, (True, True, False)),
-        ({}, (True, True, False)),
-        ({"ready": None, "serving": None, "terminating": None}, (True, True, False)),
-        ({"ready": False}, (False, True, False)),
-        ({"ready": False, "serving": False}, (False, False, False)),
-        ({"ready": False, "serving": True, "terminating": True}, (False, True, True)),
-    ],
-)
-def test_conditions_that_are_absent_have_the_apis_defaults(
-    conditions: dict[str, Any] | None, expected: tuple[bool, bool, bool]
-) -> None:
-    (endpoint,) = _slice({"endpoints": [{"addresses": ["10.244.0.5"], "conditions": conditions}]}).endpoints
-    assert (endpoint.ready, endpoint.serving, endpoint.terminating) == expected
-
-
-def test_an_endpoint_is_its_first_address_on_its_node_with_its_hints() -> None:
-    hints = {"forZones": [{"name": "zone-a"}, {"name": ""}, {}], "forNodes": [{"name": "node-a"}]}
-    entry = {"addresses": ["010.244.0.5", "10.244.0.6"], "nodeName": "node-a", "hints": hints}
-    expected = Endpoint(
-        parse_address("10.244.0.5"), node_name="node-a", zone_hints=frozenset({"zone-a"}), node_hints=frozenset({"node-a"})
-    )
-    assert _slice({"endpoints": [entry]}).endpoints == (expected,)
-
-
-def test_hints_may_be_there_and_empty() -> None:
-    (endpoint,) = _slice({"endpoints": [{"addresses": ["10.244.0.5"], "hints": {}}]}).endpoints
-    assert (endpoint.zone_hints, endpoint.node_hints) == (frozenset(), frozenset())
-
-
-@pytest.mark.parametrize(
-    ("addresses", "reason"),
-    [
-        ([], "endpoints[0].addresses: is empty"),
-        (None, "endpoints[0].addresses: is empty"),
-        (["10.244.0"], "endpoints[0].addresses[0]: '10.244.0' is not an IP address"),
-        (["fd00::5"], "endpoints[0].addresses[0]: fd00::5 is not an IPv4 address"),
-    ],
-)
-def test_a_bad_endpoint_costs_itself_only(addresses: list[str] | None, reason: str) -> None:
-    parsed = _slice({"endpoints": [{"addresses": addresses}, {"addresses": ["10.244.0.6"]}]})
-    assert [endpoint.address for endpoint in parsed.endpoints] == [parse_address("10.244.0.6")]
-    assert _reasons(parsed) == [reason]
-
-
-def test_an_ipv6_slice_has_ipv6_endpoints() -> None:
-    parsed = _slice({"addressType": "IPv6", "endpoints": [{"addresses": ["fd00::5"]}]})
-    assert (parsed.family, parsed.endpoints[0].address) == (Family.IPV6, parse_address("fd00::5"))
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("1970-01-01T00:00:01.123456789Z", 1.123456),
-        ("1970-01-01T01:00:00+01:00", 0),
-        ("0001-01-01T00:00:00Z", 0),
-        ("0001-01-01T00:00:00", 0),
-        ("yesterday", 0),
-        ("", 0),
-        (None, 0),
-    ],
-)
-def test_a_trigger_time_is_read_to_the_microsecond_and_nonsense_is_none(text: str | None, seconds: float) -> None:
-    annotations = {"endpoints.kubernetes.io/last-change-trigger-time": text}
-    labels = {"kubernetes.io/service-name": "web"}
-    assert _slice({"metadata": {"labels": labels, "annotations": annotations}}).trigger_s == seconds
-
-
-def test_slices_that_differ_in_their_trigger_time_only_are_equal() -> None:
-    annotations = {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-02T03:04:05Z"}
-    labels = {"kubernetes.io/service-name": "web"}
-    assert _slice({"metadata": {"labels": labels, "annotations": annotations}}) == _slice({"metadata": {"labels": labels}})
-
-
-def _node(document: dict[str, Any]) -> Node:
-    return parse.parse_node(msgspec.convert(document, wire.NodeWire), "node-a")
-
-
-def test_internal_addresses_of_a_node_come_before_external_ones_and_names_are_none() -> None:
-    addresses = [
-        {"type": "Hostname", "address": "node-a"},
-        {"type": "ExternalIP", "address": "203.0.113.5"},
-        {"type": "InternalIP", "address": "192.168.0.10"},
-        {"type": "InternalIP", "address": "fd00::10"},
-    ]
-    assert _node({"status": {"addresses": addresses}}).addresses == builders.addresses("192.168.0.10", "fd00::10", "203.0.113.5")
-
-
-def test_a_bad_node_address_costs_itself_only() -> None:
-    addresses = [
-        {"type": "InternalIP", "address": "node-a"},
-        {"type": "InternalIP"},
-        {"type": "InternalIP", "address": "10.0.0.1"},
-    ]
-    node = _node({"status": {"addresses": addresses}})
-    assert node.addresses == builders.addresses("10.0.0.1")
-    assert _reasons(node) == ["status.addresses: 'node-a' is not an IP address"]
-
-
-@pytest.mark.parametrize(
-    ("spec", "networks"),
-    [
-        ({"podCIDR": "10.244.0.0/24", "podCIDRs": ["10.244.0.0/24", "fd00::/64"]}, ["10.244.0.0/24", "fd00::/64"]),
-        ({"podCIDR": "10.244.0.0/24"}, ["10.244.0.0/24"]),
-        ({}, []),
-        (None, []),
-    ],
-)
-def test_pod_ranges_are_all_of_the_list_or_else_the_single_one(spec: dict[str, Any] | None, networks: list[str]) -> None:
-    assert _node({"spec": spec}).pod_networks == builders.networks(*networks)
-
-
-@pytest.mark.parametrize(
-    ("document", "leaving"),
-    [
-        ({}, False),
-        ({"spec": {"taints": [{"key": "node.kubernetes.io/unschedulable"}]}}, False),
-        ({"spec": {"taints": [{"key": "x"}, {"key": "ToBeDeletedByClusterAutoscaler"}]}}, True),
-        ({"metadata": {"deletionTimestamp": "2026-01-02T03:04:05Z"}}, True),
-    ],
-)
-def test_a_node_that_is_being_deleted_or_is_marked_for_it_is_leaving(document: dict[str, Any], *, leaving: bool) -> None:
-    assert _node(document).leaving is leaving
-
-
-def test_a_nodes_zone_is_its_label() -> None:
-    assert _node({"metadata": {"uid": "u-1", "labels": {"topology.kubernetes.io/zone": "zone-a"}}}).zone == "zone-a"
-    assert _node({"metadata": {"labels": {}}}).zone == ""
-
-
 @hypothesis.given(strategies.documents(wire.ServiceWire))
 def test_no_service_is_too_strange_to_parse(document: dict[str, Any]) -> None:
     service = parse.parse_service(msgspec.convert(document, wire.ServiceWire), NAME)
@@ -455,16 +248,3 @@ def test_no_service_is_too_strange_to_parse(document: dict[str, Any]) -> None:
     assert service.created_s >= 0
     assert all(0 < port.port <= 65535 and 0 <= port.node_port <= 65535 for port in service.ports)
     assert len({(port.protocol, port.port) for port in service.ports}) == len(service.ports)
-
-
-@hypothesis.given(strategies.documents(wire.EndpointSliceWire), st.booleans())
-def test_no_endpoint_slice_is_too_strange_to_parse(document: dict[str, Any], default_port_names: bool) -> None:  # noqa: FBT001 - drawn
-    parsed = _slice(document, default_port_names=default_port_names)
-    assert all(endpoint.address.family is parsed.family for endpoint in parsed.endpoints)
-    assert all(0 < port.port <= 65535 for port in parsed.ports)
-
-
-@hypothesis.given(strategies.documents(wire.NodeWire))
-def test_no_node_is_too_strange_to_parse(document: dict[str, Any]) -> None:
-    node = _node(document)
-    assert len(set(node.addresses)) == len(node.addresses)

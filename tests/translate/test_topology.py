@@ -76,10 +76,8 @@ def test_an_endpoint_may_be_hinted_for_several_zones() -> None:
 
 @pytest.mark.checklist(98)
 def test_node_hints_keep_traffic_on_the_node() -> None:
-    hinted = (
-        endpoint(HERE, nodes=[THIS_NODE], zones=["zone-a"]),
-        endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE], zones=["zone-a"]),
-    )
+    here = endpoint(HERE, nodes=[THIS_NODE], zones=["zone-a"])
+    there = endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE], zones=["zone-a"])
     assert _choose(here, there)[0] == {HERE}
 
 
