@@ -24,7 +24,7 @@ from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import InterfaceAddress, SetKind, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Plan, Report
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.table import Conflict
 from ipvsproxy.translate import skeleton, state, view
@@ -37,6 +37,7 @@ ERRORS_SHOWN = 5
 """How many failures of a sync are logged in full."""
 FIRST_RESYNC_DELAY_S = 1.0
 LONGEST_RESYNC_DELAY_S = 60.0
+_NOTHING = Report(done={}, failed={}, errors=(), pending=0)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -110,9 +111,12 @@ class Engine:
             await self._sync()
 
     async def _wait_for_lists(self) -> None:
+        told: Collection[ObjectKind] = ()
         while not self._store.is_complete:
             self._wake.clear()
-            log.info("waiting for the first lists", missing=[kind.value for kind in self._store.missing])
+            if self._store.missing != told:
+                told = self._store.missing
+                log.info("waiting for the first lists", missing=[kind.value for kind in told])
             await self._wake.wait()
 
     async def _start(self) -> None:
@@ -123,14 +127,13 @@ class Engine:
         while True:
             if await self._observe():
                 break
-            await asyncio.sleep(FIRST_RESYNC_DELAY_S)
+            await asyncio.sleep(self._resync_due_s - self._clock())
         self._update_view()
         for name in FIRST_SERVICES:
             self._translate(name)
-        await self._program(only_additions=True)
+        first = await self._program(_NOTHING, only_additions=True)
         log.info("first services programmed", duration_s=round(self._clock() - began, 3))
-        self._store.touch_all(began)
-        await self._sync()
+        await self._sync(first)
 
     async def _pause(self) -> None:
         """Wait until there is something to do, and at least the minimum interval since the last sync."""
@@ -142,22 +145,22 @@ class Engine:
                 await self._wake.wait()
         await asyncio.sleep(may_begin_s - self._clock())
 
-    async def _sync(self) -> None:
+    async def _sync(self, done_before: Report = _NOTHING) -> None:
+        """Bring everything in force; ``done_before`` was done already, and is told with the rest."""
         self._wake.clear()
         began = self._clock()
         self._watcher.syncing(began)
         if self._addresses_changed:
             await self._read_addresses()
-        if self._resync_due_s <= began:
-            await self._observe()
+        was_read = self._resync_due_s <= began and await self._observe()
         observed = self._clock()
         seen = self._update_view()
         changes = self._store.take()
         await self._translate_all(changes.services)
         self._complain(changes)
         translated = self._clock()
-        report = await self._program()
-        self._plan_resync(report)
+        report = await self._program(done_before)
+        self._plan_resync(report, was_read=was_read)
         summary = SyncSummary(
             report=report,
             changes=changes,
@@ -179,9 +182,8 @@ class Engine:
             return self._translation.families
         return {ip_set.family for ip_set in claims.sets.pending} | set(claims.skeletons.pending)
 
-    async def _program(self, *, only_additions: bool = False) -> Report:
-        """Plan, apply and settle until nothing can be done now."""
-        total = Report(done={}, failed={}, errors=(), pending=0)
+    async def _program(self, total: Report, *, only_additions: bool = False) -> Report:
+        """Plan, apply and settle until nothing can be done now; returns ``total`` with what was done."""
         while True:
             self._put_skeletons()
             plan = self.reconciler.plan(self._clock(), only_additions=only_additions)
@@ -210,6 +212,8 @@ class Engine:
         target = self._kernel.target
         sets = [ip_set.name for ip_set in self.reconciler.claims.sets.desired]
         sysctls = list(self.reconciler.claims.sysctls.desired)
+        # Before it is read: what changes meanwhile asks for another reading.
+        self._resync_due_s = self._clock() + self._settings.audit_interval_s
         seen = await self._kernel.call(target.observe, sets, self._translation.families, sysctls)
         self.reconciler.observe(seen, self._clock())
         if seen.interface_addresses is not None:
@@ -218,8 +222,6 @@ class Engine:
             log.error("kernel could not be read", error=error)
         if seen.errors:
             self._look_again_soon()
-        else:
-            self._resync_due_s = self._clock() + self._settings.audit_interval_s
         return not seen.errors
 
     async def _read_addresses(self) -> None:
@@ -230,11 +232,11 @@ class Engine:
             self._look_again_soon()
             log.error("addresses could not be read", error=str(error))
 
-    def _plan_resync(self, report: Report) -> None:
-        """Look again soon when something was otherwise than believed; the delay grows while that goes on."""
+    def _plan_resync(self, report: Report, *, was_read: bool) -> None:
+        """Look again soon when something was otherwise than believed; the delay grows until a look changes that."""
         if report.surprises or report.failed:
             self._look_again_soon()
-        else:
+        elif was_read:
             self._resync_delay_s = FIRST_RESYNC_DELAY_S
 
     def _look_again_soon(self) -> None:
@@ -285,9 +287,17 @@ class Engine:
 
     def _complain(self, changes: Changes) -> None:
         for complaint in changes.complaints:
+            where = {"where": complaint.where} if complaint.where else {}
             for skipped in complaint.skipped:
                 say = log.warning if skipped.invalid else log.debug
-                say("not used", kind=complaint.kind.value, name=complaint.name, field=skipped.field, reason=skipped.reason)
+                say(
+                    "not used",
+                    kind=complaint.kind.value,
+                    name=complaint.name,
+                    **where,
+                    field=skipped.field,
+                    reason=skipped.reason,
+                )
         conflicts = frozenset(self.reconciler.claims.conflicts())
         for conflict in conflicts - self._conflicts:
             waiting = [str(owner) for owner in conflict.waiting]
