@@ -202,19 +202,19 @@ class IpvsDriver:
         except KernelError:
             return False
 
-    def _dump(self, request: Callable[[], bytes], action: str) -> Iterator[tuple[bytes, int, int]]:
+    def _dump(self, request: Callable[[ipvs_message.Encoder], bytes], action: str) -> Iterator[tuple[bytes, int, int]]:
         try:
-            found = self._channel.dump(request(), action)
+            found = self._channel.dump(request(self._encoder), action)
         except KernelError as error:
             if error.errno != errno.ENOENT or not self._renew():
                 raise
-            found = self._channel.dump(request(), action)
+            found = self._channel.dump(request(self._encoder), action)
         return ((data, start + _GENERIC_HEADER, end) for data, start, end in found)
 
     def _settings(self) -> dict[VirtualServerKey, VirtualServerSettings]:
         layout = message.Layout(_SETTINGS)
         found: dict[VirtualServerKey, VirtualServerSettings] = {}
-        for part in self._dump(self._encoder.all_services, "list the virtual servers"):
+        for part in self._dump(ipvs_message.Encoder.all_services, "list the virtual servers"):
             values = layout.read(*part)
             if values is None or values[1] not in _PROTOCOLS:
                 continue
@@ -226,7 +226,7 @@ class IpvsDriver:
 
     def _connections(self, key: VirtualServerKey, layout: message.Layout) -> dict[RealServerKey, Connections]:
         found: dict[RealServerKey, Connections] = {}
-        for part in self._dump(lambda: self._encoder.destinations(key), f"list the real servers of {key}"):
+        for part in self._dump(lambda encoder: encoder.destinations(key), f"list the real servers of {key}"):
             values = layout.read(*part)
             if values is not None:
                 address, port, active, inactive = values

@@ -8,7 +8,8 @@
     FWM  00000064 wlc
 
 Numbers behind addresses are hexadecimal ports; the timeout of a persistent virtual server is in ticks of this kernel, whose
-rate it does not tell. Scheduler flags are not shown (net/netfilter/ipvs/ip_vs_ctl.c, ``ip_vs_info_seq_show``).
+rate it does not tell. Scheduler flags are not shown, and one-packet scheduling (``ops``) for IPv4 alone
+(net/netfilter/ipvs/ip_vs_ctl.c, ``ip_vs_info_seq_show``).
 """
 
 import dataclasses

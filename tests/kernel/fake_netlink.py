@@ -1,0 +1,78 @@
+"""A netlink socket without a kernel behind it: it answers what it is told to, and loses what it is told to lose."""
+
+import errno
+import struct
+from collections.abc import Callable, Iterable
+
+HEADER = struct.Struct("=IHHII")
+ERROR, DONE = 2, 3
+OVERRUN = OSError(errno.ENOBUFS, "overrun")
+
+Answer = bytes | OSError
+
+
+class FakeSocket:
+    """``answer`` gets what was sent and returns the datagrams to be read, and errors in between."""
+
+    def __init__(self, answer: Callable[[bytes], Iterable[Answer]], receive_buffer: int = 8 << 20) -> None:
+        self._answer = answer
+        self._receive_buffer = receive_buffer
+        self._queue: list[Answer] = []
+        self.sent: list[bytes] = []
+        self.closed = False
+
+    def send(self, data: bytes, /) -> int:
+        assert not self.closed
+        self.sent.append(bytes(data))
+        self._queue += self._answer(bytes(data))
+        return len(data)
+
+    def recv_into(self, buffer: bytearray, nbytes: int, _flags: int, /) -> int:
+        if not self._queue:
+            raise BlockingIOError(errno.EAGAIN, "nothing there")
+        item = self._queue.pop(0)
+        if isinstance(item, OSError):
+            raise item
+        buffer[: min(len(item), nbytes)] = item[:nbytes]
+        return len(item)
+
+    def getsockopt(self, _level: int, _option: int, /) -> int:
+        return self._receive_buffer
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def message(sequence: int, payload: bytes = b"", *, kind: int = 100, flags: int = 0) -> bytes:
+    """A whole message."""
+    return HEADER.pack(HEADER.size + len(payload), kind, flags, sequence, 0) + payload
+
+
+def split(data: bytes) -> list[tuple[int, int, int, int, bytes]]:
+    """Length, type, flags, sequence number and payload of each message in a datagram."""
+    found = []
+    while data:
+        length, kind, flags, sequence, _ = HEADER.unpack_from(data)
+        found.append((length, kind, flags, sequence, data[HEADER.size : length]))
+        data = data[(length + 3) & ~3 :]
+    return found
+
+
+def error(sequence: int, number: int = 0) -> bytes:
+    """An answer to a failed message; with number 0, an acknowledgement."""
+    return message(sequence, struct.pack("=i", -number) + bytes(16), kind=ERROR)
+
+
+def done(sequence: int, number: int = 0, flags: int = 0) -> bytes:
+    """The end of a dump."""
+    return message(sequence, struct.pack("=i", -number), kind=DONE, flags=flags)
+
+
+def sequences(data: bytes) -> list[int]:
+    """The sequence numbers in what was sent."""
+    return [sequence for _, _, _, sequence, _ in split(data)]
+
+
+def attribute(kind: int, payload: bytes) -> bytes:
+    """An attribute with its padding."""
+    return struct.pack("=HH", 4 + len(payload), kind) + payload + bytes(-len(payload) % 4)

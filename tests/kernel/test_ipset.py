@@ -1,0 +1,236 @@
+"""The ipset driver against a real kernel, read back with ipset; and its faults on a fake socket.
+
+What the fake kernel does as well stands in test_contract.py.
+"""
+
+import contextlib
+import errno
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ipvsproxy.kernel import ipset, netlink
+from ipvsproxy.model.kernel import IP_SETS, IpSet, SetEntry, SetKind, SetType
+from ipvsproxy.model.net import Address, Family, Protocol, parse_address
+from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from tests.kernel import fake_netlink
+
+CLUSTER_IP = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
+
+
+@pytest.fixture
+def driver(network_namespace: None) -> Iterator[ipset.IpsetDriver]:
+    with contextlib.closing(ipset.IpsetDriver()) as made:
+        yield made
+
+
+def tool(*arguments: str) -> str:
+    """Run ipset."""
+    done = subprocess.run((shutil.which("ipset") or "ipset", *arguments), check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def apply(driver: ipset.IpsetDriver, verb: Verb, *items: Item) -> list[Outcome]:
+    return driver.apply([Operation(verb, item) for item in items])
+
+
+def entry(number: int, name: str = CLUSTER_IP.name) -> SetEntry:
+    return SetEntry(name, Address((0x0A000000 + number).to_bytes(4, "big")), Protocol.TCP, 80)
+
+
+def members(name: str) -> set[str]:
+    return set(tool("list", name).partition("Members:\n")[2].split())
+
+
+@pytest.mark.kernel
+def test_every_set_is_created_as_kube_proxy_creates_it(driver: ipset.IpsetDriver) -> None:
+    assert not any(outcome.error or outcome.surprise for outcome in apply(driver, Verb.ADD, *IP_SETS.values()))
+    made = {line.split()[1]: line.split()[2:] for line in tool("save").splitlines()}
+    assert made.keys() == IP_SETS.keys()
+    for name, ip_set in IP_SETS.items():
+        if ip_set.type is SetType.PORT:
+            assert made[name] == ["bitmap:port", "range", "0-65535"]
+        else:
+            family = "inet" if ip_set.family is Family.IPV4 else "inet6"
+            assert made[name][:7] == [ip_set.type, "family", family, "hashsize", "1024", "maxelem", "65536"]
+            assert set(made[name][7::2]) <= {"bucketsize", "initval"}
+    # The program that kube-proxy runs takes ours for its own.
+    for name, ip_set in IP_SETS.items():
+        if ip_set.type is SetType.PORT:
+            tool("create", name, "bitmap:port", "range", "0-65535", "-exist")
+        else:
+            family = "inet" if ip_set.family is Family.IPV4 else "inet6"
+            tool("create", name, ip_set.type, "family", family, "hashsize", "1024", "maxelem", "65536", "-exist")
+
+
+@pytest.mark.kernel
+def test_ipset_prints_entries_as_the_model_does(driver: ipset.IpsetDriver) -> None:
+    address, pod = parse_address("fd00:96::1"), parse_address("fd00:244::9")
+    wanted = [
+        SetEntry("KUBE-6-CLUSTER-IP", address, Protocol.SCTP, 443),
+        SetEntry("KUBE-6-LOOP-BACK", pod, Protocol.TCP, 80, pod),
+        SetEntry("KUBE-6-LOAD-BALANCER-SOURCE-CID", address, Protocol.UDP, 53, parse_address("fd01::"), 64),
+        SetEntry("KUBE-6-LOAD-BALANCER-SOURCE-CID", address, Protocol.UDP, 53, pod, 128),
+        SetEntry("KUBE-6-IPVS-IPS", address),
+        SetEntry("KUBE-NODE-PORT-UDP", port=30053),
+        SetEntry("KUBE-LOAD-BALANCER-SOURCE-CIDR", parse_address("10.0.0.1"), Protocol.TCP, 80, parse_address("10.9.0.7"), 32),
+    ]
+    names = {one.set for one in wanted}
+    apply(driver, Verb.ADD, *(IP_SETS[name] for name in names), *wanted)
+    for name in names:
+        assert members(name) == {str(one) for one in wanted if one.set == name}
+
+
+@pytest.mark.kernel
+def test_what_ipset_added_is_observed_but_for_foreign_protocols(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, CLUSTER_IP)
+    tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
+    tool("add", CLUSTER_IP.name, "10.0.0.1,udplite:80")
+    assert driver.observe([CLUSTER_IP.name]) == {
+        CLUSTER_IP.name: (
+            "hash:ip,port",
+            Family.IPV4,
+            65536,
+            {SetEntry(CLUSTER_IP.name, parse_address("10.0.0.1"), Protocol.TCP, 80)},
+        )
+    }
+
+
+@pytest.mark.kernel
+def test_sets_that_do_not_exist_are_absent(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, CLUSTER_IP)
+    assert driver.observe(IP_SETS).keys() == {CLUSTER_IP.name}
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("made", "difference"),
+    [
+        (("hash:ip,port", "family", "inet6"), "hash:ip,port IPv6 maxelem 65536"),
+        (("hash:ip,port", "maxelem", "100"), "hash:ip,port IPv4 maxelem 100"),
+        (("hash:ip",), "hash:ip IPv4 maxelem 65536"),
+        (("bitmap:port", "range", "0-65535"), "bitmap:port"),
+    ],
+)
+def test_a_set_of_our_name_that_was_made_otherwise_is_reported_and_not_taken(
+    driver: ipset.IpsetDriver, made: tuple[str, ...], difference: str
+) -> None:
+    tool("create", CLUSTER_IP.name, *made)
+    (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
+    assert outcome.errno == errno.EEXIST
+    assert outcome.error == (
+        f"add set KUBE-CLUSTER-IP: a set of this name exists, and it is {difference}, not hash:ip,port IPv4 maxelem 65536"
+    )
+    observed = driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name]
+    assert observed.entries == set()
+    assert difference in observed.differs_from(CLUSTER_IP)
+
+
+@pytest.mark.kernel
+def test_thousands_of_entries_are_added_read_and_removed(driver: ipset.IpsetDriver) -> None:
+    wanted = [entry(number) for number in range(5000)]
+    apply(driver, Verb.ADD, CLUSTER_IP)
+    assert {outcome[1:] for outcome in apply(driver, Verb.ADD, *wanted)} == {("", 0, False, 0)}
+    assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == set(wanted)
+    assert {outcome[1:] for outcome in apply(driver, Verb.REMOVE, *wanted[:4000])} == {("", 0, False, 0)}
+    assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == set(wanted[4000:])
+
+
+@pytest.mark.kernel
+def test_entries_that_do_not_fit_into_a_full_set_are_named_and_the_others_are_in(driver: ipset.IpsetDriver) -> None:
+    tool("create", CLUSTER_IP.name, "hash:ip,port", "maxelem", "10", "hashsize", "64", "bucketsize", "12")
+    outcomes = apply(driver, Verb.ADD, *(entry(number) for number in range(14)))
+    failed = [outcome for outcome in outcomes if outcome.error]
+    assert len(failed) == 4
+    assert {outcome.errno for outcome in failed} == {4352}
+    assert "the set is full" in failed[0].error
+    assert members(CLUSTER_IP.name) == {str(outcome.operation.item) for outcome in outcomes if not outcome.error}
+
+
+@pytest.mark.kernel
+def test_one_refused_entry_does_not_keep_the_others_out(driver: ipset.IpsetDriver) -> None:
+    ip_set = IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV6)
+    address = parse_address("fd00::1")
+    good = [SetEntry(ip_set.name, address, Protocol.TCP, port, address, 64) for port in (1, 2, 3)]
+    bad = SetEntry(ip_set.name, address, Protocol.TCP, 4, parse_address("::"), 0)
+    unfit = SetEntry(ip_set.name, address, Protocol.TCP, 5, parse_address("10.0.0.0"), 8)
+    outcomes = apply(driver, Verb.ADD, ip_set, good[0], bad, good[1], unfit, good[2])
+    assert [outcome.errno for outcome in outcomes] == [0, 0, 4104, 0, errno.EINVAL, 0]
+    assert "two /1 ranges say the same" in outcomes[2].error
+    assert len(members(ip_set.name)) == 3
+
+
+@pytest.mark.kernel
+def test_operations_on_several_sets_keep_their_order(driver: ipset.IpsetDriver) -> None:
+    other = IpSet(SetKind.EXTERNAL_IP, Family.IPV4)
+    there, elsewhere = entry(1), entry(1, other.name)
+    steps = [
+        Operation(Verb.ADD, there),
+        Operation(Verb.ADD, CLUSTER_IP),
+        Operation(Verb.ADD, there),
+        Operation(Verb.ADD, other),
+        Operation(Verb.ADD, elsewhere),
+        Operation(Verb.REMOVE, there),
+        Operation(Verb.ADD, there),
+        Operation(Verb.REMOVE, elsewhere),
+        Operation(Verb.REMOVE, other),
+        Operation(Verb.REMOVE, other),
+    ]
+    outcomes = driver.apply(steps)
+    assert [outcome.operation for outcome in outcomes] == steps
+    assert [(bool(outcome.error), outcome.surprise) for outcome in outcomes] == [
+        (True, False),
+        *[(False, False)] * 8,
+        (False, True),
+    ]
+    assert driver.observe(IP_SETS) == {CLUSTER_IP.name: ("hash:ip,port", Family.IPV4, 65536, {there})}
+
+
+@pytest.mark.kernel
+def test_a_set_in_use_is_not_destroyed_and_the_error_says_why(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, CLUSTER_IP)
+    rule = ("-A", "INPUT", "-m", "set", "--match-set", CLUSTER_IP.name, "dst,dst", "-j", "ACCEPT")
+    subprocess.run((shutil.which("iptables") or "iptables", *rule), check=True)
+    (outcome,) = apply(driver, Verb.REMOVE, CLUSTER_IP)
+    assert (outcome.error, outcome.errno) == ("remove set KUBE-CLUSTER-IP: the set is in use by a rule", 4100)
+
+
+def test_entries_whose_answer_was_lost_are_errors_without_being_sent_one_by_one() -> None:
+    sockets: list[fake_netlink.FakeSocket] = []
+
+    def connect(_protocol: int) -> fake_netlink.FakeSocket:
+        sockets.append(fake_netlink.FakeSocket(lambda _data: []))
+        return sockets[-1]
+
+    driver = ipset.IpsetDriver(connect)
+    outcomes = apply(driver, Verb.ADD, *(entry(number) for number in range(10)))
+    assert all("answer was lost" in outcome.error for outcome in outcomes)
+    assert [len(socket.sent) for socket in sockets] == [1]
+    (outcome,) = apply(driver, Verb.REMOVE, CLUSTER_IP)
+    assert "answer was lost" in outcome.error
+
+
+def test_a_kernel_without_the_type_is_explained() -> None:
+    driver = ipset.IpsetDriver(
+        lambda _protocol: fake_netlink.FakeSocket(lambda data: [fake_netlink.error(fake_netlink.sequences(data)[0], 4098)])
+    )
+    (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
+    assert outcome.error == (
+        "add set KUBE-CLUSTER-IP: the kernel does not know hash:ip,port: its module is not there or cannot be loaded"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "set_type", "text"),
+    [
+        (4352, SetType.ADDRESS_PORT, "the set is full: it holds at most 65536 entries"),
+        (4352, SetType.PORT, "the port lies outside the set's range"),
+        (4999, SetType.PORT, "ipset error 4999"),
+        (errno.EPERM, None, "Operation not permitted"),
+        (netlink.UNANSWERED, None, "the kernel's answer was lost, so this may or may not be in force"),
+    ],
+)
+def test_error_numbers_have_readable_texts(number: int, set_type: SetType | None, text: str) -> None:
+    assert ipset.explain(number, set_type) == text

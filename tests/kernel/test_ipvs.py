@@ -1,0 +1,317 @@
+"""The IPVS driver against a real kernel, read back with ipvsadm; and its faults on a fake socket.
+
+What the fake kernel does as well stands in test_contract.py.
+"""
+
+import contextlib
+import errno
+import pathlib
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from ipvsproxy.kernel import ipvs, ipvs_message, netlink
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import (
+    PERSISTENT,
+    SCHEDULER_PORT,
+    Connections,
+    RealServer,
+    RealServerKey,
+    Timeouts,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
+from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from tests.kernel import fake_netlink
+
+LISTING = """\
+IP Virtual Server version 1.2.1 (size=4096)
+Prot LocalAddress:Port Scheduler Flags
+  -> RemoteAddress:Port Forward Weight ActiveConn InActConn
+"""
+
+
+@pytest.fixture
+def driver(network_namespace: None) -> Iterator[ipvs.IpvsDriver]:
+    with contextlib.closing(ipvs.IpvsDriver()) as made:
+        yield made
+
+
+def ipvsadm(*arguments: str) -> str:
+    done = subprocess.run((shutil.which("ipvsadm") or "ipvsadm", *arguments), check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def server(
+    address: str, port: int = 80, *, protocol: Protocol = Protocol.TCP, scheduler: str = "rr", flags: int = 0, timeout_s: int = 0
+) -> VirtualServer:
+    key = VirtualServerKey(protocol, parse_address(address), port)
+    return VirtualServer(key, VirtualServerSettings(scheduler, flags, timeout_s))
+
+
+def real(virtual_server: VirtualServer, address: str, port: int = 8080, weight: int = 1) -> RealServer:
+    return RealServer(virtual_server.key, RealServerKey(parse_address(address), port), weight)
+
+
+def operations(verb: Verb, *items: Item) -> list[Operation]:
+    return [Operation(verb, item) for item in items]
+
+
+def clean(outcomes: Sequence[Outcome]) -> bool:
+    return not any(outcome.error or outcome.surprise for outcome in outcomes)
+
+
+@pytest.mark.kernel
+def test_ipvsadm_shows_what_kube_proxy_would_have_made(driver: ipvs.IpvsDriver) -> None:
+    one = server("10.96.0.1", 443, flags=PERSISTENT, timeout_s=10800)
+    two = server("10.96.0.10", 53, protocol=Protocol.UDP, scheduler="wrr")
+    three = server("fd00:96::1", 80, scheduler="mh", flags=SCHEDULER_PORT)
+    four = server("10.96.0.10", 53, protocol=Protocol.SCTP)
+    items = (one, two, three, four, real(one, "192.168.0.1", 6443), real(two, "10.244.1.7", 53, 0), real(three, "fd00:244::7"))
+    assert clean(driver.apply(operations(Verb.ADD, *items)))
+    assert {line.rstrip() for line in ipvsadm("-Sn").splitlines()} == {
+        "-A -t 10.96.0.1:443 -s rr -p 10800",
+        "-a -t 10.96.0.1:443 -r 192.168.0.1:6443 -m -w 1",
+        "-A -u 10.96.0.10:53 -s wrr",
+        "-a -u 10.96.0.10:53 -r 10.244.1.7:53 -m -w 0",
+        "-A -t [fd00:96::1]:80 -s mh -b mh-port",
+        "-a -t [fd00:96::1]:80 -r [fd00:244::7]:8080 -m -w 1",
+        "-A --sctp-service 10.96.0.10:53 -s rr",
+    }
+    assert "0xffffffff" not in ipvsadm("-Sn")  # a netmask is printed unless it is that of one address
+
+
+@pytest.mark.kernel
+def test_what_ipvsadm_made_is_observed_and_what_is_not_ours_is_counted(driver: ipvs.IpvsDriver) -> None:
+    ipvsadm("-A", "-t", "10.96.0.1:80", "-s", "mh", "-p", "600", "-b", "mh-port,mh-fallback")
+    ipvsadm("-a", "-t", "10.96.0.1:80", "-r", "10.1.0.1:8080", "-m", "-w", "7")
+    ipvsadm("-A", "-u", "[fd00::1]:53", "-s", "wlc", "-o")
+    ipvsadm("-A", "-f", "100", "-s", "rr")
+    ipvsadm("-a", "-f", "100", "-r", "10.1.0.1", "-m")
+    ipvsadm("-A", "-f", "101", "-6", "-s", "rr", "-p", "60")
+    tcp, udp = server("10.96.0.1").key, server("fd00::1", 53, protocol=Protocol.UDP).key
+    seen = driver.observe()
+    assert {key: (value.settings, value.real_servers, value.flags_known) for key, value in seen.items()} == {
+        tcp: (VirtualServerSettings("mh", 0x19, 600), {RealServerKey(parse_address("10.1.0.1"), 8080): 7}, True),
+        udp: (VirtualServerSettings("wlc", 0x4), {}, True),
+    }
+    assert driver.foreign == 2
+    listed = driver.listing()
+    assert {key: (value.settings, value.flags_known) for key, value in listed.virtual_servers.items()} == {
+        tcp: (VirtualServerSettings("mh", PERSISTENT, 600), False),
+        udp: (VirtualServerSettings("wlc", 0), False),  # the kernel shows one-packet scheduling for IPv4 alone
+    }
+    assert listed.connections[tcp] == {RealServerKey(parse_address("10.1.0.1"), 8080): Connections(0, 0)}
+    assert listed.foreign == 2
+
+
+@pytest.mark.kernel
+def test_the_first_listing_of_all_knows_timeouts_in_seconds(driver: ipvs.IpvsDriver) -> None:
+    ipvsadm("-A", "-t", "10.96.0.1:80", "-s", "rr", "-p", "10800")
+    assert driver.listing().virtual_servers[server("10.96.0.1").key].settings.timeout_s == 10800
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("address", "pod"), [("10.96.0.1", "10.244.0.{}"), ("fd00:96::1", "fd00:244::{}")])
+def test_a_new_virtual_server_with_mh_gets_it_after_its_real_servers(
+    driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch, address: str, pod: str
+) -> None:
+    sent: list[tuple[Verb, str]] = []
+    encode = driver._encoder.encode
+
+    def record(steps: Sequence[Operation], sequences: Iterator[bytes]) -> list[bytes]:
+        sent.extend((verb, item.settings.scheduler if isinstance(item, VirtualServer) else "real") for verb, item in steps)
+        return encode(steps, sequences)
+
+    monkeypatch.setattr(driver._encoder, "encode", record)
+    one = server(address, scheduler="mh", flags=SCHEDULER_PORT | PERSISTENT, timeout_s=60)
+    empty = server(address, 81, scheduler="mh")
+    steps = operations(Verb.ADD, one, empty) + operations(Verb.ADD, *(real(one, pod.format(number)) for number in range(1, 4)))
+    assert clean(driver.apply(steps))
+    assert sent == [
+        (Verb.ADD, "none"),
+        (Verb.ADD, "mh"),
+        *[(Verb.ADD, "real")] * 3,
+        (Verb.SET, "mh"),
+    ]
+    seen = driver.observe()
+    assert seen[one.key].settings == one.settings
+    assert len(seen[one.key].real_servers) == 3
+    assert [(outcome.error, outcome.surprise) for outcome in driver.apply(operations(Verb.ADD, one))] == [("", True)]
+    assert driver.observe()[one.key].settings == one.settings
+
+
+@pytest.mark.kernel
+def test_a_prepared_virtual_server_whose_scheduler_does_not_exist_is_an_error(
+    driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ipvs, "PREPARED_SCHEDULERS", frozenset({"dice"}))
+    one = server("10.96.0.1", scheduler="dice")
+    first, second = driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1")))
+    assert (first.errno, second.error) == (errno.ENOENT, "")
+    assert "no scheduler 'dice': the module ip_vs_dice is not there" in first.error
+
+
+@pytest.mark.kernel
+def test_errors_name_the_object_and_the_reason(driver: ipvs.IpvsDriver) -> None:
+    one = server("10.96.0.1", scheduler="dice")
+    outcomes = driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1"), real(one, "fd00::1")))
+    no_scheduler = "the kernel has no scheduler 'dice': the module ip_vs_dice is not there or cannot be loaded"
+    assert [(outcome.error, outcome.errno) for outcome in outcomes] == [
+        (f"add virtual_server TCP 10.96.0.1:80: {no_scheduler}", errno.ENOENT),
+        ("add real_server TCP 10.96.0.1:80 -> 10.1.0.1:8080: its virtual server is missing", errno.ESRCH),
+        (
+            "add real_server TCP 10.96.0.1:80 -> [fd00::1]:8080: the real server's address is not of the virtual server's family",
+            errno.EINVAL,
+        ),
+    ]
+
+
+@pytest.mark.kernel
+def test_one_unfit_operation_does_not_keep_the_others_of_its_chunk_from_the_kernel(driver: ipvs.IpvsDriver) -> None:
+    one = server("10.96.0.1")
+    items = (
+        one,
+        real(one, "10.1.0.1"),
+        real(one, "10.1.0.2", weight=1 << 31),
+        real(one, "10.1.0.3", weight=-1),
+        real(one, "10.1.0.4"),
+    )
+    assert [outcome.errno for outcome in driver.apply(operations(Verb.ADD, *items))] == [0, 0, errno.ERANGE, errno.EINVAL, 0]
+    assert {str(key.address) for key in driver.observe()[one.key].real_servers} == {"10.1.0.1", "10.1.0.4"}
+
+
+@pytest.mark.kernel
+def test_thousands_of_operations_with_some_surprises_have_their_own_outcomes(driver: ipvs.IpvsDriver) -> None:
+    servers = [server(f"10.96.{number // 250}.{number % 250 + 1}") for number in range(600)]
+    done: list[Operation] = []
+    for one in servers:
+        done += operations(Verb.ADD, one)
+        done += operations(Verb.ADD, *(real(one, f"10.1.0.{number}") for number in range(1, 5)))
+    assert len(done) > 2 * netlink.CHUNK_LIMIT
+    there = [0, 3, 999, 1000, 1001, 2999]
+    driver.apply([Operation(Verb.ADD, server_of(done[position], servers)) for position in there])
+    driver.apply([done[position] for position in there])
+    outcomes = driver.apply(done)
+    assert [outcome.operation for outcome in outcomes] == done
+    assert not any(outcome.error for outcome in outcomes)
+    assert set(there) <= {position for position, outcome in enumerate(outcomes) if outcome.surprise}
+    assert sum(outcome.surprise for outcome in outcomes) <= 2 * len(there)
+    seen = driver.observe()
+    assert len(seen) == 600
+    assert {len(value.real_servers) for value in seen.values()} == {4}
+    assert clean(driver.apply(operations(Verb.REMOVE, *servers)))
+    assert driver.observe() == {}
+
+
+def server_of(operation: Operation, servers: Sequence[VirtualServer]) -> VirtualServer:
+    item = operation.item
+    key = item.key if isinstance(item, VirtualServer) else item.virtual_server if isinstance(item, RealServer) else None
+    return next(one for one in servers if one.key == key)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("limit", [0, ipvs.DUMP_LIMIT])
+def test_connections_are_the_same_by_dump_and_by_listing(
+    driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(ipvs, "DUMP_LIMIT", limit)
+    four, six, missing = server("10.96.0.1"), server("fd00:96::1"), server("10.96.0.2")
+    driver.apply(operations(Verb.ADD, four, six, real(four, "10.1.0.1"), real(four, "10.1.0.2"), real(six, "fd00::1")))
+    assert driver.connections([four.key, six.key, missing.key]) == {
+        four.key: {real(four, "10.1.0.1").key: Connections(0, 0), real(four, "10.1.0.2").key: Connections(0, 0)},
+        six.key: {real(six, "fd00::1").key: Connections(0, 0)},
+        missing.key: {},
+    }
+
+
+@pytest.mark.kernel
+def test_timeouts_are_set_and_zero_leaves_one_as_it_is(driver: ipvs.IpvsDriver) -> None:
+    assert clean(driver.apply(operations(Verb.SET, Timeouts(700, 0, 250))))
+    assert ipvsadm("-L", "--timeout").strip() == "Timeout (tcp tcpfin udp): 700 120 250"
+
+
+@pytest.mark.kernel
+def test_a_family_number_that_changed_is_looked_up_again(driver: ipvs.IpvsDriver) -> None:
+    """The kernel gives another one to a module that is loaded again; an unknown number looks the same to the driver."""
+    driver._family_number = 999
+    driver._encoder = ipvs_message.Encoder(999)
+    one = server("10.96.0.1")
+    assert clean(driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1"))))
+    driver._family_number = 999
+    driver._encoder = ipvs_message.Encoder(999)
+    assert driver.observe()[one.key].real_servers == {real(one, "10.1.0.1").key: 1}
+
+
+@pytest.mark.kernel
+def test_a_namespace_without_virtual_servers_is_empty(driver: ipvs.IpvsDriver) -> None:
+    assert driver.observe() == {}
+    assert driver.listing() == ({}, {}, 0)
+
+
+class Kernel:
+    """Answers the family lookup, and everything else as it is told."""
+
+    def __init__(self) -> None:
+        self.answers: list[fake_netlink.Answer] | None = None
+
+    def __call__(self, data: bytes) -> list[fake_netlink.Answer]:
+        _, kind, flags, sequence, _ = fake_netlink.split(data)[-1]
+        if kind == 16:
+            return [fake_netlink.message(sequence, bytes(4) + fake_netlink.attribute(1, struct.pack("=H", 33)))]
+        if flags & netlink.DUMP:
+            return [fake_netlink.done(sequence)]
+        return [fake_netlink.error(sequence)] if self.answers is None else self.answers
+
+
+def fake(tmp_path: pathlib.Path, content: str) -> tuple[ipvs.IpvsDriver, Kernel]:
+    table = tmp_path / "ip_vs"
+    table.write_text(content)
+    kernel = Kernel()
+    return ipvs.IpvsDriver(lambda _protocol: fake_netlink.FakeSocket(kernel), table), kernel
+
+
+def test_operations_whose_answer_was_lost_are_errors_and_those_after_a_new_socket_are_not(tmp_path: pathlib.Path) -> None:
+    driver, kernel = fake(tmp_path, LISTING)
+    one = server("10.96.0.1")
+    kernel.answers = []
+    outcomes = driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1")))
+    assert all("answer was lost" in outcome.error for outcome in outcomes)
+    assert [outcome.errno for outcome in outcomes] == [0, 0]
+    kernel.answers = None
+    assert clean(driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1"))))
+
+
+def test_a_removal_whose_answer_was_lost_is_not_done(tmp_path: pathlib.Path) -> None:
+    driver, kernel = fake(tmp_path, LISTING)
+    kernel.answers = [fake_netlink.OVERRUN]
+    (outcome,) = driver.apply(operations(Verb.REMOVE, server("10.96.0.1")))
+    assert "answer was lost" in outcome.error
+
+
+@pytest.mark.parametrize("content", ["", LISTING + "TCP  rubbish\n"])
+def test_a_listing_that_is_not_understood_is_an_error(tmp_path: pathlib.Path, content: str) -> None:
+    driver, _ = fake(tmp_path, content)
+    with pytest.raises(KernelError, match="ip_vs"):
+        driver.observe()
+    with pytest.raises(KernelError, match="ip_vs"):
+        driver.listing()
+
+
+def test_a_listing_whose_timeouts_cannot_be_told_in_seconds_is_an_error(tmp_path: pathlib.Path) -> None:
+    driver, _ = fake(tmp_path, LISTING + "TCP  0A600001:0050 rr persistent 60000 FFFFFFFF\n")
+    with pytest.raises(KernelError, match="it changed while it was read"):
+        driver.listing()
+
+
+def test_a_missing_listing_is_an_error(tmp_path: pathlib.Path) -> None:
+    driver, _ = fake(tmp_path, LISTING)
+    (tmp_path / "ip_vs").unlink()
+    with pytest.raises(KernelError, match="No such file"):
+        driver.observe()

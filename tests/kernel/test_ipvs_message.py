@@ -1,0 +1,141 @@
+"""IPVS messages: what a template makes equals what pyroute2 encodes for the same values."""
+
+import itertools
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyroute2.netlink.generic import ipvs
+
+from ipvsproxy.kernel import ipvs_message, message, netlink
+from ipvsproxy.model.kernel import RealServer, RealServerKey, Timeouts, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.net import Address, Family, Protocol, parse_address
+from ipvsproxy.model.plan import Operation, Verb
+
+FAMILY_NUMBER = 33
+ENCODER = ipvs_message.Encoder(FAMILY_NUMBER)
+PORTS = st.integers(0, 65535)
+U32 = st.integers(0, 0xFFFFFFFF)
+
+
+def addresses(family: Family) -> st.SearchStrategy[Address]:
+    size = family.bits // 8
+    return st.binary(min_size=size, max_size=size).map(Address)
+
+
+@st.composite
+def real_servers(draw: st.DrawFn) -> RealServer:
+    family = draw(st.sampled_from(Family))
+    key = VirtualServerKey(draw(st.sampled_from(Protocol)), draw(addresses(family)), draw(PORTS))
+    return RealServer(key, RealServerKey(draw(addresses(family)), draw(PORTS)), draw(U32))
+
+
+@st.composite
+def virtual_servers(draw: st.DrawFn) -> VirtualServer:
+    key = draw(real_servers()).virtual_server
+    scheduler = draw(st.sampled_from(["rr", "wrr", "mh", "a%b", "x" * 15]))
+    return VirtualServer(key, VirtualServerSettings(scheduler, draw(U32) & ~2, draw(U32)))
+
+
+def plain(command: int, attributes: list[object], sequence: int) -> bytes:
+    """What pyroute2 itself encodes."""
+    wanted = ipvs.ipvsmsg()
+    wanted["cmd"] = command
+    wanted["version"] = 1
+    wanted["attrs"] = attributes
+    wanted["header"]["sequence_number"] = sequence
+    return message.encode(wanted, FAMILY_NUMBER, netlink.REQUEST)
+
+
+def service(key: VirtualServerKey) -> list[list[object]]:
+    return [
+        ["IPVS_SVC_ATTR_AF", int(key.address.family)],
+        ["IPVS_SVC_ATTR_PROTOCOL", int(key.protocol)],
+        ["IPVS_SVC_ATTR_ADDR", str(key.address)],
+        ["IPVS_SVC_ATTR_PORT", key.port],
+    ]
+
+
+def destination(item: RealServer, *, whole: bool) -> list[object]:
+    attributes: list[list[object]] = [
+        ["IPVS_DEST_ATTR_ADDR_FAMILY", int(item.key.address.family)],
+        ["IPVS_DEST_ATTR_ADDR", str(item.key.address)],
+        ["IPVS_DEST_ATTR_PORT", item.key.port],
+    ]
+    if whole:
+        attributes += [
+            ["IPVS_DEST_ATTR_FWD_METHOD", 0],
+            ["IPVS_DEST_ATTR_WEIGHT", item.weight],
+            ["IPVS_DEST_ATTR_U_THRESH", 0],
+            ["IPVS_DEST_ATTR_L_THRESH", 0],
+        ]
+    return [
+        ["IPVS_CMD_ATTR_SERVICE", {"attrs": service(item.virtual_server)}],
+        ["IPVS_CMD_ATTR_DEST", {"attrs": attributes}],
+    ]
+
+
+def encode(*operations: Operation, first: int = 0x01020304) -> list[bytes]:
+    return ENCODER.encode(operations, (struct.pack("=I", number) for number in itertools.count(first)))
+
+
+@given(real_servers(), st.sampled_from([(Verb.ADD, ipvs.IPVS_CMD_NEW_DEST), (Verb.SET, ipvs.IPVS_CMD_SET_DEST)]))
+def test_a_real_server_is_encoded_as_pyroute2_would(item: RealServer, verb: tuple[Verb, int]) -> None:
+    assert encode(Operation(verb[0], item), first=7) == [plain(verb[1], destination(item, whole=True), 7)]
+    removal = plain(ipvs.IPVS_CMD_DEL_DEST, destination(item, whole=False), 7)
+    assert encode(Operation(Verb.REMOVE, item), first=7) == [removal]
+
+
+@given(virtual_servers(), st.sampled_from([(Verb.ADD, ipvs.IPVS_CMD_NEW_SERVICE), (Verb.SET, ipvs.IPVS_CMD_SET_SERVICE)]))
+def test_a_virtual_server_is_encoded_as_pyroute2_would(item: VirtualServer, verb: tuple[Verb, int]) -> None:
+    settings = [
+        ["IPVS_SVC_ATTR_SCHED_NAME", item.settings.scheduler],
+        ["IPVS_SVC_ATTR_FLAGS", {"flags": item.settings.flags, "mask": 0xFFFFFFFF}],
+        ["IPVS_SVC_ATTR_TIMEOUT", item.settings.timeout_s],
+        ["IPVS_SVC_ATTR_NETMASK", "255.255.255.255"],
+    ]
+    wanted = plain(verb[1], [["IPVS_CMD_ATTR_SERVICE", {"attrs": [*service(item.key), *settings]}]], 7)
+    if item.key.address.family is Family.IPV6:
+        assert wanted.endswith(b"\xff\xff\xff\xff")
+        wanted = wanted[:-4] + struct.pack("=I", 128)
+    assert encode(Operation(verb[0], item), first=7) == [wanted]
+    removal = plain(ipvs.IPVS_CMD_DEL_SERVICE, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service(item.key)}]], 7)
+    assert encode(Operation(Verb.REMOVE, item), first=7) == [removal]
+
+
+def test_the_hashed_flag_is_never_sent() -> None:
+    key = VirtualServerKey(Protocol.TCP, parse_address("10.0.0.1"), 80)
+    one, other = (VirtualServer(key, VirtualServerSettings("rr", flags)) for flags in (0x11, 0x13))
+    assert encode(Operation(Verb.SET, one)) == encode(Operation(Verb.SET, other))
+
+
+@given(st.lists(real_servers() | virtual_servers(), max_size=8))
+def test_messages_of_a_mixed_run_are_those_of_each_alone(items: list[RealServer | VirtualServer]) -> None:
+    operations = [Operation(Verb.ADD, item) for item in items]
+    alone = [encode(operation, first=100 + index)[0] for index, operation in enumerate(operations)]
+    assert encode(*operations, first=100) == alone
+
+
+def test_a_timeout_of_zero_is_left_out() -> None:
+    (data,) = encode(Operation(Verb.SET, Timeouts(900, 0, 300)))
+    found = message.attributes(data, 20, len(data))
+    assert {kind: struct.unpack_from("=I", data, at[0])[0] for kind, at in found.items()} == {4: 900, 6: 300}
+
+
+VIRTUAL = VirtualServerKey(Protocol.TCP, parse_address("10.0.0.1"), 80)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        RealServer(VIRTUAL, RealServerKey(parse_address("fd00::1"), 80)),
+        RealServer(VIRTUAL, RealServerKey(parse_address("10.1.0.1"), 65536)),
+        RealServer(VIRTUAL, RealServerKey(parse_address("10.1.0.1"), 80), -1),
+        VirtualServer(VIRTUAL, VirtualServerSettings("")),
+        VirtualServer(VIRTUAL, VirtualServerSettings("x" * 16)),
+    ],
+)
+def test_what_does_not_fit_its_field_is_refused_before_the_kernel_would_cut_it_off(item: RealServer | VirtualServer) -> None:
+    with pytest.raises((ValueError, struct.error)):
+        encode(Operation(Verb.ADD, item))

@@ -1,0 +1,93 @@
+"""Templates, attribute walks and fixed layouts, without a kernel."""
+
+import struct
+
+import pytest
+
+from ipvsproxy.kernel import message
+from tests.kernel.fake_netlink import attribute
+
+HEAD = bytes(16)
+
+
+def test_a_template_fills_its_holes_and_leaves_the_rest_as_it_was() -> None:
+    def build(port: int, address: bytes) -> bytes:
+        return HEAD + b"100%" + struct.pack(">H", port) + b"%b" + address + b"%"
+
+    template = message.Template(build, {"port": (0, 0xFFFF), "address": (bytes(4), b"\xff" * 4)})
+    encoded = template.encode((b"SEQN", b"\x01\xbb", b"\n\0\0\1"))
+    assert encoded == bytes(8) + b"SEQN" + bytes(4) + b"100%" + b"\x01\xbb" + b"%b" + b"\n\0\0\1" + b"%"
+
+
+def test_a_template_of_a_part_has_no_sequence_number() -> None:
+    template = message.Template(lambda port: struct.pack(">H", port) + b"tail", {"port": (0, 0xFFFF)}, whole_message=False)
+    assert template.encode((b"\0P",)) == b"\0Ptail"
+
+
+def test_fields_must_be_named_in_their_order() -> None:
+    def build(first: int, second: int) -> bytes:
+        return HEAD + struct.pack("=BB", first, second)
+
+    with pytest.raises(ValueError, match="first lies before"):
+        message.Template(build, {"second": (0, 0xFF), "first": (0, 0xFF)})
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda value: HEAD + bytes(value),
+        lambda value: HEAD + bytes((value, 0, value)),
+        lambda value: HEAD,
+    ],
+    ids=["length", "twice", "nowhere"],
+)
+def test_a_field_must_have_one_fixed_place(build: object) -> None:
+    with pytest.raises(ValueError, match="value is not one field of fixed length"):
+        message.Template(build, {"value": (1, 2)})  # type: ignore[arg-type]  # all of them take a value
+
+
+def test_a_walk_finds_attributes_whatever_their_marks() -> None:
+    data = attribute(1, b"abc") + attribute(0x8002, b"") + attribute(0x4003, b"\0P")
+    found = message.attributes(data, 0, len(data))
+    assert {kind: data[start:end] for kind, (start, end) in found.items()} == {1: b"abc", 2: b"", 3: b"\0P"}
+    assert message.unsigned(data, found[3]) == 80
+    assert message.text(b"rr\0x", (0, 4)) == "rr"
+
+
+@pytest.mark.parametrize("rest", [b"\3\0\1\0", b"\0\0\1\0", b"\x09\0\1\0four", b"\4\0"])
+def test_a_walk_stops_at_what_does_not_fit(rest: bytes) -> None:
+    data = attribute(7, b"good") + rest
+    assert message.attributes(data, 0, len(data)) == {7: (4, 8)}
+
+
+FIELDS = (message.Field((1, 1), "H"), message.Field((1, 2), "s"), message.Field((3,), "I"))
+
+
+def sample(number: int, name: bytes, value: int, *, swapped: bool = False) -> bytes:
+    inner = [attribute(1, struct.pack("=H", number)), attribute(2, name)]
+    if swapped:
+        inner.reverse()
+    parts = [attribute(0x8001, b"".join(inner)), attribute(3, struct.pack("=I", value))]
+    if swapped:
+        parts.reverse()
+    return b"".join(parts)
+
+
+def test_a_layout_reads_every_message_in_the_order_of_its_fields() -> None:
+    layout = message.Layout(FIELDS)
+    for data in (sample(1, b"rr\0", 2), sample(3, b"wrr\0", 4), sample(5, b"mh\0", 6, swapped=True), sample(7, b"longer\0", 8)):
+        number, name, value = layout.read(b"pad." + data, 4, 4 + len(data)) or ()
+        assert message.attributes(data, 0, len(data)).keys() == {1, 3}
+        assert (number + 1, value) == (value, number + 1)
+        assert name.split(b"\0")[0] in (b"rr", b"wrr", b"mh", b"longer")
+
+
+def test_a_layout_says_when_a_field_is_missing_or_too_short() -> None:
+    layout = message.Layout(FIELDS)
+    for data in (
+        attribute(3, bytes(4)),
+        attribute(0x8001, attribute(1, bytes(2))) + attribute(3, bytes(4)),
+        attribute(0x8001, attribute(1, b"") + attribute(2, b"rr\0")) + attribute(3, bytes(4)),
+        b"",
+    ):
+        assert layout.read(data, 0, len(data)) is None
