@@ -6,6 +6,7 @@ which must be able to take over again.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import assert_never
 
 from ipvsproxy.model.kernel import ChainKey, IpSet, Jump, Rule, SetKind, SetMatch, Skeleton, VirtualServerKey
 from ipvsproxy.model.net import Family, Network, Protocol, parse_network
@@ -169,6 +170,8 @@ def _cluster_masquerade(family: Family, settings: Settings, view: NodeView) -> R
             networks = settings.cluster_networks
         case DetectLocal.NODE_CIDR:
             networks = view.pod_networks
+        case never:
+            assert_never(never)
     for item in networks:
         if item.family is family:
             return Rule(not_source=item, comment=comment, set=everything, target=MARK_MASQUERADE)

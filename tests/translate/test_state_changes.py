@@ -1,0 +1,195 @@
+"""What a change of a Service or of its slices changes: the state of the objects as they were, and as they are then.
+
+Whether tracked flows must be cleaned follows from the same states: they name the real servers that may go on answering.
+"""
+
+import pytest
+
+from ipvsproxy.model.kernel import HealthListener, SetKind
+from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.service import EndpointSlice, Service, ServicePort, ServiceType
+from ipvsproxy.model.state import ServiceState
+from tests.builders import CLUSTER_IP, OTHER_NODE, endpoint, endpoint_port, endpoint_slice, service, service_port
+from tests.translate.reading import backends, frontends, members, state_of
+
+
+def _health_ports(*states: ServiceState) -> set[str]:
+    return members(SetKind.HEALTH_CHECK_NODE_PORT, *states)
+
+
+def _balancer(*ports: ServicePort, health_port: int = 30000, cluster: str = CLUSTER_IP) -> Service:
+    return service(
+        "lb",
+        *ports,
+        kind=ServiceType.LOAD_BALANCER,
+        cluster=[cluster],
+        load_balancer=["1.2.3.4"],
+        external_local=True,
+        health_check_node_port=health_port,
+    )
+
+
+@pytest.mark.checklist(42)
+def test_a_health_check_port_that_changes_is_closed_under_its_old_number() -> None:
+    assert _health_ports(state_of(_balancer(health_port=30000))) == {"30000"}
+    assert _health_ports(state_of(_balancer(health_port=30001))) == {"30001"}
+    assert _health_ports() == set(), "with the Service its state goes, and with it the entry"
+
+
+THREE_PORTS = tuple(service_port(number, name=str(number)) for number in (81, 82, 83))
+
+
+@pytest.mark.checklist(45)
+def test_four_services_with_three_ports_are_twelve_cluster_ports_and_one_health_check_port() -> None:
+    others = [state_of(service(name, *THREE_PORTS, cluster=[f"10.96.0.{name}"])) for name in ("1", "2", "3")]
+    balancer = state_of(_balancer(*THREE_PORTS, health_port=345, cluster="10.96.0.4"))
+    assert len(members(SetKind.CLUSTER_IP, *others, balancer)) == 12
+    assert _health_ports(*others, balancer) == {"345"}
+
+
+@pytest.mark.checklist(46)
+def test_ports_that_are_removed_leave_nothing_behind() -> None:
+    before, after = state_of(service("web", *THREE_PORTS)), state_of(service("web", *THREE_PORTS[:1]))
+    assert frontends(before) - frontends(after) == {f"TCP {CLUSTER_IP}:82", f"TCP {CLUSTER_IP}:83"}
+    assert members(SetKind.CLUSTER_IP, after) == {f"{CLUSTER_IP},tcp:81"}
+    assert before.addresses == after.addresses
+    assert _health_ports(after) == set()
+
+
+@pytest.mark.checklist(49, 51)
+def test_a_service_that_becomes_a_load_balancer_keeps_its_ports_and_gets_a_health_check_and_loses_it_again() -> None:
+    plain, balancer = state_of(service("lb", *THREE_PORTS)), state_of(_balancer(*THREE_PORTS))
+    assert members(SetKind.CLUSTER_IP, plain) == members(SetKind.CLUSTER_IP, balancer)
+    assert frontends(plain) < frontends(balancer)
+    assert (_health_ports(plain), _health_ports(balancer)) == (set(), {"30000"})
+    assert (len(plain.local_endpoints), len(balancer.local_endpoints)) == (0, 1)
+
+
+@pytest.mark.checklist(50)
+def test_an_equal_object_has_an_equal_state() -> None:
+    assert state_of(_balancer(*THREE_PORTS)) == state_of(_balancer(*THREE_PORTS))
+
+
+@pytest.mark.checklist(77)
+def test_a_slice_that_is_deleted_leaves_the_virtual_server_but_neither_real_server_nor_hairpin_entry() -> None:
+    slices = endpoint_slice(endpoint("10.0.1.1"), endpoint("10.0.1.2", OTHER_NODE))
+    before, after = state_of(service(), slices), state_of(service())
+    assert backends(before, CLUSTER_IP) == {"10.0.1.1:8080", "10.0.1.2:8080"}
+    assert members(SetKind.LOOP_BACK, before) == {"10.0.1.1,tcp:8080,10.0.1.1"}
+    assert frontends(before) == frontends(after)
+    assert backends(after, CLUSTER_IP) == set()
+    assert members(SetKind.LOOP_BACK, after) == set()
+
+
+# From here on: Services with the UDP ports p11 and p12, whose endpoints listen on 11 and 12.
+P11, P12 = (service_port(number, Protocol.UDP, name=f"p{number}") for number in (11, 12))
+
+
+def _slice(*addresses: str, ports: dict[str, int] | None = None, node: str = OTHER_NODE, suffix: str = "1") -> EndpointSlice:
+    """A slice with these addresses; by default it has p11 only."""
+    wanted = [endpoint_port(number, Protocol.UDP, name=name) for name, number in (ports or {"p11": 11}).items()]
+    return endpoint_slice(*(endpoint(address, node) for address in addresses), suffix=suffix, ports=wanted, family=Family.IPV4)
+
+
+def _answering(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,)) -> dict[int, set[str]]:
+    """By service port, the real servers whose flows may go on; what is missing is not cleaned at all."""
+    state = state_of(service("dns", *ports), *slices)
+    for flow, keep in state.flows.items():
+        assert {str(key) for key in keep} == backends(state, CLUSTER_IP, flow.port, Protocol.UDP)
+    return {flow.port: {str(key) for key in keep} for flow, keep in state.flows.items()}
+
+
+def _local_count(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,), name: str = "dns") -> int:
+    """How many local endpoints a load balancer's health check of the same endpoints tells."""
+    wanted = service(name, *ports, kind=ServiceType.LOAD_BALANCER, external_local=True, health_check_node_port=30000)
+    return state_of(wanted, *slices).local_endpoints[HealthListener(Family.IPV4, 30000, wanted.name)]
+
+
+BOTH_PORTS = {"p11": 11, "p12": 12}
+
+
+@pytest.mark.checklist(53)
+def test_without_slices_there_are_neither_real_servers_nor_flows_nor_local_endpoints() -> None:
+    assert _answering() == {}
+    assert _local_count() == 0
+
+
+@pytest.mark.checklist(54)
+def test_an_endpoint_that_stays_may_go_on_answering_and_counts_as_local() -> None:
+    here = _slice("1.1.1.1", node="node-a")
+    assert _answering(here) == _answering(here) == {11: {"1.1.1.1:11"}}
+    assert _local_count(here) == 1
+
+
+@pytest.mark.checklist(55)
+def test_two_slices_make_one_list() -> None:
+    assert _answering(_slice("1.1.1.1"), _slice("1.1.1.2", suffix="2")) == {11: {"1.1.1.1:11", "1.1.1.2:11"}}
+
+
+@pytest.mark.checklist(56)
+def test_an_address_with_two_ports_is_one_local_endpoint() -> None:
+    assert _local_count(_slice("1.1.1.1", ports=BOTH_PORTS, node="node-a"), ports=(P11, P12)) == 1
+    apart = _slice("1.1.1.1", node="node-a"), _slice("1.1.1.1", node="node-a", suffix="2", ports={"p12": 12})
+    assert _local_count(*apart, ports=(P11, P12)) == 1
+
+
+@pytest.mark.checklist(57)
+def test_local_endpoints_are_counted_for_each_service_by_itself() -> None:
+    one = _slice("1.1.1.1", "1.1.1.2", ports=BOTH_PORTS, node="node-a"), _slice("1.1.1.3", suffix="2")
+    two = _slice("2.2.2.1", node="node-a"), _slice("2.2.2.2", node="node-a", suffix="2", ports={"p12": 12})
+    assert _local_count(*one, ports=(P11, P12), name="one") == 2
+    assert _local_count(*two, ports=(P11, P12), name="two") == 2
+    assert _local_count(_slice("3.3.3.3"), name="three") == 0
+
+
+@pytest.mark.checklist(58)
+def test_a_slice_that_comes_moves_flows_to_it_and_one_that_goes_leaves_them_alone() -> None:
+    assert _answering(_slice("1.1.1.1")) == {11: {"1.1.1.1:11"}}
+    assert _answering() == {}
+
+
+@pytest.mark.checklist(59, 60)
+def test_addresses_and_ports_may_come_and_go_together() -> None:
+    few = _answering(_slice("1.1.1.1"), ports=(P11, P12))
+    many = _answering(_slice("1.1.1.1", "1.1.1.2", ports=BOTH_PORTS), ports=(P11, P12))
+    assert few == {11: {"1.1.1.1:11"}}
+    assert many == {11: {"1.1.1.1:11", "1.1.1.2:11"}, 12: {"1.1.1.1:12", "1.1.1.2:12"}}
+
+
+@pytest.mark.checklist(61, 62)
+def test_a_second_slice_may_come_and_go() -> None:
+    first, second = _slice("1.1.1.1"), _slice("1.1.1.2", node="node-a", suffix="2", ports={"p12": 12})
+    assert _answering(first, ports=(P11, P12)) == {11: {"1.1.1.1:11"}}
+    assert _answering(first, second, ports=(P11, P12)) == {11: {"1.1.1.1:11"}, 12: {"1.1.1.2:12"}}
+    assert _local_count(first, second, ports=(P11, P12)) == 1
+    assert _local_count(first, ports=(P11, P12)) == 0
+
+
+@pytest.mark.checklist(63)
+def test_a_port_that_gets_another_name_is_another_port() -> None:
+    renamed = _slice("1.1.1.1", ports={"p11-2": 11})
+    assert _answering(renamed) == {}
+    assert _answering(renamed, ports=(service_port(11, Protocol.UDP, name="p11-2"),)) == {11: {"1.1.1.1:11"}}
+
+
+@pytest.mark.checklist(64)
+def test_a_port_that_gets_another_number_is_the_same_port_elsewhere() -> None:
+    assert _answering(_slice("1.1.1.1", ports={"p11": 22})) == {11: {"1.1.1.1:22"}}
+
+
+@pytest.mark.checklist(65)
+def test_all_kinds_of_changes_at_once_end_in_what_the_slices_then_say() -> None:
+    ports = (P11, P12, service_port(13, Protocol.UDP, name="p13"))
+    before = _slice("1.1.1.1", "1.1.1.2", ports=BOTH_PORTS), _slice("1.1.1.3", suffix="2")
+    after = _slice("1.1.1.1", ports={"p11": 11, "p13": 13}), _slice("1.1.1.4", suffix="3", ports={"p12": 122})
+    assert _answering(*before, ports=ports) == {
+        11: {"1.1.1.1:11", "1.1.1.2:11", "1.1.1.3:11"},
+        12: {"1.1.1.1:12", "1.1.1.2:12"},
+    }
+    assert _answering(*after, ports=ports) == {11: {"1.1.1.1:11"}, 12: {"1.1.1.4:122"}, 13: {"1.1.1.1:13"}}
+
+
+@pytest.mark.checklist(66)
+def test_a_slice_without_addresses_means_nothing_until_it_gets_some() -> None:
+    assert _answering(_slice()) == {}
+    assert _answering(_slice("1.1.1.1")) == {11: {"1.1.1.1:11"}}
