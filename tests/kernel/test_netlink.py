@@ -172,7 +172,10 @@ def test_a_dump_that_is_disturbed_each_time_is_given_up() -> None:
 
 def test_a_dump_that_was_cut_off_is_begun_again_on_a_new_socket() -> None:
     def cut_off(data: bytes) -> list[Answer]:
-        return [message(sequences(data)[0], b"one."), bytes(netlink.RECEIVE_SIZE + 4)]
+        """What is left looks whole, and the end of the dump comes."""
+        (number,) = sequences(data)
+        left = message(number, bytes(netlink.RECEIVE_SIZE - fake_netlink.HEADER.size))
+        return [left + message(number, b"lost"), done(number)]
 
     tested, opened = channel(
         cut_off, lambda data: [message(sequences(data)[0], b"one.")], lambda data: [done(sequences(data)[0])]
