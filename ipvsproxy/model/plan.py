@@ -40,7 +40,13 @@ class Operation(NamedTuple):
     item: Item
 
     def __str__(self) -> str:
-        name = self.item.key if isinstance(self.item, VirtualServer) else self.item
+        match self.item:
+            case VirtualServer(key=key):
+                name = str(key)
+            case SetEntry(set=set_name):
+                name = f"{set_name} {self.item}"
+            case item:
+                name = str(item)
         return f"{self.verb.value} {kind_of(self.item)} {name}"
 
 

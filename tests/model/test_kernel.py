@@ -1,0 +1,177 @@
+"""How kernel objects are named and written: as ipset, ipvsadm and iptables-save print them."""
+
+import pytest
+
+from ipvsproxy.model.kernel import (
+    IP_SETS,
+    NODE_OWNER,
+    SET_NAME_LIMIT,
+    BoundAddress,
+    ChainKey,
+    Device,
+    Flow,
+    FlowCleaning,
+    HealthListener,
+    IpSet,
+    Jump,
+    Owner,
+    RealServer,
+    Rule,
+    SetEntry,
+    SetKind,
+    SetMatch,
+    SetType,
+    Skeleton,
+    SkeletonImage,
+    Sysctl,
+    Timeouts,
+    VirtualServer,
+    VirtualServerSettings,
+    network_entry,
+)
+from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
+from ipvsproxy.model.service import ServiceName
+from tests import builders
+
+FRONTEND, BACKEND = builders.frontend("10.96.0.10", 443), builders.backend("10.244.0.5", 8443)
+FRONTEND_V6 = builders.frontend("fd00::10", 53, Protocol.UDP)
+
+
+def test_there_are_seventeen_sets_of_each_family_and_their_names_fit_the_kernel() -> None:
+    assert len(IP_SETS) == 34
+    assert max(map(len, IP_SETS)) == SET_NAME_LIMIT == 31
+    assert all(IP_SETS[ip_set.name] is ip_set for ip_set in IP_SETS.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "name"),
+    [
+        (SetKind.CLUSTER_IP, Family.IPV4, "KUBE-CLUSTER-IP"),
+        (SetKind.CLUSTER_IP, Family.IPV6, "KUBE-6-CLUSTER-IP"),
+        (SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV6, "KUBE-6-LOAD-BALANCER-SOURCE-CID"),
+        (SetKind.NODE_PORT_LOCAL_SCTP, Family.IPV6, "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"),
+    ],
+)
+def test_sets_are_named_as_operators_know_them(kind: SetKind, family: Family, name: str) -> None:
+    assert str(IpSet(kind, family)) == name
+
+
+def test_a_set_has_the_type_that_its_entries_need() -> None:
+    types = {kind: IpSet(kind, Family.IPV6).type for kind in SetKind}
+    assert {kind for kind in SetKind if types[kind] is SetType.PORT} == {
+        SetKind.NODE_PORT_TCP,
+        SetKind.NODE_PORT_LOCAL_TCP,
+        SetKind.NODE_PORT_UDP,
+        SetKind.NODE_PORT_LOCAL_UDP,
+        SetKind.HEALTH_CHECK_NODE_PORT,
+    }
+    assert {kind for kind in SetKind if types[kind] is SetType.ADDRESS_PORT_ADDRESS} == {
+        SetKind.LOOP_BACK,
+        SetKind.LOAD_BALANCER_SOURCE_IP,
+    }
+    assert types[SetKind.LOAD_BALANCER_SOURCE_CIDR] is SetType.ADDRESS_PORT_NETWORK
+    assert types[SetKind.IPVS_IPS] is SetType.ADDRESS
+    assert types[SetKind.NODE_PORT_SCTP] is types[SetKind.CLUSTER_IP] is SetType.ADDRESS_PORT
+
+
+IP = parse_address("10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        (SetEntry("KUBE-NODE-PORT-TCP", port=30080), "30080"),
+        (SetEntry("KUBE-IPVS-IPS", IP), "10.0.0.1"),
+        (SetEntry("KUBE-CLUSTER-IP", IP, Protocol.UDP, 53), "10.0.0.1,udp:53"),
+        (SetEntry("KUBE-LOOP-BACK", IP, Protocol.SCTP, 80, IP), "10.0.0.1,sctp:80,10.0.0.1"),
+        (network_entry("S", FRONTEND, parse_network("192.0.2.0/24")), "10.96.0.10,tcp:443,192.0.2.0/24"),
+        (network_entry("S", FRONTEND, parse_network("192.0.2.7/32")), "10.96.0.10,tcp:443,192.0.2.7"),
+        (network_entry("S", FRONTEND_V6, parse_network("2001:db8::/32")), "fd00::10,udp:53,2001:db8::/32"),
+        (network_entry("S", FRONTEND_V6, parse_network("2001:db8::7/128")), "fd00::10,udp:53,2001:db8::7"),
+    ],
+)
+def test_entries_are_written_as_ipset_prints_them(entry: SetEntry, text: str) -> None:
+    assert str(entry) == text
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        (FRONTEND, "TCP 10.96.0.10:443"),
+        (FRONTEND_V6, "UDP [fd00::10]:53"),
+        (BACKEND, "10.244.0.5:8443"),
+        (RealServer(FRONTEND, BACKEND), "TCP 10.96.0.10:443 -> 10.244.0.5:8443"),
+        (Device("kube-ipvs0"), "kube-ipvs0"),
+        (BoundAddress(IP), "10.0.0.1"),
+        (Sysctl("net/ipv4/ip_forward", "1"), "net/ipv4/ip_forward = 1"),
+        (Timeouts(900, 120, 300), "timeouts 900 120 300"),
+        (HealthListener(Family.IPV6, 30000, ServiceName("shop", "web")), "health check port 30000 (IPv6) of shop/web"),
+        (FlowCleaning(Flow(Family.IPV4, Protocol.UDP, IP, 53), frozenset()), "UDP flows to 10.0.0.1:53 (IPv4)"),
+        (Flow(Family.IPV6, Protocol.SCTP, None, 30053), "SCTP flows to node port 30053 (IPv6)"),
+        (ChainKey("nat", "KUBE-SERVICES"), "nat/KUBE-SERVICES"),
+        (Jump("nat", "OUTPUT", "KUBE-SERVICES", "portals"), "nat/OUTPUT -> KUBE-SERVICES"),
+        (Skeleton(family=Family.IPV6, chains={}, jumps=()), "IPv6 rules"),
+        (Owner(7, "shop", "web"), "shop/web"),
+        (NODE_OWNER, "(node)"),
+    ],
+)
+def test_what_an_operator_reads_names_the_object(item: object, text: str) -> None:
+    assert str(item) == text
+
+
+def test_the_older_service_comes_first_then_the_name_and_the_node_before_all() -> None:
+    older, younger, namesake = Owner(1, "b", "b"), Owner(2, "a", "a"), Owner(2, "a", "b")
+    assert sorted([namesake, younger, older, NODE_OWNER]) == [NODE_OWNER, older, younger, namesake]
+    assert older.service == ServiceName("b", "b")
+
+
+def test_virtual_servers_are_equal_whoever_wants_them() -> None:
+    settings = VirtualServerSettings("rr")
+    one, other = (VirtualServer(FRONTEND, settings, frozenset({BACKEND}), Owner(0, "shop", name)) for name in ("a", "b"))
+    assert one == other
+
+
+SET = SetMatch("KUBE-CLUSTER-IP", "dst,dst")
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (Rule(target="DROP"), "-j DROP"),
+        (Rule(target="RETURN", source=parse_network("127.0.0.0/8")), "-s 127.0.0.0/8 -j RETURN"),
+        (
+            Rule(target="T", not_source=parse_network("fd00::/56"), set=SET),
+            "! -s fd00::/56 -m set --match-set KUBE-CLUSTER-IP dst,dst -j T",
+        ),
+        (Rule(target="T", not_interface="cni+", comment="c"), '! -i cni+ -m comment --comment "c" -j T'),
+        (Rule(target="T", protocol=Protocol.SCTP, comment="type 'x'"), r"""-p sctp -m comment --comment "type \'x\'" -j T"""),
+        (Rule(target="ACCEPT", mark=0x4000), "-m mark --mark 0x4000/0x4000 -j ACCEPT"),
+        (Rule(target="RETURN", not_mark=1), "-m mark ! --mark 0x1/0x1 -j RETURN"),
+        (Rule(target="ACCEPT", connection_states="RELATED,ESTABLISHED"), "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"),
+        (
+            Rule(target="ACCEPT", set=SET, not_from_bridge_port=True, from_elsewhere=True),
+            "-m set --match-set KUBE-CLUSTER-IP dst,dst -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL -j ACCEPT",
+        ),
+        (Rule(target="KUBE-NODE-PORT", to_this_host=True), "-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT"),
+        (
+            Rule(target="DROP", source=parse_network("fd00::10/128"), virtual_server=FRONTEND_V6),
+            "-s fd00::10/128 -m ipvs --vproto 17 --vaddr fd00::10 --vport 53 -j DROP",
+        ),
+        (Rule(target="MARK --set-xmark 0x4000/0x0"), "-j MARK --set-xmark 0x4000/0x0"),
+    ],
+)
+def test_rules_are_written_as_iptables_save_prints_them(rule: Rule, text: str) -> None:
+    assert rule.text == str(rule) == text
+
+
+def test_a_jump_is_written_as_iptables_save_prints_it() -> None:
+    jump = Jump("filter", "INPUT", "KUBE-NODE-PORT", "kubernetes health check rules")
+    assert jump.text == '-m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT'
+
+
+def test_the_image_of_a_skeleton_is_its_text_chain_by_chain() -> None:
+    key, jump = ChainKey("filter", "KUBE-X"), Jump("filter", "INPUT", "KUBE-X", "x")
+    rules = (Rule(target="ACCEPT", mark=1), Rule(target="DROP"))
+    skeleton = Skeleton(family=Family.IPV4, chains={key: rules}, jumps=(jump,))
+    chains = {key: ("-m mark --mark 0x1/0x1 -j ACCEPT", "-j DROP")}
+    assert skeleton.image == SkeletonImage(family=Family.IPV4, chains=chains, jumps=frozenset({jump}))

@@ -1,0 +1,144 @@
+"""Addresses and ranges as Kubernetes reads them, held against Python's own ``ipaddress`` where the two agree."""
+
+import ipaddress
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from ipvsproxy.model.net import Address, Family, Network, Protocol, host_port, network, parse_address, parse_network
+
+IPV4 = st.ip_addresses(v=4)
+IPV6 = st.ip_addresses(v=6).filter(lambda address: getattr(address, "ipv4_mapped", None) is None)
+ADDRESSES = IPV4 | IPV6
+
+
+@hypothesis.given(ADDRESSES)
+def test_every_address_is_read_as_its_bytes(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+    parsed = parse_address(str(address))
+    assert parsed == address.packed
+    assert parse_address(str(parsed)) == parsed
+    assert parsed.family is (Family.IPV4 if address.version == 4 else Family.IPV6)
+    assert len(parsed) * 8 == parsed.family.bits == address.max_prefixlen
+    assert parsed.is_loopback == address.is_loopback
+    assert parsed.is_unspecified == address.is_unspecified
+    assert parsed.is_link_local_v6 == (address.version == 6 and address.is_link_local)
+
+
+@hypothesis.given(st.ip_addresses(v=6))
+def test_long_and_capital_forms_are_the_same_address(address: ipaddress.IPv6Address) -> None:
+    assert parse_address(address.exploded) == parse_address(address.compressed.upper()) == parse_address(str(address))
+
+
+@hypothesis.given(IPV4, st.lists(st.integers(0, 9), min_size=4, max_size=4))
+def test_leading_zeros_of_ipv4_octets_are_decimal(address: ipaddress.IPv4Address, zeros: list[int]) -> None:
+    octets = str(address).split(".")
+    assert parse_address(".".join("0" * count + octet for count, octet in zip(zeros, octets, strict=True))) == address.packed
+
+
+@hypothesis.given(IPV4)
+def test_an_ipv4_mapped_address_is_an_ipv4_address(address: ipaddress.IPv4Address) -> None:
+    groups = address.packed.hex()
+    assert parse_address(f"::ffff:{address}") == parse_address(f"0:0:0:0:0:FFFF:{groups[:4]}:{groups[4:]}") == address.packed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "1", "1.2.3", "1.2.3.4.5", "1.2.3.256", "1.2.3.-4", "1.2.3.4 ", "1..2.3", "1.2.3.4/8", "0x1.2.3.4"),
+        *(":", ":::", "1::2::3", "12345::", "fe80::1%eth0", "[::1]", "::1.2.3.256", "1.2.3.4:80", "1.2.3.4\x00", "\ud800"),
+        *("\u0661.2.3.4", "1.2.3.²", "9" * 5000 + ".2.3.4", "0" * 5000 + "999.2.3.4"),
+    ],
+)
+def test_what_is_no_address_is_refused_and_shown_briefly(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an IP address") as raised:
+        parse_address(text)
+    assert len(str(raised.value)) < 400
+
+
+@hypothesis.given(st.text(max_size=24) | st.text("0123456789abcdef.:/", max_size=24))
+def test_no_text_is_too_strange_to_be_refused(text: str) -> None:
+    for read in (parse_address, parse_network):
+        try:
+            read(text)
+        except ValueError as error:
+            assert type(error) is ValueError  # noqa: PT017 - that no other error gets out is the point
+
+
+@hypothesis.given(ADDRESSES, st.data())
+def test_every_range_is_read_with_its_host_bits_masked(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address, data: st.DataObject
+) -> None:
+    length = data.draw(st.integers(0, address.max_prefixlen))
+    expected = ipaddress.ip_network((address, length), strict=False)
+    parsed = parse_network(f"{address}/{length}")
+    assert (parsed.address, parsed.prefix_length) == (expected.network_address.packed, expected.prefixlen)
+    assert parsed.family is parsed.address.family
+    assert parse_network(str(parsed)) == parsed == network(parse_address(str(address)), length)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("010.020.030.040/08", "10.0.0.0/8"),
+        ("10.1.2.3/8", "10.0.0.0/8"),
+        ("::ffff:10.1.2.3/104", "10.0.0.0/8"),
+        ("::ffff:10.1.2.3/96", "0.0.0.0/0"),
+        ("2001:DB8::1/032", "2001:db8::/32"),
+        ("0.0.0.0/0", "0.0.0.0/0"),
+        ("::/0", "::/0"),
+    ],
+)
+def test_sloppy_ranges_are_read(text: str, canonical: str) -> None:
+    assert str(parse_network(text)) == canonical
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        *((text, "is not a CIDR range") for text in ("", "10.0.0.0", "10.0.0.0/", "/8", "10.0.0.0/8/8", "10.0.0.0/-1")),
+        *(
+            (text, "is not a CIDR range")
+            for text in ("10.0.0/8", "10.0.0.0/255.0.0.0", "10.0.0.0/\u0668", "10.0.0.0/0008", "x" * 999)
+        ),
+        *((text, "has a prefix length outside 0..32") for text in ("10.0.0.0/33", "::ffff:10.0.0.0/95", "::ffff:10.0.0.0/129")),
+        ("2001:db8::/129", "has a prefix length outside 0..128"),
+    ],
+)
+def test_what_is_no_range_is_refused_and_says_why(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as raised:
+        parse_network(text)
+    assert len(str(raised.value)) < 200
+
+
+@hypothesis.given(ADDRESSES, ADDRESSES, st.data())
+def test_a_range_holds_what_python_says_it_holds(
+    inside: ipaddress.IPv4Address | ipaddress.IPv6Address,
+    other: ipaddress.IPv4Address | ipaddress.IPv6Address,
+    data: st.DataObject,
+) -> None:
+    length, other_length = (data.draw(st.integers(0, address.max_prefixlen)) for address in (inside, other))
+    one, two = ipaddress.ip_network((inside, length), strict=False), ipaddress.ip_network((other, other_length), strict=False)
+    ours, theirs = parse_network(str(one)), parse_network(str(two))
+    assert ours.contains(parse_address(str(inside)))
+    assert ours.contains(parse_address(str(other))) == (other in one)
+    assert ours.overlaps(theirs) == theirs.overlaps(ours) == (one.version == two.version and one.overlaps(two))
+
+
+def test_addresses_of_two_families_are_never_equal_nor_within_each_others_ranges() -> None:
+    assert parse_address("0.0.0.0") != parse_address("::")
+    assert not parse_network("0.0.0.0/0").contains(parse_address("::1"))
+    assert not parse_network("::/0").overlaps(parse_network("0.0.0.0/0"))
+
+
+def test_addresses_print_as_operators_write_them() -> None:
+    address = parse_address("2001:0db8:0::1")
+    assert (str(address), repr(address)) == ("2001:db8::1", "Address('2001:db8::1')")
+    assert host_port(address, 80) == "[2001:db8::1]:80"
+    assert host_port(parse_address("10.0.0.1"), 80) == "10.0.0.1:80"
+    assert str(Network(Address(bytes(4)), 0)) == "0.0.0.0/0"
+
+
+def test_families_and_protocols_have_the_kernels_numbers_and_the_names_of_the_api_and_of_ipset() -> None:
+    assert [(int(family), family.label, family.bits) for family in Family] == [(2, "IPv4", 32), (10, "IPv6", 128)]
+    assert [(int(protocol), protocol.label) for protocol in Protocol] == [(6, "tcp"), (17, "udp"), (132, "sctp")]

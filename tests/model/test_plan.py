@@ -1,0 +1,51 @@
+"""How operations are named, for each kind of item there is."""
+
+import typing
+
+import pytest
+
+from ipvsproxy.model import plan
+from ipvsproxy.model.kernel import (
+    BoundAddress,
+    Device,
+    Flow,
+    FlowCleaning,
+    IpSet,
+    RealServer,
+    SetEntry,
+    SetKind,
+    Skeleton,
+    Sysctl,
+    Timeouts,
+    VirtualServer,
+    VirtualServerSettings,
+)
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.plan import Item, Operation, Verb
+from tests import builders
+
+IP = parse_address("10.0.0.1")
+FRONTEND = builders.frontend("10.0.0.1", 80)
+TEXTS: list[tuple[Item, str]] = [
+    (VirtualServer(FRONTEND, VirtualServerSettings("rr")), "virtual_server TCP 10.0.0.1:80"),
+    (RealServer(FRONTEND, builders.backend("10.244.0.5")), "real_server TCP 10.0.0.1:80 -> 10.244.0.5:8080"),
+    (SetEntry("KUBE-IPVS-IPS", IP), "set_entry KUBE-IPVS-IPS 10.0.0.1"),
+    (IpSet(SetKind.IPVS_IPS, Family.IPV4), "set KUBE-IPVS-IPS"),
+    (BoundAddress(IP), "address 10.0.0.1"),
+    (Device("kube-ipvs0"), "device kube-ipvs0"),
+    (Sysctl("net/ipv4/ip_forward", "1"), "sysctl net/ipv4/ip_forward = 1"),
+    (Timeouts(0, 0, 300), "timeouts timeouts 0 0 300"),
+    (Skeleton(family=Family.IPV4, chains={}, jumps=()), "rules IPv4 rules"),
+    (FlowCleaning(Flow(Family.IPV4, Protocol.UDP, IP, 53), frozenset()), "flow UDP flows to 10.0.0.1:53 (IPv4)"),
+]
+
+
+@pytest.mark.parametrize(("item", "text"), TEXTS)
+def test_an_operation_says_what_is_done_to_which_object(item: Item, text: str) -> None:
+    assert str(Operation(Verb.ADD, item)) == f"add {text}"
+
+
+def test_every_kind_of_item_has_a_name_and_each_its_own() -> None:
+    kinds = typing.get_args(Item)
+    assert {type(item) for item, _ in TEXTS} == set(kinds)
+    assert len({plan.kind_of(item) for item, _ in TEXTS}) == len(kinds)
