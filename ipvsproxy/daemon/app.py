@@ -6,16 +6,19 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, assert_never
 
 import structlog
 
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import log as logs
-from ipvsproxy.daemon import wiring
+from ipvsproxy.daemon import measure, web, wiring
 from ipvsproxy.daemon.directory import DirectorySource
 from ipvsproxy.daemon.engine import Engine
+from ipvsproxy.daemon.metrics import Metrics
+from ipvsproxy.daemon.reflector import WatchStatus
+from ipvsproxy.daemon.serving import Serving
 from ipvsproxy.daemon.status import Status
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.kernel import host, notify
@@ -25,9 +28,12 @@ from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.service import Event
+from ipvsproxy.model.plan import Outcome
+from ipvsproxy.model.service import Event, ObjectKind
 from ipvsproxy.translate import skeleton
 
+FAILED = 1
+"""Exit status when an address can not be listened on and the configuration says that this is the end."""
 CANNOT_START = 2
 """Exit status when something is missing that this process can not provide. Nothing was programmed."""
 FIRST_LISTS_S = 20.0
@@ -44,6 +50,10 @@ class Source(Protocol):
 
     def describe(self) -> str:
         """Where that is, and, if it does not answer, what was last wrong."""
+
+    @property
+    def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
+        """How each watch is doing, if it has any."""
 
 
 class CannotStartError(Exception):
@@ -64,6 +74,9 @@ def run(config: Config) -> int:
             sys.stderr.write(f"ipvsproxy: {reason}\n")
         sys.stderr.write("ipvsproxy: nothing was programmed\n")
         return CANNOT_START
+    except web.BindError as error:
+        sys.stderr.write(f"ipvsproxy: {error}\n")
+        return FAILED
     return 0
 
 
@@ -75,19 +88,25 @@ async def _serve(config: Config) -> None:
         log.warning("configuration", notice=str(notice))
     if config.without_effect:
         log.info("accepted without effect", settings=list(config.without_effect))
-    source = await _make_source(config)
-    async with _running_kernel() as kernel:
+    metrics = Metrics()
+    source = await _make_source(config, metrics)
+    async with _running_kernel(metrics.applied) as kernel:
         programs = await kernel.call(_usable_programs, kernel.target)
         store = Store(started_s=time.time())
         status = Status(families=programs, sync_period_s=config.ipvs.sync_period_s, clock=time.monotonic, wall_clock=time.time)
+        serving = Serving(config, status, metrics)
         engine = Engine(
             settings=wiring.engine_settings(config, host.kernel_version(), host.processor_count(), _conntrack_maximum()),
             translation=wiring.translation_settings(config, {family: one.random_fully for family, one in programs.items()}),
             policy=wiring.policy(config),
             store=store,
             kernel=kernel,
-            watcher=status,
+            watcher=serving,
         )
+        figures = measure.Sources(
+            reconciler=engine.reconciler, store=store, status=status, clock=time.monotonic, watches=lambda: source.statuses
+        )
+        metrics.show(programs, figures)
         _set_oom_score(config.oom_score_adj)
         log.info(
             "starting",
@@ -103,11 +122,12 @@ async def _serve(config: Config) -> None:
             engine.changed()
 
         with _following_interfaces(engine, kernel.target):
-            await _until_stopped(stopping, source.run(deliver), engine.run(), _await_first_lists(store, source))
+            work = (source.run(deliver), engine.run(), _await_first_lists(store, source))
+            await _until_stopped(stopping, status, work, serving.servers())
         log.info("stopped; the kernel stays as it is")
 
 
-async def _make_source(config: Config) -> Source:
+async def _make_source(config: Config, metrics: Metrics) -> Source:
     if config.source.manifests:
         if not await asyncio.to_thread(pathlib.Path(config.source.manifests).is_dir):
             raise CannotStartError(f"--manifests: {config.source.manifests} is not a directory")
@@ -115,7 +135,13 @@ async def _make_source(config: Config) -> Source:
     # Not above: the client library takes half a second and 50 MiB, and a directory of manifests does not need it.
     from ipvsproxy.daemon.watch import KubernetesSource, SourceError  # noqa: PLC0415
 
-    source = KubernetesSource(node_name=config.node_name, kubeconfig=config.source.kubeconfig, master=config.source.api_server)
+    source = KubernetesSource(
+        node_name=config.node_name,
+        kubeconfig=config.source.kubeconfig,
+        master=config.source.api_server,
+        on_restart=metrics.watch_restarted,
+        on_request=metrics.requested,
+    )
     try:
         await source.check()
     except SourceError as error:
@@ -124,7 +150,7 @@ async def _make_source(config: Config) -> Source:
 
 
 @contextlib.asynccontextmanager
-async def _running_kernel() -> AsyncIterator[KernelThread[NodeKernel]]:
+async def _running_kernel(on_applied: Callable[[Sequence[Outcome], float], None]) -> AsyncIterator[KernelThread[NodeKernel]]:
     """The kernel thread, once all that it needs is there."""
     missing = host.missing_privileges()
     if missing:
@@ -134,7 +160,7 @@ async def _running_kernel() -> AsyncIterator[KernelThread[NodeKernel]]:
     if missing:
         raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))
     try:
-        kernel = await KernelThread.start(lambda: NodeKernel(skeleton.CHAINS, skeleton.JUMPS))
+        kernel = await KernelThread.start(lambda: NodeKernel(skeleton.CHAINS, skeleton.JUMPS, on_applied))
     except KernelError as error:
         raise CannotStartError(error) from error
     try:
@@ -213,17 +239,24 @@ async def _await_first_lists(store: Store, source: Source) -> None:
         raise CannotStartError(f"no complete list of {missing} within {FIRST_LISTS_S:.0f} s from {source.describe()}")
 
 
-async def _until_stopped(stopping: asyncio.Event, *work: Coroutine[None, None, None]) -> None:
-    """Run until asked to stop, or until one of them fails: what it raised is raised here."""
+async def _until_stopped(
+    stopping: asyncio.Event,
+    status: Status,
+    work: Iterable[Coroutine[None, None, None]],
+    servers: Iterable[Coroutine[None, None, None]],
+) -> None:
+    """Run until asked to stop, or until one of them fails: what it raised is raised here. Servers stop last, and tell of it."""
     stopper = asyncio.create_task(stopping.wait())
-    tasks: list[asyncio.Task[Any]] = [stopper, *map(asyncio.create_task, work)]
-    waiting = set(tasks)
+    working, answering = [list(map(asyncio.create_task, coroutines)) for coroutines in (work, servers)]
+    waiting: set[asyncio.Task[Any]] = {stopper, *working, *answering}
     try:
         while not stopper.done():
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        status.stop()
+        for group in ([stopper, *working], answering):
+            for task in group:
+                task.cancel()
+            await asyncio.gather(*group, return_exceptions=True)

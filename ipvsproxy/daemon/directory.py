@@ -14,7 +14,8 @@ from typing import NamedTuple
 import structlog
 
 from ipvsproxy.daemon import inotify, manifests
-from ipvsproxy.model.service import Event
+from ipvsproxy.daemon.reflector import WatchStatus
+from ipvsproxy.model.service import Event, ObjectKind
 
 SETTLE_S = 0.03
 LONGEST_SETTLE_S = 1.0
@@ -50,6 +51,11 @@ class DirectorySource:
     def describe(self) -> str:
         """Where the manifests are, and what is wrong with the place, if anything."""
         return f"directory {self._directory}" + (f": {self._problem}" if self._problem else "")
+
+    @property
+    def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
+        """Of watches there are none."""
+        return {}
 
     async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
         """Deliver events for ever: first all objects and that this is all, then differences."""

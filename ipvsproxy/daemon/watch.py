@@ -14,6 +14,8 @@ import json
 import os
 import pathlib
 import socket
+import time
+import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
@@ -53,6 +55,8 @@ HINTS: Mapping[Trouble, str] = {
     Trouble.REFUSED: "see the log of the API server",
 }
 
+OnRequest = Callable[[str, str, float], None]
+
 log = structlog.stdlib.get_logger(__name__)
 
 
@@ -64,7 +68,9 @@ class KubernetesSource:
     """Lists and watches of an API server, with one reflector per kind.
 
     ``kubeconfig`` is a path; ``master`` a URL that goes before the kubeconfig's; with neither, the pod's service account is
-    used. ``on_restart`` is told each time that a list or watch had to be started again. ``statuses`` can be read any time.
+    used. ``on_restart`` is told each time that a list or watch had to be started again. ``on_request`` is told of each request
+    that was answered, or was not: host, HTTP's code or ``<error>``, and how many seconds that took. ``statuses`` can be read any
+    time.
     """
 
     def __init__(
@@ -75,12 +81,14 @@ class KubernetesSource:
         master: str = "",
         service_account: str = SERVICE_ACCOUNT,
         on_restart: Callable[[ObjectKind, Trouble], None] = lambda _kind, _trouble: None,
+        on_request: OnRequest = lambda _host, _code, _duration_s: None,
         pace: reflector.Pace | None = None,
     ) -> None:
         self._kubeconfig = kubeconfig
         self._master = master
         self._service_account = pathlib.Path(service_account)
         self._on_restart = on_restart
+        self._on_request = on_request
         self._pace = pace or reflector.Pace()
         self._server = ""
         self._logged: dict[str, float] = {}
@@ -172,7 +180,7 @@ class KubernetesSource:
             raise ApiError(Trouble.CREDENTIALS, str(error)) from error
         self._server = configuration.host or ""
         try:
-            yield _HttpConnection(transport, configuration)
+            yield _HttpConnection(transport, configuration, self._on_request)
         finally:
             await transport.close()
 
@@ -185,8 +193,9 @@ async def _follow(each: reflector.Reflector, deliver: Deliver) -> None:
 class _HttpConnection:
     """As ``Connection`` says, over the library's transport."""
 
-    def __init__(self, transport: rest.RESTClientObject, configuration: client.Configuration) -> None:
+    def __init__(self, transport: rest.RESTClientObject, configuration: client.Configuration, on_request: OnRequest) -> None:
         self._transport = transport
+        self._on_request = on_request
         self._host = configuration.host or ""
         token = configuration.api_key.get("BearerToken", "").strip()
         self._headers = HEADERS | ({"Authorization": token} if token else {})
@@ -208,15 +217,20 @@ class _HttpConnection:
     @contextlib.asynccontextmanager
     async def _request(self, path: str, idle_s: float) -> AsyncIterator[aiohttp.ClientResponse]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_TIMEOUT_S, sock_read=idle_s)
+        began_s = time.monotonic()
+        code = "<error>"
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 response: aiohttp.ClientResponse = await self._transport.request(
                     "GET", self._host + path, headers=dict(self._headers), _preload_content=False, _request_timeout=timeout
                 )
+            code = str(response.status)
         except TimeoutError as error:
             raise ApiError(Trouble.UNREACHABLE, f"no answer within {ANSWER_TIMEOUT_S} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ApiError(Trouble.UNREACHABLE, str(error) or type(error).__name__) from error
+        finally:
+            self._on_request(urllib.parse.urlsplit(self._host).netloc, code, time.monotonic() - began_s)
         async with response:
             if response.status != 200:  # noqa: PLR2004  # HTTP's OK
                 with _reading(idle_s):

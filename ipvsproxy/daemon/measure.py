@@ -1,0 +1,141 @@
+"""What is counted when somebody asks, from the tables themselves: nothing has to be kept up to date for it.
+
+Rule: ``look`` runs in the loop and only copies references; ``gauges`` takes time per object, and runs in another thread.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ipvsproxy.daemon.reflector import WatchStatus
+from ipvsproxy.daemon.status import Status
+from ipvsproxy.daemon.store import Store
+from ipvsproxy.model.kernel import ObservedVirtualServer, VirtualServerKey
+from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.service import ObjectKind
+from ipvsproxy.reconcile.reconciler import Reconciler
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where the figures are. ``clock`` is that of drains and watches."""
+
+    reconciler: Reconciler
+    store: Store
+    status: Status
+    clock: Callable[[], float]
+    watches: Callable[[], Mapping[ObjectKind, WatchStatus]] = dict
+
+
+class Watch(NamedTuple):
+    """Whether a watch is open, and how long ago its server was last heard of; None if never."""
+
+    is_open: bool
+    contact_age_s: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What the kernel holds, and what has yet to be done, at one moment.
+
+    ``foreign`` are the virtual servers that are not ours. ``set_entries`` is by set, ``pending`` by kind of kernel object,
+    ``untaken`` by kind of API object. ``conflicts`` counts addresses and ports that several Services want. Ages are 0 without
+    anything that has one.
+    """
+
+    virtual_servers: Sequence[tuple[VirtualServerKey, ObservedVirtualServer]]
+    foreign: frozenset[VirtualServerKey]
+    addresses: Sequence[Address]
+    set_entries: Mapping[str, int]
+    pending: Mapping[str, int]
+    conflicts: int
+    drains: int
+    oldest_drain_age_s: float
+    untaken: Mapping[ObjectKind, int]
+    oldest_change_age_s: float
+    watches: Mapping[ObjectKind, Watch]
+
+
+class Gauges(NamedTuple):
+    """A series of each combination of label values."""
+
+    name: str
+    documentation: str
+    labels: tuple[str, ...]
+    values: Mapping[tuple[str, ...], float]
+
+
+def look(sources: Sources) -> Snapshot:
+    """Take a snapshot."""
+    claims, drains, now = sources.reconciler.claims, sources.reconciler.drains, sources.clock()
+    return Snapshot(
+        virtual_servers=list(claims.virtual_servers.observed.items()),
+        foreign=frozenset(claims.virtual_servers.foreign),
+        addresses=list(claims.addresses.observed),
+        set_entries={ip_set.name: len(claims.entries[ip_set.name].observed) for ip_set in claims.sets.desired},
+        pending={
+            "device": len(claims.devices.pending),
+            "set": len(claims.sets.pending),
+            "set_entry": sum(len(table.pending) for table in claims.entries.values()),
+            "rules": len(claims.skeletons.pending),
+            "virtual_server": len(claims.virtual_servers.pending),
+            "address": len(claims.addresses.pending),
+            "sysctl": len(claims.sysctls.pending),
+            "timeouts": len(claims.timeouts.pending),
+            "flow": len(claims.flows.pending),
+        },
+        conflicts=sum(1 for _ in claims.conflicts()),
+        drains=len(drains),
+        oldest_drain_age_s=max((now - drain.since_s for _, _, drain in drains), default=0.0),
+        untaken=dict(sources.store.untaken),
+        oldest_change_age_s=sources.status.oldest_change_age_s,
+        watches={
+            kind: Watch(watch.connected, None if watch.contact_s is None else now - watch.contact_s)
+            for kind, watch in sources.watches().items()
+        },
+    )
+
+
+def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Gauges]:
+    """All of a snapshot. Takes a few milliseconds per 10,000 virtual servers."""
+    yield _pending_changes("service", seen.untaken.get(ObjectKind.SERVICE, 0))
+    yield _pending_changes("endpoint", seen.untaken.get(ObjectKind.ENDPOINT_SLICE, 0))
+    yield _one("ipvsproxy_oldest_change_age_seconds", "Age of the oldest change that is not in force.", seen.oldest_change_age_s)
+    # A family is told by the length of an address here, which is ten times as fast as by name.
+    real_servers = {
+        family: [
+            len(server.real_servers)
+            for key, server in seen.virtual_servers
+            if len(key.address) == family.bits // 8 and key not in seen.foreign
+        ]
+        for family in families
+    }
+    yield _by_family("ipvsproxy_virtual_servers", "Virtual servers of ours.", {one: len(of) for one, of in real_servers.items()})
+    yield _by_family("ipvsproxy_real_servers", "Real servers of ours.", {one: sum(of) for one, of in real_servers.items()})
+    addresses = {family: sum(len(address) == family.bits // 8 for address in seen.addresses) for family in families}
+    yield _by_family("ipvsproxy_addresses", "Addresses on kube-ipvs0.", addresses)
+    yield _labelled("ipvsproxy_set_entries", "Entries of each set; 65536 is the most.", "set", seen.set_entries)
+    yield _labelled("ipvsproxy_pending", "Kernel objects that differ from what is wanted.", "kind", seen.pending)
+    yield _one("ipvsproxy_conflicts", "Addresses and ports that several Services want.", seen.conflicts)
+    yield _one("ipvsproxy_drains", "Real servers that keep their connections and get no new ones.", seen.drains)
+    yield _one("ipvsproxy_oldest_drain_age_seconds", "Age of the oldest drain.", seen.oldest_drain_age_s)
+    connected = {kind.value: watch.is_open for kind, watch in seen.watches.items()}
+    yield _labelled("ipvsproxy_watch_connected", "Whether a watch is open.", "kind", connected)
+    heard = {kind.value: watch.contact_age_s for kind, watch in seen.watches.items() if watch.contact_age_s is not None}
+    yield _labelled("ipvsproxy_watch_contact_age_seconds", "How long ago the API server was last heard of.", "kind", heard)
+
+
+def _one(name: str, documentation: str, value: float) -> Gauges:
+    return Gauges(name, documentation, (), {(): value})
+
+
+def _labelled(name: str, documentation: str, label: str, values: Mapping[str, float]) -> Gauges:
+    return Gauges(name, documentation, (label,), {(key,): value for key, value in values.items()})
+
+
+def _by_family(name: str, documentation: str, values: Mapping[Family, int]) -> Gauges:
+    return _labelled(name, documentation, "ip_family", {family.label: value for family, value in values.items()})
+
+
+def _pending_changes(kind: str, count: int) -> Gauges:
+    return _one(f"kubeproxy_sync_proxy_rules_{kind}_changes_pending", f"Changes of {kind}s that no sync has taken yet.", count)

@@ -1,0 +1,84 @@
+"""What this process tells about itself over HTTP: health, metrics, configuration, health-check ports."""
+
+from collections.abc import Callable, Coroutine, Iterator
+
+from ipvsproxy.config import write
+from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon import pages, web
+from ipvsproxy.daemon.healthchecks import HealthChecks
+from ipvsproxy.daemon.metrics import Metrics
+from ipvsproxy.daemon.pages import Answer
+from ipvsproxy.daemon.status import Status
+from ipvsproxy.daemon.summary import SyncSummary
+from ipvsproxy.model.net import Address
+
+
+class Serving:
+    """Learns from the loop how it fares, and answers whoever asks."""
+
+    def __init__(self, config: Config, status: Status, metrics: Metrics) -> None:
+        self._config = config
+        self._status = status
+        self._metrics = metrics
+        self._health_checks = HealthChecks(is_healthy=lambda: status.is_healthy, open_listener=_open_listener)
+
+    def queued(self, now: float) -> None:
+        """There is something to do."""
+        self._status.queued(now)
+        self._metrics.queued()
+
+    def syncing(self, now: float) -> None:
+        """A sync begins."""
+        self._status.syncing(now)
+
+    def synced(self, summary: SyncSummary) -> None:
+        """A sync is over."""
+        self._status.synced(summary)
+        self._metrics.synced(summary)
+        self._health_checks.put(summary.changes.services, summary.states)
+        self._health_checks.listen_on(summary.view.health_check_addresses)
+
+    def servers(self) -> Iterator[Coroutine[None, None, None]]:
+        """All servers, each to be run for ever; ``web.BindError`` ends one whose address can not be bound, if so configured."""
+        servers = self._config.servers
+        if servers.health:
+            yield web.serve("health", *servers.health, self.answer_health, hard_fail=servers.bind_hard_fail)
+        if servers.metrics:
+            yield web.serve("metrics", *servers.metrics, self.answer_metrics, hard_fail=servers.bind_hard_fail)
+        yield self._health_checks.run()
+
+    async def answer_health(self, request: web.Request) -> Answer:
+        """What the health server answers."""
+        match request.path:
+            case "/healthz":
+                answer = pages.healthz(self._status.health())
+                self._metrics.healthz(answer.status)
+            case "/livez":
+                answer = pages.livez(self._status.health())
+                self._metrics.livez(answer.status)
+            case _:
+                answer = pages.NOT_FOUND_PAGE
+        return answer
+
+    async def answer_metrics(self, request: web.Request) -> Answer:
+        """What the metrics server answers. Its ``/healthz`` only tells that it answers."""
+        match request.path:
+            case "/metrics":
+                return await self._metrics.expose(request.headers.get("accept", ""), request.headers.get("accept-encoding", ""))
+            case "/healthz" if "verbose" in request.query:
+                return pages.PING_PAGE
+            case "/healthz" | "/healthz/ping":
+                return pages.OK_PAGE
+            case "/proxyMode":
+                return pages.MODE_PAGE
+            case "/configz":
+                return pages.configz(write.document(self._config))
+            case _:
+                return pages.NOT_FOUND_PAGE
+
+
+async def _open_listener(address: Address, port: int, answer: Callable[[], Answer]) -> web.Listener:
+    async def respond(_request: web.Request) -> Answer:
+        return answer()
+
+    return await web.listen(address, port, respond, one_family=True)
