@@ -1,0 +1,331 @@
+"""The loop when something is not as it should be: drift, failures, surprises, and a kernel that cannot be read."""
+
+import errno
+import itertools
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from ipvsproxy.daemon import engine
+from ipvsproxy.model.kernel import RealServer, SetEntry, VirtualServer
+from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.plan import Operation
+from ipvsproxy.model.state import Observation
+from tests import builders, memory_node
+from tests.daemon.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
+from tests.fake_kernel import FakeKernel
+from tests.memory_node import AUDIT_INTERVAL_S, MemoryNode
+from tests.virtual_time import in_virtual_time, loop
+
+OTHER = builders.service("other", cluster=("10.96.0.20",))
+OTHER_KEY = builders.frontend("10.96.0.20", 80)
+BACKEND = builders.backend("10.244.0.5")
+
+
+def remove_virtual_server(kernel: FakeKernel) -> None:
+    del kernel.virtual_servers[WEB_KEY]
+
+
+def change_settings(kernel: FakeKernel) -> None:
+    held = kernel.virtual_servers[WEB_KEY]
+    held.settings = held.settings._replace(scheduler="lc")
+
+
+def change_weight(kernel: FakeKernel) -> None:
+    kernel.virtual_servers[WEB_KEY].real_servers[BACKEND] = 7
+
+
+def remove_real_server(kernel: FakeKernel) -> None:
+    kernel.virtual_servers[WEB_KEY].real_servers.clear()
+
+
+def add_real_server(kernel: FakeKernel) -> None:
+    kernel.virtual_servers[WEB_KEY].real_servers[builders.backend("10.244.0.6")] = 1
+
+
+def flush_set(kernel: FakeKernel) -> None:
+    kernel.sets["KUBE-CLUSTER-IP"].entries.clear()
+
+
+def add_entry(kernel: FakeKernel) -> None:
+    held = kernel.sets["KUBE-6-CLUSTER-IP"]
+    held.entries.add(SetEntry("KUBE-6-CLUSTER-IP", parse_address("fd00::1"), WEB_KEY.protocol, 80))
+
+
+def destroy_set(kernel: FakeKernel) -> None:
+    del kernel.sets["KUBE-LOAD-BALANCER"]
+
+
+def flush_rules(kernel: FakeKernel) -> None:
+    kernel.chains[Family.IPV4].clear()
+    kernel.jumps[Family.IPV4].clear()
+
+
+def change_a_rule(kernel: FakeKernel) -> None:
+    key = next(iter(kernel.chains[Family.IPV6]))
+    kernel.chains[Family.IPV6][key] = ("-j ACCEPT",)
+
+
+def remove_address(kernel: FakeKernel) -> None:
+    kernel.addresses.discard(WEB_KEY.address)
+
+
+def add_address(kernel: FakeKernel) -> None:
+    kernel.addresses.update(builders.addresses("192.0.2.99"))
+
+
+def remove_device(kernel: FakeKernel) -> None:
+    kernel.device = False
+    kernel.addresses.clear()
+
+
+def change_sysctl(kernel: FakeKernel) -> None:
+    kernel.sysctls["net/ipv4/ip_forward"] = "0"
+
+
+DRIFTS: Collection[Callable[[FakeKernel], None]] = (
+    remove_virtual_server,
+    change_settings,
+    change_weight,
+    remove_real_server,
+    flush_set,
+    add_entry,
+    destroy_set,
+    flush_rules,
+    change_a_rule,
+    remove_address,
+    add_address,
+    remove_device,
+    change_sysctl,
+)
+
+
+@pytest.mark.parametrize("drift", [*DRIFTS, add_real_server])
+@in_virtual_time
+async def test_drift_is_repaired_within_one_audit(drift: Callable[[FakeKernel], None]) -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(AUDIT_INTERVAL_S / 2)
+        drift(node.kernel)
+        node.kernel.forget()
+        await node.quiet(AUDIT_INTERVAL_S / 2 - 1)
+        assert node.done == []
+        await node.quiet(1)
+        assert node.done
+        assert_from_scratch(node)
+
+
+@pytest.mark.parametrize("drift", DRIFTS)
+@in_virtual_time
+async def test_drift_that_is_told_is_repaired_at_once(drift: Callable[[FakeKernel], None]) -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(AUDIT_INTERVAL_S / 2)
+        drift(node.kernel)
+        node.engine.kernel_changed()
+        await node.quiet()
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_what_changes_while_the_kernel_is_read_has_it_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode()
+    observe = node.kernel.observe
+    interruptions = iter([remove_address])
+
+    def observe_and_change(*arguments: Any) -> Observation:
+        seen = observe(*arguments)
+        for change in interruptions:
+            change(node.kernel)
+            node.engine.kernel_changed()
+        return seen
+
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        monkeypatch.setattr(node.kernel, "observe", observe_and_change)
+        node.engine.kernel_changed()
+        await node.quiet()
+        assert next(interruptions, None) is None
+        assert_from_scratch(node)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@in_virtual_time
+async def test_a_failed_reading_deletes_nothing_and_is_repeated_with_patience(part: str) -> None:
+    node = MemoryNode(min_interval_s=0)
+    async with node.running():
+        node.begin_with(WEB, SLICE, KUBERNETES, builders.node())
+        await node.quiet()
+        node.kernel.forget()
+        node.kernel.unreadable = {part}
+        began_s = loop().time()
+        with structlog.testing.capture_logs() as logs:
+            await node.quiet(AUDIT_INTERVAL_S + 59)
+        assert node.done == []
+        failures = [line["error"] for line in logs if line["log_level"] == "error"]
+        assert failures == [f"{part} cannot be read"] * 6, "after 30, 31, 33, 37, 45 and 61 s"
+        assert len([at for at in node.watcher.syncing_s if at > began_s]) == 6
+        node.put(OTHER)
+        await node.quiet()
+        assert OTHER_KEY in node.kernel.virtual_servers, "what is wanted anew is programmed all the same"
+        for drift in (remove_virtual_server, flush_set, flush_rules, remove_device, change_sysctl):
+            drift(node.kernel)
+        node.kernel.unreadable = set()
+        await node.quiet(AUDIT_INTERVAL_S)
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_patience_begins_anew_once_the_kernel_could_be_read() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, builders.node())
+        await node.quiet()
+        for _ in range(2):
+            node.kernel.unreadable = {"sets"}
+            node.engine.kernel_changed()
+            with structlog.testing.capture_logs() as logs:
+                await node.quiet(8)
+            assert len([line for line in logs if line["event"] == "kernel could not be read"]) == 4, "after 0, 1, 3 and 7 s"
+            node.kernel.unreadable = set()
+            await node.quiet(100)
+
+
+@in_virtual_time
+async def test_addresses_that_cannot_be_read_are_read_again_soon() -> None:
+    node = MemoryNode()
+    async with node.running():
+        service = builders.service("web", builders.service_port(node_port=30080))
+        node.begin_with(service, SLICE, builders.node())
+        await node.quiet()
+        node.kernel.forget()
+        node.kernel.host_addresses.append(builders.interface_address("eth1", "172.16.0.9"))
+        node.kernel.unreadable = {"interface_addresses"}
+        node.engine.interfaces_changed()
+        with structlog.testing.capture_logs() as logs:
+            await node.quiet()
+        assert [line["event"] for line in logs] == ["addresses could not be read"]
+        assert node.done == []
+        node.kernel.unreadable = set()
+        await node.quiet(1)
+        assert builders.frontend("172.16.0.9", 30080) in node.kernel.virtual_servers
+        assert_from_scratch(node)
+
+
+def adds_web(operation: Operation) -> bool:
+    return isinstance(operation.item, VirtualServer) and operation.item.key == WEB_KEY
+
+
+@in_virtual_time
+async def test_a_failing_operation_is_tried_again_with_growing_patience_while_others_go_on() -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    async with node.running():
+        node.begin_with(builders.node())
+        await node.quiet()
+        began_s = loop().time()
+        tries_s: list[float] = []
+
+        def is_web(operation: Operation) -> bool:
+            if adds_web(operation):
+                tries_s.append(round(loop().time() - began_s))
+            return adds_web(operation)
+
+        node.kernel.fail(is_web, errno.ENOMEM, times=5)
+        with structlog.testing.capture_logs() as logs:
+            node.put(WEB, SLICE, OTHER)
+            await node.quiet()
+            assert WEB_KEY not in node.kernel.virtual_servers
+            assert OTHER_KEY in node.kernel.virtual_servers, "one that fails does not hold up others"
+            assert node.watcher.summaries[-1].report.pending
+            await node.quiet(40)
+        assert_from_scratch(node)
+    assert tries_s == [0, 1, 3, 7, 15]
+    failed = [line for line in logs if line["event"] == "operation failed" and "virtual_server" in line["operation"]]
+    assert [(line["operation"], line["errno"]) for line in failed] == [
+        ("add virtual_server TCP 10.96.0.10:80", errno.ENOMEM),
+    ] * 5
+
+
+@in_virtual_time
+async def test_a_service_that_changes_does_not_wait_for_its_failed_operation() -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    async with node.running():
+        node.begin_with(builders.node())
+        await node.quiet()
+        node.kernel.fail(lambda operation: isinstance(operation.item, RealServer), times=4)
+        node.put(WEB, SLICE)
+        await node.quiet(10)
+        node.put(builders.endpoint_slice(builders.endpoint("10.244.0.7")))
+        await node.quiet()
+        assert list(node.kernel.virtual_servers[WEB_KEY].real_servers) == [builders.backend("10.244.0.7")]
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_many_failures_of_one_sync_are_not_all_logged() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(builders.node())
+        await node.quiet()
+        node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=20)
+        with structlog.testing.capture_logs() as logs:
+            node.put(*(builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)) for number in range(20)))
+            await node.quiet()
+    assert len([line for line in logs if line["event"] == "operation failed"]) == engine.ERRORS_SHOWN
+    assert [line["failed"] for line in logs if line["event"] == "synced"] == [20]
+
+
+@in_virtual_time
+async def test_after_a_surprise_the_kernel_is_read_again_soon() -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    async with node.running():
+        node.begin_with(WEB, SLICE, OTHER, builders.node())
+        await node.quiet(60)
+        node.kernel.virtual_servers.clear()
+        node.remove(OTHER)
+        await node.quiet()
+        assert WEB_KEY not in node.kernel.virtual_servers
+        await node.quiet(engine.FIRST_RESYNC_DELAY_S)
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_a_kernel_that_never_holds_what_it_was_given_is_read_with_growing_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    readings_s: list[float] = []
+    observe = node.kernel.observe
+
+    def observe_without_web(*arguments: Any) -> Observation:
+        readings_s.append(loop().time())
+        seen = observe(*arguments)
+        assert isinstance(seen.virtual_servers, dict)
+        seen.virtual_servers.pop(WEB_KEY)
+        return seen
+
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        monkeypatch.setattr(node.kernel, "observe", observe_without_web)
+        node.engine.kernel_changed()
+        await node.quiet(600)
+    delays = [round(later - earlier) for earlier, later in itertools.pairwise(readings_s)]
+    assert delays == [1, 2, 4, 8, 16, 32, *[60] * (len(delays) - 6)]
+    assert len(delays) > 10
+
+
+@in_virtual_time
+async def test_stopping_leaves_the_kernel_as_it_is_even_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(100)
+        node.kernel.forget()
+        held = memory_node.contents(node.kernel)
+        node.remove(WEB)
+    assert node.done == []
+    assert memory_node.contents(node.kernel) == held

@@ -1,0 +1,62 @@
+"""An event loop whose clock jumps: when nothing is ready, the next timer is due at once. No test waits for real."""
+
+import asyncio
+import functools
+import selectors
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec
+
+P = ParamSpec("P")
+
+BEGIN_S = 1000.0
+_LEAST_S = 1e-6
+"""Adding less than this to the time may not change it."""
+
+
+class _Jump(selectors.SelectSelector):
+    """Lets time pass instead of waiting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = BEGIN_S
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise AssertionError("everything waits for something that will never happen")
+        if not ready and timeout:
+            self.now_s += max(timeout, _LEAST_S)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Its time begins at ``BEGIN_S``, in seconds."""
+
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        return self._jump.now_s
+
+    def pass_time(self, seconds: float) -> None:
+        """Work that is going on takes this long."""
+        self._jump.now_s += seconds
+
+
+def loop() -> VirtualLoop:
+    """The loop that runs the present test."""
+    running = asyncio.get_running_loop()
+    assert isinstance(running, VirtualLoop)
+    return running
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test function that runs this coroutine on a loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run
