@@ -1,0 +1,303 @@
+"""What the node and its Services claim in which table. Left out: what is done about it (``test_reconciler``)."""
+
+import itertools
+
+import pytest
+
+from ipvsproxy.model.kernel import (
+    DEVICE,
+    ChainKey,
+    Device,
+    IpSet,
+    Owner,
+    RealServerKey,
+    Rule,
+    SetKind,
+    Skeleton,
+    Sysctl,
+    Timeouts,
+    VirtualServerKey,
+)
+from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.reconcile import diff
+from ipvsproxy.reconcile.claims import TIMEOUTS, Claims, Keep
+from tests import builders
+from tests.reconcile import examples
+from tests.reconcile.examples import OLD, YOUNG
+
+KEY = builders.frontend("192.0.2.10", 80)
+CLUSTER_IP = builders.frontend("10.96.0.1", 80)
+NODE_PORT = builders.frontend(builders.NODE_ADDRESS, 30080)
+OTHER_NODE_PORT = builders.frontend("172.17.0.1", 30080)
+ONE, TWO = builders.backend("10.244.0.1"), builders.backend("10.244.0.2")
+LOAD_BALANCER, FIREWALL = examples.entry(SetKind.LOAD_BALANCER, KEY), examples.entry(SetKind.LOAD_BALANCER_FIREWALL, KEY)
+NODE_PORT_ENTRY = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
+LOCAL_ENTRY = examples.port_entry(SetKind.NODE_PORT_LOCAL_TCP, 30080)
+FLOW = examples.flow("10.96.0.10")
+
+
+def new_claims() -> Claims:
+    return Claims(lambda wanted, seen: diff.differs(wanted, seen, lambda _key, _real_server: None), lambda _: False)
+
+
+def put(claims: Claims, *states: ServiceState) -> None:
+    for state in states:
+        claims.put(state.owner.service, state)
+
+
+def entries(claims: Claims, owner: Owner) -> set[object]:
+    return {entry for table in claims.entries.values() for entry, holder in table.desired.items() if holder == owner}
+
+
+def restricted(owner: Owner) -> ServiceState:
+    return examples.state(owner, KEY, real_servers=[ONE], entries=[LOAD_BALANCER, FIREWALL], refused=[KEY])
+
+
+def free(owner: Owner) -> ServiceState:
+    return examples.state(owner, KEY, real_servers=[TWO], entries=[LOAD_BALANCER])
+
+
+def test_the_node_wants_its_device_its_sets_and_its_settings() -> None:
+    claims = new_claims()
+    claims.put_node({Family.IPV4}, [Sysctl("net/ipv4/ip_forward", "1")], Timeouts(1, 2, 3))
+    assert list(claims.devices.desired) == [Device(DEVICE)]
+    assert set(claims.sets.desired) == {IpSet(kind, Family.IPV4) for kind in SetKind}
+    assert claims.sysctls.desired == {"net/ipv4/ip_forward": Sysctl("net/ipv4/ip_forward", "1")}
+    assert claims.timeouts.desired == {TIMEOUTS: Timeouts(1, 2, 3)}
+
+
+def test_what_the_node_does_not_need_any_more_is_not_wanted_and_not_removed_either() -> None:
+    claims = new_claims()
+    claims.put_node(tuple(Family), [Sysctl("net/ipv4/ip_forward", "1")], Timeouts(1, 2, 3))
+    for ip_set in claims.sets.desired:
+        claims.sets.confirm(ip_set, True)
+    claims.put_node({Family.IPV4}, [], None)
+    assert {ip_set.family for ip_set in claims.sets.desired} == {Family.IPV4}
+    assert (dict(claims.sysctls.desired), dict(claims.timeouts.desired)) == ({}, {})
+    assert not claims.sets.pending
+
+
+def skeleton(family: Family, *rules: Rule) -> Skeleton:
+    return Skeleton(family=family, chains={ChainKey("filter", "KUBE-FORWARD"): rules}, jumps=())
+
+
+def test_each_family_has_its_own_rules_and_new_ones_replace_the_old_ones() -> None:
+    claims = new_claims()
+    claims.put_skeleton(skeleton(Family.IPV4))
+    claims.put_skeleton(skeleton(Family.IPV6))
+    claims.skeletons.confirm(Family.IPV4, skeleton(Family.IPV4).image)
+    assert list(claims.skeletons.pending) == [Family.IPV6]
+    claims.put_skeleton(skeleton(Family.IPV4, Rule(target="DROP")))
+    assert set(claims.skeletons.pending) == {Family.IPV4, Family.IPV6}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((restricted(OLD), free(YOUNG)))))
+def test_set_entries_follow_the_virtual_server_to_its_winner(order: tuple[ServiceState, ServiceState]) -> None:
+    claims = new_claims()
+    put(claims, *order)
+    assert claims.virtual_servers.desired[KEY].real_servers == {ONE}
+    assert entries(claims, OLD) == {LOAD_BALANCER, FIREWALL}
+    assert entries(claims, YOUNG) == set()
+    assert claims.refused() == {KEY}
+    assert [conflict.waiting for conflict in claims.conflicts()] == [(YOUNG,)]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((restricted(OLD), free(YOUNG)))))
+def test_the_other_takes_over_with_its_own_entries_when_the_winner_goes(order: tuple[ServiceState, ServiceState]) -> None:
+    claims = new_claims()
+    put(claims, *order)
+    claims.put(OLD.service, None)
+    assert claims.virtual_servers.desired[KEY].real_servers == {TWO}
+    assert entries(claims, YOUNG) == {LOAD_BALANCER}
+    assert entries(claims, OLD) == set()
+    assert claims.refused() == frozenset()
+    assert not list(claims.conflicts())
+
+
+def test_a_service_made_anew_is_as_young_as_it_is() -> None:
+    claims = new_claims()
+    put(claims, restricted(OLD), free(YOUNG))
+    again = Owner(3.0, OLD.namespace, OLD.name)
+    put(claims, restricted(again))
+    assert claims.virtual_servers.desired[KEY].owner == YOUNG
+    assert entries(claims, YOUNG) == {LOAD_BALANCER}
+    assert entries(claims, again) == entries(claims, OLD) == set()
+    assert set(claims.states) == {OLD.service, YOUNG.service}
+    claims.put(YOUNG.service, None)
+    assert claims.virtual_servers.desired[KEY].owner == again
+
+
+def test_a_service_that_gives_up_only_the_contested_address_gives_up_its_entries_too() -> None:
+    claims = new_claims()
+    put(claims, restricted(OLD), free(YOUNG))
+    put(claims, examples.state(OLD))
+    assert entries(claims, OLD) == set()
+    assert entries(claims, YOUNG) == {LOAD_BALANCER}
+
+
+def test_a_set_entry_that_two_services_share_stays_until_both_are_gone() -> None:
+    claims = new_claims()
+    shared = examples.entry(SetKind.LOOP_BACK, builders.frontend("10.244.0.1", 8080), "10.244.0.1")
+    for owner, key in ((OLD, KEY), (YOUNG, CLUSTER_IP)):
+        put(claims, examples.state(owner, key, entries=[shared]))
+    table = claims.entries[shared.set]
+    claims.put(OLD.service, None)
+    assert table.desired == {shared: YOUNG}
+    claims.put(YOUNG.service, None)
+    assert not table.desired
+
+
+def test_what_a_service_wants_anew_replaces_all_that_it_wanted_before() -> None:
+    claims = new_claims()
+    put(claims, examples.state(OLD, KEY, entries=[LOAD_BALANCER], addresses=["192.0.2.10"]))
+    cluster_entry = examples.entry(SetKind.CLUSTER_IP, CLUSTER_IP)
+    put(claims, examples.state(OLD, CLUSTER_IP, entries=[cluster_entry], addresses=["10.96.0.1"]))
+    assert set(claims.virtual_servers.desired) == {CLUSTER_IP}
+    assert entries(claims, OLD) == {cluster_entry}
+    assert list(claims.addresses.desired) == [CLUSTER_IP.address]
+
+
+def test_a_service_that_nobody_knows_may_go() -> None:
+    claims = new_claims()
+    claims.put(ServiceName("default", "unknown"), None)
+    assert not claims.states
+
+
+def service_with_node_port(owner: Owner, *keys: VirtualServerKey) -> ServiceState:
+    cluster_entry = examples.entry(SetKind.CLUSTER_IP, CLUSTER_IP)
+    health_check = examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080)
+    return examples.state(owner, CLUSTER_IP, *keys, entries=[cluster_entry, NODE_PORT_ENTRY, LOCAL_ENTRY, health_check])
+
+
+def test_a_node_port_that_another_service_has_takes_its_entries_along() -> None:
+    claims = new_claims()
+    put(claims, service_with_node_port(YOUNG, NODE_PORT), examples.state(OLD, NODE_PORT, entries=[NODE_PORT_ENTRY]))
+    assert NODE_PORT_ENTRY in entries(claims, OLD)
+    assert LOCAL_ENTRY not in entries(claims, YOUNG)
+    assert examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080) in entries(claims, YOUNG)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        builders.frontend("192.0.2.10", 30080),
+        builders.frontend(builders.NODE_ADDRESS, 30080, Protocol.UDP),
+        OTHER_NODE_PORT,
+    ],
+)
+def test_a_node_port_keeps_its_entries_when_something_else_of_that_number_is_lost(lost: VirtualServerKey) -> None:
+    """A load balancer's address, the same port of another protocol, or one of several node addresses."""
+    claims = new_claims()
+    wanted = service_with_node_port(YOUNG, NODE_PORT, lost)
+    named = [examples.entry(SetKind.LOAD_BALANCER, lost)] if lost.address != NODE_PORT.address and lost != OTHER_NODE_PORT else []
+    put(claims, examples.state(YOUNG, *wanted.virtual_servers, entries=[*wanted.entries, *named]), examples.state(OLD, lost))
+    assert {NODE_PORT_ENTRY, LOCAL_ENTRY} <= entries(claims, YOUNG)
+
+
+def test_a_set_is_occupied_from_the_first_wish_to_the_last_entry() -> None:
+    claims = new_claims()
+    assert claims.occupied(Family.IPV4) == frozenset()
+    put(claims, free(OLD))
+    assert claims.occupied(Family.IPV4) == {SetKind.LOAD_BALANCER}
+    assert claims.occupied(Family.IPV6) == frozenset()
+    claims.entries[LOAD_BALANCER.set].confirm(LOAD_BALANCER, True)
+    claims.put(OLD.service, None)
+    assert claims.occupied(Family.IPV4) == {SetKind.LOAD_BALANCER}
+    claims.entries[LOAD_BALANCER.set].confirm(LOAD_BALANCER, None)
+    assert claims.occupied(Family.IPV4) == frozenset()
+
+
+def test_a_refused_virtual_server_stays_refused_until_it_is_gone() -> None:
+    claims = new_claims()
+    put(claims, restricted(OLD))
+    claims.put_skeleton(skeleton(Family.IPV4, Rule(target="DROP", virtual_server=KEY), Rule(target="RETURN")))
+    claims.virtual_servers.confirm(KEY, examples.observed({ONE: 1}))
+    claims.put(OLD.service, None)
+    assert claims.refused() == {KEY}
+    assert claims.is_going(KEY)
+    claims.virtual_servers.confirm(KEY, None)
+    assert claims.refused() == frozenset()
+    assert not claims.is_going(KEY)
+
+
+def put_flow(claims: Claims, keep: set[RealServerKey] | None, owner: Owner = OLD) -> None:
+    """None: the Service has no endpoint that serves."""
+    put(claims, examples.state(owner, CLUSTER_IP, flows={FLOW: frozenset(keep)} if keep else {}))
+
+
+def clean(claims: Claims) -> None:
+    for flow in list(claims.flows.pending):
+        claims.flows.confirm(flow, claims.flows.desired[flow].real_servers)
+
+
+@pytest.mark.checklist(102)
+@pytest.mark.parametrize(
+    ("before", "after", "is_due"),
+    [
+        (None, {ONE}, True),
+        ({ONE}, {ONE, TWO}, False),
+        ({ONE, TWO}, {ONE}, True),
+        ({ONE}, {TWO}, True),
+        ({ONE}, {ONE}, False),
+        ({ONE}, None, False),
+    ],
+)
+def test_flows_are_cleaned_for_their_first_and_after_their_lost_real_servers(
+    before: set[RealServerKey] | None,
+    after: set[RealServerKey] | None,
+    is_due: bool,  # noqa: FBT001 - the answer of an example
+) -> None:
+    claims = new_claims()
+    put_flow(claims, before)
+    clean(claims)
+    put_flow(claims, after)
+    assert (FLOW in claims.flows.pending) is is_due
+
+
+def test_flows_of_real_servers_that_were_added_meanwhile_are_cleaned_when_those_go() -> None:
+    claims = new_claims()
+    put_flow(claims, {ONE})
+    clean(claims)
+    put_flow(claims, {ONE, TWO})
+    put_flow(claims, {ONE})
+    assert list(claims.flows.pending) == [FLOW]
+
+
+def test_a_real_server_that_comes_back_before_the_cleaning_makes_it_needless() -> None:
+    claims = new_claims()
+    put_flow(claims, {ONE, TWO})
+    clean(claims)
+    put_flow(claims, {ONE})
+    put_flow(claims, {ONE, TWO})
+    assert not claims.flows.pending
+
+
+def test_the_first_real_server_after_there_was_none_calls_for_cleaning_again() -> None:
+    claims = new_claims()
+    put_flow(claims, {ONE})
+    clean(claims)
+    put_flow(claims, None)
+    put_flow(claims, {ONE})
+    assert list(claims.flows.pending) == [FLOW]
+
+
+def test_contested_flows_are_those_of_the_winner_and_are_cleaned_for_who_takes_over() -> None:
+    claims = new_claims()
+    put_flow(claims, {TWO}, YOUNG)
+    put_flow(claims, {ONE}, OLD)
+    assert claims.flows.desired[FLOW] == Keep(OLD, frozenset({ONE}))
+    clean(claims)
+    put_flow(claims, {ONE, TWO}, YOUNG)
+    assert not claims.flows.pending
+    claims.put(OLD.service, None)
+    assert not claims.flows.pending
+    put_flow(claims, {TWO}, YOUNG)
+    assert list(claims.flows.pending) == [FLOW]
+
+
+def test_every_table_is_among_all() -> None:
+    claims = new_claims()
+    tables = [table for table in vars(claims).values() if hasattr(table, "pending")] + list(claims.entries.values())
+    assert {id(table) for table in claims.all()} == {id(table) for table in tables}

@@ -1,0 +1,138 @@
+"""The difference of one virtual server. Left out: who wants it, and in which order operations of several are done."""
+
+import itertools
+
+import pytest
+
+from ipvsproxy.model.kernel import (
+    PERSISTENT,
+    SCHEDULER_PORT,
+    ObservedVirtualServer,
+    RealServer,
+    RealServerKey,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
+from ipvsproxy.model.net import Protocol
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.reconcile import diff, order
+from tests import builders
+from tests.reconcile import examples
+
+KEY = builders.frontend("10.96.0.1", 80)
+DATAGRAMS = builders.frontend("10.96.0.1", 53, Protocol.UDP)
+ASSOCIATIONS = builders.frontend("10.96.0.1", 99, Protocol.SCTP)
+ONE, TWO, THREE = (builders.backend(f"10.244.0.{number}") for number in (1, 2, 3))
+MAGLEV = VirtualServerSettings("mh", SCHEDULER_PORT)
+
+
+def operations(
+    wanted: VirtualServer | None, seen: ObservedVirtualServer | None, *, over: bool | None = None, seed: int = 0
+) -> list[Operation]:
+    def is_over(_key: VirtualServerKey, _real_server: RealServerKey) -> bool | None:
+        return over
+
+    found = list(diff.virtual_server_operations(wanted.key if wanted else KEY, wanted, seen, is_over, seed))
+    if wanted and seen:
+        assert diff.differs(wanted, seen, is_over) is bool(found)
+    return found
+
+
+@pytest.mark.checklist(67)
+@pytest.mark.parametrize("key", [KEY, DATAGRAMS, ASSOCIATIONS])
+def test_an_equal_virtual_server_is_left_alone(key: VirtualServerKey) -> None:
+    assert operations(examples.virtual_server(key, ONE, TWO), examples.observed({ONE: 1, TWO: 1})) == []
+
+
+@pytest.mark.checklist(68)
+@pytest.mark.parametrize(
+    "settings",
+    [VirtualServerSettings("wlc"), VirtualServerSettings("rr", PERSISTENT, 10800), VirtualServerSettings("rr", SCHEDULER_PORT)],
+)
+def test_other_settings_are_set_in_place_and_the_real_servers_stay(settings: VirtualServerSettings) -> None:
+    wanted = examples.virtual_server(KEY, ONE)
+    assert operations(wanted, examples.observed({ONE: 1}, settings=settings)) == [Operation(Verb.SET, wanted)]
+
+
+def test_scheduler_flags_that_a_listing_does_not_show_count_as_equal() -> None:
+    wanted = examples.virtual_server(KEY, settings=MAGLEV)
+    unknown = VirtualServerSettings("mh")
+    assert operations(wanted, examples.observed(settings=unknown, flags_known=False)) == []
+    assert operations(wanted, examples.observed(settings=unknown)) == [Operation(Verb.SET, wanted)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [VirtualServerSettings("rr"), VirtualServerSettings("mh", PERSISTENT), VirtualServerSettings("mh", 0, 10800)],
+)
+def test_what_such_a_listing_does_show_is_compared(settings: VirtualServerSettings) -> None:
+    wanted = examples.virtual_server(KEY, settings=MAGLEV)
+    assert operations(wanted, examples.observed(settings=settings, flags_known=False)) == [Operation(Verb.SET, wanted)]
+
+
+@pytest.mark.checklist(69)
+def test_a_missing_virtual_server_is_added_before_its_real_servers() -> None:
+    wanted = examples.virtual_server(KEY, ONE)
+    assert operations(wanted, None) == [Operation(Verb.ADD, wanted), Operation(Verb.ADD, RealServer(KEY, ONE, 1))]
+
+
+@pytest.mark.checklist(72)
+def test_a_virtual_server_that_nobody_wants_is_removed_together_with_its_real_servers() -> None:
+    seen = examples.observed({ONE: 1, TWO: 0})
+    assert operations(None, seen) == [Operation(Verb.REMOVE, VirtualServer(KEY, seen.settings))]
+    assert operations(None, None) == []
+
+
+@pytest.mark.checklist(26)
+def test_a_wanted_real_server_gets_its_weight_back() -> None:
+    for weight in (0, 5):
+        found = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: weight}), over=False)
+        assert found == [Operation(Verb.SET, RealServer(KEY, ONE, 1))]
+
+
+@pytest.mark.checklist(90)
+def test_a_tcp_real_server_that_is_not_wanted_loses_its_weight_first() -> None:
+    found = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1, TWO: 1}))
+    assert found == [Operation(Verb.SET, RealServer(KEY, ONE, 0))]
+
+
+def test_a_drain_that_nobody_began_begins() -> None:
+    found = operations(examples.virtual_server(KEY), examples.observed({ONE: 0}), over=None)
+    assert found == [Operation(Verb.SET, RealServer(KEY, ONE, 0))]
+
+
+def test_a_drain_that_got_weight_again_from_somebody_else_loses_it() -> None:
+    found = operations(examples.virtual_server(KEY), examples.observed({ONE: 3}), over=False)
+    assert found == [Operation(Verb.SET, RealServer(KEY, ONE, 0))]
+
+
+def test_a_draining_real_server_is_left_alone_until_its_drain_is_over() -> None:
+    wanted, seen = examples.virtual_server(KEY, TWO), examples.observed({ONE: 0, TWO: 1})
+    assert operations(wanted, seen, over=False) == []
+    assert operations(wanted, seen, over=True) == [Operation(Verb.REMOVE, RealServer(KEY, ONE, 0))]
+
+
+@pytest.mark.checklist(91)
+@pytest.mark.parametrize("key", [DATAGRAMS, ASSOCIATIONS])
+@pytest.mark.parametrize("weight", [0, 1])
+def test_other_protocols_real_servers_are_removed_at_once(key: VirtualServerKey, weight: int) -> None:
+    found = operations(examples.virtual_server(key, TWO), examples.observed({ONE: weight, TWO: 1}))
+    assert found == [Operation(Verb.REMOVE, RealServer(key, ONE, 0))]
+
+
+def test_a_full_swap_adds_before_it_takes_away() -> None:
+    found = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1}))
+    swap = [Operation(Verb.ADD, RealServer(KEY, TWO, 1)), Operation(Verb.SET, RealServer(KEY, ONE, 0))]
+    assert sorted(found, key=order.rank) == swap
+
+
+def test_nodes_add_real_servers_in_orders_of_their_own_that_do_not_change() -> None:
+    orders = {
+        tuple(diff.shuffled(permutation, seed)) for seed in range(20) for permutation in itertools.permutations((ONE, TWO, THREE))
+    }
+    assert 3 <= len(orders) <= 6
+    for seed in range(20):
+        wanted = examples.virtual_server(KEY, ONE, TWO, THREE)
+        added = [item.key for _, item in operations(wanted, examples.observed(), seed=seed) if isinstance(item, RealServer)]
+        assert added == diff.shuffled((THREE, TWO, ONE), seed)

@@ -1,0 +1,126 @@
+"""Drains by themselves: when to look, when one is over. What begins and ends them is ``test_reconciler``'s."""
+
+import pytest
+
+from ipvsproxy.model.kernel import Connections, RealServerKey
+from ipvsproxy.reconcile.drain import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, Drains
+from tests import builders
+
+KEY, OTHER = builders.frontend("10.96.0.1", 80), builders.frontend("10.96.0.2", 80)
+ONE, TWO = builders.backend("10.244.0.1"), builders.backend("10.244.0.2")
+BUSY, IDLE = Connections(1, 0), Connections(0, 0)
+
+
+def drains(*real_servers: RealServerKey, deadline_s: float = 0, now: float = 100) -> Drains:
+    found = Drains(deadline_s)
+    for real_server in real_servers:
+        found.begin(KEY, real_server, now)
+    return found
+
+
+def test_a_drain_is_looked_at_at_once() -> None:
+    found = drains(ONE)
+    assert found.due(100) == [KEY]
+    assert found.next_s() == 100
+    assert len(found) == 1
+
+
+def test_without_drains_there_is_nothing_to_look_at() -> None:
+    found = drains()
+    assert (found.next_s(), found.due(100), found.expire(100)) == (None, [], [])
+    assert found.is_over(KEY, ONE) is None
+
+
+@pytest.mark.checklist(89)
+def test_a_real_server_without_connections_is_over() -> None:
+    found = drains(ONE)
+    assert found.is_over(KEY, ONE) is False
+    assert found.note(KEY, {ONE: IDLE}, 100) == [ONE]
+    assert found.is_over(KEY, ONE) is True
+    assert found.next_s() is None
+    assert found.due(1000) == []
+
+
+@pytest.mark.checklist(90)
+@pytest.mark.parametrize("counts", [Connections(1, 0), Connections(0, 1)])
+def test_a_real_server_with_active_or_closing_connections_is_kept(counts: Connections) -> None:
+    found = drains(ONE)
+    assert found.note(KEY, {ONE: counts}, 100) == []
+    assert found.is_over(KEY, ONE) is False
+    assert [drain.connections for _, _, drain in found] == [counts]
+
+
+def test_one_that_is_not_in_the_kernel_any_more_is_over() -> None:
+    found = drains(ONE)
+    assert found.note(KEY, {}, 100) == [ONE]
+
+
+def test_counts_that_cannot_be_read_end_nothing_and_are_asked_for_again_later() -> None:
+    found = drains(ONE)
+    assert found.note(KEY, None, 100) == []
+    assert found.is_over(KEY, ONE) is False
+    assert found.due(100) == []
+    assert found.due(100 + SHORTEST_INTERVAL_S) == [KEY]
+
+
+def test_counts_of_a_virtual_server_without_drains_mean_nothing() -> None:
+    assert drains(ONE).note(OTHER, {ONE: IDLE}, 100) == []
+
+
+def test_old_drains_are_looked_at_less_often_but_at_least_twice_a_minute() -> None:
+    found = drains(ONE)
+    waits = []
+    for age_s in (0, 40, 4000):
+        found.note(KEY, {ONE: BUSY}, 100 + age_s)
+        due_s = found.next_s()
+        assert due_s is not None
+        waits.append(due_s - 100 - age_s)
+    assert waits == [SHORTEST_INTERVAL_S, 10, LONGEST_INTERVAL_S]
+
+
+def test_the_deadline_ends_a_drain_whatever_its_connections() -> None:
+    found = drains(ONE, deadline_s=60)
+    found.note(KEY, {ONE: BUSY}, 159)
+    assert found.expire(159.9) == []
+    assert found.next_s() == 160
+    assert found.expire(160) == [KEY]
+    assert found.is_over(KEY, ONE) is True
+    assert found.expire(161) == []
+
+
+def test_without_a_deadline_a_drain_takes_as_long_as_it_takes() -> None:
+    found = drains(ONE)
+    found.note(KEY, {ONE: BUSY}, 1e6)
+    assert found.expire(1e9) == []
+    assert found.is_over(KEY, ONE) is False
+
+
+def test_beginning_again_does_not_move_the_deadline() -> None:
+    found = drains(ONE, deadline_s=60)
+    found.begin(KEY, ONE, 150)
+    assert found.expire(160) == [KEY]
+
+
+def test_ending_a_drain_that_never_began_is_no_error() -> None:
+    found = drains(ONE, TWO)
+    found.end(OTHER, ONE)
+    found.end_all(OTHER)
+    found.end(KEY, ONE)
+    found.end(KEY, ONE)
+    assert [(key, real_server) for key, real_server, _ in found] == [(KEY, TWO)]
+    found.end(KEY, TWO)
+    assert len(found) == 0
+
+
+def test_all_drains_end_with_their_virtual_server() -> None:
+    found = drains(ONE, TWO)
+    found.begin(OTHER, ONE, 100)
+    found.end_all(KEY)
+    assert [(key, real_server) for key, real_server, _ in found] == [(OTHER, ONE)]
+
+
+def test_only_those_that_are_still_there_are_kept() -> None:
+    found = drains(ONE, TWO)
+    found.keep_only(KEY, {TWO})
+    found.keep_only(OTHER, {TWO})
+    assert [real_server for _, real_server, _ in found] == [TWO]

@@ -1,0 +1,83 @@
+"""What tells a fresh process which virtual servers are ours. Left out: what a running process remembers (``test_table``)."""
+
+import pytest
+
+from ipvsproxy.model.kernel import SetKind, VirtualServerKey
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.reconcile import ownership
+from tests import builders
+from tests.reconcile import examples
+
+KEY = builders.frontend("10.96.0.1", 80)
+NODE_PORT = builders.frontend(builders.NODE_ADDRESS, 30080)
+HOST = builders.addresses(builders.NODE_ADDRESS)
+
+
+def test_an_address_on_our_device_makes_all_of_its_virtual_servers_ours() -> None:
+    is_ours = ownership.owned_virtual_servers({}, {KEY.address}, HOST)
+    assert is_ours(KEY)
+    assert is_ours(builders.frontend("10.96.0.1", 9))
+    assert not is_ours(builders.frontend("10.96.0.2", 80))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL, SetKind.LOAD_BALANCER, SetKind.NODE_PORT_SCTP],
+)
+def test_an_entry_makes_the_virtual_server_that_it_names_ours_and_no_other(kind: SetKind) -> None:
+    entry = examples.entry(kind, KEY)
+    is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)
+    assert is_ours(KEY)
+    assert not is_ours(KEY._replace(port=81))
+    assert not is_ours(KEY._replace(protocol=Protocol.UDP))
+
+
+@pytest.mark.parametrize("kind", [SetKind.LOOP_BACK, SetKind.LOAD_BALANCER_SOURCE_IP])
+def test_entries_that_name_a_pod_or_a_client_make_nothing_ours(kind: SetKind) -> None:
+    entry = examples.entry(kind, KEY, "10.96.0.1")
+    assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(KEY)
+
+
+@pytest.mark.parametrize(("kind", "protocol"), [(SetKind.NODE_PORT_TCP, Protocol.TCP), (SetKind.NODE_PORT_UDP, Protocol.UDP)])
+def test_a_node_port_in_our_set_makes_its_virtual_servers_on_host_addresses_ours(kind: SetKind, protocol: Protocol) -> None:
+    entry = examples.port_entry(kind, 30080)
+    is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)
+    assert is_ours(NODE_PORT._replace(protocol=protocol))
+    assert not is_ours(NODE_PORT._replace(protocol=Protocol.SCTP))
+    assert not is_ours(NODE_PORT._replace(protocol=protocol, port=30081))
+    assert not is_ours(VirtualServerKey(protocol, parse_address("203.0.113.9"), 30080))
+
+
+def test_a_node_port_of_one_family_says_nothing_of_the_other() -> None:
+    entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080, Family.IPV6)
+    assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(NODE_PORT)
+
+
+def test_entries_stand_for_virtual_servers_or_node_ports_or_neither() -> None:
+    health_check = examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080)
+    node_port = examples.port_entry(SetKind.NODE_PORT_LOCAL_UDP, 30080, Family.IPV6)
+    cluster_ip = examples.entry(SetKind.CLUSTER_IP, KEY)
+    assert [ownership.virtual_server_of(entry) for entry in (cluster_ip, node_port, health_check)] == [KEY, None, None]
+    assert [ownership.node_port_of(entry) for entry in (cluster_ip, node_port, health_check)] == [
+        None,
+        (Family.IPV6, Protocol.UDP, 30080),
+        None,
+    ]
+    assert ownership.virtual_server_of(examples.bound_entry("10.96.0.1")) is None
+
+
+def test_what_witnesses_a_virtual_server_that_is_still_there_must_stay() -> None:
+    witnesses = ownership.Witnesses([KEY, NODE_PORT])
+    assert witnesses.need(examples.entry(SetKind.CLUSTER_IP, KEY))
+    assert witnesses.need(examples.port_entry(SetKind.NODE_PORT_TCP, 30080))
+    assert witnesses.need(examples.bound_entry("10.96.0.1"))
+    assert witnesses.addresses == {KEY.address, NODE_PORT.address}
+
+
+def test_what_witnesses_something_else_may_go() -> None:
+    witnesses = ownership.Witnesses([KEY, NODE_PORT])
+    assert not witnesses.need(examples.entry(SetKind.CLUSTER_IP, KEY._replace(port=81)))
+    assert not witnesses.need(examples.port_entry(SetKind.NODE_PORT_UDP, 30080))
+    assert not witnesses.need(examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080))
+    assert not witnesses.need(examples.bound_entry("10.96.0.2"))
+    assert not ownership.Witnesses([]).need(examples.entry(SetKind.CLUSTER_IP, KEY))

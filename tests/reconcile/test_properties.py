@@ -1,0 +1,341 @@
+"""Whatever happens, in whatever order, the kernel ends up as if it had been made from nothing.
+
+The world is tiny, so that everything in it meets everything else. Left out: source ranges under failures, operation by
+operation, which ``test_precondition`` tries one by one.
+"""
+
+import errno
+from collections.abc import Mapping
+
+import hypothesis
+from hypothesis import stateful
+from hypothesis import strategies as st
+
+from ipvsproxy.model.kernel import (
+    Connections,
+    ObservedVirtualServer,
+    RealServer,
+    RealServerKey,
+    SetKind,
+    VirtualServer,
+    VirtualServerKey,
+)
+from ipvsproxy.model.net import Protocol
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.service import EndpointSlice, Service
+from ipvsproxy.reconcile.claims import Claims
+from tests import builders, fake_kernel
+from tests.reconcile import examples, simulation
+
+NAMES = ("a", "b", "c")
+CLUSTER_IPS = ("10.96.0.1", "10.96.0.2")
+LOAD_BALANCER = "192.0.2.10"
+PORTS = (builders.service_port(80, node_port=30080), builders.service_port(53, Protocol.UDP, name="dns"))
+ENDPOINTS = ("10.244.0.1", "10.244.0.2", "10.244.9.3")
+SOURCE_RANGE = "10.0.0.0/8"
+STRANGER = "203.0.113.5"
+FOREIGN = builders.frontend("203.0.113.9", 25)
+EXCLUDED = builders.frontend("198.51.100.7", 80)
+KEYS = tuple(builders.frontend(address, port.port, port.protocol) for address in (*CLUSTER_IPS, LOAD_BALANCER) for port in PORTS)
+REAL_SERVERS = tuple(builders.backend(address) for address in ENDPOINTS)
+DEADLINE_S = 100.0
+
+
+@st.composite
+def services(draw: st.DrawFn) -> tuple[Service, EndpointSlice]:
+    """One of three Services, older or younger, with some of all there is."""
+    name = draw(st.sampled_from(NAMES))
+    ports = draw(st.sets(st.sampled_from(PORTS), min_size=1))
+    has_load_balancer = draw(st.booleans())
+    service = builders.service(
+        name,
+        *sorted(ports, key=lambda port: port.port),
+        cluster=(draw(st.sampled_from(CLUSTER_IPS)),),
+        load_balancer=(LOAD_BALANCER,) if has_load_balancer else (),
+        source_ranges=(SOURCE_RANGE,) if has_load_balancer and draw(st.booleans()) else (),
+        affinity_timeout_s=draw(st.sampled_from((0, 10800))),
+        created_s=draw(st.sampled_from((1.0, 2.0))),
+    )
+    chosen = draw(st.sets(st.sampled_from(ENDPOINTS)))
+    slices = builders.endpoint_slice(
+        *(builders.endpoint(address) for address in sorted(chosen)),
+        service=name,
+        ports=(builders.endpoint_port(), builders.endpoint_port(protocol=Protocol.UDP, name="dns")),
+    )
+    return service, slices
+
+
+def held(kernel: fake_kernel.FakeKernel) -> Mapping[str, object]:
+    """All that a kernel holds of ours. Real servers of TCP with weight 0 are being drained: they do not count."""
+    return {
+        "virtual servers": {
+            key: (server.settings, {one: weight for one, weight in server.real_servers.items() if weight or not _is_tcp(key)})
+            for key, server in kernel.virtual_servers.items()
+            if key not in (FOREIGN, EXCLUDED)
+        },
+        "entries": {name: held.entries for name, held in kernel.sets.items()},
+        "addresses": kernel.addresses - {EXCLUDED.address},
+        "device": kernel.device,
+        "chains": kernel.chains,
+        "jumps": kernel.jumps,
+        "sysctls": kernel.sysctls,
+    }
+
+
+def _is_tcp(key: VirtualServerKey) -> bool:
+    return key.protocol is Protocol.TCP
+
+
+class AnyHistory(stateful.RuleBasedStateMachine):
+    """Services come, change and go; operations fail; others meddle; the process starts anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kernel = simulation.new_kernel()
+        kernel.virtual_servers[FOREIGN] = examples.observed({REAL_SERVERS[0]: 7, REAL_SERVERS[1]: 0})
+        kernel.virtual_servers[EXCLUDED] = examples.observed({REAL_SERVERS[2]: 0})
+        kernel.device = True
+        kernel.addresses.add(EXCLUDED.address)
+        self.alien = {key: _copy(kernel.virtual_servers[key]) for key in (FOREIGN, EXCLUDED)}
+        self.services: dict[str, tuple[Service, EndpointSlice]] = {}
+        self.weightless_since_s: dict[tuple[VirtualServerKey, RealServerKey], float] = {}
+        self.live: set[tuple[VirtualServerKey, RealServerKey]] = set()
+        self.is_disturbed = False
+        self.are_witnesses_lost = False
+        self.node = simulation.SimulatedNode(
+            kernel, drain_deadline_s=DEADLINE_S, excluded=("198.51.100.0/24",), after_each=self._look
+        )
+
+    # What happens.
+
+    @stateful.rule(change=services())
+    def put(self, change: tuple[Service, EndpointSlice]) -> None:
+        service, slices = change
+        self.services[service.name.name] = change
+        self.node.put(service, slices)
+
+    @stateful.rule(name=st.sampled_from(NAMES))
+    def remove(self, name: str) -> None:
+        self.services.pop(name, None)
+        self.node.remove(name)
+
+    @stateful.rule()
+    def sync(self) -> None:
+        self.node.sync()
+
+    @stateful.rule(seconds=st.sampled_from((1.0, 20.0, 90.0)))
+    def pass_time(self, seconds: float) -> None:
+        self.node.sync(after_s=seconds)
+
+    @stateful.rule(kinds=st.sets(st.sampled_from(("add", "set", "remove")), min_size=1), times=st.integers(1, 6))
+    def let_operations_fail(self, kinds: set[str], times: int) -> None:
+        self.node.kernel.fail(lambda operation: operation.verb.value in kinds, errno.ENOMEM, times=times)
+
+    @stateful.precondition(lambda self: not self.are_witnesses_lost)
+    @stateful.rule()
+    def restart(self) -> None:
+        self.node.restart()
+        self.is_disturbed = False
+
+    @stateful.precondition(lambda self: not self.are_witnesses_lost)
+    @stateful.rule(parts=st.sets(st.sampled_from(("virtual_servers", "sets", "addresses", "interface_addresses"))))
+    def restart_and_read_only_a_part(self, parts: set[str]) -> None:
+        self.node.kernel.unreadable = parts
+        self.node.restart()
+        self.node.sync()
+        self.node.kernel.unreadable = set()
+        self.is_disturbed = True
+
+    @stateful.precondition(lambda self: self._serving())
+    @stateful.rule(data=st.data())
+    def a_client_connects(self, data: st.DataObject) -> None:
+        pair = data.draw(st.sampled_from(self._serving()))
+        self.live.add(pair)
+        self.node.kernel.connection_counts[pair] = Connections(1, 0)
+
+    @stateful.precondition(lambda self: self.live)
+    @stateful.rule(data=st.data())
+    def a_client_goes(self, data: st.DataObject) -> None:
+        pair = data.draw(st.sampled_from(sorted(self.live)))
+        self.live.discard(pair)
+        self.node.kernel.connection_counts.pop(pair, None)
+
+    # What others do behind our back.
+
+    @stateful.rule(key=st.sampled_from(KEYS))
+    def somebody_removes_a_virtual_server(self, key: VirtualServerKey) -> None:
+        self.is_disturbed = True
+        self.node.kernel.virtual_servers.pop(key, None)
+        self._forget(key)
+
+    @stateful.rule(key=st.sampled_from(KEYS), real_server=st.sampled_from(REAL_SERVERS), weight=st.sampled_from((None, 0, 5)))
+    def somebody_changes_a_real_server(self, key: VirtualServerKey, real_server: RealServerKey, weight: int | None) -> None:
+        self.is_disturbed = True
+        server = self.node.kernel.virtual_servers.get(key)
+        if server is None:
+            return
+        if weight is None:
+            server.real_servers.pop(real_server, None)
+            self._forget(key, real_server)
+        elif (key, real_server) not in self.weightless_since_s:
+            server.real_servers[real_server] = weight
+
+    @stateful.rule(data=st.data())
+    def somebody_changes_the_rest(self, data: st.DataObject) -> None:
+        self.is_disturbed = True
+        self.are_witnesses_lost = True
+        kernel = self.node.kernel
+        match data.draw(st.sampled_from(("flush a set", "unbind", "flush the rules", "remove the device", "forbid forwarding"))):
+            case "flush a set":
+                for held in kernel.sets.values():
+                    if data.draw(st.booleans()):
+                        held.entries.clear()
+            case "unbind":
+                kernel.addresses.clear()
+            case "flush the rules":
+                for family in kernel.chains:
+                    kernel.chains[family].clear()
+                    kernel.jumps[family].clear()
+            case "remove the device":
+                kernel.device = False
+                kernel.addresses.clear()
+            case _:
+                kernel.sysctls[simulation.SYSCTL.path] = "0"
+
+    # What must be true.
+
+    def _look(self, operation: Operation) -> None:
+        kernel, item = self.node.kernel, operation.item
+        match item:
+            case RealServer(virtual_server=key, key=real_server):
+                pair = key, real_server
+                if operation.verb is Verb.SET and item.weight == 0:
+                    self.weightless_since_s.setdefault(pair, self.node.now)
+                elif operation.verb is Verb.REMOVE and not self._holds(key, real_server):
+                    if pair in self.live and self._is_wanted(key):
+                        assert self.node.now - self.weightless_since_s[pair] >= DEADLINE_S, operation
+                    self._forget(*pair)
+                elif self._holds(key, real_server) and kernel.virtual_servers[key].real_servers[real_server]:
+                    self.weightless_since_s.pop(pair, None)
+            case VirtualServer(key=key):
+                assert key not in (FOREIGN, EXCLUDED)
+                if operation.verb is Verb.REMOVE and key not in kernel.virtual_servers:
+                    assert not self._is_wanted(key), operation
+                    self._forget(key)
+                elif operation.verb is Verb.ADD and self._is_restricted(key) and not self.is_disturbed:
+                    assert not simulation.lets_in(kernel, key, STRANGER), operation
+
+    @stateful.invariant()
+    def what_is_not_ours_is_as_it_was(self) -> None:
+        for key, server in self.alien.items():
+            assert self.node.kernel.virtual_servers[key] == server
+
+    @stateful.rule()
+    def come_to_rest(self) -> None:
+        node = self.node
+        node.kernel._failures.clear()
+        for _ in range(3):
+            if self.is_disturbed or node.has_failed:
+                node.observe()
+                self.is_disturbed = False
+            node.sync(after_s=61)
+        self.are_witnesses_lost = False
+        assert not node.plan().operations
+        assert node.reconciler.pending == 0
+        assert held(node.kernel) == held(self._from_nothing())
+        self._assert_oldest_wins()
+
+    def teardown(self) -> None:
+        self.come_to_rest()
+        self.node.sync(after_s=DEADLINE_S)
+        assert len(self.node.reconciler.drains) == 0
+        assert self.node.reconciler.next_s() is None
+
+    # What the rules ask.
+
+    def _from_nothing(self) -> fake_kernel.FakeKernel:
+        other = simulation.SimulatedNode()
+        for service, slices in self.services.values():
+            other.put(service, slices)
+        other.sync()
+        return other.kernel
+
+    def _assert_oldest_wins(self) -> None:
+        for key, server in self.node.kernel.virtual_servers.items():
+            states = [state for state in self.node.states.values() if key in state.virtual_servers]
+            if states:
+                wanted = min(states, key=lambda state: state.owner).virtual_servers[key]
+                assert server.settings == wanted.settings
+                assert {one for one, weight in server.real_servers.items() if weight} == wanted.real_servers
+
+    def _serving(self) -> list[tuple[VirtualServerKey, RealServerKey]]:
+        return sorted(
+            (key, one)
+            for key, server in self.node.kernel.virtual_servers.items()
+            for one, weight in server.real_servers.items()
+            if weight and _is_tcp(key) and key not in (FOREIGN, EXCLUDED) and self._wants(key, one)
+        )
+
+    def _wants(self, key: VirtualServerKey, real_server: RealServerKey) -> bool:
+        wanted = self.node.reconciler.claims.virtual_servers.desired.get(key)
+        return wanted is not None and real_server in wanted.real_servers
+
+    def _is_wanted(self, key: VirtualServerKey) -> bool:
+        return any(key in state.virtual_servers for state in self.node.states.values())
+
+    def _is_restricted(self, key: VirtualServerKey) -> bool:
+        owner = min((state.owner, name) for name, state in self.node.states.items() if key in state.virtual_servers)[0]
+        entries = self.node.states[owner.service].entries
+        return examples.entry(SetKind.LOAD_BALANCER_FIREWALL, key) in entries
+
+    def _holds(self, key: VirtualServerKey, real_server: RealServerKey) -> bool:
+        server = self.node.kernel.virtual_servers.get(key)
+        return server is not None and real_server in server.real_servers
+
+    def _forget(self, key: VirtualServerKey, real_server: RealServerKey | None = None) -> None:
+        for pair in [*self.live, *self.weightless_since_s]:
+            if pair[0] == key and real_server in (None, pair[1]):
+                self.live.discard(pair)
+                self.weightless_since_s.pop(pair, None)
+                self.node.kernel.connection_counts.pop(pair, None)
+
+
+def _copy(server: ObservedVirtualServer) -> ObservedVirtualServer:
+    return ObservedVirtualServer(server.settings, dict(server.real_servers), server.flags_known)
+
+
+AnyHistory.TestCase.settings = hypothesis.settings(
+    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+test_any_history_ends_in_the_state_computed_from_scratch = AnyHistory.TestCase
+
+
+def _claimed(changes: list[tuple[str, Service | None, EndpointSlice | None]]) -> Mapping[str, object]:
+    """What is claimed after these changes, and who waits."""
+    claims = Claims(lambda _wanted, _seen: False, lambda _: False)
+    node = simulation.SimulatedNode()
+    for name, service, slices in changes:
+        if service and slices:
+            node.put(service, slices)
+        claims.put(builders.service(name).name, node.states[service.name] if service else None)
+    return {
+        "desired": [table.desired for table in claims.all()],
+        "owners": {key: wanted.owner for key, wanted in claims.virtual_servers.desired.items()},
+        "waiting": frozenset(conflict for table in claims.all() for conflict in table.conflicts()),
+        "refused": claims.refused(),
+    }
+
+
+@hypothesis.given(
+    history=st.lists(
+        services().map(lambda made: (made[0].name.name, *made)) | st.sampled_from([(name, None, None) for name in NAMES])
+    ),
+    data=st.data(),
+)
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_any_history_of_claims_ends_in_what_is_claimed_by_the_last_wishes_in_any_order(
+    history: list[tuple[str, Service | None, EndpointSlice | None]], data: st.DataObject
+) -> None:
+    last = {name: (name, service, slices) for name, service, slices in history}
+    others = data.draw(st.permutations([change for change in last.values() if change[1]]))
+    assert _claimed(history) == _claimed(others)

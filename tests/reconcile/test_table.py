@@ -1,0 +1,181 @@
+"""A table of any kind: who has a key, what is pending, what is foreign. Left out: what is in a table (``test_claims``)."""
+
+from collections.abc import Callable, Collection
+
+from ipvsproxy.model.kernel import Owner
+from ipvsproxy.reconcile.table import Conflict, Table, presence
+
+OLD, MIDDLE, YOUNG = Owner(1, "ns", "old"), Owner(2, "ns", "middle"), Owner(3, "ns", "young")
+
+
+def table(is_protected: Callable[[str], bool] = lambda _: False) -> Table[str, tuple[Owner, int], int]:
+    """Owners want numbers of keys."""
+    return Table(lambda wanted: wanted[0], lambda wanted, seen: wanted[1] != seen, is_protected)
+
+
+def ours(*keys: str) -> Callable[[str], bool]:
+    return lambda key: key in keys
+
+
+def pending(wishes: Table[str, tuple[Owner, int], int]) -> Collection[str]:
+    return list(wishes.pending)
+
+
+def test_a_wanted_key_is_pending_until_the_kernel_holds_what_is_wanted() -> None:
+    wishes = table()
+    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    assert pending(wishes) == ["key"]
+    wishes.confirm("key", 2)
+    assert pending(wishes) == ["key"]
+    wishes.confirm("key", 1)
+    assert pending(wishes) == []
+
+
+def test_a_key_that_nobody_wants_any_more_is_pending_until_it_is_gone() -> None:
+    wishes = table()
+    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    wishes.confirm("key", 1)
+    wishes.claim(OLD, {"key": (OLD, 1)}, {})
+    assert pending(wishes) == ["key"]
+    wishes.confirm("key", None)
+    assert (pending(wishes), dict(wishes.observed)) == ([], {})
+
+
+def test_a_wish_given_up_before_it_was_fulfilled_leaves_nothing_to_do() -> None:
+    wishes = table()
+    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    wishes.claim(OLD, {"key": (OLD, 1)}, {})
+    assert pending(wishes) == []
+
+
+def test_the_oldest_owner_has_the_key_whoever_comes_first() -> None:
+    for first, second in ((OLD, YOUNG), (YOUNG, OLD)):
+        wishes = table()
+        wishes.claim(first, {}, {"key": (first, 1)})
+        affected = wishes.claim(second, {}, {"key": (second, 2)})
+        assert wishes.desired["key"][0] == OLD
+        assert wishes.is_held_by("key", OLD)
+        assert not wishes.is_held_by("key", YOUNG)
+        assert list(wishes.conflicts()) == [Conflict("key", OLD, (YOUNG,))]
+        assert affected == ({YOUNG} if second == OLD else set())
+
+
+def test_the_next_oldest_takes_over_when_the_winner_goes() -> None:
+    wishes = table()
+    for owner in (MIDDLE, YOUNG, OLD):
+        wishes.claim(owner, {}, {"key": (owner, int(owner.created_s))})
+    assert wishes.claim(OLD, {"key": (OLD, 1)}, {}) == {MIDDLE}
+    assert wishes.desired["key"] == (MIDDLE, 2)
+    assert wishes.claim(MIDDLE, {"key": (MIDDLE, 2)}, {}) == {YOUNG}
+    assert wishes.desired["key"] == (YOUNG, 3)
+    assert list(wishes.conflicts()) == []
+
+
+def test_an_owner_that_goes_while_it_waits_changes_nothing_for_the_winner() -> None:
+    wishes = table()
+    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    wishes.claim(YOUNG, {}, {"key": (YOUNG, 2)})
+    assert wishes.claim(YOUNG, {"key": (YOUNG, 2)}, {}) == set()
+    assert wishes.desired["key"] == (OLD, 1)
+    assert list(wishes.conflicts()) == []
+
+
+def test_an_owner_that_waits_may_change_its_wish_meanwhile() -> None:
+    wishes = table()
+    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    wishes.claim(YOUNG, {}, {"key": (YOUNG, 2)})
+    wishes.claim(YOUNG, {"key": (YOUNG, 2)}, {"key": (YOUNG, 3)})
+    wishes.claim(OLD, {"key": (OLD, 1)}, {})
+    assert wishes.desired["key"] == (YOUNG, 3)
+
+
+def test_a_key_that_nobody_holds_is_held_by_nobody() -> None:
+    assert not table().is_held_by("key", OLD)
+
+
+def test_what_is_not_ours_is_not_removed() -> None:
+    wishes = table()
+    wishes.observe({"ours": 1, "theirs": 1}, ours("ours"))
+    assert pending(wishes) == ["ours"]
+    assert set(wishes.foreign) == {"theirs"}
+
+
+def test_what_is_not_ours_stays_when_a_wish_for_it_is_given_up_before_we_touched_it() -> None:
+    wishes = table()
+    wishes.observe({"theirs": 1}, ours())
+    wishes.claim(OLD, {}, {"theirs": (OLD, 2)})
+    assert pending(wishes) == ["theirs"]
+    wishes.claim(OLD, {"theirs": (OLD, 2)}, {})
+    assert pending(wishes) == []
+
+
+def test_what_is_not_ours_stays_though_it_was_wanted_when_it_was_seen() -> None:
+    wishes = table()
+    wishes.claim(OLD, {}, {"theirs": (OLD, 1)})
+    wishes.observe({"theirs": 1}, ours())
+    wishes.claim(OLD, {"theirs": (OLD, 1)}, {})
+    assert pending(wishes) == []
+
+
+def test_what_we_changed_is_ours() -> None:
+    wishes = table()
+    wishes.observe({"theirs": 1}, ours())
+    wishes.claim(OLD, {}, {"theirs": (OLD, 2)})
+    wishes.confirm("theirs", 2)
+    assert not wishes.foreign
+    wishes.claim(OLD, {"theirs": (OLD, 2)}, {})
+    assert pending(wishes) == ["theirs"]
+
+
+def test_what_was_ours_stays_ours_when_nothing_witnesses_it_any_more() -> None:
+    wishes = table()
+    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    wishes.confirm("key", 1)
+    wishes.claim(OLD, {"key": (OLD, 1)}, {})
+    wishes.observe({"key": 1}, ours())
+    assert pending(wishes) == ["key"]
+
+
+def test_what_vanished_and_came_back_is_judged_anew() -> None:
+    wishes = table()
+    wishes.observe({"key": 1}, ours("key"))
+    wishes.observe({}, ours("key"))
+    wishes.observe({"key": 1}, ours())
+    assert set(wishes.foreign) == {"key"}
+
+
+def test_protected_keys_are_never_removed_but_changed_when_wanted() -> None:
+    wishes = table(lambda key: key == "protected")
+    wishes.observe({"protected": 1}, ours("protected"))
+    assert pending(wishes) == []
+    wishes.claim(OLD, {}, {"protected": (OLD, 2)})
+    assert pending(wishes) == ["protected"]
+
+
+def test_drift_is_pending_in_both_directions() -> None:
+    wishes = table()
+    wishes.claim(OLD, {}, {"changed": (OLD, 1), "lost": (OLD, 1), "kept": (OLD, 1)})
+    for key in ("changed", "lost", "kept"):
+        wishes.confirm(key, 1)
+    wishes.observe({"changed": 2, "kept": 1, "stray": 1}, ours("stray"))
+    assert set(pending(wishes)) == {"changed", "lost", "stray"}
+
+
+def test_presence_is_a_claim_whose_value_is_the_owner() -> None:
+    assert presence(["a", "b"], OLD) == {"a": OLD, "b": OLD}
+
+
+def test_a_claim_compares_only_the_keys_it_changes() -> None:
+    compared: list[int] = []
+
+    def differs(wanted: tuple[Owner, int], _seen: int) -> bool:
+        compared.append(wanted[1])
+        return False
+
+    wishes: Table[str, tuple[Owner, int], int] = Table(lambda wanted: wanted[0], differs)
+    before = {str(number): (OLD, number) for number in range(100)}
+    wishes.claim(OLD, {}, before)
+    wishes.observe({str(number): number for number in range(100)}, ours())
+    compared.clear()
+    wishes.claim(OLD, before, before | {"7": (OLD, 700)})
+    assert compared == [700]
