@@ -50,8 +50,8 @@ class Changes:
     """What has changed since it was last taken.
 
     ``services``: to be translated again, with the time at which the first unapplied change of each arrived. ``triggers``: when
-    the endpoint changes among them began. ``node``: the Node changed, which
-    may concern every Service. ``seen`` counts the changed objects by kind.
+    the endpoint changes among them began. ``node``: the Node changed, which may concern every Service. ``seen`` counts the
+    changed objects by kind.
     """
 
     services: Mapping[ServiceName, float] = dataclasses.field(default_factory=dict)
@@ -83,11 +83,6 @@ class Store:
         """Every known Service."""
         return self._services
 
-    @property
-    def slices(self) -> Collection[EndpointSliceName]:
-        """The names of all known EndpointSlices."""
-        return self._slices.keys()
-
     def slices_of(self, name: ServiceName) -> Collection[EndpointSlice]:
         """The EndpointSlices of a Service, in no order."""
         return self._slices_of.get(name, {}).values()
@@ -107,19 +102,9 @@ class Store:
         return [kind for kind in ObjectKind if kind not in self._listed]
 
     @property
-    def has_changes(self) -> bool:
-        """Whether there is anything to take."""
-        return bool(self._dirty) or self._node_changed or bool(self._complaints)
-
-    @property
     def untaken(self) -> Mapping[ObjectKind, int]:
         """How many changes of objects there are to take, by kind."""
         return self._seen
-
-    @property
-    def oldest_change_s(self) -> float | None:
-        """When the first change arrived that has not been taken."""
-        return min(self._dirty.values(), default=None)
 
     def deliver(self, events: Iterable[Event], now: float) -> None:
         """Take in events, in their order; ``now`` is that of a monotonic clock."""
