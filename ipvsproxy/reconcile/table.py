@@ -114,7 +114,7 @@ class Table(Generic[K, V, W]):
         known = self._observed.keys() - self._foreign
         self._foreign = {key for key in listing if key not in known and not is_ours(key)}
         self._observed = dict(listing)
-        self._pending.clear()
+        self._pending = {}
         for key in (*self._desired, *(self._observed.keys() - self._desired.keys())):
             self.touch(key)
 
@@ -131,8 +131,10 @@ class Table(Generic[K, V, W]):
         """Compare the two sides of a key again."""
         if self.differs(key):
             self._pending[key] = None
-        else:
-            self._pending.pop(key, None)
+        elif key in self._pending:
+            del self._pending[key]
+            if not self._pending:
+                self._pending = {}  # one that was large is walked at its old size for ever
 
     def differs(self, key: K) -> bool:
         """Whether the two sides of the key differ in a way that calls for an operation."""
