@@ -1,0 +1,222 @@
+"""What is deployed fits the program: flags, configuration, ports, permissions, and the image that Containerfile builds.
+
+Left out: what only a cluster can tell, such as whether its admission rules let a privileged pod in.
+"""
+
+import importlib.metadata
+import json
+import pathlib
+import shlex
+from typing import Any
+
+import pytest
+import yaml
+
+from ipvsproxy.config import load
+from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon import reflector, watch
+from ipvsproxy.kernel import iptables
+
+ROOT = pathlib.Path(__file__).parents[1]
+MANIFESTS = ROOT / "manifests"
+TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+Object = dict[str, Any]
+
+
+def _read(name: str) -> list[Object]:
+    return list(yaml.safe_load_all((MANIFESTS / name).read_text()))
+
+
+def _base() -> dict[str, Object]:
+    """The objects of the base, by kind."""
+    objects = [each for name in _kustomization("base")["resources"] for each in _read(f"base/{name}")]
+    assert len({each["kind"] for each in objects}) == len(objects)
+    return {each["kind"]: each for each in objects}
+
+
+def _kustomization(folder: str) -> Object:
+    (only,) = _read(f"{folder}/kustomization.yaml")
+    return only
+
+
+def _pod(objects: dict[str, Object]) -> Object:
+    pod: Object = objects["DaemonSet"]["spec"]["template"]["spec"]
+    return pod
+
+
+def _container(objects: dict[str, Object]) -> Object:
+    (only,) = _pod(objects)["containers"]
+    assert isinstance(only, dict)
+    return only
+
+
+def _load(objects: dict[str, Object]) -> Config:
+    """The configuration of the base's command line, with the files of its ConfigMap where it mounts them."""
+    pod, container = _pod(objects), _container(objects)
+    (folder,) = (mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "config")
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "config")
+    assert volume["configMap"]["name"] == objects["ConfigMap"]["metadata"]["name"]
+    files = {f"{folder}/{name}": text.encode() for name, text in objects["ConfigMap"]["data"].items()}
+    config = load.load(
+        [argument.replace("$(NODE_NAME)", "node-1") for argument in container["command"][1:]],
+        hostname="never-asked",
+        read_file=files.__getitem__,
+    )
+    assert config.source.kubeconfig in files
+    return config
+
+
+def test_every_manifest_is_yaml_and_listed_in_a_kustomization_or_a_patch() -> None:
+    listed = {f"base/{name}" for name in [*_kustomization("base")["resources"], "kustomization.yaml"]}
+    listed |= {"overlays/beside-kube-proxy/kustomization.yaml"}
+    found = {str(path.relative_to(MANIFESTS)) for path in MANIFESTS.rglob("*.yaml")}
+    assert {name for name in found if not name.startswith(("demo/", "patches/"))} == listed
+    assert all(all(_read(name)) for name in found)
+
+
+def test_the_daemon_set_selects_its_own_pods() -> None:
+    spec = _base()["DaemonSet"]["spec"]
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_the_configuration_loads_without_a_word_to_say() -> None:
+    config = _load(_base())
+    assert (config.notices, config.without_effect) == ((), ())
+    assert config.node_name == "node-1"
+    assert config.detect_local.cluster_networks
+
+
+def test_the_probes_ask_where_the_configuration_serves() -> None:
+    objects = _base()
+    servers = _load(objects).servers
+    assert servers.health is not None
+    assert str(servers.health.address) == "0.0.0.0", "the kubelet asks the node's address"
+    probes = {name: _container(objects)[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")}
+    assert {probe["port"] for probe in probes.values()} == {servers.health.port}
+    assert [probe["path"] for probe in probes.values()] == ["/livez", "/healthz"]
+
+
+async def test_the_kubeconfig_is_one_that_the_source_can_use(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "token").write_text("a-token")
+    text = str(_base()["ConfigMap"]["data"]["kubeconfig.conf"])
+    assert f"{TOKENS}/ca.crt" in text
+    # The authority's certificate is left out: reading it would need a real one.
+    document = yaml.safe_load(text.replace(TOKENS, str(tmp_path)))
+    del document["clusters"][0]["cluster"]["certificate-authority"]
+    kubeconfig = tmp_path / "kubeconfig.conf"
+    kubeconfig.write_text(yaml.safe_dump(document))
+    source = watch.KubernetesSource(node_name="node-1", kubeconfig=str(kubeconfig))
+    await source.check()
+    assert source.describe() == "API server https://control-plane.example.com:6443"
+
+
+def test_the_role_allows_exactly_what_is_listed_and_watched() -> None:
+    allowed = {
+        (group, resource, verb)
+        for rule in _base()["ClusterRole"]["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    asked = set()
+    for resource in reflector.resources("node-1").values():
+        # /api/v1/services, /apis/discovery.k8s.io/v1/endpointslices
+        _, top, *group, _, name = resource.path.split("/")
+        assert (top, len(group)) in {("api", 0), ("apis", 1)}
+        asked |= {("".join(group), name, verb) for verb in ("list", "watch")}
+    assert allowed == asked
+
+
+def test_the_role_is_bound_to_the_account_that_the_pods_run_under() -> None:
+    objects = _base()
+    account, binding = objects["ServiceAccount"]["metadata"], objects["ClusterRoleBinding"]
+    assert _pod(objects)["serviceAccountName"] == account["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}]
+    assert binding["roleRef"]["name"] == objects["ClusterRole"]["metadata"]["name"]
+    assert {objects[kind]["metadata"]["namespace"] for kind in ("DaemonSet", "ConfigMap", "ServiceAccount")} == {"kube-system"}
+
+
+def test_the_pod_runs_on_every_node_with_the_privileges_that_the_program_checks() -> None:
+    objects = _base()
+    pod, container = _pod(objects), _container(objects)
+    assert pod["hostNetwork"] is True
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    assert pod["priorityClassName"] == "system-node-critical"
+    assert container["securityContext"]["privileged"] is True
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert mounted == {"/run/xtables.lock"}, "nothing else of the host is writable"
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_beside_kube_proxy_only_labelled_nodes_are_ours_and_kube_proxy_keeps_off_exactly_those() -> None:
+    overlay = _kustomization("overlays/beside-kube-proxy")
+    assert (MANIFESTS / "overlays/beside-kube-proxy" / overlay["resources"][0]).resolve() == MANIFESTS / "base"
+    patches = [yaml.safe_load(patch["patch"]) for patch in overlay["patches"]]
+    base = _base()
+    for patch in patches:
+        assert patch["metadata"].items() <= base[patch["kind"]]["metadata"].items(), "kustomize would not find what to patch"
+    pod = next(patch for patch in patches if patch["kind"] == "DaemonSet")["spec"]["template"]["spec"]
+    (key, value), *_ = pod["nodeSelector"].items()
+    (off,) = _read("patches/keep-kube-proxy-off.yaml")
+    affinity = off["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": key, "operator": "NotIn", "values": [value]}]
+    assert pod["volumes"] == [{"name": "config", "configMap": {"name": "kube-proxy"}}]
+    assert any(patch.get("$patch") == "delete" and patch["kind"] == "ConfigMap" for patch in patches)
+
+
+def test_in_place_of_kube_proxy_the_command_is_the_same_as_in_our_own_daemon_set() -> None:
+    (patch,) = _read("patches/replace-kube-proxy.yaml")
+    (container,) = patch["spec"]["template"]["spec"]["containers"]
+    assert container["name"] == "kube-proxy", "kubeadm's container has this name; another would be a second container"
+    assert container["command"] == _container(_base())["command"]
+    assert container["image"] == f"ipvsproxy:{importlib.metadata.version('ipvsproxy')}"
+
+
+def _instructions() -> list[tuple[str, str]]:
+    """The instructions of Containerfile, with their lines joined."""
+    lines = [line for line in (ROOT / "Containerfile").read_text().splitlines() if line and not line.startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", "").splitlines()
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined]
+
+
+def test_the_image_is_built_from_files_that_are_there() -> None:
+    copied = [argument.split() for name, argument in _instructions() if name == "COPY" and "--from" not in argument]
+    assert copied
+    for *sources, _ in copied:
+        assert all((ROOT / source).exists() for source in sources), sources
+
+
+def test_the_image_starts_the_command_that_the_package_installs_and_the_pods_use() -> None:
+    (entry,) = (json.loads(argument) for name, argument in _instructions() if name == "ENTRYPOINT")
+    scripts = importlib.metadata.entry_points(group="console_scripts", name=entry[0])
+    assert [script.value for script in scripts] == ["ipvsproxy.cli:main"]
+    assert _container(_base())["command"][0] == entry[0]
+
+
+def test_the_image_bears_the_version_of_the_package() -> None:
+    version = importlib.metadata.version("ipvsproxy")
+    (label,) = (argument for name, argument in _instructions() if name == "LABEL")
+    labels = dict(word.split("=", 1) for word in shlex.split(label))
+    assert labels["org.opencontainers.image.version"] == version
+    assert labels["org.opencontainers.image.licenses"] == importlib.metadata.metadata("ipvsproxy")["License-Expression"]
+    assert _kustomization("base")["images"] == [{"name": _container(_base())["image"], "newTag": version}]
+
+
+@pytest.mark.parametrize("program", [*iptables._COMMANDS.values(), "modprobe"])
+def test_the_image_holds_every_program_that_is_started(program: str) -> None:
+    packages = {"iptables": "iptables", "ip6tables": "iptables", "modprobe": "kmod"}
+    (install,) = (argument for name, argument in _instructions() if name == "RUN" and "apt-get install" in argument)
+    assert packages[program] in install.split()
+
+
+def test_the_health_check_asks_the_default_port_for_livez() -> None:
+    (check,) = (argument for name, argument in _instructions() if name == "HEALTHCHECK")
+    code = json.loads(check[check.index("[") :])[-1]
+    compile(code, "HEALTHCHECK", "exec")
+    health = load.load(["--proxy-mode=ipvs"], hostname="node-1", read_file=lambda _: b"").servers.health
+    assert health is not None
+    assert f"'127.0.0.1', {health.port}," in code
+    assert "'/livez'" in code
