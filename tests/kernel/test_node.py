@@ -1,0 +1,254 @@
+"""All drivers as one: who gets which operation, in which order, and what one that breaks down means to the others.
+
+The drivers are doubles here; ``test_contract`` has the real ones on a real kernel.
+"""
+
+import errno
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from ipvsproxy.kernel import node
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import (
+    DEVICE,
+    BoundAddress,
+    Connections,
+    Device,
+    Flow,
+    FlowCleaning,
+    InterfaceAddress,
+    IpSet,
+    ObservedVirtualServer,
+    RealServer,
+    SetEntry,
+    SetKind,
+    SkeletonImage,
+    Sysctl,
+    Timeouts,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
+from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from ipvsproxy.model.state import Observation
+from ipvsproxy.translate import skeleton, view
+from tests import builders
+
+KEY = builders.frontend("10.96.0.1", 80)
+BACKEND = builders.backend("10.244.0.5")
+ENTRY = SetEntry("KUBE-CLUSTER-IP", KEY.address, Protocol.TCP, 80)
+SETTINGS = VirtualServerSettings("rr")
+ON_ETH0 = builders.interface_address("eth0", builders.NODE_ADDRESS)
+IMAGES = {family: SkeletonImage(family=family, chains={}, jumps=frozenset()) for family in Family}
+ITEMS: Mapping[str, Sequence[Item]] = {
+    "ipvs": (VirtualServer(KEY, SETTINGS), RealServer(KEY, BACKEND), Timeouts(1, 2, 3)),
+    "ipset": (ENTRY, IpSet(SetKind.CLUSTER_IP, Family.IPV4)),
+    "addresses": (BoundAddress(KEY.address), Device(DEVICE)),
+    "sysctls": (Sysctl("net/ipv4/ip_forward", "1"),),
+    "iptables": (
+        skeleton.build_skeleton(Family.IPV4, view.Settings(), builders.node_view(), occupied=frozenset(), refused=frozenset()),
+    ),
+    "conntrack": (FlowCleaning(Flow(Family.IPV4, Protocol.UDP, KEY.address, 53), frozenset()),),
+}
+
+
+class Held(NamedTuple):
+    """What the ipset driver says of a set, as far as it matters here."""
+
+    entries: tuple[SetEntry, ...]
+
+
+class Kernel:
+    """What the doubles hold, say and were told. ``broken`` are those that can neither read nor apply."""
+
+    def __init__(self) -> None:
+        self.applied: list[tuple[str, list[Item]]] = []
+        self.asked: dict[str, object] = {}
+        self.closed: list[str] = []
+        self.broken: set[str] = set()
+
+    def check(self, name: str) -> None:
+        if name in self.broken:
+            raise KernelError(action=f"use {name}", errno=errno.ENOBUFS)
+
+
+class Double:
+    """Stands for any driver."""
+
+    foreign = 3
+
+    def __init__(self, name: str, kernel: Kernel, answer: Callable[..., Any]) -> None:
+        self._name = name
+        self._kernel = kernel
+        self._answer = answer
+
+    def observe(self, *arguments: Any) -> Any:
+        self._kernel.check(self._name)
+        self._kernel.asked[self._name] = arguments
+        return self._answer(*arguments)
+
+    def connections(self, keys: Collection[VirtualServerKey]) -> Any:
+        self._kernel.check(self._name)
+        return {KEY: {BACKEND: Connections(2, 1)}}
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        self._kernel.applied.append((self._name, [operation.item for operation in operations]))
+        self._kernel.check(self._name)
+        return [Outcome(operation, surprise=self._name == "ipset") for operation in operations]
+
+    def close(self) -> None:
+        self._kernel.closed.append(self._name)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """The kernel behind all drivers of nodes that are made in this test."""
+    kernel = Kernel()
+    answers: Mapping[str, Callable[..., Any]] = {
+        "Iptables": lambda family: IMAGES[family],
+        "Ipvs": lambda: {KEY: ObservedVirtualServer(SETTINGS, {BACKEND: 1})},
+        "Ipset": lambda names: {name: Held((ENTRY,)) for name in names},
+        "Address": lambda: (True, frozenset({KEY.address}), (ON_ETH0,)),
+        "Sysctl": lambda paths: dict.fromkeys(paths, "1"),
+        "Conntrack": lambda: None,
+    }
+    names = {"Address": "addresses", "Sysctl": "sysctls"}
+    for driver, answer in answers.items():
+        double = Double(names.get(driver, driver.lower()), kernel, answer)
+        monkeypatch.setattr(node, f"{driver}Driver", lambda *_, double=double, **__: double)
+    return kernel
+
+
+def new_node() -> node.NodeKernel:
+    return node.NodeKernel(skeleton.CHAINS, skeleton.JUMPS)
+
+
+def observe(target: node.NodeKernel) -> Observation:
+    return target.observe(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"])
+
+
+def operations(*items: Item) -> list[Operation]:
+    return [Operation(Verb.ADD, item) for item in items]
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_each_kind_goes_to_its_driver(kernel: Kernel, name: str) -> None:
+    asked = operations(*ITEMS[name])
+    outcomes = new_node().apply(asked)
+    assert kernel.applied == [(name, list(ITEMS[name]))]
+    assert [outcome.operation for outcome in outcomes] == asked
+
+
+def test_operations_go_out_in_their_order_in_runs_of_one_driver(kernel: Kernel) -> None:
+    (server, real_server, _), (entry, ip_set) = ITEMS["ipvs"], ITEMS["ipset"]
+    asked = operations(entry, ip_set, server, real_server, ENTRY._replace(port=81))
+    outcomes = new_node().apply(asked)
+    assert kernel.applied == [("ipset", [entry, ip_set]), ("ipvs", [server, real_server]), ("ipset", [ENTRY._replace(port=81)])]
+    assert [outcome.operation for outcome in outcomes] == asked
+    assert [outcome.surprise for outcome in outcomes] == [True, True, False, False, True], "outcomes are the drivers' own"
+
+
+def test_nothing_to_do_is_nothing_done(kernel: Kernel) -> None:
+    assert new_node().apply([]) == []
+    assert kernel.applied == []
+
+
+def test_a_driver_that_breaks_down_fails_its_run_only(kernel: Kernel) -> None:
+    kernel.broken = {"ipset"}
+    outcomes = new_node().apply(operations(ITEMS["ipvs"][0], ENTRY, ITEMS["ipset"][1], ITEMS["sysctls"][0]))
+    assert [bool(outcome.error) for outcome in outcomes] == [False, True, True, False]
+    assert {outcome.errno for outcome in outcomes if outcome.error} == {errno.ENOBUFS}
+    assert all("use ipset" in outcome.error for outcome in outcomes[1:3])
+
+
+def test_each_run_is_told_with_its_outcomes_and_its_duration(kernel: Kernel) -> None:
+    kernel.broken = {"ipset"}
+    told: list[tuple[list[bool], float]] = []
+    target = node.NodeKernel(
+        skeleton.CHAINS, skeleton.JUMPS, lambda outcomes, took_s: told.append(([bool(one.error) for one in outcomes], took_s))
+    )
+    target.apply(operations(*ITEMS["ipvs"], ENTRY))
+    assert [failed for failed, _ in told] == [[False] * 3, [True]]
+    assert all(took_s >= 0 for _, took_s in told)
+
+
+def test_all_that_is_there_is_observed(kernel: Kernel) -> None:
+    assert observe(new_node()) == Observation(
+        virtual_servers={KEY: ObservedVirtualServer(SETTINGS, {BACKEND: 1})},
+        foreign_virtual_servers=3,
+        sets={"KUBE-CLUSTER-IP": frozenset({ENTRY})},
+        device=True,
+        addresses=frozenset({KEY.address}),
+        interface_addresses=(ON_ETH0,),
+        skeletons=IMAGES,
+        sysctls={"net/ipv4/ip_forward": "1"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "lacking"),
+    [
+        ("ipvs", {"virtual_servers": None}),
+        ("ipset", {"sets": None}),
+        ("addresses", {"device": None, "addresses": None, "interface_addresses": None}),
+        ("iptables", {"skeletons": {}}),
+        ("sysctls", {"sysctls": None}),
+    ],
+)
+def test_a_part_that_cannot_be_read_is_none_with_its_reason_and_the_others_are_read(
+    kernel: Kernel, name: str, lacking: Mapping[str, object]
+) -> None:
+    complete = observe(new_node())
+    kernel.broken = {name}
+    seen = observe(new_node())
+    for field in ("virtual_servers", "sets", "device", "addresses", "interface_addresses", "skeletons", "sysctls"):
+        assert getattr(seen, field) == lacking.get(field, getattr(complete, field))
+    assert len(seen.errors) == (2 if name == "iptables" else 1), "one line per part, and rules are one part per family"
+    assert all(f"use {name}" in error for error in seen.errors)
+
+
+def test_only_what_was_asked_for_is_read(kernel: Kernel) -> None:
+    target = new_node()
+    seen = target.observe(["KUBE-LOOP-BACK"], [Family.IPV6], [])
+    assert kernel.asked["ipset"] == (["KUBE-LOOP-BACK"],)
+    assert kernel.asked["sysctls"] == ([],)
+    assert seen.skeletons == {Family.IPV6: IMAGES[Family.IPV6]}
+
+
+def test_addresses_of_other_interfaces_are_read_alone_and_a_failure_is_raised(kernel: Kernel) -> None:
+    target = new_node()
+    expected: tuple[InterfaceAddress, ...] = (ON_ETH0,)
+    assert target.interface_addresses() == expected
+    assert set(kernel.asked) == {"addresses"}
+    kernel.broken = {"addresses"}
+    with pytest.raises(KernelError, match="use addresses"):
+        target.interface_addresses()
+
+
+def test_connections_that_cannot_be_read_are_none(kernel: Kernel) -> None:
+    target = new_node()
+    unknown = builders.frontend("10.96.0.2", 80)
+    assert target.connections([KEY, unknown]) == {KEY: {BACKEND: Connections(2, 1)}, unknown: None}
+    kernel.broken = {"ipvs"}
+    assert target.connections([KEY]) == {KEY: None}
+
+
+def test_closing_closes_all_sockets(kernel: Kernel) -> None:
+    new_node().close()
+    assert sorted(kernel.closed) == ["addresses", "conntrack", "ipset", "ipvs"]
+
+
+def test_the_port_of_the_socket_that_changes_addresses_is_known(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[socket.socket] = []
+
+    def make_driver(open_socket: Callable[[int], socket.socket]) -> None:
+        opened.append(open_socket(socket.NETLINK_ROUTE))
+
+    monkeypatch.setattr(node, "AddressDriver", make_driver)
+    target = new_node()
+    with opened[0]:
+        assert target.ports == {opened[0].getsockname()[0]}

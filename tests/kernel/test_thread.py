@@ -1,0 +1,89 @@
+"""The thread that owns the kernel's sockets: one object, one thread, one call after the other."""
+
+import asyncio
+import threading
+
+import pytest
+
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.thread import KernelThread
+
+
+class Target:
+    """Notes in which thread it is used."""
+
+    def __init__(self) -> None:
+        self.threads = [threading.current_thread()]
+        self.calls: list[int] = []
+        self.is_waiting = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def note(self, number: int, *, wait: bool = False) -> int:
+        if wait:
+            self.is_waiting.set()
+            assert self.may_go_on.wait(10)
+        self.threads.append(threading.current_thread())
+        self.calls.append(number)
+        return number * 2
+
+    def fail(self) -> None:
+        raise KernelError(action="try", errno=1)
+
+
+async def test_object_and_calls_are_in_one_thread_that_is_not_the_loops() -> None:
+    thread = await KernelThread.start(Target)
+    assert [await thread.call(thread.target.note, number) for number in range(3)] == [0, 2, 4]
+    thread.stop()
+    assert len(set(thread.target.threads)) == 1
+    assert thread.target.threads[0] is not threading.current_thread()
+    assert thread.target.threads[0].name.startswith("kernel")
+
+
+async def test_calls_are_served_in_their_order_while_the_loop_goes_on() -> None:
+    thread = await KernelThread.start(Target)
+    calls = [asyncio.create_task(thread.call(thread.target.note, number, wait=True)) for number in range(5)]
+    await asyncio.sleep(0)
+    assert not any(call.done() for call in calls)
+    thread.target.may_go_on.set()
+    assert await asyncio.gather(*calls) == [0, 2, 4, 6, 8]
+    assert thread.target.calls == [0, 1, 2, 3, 4]
+    thread.stop()
+
+
+async def test_what_a_call_raises_is_raised_here_and_the_next_call_is_served() -> None:
+    thread = await KernelThread.start(Target)
+    with pytest.raises(KernelError):
+        await thread.call(thread.target.fail)
+    assert await thread.call(thread.target.note, 4) == 8
+    thread.stop()
+
+
+async def test_what_the_making_raises_is_raised_here_and_the_thread_ends() -> None:
+    makers: list[threading.Thread] = []
+
+    def make() -> Target:
+        makers.append(threading.current_thread())
+        raise KernelError(action="open", errno=1)
+
+    with pytest.raises(KernelError):
+        await KernelThread.start(make)
+    await asyncio.to_thread(makers[0].join, 10)
+    assert not makers[0].is_alive()
+
+
+async def test_stopping_ends_the_thread_after_the_call_that_runs_and_drops_those_that_wait() -> None:
+    thread = await KernelThread.start(Target)
+    target = thread.target
+    running = asyncio.create_task(thread.call(target.note, 1, wait=True))
+    waiting = asyncio.create_task(thread.call(target.note, 2))
+    await asyncio.to_thread(target.is_waiting.wait, 10)
+    thread.stop()
+    target.may_go_on.set()
+    assert await running == 2
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert target.calls == [1]
+    await asyncio.to_thread(target.threads[0].join, 10)
+    assert not target.threads[0].is_alive()
+    with pytest.raises(RuntimeError):
+        await thread.call(target.note, 3)
