@@ -211,3 +211,10 @@ def test_a_load_balancer_address_that_this_node_may_not_use_has_a_rule_in_its_fa
     assert list(reading.texts(reading.skeleton_of(state, family=Family.IPV6), "filter", "KUBE-IPVS-OUT-FILTER")) == [
         "-s 2001:db8::10/128 -m ipvs --vproto 6 --vaddr 2001:db8::10 --vport 80 -j DROP"
     ]
+
+
+def test_rules_for_refused_addresses_are_in_order_whatever_order_services_come_in() -> None:
+    keys = [builders.frontend("192.0.2.2", 80), builders.frontend("192.0.2.1", 80), builders.frontend("192.0.2.1", 443)]
+    view = builders.node_view()
+    one, other = (build_skeleton(Family.IPV4, Settings(), view, set(), refused) for refused in (keys, keys[::-1]))
+    assert one == other

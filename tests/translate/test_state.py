@@ -119,6 +119,12 @@ def test_a_pod_that_runs_beats_a_terminating_one_that_had_its_address() -> None:
         assert backends(state_of(local, *slices), CLUSTER_IP) == {"10.244.0.5:8080"}
 
 
+def test_slices_that_contradict_each_other_do_so_in_the_order_of_their_names() -> None:
+    one, two = (endpoint_slice(endpoint("10.244.0.5", node), suffix=node) for node in (builders.THIS_NODE, OTHER_NODE))
+    local = service(internal_local=True)
+    assert backends(state_of(local, one, two), CLUSTER_IP) == backends(state_of(local, two, one), CLUSTER_IP) == set()
+
+
 @pytest.mark.checklist(76)
 def test_ready_endpoints_are_real_servers_and_local_ones_are_in_the_hairpin_set() -> None:
     slices = endpoint_slice(

@@ -1,0 +1,48 @@
+"""The checklist itself: complete, and strict about what its markers say."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests import checklist
+
+pytest_plugins = ("pytester",)
+
+
+def test_every_case_has_a_number_and_a_title_of_its_own() -> None:
+    assert list(checklist.CASES) == list(range(1, 105))
+    assert len(set(checklist.CASES.values())) == 104
+
+
+@pytest.fixture(name="report")
+def _report(pytester: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
+    """What is printed when one test, of two parameters, carries these numbers."""
+
+    def report(numbers: str) -> str:
+        pytester.makeini(
+            "[pytest]\nasyncio_default_fixture_loop_scope = function\nmarkers =\n    checklist(*numbers): shows these cases\n"
+        )
+        path = pytester.makepyfile(
+            f"""
+            import pytest
+
+            @pytest.mark.checklist({numbers})
+            @pytest.mark.parametrize("value", [1, 2])
+            def test_of_a_case(value):
+                pass
+            """
+        )
+        assert checklist.main([str(path)]) == 1, "most cases have no test here"
+        return capsys.readouterr().out
+
+    return report
+
+
+def test_a_test_counts_once_for_each_of_its_cases(report: Callable[[str], str]) -> None:
+    printed = report("13, 14")
+    assert "2 of 104 cases have a test" in printed
+    assert printed.count("::test_of_a_case") == 2
+
+
+def test_a_number_that_no_case_has_is_named(report: Callable[[str], str]) -> None:
+    assert "there is no case 999: test_a_number_that_no_case_has_is_named.py::test_of_a_case" in report("999")
