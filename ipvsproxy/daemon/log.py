@@ -12,17 +12,14 @@ DEBUG_VERBOSITY = 4
 def set_up(*, json: bool, verbosity: int) -> None:
     """Configure structlog for the process. Text lines are logfmt: values are quoted and escaped, so none can forge a line."""
     level = logging.DEBUG if verbosity >= DEBUG_VERBOSITY else logging.INFO
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if json
-        else structlog.processors.LogfmtRenderer(key_order=("timestamp", "level", "event"), bool_as_flag=False)
-    )
+    logfmt = structlog.processors.LogfmtRenderer(key_order=("timestamp", "level", "event"), bool_as_flag=False)
+    renderers: list[structlog.typing.Processor] = [structlog.processors.JSONRenderer()] if json else [_printable_text, logfmt]
     shared: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
         _plain_values,
-        renderer,
+        *renderers,
     ]
     structlog.configure(
         processors=shared,
@@ -37,4 +34,12 @@ def _plain_values(_logger: object, _name: str, event: structlog.typing.EventDict
     for key, value in event.items():
         if isinstance(value, list | tuple | set | frozenset):
             event[key] = ",".join(map(str, value))
+    return event
+
+
+def _printable_text(_logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Carriage returns, escape sequences and the like as Python writes them: terminals and line readers act on them."""
+    for key, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            event[key] = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in value)
     return event

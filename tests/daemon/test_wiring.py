@@ -1,0 +1,140 @@
+"""What each part of the program is told of a configuration. That a line leads where it should is all there is to test."""
+
+import pytest
+
+from ipvsproxy.daemon import wiring
+from ipvsproxy.daemon.engine import EngineSettings
+from ipvsproxy.model.kernel import Sysctl, Timeouts
+from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.reconcile.reconciler import Policy
+from ipvsproxy.translate import view
+from tests import builders
+from tests.config import loading
+
+BOTH = {Family.IPV4: True, Family.IPV6: False}
+
+
+def translation(*flags: str) -> view.Settings:
+    return wiring.translation_settings(loading.from_flags(*flags), BOTH)
+
+
+def engine(*flags: str, kernel_version: tuple[int, int] = (6, 1), processors: int = 4, maximum: int = 0) -> EngineSettings:
+    return wiring.engine_settings(loading.from_flags(*flags), kernel_version, processors, maximum)
+
+
+def written(settings: EngineSettings) -> dict[str, str]:
+    return {setting.path: setting.value for setting in settings.sysctls}
+
+
+def test_defaults_are_those_of_translation() -> None:
+    assert translation() == view.Settings(random_fully=BOTH, bind_address=parse_address("0.0.0.0"), external_addresses=True)
+
+
+def test_only_families_with_a_program_are_served() -> None:
+    settings = wiring.translation_settings(loading.from_flags(), {Family.IPV6: True})
+    assert settings.families == {Family.IPV6}
+
+
+def test_choices_reach_translation() -> None:
+    settings = translation(
+        "--ipvs-scheduler=mh",
+        "--masquerade-all",
+        "--iptables-masquerade-bit=9",
+        "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56",
+        "--nodeport-addresses=10.0.0.0/8",
+        "--bind-address=10.1.2.3",
+        "--feature-gates=AllowServiceExternalIPs=false",
+    )
+    assert settings == view.Settings(
+        scheduler="mh",
+        masquerade_all=True,
+        masquerade_bit=9,
+        random_fully=BOTH,
+        cluster_networks=builders.networks("10.244.0.0/16", "fd00:10:244::/56"),
+        node_port_networks=builders.networks("10.0.0.0/8"),
+        bind_address=parse_address("10.1.2.3"),
+        external_addresses=False,
+    )
+
+
+def test_primary_node_ports_reach_translation() -> None:
+    assert translation("--nodeport-addresses=primary").node_port_primary
+
+
+@pytest.mark.parametrize(
+    ("flags", "mode", "interface"),
+    [
+        (["--detect-local-mode=NodeCIDR"], view.DetectLocal.NODE_CIDR, ""),
+        (["--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0"], view.DetectLocal.BRIDGE_INTERFACE, "cni0"),
+        (
+            ["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cali"],
+            view.DetectLocal.INTERFACE_NAME_PREFIX,
+            "cali",
+        ),
+    ],
+)
+def test_the_way_to_tell_local_pods_reaches_translation(flags: list[str], mode: view.DetectLocal, interface: str) -> None:
+    settings = translation(*flags)
+    assert (settings.detect_local, settings.local_interface) == (mode, interface)
+
+
+def test_name_and_excluded_ranges_reach_the_reconciler() -> None:
+    config = loading.from_flags("--hostname-override=node-a", "--ipvs-exclude-cidrs=198.51.100.0/24")
+    assert wiring.policy(config) == Policy(node_name="node-a", excluded=builders.networks("198.51.100.0/24"))
+
+
+def test_periods_and_timeouts_reach_the_loop() -> None:
+    settings = engine(
+        "--hostname-override=node-a",
+        "--ipvs-sync-period=20s",
+        "--ipvs-min-sync-period=3s",
+        "--ipvs-tcp-timeout=15m",
+        "--ipvs-udp-timeout=5m",
+    )
+    assert (settings.node_name, settings.audit_interval_s, settings.min_interval_s) == ("node-a", 20, 3)
+    assert settings.timeouts == Timeouts(900, 0, 300)
+
+
+def test_the_kernels_timeouts_are_left_alone_unless_one_is_set() -> None:
+    assert engine().timeouts is None
+    assert engine("--ipvs-tcpfin-timeout=2m").timeouts == Timeouts(0, 120, 0)
+
+
+def test_what_ipvs_needs_is_set() -> None:
+    settings = engine()
+    assert Sysctl("net/ipv4/vs/conntrack", "1") in settings.sysctls
+    assert Sysctl("net/ipv4/ip_forward", "1") in settings.sysctls
+    assert "net/ipv4/conf/all/arp_ignore" not in written(settings)
+    assert "net/ipv4/vs/conn_reuse_mode" not in written(settings)
+    assert written(engine(kernel_version=(5, 4)))["net/ipv4/vs/conn_reuse_mode"] == "0"
+    assert written(engine("--ipvs-strict-arp"))["net/ipv4/conf/all/arp_ignore"] == "1"
+
+
+def test_connection_tracking_is_set_as_asked_for_and_by_the_size_of_the_host() -> None:
+    settings = written(
+        engine(
+            "--conntrack-max-per-core=50000",
+            "--conntrack-min=1000",
+            "--conntrack-tcp-timeout-established=10m",
+            "--conntrack-tcp-timeout-close-wait=20s",
+            "--conntrack-tcp-be-liberal",
+            "--conntrack-udp-timeout=30s",
+            "--conntrack-udp-timeout-stream=40s",
+        )
+    )
+    found = {
+        path.removeprefix("net/netfilter/nf_conntrack_"): value for path, value in settings.items() if "nf_conntrack" in path
+    }
+    assert found == {
+        "max": "200000",
+        "tcp_timeout_established": "600",
+        "tcp_timeout_close_wait": "20",
+        "tcp_be_liberal": "1",
+        "udp_timeout": "30",
+        "udp_timeout_stream": "40",
+    }
+
+
+def test_a_larger_conntrack_maximum_than_ours_is_left_alone() -> None:
+    assert written(engine(processors=2))["net/netfilter/nf_conntrack_max"] == "131072"
+    assert "net/netfilter/nf_conntrack_max" not in written(engine(processors=2, maximum=131072))
