@@ -5,12 +5,9 @@
 tools, never through ipvsproxy's drivers: what they agree on is not our own mistake twice.
 """
 
-import email.message
 import importlib
 import json
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -242,61 +239,6 @@ def _rule_text(label: str, iptables: Mapping[str, list[str]]) -> str:
             lines += rules
         lines.append("COMMIT")
     return "\n".join(lines) + "\n"
-
-
-def read_health(ports: Iterable[int] = ()) -> State:
-    """The ``health`` and ``health_check_node_ports`` sections, asked from this namespace."""
-    addresses = ("127.0.0.1", "172.18.0.2", "fc00:f853:ccd::2")
-    health: State = {}
-    for path in ("10249/configz", "10249/healthz", "10249/nothing", "10249/proxyMode", "10256/", "10256/healthz", "10256/livez"):
-        answer = _fetch(f"127.0.0.1:{path}")
-        if path in {"10249/configz", "10249/nothing", "10256/"}:
-            answer.pop("body", None)
-        answer.pop("headers", None)
-        health[path] = answer
-    for address in addresses:
-        for name, path in (("healthz", "10256/healthz"), ("metrics", "10249/metrics")):
-            health[f"{name} port on {address}"] = _fetch(f"{_host(address)}:{path}")["code"]
-    listeners: State = {}
-    for address in addresses:
-        for port in ports:
-            answer = _fetch(f"{_host(address)}:{port}/")
-            answer.pop("content_type", None)
-            listeners[f"{address} port {port}"] = answer
-    return {"health": health, "health_check_node_ports": listeners}
-
-
-def _host(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
-
-
-def _fetch(where: str) -> State:
-    try:
-        with urllib.request.urlopen(f"http://{where}", timeout=5) as response:
-            return _answer(response.status, response.headers, response.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return _answer(error.code, error.headers, error.read())
-    except urllib.error.URLError as error:
-        return {"code": "refused" if isinstance(error.reason, ConnectionRefusedError) else str(error.reason)}
-
-
-def _answer(code: int, headers: email.message.Message, body: bytes) -> State:
-    content_type = headers.get("Content-Type", "")
-    answer: State = {"code": code, "content_type": content_type}
-    if content_type.startswith("application/json"):
-        answer["body"] = _without_times(json.loads(body))
-    else:
-        answer["body"] = body.decode().strip()
-    names = ("Content-Type", "X-Content-Type-Options", "X-Load-Balancing-Endpoint-Weight")
-    answer["headers"] = {name: headers[name] for name in names if name in headers}
-    return answer
-
-
-def _without_times(body: Any) -> Any:
-    if isinstance(body, dict):
-        return {key: "TIME" if key in {"currentTime", "lastUpdated"} else _without_times(value) for key, value in body.items()}
-    return body
 
 
 def differences(

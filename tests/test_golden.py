@@ -5,7 +5,6 @@ Each test is one section of one phase of one profile; a failure lists the rows t
 """
 
 import functools
-import importlib.util
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,17 +12,16 @@ from typing import Any
 
 import pytest
 
-from tests import golden_fixtures, golden_state, lab, program
+from tests import golden_fixtures, golden_http, golden_state, lab, program
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 
 PHASES = {"default": ("P0", "P1", "P2")}
-HTTP_SECTIONS = ("health", "health_check_node_ports") if importlib.util.find_spec("ipvsproxy.daemon.web") else ()
 CASES = [
     (profile, phase, section)
     for profile in golden_fixtures.profiles()
     for phase in PHASES.get(profile, ("P0",))
-    for section in (*golden_state.KERNEL_SECTIONS, *HTTP_SECTIONS, *(("graceful_termination",) if phase == "P1" else ()))
+    for section in (*golden_state.KERNEL_SECTIONS, *golden_http.SECTIONS, *(("graceful_termination",) if phase == "P1" else ()))
 ]
 PROBES: Mapping[str, Any] = golden_fixtures.recording("default", "probes")
 
@@ -122,10 +120,7 @@ def _settle(running: program.Program, profile: str, phase: str) -> State:
         return not draining and len(seen) > QUIET_LOOKS and all(state == seen[-1] for state in seen[-QUIET_LOOKS:])
 
     running.wait_until(is_settled, f"settled in {phase}", 2 * SETTLED_WITHIN_S)
-    if not HTTP_SECTIONS:
-        return seen[-1]
-    ports = sorted({int(row.rpartition(" ")[2]) for row in recorded["health_check_node_ports"]})
-    return seen[-1] | golden_state.read_health(ports)
+    return seen[-1] | golden_http.read_answers(recorded)
 
 
 def _report(profile: str, phase: str, observed: State, sections: Iterable[str]) -> list[str]:
