@@ -195,7 +195,7 @@ def test_thousands_of_operations_with_some_surprises_have_their_own_outcomes(dri
         done += operations(Verb.ADD, one)
         done += operations(Verb.ADD, *(real(one, f"10.1.0.{number}") for number in range(1, 5)))
     assert len(done) > 2 * netlink.CHUNK_LIMIT
-    there = [0, 3, 999, 1000, 1001, 2999]
+    there = [0, 3, netlink.CHUNK_LIMIT - 1, netlink.CHUNK_LIMIT, netlink.CHUNK_LIMIT + 1, 2999]
     driver.apply([Operation(Verb.ADD, server_of(done[position], servers)) for position in there])
     driver.apply([done[position] for position in there])
     outcomes = driver.apply(done)
