@@ -1,0 +1,41 @@
+"""README and docs/ say nothing that the repository contradicts: links, files, flags and log lines are there.
+
+Left out: whether what they explain is understood, and the outputs that README shows, which are copies.
+"""
+
+import pathlib
+import re
+
+import pytest
+
+from ipvsproxy.config import catalogue
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+SOURCES = "\n".join(path.read_text() for path in sorted((ROOT / "ipvsproxy").rglob("*.py")))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_leads_to_a_file(document: pathlib.Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)", document.read_text())
+    assert [link for link in links if not link.startswith("https://") and not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_of_ours_that_is_named_is_there(document: pathlib.Path) -> None:
+    named = re.findall(r"\b(?:manifests|scripts|tests|docs)/[\w./-]*[\w-]", document.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_flag_that_running_explains_exists() -> None:
+    named = set(re.findall(r"--([a-z][a-z-]*[a-z])", (ROOT / "docs/running.md").read_text()))
+    assert named - catalogue.BY_FLAG.keys() == set()
+
+
+def test_every_log_line_that_running_explains_is_written() -> None:
+    text = (ROOT / "docs/running.md").read_text()
+    table = text[text.index("| event | meaning |") : text.index("## What it answers")]
+    firsts = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
+    events = [event for first in firsts for event in re.findall(r"`([^`]+)`", first)]
+    assert len(events) > 10
+    assert [event for event in events if f'"{event}"' not in SOURCES] == []
