@@ -27,6 +27,9 @@ class Family(enum.IntEnum):
         return 32 if self is Family.IPV4 else 128
 
 
+_FAMILIES = {4: Family.IPV4, 16: Family.IPV6}
+
+
 class Protocol(enum.IntEnum):
     """A transport protocol that a Service port may have; the value is the IP protocol number."""
 
@@ -48,7 +51,7 @@ class Address(bytes):
     @property
     def family(self) -> Family:
         """The family that the length tells."""
-        return Family.IPV4 if len(self) == 4 else Family.IPV6  # noqa: PLR2004 - the length of an IPv4 address
+        return _FAMILIES[len(self)]
 
     @property
     def is_loopback(self) -> bool:

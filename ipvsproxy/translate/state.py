@@ -23,7 +23,7 @@ from ipvsproxy.model.kernel import (
     network_entry,
 )
 from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServicePort
+from ipvsproxy.model.service import Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate import topology
 from ipvsproxy.translate.view import NodeView, Settings
@@ -33,6 +33,7 @@ _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
     Protocol.UDP: (SetKind.NODE_PORT_UDP, SetKind.NODE_PORT_LOCAL_UDP),
     Protocol.SCTP: (SetKind.NODE_PORT_SCTP, SetKind.NODE_PORT_LOCAL_SCTP),
 }
+_NO_FAMILY: frozenset[Family] = frozenset()
 _NAMES: Mapping[tuple[Family, SetKind], str] = {(family, kind): IpSet(kind, family).name for family in Family for kind in SetKind}
 
 
@@ -41,11 +42,15 @@ def translate(service: Service, slices: Iterable[EndpointSlice], view: NodeView,
     owner = Owner(service.created_s, *service.name)
     if service.not_served:
         return ServiceState(owner=owner, skipped=(service.not_served, *service.skipped))
-    ordered = sorted(slices, key=lambda item: item.name)
-    families = [_FamilyState(service, address, view, settings) for address in service.cluster_addresses]
-    served = [item for item in families if item.family in settings.families]
-    for item in served:
-        item.add([one for one in ordered if one.family is item.family])
+    ordered = sorted(slices, key=_name_of)
+    served = []
+    for address in service.cluster_addresses:
+        if address.family in settings.families:
+            item = _FamilyState(service, owner, address, view, settings)
+            item.add([one for one in ordered if one.family is item.family])
+            served.append(item)
+    if len(served) == 1:
+        return served[0].whole(service.skipped)
     return ServiceState(
         owner=owner,
         virtual_servers={key: value for item in served for key, value in item.virtual_servers.items()},
@@ -63,21 +68,19 @@ def translate(service: Service, slices: Iterable[EndpointSlice], view: NodeView,
 class _FamilyState:
     """What a Service wants in one family, while it is being put together."""
 
-    def __init__(self, service: Service, cluster_address: Address, view: NodeView, settings: Settings) -> None:
+    def __init__(self, service: Service, owner: Owner, cluster_address: Address, view: NodeView, settings: Settings) -> None:
         self.family = family = cluster_address.family
-        self.owner = Owner(service.created_s, *service.name)
+        self.owner = owner
         self.service = service
         self.view = view
         self.settings = settings
         self.cluster_address = cluster_address
-        external = service.external_addresses if settings.external_addresses else ()
-        self.external_addresses = [address for address in external if address.family is family]
-        self.load_balancer_addresses = [address for address in service.load_balancer_addresses if address.family is family]
+        external = _of(family, service.external_addresses)
+        self.load_balancer_addresses = _of(family, service.load_balancer_addresses)
         # The policies look at spec.externalIPs even where the feature gate keeps them from being programmed.
-        self.has_external_address = any(
-            address.family is family for address in (*service.external_addresses, *service.load_balancer_addresses)
-        )
-        ranges = [item for item in service.source_ranges if item.family is family]
+        self.has_external_address = bool(external or self.load_balancer_addresses)
+        self.external_addresses = external if settings.external_addresses else []
+        ranges = [item for item in service.source_ranges if item.family is family] if service.source_ranges else []
         self.source_ranges: list[Network] = [] if any(item.prefix_length == 0 for item in ranges) else ranges
         self.virtual_server_settings = _settings(service, settings)
 
@@ -90,27 +93,41 @@ class _FamilyState:
         self.without_local_internal = False
         self.without_local_external = False
 
+    def whole(self, skipped: tuple[Skipped, ...]) -> ServiceState:
+        """All of it, for a Service of this family alone."""
+        return ServiceState(
+            owner=self.owner,
+            virtual_servers=self.virtual_servers,
+            entries=tuple(self.entries),
+            addresses=tuple(self.addresses),
+            refused=tuple(self.refused),
+            flows=self.flows,
+            local_endpoints=self.local_endpoints,
+            without_local_internal=frozenset((self.family,)) if self.without_local_internal else _NO_FAMILY,
+            without_local_external=frozenset((self.family,)) if self.without_local_external else _NO_FAMILY,
+            skipped=skipped,
+        )
+
     def add(self, slices: list[EndpointSlice]) -> None:
         """Add every port, and the health check."""
-        endpoints: Mapping[RealServerKey, Endpoint] = {}
         local_ready: set[Address] = set()
         for port in self.service.ports:
             endpoints = _endpoints(slices, port)
-            self._add_port(port, endpoints)
-            local_ready.update(
-                endpoint.address for endpoint in endpoints.values() if endpoint.ready and endpoint.node_name == self.view.name
-            )
+            local = {key: endpoint for key, endpoint in endpoints.items() if endpoint.node_name == self.view.name}
+            self._add_port(port, endpoints, local)
+            local_ready.update(endpoint.address for endpoint in local.values() if endpoint.ready)
         if self.service.health_check_node_port:
             port_number = self.service.health_check_node_port
             self._enter(SetKind.HEALTH_CHECK_NODE_PORT, port=port_number)
             listener = HealthListener(self.family, port_number, self.service.name)
             self.local_endpoints[listener] = len(local_ready)
 
-    def _add_port(self, port: ServicePort, endpoints: Mapping[RealServerKey, Endpoint]) -> None:
-        for key, endpoint in endpoints.items():
-            if endpoint.node_name == self.view.name:
-                # A pod that reaches itself through a service address must not see its own address as the client's.
-                self._enter(SetKind.LOOP_BACK, key.address, port.protocol, key.port, key.address)
+    def _add_port(
+        self, port: ServicePort, endpoints: Mapping[RealServerKey, Endpoint], local_endpoints: Iterable[RealServerKey]
+    ) -> None:
+        for key in local_endpoints:
+            # A pod that reaches itself through a service address must not see its own address as the client's.
+            self._enter(SetKind.LOOP_BACK, key.address, port.protocol, key.port, key.address)
         internal, external = self._choose(port, endpoints)
         self._serve(self.cluster_address, port, internal)
         self._enter(SetKind.CLUSTER_IP, self.cluster_address, port.protocol, port.port)
@@ -210,6 +227,14 @@ class _FamilyState:
         self.entries[SetEntry(_NAMES[self.family, kind], address, protocol, port, other)] = None
 
 
+def _name_of(item: EndpointSlice) -> EndpointSliceName:
+    return item.name
+
+
+def _of(family: Family, addresses: tuple[Address, ...]) -> list[Address]:
+    return [address for address in addresses if address.family is family] if addresses else []
+
+
 def _settings(service: Service, settings: Settings) -> VirtualServerSettings:
     """kube-proxy asks for ``mh-port`` with mh, and for no scheduler flag otherwise."""
     flags = SCHEDULER_PORT if settings.scheduler == "mh" else 0
@@ -226,9 +251,11 @@ def _endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Mapping[Re
     """
     found: dict[RealServerKey, Endpoint] = {}
     for item in slices:
-        for number in (one.port for one in item.ports if one.name == port.name and one.protocol is port.protocol):
-            for endpoint in item.endpoints:
-                key = RealServerKey(endpoint.address, number)
-                if not endpoint.terminating or key not in found:
-                    found[key] = endpoint
+        for one in item.ports:
+            if one.name == port.name and one.protocol is port.protocol:
+                number = one.port
+                for endpoint in item.endpoints:
+                    key = RealServerKey(endpoint.address, number)
+                    if not endpoint.terminating or key not in found:
+                        found[key] = endpoint
     return found
