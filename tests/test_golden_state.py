@@ -1,7 +1,6 @@
 """Reading the kernel's state in the form of the recordings, and putting a recording into the kernel.
 
-The recordings themselves prove both ways at once: what is put back must be read as it was recorded. The reading of HTTP answers
-is covered by the tests that compare a running program with the recordings.
+The recordings themselves prove both ways at once: what is put back must be read as it was recorded.
 """
 
 import copy
