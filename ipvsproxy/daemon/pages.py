@@ -79,7 +79,7 @@ def configz(document: Mapping[str, object]) -> Answer:
 
 
 def render_time(epoch_s: float) -> str:
-    """RFC 3339 in UTC with up to nine digits after the point, less trailing zeros, as Go writes it."""
-    seconds, nanoseconds = divmod(round(epoch_s * 1e9), 10**9)
-    fraction = f".{nanoseconds:09d}".rstrip("0") if nanoseconds else ""
+    """RFC 3339 in UTC with as many digits after the point as it needs, as Go writes it; microseconds at most."""
+    seconds, microseconds = divmod(round(epoch_s * 1e6), 10**6)
+    fraction = f".{microseconds:06d}".rstrip("0") if microseconds else ""
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}{fraction}Z"

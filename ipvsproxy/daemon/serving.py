@@ -20,7 +20,7 @@ class Serving:
         self._config = config
         self._status = status
         self._metrics = metrics
-        self._health_checks = HealthChecks(is_healthy=lambda: status.is_healthy, open_listener=_open_listener)
+        self._health_checks = HealthChecks(is_healthy=lambda: status.is_healthy, open_listener=open_listener)
 
     def queued(self, now: float) -> None:
         """There is something to do."""
@@ -77,7 +77,9 @@ class Serving:
                 return pages.NOT_FOUND_PAGE
 
 
-async def _open_listener(address: Address, port: int, answer: Callable[[], Answer]) -> web.Listener:
+async def open_listener(address: Address, port: int, answer: Callable[[], Answer]) -> web.Listener:
+    """A health-check port: one answer for any request; as ``healthchecks.Open`` says."""
+
     async def respond(_request: web.Request) -> Answer:
         return answer()
 

@@ -1,0 +1,152 @@
+"""The two servers and the health-check ports together, over real HTTP, fed as the loop feeds them."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ipvsproxy.config.settings import ListenAddress, Servers
+from ipvsproxy.daemon import web
+from ipvsproxy.daemon.measure import Sources
+from ipvsproxy.daemon.metrics import Metrics
+from ipvsproxy.daemon.serving import Serving
+from ipvsproxy.daemon.status import Status
+from ipvsproxy.daemon.store import Store
+from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from tests import builders, golden_fixtures
+from tests.config import loading
+from tests.daemon import http_client
+from tests.daemon.summaries import Clock, summary
+
+pytestmark = pytest.mark.timeout(30)
+
+BOTH = (Family.IPV4, Family.IPV6)
+LOOPBACK = parse_address("127.0.0.1")
+ANYWHERE = ListenAddress(LOOPBACK, 0)
+RECORDED = golden_fixtures.recording("default", "P0")["health"]
+
+
+class Node:
+    """A node that serves two ports of loopback."""
+
+    def __init__(self, servers: Servers | None = None) -> None:
+        self.clock = Clock()
+        self.status = Status(families=BOTH, sync_period_s=30, clock=self.clock, wall_clock=lambda: 1_795_255_200.0)
+        self.status.node = builders.node()
+        self.metrics = Metrics()
+        config = loading.from_flags("--ipvs-scheduler=wrr")
+        self.serving = Serving(dataclasses.replace(config, servers=servers or config.servers), self.status, self.metrics)
+        reconciler = Reconciler(Policy(node_name="node-a"))
+        sources = Sources(reconciler=reconciler, store=Store(started_s=0), status=self.status, clock=self.clock)
+        self.metrics.show(BOTH, sources)
+
+    def sync(self) -> None:
+        self.serving.queued(self.clock.now)
+        self.serving.syncing(self.clock.now)
+        self.serving.synced(summary())
+
+
+@contextlib.asynccontextmanager
+async def _health(node: Node) -> AsyncIterator[int]:
+    listener = await web.listen(LOOPBACK, 0, node.serving.answer_health)
+    yield listener.port
+    await listener.close()
+
+
+@contextlib.asynccontextmanager
+async def _metrics(node: Node) -> AsyncIterator[int]:
+    listener = await web.listen(LOOPBACK, 0, node.serving.answer_metrics)
+    yield listener.port
+    await listener.close()
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/livez", "/"])
+async def test_the_health_server_answers_as_recorded(path: str) -> None:
+    node = Node()
+    node.sync()
+    recorded = RECORDED[f"10256{path}"]
+    async with _health(node) as port:
+        seen = await http_client.ask(port, path)
+    assert (seen.status, seen.headers["Content-Type"]) == (recorded["code"], recorded["content_type"])
+    if "body" in recorded:
+        time = '"2026-11-21T10:00:00Z"'
+        assert json.loads(seen.body.decode().replace(time, '"TIME"')) == recorded["body"]
+        assert seen.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/proxyMode", "/configz", "/nothing"])
+async def test_the_metrics_server_answers_as_recorded(path: str) -> None:
+    recorded = RECORDED[f"10249{path}"]
+    async with _metrics(Node()) as port:
+        seen = await http_client.ask(port, path)
+    assert (seen.status, seen.headers["Content-Type"]) == (recorded["code"], recorded["content_type"])
+    if "body" in recorded:
+        assert seen.body.decode() == recorded["body"]
+
+
+async def test_a_page_that_is_not_there_is_told_as_go_tells_it() -> None:
+    async with _metrics(Node()) as port:
+        assert (await http_client.ask(port, "/nothing")).body == b"404 page not found\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/healthz/ping", b"ok"), ("/healthz?verbose", b"[+]ping ok\nhealthz check passed\n")]
+)
+async def test_the_metrics_server_tells_that_it_answers(path: str, body: bytes) -> None:
+    async with _metrics(Node()) as port:
+        assert (await http_client.ask(port, path)).body == body
+
+
+async def test_configz_shows_the_configuration_in_force() -> None:
+    async with _metrics(Node()) as port:
+        document = json.loads((await http_client.ask(port, "/configz")).body)
+    shown = document["kubeproxy.config.k8s.io"]
+    assert (shown["apiVersion"], shown["kind"]) == ("kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration")
+    assert shown["ipvs"]["scheduler"] == "wrr"
+
+
+async def test_answers_of_the_health_server_can_be_scraped() -> None:
+    node = Node()
+    async with _health(node) as health, _metrics(node) as metrics:
+        assert (await http_client.ask(health, "/healthz")).status == 503
+        node.sync()
+        assert (await http_client.ask(health, "/healthz")).status == 200
+        assert (await http_client.ask(health, "/livez")).status == 200
+        page = (await http_client.ask(metrics, "/metrics")).body.decode()
+    assert 'kubeproxy_proxy_healthz_total{code="503"} 1.0' in page
+    assert 'kubeproxy_proxy_healthz_total{code="200"} 1.0' in page
+    assert 'kubeproxy_proxy_livez_total{code="200"} 1.0' in page
+
+
+async def test_a_process_that_is_about_to_stop_is_unavailable_on_both_paths() -> None:
+    node = Node()
+    node.sync()
+    node.status.stop()
+    async with _health(node) as port:
+        for path in ("/healthz", "/livez"):
+            assert (await http_client.ask(port, path)).status == 503
+
+
+async def test_a_server_without_an_address_is_not_there_and_health_check_ports_are_all_the_same() -> None:
+    both, none = Node(Servers(health=ANYWHERE, metrics=ANYWHERE)), Node(Servers(health=None, metrics=None))
+    assert [_count(node.serving) for node in (both, none)] == [3, 1]
+
+
+async def test_a_taken_address_is_the_end_where_the_configuration_says_so() -> None:
+    async with _health(Node()) as taken:
+        node = Node(Servers(health=ListenAddress(LOOPBACK, taken), metrics=None, bind_hard_fail=True))
+        health, checks = node.serving.servers()
+        checks.close()
+        with pytest.raises(web.BindError, match=f"the health server can not listen on 127.0.0.1:{taken}"):
+            await health
+
+
+def _count(serving: Serving) -> int:
+    """How many servers there are, none of which is run."""
+    servers = list(serving.servers())
+    for server in servers:
+        server.close()
+    return len(servers)
