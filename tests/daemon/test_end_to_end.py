@@ -1,0 +1,261 @@
+"""From an API server over real HTTP to a kernel in memory, through the real source, store and loop.
+
+Whatever happens on the way, the kernel ends up as what the server holds then makes it, computed from scratch.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import pathlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+
+from ipvsproxy.daemon import watch
+from ipvsproxy.daemon.reflector import Trouble
+from ipvsproxy.daemon.store import Store
+from ipvsproxy.model.service import ObjectKind
+from ipvsproxy.translate import decode
+from tests import api_server, api_store, builders, memory_node
+from tests.api_server import ApiServer, Refusal
+from tests.api_store import ENDPOINT_SLICES, NODES, RESOURCES, SERVICES, Object
+from tests.daemon.test_watch import pace, running_task
+
+KIND_OF: Mapping[api_store.Resource, ObjectKind] = {resource: ObjectKind(resource.kind) for resource in RESOURCES}
+SELECTORS: Mapping[api_store.Resource, Mapping[str, str]] = {
+    SERVICES: {"labelSelector": "!service.kubernetes.io/service-proxy-name", "fieldSelector": "spec.clusterIP!=None"},
+    ENDPOINT_SLICES: {"labelSelector": "!service.kubernetes.io/headless"},
+    NODES: {"fieldSelector": f"metadata.name={builders.THIS_NODE}"},
+}
+DEADLINE_S = 20
+
+
+def service(name: str, number: int, **spec: Any) -> Object:
+    ports = [{"name": "http", "port": 80, "protocol": "TCP"}, {"name": "dns", "port": 53, "protocol": "UDP"}]
+    addresses = [f"10.96.0.{number}", f"fd00:96::{number}"]
+    return {
+        "metadata": {"name": name},
+        "spec": {"type": "ClusterIP", "clusterIP": addresses[0], "clusterIPs": addresses, "ports": ports} | spec,
+    }
+
+
+def endpoint_slice(service_name: str, suffix: str, *addresses: str, **labels: str) -> Object:
+    return {
+        "metadata": {"name": f"{service_name}-{suffix}", "labels": {"kubernetes.io/service-name": service_name} | labels},
+        "addressType": "IPv6" if ":" in "".join(addresses) else "IPv4",
+        "endpoints": [{"addresses": [address], "conditions": {"ready": True}, "nodeName": "node-a"} for address in addresses],
+        "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}, {"name": "dns", "port": 5353, "protocol": "UDP"}],
+    }
+
+
+def node(zone: str = "zone-a", *addresses: str) -> Object:
+    texts = addresses or (builders.NODE_ADDRESS, memory_node.NODE_ADDRESS_V6)
+    return {
+        "metadata": {"name": builders.THIS_NODE, "labels": {"topology.kubernetes.io/zone": zone}},
+        "status": {"addresses": [{"type": "InternalIP", "address": text} for text in texts]},
+    }
+
+
+@dataclasses.dataclass
+class World:
+    """An API server, a node that follows it, and what its source had trouble with."""
+
+    server: ApiServer
+    node: memory_node.MemoryNode
+    troubles: list[Trouble]
+
+    async def watched(self) -> None:
+        """All kinds are watched."""
+        for resource in RESOURCES:
+            await self.server.watched(resource)
+
+    def wanted(self) -> memory_node.Contents:
+        """What the kernel must hold for what the server holds now."""
+        store = Store(started_s=0)
+        for resource, kind in KIND_OF.items():
+            matches = api_store.selector(SELECTORS[resource])
+            page = decode.decode_list(kind, json.dumps(self.server.store.page(resource, matches)).encode())
+            store.deliver(page.events, 0)
+        return memory_node.from_scratch(store, self.node.settings, self.node.kernel)
+
+    async def in_force(self) -> None:
+        """The kernel holds what the server's objects want, and nothing is left to do."""
+        async with asyncio.timeout(DEADLINE_S):
+            await self.node.watcher.until(lambda: memory_node.contents(self.node.kernel) == self.wanted())
+        assert self.node.engine.reconciler.pending == 0
+        assert not self.node.engine.reconciler.plan(asyncio.get_running_loop().time()).operations
+
+
+@contextlib.asynccontextmanager
+async def following(server: ApiServer, kubeconfig: str) -> AsyncIterator[World]:
+    node_here = memory_node.MemoryNode()
+    troubles: list[Trouble] = []
+    source = watch.KubernetesSource(
+        node_name=builders.THIS_NODE,
+        kubeconfig=kubeconfig,
+        on_restart=lambda _, trouble: troubles.append(trouble),
+        pace=pace([]),
+    )
+    async with node_here.running(), running_task(source.run(node_here.deliver)):
+        yield World(server, node_here, troubles)
+
+
+def fill(server: ApiServer) -> None:
+    server.put(NODES, node())
+    for number in range(1, 8):
+        server.put(SERVICES, service(f"web-{number}", number))
+        server.put(ENDPOINT_SLICES, endpoint_slice(f"web-{number}", "v4", f"10.244.0.{number}", f"10.244.1.{number}"))
+        server.put(ENDPOINT_SLICES, endpoint_slice(f"web-{number}", "v6", f"fd00:244::{number}"))
+
+
+@pytest.fixture
+async def world(tmp_path: pathlib.Path) -> AsyncIterator[World]:
+    """A node on which seven Services are in force and all is watched."""
+    async with ApiServer() as server:
+        fill(server)
+        async with following(server, api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)) as world:
+            await world.in_force()
+            await world.watched()
+            assert len(world.node.kernel.virtual_servers) == 7 * 2 * 2
+            yield world
+
+
+async def test_what_is_put_changed_and_deleted_is_in_force(world: World) -> None:
+    server = world.server
+    server.put(SERVICES, service("new", 20))
+    server.put(ENDPOINT_SLICES, endpoint_slice("new", "v4", "10.244.0.20"))
+    await world.in_force()
+    server.put(SERVICES, service("new", 20, sessionAffinity="ClientIP"))
+    server.put(ENDPOINT_SLICES, endpoint_slice("new", "v4", "10.244.0.20", "10.244.0.21"))
+    await world.in_force()
+    server.delete(SERVICES, "new")
+    server.delete(ENDPOINT_SLICES, "web-1-v4")
+    await world.in_force()
+    server.put(SERVICES, service("web-2", 2, type="ExternalName", externalName="example.org", clusterIP="", clusterIPs=[]))
+    await world.in_force()
+
+
+async def test_node_ports_follow_the_node_that_the_server_describes(world: World) -> None:
+    ports = [{"name": "http", "port": 80, "protocol": "TCP", "nodePort": 30080}]
+    world.server.put(SERVICES, service("web-1", 1, type="NodePort", ports=ports))
+    await world.in_force()
+    assert builders.frontend(builders.NODE_ADDRESS, 30080) in world.node.kernel.virtual_servers
+    world.server.put(NODES, node("zone-b"))
+    world.server.put(SERVICES, service("web-3", 3, externalIPs=["203.0.113.3"]))
+    await world.in_force()
+
+
+async def test_what_is_not_ours_is_not_programmed(world: World) -> None:
+    world.server.put(
+        SERVICES,
+        service("other", 30) | {"metadata": {"name": "other", "labels": {"service.kubernetes.io/service-proxy-name": "x"}}},
+    )
+    world.server.put(SERVICES, service("headless", 31, clusterIP="None", clusterIPs=["None"]))
+    world.server.put(ENDPOINT_SLICES, endpoint_slice("web-1", "bare", "10.244.0.99", **{"service.kubernetes.io/headless": ""}))
+    world.server.put(SERVICES, service("last", 32))
+    await world.in_force()
+    keys = world.node.kernel.virtual_servers
+    assert builders.frontend("10.96.0.32", 80) in keys
+    assert not {builders.frontend("10.96.0.30", 80), builders.frontend("10.96.0.31", 80)} & keys.keys()
+
+
+async def test_changes_while_streams_are_cut_in_the_middle_of_a_line(world: World) -> None:
+    for resource in RESOURCES:
+        world.server.cut_watches(resource, b'{"type":"ADDED","object":{"metadata":{"name":"ha')
+    world.server.put(SERVICES, service("new", 20))
+    world.server.delete(SERVICES, "web-1")
+    world.server.delete(ENDPOINT_SLICES, "web-2-v6")
+    await world.in_force()
+    assert Trouble.DROPPED in world.troubles
+
+
+async def test_changes_that_a_410_in_the_stream_hides_are_found_by_listing_again(world: World) -> None:
+    for resource in RESOURCES:
+        world.server.expire_watches(resource)
+    world.server.put(SERVICES, service("new", 20))
+    world.server.delete(SERVICES, "web-1")
+    world.server.delete(ENDPOINT_SLICES, "web-2-v6")
+    await world.in_force()
+    assert Trouble.EXPIRED in world.troubles
+
+
+async def test_deletions_that_were_missed_while_away_are_found_by_listing_again(world: World) -> None:
+    world.server.refuse(*[Refusal(503)] * 6)
+    for resource in RESOURCES:
+        world.server.cut_watches(resource)
+    for number in range(1, 6):
+        world.server.delete(SERVICES, f"web-{number}")
+        world.server.delete(ENDPOINT_SLICES, f"web-{number}-v4")
+    world.server.store.forget_history()  # a watch can not go on from where it was
+    await world.in_force()
+    assert len(world.server.queries(SERVICES, watch=False)) > 1
+    assert len(world.node.kernel.virtual_servers) == 2 * 2 * 2
+
+
+async def test_nothing_is_taken_back_while_the_server_is_away(world: World) -> None:
+    held = memory_node.contents(world.node.kernel)
+    world.node.kernel.forget()
+    world.server.refuse(*[Refusal(500)] * 30)
+    for resource in RESOURCES:
+        world.server.cut_watches(resource)
+    await world.watched()
+    assert memory_node.contents(world.node.kernel) == held
+    world.server.put(SERVICES, service("new", 20))
+    await world.in_force()
+    assert not [line for line in world.node.done if line.startswith("remove")]
+
+
+async def test_an_object_that_can_not_be_read_stays_in_force_as_it_was(world: World) -> None:
+    held = memory_node.contents(world.node.kernel)
+    world.server.put(SERVICES, service("web-1", 1, ports="http"))
+    world.server.put(SERVICES, service("new", 20))
+    await world.node.watcher.until(lambda: builders.frontend("10.96.0.20", 80) in world.node.kernel.virtual_servers)
+    world.server.expire_watches(SERVICES)
+    world.server.delete(SERVICES, "new")
+    await world.node.watcher.until(lambda: memory_node.contents(world.node.kernel) == held)
+    world.server.put(SERVICES, service("web-1", 1))
+    world.server.delete(SERVICES, "web-2")
+    await world.in_force()
+
+
+async def test_duplicates_and_old_events_change_nothing(world: World) -> None:
+    old = api_server.line({"type": "MODIFIED", "object": world.server.store.objects(SERVICES)[0]})
+    world.server.put(SERVICES, service("web-1", 1, sessionAffinity="ClientIP"))
+    world.server.send(SERVICES, old)
+    world.server.send(SERVICES, old)
+    world.server.put(SERVICES, service("new", 20))
+    await world.in_force()
+
+
+async def test_a_rotated_token_interrupts_nothing(tmp_path: pathlib.Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+    async with ApiServer(token="old") as server:
+        fill(server)
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, token_file=str(token))
+        async with following(server, kubeconfig) as world:
+            await world.in_force()
+            await world.watched()
+            server.token = "new"
+            for resource in RESOURCES:
+                server.cut_watches(resource)
+            server.delete(SERVICES, "web-1")
+            await server.asked(SERVICES, watch=True, times=3)
+            assert Trouble.UNAUTHORIZED in world.troubles
+            assert builders.frontend("10.96.0.1", 80) in world.node.kernel.virtual_servers
+            token.write_text("new")
+            await world.in_force()
+
+
+async def test_nothing_is_programmed_while_one_list_is_not_answered(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        fill(server)
+        server.refuse(*[Refusal(503, "list", NODES)] * 5)
+        async with following(server, api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)) as world:
+            await server.watched(SERVICES)
+            await server.watched(ENDPOINT_SLICES)
+            await server.asked(NODES, watch=False, times=3)
+            assert world.node.done == []
+            await world.in_force()
