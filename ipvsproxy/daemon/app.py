@@ -6,7 +6,7 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, assert_never
 
 import structlog
@@ -121,9 +121,10 @@ async def _serve(config: Config) -> None:
             status.node = store.node(config.node_name)
             engine.changed()
 
-        with _following_interfaces(engine, kernel.target):
-            work = (source.run(deliver), engine.run(), _await_first_lists(store, source))
-            await _until_stopped(stopping, status, work, serving.servers())
+        # Interfaces are followed before they are read: nothing falls in between.
+        following = _follow_interfaces(engine, kernel.target)
+        work = (following, source.run(deliver), engine.run(), _await_first_lists(store, source))
+        await _until_stopped(stopping, status, work, serving.servers())
         log.info("stopped; the kernel stays as it is")
 
 
@@ -204,31 +205,45 @@ def _set_oom_score(score: int) -> None:
         log.debug("OOM score was not set", error=str(error))
 
 
-@contextlib.contextmanager
-def _following_interfaces(engine: Engine, kernel: NodeKernel) -> Iterator[None]:
-    """Have the engine look again when somebody else changes addresses or interfaces."""
-    listener = notify.ChangeListener(own_ports=kernel.ports)
+async def _follow_interfaces(engine: Engine, kernel: NodeKernel) -> None:
+    """Have the engine look again when somebody else changes addresses or interfaces.
+
+    Raises:
+        KernelError: the kernel does not tell, or not any more.
+    """
     loop = asyncio.get_running_loop()
+    broken: asyncio.Future[None] = loop.create_future()
 
-    def read() -> None:
-        for change in listener.read():
-            match change:
-                case notify.AddressAppeared(address=item) | notify.AddressVanished(address=item):
-                    if item.interface == DEVICE:
-                        engine.kernel_changed()
-                    else:
-                        engine.interfaces_changed()
-                case notify.DeviceVanished() | notify.Overrun():
+    with notify.ChangeListener(own_ports=kernel.ports) as listener:
+
+        def read() -> None:
+            try:
+                changes = listener.read()
+            except KernelError as error:
+                loop.remove_reader(listener.fileno())  # it would be called again at once
+                broken.set_exception(error)
+            else:
+                _tell(engine, changes)
+
+        loop.add_reader(listener.fileno(), read)
+        try:
+            await broken
+        finally:
+            loop.remove_reader(listener.fileno())
+
+
+def _tell(engine: Engine, changes: Iterable[notify.Change]) -> None:
+    for change in changes:
+        match change:
+            case notify.AddressAppeared(address=item) | notify.AddressVanished(address=item):
+                if item.interface == DEVICE:
                     engine.kernel_changed()
-                case never:
-                    assert_never(never)
-
-    loop.add_reader(listener.fileno(), read)
-    try:
-        yield
-    finally:
-        loop.remove_reader(listener.fileno())
-        listener.close()
+                else:
+                    engine.interfaces_changed()
+            case notify.DeviceVanished() | notify.Overrun():
+                engine.kernel_changed()
+            case never:
+                assert_never(never)
 
 
 async def _await_first_lists(store: Store, source: Source) -> None:
