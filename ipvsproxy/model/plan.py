@@ -19,8 +19,8 @@ from ipvsproxy.model.kernel import (
 )
 
 
-class Verb(enum.Enum):
-    """What is done to a kernel object. Doing it twice is no error."""
+class Verb(enum.StrEnum):
+    """What is done to a kernel object. Doing it twice is no error. (A text, because a plain member hashes in Python.)"""
 
     ADD = "add"
     SET = "set"
@@ -47,7 +47,7 @@ class Operation(NamedTuple):
                 name = f"{set_name} {self.item}"
             case item:
                 name = str(item)
-        return f"{self.verb.value} {kind_of(self.item)} {name}"
+        return f"{self.verb} {kind_of(self.item)} {name}"
 
 
 _KINDS: Mapping[type, str] = {

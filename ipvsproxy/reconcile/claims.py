@@ -121,9 +121,7 @@ class Claims:
                 self._restricting[name] = state
             affected |= self._claim(before or ServiceState(owner=state.owner), state)
         for owner in affected:
-            other = self._states.get(owner.service)
-            if other:
-                self._claim_entries(other)
+            self._claim_entries(self._states[owner.service])
 
     def _claim(self, before: ServiceState, after: ServiceState) -> set[Owner]:
         owner = after.owner

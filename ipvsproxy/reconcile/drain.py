@@ -33,6 +33,9 @@ class Drains:
         self.deadline_s = deadline_s
         self._drains: dict[VirtualServerKey, dict[RealServerKey, Drain]] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._drains)
+
     def __len__(self) -> int:
         return sum(len(drains) for drains in self._drains.values())
 

@@ -12,6 +12,7 @@ import errno
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import assert_never
 
 from ipvsproxy.model.kernel import (
     IP_SETS,
@@ -207,7 +208,7 @@ class Reconciler:
         surprises = 0
         for outcome in outcomes:
             operation = outcome.operation
-            what = (operation.verb.value, kind_of(operation.item))
+            what = (operation.verb, kind_of(operation.item))
             surprises += outcome.surprise
             if outcome.error:
                 failed[what] += 1
@@ -260,6 +261,8 @@ class Reconciler:
                 claims.skeletons.confirm(item.family, item.image)
             case FlowCleaning():
                 claims.flows.confirm(item.flow, item.keep)
+            case never:
+                assert_never(never)
 
     def _book_virtual_server(self, verb: Verb, item: VirtualServer) -> None:
         table = self.claims.virtual_servers
@@ -280,7 +283,7 @@ class Reconciler:
             seen.real_servers[item.key] = item.weight
         if verb is Verb.SET and item.weight == 0:
             self.drains.begin(item.virtual_server, item.key, now)
-        else:
+        elif self.drains:
             self.drains.end(item.virtual_server, item.key)
 
     @property
