@@ -45,7 +45,7 @@ HEADERS = {"Accept": "application/json", "User-Agent": "ipvsproxy"}
 
 HINTS: Mapping[Trouble, str] = {
     Trouble.UNAUTHORIZED: "check that the token or client certificate is valid; it is read again before each attempt",
-    Trouble.FORBIDDEN: "our account must be allowed to list and watch this kind, as the ClusterRole system:node-proxier allows it",
+    Trouble.FORBIDDEN: "our account must be allowed to list and watch this kind, as the ClusterRole system:node-proxier allows",
     Trouble.CREDENTIALS: "check the kubeconfig and the files that it names; they are read again before each attempt",
     Trouble.UNREACHABLE: "check address, port and certificate of the API server, and this node's route to it",
     Trouble.SILENT: "check load balancers and firewalls on the way to the API server for dropped connections",
