@@ -112,7 +112,7 @@ class _FamilyState:
         """Add every port, and the health check."""
         local_ready: set[Address] = set()
         for port in self.service.ports:
-            endpoints = _endpoints(slices, port)
+            endpoints = find_endpoints(slices, port)
             local = {key: endpoint for key, endpoint in endpoints.items() if endpoint.node_name == self.view.name}
             self._add_port(port, endpoints, local)
             local_ready.update(endpoint.address for endpoint in local.values() if endpoint.ready)
@@ -128,8 +128,11 @@ class _FamilyState:
         for key in local_endpoints:
             # A pod that reaches itself through a service address must not see its own address as the client's.
             self._enter(SetKind.LOOP_BACK, key.address, port.protocol, key.port, key.address)
-        internal, external = self._choose(port, endpoints)
-        self._serve(self.cluster_address, port, internal)
+        choice = choose(self.service, port, self.family, endpoints, self.view)
+        self.without_local_internal |= choice.lacks_local and self.service.internal_traffic_local
+        self.without_local_external |= choice.lacks_local and _is_external_local(self.service, port, self.family)
+        external = choice.external.real_servers
+        self._serve(self.cluster_address, port, choice.internal.real_servers)
         self._enter(SetKind.CLUSTER_IP, self.cluster_address, port.protocol, port.port)
         self._bind(self.cluster_address)
         local = self.service.external_traffic_local
@@ -149,24 +152,6 @@ class _FamilyState:
             self._add_node_port(port, external)
         if port.protocol is not Protocol.TCP:
             self._add_flows(port, endpoints)
-
-    def _choose(
-        self, port: ServicePort, endpoints: Mapping[RealServerKey, Endpoint]
-    ) -> tuple[frozenset[RealServerKey], frozenset[RealServerKey]]:
-        """The real servers of the cluster IP, and those of all other addresses.
-
-        With internalTrafficPolicy Local the cluster IP never leads off this node. With externalTrafficPolicy Local and no
-        endpoint here, all endpoints serve: a virtual server can not tell clients in the cluster, which may go anywhere, from
-        those outside, and the latter are sent elsewhere by the load balancer's health check.
-        """
-        cluster, local, any_usable = topology.choose(endpoints, self.view.name, self.view.zone)
-        internal_local = self.service.internal_traffic_local
-        reachable_from_outside = bool(port.node_port) or self.has_external_address
-        external_local = self.service.external_traffic_local and reachable_from_outside
-        if not local and any_usable:
-            self.without_local_internal |= internal_local
-            self.without_local_external |= external_local
-        return local if internal_local else cluster, (local or cluster) if external_local else cluster
 
     def _serve(self, address: Address, port: ServicePort, real_servers: frozenset[RealServerKey]) -> VirtualServerKey:
         key = VirtualServerKey(port.protocol, address, port.port)
@@ -243,7 +228,31 @@ def _settings(service: Service, settings: Settings) -> VirtualServerSettings:
     return VirtualServerSettings(settings.scheduler, flags, service.affinity_timeout_s)
 
 
-def _endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Mapping[RealServerKey, Endpoint]:
+def choose(
+    service: Service, port: ServicePort, family: Family, endpoints: Mapping[RealServerKey, Endpoint], view: NodeView
+) -> topology.Choice:
+    """Which of the endpoints of a port serve it in a family, by the Service's traffic policies."""
+    return topology.choose(
+        endpoints,
+        view.name,
+        view.zone,
+        internal_local=service.internal_traffic_local,
+        external_local=_is_external_local(service, port, family),
+    )
+
+
+def _is_external_local(service: Service, port: ServicePort, family: Family) -> bool:
+    """Whether externalTrafficPolicy Local matters: somebody outside can reach the port.
+
+    It looks at spec.externalIPs even where the feature gate keeps them from being programmed.
+    """
+    return service.external_traffic_local and (
+        bool(port.node_port)
+        or any(address.family is family for address in (*service.external_addresses, *service.load_balancer_addresses))
+    )
+
+
+def find_endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Mapping[RealServerKey, Endpoint]:
     """The endpoints of a service port: those of slices that have a port of its name and protocol, with that port's number.
 
     An address that stands there twice counts once: the later entry replaces the earlier one unless it is terminating, as a

@@ -1,54 +1,141 @@
 """Which endpoints of a service port this node uses (pkg/proxy/topology.go in kubernetes/kubernetes).
 
 Hints and traffic policies narrow the choice; endpoints that are terminating but still serve are the last resort.
+
+Rule: whether an endpoint is used, and why not, is one question: ``Scope.why_not``.
 """
 
-from collections.abc import Callable, Collection, Mapping
+import enum
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.model.kernel import RealServerKey
 from ipvsproxy.model.service import Endpoint
 
 
-class Candidates(NamedTuple):
-    """The real servers that one service port may use, by scope.
+class WhyNot(enum.StrEnum):
+    """Why an endpoint is not used."""
 
-    ``cluster`` is for traffic that may go anywhere, ``local`` for traffic that must stay on this node. ``any_usable`` tells
-    whether any endpoint anywhere could answer.
+    NOT_READY = "it is not ready"
+    TERMINATING = "it is terminating, and there are ready ones"
+    NOT_SERVING = "it is terminating and does not serve any more"
+    OTHER_NODE = "it is not on this node, where the traffic policy keeps the traffic"
+    HINT_FOR_OTHER_NODE = "its hints are for other nodes"
+    HINT_FOR_OTHER_ZONE = "its hints are for other zones"
+
+    @property
+    def code(self) -> str:
+        """The reason as programs should compare it."""
+        return self.name.lower()
+
+
+class Scope(NamedTuple):
+    """Which endpoints of a service port some traffic may go to.
+
+    ``node`` not empty: only those on it. ``last_resort``: no ready one is there, so those that are terminating but serve are
+    taken. ``node_hint`` and ``zone_hint`` not empty: only those with such a hint.
     """
 
-    cluster: frozenset[RealServerKey]
-    local: frozenset[RealServerKey]
-    any_usable: bool
+    node: str = ""
+    last_resort: bool = False
+    node_hint: str = ""
+    zone_hint: str = ""
+
+    def why_not(self, endpoint: Endpoint) -> WhyNot | None:
+        """Why an endpoint is not used; None when it is."""
+        if self.node and endpoint.node_name != self.node:
+            return WhyNot.OTHER_NODE
+        if self.last_resort or not endpoint.ready:
+            if not endpoint.terminating:
+                return WhyNot.NOT_READY
+            if not endpoint.serving:
+                return WhyNot.NOT_SERVING
+            return None if self.last_resort else WhyNot.TERMINATING
+        return self._hinted_away(endpoint) if self.node_hint or self.zone_hint else None
+
+    def _hinted_away(self, endpoint: Endpoint) -> WhyNot | None:
+        if self.node_hint and self.node_hint not in endpoint.node_hints:
+            return WhyNot.HINT_FOR_OTHER_NODE
+        if self.zone_hint and self.zone_hint not in endpoint.zone_hints:
+            return WhyNot.HINT_FOR_OTHER_ZONE
+        return None
+
+    def real_servers(self, endpoints: Mapping[RealServerKey, Endpoint]) -> frozenset[RealServerKey]:
+        """Those of the endpoints that are used."""
+        return frozenset([key for key, endpoint in endpoints.items() if self.why_not(endpoint) is None])
 
 
-def choose(endpoints: Mapping[RealServerKey, Endpoint], node: str, zone: str) -> Candidates:
-    """Sort the endpoints of one service port into scopes.
+class Scopes(NamedTuple):
+    """``cluster`` is for traffic that may go anywhere, ``local`` for traffic that must stay on this node."""
+
+    cluster: Scope
+    local: Scope
+
+
+class Route(NamedTuple):
+    """A scope, and the real servers that it takes."""
+
+    scope: Scope
+    real_servers: frozenset[RealServerKey]
+
+
+class Choice(NamedTuple):
+    """Where the traffic of one service port goes: that to the cluster IP, and that to all other addresses.
+
+    ``lacks_local``: a policy asks for endpoints on this node, and there are usable ones, but elsewhere.
+    """
+
+    internal: Route
+    external: Route
+    lacks_local: bool
+
+
+def find_scopes(endpoints: Collection[Endpoint], node: str, zone: str) -> Scopes:
+    """The scopes of one service port with these endpoints.
 
     Cluster scope: the ready ones that topology hints leave; if there is none, all that are terminating but serve, wherever
     they are. Local scope: the same among this node's endpoints, where hints never apply.
     """
-    ready = {key: endpoint for key, endpoint in endpoints.items() if endpoint.ready}
-    local = frozenset(key for key, endpoint in ready.items() if endpoint.node_name == node)
-    prefers = _preference(ready.values(), node, zone)
-    cluster = frozenset(key for key, endpoint in ready.items() if prefers(endpoint)) if prefers else frozenset(ready)
-    if cluster and local:
-        return Candidates(cluster, local, any_usable=True)
-    draining = {key: endpoint for key, endpoint in endpoints.items() if endpoint.serving and endpoint.terminating}
-    local = local or frozenset(key for key, endpoint in draining.items() if endpoint.node_name == node)
-    return Candidates(cluster or frozenset(draining), local, any_usable=bool(ready or draining))
+    ready = [endpoint for endpoint in endpoints if endpoint.ready]
+    node_hint, zone_hint = _hints(ready, node, zone)
+    is_ready_here = any(endpoint.node_name == node for endpoint in ready)
+    return Scopes(
+        Scope(last_resort=not ready, node_hint=node_hint, zone_hint=zone_hint), Scope(node=node, last_resort=not is_ready_here)
+    )
 
 
-def _preference(ready: Collection[Endpoint], node: str, zone: str) -> Callable[[Endpoint], bool] | None:
-    """What a ready endpoint must have to be preferred; None when hints are missing or point elsewhere.
+def choose(
+    endpoints: Mapping[RealServerKey, Endpoint], node: str, zone: str, *, internal_local: bool, external_local: bool
+) -> Choice:
+    """Where the traffic of one service port goes, by its traffic policies.
 
-    A hint counts only if every ready endpoint has one of its kind: a partly hinted list is one that is being rewritten.
-    Hints for nodes (PreferSameNode) come before hints for zones (PreferSameZone, PreferClose, topology-mode).
+    With internalTrafficPolicy Local the cluster IP never leads off this node. With externalTrafficPolicy Local and no
+    endpoint here, all endpoints serve: a virtual server can not tell clients in the cluster, which may go anywhere, from
+    those outside, and the latter are sent elsewhere by the load balancer's health check.
+    """
+    cluster, local = find_scopes(endpoints.values(), node, zone)
+    everywhere = Route(cluster, cluster.real_servers(endpoints))
+    if not (internal_local or external_local):
+        return Choice(everywhere, everywhere, lacks_local=False)
+    here = Route(local, local.real_servers(endpoints))
+    return Choice(
+        here if internal_local else everywhere,
+        here if external_local and here.real_servers else everywhere,
+        lacks_local=bool(everywhere.real_servers) and not here.real_servers,
+    )
+
+
+def _hints(ready: Collection[Endpoint], node: str, zone: str) -> tuple[str, str]:
+    """The node and the zone that a ready endpoint must be hinted for, empty where it need not.
+
+    A hint counts only if every ready endpoint has one of its kind (a partly hinted list is one that is being rewritten) and
+    one of them is for us. Hints for nodes (PreferSameNode) come before hints for zones (PreferSameZone, PreferClose,
+    topology-mode).
     """
     if not ready:
-        return None
+        return "", ""
     if all(endpoint.node_hints for endpoint in ready) and any(node in endpoint.node_hints for endpoint in ready):
-        return lambda endpoint: node in endpoint.node_hints
+        return node, ""
     if zone and all(endpoint.zone_hints for endpoint in ready) and any(zone in endpoint.zone_hints for endpoint in ready):
-        return lambda endpoint: zone in endpoint.zone_hints
-    return None
+        return "", zone
+    return "", ""

@@ -14,33 +14,33 @@ from tests.translate import strategies
 HERE, HERE_TOO, THERE, THERE_TOO = "10.244.0.1", "10.244.0.2", "10.244.1.1", "10.244.1.2"
 
 
-def _choose(*endpoints: Endpoint, zone: str = builders.ZONE) -> tuple[set[str], set[str], bool]:
-    """Addresses in cluster scope, those in local scope, and whether any endpoint could answer."""
+def _choose(*endpoints: Endpoint, zone: str = builders.ZONE) -> tuple[set[str], set[str]]:
+    """Addresses in cluster scope, and those in local scope."""
     keyed = {RealServerKey(item.address, 8080): item for item in endpoints}
-    cluster, local, any_usable = topology.choose(keyed, THIS_NODE, zone)
-    return {str(key.address) for key in cluster}, {str(key.address) for key in local}, any_usable
+    cluster, local = topology.find_scopes(endpoints, THIS_NODE, zone)
+    return {str(key.address) for key in cluster.real_servers(keyed)}, {str(key.address) for key in local.real_servers(keyed)}
 
 
 def test_ready_endpoints_serve_wherever_they_are_and_those_here_serve_here() -> None:
-    assert _choose(endpoint(HERE), endpoint(THERE, OTHER_NODE)) == ({HERE, THERE}, {HERE}, True)
+    assert _choose(endpoint(HERE), endpoint(THERE, OTHER_NODE)) == ({HERE, THERE}, {HERE})
 
 
 def test_without_endpoints_nothing_serves() -> None:
-    assert _choose() == (set(), set(), False)
+    assert _choose() == (set(), set())
 
 
 def test_endpoints_that_neither_are_ready_nor_serve_are_no_use() -> None:
-    assert _choose(dead(HERE), dead(THERE, OTHER_NODE)) == (set(), set(), False)
+    assert _choose(dead(HERE), dead(THERE, OTHER_NODE)) == (set(), set())
 
 
 def test_an_unready_endpoint_that_is_not_terminating_is_no_fallback() -> None:
-    assert _choose(endpoint(HERE, ready=False, serving=True)) == (set(), set(), False)
+    assert _choose(endpoint(HERE, ready=False, serving=True)) == (set(), set())
 
 
 def test_a_draining_endpoint_serves_only_where_no_ready_one_does() -> None:
-    assert _choose(draining(HERE), endpoint(THERE, OTHER_NODE)) == ({THERE}, {HERE}, True)
-    assert _choose(endpoint(HERE), draining(HERE_TOO), draining(THERE, OTHER_NODE)) == ({HERE}, {HERE}, True)
-    assert _choose(draining(HERE), draining(THERE, OTHER_NODE)) == ({HERE, THERE}, {HERE}, True)
+    assert _choose(draining(HERE), endpoint(THERE, OTHER_NODE)) == ({THERE}, {HERE})
+    assert _choose(endpoint(HERE), draining(HERE_TOO), draining(THERE, OTHER_NODE)) == ({HERE}, {HERE})
+    assert _choose(draining(HERE), draining(THERE, OTHER_NODE)) == ({HERE, THERE}, {HERE})
 
 
 @pytest.mark.checklist(97)
@@ -103,7 +103,7 @@ def test_where_no_node_hint_names_this_node_the_zone_decides() -> None:
 @pytest.mark.checklist(99)
 def test_hints_that_point_elsewhere_never_keep_a_local_endpoint_from_local_traffic() -> None:
     hinted = endpoint(HERE, zones=["zone-b"]), endpoint(THERE, OTHER_NODE, zones=["zone-a"])
-    assert _choose(*hinted) == ({THERE}, {HERE}, True)
+    assert _choose(*hinted) == ({THERE}, {HERE})
 
 
 def test_draining_endpoints_serve_whatever_their_hints_say() -> None:
@@ -117,10 +117,47 @@ def test_whatever_the_endpoints_traffic_goes_to_usable_ones_and_nowhere_only_whe
 ) -> None:
     keyed = {RealServerKey(item.address, 8080): item for item in endpoints}
     usable = {key for key, item in keyed.items() if item.ready or (item.serving and item.terminating)}
-    cluster, local, any_usable = topology.choose(keyed, THIS_NODE, zone)
+    choice = topology.choose(keyed, THIS_NODE, zone, internal_local=True, external_local=False)
+    cluster, local = choice.external.real_servers, choice.internal.real_servers
     assert cluster <= usable
     assert local == {key for key in local if keyed[key].node_name == THIS_NODE}
-    assert any_usable == bool(usable) == bool(cluster)
+    assert bool(usable) == bool(cluster)
+    assert choice.lacks_local == (bool(usable) and not local)
     assert bool(local) == any(keyed[key].node_name == THIS_NODE for key in usable)
     for scope in (cluster, local):
         assert len({keyed[key].ready for key in scope}) <= 1, "ready and draining endpoints serve together"
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (endpoint(HERE_TOO, ready=False), topology.WhyNot.NOT_READY),
+        (draining(HERE_TOO), topology.WhyNot.TERMINATING),
+        (dead(HERE_TOO)._replace(terminating=True), topology.WhyNot.NOT_SERVING),
+        (endpoint(HERE_TOO, zones=["zone-b"]), topology.WhyNot.HINT_FOR_OTHER_ZONE),
+    ],
+)
+def test_an_endpoint_that_is_not_used_has_a_reason(item: Endpoint, reason: topology.WhyNot) -> None:
+    cluster, _ = topology.find_scopes([endpoint(HERE, zones=["zone-a"]), item], THIS_NODE, "zone-a")
+    assert cluster.why_not(item) is reason
+
+
+def test_local_traffic_gives_the_node_as_its_reason_before_all_others() -> None:
+    there = dead(THERE, OTHER_NODE)
+    _, local = topology.find_scopes([endpoint(HERE), there], THIS_NODE, "")
+    assert local.why_not(there) is topology.WhyNot.OTHER_NODE
+
+
+def test_a_node_hint_for_another_node_is_a_reason_of_its_own() -> None:
+    there = endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE])
+    cluster, _ = topology.find_scopes([endpoint(HERE, nodes=[THIS_NODE]), there], THIS_NODE, "")
+    assert cluster.why_not(there) is topology.WhyNot.HINT_FOR_OTHER_NODE
+
+
+def test_external_traffic_goes_everywhere_when_none_is_here_and_stays_when_one_is() -> None:
+    there = RealServerKey(endpoint(THERE).address, 8080), endpoint(THERE, OTHER_NODE)
+    here = RealServerKey(endpoint(HERE).address, 8080), endpoint(HERE)
+    for pairs, expected in (((there,), {there[0]}), ((there, here), {here[0]})):
+        choice = topology.choose(dict(pairs), THIS_NODE, "", internal_local=False, external_local=True)
+        assert choice.external.real_servers == expected
+        assert choice.internal.real_servers == dict(pairs).keys()
