@@ -55,6 +55,8 @@ HINTS: Mapping[Trouble, str] = {
     Trouble.REFUSED: "see the log of the API server",
 }
 
+NO_ANSWER = "<error>"
+"""What client-go's metrics put in the place of HTTP's code."""
 OnRequest = Callable[[str, str, float], None]
 
 log = structlog.stdlib.get_logger(__name__)
@@ -218,7 +220,7 @@ class _HttpConnection:
     async def _request(self, path: str, idle_s: float) -> AsyncIterator[aiohttp.ClientResponse]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_TIMEOUT_S, sock_read=idle_s)
         began_s = time.monotonic()
-        code = "<error>"
+        code = ""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 response: aiohttp.ClientResponse = await self._transport.request(
@@ -226,11 +228,14 @@ class _HttpConnection:
                 )
             code = str(response.status)
         except TimeoutError as error:
+            code = NO_ANSWER
             raise ApiError(Trouble.UNREACHABLE, f"no answer within {ANSWER_TIMEOUT_S} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
+            code = NO_ANSWER
             raise ApiError(Trouble.UNREACHABLE, str(error) or type(error).__name__) from error
         finally:
-            self._on_request(urllib.parse.urlsplit(self._host).netloc, code, time.monotonic() - began_s)
+            if code:  # Not when it was us who gave it up.
+                self._on_request(urllib.parse.urlsplit(self._host).netloc, code, time.monotonic() - began_s)
         async with response:
             if response.status != 200:  # noqa: PLR2004  # HTTP's OK
                 with _reading(idle_s):

@@ -150,6 +150,7 @@ async def test_changes_are_counted_by_kind_and_programming_latency_by_family() -
     # A clock that is ahead of ours must not make time run backwards.
     assert rows[f'{latency}_bucket{{ip_family="IPv6",le="0.25"}}'] == 1
     assert rows[f'{latency}_bucket{{ip_family="IPv6",le="0.5"}}'] == 2
+    assert rows[f'{latency}_sum{{ip_family="IPv6"}}'] == pytest.approx(0.4)
 
 
 async def test_services_without_local_endpoints_are_counted_as_long_as_they_are_without() -> None:

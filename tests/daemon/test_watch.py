@@ -141,6 +141,32 @@ async def setup(tmp_path: pathlib.Path) -> AsyncIterator[Setup]:
 # List and watch
 
 
+async def test_each_request_is_told_with_host_code_and_duration(tmp_path: pathlib.Path) -> None:
+    told: list[tuple[str, str, float]] = []
+    async with ApiServer() as server:
+        source = watch.KubernetesSource(
+            node_name="n1",
+            kubeconfig=api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url),
+            on_request=lambda host, code, duration_s: told.append((host, code, duration_s)),
+        )
+        sink = Sink()
+        async with running_task(source.run(sink.deliver)):
+            await sink.until(lambda: all(sink.lists(kind) for kind in ObjectKind))
+    assert {(host, code) for host, code, _ in told} == {(server.url.rpartition("/")[2], "200")}
+    assert all(0 <= duration_s < 60 for _, _, duration_s in told)
+
+
+async def test_a_request_without_an_answer_is_told_as_an_error(tmp_path: pathlib.Path) -> None:
+    told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    source = watch.KubernetesSource(
+        node_name="n1",
+        kubeconfig=api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:9"),
+        on_request=lambda host, code, _: told.put_nowait((host, code)),
+    )
+    async with running_task(source.run(lambda _: None)):
+        assert await told.get() == ("127.0.0.1:9", "<error>")
+
+
 async def test_each_kind_is_listed_with_its_selectors_and_then_watched(setup: Setup) -> None:
     asked = {kind: setup.server.queries(resource, watch=False)[0] for kind, resource in KIND_OF.items()}
     assert asked == {
