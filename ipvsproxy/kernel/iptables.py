@@ -23,7 +23,9 @@ TIMEOUT_S = 60
 LOCK_WAIT_S = 5
 """How long iptables may wait for the lock that all writers of rules on this host share."""
 
-_COMMANDS: Mapping[Family, str] = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
+COMMANDS: Mapping[Family, str] = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
+"""The program of each family, of whichever variant is the host's default. Those that save and restore end in -save, -restore."""
+
 _LOCK_WAIT_VERSION = (1, 4, 22)
 _RESTORE_VERSION = (1, 6, 2)
 """The first version whose MASQUERADE knows ``--random-fully``, and whose iptables-restore knows ``-w``."""
@@ -64,26 +66,32 @@ class Listing:
 class IptablesDriver:
     """Reads and writes the fixed rules of both families.
 
-    ``chains`` and ``jumps`` are all that count as ours; nothing else is read into an image or ever removed. The programs are
-    those found in PATH. ``proc`` is where the kernel's process file system is mounted.
+    ``chains`` and ``jumps`` are all that count as ours; nothing else is read into an image or ever removed. ``commands`` are the
+    programs by name, to be found in PATH. ``proc`` is where the kernel's process file system is mounted.
     """
 
     def __init__(
-        self, *, chains: Collection[ChainKey], jumps: Collection[Jump], proc: pathlib.Path = pathlib.Path("/proc")
+        self,
+        *,
+        chains: Collection[ChainKey],
+        jumps: Collection[Jump],
+        commands: Mapping[Family, str] = COMMANDS,
+        proc: pathlib.Path = pathlib.Path("/proc"),
     ) -> None:
+        self._commands = commands
         self._chains = frozenset(chains)
         self._jumps = frozenset(jumps)
         self._proc = proc
         self._programs: dict[Family, Program] = {}
 
     def program(self, family: Family) -> Program:
-        """Version and variant of the iptables or ip6tables in PATH, asked for once.
+        """Version and variant of a family's program, asked for once.
 
         Raises:
             KernelError: there is none, or it does not say its version.
         """
         if family not in self._programs:
-            self._programs[family] = parse_version(_run(_COMMANDS[family], "--version"))
+            self._programs[family] = parse_version(run(self._commands[family], "--version"))
         return self._programs[family]
 
     def usable(self, family: Family) -> str:
@@ -98,7 +106,7 @@ class IptablesDriver:
             if disabled.exists() and disabled.read_text().strip() == "1":
                 return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
         try:
-            _run(_COMMANDS[family], *self.program(family).wait(_LOCK_WAIT_VERSION), "-t", "nat", "-S", "POSTROUTING")
+            run(self._commands[family], *self.program(family).wait(_LOCK_WAIT_VERSION), "-t", "nat", "-S", "POSTROUTING")
         except KernelError as error:
             return error.detail
         return ""
@@ -145,15 +153,15 @@ class IptablesDriver:
         return Outcome(operation)
 
     def _list(self, family: Family) -> Listing:
-        text = _run(f"{_COMMANDS[family]}-save")
+        text = run(f"{self._commands[family]}-save")
         try:
             return parse_save(text, self._chains, self._jumps)
         except ValueError as error:
-            raise KernelError(action=f"{_COMMANDS[family]}-save", errno=0, detail=str(error)) from error
+            raise KernelError(action=f"{self._commands[family]}-save", errno=0, detail=str(error)) from error
 
     def _restore(self, family: Family, text: str) -> None:
         if text:
-            _run(f"{_COMMANDS[family]}-restore", *self.program(family).wait(_RESTORE_VERSION), "--noflush", stdin=text)
+            run(f"{self._commands[family]}-restore", *self.program(family).wait(_RESTORE_VERSION), "--noflush", stdin=text)
 
 
 def parse_version(text: str) -> Program:
@@ -270,8 +278,8 @@ def _tables(skeleton: Skeleton) -> Iterator[str]:
     return iter(dict.fromkeys(key.table for key in skeleton.chains))
 
 
-def _run(command: str, *arguments: str, stdin: str = "") -> str:
-    """What the program prints.
+def run(command: str, *arguments: str, stdin: str = "") -> str:
+    """What a program of iptables prints.
 
     Raises:
         KernelError: it is not in PATH, exits with another status than 0, or runs for too long.

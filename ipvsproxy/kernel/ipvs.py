@@ -254,6 +254,24 @@ class IpvsDriver:
                 return
 
 
+class AbsentIpvs(IpvsDriver):
+    """Stands for IPVS where the kernel has none: there is nothing to see, and nothing can be programmed."""
+
+    def __init__(self) -> None:
+        self.foreign = 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
+        """No virtual servers."""
+        return {}
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Refuse everything."""
+        return [Outcome(operation, f"{operation}: this kernel has no IPVS", errno.ENOENT) for operation in operations]
+
+
 class _Failure(NamedTuple):
     number: int
     detail: str = ""

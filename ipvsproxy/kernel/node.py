@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from ipvsproxy.kernel import netlink
+from ipvsproxy.kernel import iptables, netlink
 from ipvsproxy.kernel.addresses import AddressDriver
 from ipvsproxy.kernel.conntrack import ConntrackDriver
 from ipvsproxy.kernel.errors import KernelError
@@ -55,8 +55,13 @@ class NodeKernel:
         chains: Collection[ChainKey],
         jumps: Collection[Jump],
         on_applied: Callable[[Sequence[Outcome], float], None] = lambda _outcomes, _duration_s: None,
+        *,
+        commands: Mapping[Family, str] = iptables.COMMANDS,
+        ipvs: IpvsDriver | None = None,
     ) -> None:
-        """Open all sockets. ``chains`` and ``jumps`` are those that count as ours.
+        """Open all sockets. ``chains`` and ``jumps`` are those that count as ours, ``commands`` the iptables programs to use.
+
+        ``ipvs`` replaces the driver of that name, which needs IPVS to be there.
 
         ``on_applied`` is told what became of each run of operations that went to one driver, and how many seconds that took;
         in the thread that applies them. ``ports`` holds the port ids under which addresses are changed, as notifications name
@@ -67,8 +72,8 @@ class NodeKernel:
         """
         self.ports: set[int] = set()
         self._on_applied = on_applied
-        self.iptables = IptablesDriver(chains=chains, jumps=jumps)
-        self.ipvs = IpvsDriver()
+        self.iptables = IptablesDriver(chains=chains, jumps=jumps, commands=commands)
+        self.ipvs = ipvs or IpvsDriver()
         self._ipset = IpsetDriver()
         self._addresses = AddressDriver(self._open_noted)
         self._sysctls = SysctlDriver()

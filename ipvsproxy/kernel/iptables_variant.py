@@ -1,0 +1,135 @@
+"""Which variant of iptables this node's rules stand in, when it has both: the nf_tables one or the legacy one.
+
+Both take rules, the kernel applies those of both, and neither shows the other's: a node whose rules are spread over the two is
+hard to understand, and rules of two programs that were meant to follow each other no longer do. So ours go where the kubelet's
+and the CNI plugin's are. The signs and their order are those of kubernetes-sigs/iptables-wrappers.
+"""
+
+import enum
+import shutil
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from ipvsproxy.kernel import iptables
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import ChainKey
+from ipvsproxy.model.net import Family
+
+HINTS = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
+"""Chains that the kubelet makes: the first one for the very purpose of telling which variant it uses."""
+
+
+class Variant(enum.StrEnum):
+    """The variants, by the name that ``iptables --version`` gives them."""
+
+    NF_TABLES = "nf_tables"
+    LEGACY = "legacy"
+
+
+_INFIXES: Mapping[Variant, str] = {Variant.NF_TABLES: "nft", Variant.LEGACY: "legacy"}
+
+
+class Evidence(NamedTuple):
+    """What the tables of one variant hold, of both families together: a chain of ``HINTS``, rules of ours and of others."""
+
+    hint: str = ""
+    ours: int = 0
+    others: int = 0
+
+
+class Choice(NamedTuple):
+    """The programs to use, which variant they are, and why it is this one.
+
+    ``left_behind`` is the other variant if rules of ours stand in it.
+    """
+
+    commands: Mapping[Family, str]
+    variant: Variant
+    reason: str
+    left_behind: Variant | None = None
+
+
+def commands(variant: Variant) -> Mapping[Family, str]:
+    """The programs that are always of this variant: ``iptables-nft``, ``ip6tables-legacy``."""
+    return {family: f"{command}-{_INFIXES[variant]}" for family, command in iptables.COMMANDS.items()}
+
+
+def installed() -> tuple[Variant, ...]:
+    """The variants whose own programs are in PATH. Distributions that ship one variant only often have no such names."""
+    return tuple(
+        variant
+        for variant in Variant
+        if all(shutil.which(f"{commands(variant)[Family.IPV4]}{ending}") for ending in ("", "-save", "-restore"))
+    )
+
+
+def choose(chains: Collection[ChainKey]) -> Choice:
+    """Look at the rules of this network namespace and choose. ``chains`` are ours. Starts a few programs, changes nothing.
+
+    Raises:
+        KernelError: there is no iptables at all, or it does not say its version.
+    """
+    variants = installed()
+    if len(variants) < len(Variant):
+        return Choice(iptables.COMMANDS, _default(), "it is the one in PATH")
+    return decide({variant: _look(variant, chains) for variant in variants}, _default())
+
+
+def decide(found: Mapping[Variant, Evidence], default: Variant) -> Choice:
+    """Choose by what was found in the tables of both variants; ``default`` is what ``iptables`` in PATH is."""
+    nf_tables, legacy = found[Variant.NF_TABLES], found[Variant.LEGACY]
+    hinted = [variant for variant in Variant if found[variant].hint]
+    if hinted:
+        variant, reason = hinted[0], f"the kubelet's chain {found[hinted[0]].hint} is there"
+    elif nf_tables.others != legacy.others:
+        variant = Variant.NF_TABLES if nf_tables.others > legacy.others else Variant.LEGACY
+        reason = f"most rules are there ({found[variant].others} of {nf_tables.others + legacy.others})"
+    elif bool(nf_tables.ours) is not bool(legacy.ours):
+        variant = Variant.NF_TABLES if nf_tables.ours else Variant.LEGACY
+        reason = "our own rules are there already"
+    else:
+        return Choice(iptables.COMMANDS, default, "it is the one in PATH", _other(default) if _both_ours(found) else None)
+    other = _other(variant)
+    return Choice(commands(variant), variant, reason, other if found[other].ours else None)
+
+
+def count(text: str, chains: Collection[ChainKey]) -> Evidence:
+    """Read the output of an iptables-save: what of it is ours, by our ``chains`` and what leads to them."""
+    hint, table = "", ""
+    ours = others = 0
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:].strip()
+        elif line.startswith(":"):
+            name = line[1:].partition(" ")[0]
+            hint = hint or (name if name in HINTS else "")
+        elif line.startswith("-A "):
+            words = line.split()
+            if ChainKey(table, words[1]) in chains or ChainKey(table, words[-1]) in chains:
+                ours += 1
+            else:
+                others += 1
+    return Evidence(hint, ours, others)
+
+
+def _look(variant: Variant, chains: Collection[ChainKey]) -> Evidence:
+    """Nothing where the tables cannot be read: this kernel then does not have them, or our reading is not of the essence."""
+    texts = []
+    for command in commands(variant).values():
+        try:
+            texts.append(iptables.run(f"{command}-save"))
+        except KernelError:
+            continue
+    return count("\n".join(texts), chains)
+
+
+def _default() -> Variant:
+    return Variant(iptables.parse_version(iptables.run(iptables.COMMANDS[Family.IPV4], "--version")).variant)
+
+
+def _other(variant: Variant) -> Variant:
+    return Variant.LEGACY if variant is Variant.NF_TABLES else Variant.NF_TABLES
+
+
+def _both_ours(found: Mapping[Variant, Evidence]) -> bool:
+    return all(evidence.ours for evidence in found.values())

@@ -1,0 +1,76 @@
+"""The lock of a node: who gets it, who is told to wait, and who is not believed."""
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from ipvsproxy.kernel import instance
+from ipvsproxy.kernel.errors import KernelError
+
+NAME = f"\0ipvsproxy-test-{os.getpid()}"
+HOLD = """
+import sys
+from ipvsproxy.kernel import instance
+held = instance.Instance("\\0" + sys.argv[1])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_second_one_is_told_who_the_first_one_is() -> None:
+    with contextlib.closing(instance.Instance(NAME)) as first:
+        assert first.squatter == ""
+        with pytest.raises(KernelError) as caught:
+            instance.Instance(NAME)
+        assert caught.value.detail == (
+            f"another ipvsproxy (process {os.getpid()}) is running in this network namespace; stop that one first"
+        )
+    instance.Instance(NAME).close()
+
+
+def test_a_process_that_is_killed_gives_the_lock_back() -> None:
+    command = (sys.executable, "-c", HOLD, NAME.removeprefix("\0"))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        holder.kill()
+    instance.Instance(NAME).close()
+
+
+def test_a_lock_in_one_network_namespace_does_not_count_in_another(request: pytest.FixtureRequest) -> None:
+    with contextlib.closing(instance.Instance(NAME)):
+        request.getfixturevalue("fresh_namespace")
+        instance.Instance(NAME).close()
+
+
+def test_a_user_who_cannot_program_the_kernel_keeps_nobody_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def credentials(*_: object) -> bytes:
+        return struct.pack("3i", 4711, 1000, 1000)
+
+    monkeypatch.setattr(socket.socket, "getsockopt", credentials)
+    with contextlib.closing(instance.Instance(NAME)), contextlib.closing(instance.Instance(NAME)) as second:
+        assert second.squatter == "a process of user 1000"
+
+
+def test_a_name_that_is_taken_but_not_answered_for_keeps_nobody_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance, "ANSWER_WITHIN_S", 0.1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mute:
+        mute.bind(NAME)
+        with contextlib.closing(instance.Instance(NAME)) as second:
+            assert second.squatter == "a process that does not answer"
+
+
+def test_those_who_were_dismissed_make_room_for_others() -> None:
+    with contextlib.closing(instance.Instance(NAME)) as first:
+        for _ in range(3):
+            with pytest.raises(KernelError):
+                instance.Instance(NAME)
+        assert select.select([first], [], [], 1)[0]
+        first.dismiss()
+        assert not select.select([first], [], [], 0)[0]

@@ -1,0 +1,129 @@
+"""Which variant of iptables is used: the signs by themselves, then real rules of both variants in a namespace of its own."""
+
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from ipvsproxy.kernel import iptables, iptables_variant
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.iptables_variant import Evidence, Variant
+from ipvsproxy.model.kernel import ChainKey
+from ipvsproxy.model.net import Family
+
+CHAINS = (ChainKey("nat", "KUBE-SERVICES"), ChainKey("filter", "KUBE-IPVS-FILTER"))
+NFT, LEGACY = Variant.NF_TABLES, Variant.LEGACY
+NOTHING = Evidence()
+PROGRAMS = tuple(f"{command}-{kind}" for command in ("iptables", "ip6tables") for kind in ("nft", "legacy"))
+
+
+@pytest.mark.parametrize(
+    ("nft", "legacy", "variant", "reason"),
+    [
+        (Evidence(hint="KUBE-IPTABLES-HINT"), Evidence(others=9), NFT, "the kubelet's chain KUBE-IPTABLES-HINT is there"),
+        (Evidence(others=9), Evidence(hint="KUBE-KUBELET-CANARY"), LEGACY, "the kubelet's chain KUBE-KUBELET-CANARY is there"),
+        (Evidence(hint="KUBE-KUBELET-CANARY"), Evidence(hint="KUBE-KUBELET-CANARY"), NFT, "the kubelet's chain"),
+        (Evidence(others=3), Evidence(others=1), NFT, "most rules are there (3 of 4)"),
+        (Evidence(others=1), Evidence(others=3, ours=9), LEGACY, "most rules are there (3 of 4)"),
+        (Evidence(ours=1), NOTHING, NFT, "our own rules are there already"),
+        (Evidence(others=2), Evidence(others=2, ours=1), LEGACY, "our own rules are there already"),
+    ],
+)
+def test_the_rules_of_the_node_decide(nft: Evidence, legacy: Evidence, variant: Variant, reason: str) -> None:
+    for default in Variant:
+        choice = iptables_variant.decide({NFT: nft, LEGACY: legacy}, default)
+        assert choice.variant is variant
+        assert choice.reason.startswith(reason)
+        assert choice.commands == iptables_variant.commands(variant)
+
+
+@pytest.mark.parametrize("both", [NOTHING, Evidence(others=2), Evidence(ours=2)])
+def test_without_any_sign_it_is_the_one_in_path(both: Evidence) -> None:
+    for default in Variant:
+        choice = iptables_variant.decide({NFT: both, LEGACY: both}, default)
+        assert (choice.variant, choice.reason, choice.commands) == (default, "it is the one in PATH", iptables.COMMANDS)
+
+
+@pytest.mark.parametrize("hinted", Variant)
+def test_rules_of_ours_in_the_other_variant_are_told(hinted: Variant) -> None:
+    found = {variant: Evidence(hint="KUBE-IPTABLES-HINT" if variant is hinted else "", ours=1) for variant in Variant}
+    (other,) = set(Variant) - {hinted}
+    assert iptables_variant.decide(found, NFT).left_behind is other
+    assert iptables_variant.decide({hinted: found[hinted], other: NOTHING}, NFT).left_behind is None
+    assert iptables_variant.decide(dict.fromkeys(Variant, Evidence(ours=1)), hinted).left_behind is other
+
+
+def test_ours_is_what_stands_in_our_chains_or_leads_to_them() -> None:
+    text = """\
+*nat
+:PREROUTING ACCEPT [0:0]
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
+-A POSTROUTING -j MASQUERADE
+COMMIT
+*mangle
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*filter
+:KUBE-SERVICES - [0:0]
+-A KUBE-SERVICES -j DROP
+COMMIT
+"""
+    assert iptables_variant.count(text, CHAINS) == Evidence("KUBE-KUBELET-CANARY", ours=2, others=2)
+
+
+def test_a_host_with_plain_programs_only_uses_them(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "iptables"
+    program.write_text("#!/bin/sh\necho 'iptables v1.8.9 (nf_tables)'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    assert iptables_variant.choose(CHAINS) == (iptables.COMMANDS, NFT, "it is the one in PATH", None)
+
+
+def test_a_host_without_iptables_says_what_to_install(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(KernelError, match="install the package iptables"):
+        iptables_variant.choose(CHAINS)
+
+
+@pytest.fixture
+def both_variants(fresh_namespace: None) -> None:
+    """Both variants work, and their tables are empty."""
+    for program in PROGRAMS:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+    for kind in ("nft", "legacy"):
+        chain = ("-t", "filter", "-N", "TRIED")
+        if subprocess.run((f"iptables-{kind}", *chain), capture_output=True, check=False).returncode:
+            pytest.skip(f"this kernel has no tables of iptables-{kind}")
+        run(f"iptables-{kind}", "-X", "TRIED")
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.mark.usefixtures("both_variants")
+@pytest.mark.parametrize(("variant", "kind"), [(NFT, "nft"), (LEGACY, "legacy")])
+def test_the_variant_of_the_kubelet_is_found_though_others_have_more_rules(variant: Variant, kind: str) -> None:
+    other = "legacy" if kind == "nft" else "nft"
+    run(f"iptables-{other}", "-A", "INPUT", "-j", "ACCEPT")
+    assert iptables_variant.choose(CHAINS).commands[Family.IPV4] == f"iptables-{other}"
+    run(f"ip6tables-{kind}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+    choice = iptables_variant.choose(CHAINS)
+    assert (choice.variant, choice.left_behind) == (variant, None)
+    assert choice.commands == {Family.IPV4: f"iptables-{kind}", Family.IPV6: f"ip6tables-{kind}"}
+    run(f"iptables-{other}", "-N", "KUBE-IPVS-FILTER")
+    run(f"iptables-{other}", "-A", "KUBE-IPVS-FILTER", "-j", "ACCEPT")
+    assert iptables_variant.choose(CHAINS).left_behind == ({*Variant} - {variant}).pop()
+
+
+@pytest.mark.usefixtures("both_variants")
+def test_programs_of_the_chosen_variant_write_into_its_tables() -> None:
+    run("iptables-legacy", "-A", "INPUT", "-j", "ACCEPT")
+    choice = iptables_variant.choose(CHAINS)
+    driver = iptables.IptablesDriver(chains=CHAINS, jumps=(), commands=choice.commands)
+    assert driver.program(Family.IPV4).variant == choice.variant == "legacy"
+    assert driver.try_writing(Family.IPV4) == ""
