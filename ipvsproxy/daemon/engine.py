@@ -9,10 +9,11 @@ Rule 3: one sync at a time; what arrives meanwhile is the next one's.
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import structlog
 
@@ -24,13 +25,15 @@ from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import InterfaceAddress, SetKind, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Plan, Report
-from ipvsproxy.model.service import ObjectKind, ServiceName
+from ipvsproxy.model.service import Node, ObjectKind, ServiceName
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.table import Conflict
 from ipvsproxy.translate import skeleton, state, view
 
 FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
 """Programmed before all others: with these a new node is usable while the rest is under way."""
+SERVICES_AT_ONCE = 250
+"""How many Services are translated before they are programmed: the operations of a batch are planned and booked in one go."""
 SLICE_S = 0.005
 """How long translation may keep the loop without a pause."""
 ERRORS_SHOWN = 5
@@ -78,6 +81,7 @@ class Engine:
         self._addresses: tuple[InterfaceAddress, ...] = ()
         self._addresses_changed = False
         self._view: view.NodeView | None = None
+        self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...]] = (None, ())
         self._resync_due_s = 0.0
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
         self._conflicts: frozenset[Conflict] = frozenset()
@@ -156,7 +160,12 @@ class Engine:
         observed = self._clock()
         seen = self._update_view()
         changes = self._store.take()
-        await self._translate_all(changes.services)
+        for names in _batches(changes.services):
+            # Many at once, as at the start: each batch is in force before the next one is begun. What they may not want
+            # any more goes when all of them have spoken.
+            await self._translate_all(names)
+            if len(names) == SERVICES_AT_ONCE:
+                done_before = await self._program(done_before, only_additions=True)
         self._complain(changes)
         translated = self._clock()
         report = await self._program(done_before)
@@ -215,7 +224,7 @@ class Engine:
         # Before it is read: what changes meanwhile asks for another reading.
         self._resync_due_s = self._clock() + self._settings.audit_interval_s
         seen = await self._kernel.call(target.observe, sets, self._translation.families, sysctls)
-        self.reconciler.observe(seen, self._clock())
+        await self._in_slices(self.reconciler.observing(seen, self._clock()))
         if seen.interface_addresses is not None:
             self._addresses = seen.interface_addresses
         for error in seen.errors:
@@ -248,6 +257,9 @@ class Engine:
     def _update_view(self) -> view.NodeView:
         """Build the view of this node anew; where it differs from the last one, every Service may be concerned."""
         node = self._store.node(self._settings.node_name)
+        if self._view is not None and self._view_inputs == (node, self._addresses):
+            return self._view
+        self._view_inputs = (node, self._addresses)
         seen = view.view_node(self._translation, self._settings.node_name, node, self._addresses)
         if seen != self._view:
             if self._view is not None:
@@ -256,10 +268,13 @@ class Engine:
             self._store.touch_all(self._clock())
         return seen
 
-    async def _translate_all(self, names: Collection[ServiceName]) -> None:
+    async def _translate_all(self, names: Iterable[ServiceName]) -> None:
+        await self._in_slices(map(self._translate, names))
+
+    async def _in_slices(self, steps: Iterable[None]) -> None:
+        """Take the steps, with a pause for others as often as they have kept the loop for ``SLICE_S``."""
         slice_ends_s = self._clock() + SLICE_S
-        for name in names:
-            self._translate(name)
+        for _ in steps:
             if self._clock() >= slice_ends_s:
                 await asyncio.sleep(0)
                 slice_ends_s = self._clock() + SLICE_S
@@ -320,6 +335,13 @@ class Engine:
                 draining=len(self.reconciler.drains),
                 duration_s=round(summary.duration_s, 4),
             )
+
+
+def _batches(names: Collection[ServiceName]) -> Iterator[list[ServiceName]]:
+    """In their order, ``SERVICES_AT_ONCE`` in each but the last."""
+    remaining = iter(names)
+    while batch := list(itertools.islice(remaining, SERVICES_AT_ONCE)):
+        yield batch
 
 
 def _sum(total: Report, report: Report) -> Report:

@@ -76,10 +76,10 @@ def look(sources: Sources) -> Snapshot:
         pending={
             "device": len(claims.devices.pending),
             "set": len(claims.sets.pending),
-            "set_entry": sum(len(table.pending) for table in claims.entries.values()),
+            "set_entry": sum(len(table.pending) + len(table.surplus) for table in claims.entries.values()),
             "rules": len(claims.skeletons.pending),
-            "virtual_server": len(claims.virtual_servers.pending),
-            "address": len(claims.addresses.pending),
+            "virtual_server": len(claims.virtual_servers.pending) + len(claims.virtual_servers.surplus),
+            "address": len(claims.addresses.pending) + len(claims.addresses.surplus),
             "sysctl": len(claims.sysctls.pending),
             "timeouts": len(claims.timeouts.pending),
             "flow": len(claims.flows.pending),

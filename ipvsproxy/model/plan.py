@@ -20,7 +20,10 @@ from ipvsproxy.model.kernel import (
 
 
 class Verb(enum.StrEnum):
-    """What is done to a kernel object. Doing it twice is no error. (A text, because a plain member hashes in Python.)"""
+    """What is done to a kernel object. Doing it twice is no error.
+
+    A text, because a plain member's hash is computed in Python, for each of a hundred thousand operations.
+    """
 
     ADD = "add"
     SET = "set"

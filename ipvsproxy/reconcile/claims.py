@@ -201,7 +201,7 @@ class Claims:
 
     def is_going(self, key: VirtualServerKey) -> bool:
         """Whether a virtual server is still there though nobody wants it."""
-        return key in self.virtual_servers.pending and key not in self.virtual_servers.desired
+        return key in self.virtual_servers.surplus
 
     def conflicts(self) -> Iterator[Conflict]:
         """Virtual servers that several Services want."""

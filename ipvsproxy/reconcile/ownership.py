@@ -28,6 +28,19 @@ _NODE_PORTS: Mapping[SetKind, Protocol] = {
 }
 
 
+_WITNESS_NAMES: Mapping[Family, tuple[str, ...]] = {
+    family: tuple(name for name, ip_set in IP_SETS.items() if ip_set.family is family and ip_set.kind in _WITNESSES)
+    for family in Family
+}
+_NODE_PORT_NAMES: Mapping[tuple[Family, Protocol], tuple[str, ...]] = {
+    (family, protocol): tuple(
+        name for name, ip_set in IP_SETS.items() if ip_set.family is family and _NODE_PORTS.get(ip_set.kind) is protocol
+    )
+    for family in Family
+    for protocol in Protocol
+}
+
+
 class NodePort(NamedTuple):
     """A node port on whatever addresses: what an entry of a ``bitmap:port`` set stands for."""
 
@@ -46,19 +59,16 @@ def owned_virtual_servers(
     ``host_addresses`` are the addresses of this host on other interfaces than our device: a node port in our set makes the
     virtual server of that port ours on each of them.
     """
-    witnessed: set[VirtualServerKey] = set()
-    node_ports: set[NodePort] = set()
-    for name, entries in sets.items():
-        kind = IP_SETS[name].kind
-        if kind in _WITNESSES:
-            witnessed.update(key for entry in entries if (key := virtual_server_of(entry)) is not None)
-        elif kind in _NODE_PORTS:
-            node_ports.update(port for entry in entries if (port := node_port_of(entry)) is not None)
 
     def is_ours(key: VirtualServerKey) -> bool:
-        if key.address in bound or key in witnessed:
+        family = key.address.family
+        if key.address in bound:
             return True
-        return key.address in host_addresses and node_port(key) in node_ports
+        if any(SetEntry(name, key.address, key.protocol, key.port) in sets.get(name, ()) for name in _WITNESS_NAMES[family]):
+            return True
+        return key.address in host_addresses and any(
+            SetEntry(name, port=key.port) in sets.get(name, ()) for name in _NODE_PORT_NAMES[family, key.protocol]
+        )
 
     return is_ours
 

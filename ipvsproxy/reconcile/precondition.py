@@ -18,9 +18,7 @@ from ipvsproxy.reconcile.claims import Claims, Keep
 def held_back(claims: Claims) -> Collection[VirtualServerKey]:
     """The virtual servers that are wanted and missing, and may not be added yet (rule 1)."""
     table = claims.virtual_servers
-    return {
-        key for key in table.pending if key in table.desired and key not in table.observed and not _may_be_reached(claims, key)
-    }
+    return {key for key in table.pending if key not in table.observed and not _may_be_reached(claims, key)}
 
 
 def premature_addresses(claims: Claims, held_back: Collection[VirtualServerKey]) -> Collection[Address]:

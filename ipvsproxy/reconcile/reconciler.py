@@ -11,7 +11,7 @@ import dataclasses
 import errno
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import assert_never
 
 from ipvsproxy.model.kernel import (
@@ -31,14 +31,15 @@ from ipvsproxy.model.kernel import (
     VirtualServer,
     VirtualServerKey,
 )
-from ipvsproxy.model.net import Address, Network
+from ipvsproxy.model.net import Network
 from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, Verb, kind_of
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Observation, ServiceState
-from ipvsproxy.reconcile import diff, order, ownership, precondition
+from ipvsproxy.reconcile import diff, order, ownership, wishes
 from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
 from ipvsproxy.reconcile.drain import Drains
 from ipvsproxy.reconcile.retry import Retries
+from ipvsproxy.reconcile.table import KEYS_AT_ONCE
 
 _ERRORS_SHOWN = 5
 """How many failures a report holds in full."""
@@ -77,42 +78,49 @@ class Reconciler:
 
     def observe(self, seen: Observation, now: float) -> None:
         """Replace what is believed of the kernel by what was seen; parts that could not be read stay as they were."""
+        for _ in self.observing(seen, now):
+            pass
+
+    def observing(self, seen: Observation, now: float) -> Iterator[None]:
+        """As ``observe``, with a pause every few hundred keys, in which nothing else may be done to the reconciler."""
         claims = self.claims
         if seen.sets is not None:
             claims.sets.observe(dict.fromkeys((IP_SETS[name] for name in seen.sets), True), _theirs)
             for name, table in claims.entries.items():
-                table.observe(dict.fromkeys(seen.sets.get(name, ()), True), _ours)
+                yield from table.observing(dict.fromkeys(seen.sets.get(name, ()), True), _ours)
         if seen.device is not None:
             devices = [device for device in claims.devices.desired if seen.device]
             claims.devices.observe(dict.fromkeys(devices, True), _theirs)
         if seen.addresses is not None:
-            claims.addresses.observe(dict.fromkeys(seen.addresses, True), _ours)
+            yield from claims.addresses.observing(dict.fromkeys(seen.addresses, True), _ours)
         if seen.sysctls is not None:
             claims.sysctls.observe(seen.sysctls, _theirs)
         for family, image in seen.skeletons.items():
             claims.skeletons.confirm(family, image)
         if seen.virtual_servers is not None:
-            self._recall_drains(seen.virtual_servers, now)
+            yield from self._recall_drains(seen.virtual_servers, now)
             host = {item.address for item in seen.interface_addresses or ()}
             entries = {name: table.observed.keys() for name, table in claims.entries.items()}
             is_ours = ownership.owned_virtual_servers(entries, claims.addresses.observed, host)
-            claims.virtual_servers.observe(seen.virtual_servers, is_ours)
+            yield from claims.virtual_servers.observing(seen.virtual_servers, is_ours)
             self._has_seen_all |= None not in (seen.sets, seen.addresses, seen.interface_addresses)
 
-    def _recall_drains(self, seen: Mapping[VirtualServerKey, ObservedVirtualServer], now: float) -> None:
+    def _recall_drains(self, seen: Mapping[VirtualServerKey, ObservedVirtualServer], now: float) -> Iterator[None]:
         """Take up drains that a former process began; drop those whose real server is gone."""
         known = {key for key, _, _ in self.drains}
         desired = self.claims.virtual_servers.desired
         for key in known:
             if key not in seen or key not in desired:
                 self.drains.end_all(key)
-        for key, wanted in desired.items():
+        for number, (key, wanted) in enumerate(desired.items(), 1):
             observed = seen.get(key)
             if observed and (key in known or not observed.real_servers.keys() <= wanted.real_servers):
                 draining = {one for one, weight in observed.real_servers.items() if not weight and one not in wanted.real_servers}
                 self.drains.keep_only(key, draining)
                 for real_server in draining:
                     self.drains.begin(key, real_server, now)
+            if number % KEYS_AT_ONCE == 0:
+                yield
 
     def note_connections(self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None], now: float) -> None:
         """Book the connection counts of virtual servers that ``drains.due`` asked for."""
@@ -127,11 +135,13 @@ class Reconciler:
         """
         for key in self.drains.expire(now):
             self.claims.virtual_servers.touch(key)
-        operations = list(self._operations())
-        if self._retries:
-            operations = self._due(operations, now)
+        operations = list(wishes.wanted(self.claims, self.drains, self._seed))
         if only_additions:
             operations = [operation for operation in operations if not order.is_removal(operation)]
+        else:
+            operations += wishes.surplus(self.claims, self.drains, has_seen_all=self._has_seen_all)
+        if self._retries:
+            operations = self._due(operations, now)
         operations.sort(key=order.rank)
         return Plan(operations)
 
@@ -149,55 +159,6 @@ class Reconciler:
             elif not (isinstance(item, RealServer) and item.virtual_server in missing):
                 due.append(operation)
         return due
-
-    def _operations(self) -> Iterator[Operation]:
-        claims = self.claims
-        for path in claims.sysctls.pending:
-            yield Operation(Verb.SET, claims.sysctls.desired[path])
-        if TIMEOUTS in claims.timeouts.pending:
-            yield Operation(Verb.SET, claims.timeouts.desired[TIMEOUTS])
-        for device in claims.devices.pending:
-            yield Operation(Verb.ADD, device)
-        for ip_set in claims.sets.pending:
-            yield Operation(Verb.ADD, ip_set)
-        for family in claims.skeletons.pending:
-            yield Operation(Verb.SET, claims.skeletons.desired[family])
-        witnesses = ownership.Witnesses(
-            key for key in claims.virtual_servers.pending if key not in claims.virtual_servers.desired
-        )
-        held_back = precondition.held_back(claims)
-        yield from self._virtual_server_operations(held_back)
-        yield from self._entry_operations(witnesses)
-        yield from self._address_operations(witnesses, precondition.premature_addresses(claims, held_back))
-        for flow in claims.flows.pending:
-            keep = claims.flows.desired[flow]
-            if precondition.leads_only_to(claims, flow, keep):
-                yield Operation(Verb.REMOVE, FlowCleaning(flow, keep.real_servers))
-
-    def _virtual_server_operations(self, held_back: Collection[VirtualServerKey]) -> Iterator[Operation]:
-        table = self.claims.virtual_servers
-        for key in table.pending:
-            if key not in held_back:
-                wanted, seen = table.desired.get(key), table.observed.get(key)
-                yield from diff.virtual_server_operations(key, wanted, seen, self.drains.is_over, self._seed)
-
-    def _entry_operations(self, witnesses: ownership.Witnesses) -> Iterator[Operation]:
-        for table in self.claims.entries.values():
-            for entry in table.pending:
-                if entry in table.desired:
-                    if precondition.may_be_added(self.claims, entry):
-                        yield Operation(Verb.ADD, entry)
-                elif self._has_seen_all and not witnesses.need(entry) and precondition.may_be_removed(self.claims, entry):
-                    yield Operation(Verb.REMOVE, entry)
-
-    def _address_operations(self, witnesses: ownership.Witnesses, premature: Collection[Address]) -> Iterator[Operation]:
-        table = self.claims.addresses
-        for address in table.pending:
-            if address in table.desired:
-                if address not in premature:
-                    yield Operation(Verb.ADD, BoundAddress(address))
-            elif self._has_seen_all and address not in witnesses.addresses:
-                yield Operation(Verb.REMOVE, BoundAddress(address))
 
     def settle(self, outcomes: Sequence[Outcome], now: float) -> Report:
         """Book what became of the operations of a plan."""
@@ -289,7 +250,7 @@ class Reconciler:
     @property
     def pending(self) -> int:
         """How many keys differ; a real server that is draining is not counted."""
-        return sum(len(table.pending) for table in self.claims.all())
+        return sum(len(table.pending) + len(table.surplus) for table in self.claims.all())
 
     def next_s(self) -> float | None:
         """When there will be something to do without any event: a retry, or a look at a drain."""

@@ -1,15 +1,19 @@
 """Desired and observed: the two sides of one kind of kernel object.
 
-Rule 1: a key whose two sides differ is pending, whatever made them differ: a change, drift, a failure. Nothing else is
-remembered of what has yet to be done.
+Rule 1: a key whose two sides differ is pending or surplus, whatever made them differ: a change, drift, a failure. Nothing else
+is remembered of what has yet to be done.
 Rule 2: where several owners want one key, the lowest owner has it and the others wait; when it goes, the next one has it.
 Rule 3: what was observed and nobody wants is removed only if it is ours, and not protected.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from ipvsproxy.model.kernel import Owner
+
+KEYS_AT_ONCE = 500
+"""How many keys are compared without a pause: about a millisecond of work."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -42,6 +46,7 @@ class Table(Generic[K, V, W]):
         self._observed: dict[K, W] = {}
         self._foreign: set[K] = set()
         self._pending: dict[K, None] = {}
+        self._surplus: dict[K, None] = {}
 
     @property
     def desired(self) -> Mapping[K, V]:
@@ -60,8 +65,13 @@ class Table(Generic[K, V, W]):
 
     @property
     def pending(self) -> Collection[K]:
-        """Keys whose two sides differ, oldest first."""
+        """Wanted keys whose two sides differ, oldest first."""
         return self._pending
+
+    @property
+    def surplus(self) -> Collection[K]:
+        """Keys of ours that are there and that nobody wants, oldest first; kept apart, because at a start these may be all."""
+        return self._surplus
 
     def conflicts(self) -> Iterator[Conflict]:
         """All keys that more than one owner wants."""
@@ -111,12 +121,19 @@ class Table(Generic[K, V, W]):
 
     def observe(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> None:
         """Replace all that is believed to be there. What was believed to be ours, and is there, stays ours."""
+        for _ in self.observing(listing, is_ours):
+            pass
+
+    def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> Iterator[None]:
+        """As ``observe``, with a pause after each ``KEYS_AT_ONCE`` keys. Nothing else may be done to the table meanwhile."""
         known = self._observed.keys() - self._foreign
         self._foreign = {key for key in listing if key not in known and not is_ours(key)}
         self._observed = dict(listing)
-        self._pending = {}
-        for key in (*self._desired, *(self._observed.keys() - self._desired.keys())):
+        self._pending, self._surplus = {}, {}
+        for number, key in enumerate(itertools.chain(self._desired, self._observed.keys() - self._desired.keys()), 1):
             self.touch(key)
+            if number % KEYS_AT_ONCE == 0:
+                yield
 
     def confirm(self, key: K, value: W | None) -> None:
         """Book that we made the kernel hold this value, or (None) that it does not hold the key: it is ours now."""
@@ -129,19 +146,23 @@ class Table(Generic[K, V, W]):
 
     def touch(self, key: K) -> None:
         """Compare the two sides of a key again."""
-        if self.differs(key):
-            self._pending[key] = None
-        elif key in self._pending:
-            del self._pending[key]
-            if not self._pending:
-                self._pending = {}  # one that was large is walked at its old size for ever
-
-    def differs(self, key: K) -> bool:
-        """Whether the two sides of the key differ in a way that calls for an operation."""
         wanted, seen = self._desired.get(key), self._observed.get(key)
-        if wanted is None:
-            return seen is not None and key not in self._foreign and not self._is_protected(key)
-        return seen is None or self._differs(wanted, seen)
+        if wanted is not None:
+            differs, due, other = seen is None or self._differs(wanted, seen), self._pending, self._surplus
+        else:
+            differs = seen is not None and key not in self._foreign and not self._is_protected(key)
+            due, other = self._surplus, self._pending
+        if differs:
+            due[key] = None
+        elif key in due:
+            del due[key]
+        if key in other:
+            del other[key]
+        # A dictionary that was large is walked at its old size for ever.
+        if not self._pending:
+            self._pending = {}
+        if not self._surplus:
+            self._surplus = {}
 
 
 def presence(keys: Iterable[K], owner: Owner) -> Mapping[K, Owner]:

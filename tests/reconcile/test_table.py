@@ -18,7 +18,7 @@ def ours(*keys: str) -> Callable[[str], bool]:
 
 
 def pending(wishes: Table[str, tuple[Owner, int], int]) -> Collection[str]:
-    return list(wishes.pending)
+    return [*wishes.pending, *wishes.surplus]
 
 
 def test_a_wanted_key_is_pending_until_the_kernel_holds_what_is_wanted() -> None:

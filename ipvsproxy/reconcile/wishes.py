@@ -1,0 +1,63 @@
+"""What differs, as operations: the one walk over all pending and surplus keys. Order is ``order``'s, not this module's."""
+
+from collections.abc import Iterator
+
+from ipvsproxy.model.kernel import BoundAddress, FlowCleaning
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.reconcile import diff, ownership, precondition
+from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
+from ipvsproxy.reconcile.drain import Drains
+
+
+def wanted(claims: Claims, drains: Drains, seed: int) -> Iterator[Operation]:
+    """What is to be done for the keys that somebody wants, as far as it may be done now."""
+    yield from _foundation(claims)
+    for table in claims.entries.values():
+        for entry in table.pending:
+            if precondition.may_be_added(claims, entry):
+                yield Operation(Verb.ADD, entry)
+    held_back = precondition.held_back(claims)
+    virtual_servers = claims.virtual_servers
+    for key in virtual_servers.pending:
+        if key not in held_back:
+            wish, seen = virtual_servers.desired[key], virtual_servers.observed.get(key)
+            yield from diff.virtual_server_operations(key, wish, seen, drains.is_over, seed)
+    premature = precondition.premature_addresses(claims, held_back)
+    for address in claims.addresses.pending:
+        if address not in premature:
+            yield Operation(Verb.ADD, BoundAddress(address))
+    for flow in claims.flows.pending:
+        keep = claims.flows.desired[flow]
+        if precondition.leads_only_to(claims, flow, keep):
+            yield Operation(Verb.REMOVE, FlowCleaning(flow, keep.real_servers))
+
+
+def _foundation(claims: Claims) -> Iterator[Operation]:
+    for path in claims.sysctls.pending:
+        yield Operation(Verb.SET, claims.sysctls.desired[path])
+    if TIMEOUTS in claims.timeouts.pending:
+        yield Operation(Verb.SET, claims.timeouts.desired[TIMEOUTS])
+    for device in claims.devices.pending:
+        yield Operation(Verb.ADD, device)
+    for ip_set in claims.sets.pending:
+        yield Operation(Verb.ADD, ip_set)
+    for family in claims.skeletons.pending:
+        yield Operation(Verb.SET, claims.skeletons.desired[family])
+
+
+def surplus(claims: Claims, drains: Drains, *, has_seen_all: bool) -> Iterator[Operation]:
+    """What is to be removed. ``has_seen_all``: whatever may witness that a virtual server is ours has been looked at once."""
+    going = claims.virtual_servers.surplus
+    for key in going:
+        seen = claims.virtual_servers.observed[key]
+        yield from diff.virtual_server_operations(key, None, seen, drains.is_over, 0)
+    if not has_seen_all:
+        return
+    witnesses = ownership.Witnesses(going)
+    for table in claims.entries.values():
+        for entry in table.surplus:
+            if not witnesses.need(entry) and precondition.may_be_removed(claims, entry):
+                yield Operation(Verb.REMOVE, entry)
+    for address in claims.addresses.surplus:
+        if address not in witnesses.addresses:
+            yield Operation(Verb.REMOVE, BoundAddress(address))
