@@ -1,0 +1,412 @@
+"""The program as a whole on a kernel in memory: how it begins, what keeps it from beginning, and how it ends.
+
+The same on a real kernel, as a process of its own, is in ``tests/test_program.py``.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import os
+import pathlib
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Self
+
+import pytest
+
+from ipvsproxy.config.settings import Config, Servers
+from ipvsproxy.daemon import app, directory, log, web
+from ipvsproxy.kernel import host, notify
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome
+from tests import api_server, builders, memory_node
+from tests.config import loading
+from tests.fake_kernel import FakeKernel
+
+MANIFEST = """
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
+"""
+PROGRAM = Program((1, 8, 9), "nf_tables")
+
+
+class Kernel(FakeKernel):
+    """With the attributes of the real one that the program asks for. ``on_apply`` is called before operations are applied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host_addresses = memory_node.new_kernel().host_addresses
+        self.sysctls = dict.fromkeys(("net/ipv4/vs/conntrack", "net/ipv4/ip_forward"), "0")
+        self.ports: set[int] = set()
+        self.on_apply: Callable[[], None] = lambda: None
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        self.on_apply()
+        return super().apply(operations)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """The kernel of all programs that this test runs. Logging is left as it is: the test's own loggers go on using it."""
+    kernel = Kernel()
+
+    @contextlib.asynccontextmanager
+    async def running_kernel(_: object) -> AsyncIterator[KernelThread[Kernel]]:
+        thread = await KernelThread.start(lambda: kernel)
+        yield thread
+        thread.stop()
+
+    monkeypatch.setattr(app, "_running_kernel", running_kernel)
+    monkeypatch.setattr(app, "_usable_programs", lambda _: dict.fromkeys(Family, PROGRAM))
+    monkeypatch.setattr(app, "_set_oom_score", lambda _: None)
+    monkeypatch.setattr(log, "set_up", lambda **_: None)
+    return kernel
+
+
+def configured(*flags: str) -> Config:
+    """A configuration that these flags complete, without HTTP servers."""
+    config = loading.from_flags("--hostname-override=node-a", *flags)
+    return dataclasses.replace(config, servers=Servers(health=None, metrics=None))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order_and_leaves_the_kernel_as_it_is(
+    kernel: Kernel, tmp_path: pathlib.Path, number: signal.Signals
+) -> None:
+    (tmp_path / "web.yaml").write_text(MANIFEST)
+    kernel.on_apply = lambda: os.kill(os.getpid(), number)
+    assert app.run(configured(f"--manifests={tmp_path}")) == 0
+    assert kernel.device, "what was under way is done"
+    assert not [operation for operation in kernel.applied if operation.verb.value == "remove"]
+
+
+def test_a_program_that_is_stopped_while_it_waits_ends_in_order(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve_nothing(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(directory.DirectorySource, "run", serve_nothing)
+    assert app.run(configured(f"--manifests={pathlib.Path.cwd()}")) == 0
+    assert kernel.applied == []
+
+
+def refusal(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What a program says that can not start."""
+    assert app.run(config) == app.CANNOT_START
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("ipvsproxy: ") for line in lines)
+    assert lines[-1] == "ipvsproxy: nothing was programmed"
+    return [line.removeprefix("ipvsproxy: ") for line in lines[:-1]]
+
+
+def test_a_directory_that_is_missing_is_named(kernel: Kernel, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "missing"
+    assert refusal(configured(f"--manifests={missing}"), capsys) == [f"--manifests: {missing} is not a directory"]
+    assert kernel.applied == []
+
+
+def test_a_kubeconfig_that_is_missing_is_named(
+    kernel: Kernel, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "missing"
+    (line,) = refusal(configured(f"--kubeconfig={missing}"), capsys)
+    assert line == f"kubeconfig {missing}: {missing}: No such file or directory"
+    assert kernel.applied == []
+
+
+def test_without_kubeconfig_outside_a_pod_it_is_said_what_is_missing(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    (line,) = refusal(configured(), capsys)
+    assert line.startswith("no --kubeconfig was given, and the service account of a pod can not be used")
+
+
+def test_an_api_server_that_does_not_answer_is_given_up(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(app, "FIRST_LISTS_S", 0.5)
+    (line,) = refusal(configured(f"--kubeconfig={kubeconfig}"), capsys)
+    begin = f"no complete list of Services, EndpointSlices, Nodes within 0 s from API server http://127.0.0.1:{port}: "
+    assert line.startswith(begin)
+    assert "Connect call failed" in line.removeprefix(begin)
+    assert kernel.applied == []
+
+
+def test_lists_that_came_in_time_are_not_asked_about_again(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "web.yaml").write_text(MANIFEST)
+    monkeypatch.setattr(app, "FIRST_LISTS_S", 0.2)
+
+    waited = app._await_first_lists
+
+    async def wait_and_stop(*arguments: object) -> None:
+        await waited(*arguments)  # type: ignore[arg-type]  # handed on as they came
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(app, "_await_first_lists", wait_and_stop)
+    assert app.run(configured(f"--manifests={tmp_path}")) == 0
+    assert builders.frontend("10.96.0.10", 80) in kernel.virtual_servers
+
+
+def test_an_unexpected_exception_ends_the_process(kernel: Kernel, tmp_path: pathlib.Path) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    kernel.on_apply = fail
+    with pytest.raises(ZeroDivisionError):
+        app.run(configured(f"--manifests={tmp_path}"))
+
+
+def test_an_address_that_can_not_be_listened_on_ends_it_if_so_configured(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def serve(*_: object, **__: object) -> None:
+        raise web.BindError("127.0.0.1:10256 is taken")
+
+    monkeypatch.setattr(web, "serve", serve)
+    config = loading.from_flags("--hostname-override=node-a", f"--manifests={tmp_path}", "--bind-address-hard-fail")
+    assert app.run(config) == app.FAILED
+    assert "ipvsproxy: 127.0.0.1:10256 is taken\n" in capsys.readouterr().err
+
+
+# What must be there.
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A host that has everything that is asked for, except a real kernel: each test takes one thing away."""
+    monkeypatch.setattr(log, "set_up", lambda **_: None)
+    monkeypatch.setattr(host, "missing_privileges", tuple)
+    monkeypatch.setattr(host, "load_modules", lambda: "")
+    monkeypatch.setattr(host, "missing_features", tuple)
+    monkeypatch.setattr(host, "missing_set_types", tuple)
+
+    def make(*_: object) -> Kernel:
+        return Kernel()
+
+    monkeypatch.setattr(app, "NodeKernel", make)
+    return monkeypatch
+
+
+MISSING = (host.Missing("it is not there", "get it"),)
+
+
+@pytest.mark.parametrize("what", ["missing_privileges", "missing_features", "missing_set_types"])
+def test_what_the_host_lacks_is_said_with_its_remedy(
+    bare: pytest.MonkeyPatch, what: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare.setattr(host, what, lambda: MISSING)
+    assert refusal(configured(f"--manifests={tmp_path}"), capsys) == ["it is not there: get it"]
+
+
+def test_what_modprobe_said_is_told_where_the_kernel_lacks_something(
+    bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare.setattr(host, "load_modules", lambda: "modprobe: module ip_vs not found")
+    bare.setattr(host, "missing_features", lambda: MISSING)
+    assert refusal(configured(f"--manifests={tmp_path}"), capsys) == [
+        "it is not there: get it",
+        "modprobe says: modprobe: module ip_vs not found",
+    ]
+
+
+def test_a_kernel_that_can_not_be_opened_says_why(
+    bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make(*_: object) -> Kernel:
+        raise KernelError(action="open a netlink socket", errno=errno.EPERM)
+
+    bare.setattr(app, "NodeKernel", make)
+    (line,) = refusal(configured(f"--manifests={tmp_path}"), capsys)
+    assert "open a netlink socket" in line
+
+
+class Iptables:
+    """An iptables driver of which these families can not be served: not usable, or not writable."""
+
+    def __init__(self, unusable: Sequence[Family], unwritable: Sequence[Family]) -> None:
+        self._unusable = unusable
+        self._unwritable = unwritable
+
+    def usable(self, family: Family) -> str:
+        return "is not installed" if family in self._unusable else ""
+
+    def try_writing(self, family: Family) -> str:
+        return "refuses rules" if family in self._unwritable else ""
+
+    def program(self, family: Family) -> Program:
+        return PROGRAM
+
+
+@pytest.mark.parametrize(
+    ("unusable", "unwritable", "served"),
+    [([], [], list(Family)), ([Family.IPV6], [], [Family.IPV4]), ([], [Family.IPV4], [Family.IPV6])],
+)
+def test_one_family_is_enough(
+    bare: pytest.MonkeyPatch, unusable: Sequence[Family], unwritable: Sequence[Family], served: Sequence[Family]
+) -> None:
+    kernel = Kernel()
+    bare.setattr(kernel, "iptables", Iptables(unusable, unwritable), raising=False)
+    assert app._usable_programs(kernel) == dict.fromkeys(served, PROGRAM)  # type: ignore[arg-type]  # a double
+
+
+def test_without_any_family_each_ones_reason_is_said(bare: pytest.MonkeyPatch) -> None:
+    kernel = Kernel()
+    bare.setattr(kernel, "iptables", Iptables([Family.IPV4], [Family.IPV6]), raising=False)
+    with pytest.raises(app.CannotStartError) as raised:
+        app._usable_programs(kernel)  # type: ignore[arg-type]  # a double
+    assert raised.value.reasons == (
+        "IPv4 can not be served: is not installed",
+        "IPv6 can not be served: refuses rules",
+    )
+
+
+# What others change.
+
+
+class Listener:
+    """Tells what a test wrote, once its descriptor is readable."""
+
+    def __init__(self) -> None:
+        self.told: list[notify.Change] = []
+        self.is_broken = False
+        self.is_closed = False
+        self._reading, self._writing = socket.socketpair()
+
+    def wake(self) -> None:
+        self._writing.send(b"x")
+
+    def fileno(self) -> int:
+        return self._reading.fileno()
+
+    def read(self) -> Sequence[notify.Change]:
+        if self.is_broken:
+            raise KernelError(action="listen for changes of interfaces", errno=errno.EBADF)
+        self._reading.recv(1)
+        told, self.told = self.told, []
+        return told
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_closed = True
+        self._reading.close()
+        self._writing.close()
+
+
+class Told:
+    """What an engine was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.arrived = asyncio.Event()
+
+    def kernel_changed(self) -> None:
+        self.calls.append("kernel")
+        self.arrived.set()
+
+    def interfaces_changed(self) -> None:
+        self.calls.append("interfaces")
+        self.arrived.set()
+
+
+OURS = InterfaceAddress(DEVICE, builders.addresses("10.96.0.10")[0], 32)
+THEIRS = builders.interface_address("eth0", "192.168.0.11")
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> Listener:
+    listener = Listener()
+    monkeypatch.setattr(notify, "ChangeListener", lambda *, own_ports: listener)
+    return listener
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (notify.AddressAppeared(THEIRS), "interfaces"),
+        (notify.AddressVanished(THEIRS), "interfaces"),
+        (notify.AddressAppeared(OURS), "kernel"),
+        (notify.AddressVanished(OURS), "kernel"),
+        (notify.DeviceVanished(DEVICE), "kernel"),
+        (notify.Overrun(), "kernel"),
+    ],
+)
+async def test_what_others_change_has_the_loop_look_again(listener: Listener, change: notify.Change, expected: str) -> None:
+    told = Told()
+    following = asyncio.create_task(app._follow_interfaces(told, Kernel()))  # type: ignore[arg-type]  # doubles
+    listener.told = [change]
+    listener.wake()
+    await told.arrived.wait()
+    following.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await following
+    assert told.calls == [expected]
+    assert listener.is_closed
+
+
+async def test_a_listener_that_breaks_ends_the_process(listener: Listener) -> None:
+    listener.is_broken = True
+    listener.wake()
+    with pytest.raises(KernelError, match="listen for changes"):
+        await app._follow_interfaces(Told(), Kernel())  # type: ignore[arg-type]  # doubles
+    assert listener.is_closed
+
+
+async def test_a_failing_part_stops_the_others_and_servers_tell_before_they_stop() -> None:
+    order: list[str] = []
+
+    class Status:
+        def stop(self) -> None:
+            order.append("told")
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            order.append(name)
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await app._until_stopped(asyncio.Event(), Status(), [work("work"), fail()], [work("server")])  # type: ignore[arg-type]  # a double
+    assert order == ["told", "work", "server"]
+
+
+async def test_a_part_that_ends_by_itself_ends_nothing() -> None:
+    stopping = asyncio.Event()
+
+    class Status:
+        def stop(self) -> None:
+            assert stopping.is_set()
+
+    async def end() -> None:
+        asyncio.get_running_loop().call_later(0.01, stopping.set)
+
+    await app._until_stopped(stopping, Status(), [end()], [])  # type: ignore[arg-type]  # a double
+
+
+def test_the_conntrack_maximum_is_read_or_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda _: "65536\n")
+    assert app._conntrack_maximum() == 65536
+
+    def fail(_: pathlib.Path) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(pathlib.Path, "read_text", fail)
+    assert app._conntrack_maximum() == 0
