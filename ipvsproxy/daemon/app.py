@@ -7,18 +7,18 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 import structlog
 
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import log as logs
 from ipvsproxy.daemon import measure, web, wiring
-from ipvsproxy.daemon.directory import DirectorySource
+from ipvsproxy.daemon import source as sources
 from ipvsproxy.daemon.engine import Engine
 from ipvsproxy.daemon.metrics import Metrics
-from ipvsproxy.daemon.reflector import WatchStatus
 from ipvsproxy.daemon.serving import Serving
+from ipvsproxy.daemon.source import CannotStartError, Source
 from ipvsproxy.daemon.status import Status
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.kernel import host, notify
@@ -29,7 +29,7 @@ from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome
-from ipvsproxy.model.service import Event, ObjectKind
+from ipvsproxy.model.service import Event
 from ipvsproxy.translate import skeleton
 
 FAILED = 1
@@ -40,28 +40,6 @@ FIRST_LISTS_S = 20.0
 """How long the first lists may take before the process gives up, to be started again by whoever supervises it."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-
-
-class Source(Protocol):
-    """Where Services, EndpointSlices and the Node come from."""
-
-    async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
-        """Deliver events for ever."""
-
-    def describe(self) -> str:
-        """Where that is, and, if it does not answer, what was last wrong."""
-
-    @property
-    def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
-        """How each watch is doing, if it has any."""
-
-
-class CannotStartError(Exception):
-    """What is missing, one sentence each."""
-
-    def __init__(self, *reasons: object) -> None:
-        self.reasons = tuple(map(str, reasons))
-        super().__init__("; ".join(self.reasons))
 
 
 def run(config: Config) -> int:
@@ -89,7 +67,7 @@ async def _serve(config: Config) -> None:
     if config.without_effect:
         log.info("accepted without effect", settings=list(config.without_effect))
     metrics = Metrics()
-    source = await _make_source(config, metrics)
+    source = await sources.make(config, metrics)
     async with _running_kernel(metrics.applied) as kernel:
         programs = await kernel.call(_usable_programs, kernel.target)
         store = Store(started_s=time.time())
@@ -126,28 +104,6 @@ async def _serve(config: Config) -> None:
         work = (following, source.run(deliver), engine.run(), _await_first_lists(store, source))
         await _until_stopped(stopping, status, work, serving.servers())
         log.info("stopped; the kernel stays as it is")
-
-
-async def _make_source(config: Config, metrics: Metrics) -> Source:
-    if config.source.manifests:
-        if not await asyncio.to_thread(pathlib.Path(config.source.manifests).is_dir):
-            raise CannotStartError(f"--manifests: {config.source.manifests} is not a directory")
-        return DirectorySource(config.source.manifests)
-    # Not above: the client library takes half a second and 50 MiB, and a directory of manifests does not need it.
-    from ipvsproxy.daemon.watch import KubernetesSource, SourceError  # noqa: PLC0415
-
-    source = KubernetesSource(
-        node_name=config.node_name,
-        kubeconfig=config.source.kubeconfig,
-        master=config.source.api_server,
-        on_restart=metrics.watch_restarted,
-        on_request=metrics.requested,
-    )
-    try:
-        await source.check()
-    except SourceError as error:
-        raise CannotStartError(error) from error
-    return source
 
 
 @contextlib.asynccontextmanager

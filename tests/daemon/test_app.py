@@ -18,6 +18,7 @@ import pytest
 
 from ipvsproxy.config.settings import Config, Servers
 from ipvsproxy.daemon import app, directory, log, web
+from ipvsproxy.daemon.source import CannotStartError
 from ipvsproxy.kernel import host, notify
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program
@@ -266,7 +267,7 @@ def test_one_family_is_enough(
 def test_without_any_family_each_ones_reason_is_said(bare: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
     bare.setattr(kernel, "iptables", Iptables([Family.IPV4], [Family.IPV6]), raising=False)
-    with pytest.raises(app.CannotStartError) as raised:
+    with pytest.raises(CannotStartError) as raised:
         app._usable_programs(kernel)  # type: ignore[arg-type]  # a double
     assert raised.value.reasons == (
         "IPv4 can not be served: is not installed",
