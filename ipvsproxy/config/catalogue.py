@@ -74,6 +74,15 @@ OWN = (
         empty_is_unset=True,
         beats_file=True,
     ),
+    Option(
+        "ipvs-drain-deadline",
+        "ipvsproxy.drainDeadline",
+        Kind.DURATION,
+        "0s",
+        "How long the TCP connections of an endpoint that is gone may go on; 0 means until they end by themselves.",
+        status=Status.OWN,
+        minimum=0,
+    ),
 )
 
 NODE = (

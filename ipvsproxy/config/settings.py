@@ -51,7 +51,8 @@ class ListenAddress(NamedTuple):
 class Ipvs:
     """Programming of IPVS. ``sync_period_s`` is above 0; a timeout of 0 leaves the kernel's as it is.
 
-    ``excluded_networks`` hold addresses whose virtual servers are never removed.
+    ``excluded_networks`` hold addresses whose virtual servers are never removed. ``drain_deadline_s`` bounds the time that
+    the connections of a removed real server have; 0 does not.
     """
 
     scheduler: str = "rr"
@@ -62,6 +63,7 @@ class Ipvs:
     tcp_timeout_s: float = 0
     tcp_fin_timeout_s: float = 0
     udp_timeout_s: float = 0
+    drain_deadline_s: float = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -208,6 +208,7 @@ def _ipvs(answers: Answers) -> settings.Ipvs:
         tcp_timeout_s=answers.seconds("ipvs.tcpTimeout"),
         tcp_fin_timeout_s=answers.seconds("ipvs.tcpFinTimeout"),
         udp_timeout_s=answers.seconds("ipvs.udpTimeout"),
+        drain_deadline_s=answers.seconds("ipvsproxy.drainDeadline"),
     )
 
 

@@ -32,7 +32,8 @@ def translation_settings(config: Config, random_fully: Mapping[Family, bool]) ->
 
 def policy(config: Config) -> Policy:
     """For the reconciler."""
-    return Policy(node_name=config.node_name, excluded=config.ipvs.excluded_networks)
+    ipvs = config.ipvs
+    return Policy(node_name=config.node_name, drain_deadline_s=ipvs.drain_deadline_s, excluded=ipvs.excluded_networks)
 
 
 def engine_settings(config: Config, kernel_version: tuple[int, int], processors: int, conntrack_maximum: int) -> EngineSettings:

@@ -77,6 +77,7 @@ CASES = [
     ),
     ("source", ServiceSource(kubeconfig="/k"), "--kubeconfig=/k", "clientConnection: {kubeconfig: /k}"),
     ("source", ServiceSource(manifests="/m"), "--manifests=/m", "ipvsproxy: {manifests: /m}"),
+    ("ipvs.drain_deadline_s", 600, "--ipvs-drain-deadline=10m", "ipvsproxy: {drainDeadline: 10m}"),
     ("node_name", "other", "--hostname-override= OTHER ", "hostnameOverride: ' Other '"),
 ]
 
