@@ -67,7 +67,8 @@ class Service:
 
     ``created_s`` is ``metadata.creationTimestamp`` in seconds since the epoch, 0 when unknown: of two Services that want one
     address and port the older one gets it. ``affinity_timeout_s`` 0 means no session affinity. ``load_balancer_addresses``
-    are those of ``status.loadBalancer.ingress`` whose ``ipMode`` is VIP or absent.
+    are those of ``status.loadBalancer.ingress`` whose ``ipMode`` is VIP or absent. ``admits_nobody``: there are source ranges,
+    but none that can be read; who may come in is not known, so nobody may.
     """
 
     name: ServiceName
@@ -79,6 +80,7 @@ class Service:
     external_addresses: tuple[Address, ...] = ()
     load_balancer_addresses: tuple[Address, ...] = ()
     source_ranges: tuple[Network, ...] = ()
+    admits_nobody: bool = False
     affinity_timeout_s: int = 0
     internal_traffic_local: bool = False
     external_traffic_local: bool = False

@@ -27,6 +27,10 @@ DEFAULT_AFFINITY_TIMEOUT_S = 10800
 """What the API server writes into ``sessionAffinityConfig`` when it is absent (core/v1 defaults)."""
 LONGEST_AFFINITY_TIMEOUT_S = 86400
 HIGHEST_PORT = 65535
+MOST_ENDPOINTS = 1000
+"""In one EndpointSlice (maxEndpoints, pkg/apis/discovery/validation in kubernetes/kubernetes)."""
+MOST_SKIPPED = 20
+"""How many unusable parts of one object are told one by one: a log has other readers too."""
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 _NONE: frozenset[str] = frozenset()
@@ -51,6 +55,7 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
     )
     health_port = _port("spec.healthCheckNodePort", spec.health_check_node_port or 0, skipped)
     cluster = _cluster_addresses(spec, skipped)
+    source_ranges, admits_nobody = _source_ranges(spec, skipped)
     return Service(
         name=name,
         uid=metadata.uid or "",
@@ -60,13 +65,14 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
         cluster_addresses=cluster,
         external_addresses=external,
         load_balancer_addresses=_load_balancer_addresses(raw.status, skipped),
-        source_ranges=_networks("spec.loadBalancerSourceRanges", spec.load_balancer_source_ranges or (), skipped),
+        source_ranges=source_ranges,
+        admits_nobody=admits_nobody,
         affinity_timeout_s=_affinity_timeout(spec, skipped),
         internal_traffic_local=spec.internal_traffic_policy == "Local",
         external_traffic_local=external_local,
         health_check_node_port=health_port if kind is ServiceType.LOAD_BALANCER and external_local else 0,
         not_served=None if cluster else Skipped("spec.clusterIPs", "none is a usable address"),
-        skipped=tuple(skipped),
+        skipped=_told(skipped),
     )
 
 
@@ -138,6 +144,17 @@ def _load_balancer_addresses(status: wire.ServiceStatus | None, skipped: list[Sk
     return _addresses("status.loadBalancer.ingress", texts, skipped)
 
 
+def _source_ranges(spec: wire.ServiceSpec, skipped: list[Skipped]) -> tuple[tuple[Network, ...], bool]:
+    """Who may come in, and whether that is nobody: a typing error must not open what somebody wanted closed."""
+    field = "spec.loadBalancerSourceRanges"
+    texts = spec.load_balancer_source_ranges or ()
+    found = _networks(field, texts, skipped)
+    admits_nobody = not found and any(text.strip() for text in texts)
+    if admits_nobody:
+        skipped.append(Skipped(field, "none can be read: nobody is let in by the load balancer's addresses"))
+    return found, admits_nobody
+
+
 def _affinity_timeout(spec: wire.ServiceSpec, skipped: list[Skipped]) -> int:
     if spec.session_affinity != "ClientIP":
         return 0
@@ -172,6 +189,14 @@ def _parsed(field: str, texts: Iterable[str], read: Callable[[str], T], skipped:
     return tuple(found)
 
 
+def _told(skipped: list[Skipped]) -> tuple[Skipped, ...]:
+    rest = skipped[MOST_SKIPPED:]
+    if not rest:
+        return tuple(skipped)
+    more = Skipped(rest[0].field, f"{rest[0].reason}; {len(rest)} such parts from here on", any(one.invalid for one in rest))
+    return (*skipped[:MOST_SKIPPED], more)
+
+
 def parse_endpoint_slice(
     raw: wire.EndpointSliceWire, name: EndpointSliceName, *, default_port_names: bool = False
 ) -> EndpointSlice:
@@ -194,9 +219,9 @@ def parse_endpoint_slice(
         service=ServiceName(name.namespace, service) if service else None,
         family=family,
         ports=tuple(_endpoint_ports(raw.ports or (), skipped, default_port_names=default_port_names)),
-        endpoints=tuple(_endpoints(raw.endpoints or (), family, skipped)) if family else (),
+        endpoints=tuple(_endpoints(_bounded(raw.endpoints or [], skipped), family, skipped)) if family else (),
         trigger_s=_seconds(metadata.annotations.trigger_time if metadata.annotations else None),
-        skipped=tuple(skipped),
+        skipped=_told(skipped),
     )
 
 
@@ -213,6 +238,13 @@ def _endpoint_ports(
             skipped.append(Skipped(f"ports[{number}].port", f"{raw.port} is outside 1..{HIGHEST_PORT}"))
         else:
             yield EndpointPort(raw.name or "", protocol, raw.port or 0)
+
+
+def _bounded(endpoints: list[wire.EndpointWire], skipped: list[Skipped]) -> list[wire.EndpointWire]:
+    if len(endpoints) <= MOST_ENDPOINTS:
+        return endpoints
+    skipped.append(Skipped("endpoints", f"{len(endpoints)} of them; the first {MOST_ENDPOINTS} are used, the API allows no more"))
+    return endpoints[:MOST_ENDPOINTS]
 
 
 def _endpoints(endpoints: Iterable[wire.EndpointWire], family: Family, skipped: list[Skipped]) -> list[Endpoint]:
@@ -265,7 +297,7 @@ def parse_node(raw: wire.NodeWire, name: str) -> Node:
         addresses=_addresses("status.addresses", texts, skipped),
         pod_networks=_networks("spec.podCIDRs", pod_cidrs, skipped),
         leaving=bool(metadata.deletion_timestamp) or any(taint.key == AUTOSCALER_TAINT for taint in spec.taints or ()),
-        skipped=tuple(skipped),
+        skipped=_told(skipped),
     )
 
 

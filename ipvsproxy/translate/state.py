@@ -82,6 +82,7 @@ class _FamilyState:
         self.external_addresses = external if settings.external_addresses else []
         ranges = [item for item in service.source_ranges if item.family is family] if service.source_ranges else []
         self.source_ranges: list[Network] = [] if any(item.prefix_length == 0 for item in ranges) else ranges
+        self.is_restricted = bool(self.source_ranges) or service.admits_nobody
         self.virtual_server_settings = _settings(service, settings)
 
         self.virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
@@ -145,7 +146,7 @@ class _FamilyState:
             self._enter(SetKind.LOAD_BALANCER, address, port.protocol, port.port)
             if local:
                 self._enter(SetKind.LOAD_BALANCER_LOCAL, address, port.protocol, port.port)
-            if self.source_ranges:
+            if self.is_restricted:
                 self._restrict(virtual_server)
             self._bind_unless_elsewhere(address)
         if port.node_port:

@@ -28,6 +28,37 @@ def _reasons(parsed: EndpointSlice | Node) -> list[str]:
     return [str(skipped) for skipped in parsed.skipped]
 
 
+def _wide_slice(addresses: list[str]) -> EndpointSlice:
+    endpoints = [{"addresses": [address]} for address in addresses]
+    document = {"addressType": "IPv4", "metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "endpoints": endpoints}
+    return parse.parse_endpoint_slice(msgspec.convert(document, wire.EndpointSliceWire), EndpointSliceName(*NAME))
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_of_more_endpoints_than_the_api_allows_the_first_are_used(beyond: int) -> None:
+    parsed = _wide_slice([f"10.{number >> 8}.{number & 255}.1" for number in range(parse.MOST_ENDPOINTS + beyond)])
+    assert len(parsed.endpoints) == 1000
+    assert parsed.endpoints[-1].address == parse_address("10.3.231.1")
+    assert _reasons(parsed) == ["endpoints: 1001 of them; the first 1000 are used, the API allows no more"] * beyond
+
+
+@pytest.mark.parametrize(
+    ("count", "last"), [(20, "endpoints[19].addresses[0]: 'x19' is not an IP address"), (21, None), (500, None)]
+)
+def test_of_many_unusable_parts_the_first_are_told_and_the_others_counted(count: int, last: str | None) -> None:
+    reasons = _reasons(_wide_slice([f"x{number}" for number in range(count)]))
+    assert reasons[0] == "endpoints[0].addresses[0]: 'x0' is not an IP address"
+    counted = f"endpoints[20].addresses[0]: 'x20' is not an IP address; {count - 20} such parts from here on"
+    assert reasons[-1] == (last or counted)
+    assert len(reasons) == min(count, 21)
+
+
+def test_parts_that_are_counted_are_a_fault_if_one_of_them_is() -> None:
+    told = parse._told([Skipped("labels", "not ours", invalid=False)] * 21)
+    assert not told[-1].invalid
+    assert parse._told([*told[:-1], Skipped("a", "not ours", invalid=False), Skipped("b", "wrong")])[-1].invalid
+
+
 def _slice(document: dict[str, Any], *, default_port_names: bool = False) -> EndpointSlice:
     defaults = {"metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4"}
     raw = msgspec.convert(defaults | document, wire.EndpointSliceWire)

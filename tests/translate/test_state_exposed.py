@@ -1,5 +1,7 @@
 """Node ports, external and load balancer addresses, source ranges, health checks: what can be reached from outside."""
 
+import dataclasses
+
 import pytest
 
 from ipvsproxy.model.kernel import HealthListener, SetKind
@@ -296,6 +298,15 @@ def test_a_range_of_everything_or_none_of_the_family_restricts_nobody(ranges: tu
     for kind in (SetKind.LOAD_BALANCER_FIREWALL, SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP):
         assert members(kind, state) == set()
     assert state.refused == ()
+
+
+def test_source_ranges_of_which_none_can_be_read_let_nobody_in() -> None:
+    wanted = dataclasses.replace(_load_balancer(), admits_nobody=True)
+    state = _on_a_node_without_addresses(wanted)
+    assert members(SetKind.LOAD_BALANCER_FIREWALL, state) == {"1.2.3.4,tcp:80"}
+    assert members(SetKind.LOAD_BALANCER_SOURCE_CIDR, state) == members(SetKind.LOAD_BALANCER_SOURCE_IP, state) == set()
+    assert state.refused == (builders.frontend("1.2.3.4", 80),)
+    assert outline(skeleton_of(state), "filter", "KUBE-SOURCE-RANGES-FIREWALL") == [("", "DROP")]
 
 
 def test_a_source_range_of_one_address_is_written_as_ipset_prints_it() -> None:
