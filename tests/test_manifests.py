@@ -205,7 +205,7 @@ def test_the_image_bears_the_version_of_the_package() -> None:
     assert _kustomization("base")["images"] == [{"name": _container(_base())["image"], "newTag": version}]
 
 
-@pytest.mark.parametrize("program", [*iptables._COMMANDS.values(), "modprobe"])
+@pytest.mark.parametrize("program", [*iptables.COMMANDS.values(), "modprobe"])
 def test_the_image_holds_every_program_that_is_started(program: str) -> None:
     packages = {"iptables": "iptables", "ip6tables": "iptables", "modprobe": "kmod"}
     (install,) = (argument for name, argument in _instructions() if name == "RUN" and "apt-get install" in argument)
