@@ -5,7 +5,7 @@ The loop is that of ``ipvsproxy/daemon/engine.py`` without its waiting: time pas
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from ipvsproxy.model.kernel import ChainKey, SetEntry, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Network, parse_address
@@ -95,18 +95,19 @@ class SimulatedNode:
         for _ in range(MOST_ROUNDS):
             plan = self.plan()
             if plan.operations:
-                self.reports.append(self.reconciler.settle(self._apply(plan), self.now))
+                self.reports.append(self.reconciler.settle(self.apply(plan.operations), self.now))
             elif due := self.reconciler.drains.due(self.now):
                 self.reconciler.note_connections(self.kernel.connections(due), self.now)
             else:
                 return self.applied
         raise AssertionError(f"still not done after {MOST_ROUNDS} rounds: {plan}")
 
-    def _apply(self, plan: Plan) -> list[Outcome]:
-        identities = [fake_kernel._identity(operation.item) for operation in plan.operations]
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Have the kernel do what was planned, without booking it."""
+        identities = [fake_kernel._identity(operation.item) for operation in operations]
         assert len(set(identities)) == len(identities), "one plan, one operation per object"
         outcomes = []
-        for operation in plan.operations:
+        for operation in operations:
             outcomes += self.kernel.apply([operation])
             self.applied.append(operation)
             self.after_each(operation)

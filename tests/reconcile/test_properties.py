@@ -12,11 +12,14 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 
 from ipvsproxy.model.kernel import (
+    BoundAddress,
     Connections,
     ObservedVirtualServer,
     RealServer,
     RealServerKey,
+    SetEntry,
     SetKind,
+    Skeleton,
     VirtualServer,
     VirtualServerKey,
 )
@@ -38,13 +41,15 @@ FOREIGN = builders.frontend("203.0.113.9", 25)
 EXCLUDED = builders.frontend("198.51.100.7", 80)
 KEYS = tuple(builders.frontend(address, port.port, port.protocol) for address in (*CLUSTER_IPS, LOAD_BALANCER) for port in PORTS)
 REAL_SERVERS = tuple(builders.backend(address) for address in ENDPOINTS)
+KINDS = (VirtualServer, RealServer, SetEntry, BoundAddress, Skeleton)
+PARTS = ("virtual_servers", "sets", "addresses", "interface_addresses", "device")
 DEADLINE_S = 100.0
 
 
 @st.composite
-def services(draw: st.DrawFn) -> tuple[Service, EndpointSlice]:
+def services(draw: st.DrawFn, names: tuple[str, ...] = NAMES) -> tuple[Service, EndpointSlice]:
     """One of three Services, older or younger, with some of all there is."""
-    name = draw(st.sampled_from(NAMES))
+    name = draw(st.sampled_from(names))
     ports = draw(st.sets(st.sampled_from(PORTS), min_size=1))
     has_load_balancer = draw(st.booleans())
     service = builders.service(
@@ -82,6 +87,10 @@ def held(kernel: fake_kernel.FakeKernel) -> Mapping[str, object]:
     }
 
 
+def _firewall(key: VirtualServerKey) -> SetEntry:
+    return examples.entry(SetKind.LOAD_BALANCER_FIREWALL, key)
+
+
 def _is_tcp(key: VirtualServerKey) -> bool:
     return key.protocol is Protocol.TCP
 
@@ -102,11 +111,18 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         self.live: set[tuple[VirtualServerKey, RealServerKey]] = set()
         self.is_disturbed = False
         self.are_witnesses_lost = False
+        self.has_read_only_a_part = False
         self.node = simulation.SimulatedNode(
             kernel, drain_deadline_s=DEADLINE_S, excluded=("198.51.100.0/24",), after_each=self._look
         )
 
     # What happens.
+
+    @stateful.initialize(changes=st.tuples(*(services((name,)) for name in NAMES)))
+    def begin_with_all_services(self, changes: tuple[tuple[Service, EndpointSlice], ...]) -> None:
+        for change in changes:
+            self.put(change)
+        self.node.sync()
 
     @stateful.rule(change=services())
     def put(self, change: tuple[Service, EndpointSlice]) -> None:
@@ -127,24 +143,31 @@ class AnyHistory(stateful.RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self.node.sync(after_s=seconds)
 
-    @stateful.rule(kinds=st.sets(st.sampled_from(("add", "set", "remove")), min_size=1), times=st.integers(1, 6))
-    def let_operations_fail(self, kinds: set[str], times: int) -> None:
-        self.node.kernel.fail(lambda operation: operation.verb.value in kinds, errno.ENOMEM, times=times)
+    @stateful.rule(verb=st.sampled_from(Verb), kind=st.sampled_from(KINDS), times=st.integers(1, 4))
+    def let_operations_fail(self, verb: Verb, kind: type, times: int) -> None:
+        self.node.kernel.fail(
+            lambda operation: operation.verb is verb and isinstance(operation.item, kind), errno.ENOMEM, times=times
+        )
 
     @stateful.precondition(lambda self: not self.are_witnesses_lost)
-    @stateful.rule()
-    def restart(self) -> None:
-        self.node.restart()
-        self.is_disturbed = False
-
-    @stateful.precondition(lambda self: not self.are_witnesses_lost)
-    @stateful.rule(parts=st.sets(st.sampled_from(("virtual_servers", "sets", "addresses", "interface_addresses"))))
-    def restart_and_read_only_a_part(self, parts: set[str]) -> None:
-        self.node.kernel.unreadable = parts
+    @stateful.rule(number=st.integers(0, 8), gone=st.sets(st.sampled_from(NAMES)), unreadable=st.sets(st.sampled_from(PARTS)))
+    def die_in_the_middle_of_a_plan(self, number: int, gone: set[str], unreadable: set[str]) -> None:
+        """The next process reads the kernel in part at first; some Services went while there was none."""
+        self.node.apply(self.node.plan().operations[:number])
+        for name in gone:
+            self.remove(name)
+        self.node.kernel.unreadable = unreadable
+        self.has_read_only_a_part = bool(unreadable)
         self.node.restart()
         self.node.sync()
         self.node.kernel.unreadable = set()
         self.is_disturbed = True
+
+    @stateful.rule()
+    def connections_cannot_be_read(self) -> None:
+        self.node.kernel.unreadable = {"connections"}
+        self.node.sync(after_s=1)
+        self.node.kernel.unreadable = set()
 
     @stateful.precondition(lambda self: self._serving())
     @stateful.rule(data=st.data())
@@ -180,6 +203,8 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         elif (key, real_server) not in self.weightless_since_s:
             server.real_servers[real_server] = weight
 
+    # Who has not seen the virtual servers yet knows them only by their witnesses, and is not asked to do without both.
+    @stateful.precondition(lambda self: not self.has_read_only_a_part)
     @stateful.rule(data=st.data())
     def somebody_changes_the_rest(self, data: st.DataObject) -> None:
         self.is_disturbed = True
@@ -213,7 +238,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
                     self.weightless_since_s.setdefault(pair, self.node.now)
                 elif operation.verb is Verb.REMOVE and not self._holds(key, real_server):
                     if pair in self.live and self._is_wanted(key):
-                        assert self.node.now - self.weightless_since_s[pair] >= DEADLINE_S, operation
+                        assert self.node.now - self.weightless_since_s.get(pair, self.node.now) >= DEADLINE_S, operation
                     self._forget(*pair)
                 elif self._holds(key, real_server) and kernel.virtual_servers[key].real_servers[real_server]:
                     self.weightless_since_s.pop(pair, None)
@@ -239,7 +264,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
                 node.observe()
                 self.is_disturbed = False
             node.sync(after_s=61)
-        self.are_witnesses_lost = False
+        self.are_witnesses_lost = self.has_read_only_a_part = False
         assert not node.plan().operations
         assert node.reconciler.pending == 0
         assert held(node.kernel) == held(self._from_nothing())
@@ -250,6 +275,8 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         self.node.sync(after_s=DEADLINE_S)
         assert len(self.node.reconciler.drains) == 0
         assert self.node.reconciler.next_s() is None
+        for key, server in self.node.kernel.virtual_servers.items():
+            assert key in self.alien or all(server.real_servers.values()), key
 
     # What the rules ask.
 
@@ -267,6 +294,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
                 wanted = min(states, key=lambda state: state.owner).virtual_servers[key]
                 assert server.settings == wanted.settings
                 assert {one for one, weight in server.real_servers.items() if weight} == wanted.real_servers
+                assert self._is_restricted(key) is (_firewall(key) in self.node.kernel.sets[_firewall(key).set].entries)
 
     def _serving(self) -> list[tuple[VirtualServerKey, RealServerKey]]:
         return sorted(
@@ -286,7 +314,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
     def _is_restricted(self, key: VirtualServerKey) -> bool:
         owner = min((state.owner, name) for name, state in self.node.states.items() if key in state.virtual_servers)[0]
         entries = self.node.states[owner.service].entries
-        return examples.entry(SetKind.LOAD_BALANCER_FIREWALL, key) in entries
+        return _firewall(key) in entries
 
     def _holds(self, key: VirtualServerKey, real_server: RealServerKey) -> bool:
         server = self.node.kernel.virtual_servers.get(key)

@@ -1,0 +1,82 @@
+"""What a change costs must follow from the change, not from the number of Services: calls are counted, nothing is timed."""
+
+import collections
+
+import pytest
+
+from ipvsproxy.model.kernel import BoundAddress, RealServer, SetEntry, VirtualServer
+from ipvsproxy.model.net import parse_address
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.service import EndpointSlice, Service
+from ipvsproxy.reconcile import diff, table
+from tests import builders
+from tests.reconcile import simulation
+
+MANY = 2000
+
+
+def numbered(number: int, *endpoints: str) -> tuple[Service, EndpointSlice]:
+    name, address = f"web-{number}", f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}"
+    slices = builders.endpoint_slice(*(builders.endpoint(one, "node-b") for one in endpoints), service=name)
+    return builders.service(name, cluster=(address,)), slices
+
+
+def serving(count: int) -> simulation.SimulatedNode:
+    node = simulation.SimulatedNode()
+    for number in range(count):
+        node.put(*numbered(number, "10.244.0.1"))
+    node.sync()
+    assert len(node.kernel.virtual_servers) == count
+    return node
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
+    """How often keys are compared, and what is compared of them."""
+    counted: collections.Counter[str] = collections.Counter()
+    touch, compare = table.Table.touch, diff.differs
+
+    def counting_touch(self: table.Table[object, object, object], key: object) -> None:
+        counted["touch"] += 1
+        touch(self, key)
+
+    def counting_differs(*arguments: object) -> bool:
+        counted["differs"] += 1
+        return compare(*arguments)  # type: ignore[arg-type]  # handed on as they came
+
+    monkeypatch.setattr(table.Table, "touch", counting_touch)
+    monkeypatch.setattr(diff, "differs", counting_differs)
+    return counted
+
+
+def test_one_endpoint_more_among_many_services_is_one_operation(calls: collections.Counter[str]) -> None:
+    spent = []
+    for count in (2, MANY):
+        node = serving(count)
+        calls.clear()
+        node.put(*numbered(1, "10.244.0.1", "10.244.0.2"))
+        key = builders.frontend("10.96.0.1", 80)
+        assert node.sync() == [Operation(Verb.ADD, RealServer(key, builders.backend("10.244.0.2"), 1))]
+        spent.append(dict(calls))
+    assert spent[0] == spent[1]
+    assert 0 < spent[0]["touch"] < 10
+
+
+def test_one_service_more_among_many_is_its_own_operations(calls: collections.Counter[str]) -> None:
+    spent = []
+    for count in (2, MANY):
+        node = serving(count)
+        calls.clear()
+        node.put(*numbered(5000, "10.244.0.1"))
+        made = node.sync()
+        assert {type(operation.item) for operation in made} == {VirtualServer, RealServer, SetEntry, BoundAddress}
+        assert len(made) == 5
+        spent.append(dict(calls))
+    assert spent[0] == spent[1]
+
+
+def test_an_audit_that_finds_one_thing_wrong_among_many_repairs_that_one() -> None:
+    node = serving(MANY)
+    node.kernel.addresses.discard(parse_address("10.96.0.7"))
+    node.observe()
+    assert node.sync() == [Operation(Verb.ADD, BoundAddress(parse_address("10.96.0.7")))]
