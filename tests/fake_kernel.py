@@ -133,6 +133,12 @@ class FakeKernel:
             raise KernelError(action="list addresses", errno=errno.EIO)
         return tuple(self.host_addresses)
 
+    def read_timeouts(self) -> Timeouts:
+        """The IPVS timeouts."""
+        if "timeouts" in self.unreadable:
+            raise KernelError(action="read the IPVS timeouts", errno=errno.EIO)
+        return self.timeouts
+
     def connections(
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:

@@ -18,6 +18,7 @@ from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
     RealServer,
     RealServerKey,
+    Timeouts,
     VirtualServer,
     VirtualServerKey,
     VirtualServerSettings,
@@ -39,6 +40,7 @@ _SETTINGS = tuple(
     message.Field((_SERVICE, kind), code)
     for kind, code in ((1, "H"), (2, "H"), (3, "16s"), (4, "2s"), (6, "s"), (7, "I"), (8, "I"))
 )
+_TIMEOUTS = tuple(message.Field((kind,), "I") for kind in (4, 5, 6))
 _CONNECTIONS = tuple(message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (7, "I"), (8, "I")))
 
 
@@ -133,6 +135,19 @@ class IpvsDriver:
             return {key: listed[key].connections if key in listed else {} for key in keys}
         layout = message.Layout(_CONNECTIONS)
         return {key: self._connections(key, layout) for key in keys}
+
+    def read_timeouts(self) -> Timeouts:
+        """The connection timeouts.
+
+        Raises:
+            KernelError: they could not be read.
+        """
+        action = "read the IPVS timeouts"
+        data, start, end = self._channel.ask(self._encoder.configuration(), action)
+        values = message.Layout(_TIMEOUTS).read(data, start + _GENERIC_HEADER, end)
+        if values is None:
+            raise KernelError(action=action, detail="the answer is not complete")
+        return Timeouts(*values)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Add, set and remove virtual and real servers, set timeouts; at most one operation per object.

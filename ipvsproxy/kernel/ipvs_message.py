@@ -99,6 +99,10 @@ class Encoder:
         """The dump of all virtual servers."""
         return self._message(ipvs.IPVS_CMD_GET_SERVICE, [], netlink.REQUEST | netlink.DUMP)
 
+    def configuration(self) -> bytes:
+        """What the connection timeouts are."""
+        return self._message(ipvs.IPVS_CMD_GET_CONFIG, [], netlink.REQUEST)
+
     def destinations(self, key: VirtualServerKey) -> bytes:
         """The dump of one virtual server's real servers."""
         service = _key(key.address.family, key.protocol, str(key.address), key.port)

@@ -128,6 +128,14 @@ class NodeKernel:
         """
         return self._addresses.observe()[2]
 
+    def read_timeouts(self) -> Timeouts:
+        """The IPVS connection timeouts.
+
+        Raises:
+            KernelError: they could not be read.
+        """
+        return self.ipvs.read_timeouts()
+
     def connections(
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:

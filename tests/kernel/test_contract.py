@@ -59,6 +59,8 @@ class Kernel(Interface):
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]: ...
 
+    def read_timeouts(self) -> Timeouts: ...
+
     def connections(
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]: ...
@@ -384,6 +386,7 @@ def test_a_setting_is_read_back_and_one_that_does_not_exist_is_refused(kernel: K
 
 def test_timeouts_are_taken(kernel: Kernel) -> None:
     assert [outcome.error for outcome in apply(kernel, Verb.SET, Timeouts(0, 0, 250))] == [""]
+    assert kernel.read_timeouts() == Timeouts(900, 120, 250)
 
 
 def test_cleaning_where_nothing_flows_removes_nothing(kernel: Kernel) -> None:
