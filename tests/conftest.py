@@ -12,7 +12,12 @@ import socket
 import struct
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+
+# How long an example takes says more about what else the machine does than about the code.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914

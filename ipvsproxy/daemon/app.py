@@ -19,9 +19,9 @@ from ipvsproxy.daemon.engine import Engine
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.serving import Serving
 from ipvsproxy.daemon.source import CannotStartError, Source
-from ipvsproxy.daemon.status import Status
+from ipvsproxy.daemon.status import Notice, Status
 from ipvsproxy.daemon.store import Store
-from ipvsproxy.kernel import host, notify
+from ipvsproxy.kernel import host, notify, scheduler
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.kernel.node import NodeKernel
@@ -36,6 +36,8 @@ FAILED = 1
 """Exit status when an address can not be listened on and the configuration says that this is the end."""
 CANNOT_START = 2
 """Exit status when something is missing that this process can not provide. Nothing was programmed."""
+FALLBACK_SCHEDULER = "rr"
+"""For when the kernel has not the one that was asked for: served in another order is better than not served."""
 FIRST_LISTS_S = 20.0
 """How long the first lists may take before the process gives up, to be started again by whoever supervises it."""
 
@@ -70,12 +72,18 @@ async def _serve(config: Config) -> None:
     source = await sources.make(config, metrics)
     async with _running_kernel(metrics.applied) as kernel:
         programs = await kernel.call(_usable_programs, kernel.target)
+        scheduler_name, why_not = await kernel.call(_usable_scheduler, kernel.target, config.ipvs.scheduler)
         store = Store(started_s=time.time())
         status = Status(families=programs, sync_period_s=config.ipvs.sync_period_s, clock=time.monotonic, wall_clock=time.time)
+        if why_not:
+            status.notices.append(Notice("SchedulerMissing", f"{why_not}; {scheduler_name} is used instead"))
+            log.error("scheduler is not used", reason=why_not, used=scheduler_name)
         serving = Serving(config, status, metrics)
         engine = Engine(
             settings=wiring.engine_settings(config, host.kernel_version(), host.processor_count(), _conntrack_maximum()),
-            translation=wiring.translation_settings(config, {family: one.random_fully for family, one in programs.items()}),
+            translation=wiring.translation_settings(
+                config, {family: one.random_fully for family, one in programs.items()}, scheduler_name
+            ),
             policy=wiring.policy(config),
             store=store,
             kernel=kernel,
@@ -89,7 +97,7 @@ async def _serve(config: Config) -> None:
         log.info(
             "starting",
             node=config.node_name,
-            scheduler=config.ipvs.scheduler,
+            scheduler=scheduler_name,
             families=[family.label for family in programs],
             iptables=sorted({program.variant for program in programs.values()}),
         )
@@ -124,6 +132,24 @@ async def _running_kernel(on_applied: Callable[[Sequence[Outcome], float], None]
         yield kernel
     finally:
         kernel.stop()
+
+
+def _usable_scheduler(kernel: NodeKernel, wanted: str) -> tuple[str, str]:
+    """The scheduler to use: the wanted one, or the fall-back and why the wanted one cannot be had.
+
+    Raises:
+        CannotStartError: neither can be had.
+    """
+    reasons: list[str] = []
+    for name in dict.fromkeys((wanted, FALLBACK_SCHEDULER)):
+        try:
+            reason = scheduler.why_unusable(kernel.ipvs, name)
+        except KernelError as error:
+            raise CannotStartError(error) from error
+        if not reason:
+            return name, "".join(reasons)
+        reasons.append(reason)
+    raise CannotStartError(*reasons)
 
 
 def _usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:

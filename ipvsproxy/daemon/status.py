@@ -9,6 +9,7 @@ Rule 3: a process that is about to stop says so before it stops.
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
 from ipvsproxy.daemon.summary import SyncSummary
 from ipvsproxy.model.net import Family
@@ -16,6 +17,13 @@ from ipvsproxy.model.service import Node
 
 LATE_PERIODS = 2
 """As kube-proxy has it (pkg/proxy/healthcheck in kubernetes/kubernetes)."""
+
+
+class Notice(NamedTuple):
+    """Something about this process that its operators should find at the Node: ``reason`` is that of a Kubernetes event."""
+
+    reason: str
+    message: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +61,7 @@ class Status:
         """``wall_clock`` gives seconds since the epoch. Everything is asked for from now on."""
         self.families = tuple(sorted(families))
         self.node: Node | None = None
+        self.notices: list[Notice] = []
         self._late_s = LATE_PERIODS * sync_period_s
         self._clock = clock
         self._wall_clock = wall_clock

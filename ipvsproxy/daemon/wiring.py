@@ -10,12 +10,15 @@ from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import sysctls, view
 
 
-def translation_settings(config: Config, random_fully: Mapping[Family, bool]) -> view.Settings:
-    """For translation. ``random_fully`` has the families that are served, and whether their iptables knows that option."""
+def translation_settings(config: Config, random_fully: Mapping[Family, bool], scheduler: str) -> view.Settings:
+    """For translation. ``random_fully`` has the families that are served, and whether their iptables knows that option.
+
+    ``scheduler`` is the configured one, or what replaces it on a kernel that has not got it.
+    """
     detect = config.detect_local
     by_bridge = detect.mode is LocalMode.BRIDGE_INTERFACE
     return view.Settings(
-        scheduler=config.ipvs.scheduler,
+        scheduler=scheduler,
         masquerade_all=config.masquerade.everything,
         masquerade_bit=config.masquerade.bit,
         random_fully=random_fully,

@@ -12,14 +12,15 @@ import pathlib
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Self
+from typing import Any, Self
 
 import pytest
+import structlog
 
 from ipvsproxy.config.settings import Config, Servers
-from ipvsproxy.daemon import app, directory, log, web
+from ipvsproxy.daemon import app, directory, log, status, web
 from ipvsproxy.daemon.source import CannotStartError
-from ipvsproxy.kernel import host, notify
+from ipvsproxy.kernel import host, notify, scheduler
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.kernel.thread import KernelThread
@@ -48,6 +49,8 @@ class Kernel(FakeKernel):
         self.sysctls = dict.fromkeys(("net/ipv4/vs/conntrack", "net/ipv4/ip_forward"), "0")
         self.ports: set[int] = set()
         self.on_apply: Callable[[], None] = lambda: None
+        self.ipvs = self
+        self.schedulers = {"rr", "wlc"}
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         self.on_apply()
@@ -69,6 +72,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(app, "_usable_programs", lambda _: dict.fromkeys(Family, PROGRAM))
     monkeypatch.setattr(app, "_set_oom_score", lambda _: None)
     monkeypatch.setattr(log, "set_up", lambda **_: None)
+    monkeypatch.setattr(scheduler, "why_unusable", lambda _, name: "" if name in kernel.schedulers else f"no scheduler {name}")
     return kernel
 
 
@@ -99,6 +103,29 @@ def test_a_program_that_is_stopped_while_it_waits_ends_in_order(kernel: Kernel, 
     assert kernel.applied == []
 
 
+@pytest.mark.parametrize("wanted", ["wlc", "nosuch"])
+def test_a_scheduler_that_the_kernel_has_not_is_told_of_and_replaced(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    class RememberedStatus(status.Status):
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            made.append(self)
+
+    made: list[status.Status] = []
+    monkeypatch.setattr(app, "Status", RememberedStatus)
+    (tmp_path / "web.yaml").write_text(MANIFEST)
+    kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    with structlog.testing.capture_logs() as logged:
+        assert app.run(configured(f"--manifests={tmp_path}", f"--ipvs-scheduler={wanted}")) == 0
+    used = "rr" if wanted == "nosuch" else wanted
+    assert [entry["scheduler"] for entry in logged if entry["event"] == "starting"] == [used]
+    told = [(entry["reason"], entry["used"]) for entry in logged if entry["event"] == "scheduler is not used"]
+    assert told == ([("no scheduler nosuch", "rr")] if wanted == "nosuch" else [])
+    message = "no scheduler nosuch; rr is used instead"
+    assert made[0].notices == ([status.Notice("SchedulerMissing", message)] if wanted == "nosuch" else [])
+
+
 def refusal(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What a program says that can not start."""
     assert app.run(config) == app.CANNOT_START
@@ -106,6 +133,26 @@ def refusal(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:
     assert all(line.startswith("ipvsproxy: ") for line in lines)
     assert lines[-1] == "ipvsproxy: nothing was programmed"
     return [line.removeprefix("ipvsproxy: ") for line in lines[:-1]]
+
+
+def test_a_kernel_without_any_usable_scheduler_is_refused(
+    kernel: Kernel, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    kernel.schedulers = set()
+    config = configured(f"--manifests={tmp_path}", "--ipvs-scheduler=nosuch")
+    assert refusal(config, capsys) == ["no scheduler nosuch", "no scheduler rr"]
+    assert refusal(configured(f"--manifests={tmp_path}"), capsys) == ["no scheduler rr"]
+
+
+@pytest.mark.checklist(95)
+def test_a_kernel_that_takes_no_virtual_servers_is_refused(
+    kernel: Kernel, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise KernelError(action="list the virtual servers", errno=errno.EPERM)
+
+    monkeypatch.setattr(scheduler, "why_unusable", fail)
+    assert refusal(configured(f"--manifests={tmp_path}"), capsys) == ["list the virtual servers: Operation not permitted"]
 
 
 def test_a_directory_that_is_missing_is_named(kernel: Kernel, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,8 @@ BOTH = {Family.IPV4: True, Family.IPV6: False}
 
 
 def translation(*flags: str) -> view.Settings:
-    return wiring.translation_settings(loading.from_flags(*flags), BOTH)
+    config = loading.from_flags(*flags)
+    return wiring.translation_settings(config, BOTH, config.ipvs.scheduler)
 
 
 def engine(*flags: str, kernel_version: tuple[int, int] = (6, 1), processors: int = 4, maximum: int = 0) -> EngineSettings:
@@ -31,8 +32,12 @@ def test_defaults_are_those_of_translation() -> None:
 
 
 def test_only_families_with_a_program_are_served() -> None:
-    settings = wiring.translation_settings(loading.from_flags(), {Family.IPV6: True})
+    settings = wiring.translation_settings(loading.from_flags(), {Family.IPV6: True}, "rr")
     assert settings.families == {Family.IPV6}
+
+
+def test_the_scheduler_is_the_one_that_the_kernel_has() -> None:
+    assert wiring.translation_settings(loading.from_flags("--ipvs-scheduler=nosuch"), BOTH, "rr").scheduler == "rr"
 
 
 def test_choices_reach_translation() -> None:

@@ -175,6 +175,20 @@ def test_source_ranges_are_trimmed_masked_and_read_once_each() -> None:
     assert _reasons(service) == ["spec.loadBalancerSourceRanges: '10.0.0.0' is not a CIDR range such as 10.0.0.0/8"]
 
 
+def test_source_ranges_of_which_none_can_be_read_admit_nobody() -> None:
+    service = _service({"loadBalancerSourceRanges": ["10.0.0.0", " "]})
+    assert service.source_ranges == ()
+    assert service.admits_nobody
+    assert _reasons(service)[-1] == (
+        "spec.loadBalancerSourceRanges: none can be read: nobody is let in by the load balancer's addresses"
+    )
+
+
+@pytest.mark.parametrize("ranges", [None, [], ["", " "], ["10.0.0.0", "192.0.2.0/24"], ["0.0.0.0/0"]])
+def test_no_source_ranges_or_some_that_can_be_read_do_not_shut_everybody_out(ranges: list[str] | None) -> None:
+    assert not _service({"loadBalancerSourceRanges": ranges}).admits_nobody
+
+
 @pytest.mark.parametrize(
     ("spec", "timeout_s"),
     [

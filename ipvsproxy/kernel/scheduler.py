@@ -1,0 +1,54 @@
+"""Whether the kernel has a scheduler. It loads the module by itself when a virtual server asks for it, so one has to ask.
+
+The virtual server that asks is kube-proxy's (pkg/proxy/ipvs in kubernetes/kubernetes), exists for a moment, and has no real
+server; its address belongs to documentation (RFC 5737), so that no client ever meets with it.
+"""
+
+import errno
+import itertools
+
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.ipvs import IpvsDriver
+from ipvsproxy.kernel.ipvs_message import SCHEDULER_NAME_LIMIT
+from ipvsproxy.model.kernel import VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+
+PROBE_ADDRESS = parse_address("198.51.100.0")
+FIRST_PROBE_PORT = 20000
+"""The first of its ports that is free: a virtual server that somebody else has there is left alone."""
+
+_ACTION = "find out which schedulers there are"
+
+
+def why_unusable(ipvs: IpvsDriver, scheduler: str) -> str:
+    """Why no virtual server can have this scheduler, one line for the operator; empty when it can be had.
+
+    Where an existing virtual server has it, nothing is tried.
+
+    Raises:
+        KernelError: virtual servers can not be listed, added or removed, whatever their scheduler.
+    """
+    missing = f"the kernel has no scheduler {scheduler!r}: the module ip_vs_{scheduler} is not there or cannot be loaded"
+    if len(scheduler) > SCHEDULER_NAME_LIMIT:
+        return missing
+    seen = ipvs.observe()
+    if any(server.settings.scheduler == scheduler for server in seen.values()):
+        return ""
+    keys = (VirtualServerKey(Protocol.TCP, PROBE_ADDRESS, port) for port in itertools.count(FIRST_PROBE_PORT))
+    probe = VirtualServer(next(key for key in keys if key not in seen), VirtualServerSettings(scheduler))
+    added = _apply(ipvs, Operation(Verb.ADD, probe))
+    if added.errno == errno.ENOENT:
+        return missing
+    if added.error:
+        raise KernelError(action=_ACTION, errno=added.errno, detail=added.error)
+    if not added.surprise:  # else somebody has just made it
+        removed = _apply(ipvs, Operation(Verb.REMOVE, probe))
+        if removed.error:
+            raise KernelError(action=_ACTION, errno=removed.errno, detail=removed.error)
+    return ""
+
+
+def _apply(ipvs: IpvsDriver, operation: Operation) -> Outcome:
+    (outcome,) = ipvs.apply([operation])
+    return outcome

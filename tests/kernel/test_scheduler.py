@@ -1,0 +1,114 @@
+"""The question for a scheduler: on a driver that answers as it is told, and on a real kernel."""
+
+import contextlib
+import errno
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+import pytest
+
+from ipvsproxy.kernel import scheduler
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.ipvs import IpvsDriver
+from ipvsproxy.model.kernel import ObservedVirtualServer, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+
+FIRST = VirtualServerKey(Protocol.TCP, scheduler.PROBE_ADDRESS, scheduler.FIRST_PROBE_PORT)
+OTHER = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 443)
+
+
+class Ipvs:
+    """A driver that knows these virtual servers by scheduler, and fails as it is told."""
+
+    def __init__(self, servers: Mapping[VirtualServerKey, str] | None = None, failures: Mapping[Verb, int] | None = None) -> None:
+        self.servers = dict(servers or {})
+        self.failures = failures or {}
+        self.calls: list[tuple[Verb, VirtualServerKey, str]] = []
+        self.surprise = False
+
+    def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
+        return {key: ObservedVirtualServer(VirtualServerSettings(name), {}) for key, name in self.servers.items()}
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        (operation,) = operations
+        assert isinstance(operation.item, VirtualServer)
+        self.calls.append((operation.verb, operation.item.key, operation.item.settings.scheduler))
+        number = self.failures.get(operation.verb, 0)
+        return [Outcome(operation, "it says no" if number else "", number, surprise=self.surprise)]
+
+
+def why_unusable(ipvs: Ipvs, name: str) -> str:
+    return scheduler.why_unusable(cast("IpvsDriver", ipvs), name)
+
+
+@pytest.mark.checklist(95)
+def test_a_scheduler_is_asked_for_by_a_virtual_server_that_goes_at_once() -> None:
+    ipvs = Ipvs({OTHER: "rr"})
+    assert why_unusable(ipvs, "wlc") == ""
+    assert ipvs.calls == [(Verb.ADD, FIRST, "wlc"), (Verb.REMOVE, FIRST, "wlc")]
+
+
+@pytest.mark.checklist(95)
+def test_nothing_is_tried_where_a_virtual_server_has_the_scheduler() -> None:
+    ipvs = Ipvs({OTHER: "wlc"})
+    assert why_unusable(ipvs, "wlc") == ""
+    assert ipvs.calls == []
+
+
+def test_a_virtual_server_that_somebody_has_there_is_left_alone() -> None:
+    ipvs = Ipvs({FIRST: "rr", FIRST._replace(port=20001): "rr"})
+    assert why_unusable(ipvs, "wlc") == ""
+    assert {key for _, key, _ in ipvs.calls} == {FIRST._replace(port=20002)}
+
+
+def test_one_that_somebody_has_made_meanwhile_is_not_removed() -> None:
+    ipvs = Ipvs()
+    ipvs.surprise = True
+    assert why_unusable(ipvs, "wlc") == ""
+    assert [verb for verb, _, _ in ipvs.calls] == [Verb.ADD]
+
+
+@pytest.mark.checklist(95)
+@pytest.mark.parametrize("verb", [Verb.ADD, Verb.REMOVE])
+def test_a_virtual_server_that_can_not_be_added_or_removed_is_an_error(verb: Verb) -> None:
+    with pytest.raises(KernelError, match="which schedulers there are: it says no") as raised:
+        why_unusable(Ipvs(failures={verb: errno.EPERM}), "rr")
+    assert raised.value.errno == errno.EPERM
+
+
+@pytest.fixture
+def driver(network_namespace: None) -> Iterator[IpvsDriver]:
+    with contextlib.closing(IpvsDriver()) as made:
+        yield made
+
+
+def listing() -> str:
+    command = (shutil.which("ipvsadm") or "ipvsadm", "-Sn")
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh"])
+def test_the_kernels_schedulers_are_usable_and_nothing_stays_behind(driver: IpvsDriver, name: str) -> None:
+    assert scheduler.why_unusable(driver, name) == ""
+    assert listing() == ""
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", ["nosuch", "x" * 40])
+def test_a_scheduler_that_the_kernel_has_not_is_named_with_its_module(driver: IpvsDriver, name: str) -> None:
+    assert scheduler.why_unusable(driver, name) == (
+        f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is not there or cannot be loaded"
+    )
+    assert listing() == ""
+
+
+@pytest.mark.kernel
+def test_what_others_have_at_the_address_of_the_question_stays_as_it_is(driver: IpvsDriver) -> None:
+    subprocess.run((shutil.which("ipvsadm") or "ipvsadm", "-A", "-t", "198.51.100.0:20000", "-s", "sh"), check=True)
+    before = listing()
+    assert scheduler.why_unusable(driver, "wlc") == ""
+    assert listing() == before
