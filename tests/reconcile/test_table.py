@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 
 from ipvsproxy.model.kernel import Owner
-from ipvsproxy.reconcile.table import Conflict, Table, presence
+from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Conflict, Table, presence
 
 OLD, MIDDLE, YOUNG = Owner(1, "ns", "old"), Owner(2, "ns", "middle"), Owner(3, "ns", "young")
 
@@ -159,6 +159,18 @@ def test_drift_is_pending_in_both_directions() -> None:
         wishes.confirm(key, 1)
     wishes.observe({"changed": 2, "kept": 1, "stray": 1}, ours("stray"))
     assert set(pending(wishes)) == {"changed", "lost", "stray"}
+
+
+def test_a_long_listing_is_compared_with_pauses_and_to_the_same_end() -> None:
+    wanted = {str(number): (OLD, number) for number in range(KEYS_AT_ONCE)}
+    listing = {str(number): 1 for number in range(2 * KEYS_AT_ONCE)}
+    at_once, in_parts = table(), table()
+    for wishes in (at_once, in_parts):
+        wishes.claim(OLD, {}, wanted)
+    at_once.observe(listing, ours(*wanted))
+    assert sum(1 for _ in in_parts.observing(listing, ours(*wanted))) == 2
+    assert list(at_once.pending) == list(in_parts.pending) == [key for key in wanted if key != "1"]
+    assert set(at_once.foreign) == set(in_parts.foreign) == listing.keys() - wanted.keys()
 
 
 def test_presence_is_a_claim_whose_value_is_the_owner() -> None:
