@@ -1,0 +1,270 @@
+"""The program as a process of its own, on a real kernel, following an API server: it begins, is stopped, and begins again.
+
+What keeps it from beginning ends it with status 2 and a sentence, and the kernel holds nothing of ours then.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import pathlib
+import shutil
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from tests import api_server, golden_state
+from tests.api_server import ApiServer
+from tests.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
+
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
+
+STOPPED_WITHIN_S = 2
+SYNCED_WITHIN_S = 60
+FLAGS = (
+    "--proxy-mode=ipvs",
+    "--hostname-override=node-a",
+    "--cluster-cidr=10.244.0.0/16,fd00:244::/64",
+    "--conntrack-max-per-core=0",  # the maximum can only be written in the host's own namespace
+)
+MAIN = ("-m", "ipvsproxy")
+IMPATIENT_MAIN = (
+    "-c",
+    "from ipvsproxy import cli; from ipvsproxy.daemon import app; app.FIRST_LISTS_S = 1; raise SystemExit(cli.main())",
+)
+"""As ``MAIN``, but it gives up soon where there is nothing to list."""
+
+State = Mapping[str, Any]
+
+
+@dataclasses.dataclass
+class Running:
+    """A program that runs, and the lines that it has logged so far."""
+
+    process: asyncio.subprocess.Process
+    log: list[str]
+
+    async def read_until(self, text: str) -> str:
+        """The next line that holds this text."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(SYNCED_WITHIN_S):
+            async for raw in self.process.stderr:
+                self.log.append(raw.decode())
+                if text in self.log[-1]:
+                    return self.log[-1]
+        raise AssertionError(f"it ended without {text!r}:\n{''.join(self.log)}")
+
+    async def stop(self) -> int:
+        """Ask it to stop; its exit status."""
+        began_s = time.monotonic()
+        self.process.terminate()
+        _, error = await asyncio.wait_for(self.process.communicate(), STOPPED_WITHIN_S + 10)
+        assert time.monotonic() - began_s < STOPPED_WITHIN_S, error.decode()
+        self.log += error.decode().splitlines(keepends=True)
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+
+@contextlib.asynccontextmanager
+async def running(*flags: str) -> AsyncIterator[Running]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *MAIN, *FLAGS, *flags, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield Running(process, [])
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+async def run(*command: str) -> tuple[int, str]:
+    """Run a command to its end; status and standard error."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    _, error = await asyncio.wait_for(process.communicate(), SYNCED_WITHIN_S)
+    assert process.returncode is not None
+    return process.returncode, error.decode()
+
+
+def service(name: str, number: int) -> Object:
+    addresses = [f"10.96.0.{number}", f"fd00:96::{number}"]
+    ports = [{"name": "http", "port": 80, "nodePort": 30000 + number}, {"name": "dns", "port": 53, "protocol": "UDP"}]
+    return {
+        "metadata": {"name": name},
+        "spec": {"type": "NodePort", "clusterIP": addresses[0], "clusterIPs": addresses, "ports": ports},
+    }
+
+
+def endpoint_slice(name: str, *addresses: str) -> Object:
+    return {
+        "metadata": {"name": f"{name}-1", "labels": {"kubernetes.io/service-name": name}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address], "nodeName": "node-a"} for address in addresses],
+        "ports": [{"name": "http", "port": 8080}, {"name": "dns", "port": 5353, "protocol": "UDP"}],
+    }
+
+
+NODE: Object = {"metadata": {"name": "node-a"}, "status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    """An API server that holds the Node and three Services."""
+    async with ApiServer() as server:
+        server.put(NODES, NODE)
+        for number in range(1, 4):
+            server.put(SERVICES, service(f"web-{number}", number))
+            server.put(ENDPOINT_SLICES, endpoint_slice(f"web-{number}", f"10.244.0.{number}", f"10.244.1.{number}"))
+        yield server
+
+
+@pytest.fixture
+def kubeconfig(server: ApiServer, tmp_path: pathlib.Path) -> str:
+    """A flag that leads to that server."""
+    return f"--kubeconfig={api_server.write_kubeconfig(tmp_path / 'kubeconfig', server.url)}"
+
+
+def read_state() -> State:
+    return golden_state.read_state()
+
+
+async def test_it_programs_what_the_server_says_follows_it_and_leaves_all_in_force_when_stopped(
+    server: ApiServer, kubeconfig: str
+) -> None:
+    async with running(kubeconfig) as program:
+        await program.read_until("event=synced")
+        first = read_state()
+        assert {row for row in first["virtual_servers"] if "10.96.0." in row} == {
+            f"{protocol} 10.96.0.{number}:{port}" for number in range(1, 4) for protocol, port in (("TCP", 80), ("UDP", 53))
+        }
+        assert len(first["real_servers"]) == 3 * 2 * 2
+        server.put(SERVICES, service("new", 9))
+        await program.read_until("event=synced")
+        server.delete(SERVICES, "web-1")
+        await program.read_until("event=synced")
+        last = read_state()
+        assert {row for row in last["virtual_servers"] if "10.96.0.9" in row} == {"TCP 10.96.0.9:80", "UDP 10.96.0.9:53"}
+        assert not [row for row in last["virtual_servers"] if "10.96.0.1:" in row]
+        assert await program.stop() == 0
+    assert "the kernel stays as it is" in program.log[-1]
+    assert read_state() == last
+
+
+async def test_a_restart_adopts_everything_without_a_single_operation(server: ApiServer, kubeconfig: str) -> None:
+    for item in server.store.objects(SERVICES):
+        # Of UDP ports, the tracked flows are looked through at each start.
+        server.put(SERVICES, item | {"spec": item["spec"] | {"ports": item["spec"]["ports"][:1]}})
+    async with running(kubeconfig) as program:
+        await program.read_until("event=synced")
+        assert await program.stop() == 0
+    held = read_state()
+    async with running(kubeconfig) as program:
+        line = await program.read_until("event=synced")
+        assert " services=3 operations=0 failed=0 pending=0 " in line
+        assert await program.stop() == 0
+    assert read_state() == held
+
+
+async def test_a_restart_finds_what_was_deleted_meanwhile(server: ApiServer, kubeconfig: str) -> None:
+    async with running(kubeconfig) as program:
+        await program.read_until("event=synced")
+        program.process.kill()
+    server.delete(SERVICES, "web-1")
+    server.delete(ENDPOINT_SLICES, "web-2-1")
+    async with running(kubeconfig) as program:
+        await program.read_until("event=synced")
+        adopted = read_state()
+        assert await program.stop() == 0
+    golden_state.clear_state()
+    async with running(kubeconfig) as program:
+        await program.read_until("event=synced")
+        assert read_state() == adopted
+
+
+async def test_an_address_that_somebody_takes_away_is_back_soon(server: ApiServer, kubeconfig: str) -> None:
+    async with running(kubeconfig, "--ipvs-sync-period=1h") as program:
+        await program.read_until("event=synced")
+        held = read_state()
+        assert (await run("ip", "address", "del", "10.96.0.1/32", "dev", "kube-ipvs0"))[0] == 0
+        await program.read_until("event=synced")
+        assert read_state() == held
+        assert (await run("ip", "link", "del", "kube-ipvs0"))[0] == 0
+        await program.read_until("event=synced")
+        assert read_state() == held
+
+
+async def test_a_signal_right_at_the_beginning_ends_it_in_order(server: ApiServer, kubeconfig: str) -> None:
+    server.lists_open.clear()
+    async with running(kubeconfig) as program:
+        await program.read_until("waiting for the first lists")
+        before = read_state()
+        assert await program.stop() == 0
+    assert read_state() == before
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def without_privileges() -> Sequence[str]:
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        pytest.skip("setpriv is not installed")
+    return (setpriv, "--bounding-set=-net_admin", "--inh-caps=-net_admin")
+
+
+WRONG: Sequence[tuple[Sequence[str], str]] = (
+    (["--proxy-mode=ipvs", "--nope"], "'--nope': unknown flag"),
+    (["--manifests=."], "--proxy-mode: is not set, and ipvs is the only mode that ipvsproxy does"),
+    ([*FLAGS, "--manifests=/missing"], "--manifests: /missing is not a directory"),
+    ([*FLAGS, "--kubeconfig=/missing"], "kubeconfig /missing: /missing: No such file or directory"),
+    ([*FLAGS, "--config=/missing"], "--config: '/missing'"),
+)
+
+
+async def test_what_is_wrong_is_said_in_a_sentence_and_nothing_is_programmed() -> None:
+    before = read_state()
+    answers = await asyncio.gather(*(run(sys.executable, *MAIN, *arguments) for arguments, _ in WRONG))
+    for (status, error), (_, sentence) in zip(answers, WRONG, strict=True):
+        assert status == 2
+        first, *_, last = error.splitlines()
+        assert first.startswith(f"ipvsproxy: {sentence}"), error
+        assert "nothing was" in last
+    assert read_state() == before
+
+
+async def test_without_privileges_it_says_so(kubeconfig: str) -> None:
+    before = read_state()
+    status, error = await run(*without_privileges(), sys.executable, *MAIN, *FLAGS, kubeconfig)
+    assert status == 2
+    assert "it has no CAP_NET_ADMIN" in error.splitlines()[-2]
+    assert read_state() == before
+
+
+async def test_an_api_server_that_can_not_be_reached_is_given_up_and_nothing_is_half_programmed(tmp_path: pathlib.Path) -> None:
+    before = read_state()
+    server = f"http://127.0.0.1:{closed_port()}"
+    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server)
+    status, error = await run(sys.executable, *IMPATIENT_MAIN, *FLAGS, f"--kubeconfig={kubeconfig}")
+    assert status == 2
+    assert f"ipvsproxy: no complete list of Services, EndpointSlices, Nodes within 1 s from API server {server}: " in error
+    assert error.endswith("ipvsproxy: nothing was programmed\n")
+    assert read_state() == before
+
+
+async def test_a_server_that_withholds_one_list_is_given_up_and_nothing_is_half_programmed(
+    server: ApiServer, kubeconfig: str
+) -> None:
+    before = read_state()
+    server.refuse(*[api_server.Refusal(403, "list", NODES)] * 50)
+    status, error = await run(sys.executable, *IMPATIENT_MAIN, *FLAGS, kubeconfig)
+    assert status == 2
+    assert "no complete list of Nodes within 1 s" in error
+    assert read_state() == before
