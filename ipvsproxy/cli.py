@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import assert_never
 
-from ipvsproxy.config import flags, load, usage, write
-from ipvsproxy.config.given import ConfigError
+from ipvsproxy.config import flags, load, output, usage, write
+from ipvsproxy.config.given import ConfigError, Given
 from ipvsproxy.config.settings import Command, Config
 
 OK = 0
@@ -27,14 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(arguments: Sequence[str]) -> int:
     """``ipvsproxy run``: serve, or what a flag asks for instead."""
     given, _ = flags.parse(arguments)
-    if "help" in given and given["help"].value:
-        sys.stdout.write(usage.render())
-        return OK
-    if "version" in given and given["version"].value != "false":
-        sys.stdout.write(f"ipvsproxy {importlib.metadata.version('ipvsproxy')}\n")
+    if text := _told(given, usage.render()):
+        sys.stdout.write(text)
         return OK
     try:
-        config = load.load(arguments, hostname=socket.gethostname(), read_file=_read_file)
+        config = _load(arguments)
     except ConfigError as error:
         return _refuse(map(str, error.problems))
     match config.command:
@@ -42,13 +39,65 @@ def run(arguments: Sequence[str]) -> int:
             return _serve(config)
         case Command.WRITE_CONFIG:
             return _write_config(config)
-        case Command.CLEANUP | Command.INIT_ONLY as command:
-            return _refuse([f"--{command.value}: not available in this version of ipvsproxy"])
+        case Command.CLEANUP:
+            return _clean(config, dry_run=False, as_json=False)
+        case Command.INIT_ONLY:
+            return _refuse(["--init-only: not available in this version of ipvsproxy"])
         case never:
             assert_never(never)
 
 
-_COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"run": run}
+def cleanup(arguments: Sequence[str]) -> int:
+    """``ipvsproxy cleanup``: what ``--cleanup`` does, or only tell of it, for people or for programs."""
+    own, others = output.take(arguments)
+    given, _ = flags.parse(others)
+    if text := _told(given, _CLEANUP_HELP):
+        sys.stdout.write(text)
+        return OK
+    try:
+        config = _load([*others, "--cleanup"])
+    except ConfigError as error:
+        return _refuse(map(str, (*own.problems, *error.problems)))
+    if own.problems:
+        return _refuse(map(str, own.problems))
+    return _clean(config, dry_run=own.dry_run, as_json=own.as_json)
+
+
+_CLEANUP_HELP = """\
+ipvsproxy cleanup [--dry-run] [--output=text|json] [flags]
+
+Removes everything of ours, or of a kube-proxy in IPVS mode, from this network namespace: virtual servers, iptables
+rules of both variants, ipsets, kube-ipvs0; of both families, and nothing of anybody else. No API server is asked.
+
+  --dry-run
+        Only tell what would be removed.
+  --output text|json
+        As lines for people, or as one JSON object (default text).
+
+Of the other flags --config and --ipvs-exclude-cidrs matter: virtual servers in those ranges stay.
+Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
+"""
+
+_COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"run": run, "cleanup": cleanup}
+
+
+def _told(given: Mapping[str, Given], usage_text: str) -> str:
+    """What a command only has to tell, if so asked: its usage or the version."""
+    if "help" in given and given["help"].value:
+        return usage_text
+    if "version" in given and given["version"].value != "false":
+        return f"ipvsproxy {importlib.metadata.version('ipvsproxy')}\n"
+    return ""
+
+
+def _load(arguments: Sequence[str]) -> Config:
+    """Raises ConfigError."""
+    return load.load(arguments, hostname=socket.gethostname(), read_file=_read_file)
+
+
+def _clean(config: Config, *, dry_run: bool, as_json: bool) -> int:
+    cleaning = importlib.import_module("ipvsproxy.daemon.cleanup")
+    return int(cleaning.run(config, dry_run=dry_run, as_json=as_json))
 
 
 def _serve(config: Config) -> int:

@@ -32,13 +32,56 @@ def test_flags_alone_serve_as_kube_proxy_does(served: list[Config], command: lis
     assert [config.ipvs.scheduler for config in served] == ["lc"]
 
 
-@pytest.mark.parametrize("command", ["cleanup", "init-only"])
-def test_what_cannot_be_done_yet_is_refused_and_nothing_is_served(
-    served: list[Config], command: str, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def cleaned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], bool, bool]]:
+    """How cleaning was asked for: excluded ranges, whether only to tell, whether as JSON. It ends with status 1."""
+    calls: list[tuple[tuple[str, ...], bool, bool]] = []
+
+    def clean(config: Config, *, dry_run: bool, as_json: bool) -> int:
+        calls.append((tuple(map(str, config.ipvs.excluded_networks)), dry_run, as_json))
+        return 1
+
+    monkeypatch.setattr(cli, "_clean", clean)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call"),
+    [
+        (["--cleanup"], ((), False, False)),
+        (["--cleanup", "--ipvs-exclude-cidrs=10.0.0.0/8"], (("10.0.0.0/8",), False, False)),
+        (["cleanup"], ((), False, False)),
+        (["cleanup", "--dry-run", "--output=json"], ((), True, True)),
+        (["cleanup", "--dry-run=false", "-o", "text", "--proxy-mode=ipvs"], ((), False, False)),
+    ],
+)
+def test_cleaning_is_asked_for_by_flag_or_command(
+    served: list[Config],
+    cleaned: list[tuple[tuple[str, ...], bool, bool]],
+    arguments: list[str],
+    call: tuple[tuple[str, ...], bool, bool],
 ) -> None:
-    assert cli.main(["--proxy-mode=ipvs", f"--{command}"]) == 2
+    assert cli.main(arguments) == 1
+    assert cleaned == [call]
     assert served == []
-    assert f"ipvsproxy: --{command}: not available in this version of ipvsproxy" in capsys.readouterr().err
+
+
+def test_wrong_flags_of_cleanup_are_all_named_and_nothing_is_cleaned(
+    cleaned: list[tuple[tuple[str, ...], bool, bool]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["cleanup", "--output=yaml", "--dry-run=perhaps", "--nope"]) == 2
+    assert cleaned == []
+    assert capsys.readouterr().err.splitlines()[:3] == [
+        "ipvsproxy: --output: 'yaml' must be one of text, json",
+        "ipvsproxy: --dry-run: 'perhaps' must be true or false",
+        "ipvsproxy: '--nope': unknown flag",
+    ]
+    assert cli.main(["cleanup", "--output"]) == 2
+
+
+def test_cleanup_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["cleanup", "--dry-run", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("ipvsproxy cleanup [--dry-run]")
 
 
 def test_wrong_flags_end_with_status_2_and_a_sentence_each(served: list[Config], capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ where versions print one rule in two ways, ``parse_save`` turns the other way in
 """
 
 import collections
+import contextlib
 import dataclasses
 import pathlib
 import re
@@ -131,6 +132,14 @@ class IptablesDriver:
         """
         listing = self._list(family)
         return SkeletonImage(family=family, chains=listing.chains, jumps=frozenset(listing.jumps))
+
+    def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
+        """The rules of anybody that hold this text, as iptables-save prints them; none of a family that cannot be read."""
+        found: list[str] = []
+        for family in families:
+            with contextlib.suppress(KernelError):
+                found += [line for line in run(f"{self._commands[family]}-save").splitlines() if text in line]
+        return found
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Put skeletons in force, or remove them. Doing it twice is no error; each table changes at once or not at all."""

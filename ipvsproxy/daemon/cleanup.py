@@ -1,0 +1,224 @@
+"""``--cleanup``: take everything of ours out of the kernel, and say what was done. Needs no API server and no event loop."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ipvsproxy.config.settings import Config
+from ipvsproxy.kernel import host, iptables, iptables_variant
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.instance import Instance
+from ipvsproxy.kernel.iptables import IptablesDriver
+from ipvsproxy.kernel.ipvs import AbsentIpvs
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.model.kernel import IP_SETS, IpSet, Skeleton, SkeletonImage
+from ipvsproxy.model.net import Family, Network
+from ipvsproxy.model.plan import Operation, Outcome, kind_of
+from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile import cleanup
+from ipvsproxy.translate import skeleton
+
+CLEAN = 0
+NOT_CLEAN = 1
+"""Exit status when something of ours is still there, or may be."""
+
+_IP_VS = pathlib.Path("/proc/thread-self/net/ip_vs")
+_OURS: Mapping[Family, Skeleton] = {
+    family: Skeleton(family=family, chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=skeleton.JUMPS) for family in Family
+}
+
+
+class Kernel(Protocol):
+    """What is needed of ``NodeKernel``."""
+
+    def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
+        """Read all that may be ours."""
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Apply operations in their order."""
+
+
+class Rules(Protocol):
+    """What is needed of ``IptablesDriver``."""
+
+    def observe(self, family: Family) -> SkeletonImage:
+        """What there is of our rules."""
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Remove them."""
+
+    def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
+        """Anybody's rules that hold this text."""
+
+
+class Node(NamedTuple):
+    """What is to be cleaned: the kernel, its iptables and that of the variants that are not in use; and the families to look at.
+
+    ``skipped`` says of what nothing can be there, a line each.
+    """
+
+    kernel: Kernel
+    rules: Rules
+    other_rules: tuple[Rules, ...] = ()
+    families: tuple[Family, ...] = tuple(Family)
+    skipped: tuple[str, ...] = ()
+
+
+class Result(NamedTuple):
+    """What became of a cleanup, or, in a dry run, what there is to do: an outcome for each operation.
+
+    ``problems`` are what else may have left something of ours, ``notes`` what was left out, a line each.
+    """
+
+    outcomes: tuple[Outcome, ...] = ()
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> tuple[Outcome, ...]:
+        """What could not be removed."""
+        return tuple(outcome for outcome in self.outcomes if outcome.error)
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether nothing went wrong."""
+        return not self.failed and not self.problems
+
+
+def run(config: Config, *, dry_run: bool, as_json: bool) -> int:
+    """Clean this network namespace and tell of it on standard output; returns the exit status."""
+    result = _clean_here(config.ipvs.excluded_networks, dry_run=dry_run)
+    sys.stdout.write(render_json(result, dry_run=dry_run) if as_json else render_text(result, dry_run=dry_run))
+    return CLEAN if result.is_fine else NOT_CLEAN
+
+
+def _clean_here(excluded: Collection[Network], *, dry_run: bool) -> Result:
+    missing = host.missing_privileges()
+    if missing:
+        return Result(problems=tuple(map(str, missing)))
+    try:
+        with contextlib.ExitStack() as closing:
+            if not dry_run:
+                closing.enter_context(contextlib.closing(Instance()))
+            return clean(closing.enter_context(_this_node()), excluded, dry_run=dry_run)
+    except KernelError as error:
+        return Result(problems=(error.detail,))
+
+
+@contextlib.contextmanager
+def _this_node() -> Iterator[Node]:
+    skipped: list[str] = []
+    if not _IP_VS.exists():
+        skipped.append("virtual servers: this kernel has no IPVS loaded")
+    variants = iptables_variant.installed()
+    commands = iptables_variant.choose(skeleton.CHAINS).commands if shutil.which("iptables") else iptables.COMMANDS
+    ipvs = None if _IP_VS.exists() else AbsentIpvs()
+    with contextlib.closing(NodeKernel(skeleton.CHAINS, skeleton.JUMPS, commands=commands, ipvs=ipvs)) as kernel:
+        families = []
+        for family in Family:
+            try:
+                kernel.iptables.program(family)
+                families.append(family)
+            except KernelError as error:
+                skipped.append(f"{family.label} rules: {error.detail}")
+        others = [iptables_variant.commands(variant) for variant in variants]
+        yield Node(
+            kernel,
+            kernel.iptables,
+            tuple(
+                IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=names)
+                for names in others
+                if names != commands
+            ),
+            tuple(families),
+            tuple(skipped),
+        )
+
+
+def clean(node: Node, excluded: Collection[Network], *, dry_run: bool) -> Result:
+    """Remove all that is ours, but for virtual servers in ``excluded`` ranges; with ``dry_run`` only say what there is."""
+    seen = _observe(node)
+    todo = cleanup.plan(seen, _OURS, excluded)
+    others = [(rules, _other_rules(rules, node.families)) for rules in node.other_rules]
+    kept = len(cleanup.plan(seen, _OURS, ()).virtual_servers) - len(todo.virtual_servers)
+    notes = (*node.skipped, *((f"virtual servers in excluded ranges: {kept} stay",) if kept else ()))
+    if dry_run:
+        planned = (*todo.virtual_servers, *todo.rules, *(one for _, found in others for one in found), *todo.witnesses)
+        return Result(tuple(map(Outcome, planned)), seen.errors, notes)
+    outcomes = node.kernel.apply(todo.virtual_servers)
+    knows_all = cleanup.may_remove_witnesses(seen) and not any(outcome.error for outcome in outcomes)
+    outcomes += node.kernel.apply(todo.rules)
+    for rules, operations in others:
+        outcomes += rules.apply(operations)
+    problems = list(seen.errors)
+    if knows_all:
+        outcomes += [_with_users(node, outcome) for outcome in node.kernel.apply(todo.witnesses)]
+    elif todo.witnesses:
+        problems.append("sets and device stay, because only they tell which virtual servers are ours; run cleanup again")
+    if not problems and not any(outcome.error for outcome in outcomes):
+        again = cleanup.plan(_observe(node), _OURS, excluded).operations
+        problems += [f"{operation.item} is back: is a kube-proxy or ipvsproxy still running here?" for operation in again[:1]]
+    return Result(tuple(outcomes), tuple(problems), notes)
+
+
+def _observe(node: Node) -> Observation:
+    return node.kernel.observe(tuple(IP_SETS), node.families, ())
+
+
+def _other_rules(rules: Rules, families: Collection[Family]) -> tuple[Operation, ...]:
+    """What there is of ours in a variant that is not in use. Where it cannot be read, the kernel does not have its tables."""
+    images = {}
+    for family in families:
+        with contextlib.suppress(KernelError):
+            images[family] = rules.observe(family)
+    return cleanup.rules(Observation(skeletons=images), _OURS)
+
+
+def _with_users(node: Node, outcome: Outcome) -> Outcome:
+    """The failed removal of a set, with the rules that keep it."""
+    item = outcome.operation.item
+    if not outcome.error or not isinstance(item, IpSet):
+        return outcome
+    texts = [text for rules in (node.rules, *node.other_rules) for text in rules.rules_with(f" {item.name} ", node.families)]
+    return outcome._replace(error=f"{outcome.error}: {'; '.join(texts)}") if texts else outcome
+
+
+def render_text(result: Result, *, dry_run: bool) -> str:
+    """For people: in a dry run every object, else how many of each kind; and what is wrong."""
+    done = [outcome.operation for outcome in result.outcomes if not outcome.error]
+    counts = Counter(kind_of(operation.item) for operation in done)
+    number = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    lines = [f"left out: {note}" for note in result.notes]
+    if dry_run:
+        lines += [f"would {operation}" for operation in done]
+        lines.append(f"would remove: {number or 'nothing, there is nothing of ours'}")
+    else:
+        lines.append(f"removed: {number or 'nothing, there was nothing of ours'}")
+    lines += [f"failed: {outcome.error}" for outcome in result.failed]
+    lines += [f"problem: {problem}" for problem in result.problems]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def render_json(result: Result, *, dry_run: bool) -> str:
+    """For programs: one object on one line. ``clean``: nothing of ours is there now."""
+    document = {
+        "dryRun": dry_run,
+        "clean": result.is_fine and not (dry_run and result.outcomes),
+        "operations": [
+            {"verb": operation.verb.value, "kind": kind_of(operation.item), "name": _name(operation), "error": error}
+            for operation, error, *_ in result.outcomes
+        ],
+        "problems": list(result.problems),
+        "leftOut": list(result.notes),
+    }
+    return json.dumps(document) + "\n"
+
+
+def _name(operation: Operation) -> str:
+    """The name of what is removed, without its verb and kind."""
+    return str(operation).split(" ", 2)[2]

@@ -1,0 +1,64 @@
+"""Removing all that is ours, and nothing else: for ``--cleanup``.
+
+Rule 1: virtual servers first, so that nobody is led through rules that are half gone; then rules, the sets that they name, and
+the device.
+Rule 2: what witnesses that a virtual server is ours (see ``ownership``) outlives it, or no later run would know it for ours.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from ipvsproxy.model.kernel import DEVICE, IP_SETS, Device, Skeleton, VirtualServer
+from ipvsproxy.model.net import Family, Network
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile import ownership
+
+
+class Cleanup(NamedTuple):
+    """What has to be done, in this order. The ``witnesses`` only once every virtual server of ours is gone."""
+
+    virtual_servers: tuple[Operation, ...]
+    rules: tuple[Operation, ...]
+    witnesses: tuple[Operation, ...]
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """All of it."""
+        return (*self.virtual_servers, *self.rules, *self.witnesses)
+
+
+def plan(seen: Observation, skeletons: Mapping[Family, Skeleton], excluded: Collection[Network]) -> Cleanup:
+    """What is there of ours. ``skeletons`` name our chains and jumps; virtual servers in ``excluded`` ranges stay."""
+    return Cleanup(
+        virtual_servers=tuple(_virtual_servers(seen, excluded)), rules=rules(seen, skeletons), witnesses=tuple(_witnesses(seen))
+    )
+
+
+def may_remove_witnesses(seen: Observation) -> bool:
+    """Whether enough could be read to know every virtual server of ours."""
+    return None not in (seen.virtual_servers, seen.sets, seen.addresses, seen.interface_addresses)
+
+
+def rules(seen: Observation, skeletons: Mapping[Family, Skeleton]) -> tuple[Operation, ...]:
+    """The removal of our rules of those families that hold any."""
+    return tuple(
+        Operation(Verb.REMOVE, skeletons[family])
+        for family, image in sorted(seen.skeletons.items())
+        if image.chains or image.jumps
+    )
+
+
+def _virtual_servers(seen: Observation, excluded: Collection[Network]) -> Iterator[Operation]:
+    host = {item.address for item in seen.interface_addresses or ()}
+    is_ours = ownership.owned_virtual_servers(seen.sets or {}, seen.addresses or (), host)
+    for key, server in (seen.virtual_servers or {}).items():
+        if is_ours(key) and not any(network.contains(key.address) for network in excluded):
+            yield Operation(Verb.REMOVE, VirtualServer(key, server.settings))
+
+
+def _witnesses(seen: Observation) -> Iterator[Operation]:
+    for name in seen.sets or ():
+        yield Operation(Verb.REMOVE, IP_SETS[name])
+    if seen.device:
+        yield Operation(Verb.REMOVE, Device(DEVICE))

@@ -1,0 +1,83 @@
+"""What is removed by a cleanup, in which order, and what stays. That it works is shown in ``tests/daemon/test_cleanup.py``."""
+
+from ipvsproxy.model.kernel import (
+    DEVICE,
+    Device,
+    IpSet,
+    Jump,
+    ObservedVirtualServer,
+    SetEntry,
+    SetKind,
+    Skeleton,
+    SkeletonImage,
+    VirtualServer,
+)
+from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile import cleanup
+from tests import builders
+from tests.reconcile import examples
+
+KEY = builders.frontend("10.96.0.1", 80)
+FOREIGN = builders.frontend("192.0.2.1", 80)
+JUMPS = (Jump("nat", "OUTPUT", "KUBE-SERVICES", "kubernetes service portals"),)
+OURS = {family: Skeleton(family=family, chains={}, jumps=JUMPS) for family in Family}
+CLUSTER_IPS = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
+EMPTY = Observation(virtual_servers={}, sets={}, device=False, addresses=frozenset(), interface_addresses=())
+
+
+def seen(*, device: bool = True, entries: frozenset[SetEntry] = frozenset(), jumps: tuple[Jump, ...] = JUMPS) -> Observation:
+    """A kernel with one virtual server of ours and one of somebody else."""
+    settings = {key: ObservedVirtualServer(examples.ROUND_ROBIN, {}) for key in (KEY, FOREIGN)}
+    image = SkeletonImage(family=Family.IPV4, chains={}, jumps=frozenset(jumps))
+    return Observation(
+        virtual_servers=settings,
+        sets={CLUSTER_IPS.name: entries},
+        device=device,
+        addresses=frozenset({KEY.address}) if device else frozenset(),
+        interface_addresses=(),
+        skeletons={Family.IPV4: image},
+    )
+
+
+def remove(item: object) -> Operation:
+    return Operation(Verb.REMOVE, item)  # type: ignore[arg-type]  # an item of any kind
+
+
+def test_virtual_servers_go_first_and_the_device_last() -> None:
+    todo = cleanup.plan(seen(), OURS, ())
+    assert list(todo.operations) == [
+        remove(VirtualServer(KEY, examples.ROUND_ROBIN)),
+        remove(OURS[Family.IPV4]),
+        remove(CLUSTER_IPS),
+        remove(Device(DEVICE)),
+    ]
+
+
+def test_an_entry_is_as_good_a_witness_as_an_address() -> None:
+    entry = SetEntry(CLUSTER_IPS.name, KEY.address, Protocol.TCP, 80)
+    todo = cleanup.plan(seen(device=False, entries=frozenset({entry})), OURS, ())
+    assert [operation.item.key for operation in todo.virtual_servers if isinstance(operation.item, VirtualServer)] == [KEY]
+    assert todo.witnesses == (remove(CLUSTER_IPS),)
+
+
+def test_virtual_servers_in_excluded_ranges_stay() -> None:
+    todo = cleanup.plan(seen(), OURS, builders.networks("10.96.0.0/16"))
+    assert todo.virtual_servers == ()
+    assert len(todo.witnesses) == 2
+
+
+def test_where_nothing_is_ours_nothing_is_done() -> None:
+    assert cleanup.plan(EMPTY, OURS, ()).operations == ()
+    assert cleanup.plan(Observation(), OURS, ()).operations == ()
+
+
+def test_a_family_without_rules_of_ours_is_left_alone() -> None:
+    assert cleanup.plan(seen(jumps=()), OURS, ()).rules == ()
+
+
+def test_witnesses_go_only_when_every_virtual_server_of_ours_is_known() -> None:
+    assert cleanup.may_remove_witnesses(EMPTY)
+    assert not cleanup.may_remove_witnesses(Observation(virtual_servers={}, sets={}, addresses=frozenset()))
+    assert not cleanup.may_remove_witnesses(Observation(sets={}, addresses=frozenset(), interface_addresses=()))
