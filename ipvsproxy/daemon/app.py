@@ -80,7 +80,7 @@ async def _serve(config: Config) -> None:
             log.error("scheduler is not used", reason=why_not, used=scheduler_name)
         serving = Serving(config, status, metrics)
         engine = Engine(
-            settings=wiring.engine_settings(config, host.kernel_version(), host.processor_count(), _conntrack_maximum()),
+            settings=wiring.engine_settings(config, host.kernel_version(), host.processor_count(), host.conntrack_maximum()),
             translation=wiring.translation_settings(
                 config, {family: one.random_fully for family, one in programs.items()}, scheduler_name
             ),
@@ -169,14 +169,6 @@ def _usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
     if not programs:
         raise CannotStartError(*(f"{family.label} can not be served: {reason}" for family, reason in reasons.items()))
     return programs
-
-
-def _conntrack_maximum() -> int:
-    """How many flows conntrack holds now; 0 when it does not tell."""
-    try:
-        return int(pathlib.Path("/proc/sys/net/netfilter/nf_conntrack_max").read_text())
-    except (OSError, ValueError):
-        return 0
 
 
 def _set_oom_score(score: int) -> None:

@@ -126,6 +126,14 @@ def processor_count() -> int:
     return os.cpu_count() or 1
 
 
+def conntrack_maximum(proc: pathlib.Path = pathlib.Path("/proc")) -> int:
+    """How many flows conntrack holds at most now; 0 when it does not tell."""
+    try:
+        return int((proc / "sys/net/netfilter/nf_conntrack_max").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
 def load_modules(modules: Sequence[str] = MODULES) -> str:
     """Ask modprobe for modules, all in one go. Returns what it complained of, for the log.
 

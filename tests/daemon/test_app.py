@@ -447,14 +447,3 @@ async def test_a_part_that_ends_by_itself_ends_nothing() -> None:
         asyncio.get_running_loop().call_later(0.01, stopping.set)
 
     await app._until_stopped(stopping, Status(), [end()], [])  # type: ignore[arg-type]  # a double
-
-
-def test_the_conntrack_maximum_is_read_or_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pathlib.Path, "read_text", lambda _: "65536\n")
-    assert app._conntrack_maximum() == 65536
-
-    def fail(_: pathlib.Path) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(pathlib.Path, "read_text", fail)
-    assert app._conntrack_maximum() == 0

@@ -169,3 +169,11 @@ def test_ipset_types_that_this_kernel_has_not_are_missing(monkeypatch: pytest.Mo
     assert [missing.what for missing in host.missing_set_types()] == [
         f"this kernel has no ipset type hash:none for {family.label}" for family in Family
     ]
+
+
+def test_the_conntrack_maximum_is_read_or_unknown(tmp_path: pathlib.Path) -> None:
+    assert host.conntrack_maximum(tmp_path) == 0
+    path = tmp_path / "sys/net/netfilter/nf_conntrack_max"
+    path.parent.mkdir(parents=True)
+    path.write_text("65536\n")
+    assert host.conntrack_maximum(tmp_path) == 65536

@@ -1,0 +1,186 @@
+"""Wanted and found, side by side, in words: for people who ask whether a kernel holds what it should.
+
+Rule 1: what counts as a difference is decided where operations are (``diff``, ``table``); here it is only said.
+Rule 2: tracked flows are no difference: they are cleaned on a change, and nobody can tell from outside whether that was done.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from ipvsproxy.model.kernel import (
+    IP_SETS,
+    PERSISTENT,
+    ObservedVirtualServer,
+    Owner,
+    RealServer,
+    SetKind,
+    Skeleton,
+    SkeletonImage,
+    Timeouts,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.reconcile import diff
+from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
+from ipvsproxy.reconcile.reconciler import Reconciler
+from ipvsproxy.reconcile.table import Table
+
+MISSING = "missing"
+STALE = "nothing"
+"""What is wanted of that which is there, is ours, and serves no Service any more."""
+
+KINDS = ("virtual_server", "real_server", "set_entry", "set", "address", "device", "rules", "sysctl", "timeouts")
+"""The kinds of difference, as operations name them."""
+
+K = TypeVar("K")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One kernel object that is not as it should be. ``owner`` None: nobody wants it."""
+
+    kind: str
+    name: str
+    owner: Owner | None
+    wanted: str
+    found: str
+
+    def __str__(self) -> str:
+        owner = f" of {self.owner}" if self.owner and self.owner.namespace else ""
+        return f"{self.kind} {self.name}{owner}: wanted {self.wanted}, found {self.found}"
+
+
+def compare(reconciler: Reconciler) -> Iterator[Difference]:
+    """Every difference between what is wanted and what was observed, in the order of the tables."""
+    claims = reconciler.claims
+    for path in claims.sysctls.pending:
+        found = claims.sysctls.observed.get(path, "no such setting in this kernel")
+        yield _of_node("sysctl", path, claims.sysctls.desired[path].value, found)
+    if TIMEOUTS in claims.timeouts.pending:
+        yield from _timeouts(claims.timeouts.desired[TIMEOUTS], claims.timeouts.observed.get(TIMEOUTS))
+    for device in claims.devices.pending:
+        yield _of_node("device", str(device), "present", MISSING)
+    for ip_set in claims.sets.pending:
+        yield _of_node("set", str(ip_set), str(ip_set.type), f"{MISSING} or of another type")
+    for set_name, table in claims.entries.items():
+        yield from _presence("set_entry", table, set_name)
+    for family in claims.skeletons.pending:
+        yield from _rules(claims.skeletons.desired[family], claims.skeletons.observed.get(family))
+    virtual_servers = claims.virtual_servers
+    for key in (*virtual_servers.pending, *virtual_servers.surplus):
+        yield from _virtual_server(reconciler, key)
+    yield from _presence("address", claims.addresses)
+
+
+def note_timeouts(claims: Claims, seen: Timeouts) -> None:
+    """Book the timeouts that the kernel holds; those that are wanted as they are count as equal."""
+    wanted = claims.timeouts.desired.get(TIMEOUTS)
+    if wanted:
+        claims.timeouts.confirm(TIMEOUTS, Timeouts(*(found if want else 0 for want, found in zip(wanted, seen, strict=True))))
+
+
+def occupied_in_the_end(claims: Claims, family: Family) -> frozenset[SetKind]:
+    """The kinds of set that hold an entry once all is as it is wanted (``Claims.occupied`` counts what is yet to go)."""
+    return frozenset(IP_SETS[name].kind for name, table in claims.entries.items() if table.desired and _is_of(name, family))
+
+
+def _is_of(set_name: str, family: Family) -> bool:
+    return IP_SETS[set_name].family is family
+
+
+def _of_node(kind: str, name: str, wanted: str, found: str) -> Difference:
+    return Difference(kind=kind, name=name, owner=None, wanted=wanted, found=found)
+
+
+def _presence(kind: str, table: Table[K, Owner, bool], prefix: str = "") -> Iterator[Difference]:
+    for key in table.pending:
+        name = f"{prefix} {key}".strip()
+        yield Difference(kind=kind, name=name, owner=table.desired[key], wanted="present", found=MISSING)
+    for key in table.surplus:
+        yield Difference(kind=kind, name=f"{prefix} {key}".strip(), owner=None, wanted=STALE, found="present")
+
+
+def _timeouts(wanted: Timeouts, seen: Timeouts | None) -> Iterator[Difference]:
+    for name, want, found in zip(Timeouts._fields, wanted, seen or Timeouts(0, 0, 0), strict=True):
+        if want != found:
+            yield _of_node("timeouts", name.removesuffix("_s"), f"{want} s", f"{found} s" if found else "unknown")
+
+
+def _virtual_server(reconciler: Reconciler, key: VirtualServerKey) -> Iterator[Difference]:
+    table = reconciler.claims.virtual_servers
+    wanted, seen = table.desired.get(key), table.observed.get(key)
+    owner = wanted.owner if wanted else None
+    for operation in diff.virtual_server_operations(key, wanted, seen, reconciler.drains.is_over, 0):
+        match operation.item:
+            case VirtualServer():
+                yield Difference(
+                    kind="virtual_server",
+                    name=str(key),
+                    owner=owner,
+                    wanted=_describe(wanted.settings, len(wanted.real_servers)) if wanted else STALE,
+                    found=_describe(seen.settings, len(seen.real_servers)) if seen else MISSING,
+                )
+            case RealServer(key=real_server) if seen:  # those of a missing one are counted in its line
+                found = seen.real_servers.get(real_server)
+                yield Difference(
+                    kind="real_server",
+                    name=f"{key} -> {real_server}",
+                    owner=owner,
+                    wanted=_wanted_weight(operation),
+                    found=MISSING if found is None else f"weight {found}",
+                )
+            case _:
+                pass
+
+
+def _wanted_weight(operation: Operation) -> str:
+    """For a real server that nobody wants: a TCP one is emptied first."""
+    match operation:
+        case Operation(verb=Verb.REMOVE):
+            return STALE
+        case Operation(item=RealServer(weight=0)):
+            return "weight 0 (its endpoint is not used; its connections may end)"
+        case _:
+            return "weight 1"
+
+
+def _describe(settings: VirtualServerSettings, real_servers: int) -> str:
+    affinity = f", session affinity {settings.timeout_s} s" if settings.flags & PERSISTENT else ""
+    flags = settings.flags & ~PERSISTENT
+    return f"{settings.scheduler}{affinity}{f', flags {flags:#x}' if flags else ''}, real servers: {real_servers}"
+
+
+def _rules(wanted: Skeleton, seen: SkeletonImage | None) -> Iterator[Difference]:
+    """One line per chain and jump; of a chain the first rule that is another."""
+    image, label = wanted.image, wanted.family.label
+    there = seen or SkeletonImage(family=wanted.family, chains={}, jumps=frozenset())
+    for key, rules in image.chains.items():
+        found = there.chains.get(key)
+        if found is None:
+            yield _of_node("rules", f"{label} chain {key}", f"{len(rules)} rule{'' if len(rules) == 1 else 's'}", MISSING)
+        elif found != rules:
+            number, want, have = _first_difference(rules, found)
+            yield _of_node("rules", f"{label} chain {key} rule {number}", want or "no rule", have or "no rule")
+    for jump in wanted.jumps:
+        if jump not in there.jumps:
+            yield _of_node("rules", f"{label} jump {jump}", "present", MISSING)
+    for key in there.chains.keys() - image.chains.keys():
+        yield _of_node("rules", f"{label} chain {key}", STALE, "present")
+
+
+def _first_difference(wanted: Sequence[str], found: Sequence[str]) -> tuple[int, str, str]:
+    """Its number, counted from 1, and the two texts, of which one may be empty."""
+    pairs = enumerate(itertools.zip_longest(wanted, found, fillvalue=""), 1)
+    return next((number, want, have) for number, (want, have) in pairs if want != have)
+
+
+def foreign(claims: Claims) -> Iterator[tuple[VirtualServerKey, ObservedVirtualServer]]:
+    """The virtual servers that are there and are not ours: keepalived's, docker's, an administrator's. They stay."""
+    for key in sorted(claims.virtual_servers.foreign):
+        if key not in claims.virtual_servers.desired:
+            yield key, claims.virtual_servers.observed[key]
