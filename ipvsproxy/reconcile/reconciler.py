@@ -137,13 +137,22 @@ class Reconciler:
             self.claims.virtual_servers.touch(key)
         operations = list(wishes.wanted(self.claims, self.drains, self._seed))
         if only_additions:
-            operations = [operation for operation in operations if not order.is_removal(operation)]
+            operations = [one for one in operations if not order.is_removal(one) and not self._loses_rules(one)]
         else:
             operations += wishes.surplus(self.claims, self.drains, has_seen_all=self._has_seen_all)
         if self._retries:
             operations = self._due(operations, now)
         operations.sort(key=order.rank)
         return Plan(operations)
+
+    def _loses_rules(self, operation: Operation) -> bool:
+        """Whether an operation would take away a rule that is there: a Service that has not spoken yet may need it."""
+        item = operation.item
+        seen = self.claims.skeletons.observed.get(item.family) if isinstance(item, Skeleton) else None
+        if seen is None or not isinstance(item, Skeleton):
+            return False
+        wanted = item.image.chains
+        return any(not set(rules) <= set(wanted.get(chain, ())) for chain, rules in seen.chains.items())
 
     def _due(self, operations: Sequence[Operation], now: float) -> list[Operation]:
         """Leave out what failed a short while ago; the real servers of a virtual server that is missing wait for it."""

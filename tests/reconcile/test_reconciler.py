@@ -26,7 +26,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.service import EndpointSlice, Service
+from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
 from ipvsproxy.reconcile.retry import LONGEST_DELAY_S
 from tests import builders
 from tests.reconcile import examples, simulation
@@ -177,6 +177,29 @@ def test_additions_alone_take_nothing_away() -> None:
     only_additions = node.reconciler.plan(node.now, only_additions=True).operations
     assert {operation.verb for operation in only_additions} == {Verb.ADD}
     assert any(operation.verb is Verb.REMOVE for operation in node.plan().operations)
+
+
+def test_after_a_restart_no_rule_goes_before_every_service_has_spoken() -> None:
+    service = builders.service(
+        "web",
+        builders.service_port(80),
+        kind=ServiceType.LOAD_BALANCER,
+        load_balancer=["203.0.113.1"],
+        source_ranges=["192.0.2.0/24"],
+    )
+    node = simulation.SimulatedNode()
+    node.put(service)
+    node.sync()
+    key = builders.frontend("203.0.113.1", 80)
+    assert not simulation.lets_node_in(node.kernel, key)
+    node.states.clear()
+    node.restart()
+    node.plan()  # puts the rules that are needed as long as nobody has spoken
+    early = node.reconciler.plan(node.now, only_additions=True).operations
+    assert not [operation for operation in early if isinstance(operation.item, Skeleton)]
+    node.put(service)
+    node.sync()
+    assert not simulation.lets_node_in(node.kernel, key)
 
 
 # Drains.
