@@ -1,0 +1,111 @@
+"""The beginning of the loop: what waits for what, what comes first, and what a former process has left."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+import structlog.testing
+
+from ipvsproxy.model.service import ApiObject, ObjectKind
+from tests import builders, memory_node
+from tests.daemon.test_engine import KUBERNETES, PARTS, SLICE, WEB, assert_from_scratch
+from tests.memory_node import MemoryNode
+from tests.virtual_time import in_virtual_time
+
+DNS = builders.service("kube-dns", builders.service_port(53), namespace="kube-system", cluster=("10.96.0.53",))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(ObjectKind)), ids="-".join)
+@in_virtual_time
+async def test_nothing_is_read_or_programmed_before_all_kinds_are_listed(order: Sequence[ObjectKind]) -> None:
+    node = MemoryNode()
+    objects: tuple[ApiObject, ...] = (WEB, SLICE, builders.node())
+    node.kernel.unreadable = set(PARTS)  # whoever reads now complains
+    with structlog.testing.capture_logs() as logs:
+        async with node.running():
+            node.put(*objects)
+            for kind in order[:2]:
+                await node.quiet(100)
+                node.deliver([memory_node.listed(kind, objects)])
+            await node.quiet(100)
+            assert node.done == []
+            node.kernel.unreadable = set()
+            node.deliver([memory_node.listed(order[2], objects)])
+            await node.quiet()
+            assert_from_scratch(node)
+    assert not [line for line in logs if line["log_level"] == "error"]
+    waiting = [line["missing"] for line in logs if line["event"] == "waiting for the first lists"]
+    assert waiting == [[kind.value for kind in ObjectKind if kind not in order[:number]] for number in range(3)]
+
+
+@in_virtual_time
+async def test_first_services_come_first_and_until_all_is_known_nothing_is_removed() -> None:
+    old = builders.service("old", cluster=("10.96.0.99",))
+    before = MemoryNode()
+    async with before.running():
+        before.begin_with(old, WEB, SLICE, builders.node())
+        await before.quiet()
+    node = MemoryNode(before.kernel)
+    node.kernel.forget()
+    new = builders.service("new", cluster=("10.96.0.98",))
+    async with node.running():
+        node.begin_with(new, WEB, SLICE, DNS, KUBERNETES, builders.node())
+        await node.quiet()
+        assert_from_scratch(node)
+    others = [place for place, line in enumerate(node.done) if "10.96.0.98" in line or line.startswith("remove")]
+    firsts = [place for place, line in enumerate(node.done) if "10.96.0.1:" in line or "10.96.0.53" in line]
+    assert firsts
+    assert others
+    assert max(firsts) < min(others)
+    assert "remove virtual_server TCP 10.96.0.99:80" in node.done
+    assert not [line for line in node.done if builders.CLUSTER_IP in line], "what was in force is not touched"
+
+
+@in_virtual_time
+async def test_what_was_done_for_the_first_services_is_told_with_the_first_sync() -> None:
+    node = MemoryNode()
+    node.kernel.fail(lambda operation: "10.96.0.1:443" in str(operation))
+    with structlog.testing.capture_logs() as logs:
+        async with node.running():
+            node.begin_with(KUBERNETES, WEB, builders.node())
+            await node.quiet()
+    report = node.watcher.summaries[0].report
+    assert sum(report.done.values()) + sum(report.failed.values()) == len(node.kernel.applied)
+    assert sum(report.failed.values()) == 1
+    assert [line["error"] for line in logs if line["event"] == "operation failed"] == [report.errors[0].error]
+
+
+@pytest.mark.parametrize("part", PARTS)
+@in_virtual_time
+async def test_a_part_of_the_kernel_that_cannot_be_read_holds_programming_back(part: str) -> None:
+    node = MemoryNode()
+    node.kernel.unreadable = {part}
+    with structlog.testing.capture_logs() as logs:
+        async with node.running():
+            node.begin_with(WEB, SLICE, builders.node())
+            await node.quiet(100)
+            assert node.done == []
+            errors = [line for line in logs if line["event"] == "kernel could not be read"]
+            assert 3 < len(errors) < 10, "again and again, with growing patience"
+            assert {line["error"] for line in errors} == {f"{part} cannot be read"}
+            node.kernel.unreadable = set()
+            await node.quiet(60)
+            assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_a_restart_finds_everything_in_force_and_does_nothing() -> None:
+    objects = (WEB, SLICE, KUBERNETES, builders.node())
+    before = MemoryNode()
+    async with before.running():
+        before.begin_with(*objects)
+        await before.quiet()
+    held = memory_node.contents(before.kernel)
+    node = MemoryNode(before.kernel)
+    node.kernel.forget()
+    async with node.running():
+        assert memory_node.contents(node.kernel) == held, "the end of the first one left all as it was"
+        node.begin_with(*objects)
+        await node.quiet(100)
+    # IPVS timeouts are written again: reading them would be no cheaper.
+    assert node.done == ["set timeouts timeouts 600 0 0"]
