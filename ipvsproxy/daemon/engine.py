@@ -17,7 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 import structlog
 
-from ipvsproxy.daemon.store import Changes, Store
+from ipvsproxy.daemon import garbage
+from ipvsproxy.daemon.journal import Journal
+from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.summary import SyncSummary, Watcher
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.node import NodeKernel
@@ -27,7 +29,6 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Plan, Report
 from ipvsproxy.model.service import Node, ObjectKind, ServiceName
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.reconcile.table import Conflict
 from ipvsproxy.translate import skeleton, state, view
 
 FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
@@ -84,7 +85,7 @@ class Engine:
         self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...]] = (None, ())
         self._resync_due_s = 0.0
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
-        self._conflicts: frozenset[Conflict] = frozenset()
+        self._journal = Journal()
         self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
 
     # What comes from outside.
@@ -108,8 +109,9 @@ class Engine:
 
     async def run(self) -> None:
         """Sync for ever."""
-        await self._wait_for_lists()
-        await self._start()
+        with garbage.postponed():
+            await self._wait_for_lists()
+            await self._start()
         while True:
             await self._pause()
             await self._sync()
@@ -166,7 +168,8 @@ class Engine:
             await self._translate_all(names)
             if len(names) == SERVICES_AT_ONCE:
                 done_before = await self._program(done_before, only_additions=True)
-        self._complain(changes)
+        self._journal.complain(changes.complaints)
+        self._journal.tell_conflicts(self.reconciler.claims.conflicts())
         translated = self._clock()
         report = await self._program(done_before)
         self._plan_resync(report, was_read=was_read)
@@ -181,7 +184,7 @@ class Engine:
             translated_s=translated - observed,
             applied_s=self._clock() - translated,
         )
-        self._log(summary)
+        self._journal.tell_sync(summary, len(self.reconciler.drains))
         self._watcher.synced(summary)
 
     def _lacking(self) -> Collection[Family]:
@@ -297,44 +300,6 @@ class Engine:
             if self._skeleton_inputs.get(family) != inputs:
                 self._skeleton_inputs[family] = inputs
                 claims.put_skeleton(skeleton.build_skeleton(family, self._translation, *inputs))
-
-    # What is said.
-
-    def _complain(self, changes: Changes) -> None:
-        for complaint in changes.complaints:
-            where = {"where": complaint.where} if complaint.where else {}
-            for skipped in complaint.skipped:
-                say = log.warning if skipped.invalid else log.debug
-                say(
-                    "not used",
-                    kind=complaint.kind.value,
-                    name=complaint.name,
-                    **where,
-                    field=skipped.field,
-                    reason=skipped.reason,
-                )
-        conflicts = frozenset(self.reconciler.claims.conflicts())
-        for conflict in conflicts - self._conflicts:
-            waiting = [str(owner) for owner in conflict.waiting]
-            log.warning(
-                "several Services want one address and port", key=str(conflict.key), served=str(conflict.winner), waiting=waiting
-            )
-        self._conflicts = conflicts
-
-    def _log(self, summary: SyncSummary) -> None:
-        report, changes = summary.report, summary.changes
-        for outcome in report.errors:
-            log.error("operation failed", operation=str(outcome.operation), error=outcome.error, errno=outcome.errno)
-        if changes.services or report.done or report.failed:
-            log.info(
-                "synced",
-                services=len(changes.services),
-                operations=sum(report.done.values()),
-                failed=sum(report.failed.values()),
-                pending=report.pending,
-                draining=len(self.reconciler.drains),
-                duration_s=round(summary.duration_s, 4),
-            )
 
 
 def _batches(names: Collection[ServiceName]) -> Iterator[list[ServiceName]]:
