@@ -1,0 +1,112 @@
+"""What is said and when; that the loop says it at all is in ``test_engine``."""
+
+import pytest
+import structlog.testing
+
+from ipvsproxy.daemon.journal import Journal
+from ipvsproxy.daemon.store import Changes, Complaint
+from ipvsproxy.daemon.summary import SyncSummary
+from ipvsproxy.model.kernel import Owner
+from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
+from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
+from ipvsproxy.reconcile.table import Conflict
+from tests import builders
+from tests.reconcile import examples
+
+KEY = builders.frontend("10.96.0.10", 80)
+OLD, YOUNG, YOUNGEST = (Owner(age, "default", name) for age, name in ((1, "old"), (2, "young"), (3, "youngest")))
+
+
+def summary(report: Report, *services: str) -> SyncSummary:
+    return SyncSummary(
+        report=report,
+        changes=Changes(services={ServiceName("default", name): 0 for name in services}),
+        lacking=(),
+        states={},
+        view=builders.node_view(),
+        waited_s=0,
+        observed_s=0.1,
+        translated_s=0.02,
+        applied_s=0.003,
+    )
+
+
+def report(*, done: int = 0, errors: tuple[Outcome, ...] = ()) -> Report:
+    return Report(
+        done={("add", "address"): done} if done else {},
+        failed={("add", "address"): len(errors)} if errors else {},
+        errors=errors,
+        pending=len(errors),
+    )
+
+
+def test_a_conflict_is_told_once_while_it_lasts_and_again_when_it_comes_back_or_grows() -> None:
+    journal = Journal()
+    two, three = Conflict(KEY, OLD, (YOUNG,)), Conflict(KEY, OLD, (YOUNG, YOUNGEST))
+    with structlog.testing.capture_logs() as logs:
+        for conflicts in ([two], [two], [three], [], [three]):
+            journal.tell_conflicts(conflicts)
+    assert [line["waiting"] for line in logs] == [
+        ["default/young"],
+        ["default/young", "default/youngest"],
+        ["default/young", "default/youngest"],
+    ]
+    assert {(line["key"], line["served"], line["log_level"]) for line in logs} == {
+        ("TCP 10.96.0.10:80", "default/old", "warning")
+    }
+
+
+@pytest.mark.parametrize(("invalid", "level"), [(True, "warning"), (False, "debug")])
+@pytest.mark.parametrize("where", ["", "web.yaml"])
+def test_an_unused_part_is_told_with_object_field_and_reason(invalid: bool, level: str, where: str) -> None:  # noqa: FBT001 - a parameter
+    with structlog.testing.capture_logs() as logs:
+        skipped = (Skipped("spec.ports[0]", "no port", invalid),)
+        Journal().complain([Complaint(ObjectKind.SERVICE, "default/web", skipped, where)])
+    assert logs == [
+        {
+            "event": "not used",
+            "log_level": level,
+            "kind": "Service",
+            "name": "default/web",
+            "field": "spec.ports[0]",
+            "reason": "no port",
+        }
+        | ({"where": where} if where else {})
+    ]
+
+
+def test_a_sync_with_nothing_to_do_is_not_told() -> None:
+    with structlog.testing.capture_logs() as logs:
+        Journal().tell_sync(summary(report()), draining=4)
+    assert logs == []
+
+
+def test_a_sync_is_one_line_and_one_more_for_each_failure() -> None:
+    operation = Operation(Verb.ADD, examples.virtual_server(KEY))
+    with structlog.testing.capture_logs() as logs:
+        Journal().tell_sync(summary(report(done=2, errors=(Outcome(operation, "no memory", 12),)), "web"), draining=4)
+    failed, synced = logs
+    assert failed == {
+        "event": "operation failed",
+        "log_level": "error",
+        "operation": "add virtual_server TCP 10.96.0.10:80",
+        "error": "no memory",
+        "errno": 12,
+    }
+    assert synced == {
+        "event": "synced",
+        "log_level": "info",
+        "services": 1,
+        "operations": 2,
+        "failed": 1,
+        "pending": 1,
+        "draining": 4,
+        "duration_s": 0.123,
+    }
+
+
+@pytest.mark.parametrize("told", [summary(report(), "web"), summary(report(done=1))], ids=["a change", "an operation"])
+def test_whatever_was_done_is_told(told: SyncSummary) -> None:
+    with structlog.testing.capture_logs() as logs:
+        Journal().tell_sync(told, draining=0)
+    assert [line["event"] for line in logs] == ["synced"]
