@@ -83,6 +83,23 @@ OWN = (
         status=Status.OWN,
         minimum=0,
     ),
+    Option(
+        "service-metrics-limit",
+        "ipvsproxy.serviceMetricsLimit",
+        Kind.INTEGER,
+        "20000",
+        "How many Service ports, and how many endpoints, have traffic metrics of their own; 0 turns these metrics off.",
+        status=Status.OWN,
+        minimum=0,
+    ),
+    Option(
+        "endpoint-metrics",
+        "ipvsproxy.endpointMetrics",
+        Kind.BOOLEAN,
+        "false",
+        "Traffic metrics for each endpoint as well, not only for each Service port.",
+        status=Status.OWN,
+    ),
 )
 
 NODE = (

@@ -136,6 +136,14 @@ class Servers:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficMetrics:
+    """Traffic by Service port, and ``of_endpoints``. ``limit`` bounds how many of either have series of their own; 0: none."""
+
+    limit: int = 20_000
+    of_endpoints: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Logging:
     """Logging; ``verbosity`` is klog's, 0 the default level."""
 
@@ -169,6 +177,7 @@ class Config:
     node_ports: NodePorts = NodePorts()
     conntrack: Conntrack = Conntrack()
     oom_score_adj: int = -999
+    traffic_metrics: TrafficMetrics = TrafficMetrics()
     logging: Logging = Logging()
     external_addresses_served: bool = True
     without_effect: tuple[str, ...] = dataclasses.field(default=(), compare=False)

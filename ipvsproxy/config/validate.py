@@ -61,6 +61,9 @@ def resolve(
         node_ports=_node_ports(answers),
         conntrack=_conntrack(answers),
         oom_score_adj=answers.number("oomScoreAdj"),
+        traffic_metrics=settings.TrafficMetrics(
+            limit=answers.number("ipvsproxy.serviceMetricsLimit"), of_endpoints=answers.switch("ipvsproxy.endpointMetrics")
+        ),
         logging=settings.Logging(
             format=LogFormat(answers.text("logging.format") or LogFormat.TEXT), verbosity=answers.number("logging.verbosity")
         ),

@@ -25,7 +25,7 @@ def document(config: Config) -> Document:
     root: Document = {"apiVersion": file.API_VERSION, "kind": file.KIND}
     for key, value in config.values.items():
         option = catalogue.BY_KEY[key]
-        if option.status is Status.OWN and not value:
+        if option.status is Status.OWN and value == syntax.parse(option.kind, option.default):
             continue
         *sections, name = option.field.split(".")
         section = root

@@ -21,6 +21,7 @@ from ipvsproxy.daemon.serving import Serving
 from ipvsproxy.daemon.source import CannotStartError, Source
 from ipvsproxy.daemon.status import Notice, Status
 from ipvsproxy.daemon.store import Store
+from ipvsproxy.daemon.traffic import Traffic
 from ipvsproxy.kernel import host, notify, scheduler
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program
@@ -92,7 +93,15 @@ async def _serve(config: Config) -> None:
         figures = measure.Sources(
             reconciler=engine.reconciler, store=store, status=status, clock=time.monotonic, watches=lambda: source.statuses
         )
-        metrics.show(programs, figures)
+        traffic = Traffic(
+            kernel=kernel,
+            reconciler=engine.reconciler,
+            store=store,
+            clock=time.monotonic,
+            limit=config.traffic_metrics.limit,
+            of_endpoints=config.traffic_metrics.of_endpoints,
+        )
+        metrics.show(programs, figures, traffic)
         _set_oom_score(config.oom_score_adj)
         log.info(
             "starting",

@@ -22,6 +22,7 @@ from ipvsproxy.daemon import histogram, measure, pages
 from ipvsproxy.daemon.pages import Answer
 from ipvsproxy.daemon.reflector import Trouble
 from ipvsproxy.daemon.summary import SyncSummary
+from ipvsproxy.daemon.traffic import Traffic
 from ipvsproxy.model.kernel import (
     BoundAddress,
     Device,
@@ -41,6 +42,7 @@ from ipvsproxy.model.state import ServiceState
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_FORMAT = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+OPENMETRICS_END = b"# EOF\n"
 _OPEN_FORMAT: Callable[[Collector], bytes] = openmetrics.generate_latest
 CODES = ("200", "503")
 POLICIES = ("internal", "external")
@@ -70,14 +72,16 @@ class Metrics:
         self._rendering = asyncio.Lock()
         self._without_local: dict[ServiceName, ServiceState] = {}
         self._tables = _Tables()
+        self._traffic: Traffic | None = None
         self._kube = _KubeProxySeries(self._registry)
         self._own = _OwnSeries(self._registry)
         self._registry.register(self._tables)
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
 
-    def show(self, families: Collection[Family], sources: measure.Sources) -> None:
-        """Show the series of these families from now on, and what these sources tell."""
+    def show(self, families: Collection[Family], sources: measure.Sources, traffic: Traffic | None = None) -> None:
+        """Show the series of these families from now on, what these sources tell, and this traffic."""
+        self._traffic = traffic
         self._families = tuple(sorted(families))
         self._tables.sources = sources
         self._tables.families = self._families
@@ -168,11 +172,16 @@ class Metrics:
         """The page, in the richest format that the client takes. One at a time: a scrape never takes more than one processor."""
         async with self._rendering:
             self._tables.look()
+            if self._traffic:
+                await self._traffic.refresh()
             return await asyncio.to_thread(self._render, accept, accept_encoding)
 
     def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept
         body = _OPEN_FORMAT(self._registry) if is_open else prometheus_client.generate_latest(self._registry)
+        if self._traffic:
+            end = OPENMETRICS_END if is_open else b""
+            body = body.removesuffix(end) + self._traffic.render(openmetrics=is_open) + end
         headers = {"Content-Type": OPENMETRICS_FORMAT if is_open else TEXT_FORMAT}
         if "gzip" in accept_encoding:
             headers["Content-Encoding"] = "gzip"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import pathlib
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -9,12 +10,13 @@ from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_GENERIC
 
-from ipvsproxy.kernel import ipvs_listing, ipvs_message, message, netlink
+from ipvsproxy.kernel import ipvs_listing, ipvs_message, ipvs_traffic, message, netlink
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
     HASHED,
     PERSISTENT,
     Connections,
+    Counters,
     ObservedVirtualServer,
     RealServer,
     RealServerKey,
@@ -135,6 +137,30 @@ class IpvsDriver:
             return {key: listed[key].connections if key in listed else {} for key in keys}
         layout = message.Layout(_CONNECTIONS)
         return {key: self._connections(key, layout) for key in keys}
+
+    def traffic(self) -> dict[VirtualServerKey, Counters]:
+        """What each virtual server has counted.
+
+        Raises:
+            KernelError: it could not be read.
+        """
+        return ipvs_traffic.read_services(self._dump(ipvs_message.Encoder.all_services, "read the counters of virtual servers"))
+
+    def endpoint_traffic(
+        self, keys: Collection[VirtualServerKey]
+    ) -> dict[VirtualServerKey, dict[RealServerKey, ipvs_traffic.EndpointTraffic]]:
+        """What each real server of these virtual servers has counted; empty for a virtual server that does not exist.
+
+        Raises:
+            KernelError: it could not be read.
+        """
+        return {
+            key: ipvs_traffic.read_endpoints(
+                self._dump(functools.partial(ipvs_message.Encoder.destinations, key=key), f"read the counters of {key}"),
+                key.address.family,
+            )
+            for key in keys
+        }
 
     def read_timeouts(self) -> Timeouts:
         """The connection timeouts.

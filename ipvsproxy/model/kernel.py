@@ -114,6 +114,16 @@ class Connections(NamedTuple):
     inactive: int
 
 
+class Counters(NamedTuple):
+    """What IPVS has counted since the virtual server, or the real server in it, was made. "In" is from client to real server."""
+
+    connections: int = 0
+    packets_in: int = 0
+    packets_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
 class SetType(enum.StrEnum):
     """The ipset types in use."""
 

@@ -7,8 +7,10 @@ import contextlib
 import errno
 import pathlib
 import shutil
+import socket
 import struct
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -19,6 +21,7 @@ from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCHEDULER_PORT,
     Connections,
+    Counters,
     RealServer,
     RealServerKey,
     Timeouts,
@@ -229,6 +232,32 @@ def test_connections_are_the_same_by_dump_and_by_listing(
         six.key: {real(six, "fd00::1").key: Connections(0, 0)},
         missing.key: {},
     }
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
+def test_traffic_is_counted_by_virtual_and_by_real_server(driver: ipvs.IpvsDriver, loopback: str) -> None:
+    virtual, idle = server(loopback), server("10.96.0.2", protocol=Protocol.UDP)
+    with socket.create_server((loopback, 0), family=socket.AF_INET6 if ":" in loopback else socket.AF_INET) as listening:
+        backend = real(virtual, loopback, listening.getsockname()[1])
+        assert clean(driver.apply(operations(Verb.ADD, virtual, idle, backend, real(virtual, loopback, 9, 0))))
+        with socket.create_connection((loopback, 80), timeout=5) as client, listening.accept()[0] as accepted:
+            client.sendall(b"x" * 1000)
+            accepted.recv(1000, socket.MSG_WAITALL)
+            counted = driver.traffic()
+            deadline_s = time.monotonic() + 10
+            while counted[virtual.key].bytes_in < 1000 and time.monotonic() < deadline_s:
+                time.sleep(0.1)  # the kernel adds up the processors' counters every two seconds
+                counted = driver.traffic()
+            of_endpoints = driver.endpoint_traffic([virtual.key, idle.key, server("10.96.0.3").key])
+    assert counted[idle.key] == Counters()
+    assert counted[virtual.key].connections == 1
+    assert counted[virtual.key].packets_in >= 3
+    assert counted[virtual.key].bytes_in > 1000 > counted[virtual.key].bytes_out > 0
+    assert of_endpoints[virtual.key][backend.key].connections == Connections(1, 0)
+    assert of_endpoints[virtual.key][backend.key].counters.bytes_in > 1000
+    assert of_endpoints[virtual.key][real(virtual, loopback, 9).key].counters == Counters()
+    assert of_endpoints[idle.key] == of_endpoints[server("10.96.0.3").key] == {}
 
 
 @pytest.mark.kernel

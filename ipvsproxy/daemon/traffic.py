@@ -1,0 +1,271 @@
+"""What IPVS has counted, by Service port and, if that is wanted, by endpoint.
+
+Rule 1: the kernel is asked only for a scrape, at most every ``FRESH_S``, and never for long: programming comes first.
+Rule 2: a total grows by what was counted since the last reading. So it does not fall when one of the virtual servers behind it
+goes, and it has what was counted before this process began, which IPVS remembers.
+Rule 3: what never had traffic has no series. Of the rest as many as the limit allows have their own, for as long as they are
+there; what comes later is counted together.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from ipvsproxy.daemon.store import Store
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import Connections, Counters, RealServerKey, VirtualServer, VirtualServerKey
+from ipvsproxy.model.service import Service, ServiceName
+from ipvsproxy.reconcile.reconciler import Reconciler
+
+FRESH_S = 2.0
+"""How long figures are good enough: the kernel itself adds up what its processors count every two seconds."""
+PATIENCE_S = 1.0
+"""How long a scrape waits for the kernel's thread; then it shows the figures of the scrape before."""
+SERVERS_AT_ONCE = 50
+"""Virtual servers whose real servers are asked for in one go: about 5 ms, for which programming may have to wait."""
+OTHERS = "(others)"
+"""Stands in the place of a name for all that is beyond the limit; no object of the API can be called so."""
+_NOTHING = Counters()
+_DIRECTIONS = ("in", "out")
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class _Row(NamedTuple):
+    """Counters of one kernel object, and the labels of the series that they belong to."""
+
+    key: Hashable
+    labels: str
+    counters: Counters
+
+
+class Ledger:
+    """Totals by labels, from counters that may begin again at zero. ``limit`` bounds how many have their own."""
+
+    def __init__(self, limit: int) -> None:
+        self.totals: dict[str, list[int]] = {}
+        self.others = list(_NOTHING)
+        self.unlisted: set[str] = set()
+        self._limit = limit
+        self._last: dict[Hashable, Counters] = {}
+
+    def book(self, rows: Collection[_Row]) -> None:
+        """Take in all counters that there are now. Labels that none of them has are forgotten."""
+        there = {row.labels for row in rows}
+        for labels in self.totals.keys() - there:
+            del self.totals[labels]
+        self.unlisted &= there
+        last, self._last = self._last, {}
+        for key, labels, now in rows:
+            before = last.get(key, _NOTHING)
+            self._last[key] = now
+            if now == before:
+                continue
+            if any(map(int.__lt__, now, before)):
+                before = _NOTHING  # it was made again
+            total = self._total(labels)
+            for index, (new, old) in enumerate(zip(now, before, strict=True)):
+                total[index] += new - old
+
+    def _total(self, labels: str) -> list[int]:
+        total = self.totals.get(labels)
+        if total is not None:
+            return total
+        if len(self.totals) >= self._limit:
+            self.unlisted.add(labels)
+            return self.others
+        self.unlisted.discard(labels)
+        total = self.totals[labels] = [0] * len(_NOTHING)
+        return total
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What the figures are joined to: copies, for another thread to read."""
+
+    virtual_servers: Mapping[VirtualServerKey, VirtualServer]
+    services: Mapping[ServiceName, Service]
+    drains: Sequence[tuple[VirtualServerKey, RealServerKey, Connections | None]]
+
+
+class Traffic:
+    """Reads the counters when somebody asks. ``limit`` 0 means never."""
+
+    def __init__(
+        self,
+        *,
+        kernel: KernelThread[NodeKernel],
+        reconciler: Reconciler,
+        store: Store,
+        clock: Callable[[], float],
+        limit: int,
+        of_endpoints: bool,
+    ) -> None:
+        self._kernel = kernel
+        self._reconciler = reconciler
+        self._store = store
+        self._clock = clock
+        self._limit = limit
+        self._of_endpoints = of_endpoints
+        self._read_s: float | None = None
+        self._services = Ledger(limit)
+        self._endpoints = Ledger(limit)
+        self._labels: dict[VirtualServerKey, tuple[Service, str]] = {}
+        self._open: dict[str, Connections] = {}
+
+    async def refresh(self) -> None:
+        """Have figures that are fresh, unless the kernel is busy or does not tell. One call at a time."""
+        now = self._clock()
+        if not self._limit or (self._read_s is not None and now - self._read_s < FRESH_S):
+            return
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                counters = await self._kernel.call(self._kernel.target.ipvs.traffic)
+                endpoints = await self._read_endpoints(counters) if self._of_endpoints else {}
+        except TimeoutError:
+            log.debug("counters are old", reason="the kernel's thread is busy")
+            return
+        except KernelError as error:
+            log.warning("counters could not be read", error=str(error))
+            return
+        known = _Known(
+            virtual_servers=dict(self._reconciler.claims.virtual_servers.desired),
+            services=dict(self._store.services),
+            drains=[(key, real_server, drain.connections) for key, real_server, drain in self._reconciler.drains],
+        )
+        await asyncio.to_thread(self._book, known, counters, endpoints)
+        self._read_s = now
+
+    async def _read_endpoints(
+        self, counters: Mapping[VirtualServerKey, Counters]
+    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
+        """Those of the virtual servers that have counted anything."""
+        used = [key for key, counted in counters.items() if counted != _NOTHING]
+        found: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = {}
+        for start in range(0, len(used), SERVERS_AT_ONCE):
+            found |= await self._kernel.call(self._kernel.target.ipvs.endpoint_traffic, used[start : start + SERVERS_AT_ONCE])
+        return found
+
+    def _book(
+        self,
+        known: _Known,
+        counters: Mapping[VirtualServerKey, Counters],
+        endpoints: Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]],
+    ) -> None:
+        labels = self._labels = self._join(known)
+        self._services.book([_Row(key, labels[key][1], counted) for key, counted in counters.items() if key in labels])
+        open_connections: dict[str, Connections] = {}
+        rows = []
+        for key, servers in endpoints.items():
+            for real_server, (connections, counted) in servers.items() if key in labels else ():
+                name = _endpoint(labels[key][1], real_server)
+                rows.append(_Row((key, real_server), name, counted))
+                open_connections[name] = _sum(open_connections.get(name), connections)
+        self._endpoints.book(rows)
+        if not self._of_endpoints:
+            for key, real_server, seen in known.drains:
+                if key in labels and seen is not None:
+                    name = _endpoint(labels[key][1], real_server)
+                    open_connections[name] = _sum(open_connections.get(name), seen)
+        listed = (name for name in open_connections if not self._of_endpoints or name in self._endpoints.totals)
+        self._open = {name: open_connections[name] for name, _ in zip(listed, range(self._limit), strict=False)}
+
+    def _join(self, known: _Known) -> dict[VirtualServerKey, tuple[Service, str]]:
+        """Each virtual server's Service, and the labels of its port."""
+        before, joined = self._labels, {}
+        for key, wanted in known.virtual_servers.items():
+            service = known.services.get(wanted.owner.service)
+            if service is None:
+                continue
+            seen = before.get(key)
+            joined[key] = seen if seen and seen[0] is service else (service, _describe(service, key))
+        return joined
+
+    def render(self, *, openmetrics: bool) -> bytes:
+        """The series, in one of Prometheus's formats."""
+        if not self._limit:
+            return b""
+        return "".join(self._lines(openmetrics=openmetrics)).encode()
+
+    def _lines(self, *, openmetrics: bool) -> Iterator[str]:
+        kinds = {"service": self._services, "endpoint": self._endpoints}
+        listed = {kind: len(ledger.totals) for kind, ledger in kinds.items()}
+        yield from _gauges("ipvsproxy_traffic_listed", "Service ports and endpoints with traffic series of their own.", listed)
+        unlisted = {kind: len(ledger.unlisted) for kind, ledger in kinds.items()}
+        yield from _gauges("ipvsproxy_traffic_unlisted", "Those beyond the limit, counted together.", unlisted)
+        yield _heading("ipvsproxy_endpoint_open_connections", "gauge", "Connections of an endpoint; of draining ones at least.")
+        for labels, connections in self._open.items():
+            for state, count in zip(Connections._fields, connections, strict=True):
+                yield f'ipvsproxy_endpoint_open_connections{{{labels},state="{state}"}} {count}\n'
+        for kind, ledger in kinds.items():
+            yield from _counters(kind, ledger, openmetrics=openmetrics)
+
+
+def _counters(kind: str, ledger: Ledger, *, openmetrics: bool) -> Iterator[str]:
+    totals = ledger.totals
+    if ledger.unlisted or any(ledger.others):
+        totals = {**totals, _others(kind): ledger.others}
+    suffix = "" if openmetrics else "_total"
+    name = f"ipvsproxy_{kind}_connections"
+    yield _heading(name + suffix, "counter", f"Connections by {kind}.")
+    for labels, total in totals.items():
+        yield f"{name}_total{{{labels}}} {total[0]}\n"
+    for what, first in (("packets", 1), ("bytes", 3)):
+        name = f"ipvsproxy_{kind}_{what}"
+        yield _heading(name + suffix, "counter", f"{what.capitalize()} by {kind}, from clients (in) and to them (out).")
+        for labels, total in totals.items():
+            for index, direction in enumerate(_DIRECTIONS, first):
+                yield f'{name}_total{{{labels},direction="{direction}"}} {total[index]}\n'
+
+
+def _gauges(name: str, text: str, by_kind: Mapping[str, int]) -> Iterator[str]:
+    yield _heading(name, "gauge", text)
+    for kind, count in by_kind.items():
+        yield f'{name}{{kind="{kind}"}} {count}\n'
+
+
+def _heading(name: str, kind: str, text: str) -> str:
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+
+
+def _describe(service: Service, key: VirtualServerKey) -> str:
+    """The labels of the port that this virtual server serves."""
+    here = service.cluster_addresses + service.external_addresses + service.load_balancer_addresses
+    is_node_port = key.address not in here
+    name = next(
+        (
+            port.name
+            for port in service.ports
+            if port.protocol is key.protocol and key.port == (port.node_port if is_node_port else port.port)
+        ),
+        "",
+    )
+    return _labels(*service.name, name, key.protocol.name)
+
+
+def _labels(namespace: str, service: str, port: str, protocol: str) -> str:
+    pairs = (("namespace", namespace), ("service", service), ("port", port), ("protocol", protocol))
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in pairs)
+
+
+def _others(kind: str) -> str:
+    labels = _labels(OTHERS, OTHERS, "", "")
+    return labels if kind == "service" else f'{labels},endpoint=""'
+
+
+def _endpoint(labels: str, real_server: RealServerKey) -> str:
+    return f'{labels},endpoint="{real_server}"'
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _sum(one: Connections | None, other: Connections) -> Connections:
+    return Connections(one.active + other.active, one.inactive + other.inactive) if one else other

@@ -1,0 +1,323 @@
+"""Counters of the kernel, joined to Service ports: what is added up, what is named, what a scrape may cost and hold up.
+
+Left out: that the kernel counts, and that its counters are read (tests/kernel/test_ipvs.py).
+"""
+
+import asyncio
+import concurrent.futures
+import errno
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, cast
+
+import pytest
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
+
+from ipvsproxy.daemon.measure import Sources
+from ipvsproxy.daemon.metrics import Metrics
+from ipvsproxy.daemon.status import Status
+from ipvsproxy.daemon.store import Store
+from ipvsproxy.daemon.traffic import FRESH_S, Traffic
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import Connections, Counters, RealServerKey, VirtualServerKey
+from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.service import Service, ServiceType
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.translate import state, view
+from tests import builders
+from tests.daemon.summaries import Clock
+from tests.memory_node import InlineExecutor, put
+
+CLUSTER = builders.frontend("10.96.0.10", 80)
+EXTERNAL = builders.frontend("192.0.2.10", 80)
+NODE_PORT = builders.frontend(builders.NODE_ADDRESS, 30080)
+POD = builders.backend("10.244.0.5")
+WEB = builders.service(
+    "web",
+    builders.service_port(80, name="http", node_port=30080),
+    kind=ServiceType.NODE_PORT,
+    cluster=["10.96.0.10"],
+    external=["192.0.2.10"],
+)
+HTTP = 'namespace="default",service="web",port="http",protocol="TCP"'
+
+
+class Ipvs:
+    """The kernel's side: what it has counted, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.counters: dict[VirtualServerKey, Counters] = {}
+        self.endpoints: dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]] = {}
+        self.error: KernelError | None = None
+        self.asked = 0
+        self.asked_for: list[VirtualServerKey] = []
+
+    @property
+    def ipvs(self) -> "Ipvs":
+        return self
+
+    def traffic(self) -> dict[VirtualServerKey, Counters]:
+        self.asked += 1
+        if self.error:
+            raise self.error
+        return dict(self.counters)
+
+    def endpoint_traffic(
+        self, keys: Collection[VirtualServerKey]
+    ) -> dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]]:
+        self.asked_for += keys
+        return {key: self.endpoints.get(key, {}) for key in keys}
+
+
+class Scene:
+    """One node, and a scrape every ten seconds."""
+
+    def __init__(
+        self,
+        *services: Service,
+        limit: int = 100,
+        of_endpoints: bool = False,
+        executor: concurrent.futures.ThreadPoolExecutor | None = None,
+    ) -> None:
+        self.clock = Clock()
+        self.kernel = Ipvs()
+        self.store = Store(started_s=0)
+        self.reconciler = Reconciler(Policy(node_name=builders.THIS_NODE))
+        self.traffic = Traffic(
+            kernel=KernelThread(executor or InlineExecutor(), cast(NodeKernel, self.kernel)),
+            reconciler=self.reconciler,
+            store=self.store,
+            clock=self.clock,
+            limit=limit,
+            of_endpoints=of_endpoints,
+        )
+        for service in services:
+            self.put(service)
+
+    def put(self, service: Service) -> None:
+        self.store.deliver([put(service)], 0)
+        self.reconciler.put(service.name, state.translate(service, (), builders.node_view(), view.Settings()))
+
+    async def scrape(self) -> Mapping[str, int]:
+        self.clock.now += 10
+        await self.traffic.refresh()
+        return dict(self._samples())
+
+    def _samples(self) -> Iterator[tuple[str, int]]:
+        for line in self.traffic.render(openmetrics=False).decode().splitlines():
+            if not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                yield name, int(value)
+
+
+async def test_all_virtual_servers_of_a_port_are_added_up_under_its_names() -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {
+        CLUSTER: Counters(1, 10, 9, 1000, 900),
+        EXTERNAL: Counters(2, 20, 18, 2000, 1800),
+        NODE_PORT: Counters(4, 40, 36, 4000, 3600),
+    }
+    seen = await scene.scrape()
+    assert {name: value for name, value in seen.items() if name.startswith("ipvsproxy_service")} == {
+        f"ipvsproxy_service_connections_total{{{HTTP}}}": 7,
+        f'ipvsproxy_service_packets_total{{{HTTP},direction="in"}}': 70,
+        f'ipvsproxy_service_packets_total{{{HTTP},direction="out"}}': 63,
+        f'ipvsproxy_service_bytes_total{{{HTTP},direction="in"}}': 7000,
+        f'ipvsproxy_service_bytes_total{{{HTTP},direction="out"}}': 6300,
+    }
+
+
+async def test_ports_without_traffic_and_virtual_servers_of_others_have_no_series() -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(), builders.frontend("192.0.2.99", 443): Counters(5, 5, 5, 5, 5)}
+    assert not [name for name in await scene.scrape() if name.startswith("ipvsproxy_service")]
+
+
+async def test_a_node_port_is_not_taken_for_another_port_of_the_same_number() -> None:
+    ports = [builders.service_port(80, name="http", node_port=8443), builders.service_port(8443, name="https", node_port=30443)]
+    scene = Scene(builders.service("web", *ports, kind=ServiceType.NODE_PORT, cluster=["10.96.0.10"]))
+    scene.kernel.counters = {
+        builders.frontend(builders.NODE_ADDRESS, 8443): Counters(1),
+        builders.frontend("10.96.0.10", 8443): Counters(2),
+    }
+    seen = await scene.scrape()
+    assert seen[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 1
+    assert seen[f"ipvsproxy_service_connections_total{{{HTTP.replace('http', 'https')}}}"] == 2
+
+
+async def test_a_total_does_not_fall_when_a_virtual_server_goes_or_begins_again() -> None:
+    scene = Scene(WEB)
+    total = f"ipvsproxy_service_connections_total{{{HTTP}}}"
+    scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
+    assert (await scene.scrape())[total] == 150
+    scene.kernel.counters = {CLUSTER: Counters(101)}
+    assert (await scene.scrape())[total] == 151
+    scene.kernel.counters = {CLUSTER: Counters(3), EXTERNAL: Counters(2)}
+    assert (await scene.scrape())[total] == 156
+
+
+async def test_a_service_that_is_gone_has_no_series() -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(1)}
+    assert f"ipvsproxy_service_connections_total{{{HTTP}}}" in await scene.scrape()
+    scene.reconciler.put(WEB.name, None)
+    assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in await scene.scrape()
+
+
+async def test_a_port_that_is_called_otherwise_has_another_series() -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(1)}
+    await scene.scrape()
+    scene.put(builders.service("web", builders.service_port(80, name="plain"), cluster=["10.96.0.10"]))
+    scene.kernel.counters = {CLUSTER: Counters(4)}
+    seen = await scene.scrape()
+    assert seen[f"ipvsproxy_service_connections_total{{{HTTP.replace('http', 'plain')}}}"] == 3
+
+
+async def test_beyond_the_limit_ports_are_counted_together_and_it_shows() -> None:
+    addresses = [f"10.96.0.{number}" for number in range(1, 6)]
+    scene = Scene(*(builders.service(f"s{address[8:]}", cluster=[address]) for address in addresses), limit=2)
+    scene.kernel.counters = {builders.frontend(address, 80): Counters(10) for address in addresses}
+    seen = await scene.scrape()
+    together = 'namespace="(others)",service="(others)",port="",protocol=""'
+    assert seen[f"ipvsproxy_service_connections_total{{{together}}}"] == 30
+    assert seen['ipvsproxy_traffic_listed{kind="service"}'] == 2
+    assert seen['ipvsproxy_traffic_unlisted{kind="service"}'] == 3
+    # A place that becomes free is taken with the next traffic; what was counted together stays there.
+    scene.reconciler.put(builders.service("s1").name, None)
+    scene.kernel.counters[builders.frontend("10.96.0.5", 80)] = Counters(11)
+    seen = await scene.scrape()
+    own = 'namespace="default",service="s5",port="",protocol="TCP"'
+    assert seen[f"ipvsproxy_service_connections_total{{{own}}}"] == 1
+    assert seen[f"ipvsproxy_service_connections_total{{{together}}}"] == 30
+    assert seen['ipvsproxy_traffic_unlisted{kind="service"}'] == 2
+
+
+async def test_with_limit_zero_nothing_is_read_and_nothing_shown() -> None:
+    scene = Scene(WEB, limit=0)
+    scene.kernel.counters = {CLUSTER: Counters(1)}
+    assert not await scene.scrape()
+    assert scene.kernel.asked == 0
+
+
+async def test_a_second_scrape_within_two_seconds_reads_nothing() -> None:
+    scene = Scene(WEB)
+    await scene.scrape()
+    scene.clock.now += FRESH_S - 0.1
+    await scene.traffic.refresh()
+    assert scene.kernel.asked == 1
+    scene.clock.now += 0.2
+    await scene.traffic.refresh()
+    assert scene.kernel.asked == 2
+
+
+async def test_counters_that_cannot_be_read_stay_as_they_were() -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(8)}
+    await scene.scrape()
+    scene.kernel.error = KernelError(action="read the counters", errno=errno.EIO)
+    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
+
+
+async def test_a_scrape_does_not_wait_for_a_kernel_thread_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipvsproxy.daemon.traffic.PATIENCE_S", 0.02)
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as executor:
+        scene = Scene(WEB, executor=executor)
+        scene.kernel.counters = {CLUSTER: Counters(8)}
+        programmed = threading.Event()
+        executor.submit(programmed.wait)
+        try:
+            seen = await scene.scrape()
+        finally:
+            programmed.set()
+        assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in seen
+        assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
+        assert scene.kernel.asked == 1, "what nobody waits for any more is not read"
+
+
+async def test_draining_endpoints_show_their_connections() -> None:
+    scene = Scene(WEB)
+    for key in (CLUSTER, EXTERNAL):
+        scene.reconciler.drains.begin(key, POD, 0)
+        scene.reconciler.drains.note(key, {POD: Connections(3, 1)}, 1)
+    seen = await scene.scrape()
+    endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
+    assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 6
+    assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="inactive"}}'] == 2
+    assert not any(name.startswith("ipvsproxy_endpoint_bytes") for name in seen)
+    assert not scene.kernel.asked_for
+
+
+async def test_endpoints_have_their_own_totals_if_that_is_wanted() -> None:
+    scene = Scene(WEB, of_endpoints=True)
+    scene.kernel.counters = {CLUSTER: Counters(3), EXTERNAL: Counters()}
+    scene.kernel.endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(2, 1), Counters(3, 30, 29, 300, 290))}}
+    seen = await scene.scrape()
+    endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
+    assert seen[f"ipvsproxy_endpoint_connections_total{{{endpoint}}}"] == 3
+    assert seen[f'ipvsproxy_endpoint_bytes_total{{{endpoint},direction="out"}}'] == 290
+    assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 2
+    assert scene.kernel.asked_for == [CLUSTER], "what has not counted anything is not asked for"
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+async def test_prometheus_reads_the_page_in_both_formats(limit: int) -> None:
+    scene = Scene(WEB, builders.service("db", cluster=["10.96.0.11"]), limit=limit, of_endpoints=True)
+    scene.kernel.counters = {CLUSTER: Counters(1, 2, 3, 4, 5), builders.frontend("10.96.0.11", 80): Counters(1)}
+    scene.kernel.endpoints = {
+        CLUSTER: {
+            POD: EndpointTraffic(Connections(1, 0), Counters(1)),
+            builders.backend("10.244.0.6"): EndpointTraffic(Connections(1, 0), Counters(1)),
+        }
+    }
+    metrics = Metrics()
+    status = Status(families=tuple(Family), sync_period_s=30, clock=scene.clock, wall_clock=scene.clock)
+    sources = Sources(reconciler=scene.reconciler, store=scene.store, status=status, clock=scene.clock)
+    metrics.show(tuple(Family), sources, scene.traffic)
+    read: Any = parser.text_string_to_metric_families
+    plain = {family.name: family.type for family in read((await metrics.expose()).body.decode())}
+    read = openmetrics_parser.text_string_to_metric_families
+    answer = await metrics.expose("application/openmetrics-text")
+    opened = {family.name: family.type for family in read(answer.body.decode())}
+    for types in (plain, opened):
+        assert types["ipvsproxy_service_bytes"] == types["ipvsproxy_endpoint_connections"] == "counter"
+        assert types["ipvsproxy_endpoint_open_connections"] == "gauge"
+
+
+async def test_ten_thousand_services_are_scraped_within_a_second_and_the_loop_goes_on() -> None:
+    addresses = [f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(10_000)]
+    scene = Scene(*(builders.service(f"service-{number}", cluster=[one]) for number, one in enumerate(addresses)), limit=20_000)
+    scene.kernel.counters = {
+        VirtualServerKey(Protocol.TCP, builders.addresses(one)[0], 80): Counters(1, 2, 3, 4, 5) for one in addresses
+    }
+    longest_s = 0.0
+    scraped = asyncio.Event()
+
+    async def beat() -> None:
+        nonlocal longest_s
+        while not scraped.is_set():
+            began_s = time.perf_counter()
+            await asyncio.sleep(0)
+            longest_s = max(longest_s, time.perf_counter() - began_s)
+
+    metrics = Metrics()
+    status = Status(families=tuple(Family), sync_period_s=30, clock=scene.clock, wall_clock=scene.clock)
+    metrics.show(
+        tuple(Family),
+        Sources(reconciler=scene.reconciler, store=scene.store, status=status, clock=scene.clock),
+        scene.traffic,
+    )
+    beating = asyncio.create_task(beat())
+    began_s = time.perf_counter()
+    answer = await metrics.expose()
+    took_s = time.perf_counter() - began_s
+    scraped.set()
+    await beating
+    assert answer.body.count(b"ipvsproxy_service_bytes_total{") == 20_000
+    assert took_s < 5, "a second on a machine that has nothing else to do"
+    assert longest_s < 0.5, "20 ms on such a machine"
