@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 import structlog
 
+from ipvsproxy.daemon import garbage
 from ipvsproxy.daemon.journal import Journal
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.summary import SyncSummary, Watcher
@@ -108,8 +109,9 @@ class Engine:
 
     async def run(self) -> None:
         """Sync for ever."""
-        await self._wait_for_lists()
-        await self._start()
+        with garbage.postponed():
+            await self._wait_for_lists()
+            await self._start()
         while True:
             await self._pause()
             await self._sync()
