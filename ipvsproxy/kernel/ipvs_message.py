@@ -33,6 +33,7 @@ _NETMASKS: Mapping[Family, str] = {
     Family.IPV4: "255.255.255.255",
     Family.IPV6: socket.inet_ntoa(struct.pack("=I", Family.IPV6.bits)),
 }
+_UNNUMBERED = bytes(4)
 _pack_port = struct.Struct(">H").pack
 _pack_u16 = struct.Struct("=H").pack
 _pack_u32 = struct.Struct("=I").pack
@@ -62,6 +63,7 @@ class Encoder:
         self._service = functools.cache(self._service_template)
         self._removal = functools.cache(self._removal_template)
         self._destinations = functools.cache(self._destination_templates)
+        self._listing = functools.cache(self._listing_template)
 
     def encode(self, operations: Sequence[Operation], sequences: Iterator[bytes]) -> list[bytes]:
         """One message per operation, with the sequence numbers in their order.
@@ -105,10 +107,8 @@ class Encoder:
 
     def destinations(self, key: VirtualServerKey) -> bytes:
         """The dump of one virtual server's real servers."""
-        service = _key(key.address.family, key.protocol, str(key.address), key.port)
-        return self._message(
-            ipvs.IPVS_CMD_GET_DEST, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]], netlink.REQUEST | netlink.DUMP
-        )
+        protocol, address, port = key
+        return self._listing(len(address))((_UNNUMBERED, _pack_u16(protocol), address, _pack_port(port)))
 
     def _encode_other(self, verb: Verb, item: object, sequence: bytes) -> bytes:
         match item:
@@ -147,11 +147,17 @@ class Encoder:
         return message.Template(build, {**_key_samples(family), "flags": _U32, "timeout": _U32}).encode
 
     def _removal_template(self, size: int) -> Encode:
+        return self._key_template(ipvs.IPVS_CMD_DEL_SERVICE, size, netlink.REQUEST)
+
+    def _listing_template(self, size: int) -> Encode:
+        return self._key_template(ipvs.IPVS_CMD_GET_DEST, size, netlink.REQUEST | netlink.DUMP)
+
+    def _key_template(self, command: int, size: int, flags: int) -> Encode:
         family = _FAMILIES[size]
 
         def build(protocol: int, address: str, port: int) -> bytes:
             service = _key(family, protocol, address, port)
-            return self._message(ipvs.IPVS_CMD_DEL_SERVICE, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
+            return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]], flags)
 
         return message.Template(build, _key_samples(family)).encode
 
