@@ -5,7 +5,7 @@ Rule: ``look`` runs in the loop and only copies references; ``gauges`` takes tim
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ipvsproxy.daemon.reflector import WatchStatus
 from ipvsproxy.daemon.status import Status
@@ -13,7 +13,12 @@ from ipvsproxy.daemon.store import Store
 from ipvsproxy.model.kernel import ObservedVirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.service import ObjectKind
+from ipvsproxy.reconcile.claims import Claims
 from ipvsproxy.reconcile.reconciler import Reconciler
+from ipvsproxy.reconcile.table import Table
+
+NEVER_READ = ("timeouts", "flow")
+"""Kinds of kernel objects that are written only."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +43,9 @@ class Watch(NamedTuple):
 class Snapshot:
     """What the kernel holds, and what has yet to be done, at one moment.
 
-    ``foreign`` are the virtual servers that are not ours. ``set_entries`` is by set, ``pending`` by kind of kernel object,
-    ``untaken`` by kind of API object. ``conflicts`` counts addresses and ports that several Services want. Ages are 0 without
-    anything that has one.
+    ``foreign`` are the virtual servers that are not ours. ``set_entries`` is by set, ``pending`` and ``drifted`` (found otherwise
+    than believed) by kind of kernel object, ``untaken`` by kind of API object. ``conflicts`` counts addresses and ports that
+    several Services want. Ages are 0 without anything that has one.
     """
 
     virtual_servers: Sequence[tuple[VirtualServerKey, ObservedVirtualServer]]
@@ -48,6 +53,7 @@ class Snapshot:
     addresses: Sequence[Address]
     set_entries: Mapping[str, int]
     pending: Mapping[str, int]
+    drifted: Mapping[str, int]
     conflicts: int
     drains: int
     oldest_drain_age_s: float
@@ -57,33 +63,26 @@ class Snapshot:
 
 
 class Gauges(NamedTuple):
-    """A series of each combination of label values."""
+    """A series of each combination of label values; ``only_grows``: a counter, whose name ends in ``_total``."""
 
     name: str
     documentation: str
     labels: tuple[str, ...]
     values: Mapping[tuple[str, ...], float]
+    only_grows: bool = False
 
 
 def look(sources: Sources) -> Snapshot:
     """Take a snapshot."""
+    tables = _tables(sources.reconciler.claims)
     claims, drains, now = sources.reconciler.claims, sources.reconciler.drains, sources.clock()
     return Snapshot(
         virtual_servers=list(claims.virtual_servers.observed.items()),
         foreign=frozenset(claims.virtual_servers.foreign),
         addresses=list(claims.addresses.observed),
         set_entries={ip_set.name: len(claims.entries[ip_set.name].observed) for ip_set in claims.sets.desired},
-        pending={
-            "device": len(claims.devices.pending),
-            "set": len(claims.sets.pending),
-            "set_entry": sum(len(table.pending) + len(table.surplus) for table in claims.entries.values()),
-            "rules": len(claims.skeletons.pending),
-            "virtual_server": len(claims.virtual_servers.pending) + len(claims.virtual_servers.surplus),
-            "address": len(claims.addresses.pending) + len(claims.addresses.surplus),
-            "sysctl": len(claims.sysctls.pending),
-            "timeouts": len(claims.timeouts.pending),
-            "flow": len(claims.flows.pending),
-        },
+        pending={kind: sum(len(one.pending) + len(one.surplus) for one in of_kind) for kind, of_kind in tables.items()},
+        drifted={kind: sum(one.drifted for one in of_kind) for kind, of_kind in tables.items() if kind not in NEVER_READ},
         conflicts=sum(1 for _ in claims.conflicts()),
         drains=len(drains),
         oldest_drain_age_s=max((now - drain.since_s for _, _, drain in drains), default=0.0),
@@ -94,6 +93,20 @@ def look(sources: Sources) -> Snapshot:
             for kind, watch in sources.watches().items()
         },
     )
+
+
+def _tables(claims: Claims) -> Mapping[str, Sequence[Table[Any, Any, Any]]]:
+    return {
+        "device": [claims.devices],
+        "set": [claims.sets],
+        "set_entry": list(claims.entries.values()),
+        "rules": [claims.skeletons],
+        "virtual_server": [claims.virtual_servers],
+        "address": [claims.addresses],
+        "sysctl": [claims.sysctls],
+        "timeouts": [claims.timeouts],
+        "flow": [claims.flows],
+    }
 
 
 def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Gauges]:
@@ -116,6 +129,8 @@ def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Gauges]:
     yield _by_family("ipvsproxy_addresses", "Addresses on kube-ipvs0.", addresses)
     yield _labelled("ipvsproxy_set_entries", "Entries of each set; 65536 is the most.", "set", seen.set_entries)
     yield _labelled("ipvsproxy_pending", "Kernel objects that differ from what is wanted.", "kind", seen.pending)
+    drifted = "Kernel objects that an audit found otherwise than they were left."
+    yield _labelled("ipvsproxy_drift_total", drifted, "kind", seen.drifted)._replace(only_grows=True)
     yield _one("ipvsproxy_conflicts", "Addresses and ports that several Services want.", seen.conflicts)
     yield _one("ipvsproxy_drains", "Real servers that keep their connections and get no new ones.", seen.drains)
     yield _one("ipvsproxy_oldest_drain_age_seconds", "Age of the oldest drain.", seen.oldest_drain_age_s)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, ProcessCollector
-from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
@@ -340,7 +340,8 @@ class _Tables(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for gauges in measure.gauges(self._seen, self.families) if self._seen else ():
-            family = GaugeMetricFamily(gauges.name, gauges.documentation, labels=gauges.labels)
+            kind = CounterMetricFamily if gauges.only_grows else GaugeMetricFamily
+            family = kind(gauges.name, gauges.documentation, labels=gauges.labels)
             for labels, value in gauges.values.items():
                 family.add_metric(labels, value)
             yield family

@@ -96,7 +96,7 @@ class Reconciler:
         if seen.sysctls is not None:
             claims.sysctls.observe(seen.sysctls, _theirs)
         for family, image in seen.skeletons.items():
-            claims.skeletons.confirm(family, image)
+            claims.skeletons.notice(family, image)
         if seen.virtual_servers is not None:
             yield from self._recall_drains(seen.virtual_servers, now)
             host = {item.address for item in seen.interface_addresses or ()}

@@ -47,6 +47,9 @@ class Table(Generic[K, V, W]):
         self._foreign: set[K] = set()
         self._pending: dict[K, None] = {}
         self._surplus: dict[K, None] = {}
+        self._was_observed = False
+        self.drifted = 0
+        """How many keys were found otherwise than believed, and not as wanted, since the first observation."""
 
     @property
     def desired(self) -> Mapping[K, V]:
@@ -128,12 +131,25 @@ class Table(Generic[K, V, W]):
         """As ``observe``, with a pause after each ``KEYS_AT_ONCE`` keys. Nothing else may be done to the table meanwhile."""
         known = self._observed.keys() - self._foreign
         self._foreign = {key for key in listing if key not in known and not is_ours(key)}
-        self._observed = dict(listing)
+        before, self._observed = self._observed, dict(listing)
         self._pending, self._surplus = {}, {}
         for number, key in enumerate(itertools.chain(self._desired, self._observed.keys() - self._desired.keys()), 1):
             self.touch(key)
+            if self._was_observed:
+                self._count_drift(key, before.get(key))
             if number % KEYS_AT_ONCE == 0:
                 yield
+        self._was_observed = True
+
+    def notice(self, key: K, value: W) -> None:
+        """Book what was seen of one key that can only be ours."""
+        before = self._observed.get(key)
+        self.confirm(key, value)
+        if before is not None:
+            self._count_drift(key, before)
+
+    def _count_drift(self, key: K, before: W | None) -> None:
+        self.drifted += (key in self._pending or key in self._surplus) and self._observed.get(key) != before
 
     def confirm(self, key: K, value: W | None) -> None:
         """Book that we made the kernel hold this value, or (None) that it does not hold the key: it is ours now."""

@@ -7,7 +7,16 @@ from ipvsproxy.daemon.measure import Sources
 from ipvsproxy.daemon.reflector import WatchStatus
 from ipvsproxy.daemon.status import Status
 from ipvsproxy.daemon.store import Store
-from ipvsproxy.model.kernel import DEVICE, Device, IpSet, ObservedVirtualServer, SetEntry, SetKind, VirtualServerSettings
+from ipvsproxy.model.kernel import (
+    DEVICE,
+    NODE_OWNER,
+    Device,
+    IpSet,
+    ObservedVirtualServer,
+    SetEntry,
+    SetKind,
+    VirtualServerSettings,
+)
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.service import ObjectKey, ObjectKind, Put
 from ipvsproxy.model.state import Observation
@@ -16,6 +25,7 @@ from tests import builders
 from tests.daemon.summaries import Clock
 
 BOTH = (Family.IPV4, Family.IPV6)
+KINDS = ("device", "set", "set_entry", "rules", "virtual_server", "address", "sysctl")
 CLUSTER_IPS = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name
 
 
@@ -110,3 +120,13 @@ def test_watches_tell_whether_they_are_open_and_when_the_server_was_last_heard_o
     seen = figures.read()
     assert seen["ipvsproxy_watch_connected"] == {("Service",): 1, ("Node",): 0}
     assert seen["ipvsproxy_watch_contact_age_seconds"] == {("Service",): 10}
+
+
+def test_drift_is_counted_by_kind() -> None:
+    figures = Figures()
+    address = parse_address("10.96.0.10")
+    figures.reconciler.claims.addresses.claim(NODE_OWNER, {}, {address: NODE_OWNER})
+    for addresses in (frozenset({address}), frozenset()):
+        figures.reconciler.observe(Observation(addresses=addresses), now=0)
+    drift = figures.read()["ipvsproxy_drift_total"]
+    assert drift == {(kind,): float(kind == "address") for kind in KINDS}

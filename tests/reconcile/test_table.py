@@ -191,3 +191,34 @@ def test_a_claim_compares_only_the_keys_it_changes() -> None:
     compared.clear()
     wishes.claim(OLD, before, before | {"7": (OLD, 700)})
     assert compared == [700]
+
+
+def test_what_was_changed_behind_our_back_is_counted_once_and_not_at_the_first_look() -> None:
+    wishes = table()
+    wishes.claim(OLD, {}, {"kept": (OLD, 1), "lost": (OLD, 1), "changed": (OLD, 1), "never": (OLD, 1)})
+    wishes.observe({"kept": 1, "lost": 1, "changed": 1, "old": 1}, ours("kept", "lost", "changed", "old"))
+    assert wishes.drifted == 0, "what a former process left is no drift"
+    wishes.confirm("old", None)
+    after = {"kept": 1, "changed": 2, "intruder": 1, "theirs": 1}
+    wishes.observe(after, ours("kept", "changed", "intruder"))
+    assert wishes.drifted == 3, "lost, changed, intruder"
+    wishes.observe(after, ours("kept", "changed", "intruder"))
+    assert wishes.drifted == 3
+
+
+def test_what_turns_out_to_be_as_wanted_is_no_drift() -> None:
+    wishes = table()
+    wishes.observe({}, ours())
+    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    wishes.observe({"key": 1}, ours())  # it was added, and the answer was lost
+    assert wishes.drifted == 0
+
+
+def test_a_key_that_is_noticed_alone_counts_as_well() -> None:
+    wishes = table()
+    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    wishes.notice("key", 3)
+    assert (wishes.drifted, pending(wishes)) == (0, ["key"])
+    wishes.confirm("key", 1)
+    wishes.notice("key", 2)
+    assert (wishes.drifted, pending(wishes)) == (1, ["key"])
