@@ -81,7 +81,7 @@ async def _serve(config: Config) -> None:
             log.error("scheduler is not used", reason=why_not, used=scheduler_name)
         serving = Serving(config, status, metrics)
         engine = Engine(
-            settings=wiring.engine_settings(config, host.kernel_version(), host.processor_count(), host.conntrack_maximum()),
+            settings=wiring.engine_settings(config, host.kernel_version(), host.processor_count()),
             translation=wiring.translation_settings(
                 config, {family: one.random_fully for family, one in programs.items()}, scheduler_name
             ),

@@ -6,6 +6,7 @@ import structlog
 
 from ipvsproxy.daemon.store import Complaint
 from ipvsproxy.daemon.summary import SyncSummary
+from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.reconcile.table import Conflict
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -46,7 +47,9 @@ class Journal:
         """Say what a sync did; ``draining`` real servers are waiting for their connections to end."""
         report, changes = summary.report, summary.changes
         for outcome in report.errors:
-            log.error("operation failed", operation=str(outcome.operation), error=outcome.error, errno=outcome.errno)
+            # A setting is tried once, and without it traffic flows all the same, if perhaps not as it should.
+            say = log.warning if isinstance(outcome.operation.item, Sysctl) else log.error
+            say("operation failed", operation=str(outcome.operation), error=outcome.error, errno=outcome.errno)
         if changes.services or report.done or report.failed:
             log.info(
                 "synced",

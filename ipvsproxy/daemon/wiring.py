@@ -39,8 +39,8 @@ def policy(config: Config) -> Policy:
     return Policy(node_name=config.node_name, drain_deadline_s=ipvs.drain_deadline_s, excluded=ipvs.excluded_networks)
 
 
-def engine_settings(config: Config, kernel_version: tuple[int, int], processors: int, conntrack_maximum: int) -> EngineSettings:
-    """For the loop. ``conntrack_maximum`` is the one in force."""
+def engine_settings(config: Config, kernel_version: tuple[int, int], processors: int) -> EngineSettings:
+    """For the loop."""
     conntrack, ipvs = config.conntrack, config.ipvs
     choices = sysctls.ConntrackChoices(
         max_per_core=conntrack.max_per_core,
@@ -58,7 +58,7 @@ def engine_settings(config: Config, kernel_version: tuple[int, int], processors:
         audit_interval_s=ipvs.sync_period_s,
         sysctls=(
             *sysctls.ipvs_sysctls(kernel_version, strict_arp=ipvs.strict_arp),
-            *sysctls.conntrack_sysctls(choices, processors, conntrack_maximum),
+            *sysctls.conntrack_sysctls(choices, processors),
         ),
         timeouts=timeouts if any(timeouts) else None,
     )

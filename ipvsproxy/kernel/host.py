@@ -38,10 +38,11 @@ MODULES = (
 
 _CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
 
+_PRIVILEGED = "have a privileged container run ipvsproxy --init-only before this one, or set the value on the host"
 _REMEDIES: Mapping[int, str] = {
-    errno.EROFS: "/proc/sys is mounted read-only: run the container privileged, or mount the host's /proc/sys writable",
-    errno.EACCES: "run as root in the host's network namespace; in a container this needs privileged: true",
-    errno.EPERM: "run as root in the host's network namespace; in a container this needs privileged: true",
+    errno.EROFS: f"it is mounted read-only; {_PRIVILEGED}",
+    errno.EACCES: _PRIVILEGED,
+    errno.EPERM: _PRIVILEGED,
     errno.ENOENT: "this kernel has no such setting: load the module that brings it, or use a kernel that has it",
     errno.EINVAL: "the kernel does not take this value",
 }
@@ -64,7 +65,7 @@ class SysctlDriver:
         self._root = root
 
     def observe(self, paths: Iterable[str]) -> Mapping[str, str]:
-        """The values of those settings that exist.
+        """The values of those settings that exist and that this process may see.
 
         Raises:
             KernelError: one exists and cannot be read.
@@ -73,7 +74,7 @@ class SysctlDriver:
         for path in paths:
             try:
                 found[path] = (self._root / path).read_text().strip()
-            except FileNotFoundError:
+            except (FileNotFoundError, PermissionError):
                 continue
             except OSError as error:
                 raise KernelError(action=f"read {path}", errno=error.errno or 0, detail=_explain(error)) from error
@@ -124,14 +125,6 @@ def kernel_version(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[int, int
 def processor_count() -> int:
     """How many processors the host has, whatever share of them this process may use; at least 1."""
     return os.cpu_count() or 1
-
-
-def conntrack_maximum(proc: pathlib.Path = pathlib.Path("/proc")) -> int:
-    """How many flows conntrack holds at most now; 0 when it does not tell."""
-    try:
-        return int((proc / "sys/net/netfilter/nf_conntrack_max").read_text())
-    except (OSError, ValueError):
-        return 0
 
 
 def load_modules(modules: Sequence[str] = MODULES) -> str:

@@ -251,10 +251,18 @@ class BoundAddress(NamedTuple):
 
 
 class Sysctl(NamedTuple):
-    """A kernel setting: its path below ``/proc/sys``, and its value as text."""
+    """A kernel setting: its path below ``/proc/sys`` or an absolute one, and its value as text.
+
+    ``at_least``: a larger number will do as well. Somebody has chosen it, or the kernel has rounded ours up.
+    """
 
     path: str
     value: str
+    at_least: bool = False
+
+    def is_met_by(self, seen: str) -> bool:
+        """Whether this value will do."""
+        return seen == self.value or (self.at_least and seen.isdecimal() and int(seen) >= int(self.value))
 
     def __str__(self) -> str:
         return f"{self.path} = {self.value}"

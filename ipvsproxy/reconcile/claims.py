@@ -60,6 +60,7 @@ class Claims:
         self._states: dict[ServiceName, ServiceState] = {}
         self._entry_claims: dict[ServiceName, tuple[SetEntry, ...]] = {}
         self._restricting: dict[ServiceName, ServiceState] = {}
+        self._refused_settings: dict[str, tuple[Sysctl, str | None]] = {}
         self.virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer] = Table(
             lambda wanted: wanted.owner, virtual_server_differs, is_excluded
         )
@@ -67,7 +68,7 @@ class Claims:
         self.addresses: Table[Address, Owner, bool] = _of_presence(is_protected=False)
         self.sets: Table[IpSet, Owner, bool] = _of_presence(is_protected=True)
         self.devices: Table[Device, Owner, bool] = _of_presence(is_protected=True)
-        self.sysctls: Table[str, Sysctl, str] = Table(_node, lambda wanted, seen: wanted.value != seen, lambda _: True)
+        self.sysctls: Table[str, Sysctl, str] = Table(_node, lambda wanted, seen: not wanted.is_met_by(seen), lambda _: True)
         self.timeouts: Table[str, Timeouts, Timeouts] = Table(_node, lambda wanted, seen: wanted != seen, lambda _: True)
         self.skeletons: Table[Family, Skeleton, SkeletonImage] = Table(
             _node, lambda wanted, seen: wanted.image != seen, lambda _: True
@@ -100,6 +101,19 @@ class Claims:
         self.devices.claim(NODE_OWNER, dict(self.devices.desired), presence([Device(DEVICE)], NODE_OWNER))
         self.sysctls.claim(NODE_OWNER, dict(self.sysctls.desired), {item.path: item for item in sysctls})
         self.timeouts.claim(NODE_OWNER, dict(self.timeouts.desired), {TIMEOUTS: timeouts} if timeouts else {})
+
+    def give_up_setting(self, item: Sysctl) -> None:
+        """A kernel setting cannot be written, as it is now; what else is written may change that, or the operator."""
+        self._refused_settings[item.path] = (item, self.sysctls.observed.get(item.path))
+
+    @property
+    def settings_given_up(self) -> Collection[str]:
+        """The paths of settings that are still as they were, and wanted as they were, when they could not be written."""
+        return [
+            path
+            for path, refused in self._refused_settings.items()
+            if path in self.sysctls.pending and refused == (self.sysctls.desired[path], self.sysctls.observed.get(path))
+        ]
 
     def put_skeleton(self, skeleton: Skeleton) -> None:
         """The rules that a family needs."""

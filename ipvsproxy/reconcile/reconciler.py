@@ -4,7 +4,9 @@ No I/O, no clock: ``now`` is an argument, in seconds of any monotonic clock.
 
 Rule 1: a key that differs stays pending until the kernel is known to hold it; a failure only delays the next try.
 Rule 2: what needs something else in force waits until that is known to be in force (see ``precondition``).
-Rule 3: what witnesses that a virtual server is ours stays until it is gone, and until all was read at least once.
+Rule 3: a kernel setting that cannot be written is not this process's to set: it is tried again only when it, or what is wanted
+of it, has changed, and until then it does not count as pending.
+Rule 4: what witnesses that a virtual server is ours stays until it is gone, and until all was read at least once.
 """
 
 import dataclasses
@@ -203,7 +205,10 @@ class Reconciler:
                 return  # it is the virtual server that is to be tried again, and all of its real servers with it
             self.drains.end_all(key)
             virtual_servers.confirm(key, None)
-        self._retries.fail(_identity(operation), operation, now)
+        if isinstance(operation.item, Sysctl):
+            self.claims.give_up_setting(operation.item)
+        else:
+            self._retries.fail(_identity(operation), operation, now)
 
     def _book(self, operation: Operation, touched: set[VirtualServerKey], now: float) -> None:
         verb, item = operation
@@ -258,8 +263,9 @@ class Reconciler:
 
     @property
     def pending(self) -> int:
-        """How many keys differ; a real server that is draining is not counted."""
-        return sum(len(table.pending) + len(table.surplus) for table in self.claims.all())
+        """How many keys differ; real servers that are draining and settings that cannot be written are not counted."""
+        different = sum(len(table.pending) + len(table.surplus) for table in self.claims.all())
+        return different - len(self.claims.settings_given_up)
 
     def next_s(self) -> float | None:
         """When there will be something to do without any event: a retry, or a look at a drain."""

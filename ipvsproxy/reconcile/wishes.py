@@ -1,5 +1,6 @@
 """What differs, as operations: the one walk over all pending and surplus keys. Order is ``order``'s, not this module's."""
 
+import itertools
 from collections.abc import Iterator
 
 from ipvsproxy.model.kernel import BoundAddress, FlowCleaning
@@ -33,7 +34,8 @@ def wanted(claims: Claims, drains: Drains, seed: int) -> Iterator[Operation]:
 
 
 def _foundation(claims: Claims) -> Iterator[Operation]:
-    for path in claims.sysctls.pending:
+    given_up = claims.settings_given_up
+    for path in itertools.filterfalse(given_up.__contains__, claims.sysctls.pending):
         yield Operation(Verb.SET, claims.sysctls.desired[path])
     if TIMEOUTS in claims.timeouts.pending:
         yield Operation(Verb.SET, claims.timeouts.desired[TIMEOUTS])

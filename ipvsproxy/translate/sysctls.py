@@ -1,12 +1,16 @@
 """The kernel settings that serving needs, from the operator's choices and the kernel's version."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from ipvsproxy.model.kernel import Sysctl
 
 CONNTRACK_CEILING = 1024 * 1024
 """However many processors there are, conntrack is not asked to hold more (cmd/kube-proxy/app/conntrack.go)."""
+CONNTRACK_BUCKETS = "/sys/module/nf_conntrack/parameters/hashsize"
+"""The size of conntrack's hash table, which is the whole host's and can be set in its first network namespace only."""
+FLOWS_PER_BUCKET = 4
+"""How full that table may get, as kube-proxy has it."""
 _REUSE_MODE_SINCE, _REUSE_MODE_UNTIL = (4, 1), (5, 9)
 """Kernels in which conn_reuse_mode must be 0, or each reused source port costs a second (kubernetes/kubernetes #81775)."""
 
@@ -45,15 +49,19 @@ def conntrack_maximum(choices: ConntrackChoices, processors: int) -> int:
     return CONNTRACK_CEILING if scaled > CONNTRACK_CEILING else max(scaled, choices.minimum)
 
 
-def conntrack_sysctls(choices: ConntrackChoices, processors: int, current_maximum: int) -> Iterable[Sysctl]:
+def conntrack_sysctls(choices: ConntrackChoices, processors: int) -> Iterator[Sysctl]:
     """What connection tracking is asked for. A larger maximum than ours is left alone: somebody has chosen it."""
     maximum = conntrack_maximum(choices, processors)
+    if maximum:
+        yield Sysctl("net/netfilter/nf_conntrack_max", str(maximum), at_least=True)
+        yield Sysctl(CONNTRACK_BUCKETS, str(maximum // FLOWS_PER_BUCKET), at_least=True)
     settings = (
-        ("nf_conntrack_max", maximum if maximum > current_maximum else 0),
         ("nf_conntrack_tcp_timeout_established", choices.tcp_established_timeout_s),
         ("nf_conntrack_tcp_timeout_close_wait", choices.tcp_close_wait_timeout_s),
         ("nf_conntrack_tcp_be_liberal", int(choices.tcp_be_liberal)),
         ("nf_conntrack_udp_timeout", choices.udp_timeout_s),
         ("nf_conntrack_udp_timeout_stream", choices.udp_stream_timeout_s),
     )
-    return [Sysctl(f"net/netfilter/{name}", str(value)) for name, value in settings if value]
+    for name, value in settings:
+        if value:
+            yield Sysctl(f"net/netfilter/{name}", str(value))

@@ -6,7 +6,7 @@ import structlog.testing
 from ipvsproxy.daemon.journal import Journal
 from ipvsproxy.daemon.store import Changes, Complaint
 from ipvsproxy.daemon.summary import SyncSummary
-from ipvsproxy.model.kernel import Owner
+from ipvsproxy.model.kernel import Owner, Sysctl
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
 from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
 from ipvsproxy.reconcile.table import Conflict
@@ -103,6 +103,13 @@ def test_a_sync_is_one_line_and_one_more_for_each_failure() -> None:
         "draining": 4,
         "duration_s": 0.123,
     }
+
+
+def test_a_setting_that_can_not_be_written_is_a_warning() -> None:
+    operation = Operation(Verb.SET, Sysctl("net/ipv4/ip_forward", "1"))
+    with structlog.testing.capture_logs() as logs:
+        Journal().tell_sync(summary(report(errors=(Outcome(operation, "read-only", 30),))), draining=0)
+    assert logs[0]["log_level"] == "warning"
 
 
 @pytest.mark.parametrize("told", [summary(report(), "web"), summary(report(done=1))], ids=["a change", "an operation"])

@@ -19,8 +19,8 @@ def translation(*flags: str) -> view.Settings:
     return wiring.translation_settings(config, BOTH, config.ipvs.scheduler)
 
 
-def engine(*flags: str, kernel_version: tuple[int, int] = (6, 1), processors: int = 4, maximum: int = 0) -> EngineSettings:
-    return wiring.engine_settings(loading.from_flags(*flags), kernel_version, processors, maximum)
+def engine(*flags: str, kernel_version: tuple[int, int] = (6, 1), processors: int = 4) -> EngineSettings:
+    return wiring.engine_settings(loading.from_flags(*flags), kernel_version, processors)
 
 
 def written(settings: EngineSettings) -> dict[str, str]:
@@ -129,7 +129,7 @@ def test_connection_tracking_is_set_as_asked_for_and_by_the_size_of_the_host() -
         )
     )
     found = {
-        path.removeprefix("net/netfilter/nf_conntrack_"): value for path, value in settings.items() if "nf_conntrack" in path
+        path.removeprefix("net/netfilter/nf_conntrack_"): value for path, value in settings.items() if "nf_conntrack_" in path
     }
     assert found == {
         "max": "200000",
@@ -141,6 +141,7 @@ def test_connection_tracking_is_set_as_asked_for_and_by_the_size_of_the_host() -
     }
 
 
-def test_a_larger_conntrack_maximum_than_ours_is_left_alone() -> None:
-    assert written(engine(processors=2))["net/netfilter/nf_conntrack_max"] == "131072"
-    assert "net/netfilter/nf_conntrack_max" not in written(engine(processors=2, maximum=131072))
+def test_connection_tracking_has_a_least_size_even_on_a_small_host() -> None:
+    settings = written(engine(processors=2))
+    assert settings["net/netfilter/nf_conntrack_max"] == "131072"
+    assert settings["/sys/module/nf_conntrack/parameters/hashsize"] == "32768"

@@ -49,6 +49,14 @@ def test_settings_that_do_not_exist_are_left_out(proc: pathlib.Path) -> None:
     assert host.SysctlDriver(proc / "sys").observe([FORWARD, "net/ipv4/none"]) == {FORWARD: "0"}
 
 
+def test_settings_that_may_not_be_seen_are_left_out(proc: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(pathlib.Path, "read_text", refuse)
+    assert host.SysctlDriver(proc / "sys").observe([FORWARD]) == {}
+
+
 def test_a_written_setting_is_read_back(proc: pathlib.Path) -> None:
     assert write(proc, FORWARD, "1").error == ""
     assert host.SysctlDriver(proc / "sys").observe([FORWARD]) == {FORWARD: "1"}
@@ -78,7 +86,7 @@ def test_a_setting_that_does_not_exist_is_not_made_up(proc: pathlib.Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("number", "remedy"), [(errno.EROFS, "mounted read-only"), (errno.EACCES, "privileged: true"), (errno.EINVAL, "this value")]
+    ("number", "remedy"), [(errno.EROFS, "mounted read-only"), (errno.EACCES, "--init-only"), (errno.EINVAL, "this value")]
 )
 def test_a_refused_setting_says_what_to_do(proc: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str) -> None:
     def refuse(*_: object) -> int:
@@ -169,11 +177,3 @@ def test_ipset_types_that_this_kernel_has_not_are_missing(monkeypatch: pytest.Mo
     assert [missing.what for missing in host.missing_set_types()] == [
         f"this kernel has no ipset type hash:none for {family.label}" for family in Family
     ]
-
-
-def test_the_conntrack_maximum_is_read_or_unknown(tmp_path: pathlib.Path) -> None:
-    assert host.conntrack_maximum(tmp_path) == 0
-    path = tmp_path / "sys/net/netfilter/nf_conntrack_max"
-    path.parent.mkdir(parents=True)
-    path.write_text("65536\n")
-    assert host.conntrack_maximum(tmp_path) == 65536

@@ -119,6 +119,14 @@ def test_what_an_operator_reads_names_the_object(item: object, text: str) -> Non
     assert str(item) == text
 
 
+@pytest.mark.parametrize(
+    ("seen", "exactly", "at_least"), [("4", True, True), ("5", False, True), ("3", False, False), ("", False, False)]
+)
+def test_a_setting_that_is_a_lower_bound_is_met_by_more(seen: str, exactly: bool, at_least: bool) -> None:  # noqa: FBT001 - a table
+    assert Sysctl("x", "4").is_met_by(seen) is exactly
+    assert Sysctl("x", "4", at_least=True).is_met_by(seen) is at_least
+
+
 def test_the_older_service_comes_first_then_the_name_and_the_node_before_all() -> None:
     older, younger, namesake = Owner(1, "b", "b"), Owner(2, "a", "a"), Owner(2, "a", "b")
     assert sorted([namesake, younger, older, NODE_OWNER]) == [NODE_OWNER, older, younger, namesake]

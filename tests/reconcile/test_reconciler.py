@@ -703,14 +703,37 @@ def test_a_virtual_server_stays_known_by_its_entries_while_its_removal_fails() -
     assert not fresh.kernel.addresses
 
 
-def test_a_setting_that_cannot_be_written_keeps_being_tried_and_holds_up_nothing() -> None:
+def test_a_setting_that_cannot_be_written_is_tried_again_when_it_changes_and_holds_up_nothing() -> None:
     kernel = simulation.new_kernel()
-    kernel.sysctls.clear()
+    kernel.fail(lambda operation: isinstance(operation.item, Sysctl), errno.EROFS, times=2)
     node = simulation.SimulatedNode(kernel)
     node.put(*web("10.244.0.1"))
-    node.sync()
+    assert (Verb.SET, Sysctl) in kinds(node.sync())
     assert weights(node) == {ONE: 1}
-    assert kinds(node.sync(after_s=60)) == [(Verb.SET, Sysctl)]
+    assert (node.reconciler.pending, node.reconciler.claims.settings_given_up) == (0, [simulation.SYSCTL.path])
+    assert node.reconciler.next_s() is None
+    node.observe()
+    assert kinds(node.sync(after_s=600)) == []
+    kernel.sysctls[simulation.SYSCTL.path] = "2"
+    node.observe()
+    assert kinds(node.sync()) == [(Verb.SET, Sysctl)]
+    assert kinds(node.sync(after_s=600)) == []
+    kernel.sysctls[simulation.SYSCTL.path] = "3"
+    node.observe()
+    node.sync()
+    assert kernel.sysctls == {simulation.SYSCTL.path: "1"}
+    assert (node.reconciler.pending, node.reconciler.claims.settings_given_up) == (0, [])
+
+
+def test_a_setting_that_was_refused_is_tried_again_when_another_value_is_wanted() -> None:
+    kernel = simulation.new_kernel()
+    kernel.fail(lambda operation: isinstance(operation.item, Sysctl), errno.EROFS)
+    node = simulation.SimulatedNode(kernel)
+    node.sync()
+    assert kinds(node.sync()) == []
+    node.reconciler.claims.put_node(tuple(Family), [simulation.SYSCTL._replace(value="2")], None)
+    node.sync()
+    assert kernel.sysctls == {simulation.SYSCTL.path: "2"}
 
 
 def test_a_surprise_is_counted_and_what_was_asked_is_in_force() -> None:

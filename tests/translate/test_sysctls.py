@@ -60,17 +60,21 @@ def test_conntrack_is_asked_for_what_the_operator_chose_and_nothing_else() -> No
         udp_timeout_s=30,
         udp_stream_timeout_s=180,
     )
-    assert {item.path.removeprefix("net/netfilter/"): item.value for item in conntrack_sysctls(choices, 8, 65536)} == {
+    assert {item.path.removeprefix("net/netfilter/"): item.value for item in conntrack_sysctls(choices, 8)} == {
         "nf_conntrack_max": "262144",
+        "/sys/module/nf_conntrack/parameters/hashsize": "65536",
         "nf_conntrack_tcp_timeout_established": "86400",
         "nf_conntrack_tcp_timeout_close_wait": "3600",
         "nf_conntrack_tcp_be_liberal": "1",
         "nf_conntrack_udp_timeout": "30",
         "nf_conntrack_udp_timeout_stream": "180",
     }
-    assert list(conntrack_sysctls(ConntrackChoices(), 8, 65536)) == []
+    assert list(conntrack_sysctls(ConntrackChoices(), 8)) == []
 
 
-@pytest.mark.parametrize("current", [262144, 1000000])
-def test_a_conntrack_maximum_that_suffices_is_left_alone(current: int) -> None:
-    assert list(conntrack_sysctls(ConntrackChoices(max_per_core=32768), 8, current)) == []
+@pytest.mark.parametrize(("current", "suffices"), [("262143", False), ("262144", True), ("1000000", True)])
+def test_a_conntrack_maximum_that_suffices_is_left_alone(current: str, suffices: bool) -> None:  # noqa: FBT001 - a table
+    maximum, buckets = conntrack_sysctls(ConntrackChoices(max_per_core=32768), 8)
+    assert maximum.is_met_by(current) is suffices
+    assert buckets.is_met_by("65536")
+    assert not buckets.is_met_by("65535")
