@@ -136,7 +136,7 @@ class Agent:
         self._namespaces = Namespaces()
         self._servers: dict[tuple[str, str, str, int], asyncio.BaseTransport | asyncio.Server] = {}
         self._held: dict[int, socket.socket] = {}
-        self._loads: list[asyncio.Task[dict[str, Any]]] = []
+        self._loads: list[tuple[asyncio.Task[dict[str, Any]], asyncio.Event]] = []
 
     async def create(self, namespace: str) -> str:
         """Make a namespace; returns its path."""
@@ -238,30 +238,32 @@ class Agent:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
 
-    async def start_load(self, target: list[Any], interval_s: float) -> int:
+    async def start_load(self, target: list[Any], interval_s: float, timeout_s: float = 5.0) -> int:
         """Begin to ask again and again, a fresh connection each time; returns a number for :meth:`stop_load`."""
-        self._loads.append(asyncio.create_task(self._load(Target(*target), interval_s)))
+        stopping = asyncio.Event()
+        self._loads.append((asyncio.create_task(self._load(Target(*target), interval_s, timeout_s, stopping)), stopping))
         return len(self._loads) - 1
 
-    async def _load(self, target: Target, interval_s: float) -> dict[str, Any]:
+    async def _load(self, target: Target, interval_s: float, timeout_s: float, stopping: asyncio.Event) -> dict[str, Any]:
         outcomes: dict[str, int] = {}
         backends: dict[str, int] = {}
         slowest_s = 0.0
-        with contextlib.suppress(asyncio.CancelledError):
-            while True:
-                begin = time.monotonic()
-                outcome, answer = await self._attempt(target, 5.0)
-                slowest_s = max(slowest_s, time.monotonic() - begin)
-                outcomes[outcome] = outcomes.get(outcome, 0) + 1
-                if answer is not None:
-                    backends[answer["backend"]] = backends.get(answer["backend"], 0) + 1
-                await asyncio.sleep(interval_s)
+        while not stopping.is_set():
+            begin = time.monotonic()
+            outcome, answer = await self._attempt(target, timeout_s)
+            slowest_s = max(slowest_s, time.monotonic() - begin)
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+            if answer is not None:
+                backends[answer["backend"]] = backends.get(answer["backend"], 0) + 1
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await stopping.wait()
         return {"outcomes": outcomes, "backends": backends, "slowest_s": slowest_s}
 
     async def stop_load(self, number: int) -> dict[str, Any]:
-        """End a load; returns how often each outcome and backend was seen, and how slow the slowest answer was."""
-        task = self._loads[number]
-        task.cancel()
+        """End a load with its last answer; returns how often each outcome and backend was seen, and the slowest answer."""
+        task, stopping = self._loads[number]
+        stopping.set()
         return await task
 
 

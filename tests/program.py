@@ -21,11 +21,13 @@ class ProgramError(Exception):
 class Program:
     """``ipvsproxy --proxy-mode=ipvs --manifests=…`` in the current namespace, from entering until leaving the block.
 
-    ``log`` is a file that its output is appended to; ``path`` is put in front of PATH.
+    ``manifests`` None leaves it to the flags where objects come from. ``log`` is a file that its output is appended to;
+    ``path`` is put in front of PATH.
     """
 
-    def __init__(self, manifests: Path, log: Path, *flags: str, path: str | None = None) -> None:
-        self._command = [sys.executable, "-m", "ipvsproxy", "--proxy-mode=ipvs", f"--manifests={manifests}", *flags]
+    def __init__(self, manifests: Path | None, log: Path, *flags: str, path: str | None = None) -> None:
+        source = [f"--manifests={manifests}"] if manifests else []
+        self._command = [sys.executable, "-m", "ipvsproxy", "--proxy-mode=ipvs", *source, *flags]
         self._log = log
         self._environment: Mapping[str, str] = os.environ | ({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})
 
@@ -49,6 +51,11 @@ class Program:
         """End it as a crash would."""
         self._process.kill()
         self._process.wait()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
 
     @property
     def command(self) -> str:

@@ -6,7 +6,7 @@ in ``golden/accepted.txt`` may differ.
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,14 @@ import pytest
 
 from ipvsproxy.model.kernel import (
     DEVICE,
-    IP_SETS,
-    PERSISTENT,
-    SCHEDULER_PORT,
-    IpSet,
-    SetKind,
-    SetType,
-    Skeleton,
-    VirtualServer,
-    VirtualServerKey,
 )
-from ipvsproxy.model.net import Family, host_port
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import EndpointSlice, Node, Put, Service, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate.decode import decode_document
-from ipvsproxy.translate.skeleton import build_skeleton
 from ipvsproxy.translate.state import translate
-from ipvsproxy.translate.view import NodeView, Settings, view_node
-from tests import builders, golden_fixtures, golden_state
+from ipvsproxy.translate.view import Settings, view_node
+from tests import builders, golden_fixtures, golden_state, golden_translation
 
 NODE = "node-a"
 INTERFACES = {
@@ -59,7 +49,6 @@ CASES = [
     for phase in (PHASES if profile == "default" else PHASES[:1])
     for section in ("virtual_servers", "real_servers", "ipsets", "iptables", "addresses", "health_check_node_ports")
 ]
-DEVICE_ROW = {"flags": "BROADCAST,NOARP", "kind": "dummy", "mtu": "1500"}
 
 State = dict[str, Any]
 
@@ -108,68 +97,8 @@ def _state(directory: Path, profile: str, phase: str) -> State:
     services = [item for item in objects if isinstance(item, Service)]
     states = [translate(item, slices.get(item.name, ()), view, settings) for item in services]
     states.sort(key=lambda state: state.owner)
-    return _render(states, settings, view)
-
-
-def _render(states: list[ServiceState], settings: Settings, view: NodeView) -> State:
-    virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
-    for state in states:
-        for key, server in state.virtual_servers.items():
-            virtual_servers.setdefault(key, server)
-    sets: dict[str, set[str]] = {IpSet(kind, family).name: set() for family in settings.families for kind in SetKind}
-    for entry in (entry for state in states for entry in state.entries):
-        sets[entry.set].add(str(entry))
-    return {
-        "virtual_servers": {_name(key): _settings_row(server) for key, server in virtual_servers.items()},
-        "real_servers": {
-            f"{_name(key)} -> {real_server}": {"forward": "masq", "weight": 1}
-            for key, server in virtual_servers.items()
-            for real_server in server.real_servers
-        },
-        "ipsets": {name: _set_row(IP_SETS[name], members) for name, members in sets.items()},
-        "iptables": dict(_rule_rows(states, sets, settings, view)),
-        "addresses": {"(device)": DEVICE_ROW}
-        | {f"{address}/{address.family.bits}": {"scope": "global"} for state in states for address in state.addresses},
-        "health_check_node_ports": dict(_health_rows(states, settings)),
-    }
-
-
-def _name(key: VirtualServerKey) -> str:
-    return f"{key.protocol.name} {host_port(key.address, key.port)}"
-
-
-def _settings_row(server: VirtualServer) -> State:
-    scheduler, flags, timeout_s = server.settings
-    assert bool(flags & PERSISTENT) == bool(timeout_s)
-    text = "mh-port" if flags & SCHEDULER_PORT else ""
-    return {"flags": text, "netmask": "default", "persistent": timeout_s, "scheduler": scheduler}
-
-
-def _set_row(ip_set: IpSet, members: Iterable[str]) -> State:
-    family = "inet" if ip_set.family is Family.IPV4 else "inet6"
-    options = "range 0-65535" if ip_set.type is SetType.PORT else f"family {family} maxelem 65536"
-    return {"type": ip_set.type.value, "options": options, "members": sorted(members)}
-
-
-def _rule_rows(
-    states: list[ServiceState], sets: Mapping[str, set[str]], settings: Settings, view: NodeView
-) -> Iterator[tuple[str, list[str]]]:
-    for family in settings.families:
-        occupied = {kind for kind in SetKind if sets[IpSet(kind, family).name]}
-        refused = [key for state in states for key in state.refused]
-        yield from _skeleton_rows(build_skeleton(family, settings, view, occupied, refused))
-
-
-def _skeleton_rows(skeleton: Skeleton) -> Iterator[tuple[str, list[str]]]:
-    label = "v4" if skeleton.family is Family.IPV4 else "v6"
-    for key, rules in skeleton.image.chains.items():
-        texts = [f"-A {key.chain} {text}" for text in rules]
-        if texts:
-            yield f"{label}/{key.table}/{key.chain}", texts
-    jumps: dict[str, list[str]] = {}
-    for jump in skeleton.jumps:
-        jumps.setdefault(f"{label}/{jump.table}/{jump.source}", []).insert(0, f"-A {jump.source} {jump.text}")
-    yield from jumps.items()
+    health = {"health_check_node_ports": dict(_health_rows(states, settings))}
+    return golden_translation.render(states, settings, view) | health
 
 
 def _health_rows(states: list[ServiceState], settings: Settings) -> Iterator[tuple[str, State]]:

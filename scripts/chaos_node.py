@@ -1,0 +1,59 @@
+"""Histories, one after the other, in one laboratory; started by ``scripts/chaos``. Exit status 1 when anything was violated."""
+
+import argparse
+import itertools
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests import lab
+from tests.chaos.figures import Figures
+from tests.chaos.history import History, Violation
+
+
+def main() -> int:
+    """Run the histories and print the figures."""
+    arguments = _parse()
+    figures = Figures()
+    deadline_s = time.monotonic() + (arguments.seconds or float("inf"))
+    numbers = itertools.count(arguments.first)
+    with lab.Lab() as node:
+        for number in itertools.islice(numbers, arguments.histories):
+            if time.monotonic() > deadline_s:
+                break
+            _run(f"{arguments.seed}:{number}", number, node, figures, arguments)
+    print(*figures.lines(), sep="\n")
+    return 1 if figures.violations else 0
+
+
+def _run(seed: str, number: int, node: lab.Lab, figures: Figures, arguments: argparse.Namespace) -> None:
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        history = History(seed, node, Path(name), figures)
+        try:
+            history.run(arguments.steps)
+            verdict = "ok"
+        except Violation as violation:
+            again = f"scripts/chaos --seed {arguments.seed} --first {number} --histories 1 --steps {arguments.steps}"
+            figures.violations.append(str(violation))
+            verdict = f"VIOLATION: {violation}\n  again: {again}"
+    figures.histories += 1
+    print(f"history {number}: {len(history.diary)} events, {time.monotonic() - began_s:.0f} s, {verdict}", flush=True)
+    if arguments.diary:
+        print(*history.diary, sep="\n", flush=True)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/chaos", description="Live through random histories on a real kernel.")
+    parser.add_argument("--seed", type=int, default=1, help="what everything follows from (default: %(default)s)")
+    parser.add_argument("--histories", type=int, default=5, help="how many (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first one, to see a later one again")
+    parser.add_argument("--steps", type=int, default=15, help="of each history (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0, help="begin no further history after this time (default: no limit)")
+    parser.add_argument("--diary", action="store_true", help="print what happened in each history")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

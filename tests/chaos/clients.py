@@ -1,0 +1,73 @@
+"""Clients that never stop: requests again and again, and connections that stay open."""
+
+import contextlib
+from collections.abc import Iterator
+
+from tests import lab
+from tests.chaos.figures import Figures
+from tests.chaos.world import HELD, QUESTIONS, Question
+
+INTERVAL_S = 0.1
+
+
+class Clients:
+    """Asks and counts. ``report`` of what must not be is a list of sentences."""
+
+    def __init__(self, node: lab.Lab, figures: Figures) -> None:
+        self._node = node
+        self._figures = figures
+        self._held: dict[Question, lab.Connection] = {}
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[list[str]]:
+        """Ask all questions for as long as the block runs; then the list holds a sentence for each that went unanswered."""
+        report: list[str] = []
+        with contextlib.ExitStack() as loads:
+            results = {
+                question: loads.enter_context(self._node.load(*_target(question), interval_s=INTERVAL_S))
+                for question in QUESTIONS
+            }
+            yield report
+        for question, (load,) in results.items():
+            self._figures.probes += sum(load.outcomes.values())
+            self._figures.lost += load.failed
+            self._figures.slowest_answer_s = max(self._figures.slowest_answer_s, load.slowest_s)
+            if load.failed:
+                report.append(f"{question}: {dict(load.outcomes)}")
+
+    def ask_once(self) -> None:
+        """Ask once while anything may be lost."""
+        seen = self._node.probe_all(lab.Probe(*_target(question), timeout_s=0.5) for question in QUESTIONS)
+        self._figures.lost_to_drift += sum(one.outcome != "ok" for one in seen)
+
+    def open(self) -> None:
+        """Open the connections that are not open."""
+        for question in HELD:
+            if question not in self._held:
+                self._held[question] = self._node.open(*_target(question))
+
+    def ask_through_open(self) -> list[str]:
+        """Ask through each connection; those that are broken are named, and closed."""
+        report = []
+        for question, connection in list(self._held.items()):
+            self._figures.asked += 1
+            try:
+                backend = connection.ask(5.0)
+            except lab.LabError as error:
+                del self._held[question]
+                connection.abort()
+                report.append(f"the connection {question} through {connection.backend} is broken: {error}")
+            else:
+                if backend != connection.backend:
+                    report.append(f"the connection {question} through {connection.backend} is answered by {backend}")
+        return report
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._held.values():
+            connection.abort()
+        self._held.clear()
+
+
+def _target(question: Question) -> tuple[str, str, str, int]:
+    return question.from_, question.protocol, question.to, question.port

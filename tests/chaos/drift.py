@@ -1,0 +1,223 @@
+"""What people and other programs do to a node's kernel behind our back, with their own tools.
+
+Each drift takes the state as it is and chance, and says what it did; nothing when there is nothing of the kind to spoil.
+"""
+
+import random
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.chaos import foreign
+
+State = Mapping[str, Any]
+Drift = Callable[[State, random.Random], str]
+
+_OPTIONS = {"TCP": "-t", "UDP": "-u", "SCTP": "--sctp-service"}
+
+
+def _run(*argv: str, stdin: str | None = None, check: bool = True) -> str:
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
+    if check and done.returncode != 0:
+        raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
+    return " ".join(argv)
+
+
+def _pick_server(state: State, dice: random.Random) -> tuple[str, ...]:
+    name = dice.choice(sorted(row for row in state["virtual_servers"] if "192.0.2.200" not in row))
+    protocol, address = name.split()
+    return _OPTIONS[protocol], address
+
+
+def _pick_real_server(state: State, dice: random.Random) -> tuple[str, ...]:
+    rows = sorted(row for row, value in state["real_servers"].items() if "192.0.2.200" not in row and value["weight"])
+    server, _, address = dice.choice(rows).partition(" -> ")
+    protocol, virtual_address = server.split()
+    return _OPTIONS[protocol], virtual_address, "-r", address
+
+
+def clear_ipvs(_state: State, _dice: random.Random) -> str:
+    """The foreign ones are put back by their owner."""
+    said = _run("ipvsadm", "-C")
+    foreign.add(virtual_servers_only=True)
+    return said
+
+
+def remove_virtual_server(state: State, dice: random.Random) -> str:
+    """One is deleted."""
+    return _run("ipvsadm", "-D", *_pick_server(state, dice))
+
+
+def remove_real_server(state: State, dice: random.Random) -> str:
+    """One is deleted."""
+    return _run("ipvsadm", "-d", *_pick_real_server(state, dice))
+
+
+def change_weight(state: State, dice: random.Random) -> str:
+    """One gets another weight."""
+    return _run("ipvsadm", "-e", *_pick_real_server(state, dice), "-m", "-w", dice.choice(["0", "5"]))
+
+
+def change_scheduler(state: State, dice: random.Random) -> str:
+    """One gets another scheduler."""
+    return _run("ipvsadm", "-E", *_pick_server(state, dice), "-s", "wlc")
+
+
+def add_virtual_server_on_ours(_state: State, _dice: random.Random) -> str:
+    """On an address of ours, so that it counts as ours."""
+    return _run("ipvsadm", "-A", "-t", "10.96.0.10:4444", "-s", "rr")
+
+
+def _pick_set(state: State, dice: random.Random) -> tuple[str, list[str]]:
+    name, content = dice.choice(sorted((name, one) for name, one in state["ipsets"].items() if one["members"]))
+    return name, content["members"]
+
+
+def flush_set(state: State, dice: random.Random) -> str:
+    """One is emptied."""
+    return _run("ipset", "flush", _pick_set(state, dice)[0])
+
+
+def flush_all_sets(_state: State, _dice: random.Random) -> str:
+    """All of ours are emptied."""
+    names = [line for line in subprocess.check_output(["ipset", "list", "-n"], text=True).split() if line.startswith("KUBE-")]
+    _run("ipset", "restore", stdin="".join(f"flush {name}\n" for name in names))
+    return "ipset flush of each KUBE set"
+
+
+def remove_entry(state: State, dice: random.Random) -> str:
+    """One entry is gone."""
+    name, members = _pick_set(state, dice)
+    return _run("ipset", "del", name, dice.choice(members))
+
+
+def add_entry(_state: State, dice: random.Random) -> str:
+    """One entry too many."""
+    return _run("ipset", "add", "KUBE-CLUSTER-IP", f"10.96.9.{dice.randrange(200)},tcp:80")
+
+
+def destroy_sets(_state: State, _dice: random.Random) -> str:
+    """Rules and sets are gone."""
+    for program in ("iptables", "ip6tables"):
+        for table in ("nat", "filter"):
+            _run(program, "-t", table, "-F")
+            _run(program, "-t", table, "-X", check=False)
+    names = [line for line in subprocess.check_output(["ipset", "list", "-n"], text=True).split() if line.startswith("KUBE-")]
+    _run("ipset", "restore", stdin="".join(f"destroy {name}\n" for name in names))
+    _put_foreign_rules_back()
+    return "iptables -F, -X; ipset destroy of each KUBE set"
+
+
+def _put_foreign_rules_back() -> None:
+    _run("iptables-restore", "--noflush", stdin=foreign.RULES)
+
+
+def flush_chain(state: State, dice: random.Random) -> str:
+    """The rules of one chain are gone."""
+    label, table, chain = dice.choice(sorted(name for name in state["iptables"] if "/KUBE-" in name)).split("/")
+    return _run(_program(label), "-t", table, "-F", chain)
+
+
+def remove_rule(state: State, dice: random.Random) -> str:
+    """One rule of a chain is gone."""
+    label, table, chain = dice.choice(sorted(name for name in state["iptables"] if "/KUBE-" in name)).split("/")
+    return _run(_program(label), "-t", table, "-D", chain, "1")
+
+
+def add_rule(_state: State, _dice: random.Random) -> str:
+    """A rule too many in a chain of ours."""
+    return _run("iptables", "-t", "nat", "-I", "KUBE-SERVICES", "-d", "192.0.2.99", "-j", "RETURN")
+
+
+def _pick_jump(state: State, dice: random.Random) -> tuple[str, str, str]:
+    label, table, source = dice.choice(sorted(name for name in state["iptables"] if "/KUBE-" not in name)).split("/")
+    return label, table, dice.choice(state["iptables"][f"{label}/{table}/{source}"])
+
+
+def remove_jump(state: State, dice: random.Random) -> str:
+    """A jump to our chains is gone."""
+    label, table, rule = _pick_jump(state, dice)
+    _run(f"{_program(label)}-restore", "--noflush", stdin=f"*{table}\n{rule.replace('-A', '-D', 1)}\nCOMMIT\n")
+    return f"{_program(label)} -t {table} {rule.replace('-A', '-D', 1)}"
+
+
+def move_jump(_state: State, _dice: random.Random) -> str:
+    """A jump is moved below somebody else's rule."""
+    text = subprocess.check_output(["iptables-save", "-t", "nat"], text=True)
+    rule = next((line for line in text.splitlines() if line.startswith("-A OUTPUT ") and "KUBE-" in line), "")
+    _run("iptables-restore", "--noflush", stdin=f"*nat\n{rule.replace('-A', '-D', 1)}\n{rule}\nCOMMIT\n")
+    return "a jump of nat/OUTPUT is moved to the end"
+
+
+def is_jump_in_place() -> bool:
+    """Whether our jump stands before the foreign one in nat/OUTPUT."""
+    text = subprocess.check_output(["iptables-save", "-t", "nat"], text=True)
+    rules = [line for line in text.splitlines() if line.startswith("-A OUTPUT ")]
+    ours = [place for place, line in enumerate(rules) if "KUBE-" in line]
+    theirs = [place for place, line in enumerate(rules) if line.endswith(foreign.JUMP)]
+    return not theirs or (bool(ours) and max(ours) < min(theirs))
+
+
+def reload_firewall(_state: State, _dice: random.Random) -> str:
+    """All tables are flushed and written anew with what somebody else knows of."""
+    for program in ("iptables", "ip6tables"):
+        for table in ("nat", "filter"):
+            _run(f"{program}-restore", stdin=f"*{table}\nCOMMIT\n")
+    _put_foreign_rules_back()
+    return "iptables-restore of tables without our chains"
+
+
+def remove_address(state: State, dice: random.Random) -> str:
+    """A service address is gone."""
+    address = dice.choice(sorted(row for row in state["addresses"] if row != "(device)"))
+    return _run("ip", "address", "del", address, "dev", "kube-ipvs0")
+
+
+def add_address(_state: State, dice: random.Random) -> str:
+    """An address too many on our device."""
+    return _run("ip", "address", "add", f"10.96.9.{dice.randrange(1, 200)}/32", "dev", "kube-ipvs0")
+
+
+def remove_device(_state: State, _dice: random.Random) -> str:
+    """Our device is gone."""
+    return _run("ip", "link", "del", "kube-ipvs0")
+
+
+def change_sysctl(_state: State, dice: random.Random) -> str:
+    """A kernel setting is changed."""
+    path = dice.choice(["net/ipv4/vs/conntrack", "net/ipv4/vs/expire_nodest_conn", "net/ipv4/vs/expire_quiescent_template"])
+    with open(f"/proc/sys/{path}", "r+") as file:  # noqa: PTH123 - one open for both
+        value = "1" if file.read().strip() == "0" else "0"
+        file.seek(0)
+        file.write(value)
+    return f"sysctl {path}={value}"
+
+
+DRIFTS: tuple[Drift, ...] = (
+    clear_ipvs,
+    remove_virtual_server,
+    remove_real_server,
+    change_weight,
+    change_scheduler,
+    add_virtual_server_on_ours,
+    flush_set,
+    flush_all_sets,
+    remove_entry,
+    add_entry,
+    destroy_sets,
+    flush_chain,
+    remove_rule,
+    add_rule,
+    remove_jump,
+    move_jump,
+    reload_firewall,
+    remove_address,
+    add_address,
+    remove_device,
+    change_sysctl,
+)
+
+
+def _program(label: str) -> str:
+    return re.sub("v4|v6", lambda found: {"v4": "iptables", "v6": "ip6tables"}[found[0]], label)

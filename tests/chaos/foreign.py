@@ -1,0 +1,73 @@
+"""Kernel objects of somebody else on the same node: keepalived's virtual servers, docker's rules and sets."""
+
+import re
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+VIRTUAL_SERVERS: Mapping[str, Any] = {
+    "TCP 192.0.2.200:80": {"scheduler": "wlc", "persistent": 0, "netmask": "default", "flags": ""},
+    "UDP 192.0.2.200:53": {"scheduler": "sh", "persistent": 300, "netmask": "default", "flags": ""},
+}
+REAL_SERVERS: Mapping[str, Any] = {
+    "TCP 192.0.2.200:80 -> 10.244.1.11:8080": {"forward": "masq", "weight": 7},
+    "UDP 192.0.2.200:53 -> 10.244.1.11:8053": {"forward": "masq", "weight": 0},
+}
+DEVICE = "foreign0"
+SET = "FOREIGN-SET"
+CHAIN = "FOREIGN"
+JUMP = f"-j {CHAIN}"
+
+_IPVS = """\
+-A -t 192.0.2.200:80 -s wlc
+-a -t 192.0.2.200:80 -r 10.244.1.11:8080 -m -w 7
+-A -u 192.0.2.200:53 -s sh -p 300
+-a -u 192.0.2.200:53 -r 10.244.1.11:8053 -m -w 0
+"""
+_SETS = f"create {SET} hash:ip,port family inet maxelem 128\nadd {SET} 10.96.0.10,tcp:80\n"
+RULES = f"""\
+*nat
+:{CHAIN} - [0:0]
+-A {CHAIN} -d 192.0.2.201/32 -j RETURN
+-I PREROUTING {JUMP}
+-A OUTPUT {JUMP}
+COMMIT
+*filter
+:{CHAIN} - [0:0]
+-A {CHAIN} -m set --match-set {SET} dst,dst -j RETURN
+-A FORWARD {JUMP}
+COMMIT
+"""
+_LINKS = f"link add {DEVICE} type dummy\naddress add 192.0.2.200/32 dev {DEVICE}\n"
+
+
+def add(*, virtual_servers_only: bool = False) -> None:
+    """Make them; the virtual servers alone when somebody cleared the whole table."""
+    _run("ipvsadm", "--restore", stdin=_IPVS)
+    if virtual_servers_only:
+        return
+    _run("ipset", "restore", stdin=_SETS)
+    _run("iptables-restore", "--noflush", stdin=RULES)
+    _run("ip", "-batch", "-", stdin=_LINKS)
+
+
+def remove() -> None:
+    """Remove what no clearing of the tables takes away."""
+    _run("ip", "link", "delete", DEVICE)
+
+
+def read() -> tuple[str, ...]:
+    """All of them but the virtual servers, as text that may be compared."""
+    rules = [line for line in _run("iptables-save").splitlines() if re.search(rf"\b{CHAIN}\b", line)]
+    sets = _run("ipset", "save", SET).splitlines()
+    addresses = [
+        line.split()[3] for line in _run("ip", "-oneline", "address", "show", "dev", DEVICE).splitlines() if "inet " in line
+    ]
+    return (*(re.sub(r"\[\d+:\d+\]", "", line) for line in rules), *sets[1:], *addresses)
+
+
+def _run(*argv: str, stdin: str | None = None) -> str:
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
+    return done.stdout

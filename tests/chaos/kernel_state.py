@@ -1,0 +1,86 @@
+"""What the kernel must hold for the objects of a world, what it holds, and in what the two differ.
+
+The one side is translation from scratch, without a loop or a history; the other is read with the operator's own tools. Neither
+goes through our drivers.
+"""
+
+import json
+import subprocess
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
+from ipvsproxy.model.net import Address, parse_address
+from ipvsproxy.model.service import EndpointSlice, Node, Put, Service, ServiceName
+from ipvsproxy.translate import decode, state
+from ipvsproxy.translate.view import Settings, view_node
+from tests import builders, golden_state, golden_translation
+from tests.chaos import foreign
+from tests.chaos.world import NODE, Object
+
+SETTINGS = Settings(cluster_networks=builders.networks("10.244.0.0/16", "fd00:10:244::/56"))
+SECTIONS = ("virtual_servers", "real_servers", "ipsets", "iptables", "addresses", "sysctls")
+SYSCTLS: Mapping[str, str] = {
+    "net.ipv4.ip_forward": "1",
+    "net.ipv4.vs.conntrack": "1",
+    "net.ipv4.vs.expire_nodest_conn": "1",
+    "net.ipv4.vs.expire_quiescent_template": "1",
+}
+
+State = dict[str, Any]
+
+
+def wanted(objects: Iterable[Object]) -> State:
+    """What the kernel must hold, in the form of the recordings, with what is not ours."""
+    events = [decode.decode_document(item, "chaos") for item in objects]
+    parsed = [event.object for event in events if isinstance(event, Put)]
+    view = view_node(SETTINGS, NODE, next(item for item in parsed if isinstance(item, Node)), list(_interface_addresses()))
+    slices: dict[ServiceName, list[EndpointSlice]] = {}
+    for item in parsed:
+        if isinstance(item, EndpointSlice) and item.service:
+            slices.setdefault(item.service, []).append(item)
+    services = [item for item in parsed if isinstance(item, Service)]
+    states = [state.translate(item, slices.get(item.name, ()), view, SETTINGS) for item in services]
+    rendered = golden_translation.render(sorted(states, key=lambda one: one.owner), SETTINGS, view)
+    rendered["virtual_servers"] |= foreign.VIRTUAL_SERVERS
+    rendered["real_servers"] |= foreign.REAL_SERVERS
+    return _normal(rendered | {"sysctls": dict(SYSCTLS)})
+
+
+def _interface_addresses() -> Iterable[InterfaceAddress]:
+    done = subprocess.run(["ip", "-json", "address"], capture_output=True, text=True, check=True)
+    for link in json.loads(done.stdout):
+        for address in link.get("addr_info", ()) if link.get("ifname") != DEVICE else ():
+            yield InterfaceAddress(link["ifname"], _parse(address["local"]), address["prefixlen"])
+
+
+def _parse(text: str) -> Address:
+    return parse_address(text)
+
+
+def held() -> State:
+    """What the kernel holds."""
+    return _normal(golden_state.read_state())
+
+
+def _normal(found: State) -> State:
+    """Without what does not count: chains without rules, and the order of our jumps among each other."""
+    rules = {chain: lines if "/KUBE-" in chain else sorted(lines) for chain, lines in found["iptables"].items() if lines}
+    sysctls = {name: found["sysctls"].get(name) for name in SYSCTLS}
+    return found | {"iptables": rules, "sysctls": sysctls}
+
+
+def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
+    """One line for each row that differs and must not. Real servers of TCP that are being drained may still be there."""
+    found = golden_state.differences(expected, actual, SECTIONS)
+    return [
+        f"{section}: {row} is {kind}: wanted {old}, found {new}"
+        for section, rows in found.items()
+        for row, kind, old, new in rows
+        if not (section == "real_servers" and kind == "extra" and is_draining(row, new, expected["virtual_servers"]))
+    ]
+
+
+def is_draining(row: str, found: Mapping[str, Any], virtual_servers: Collection[str]) -> bool:
+    """Whether a real server that is not wanted is one that waits for the end of its connections."""
+    return row.startswith("TCP ") and found["weight"] == 0 and row.partition(" -> ")[0] in virtual_servers

@@ -1,0 +1,208 @@
+"""The objects of a cluster as chance has them: Services of all kinds that come, change and go, and endpoints that flap.
+
+Each Service has addresses and node ports of its own, so that no two ever want one key. The *anchors* never change: whatever
+happens to the others, their clients must not notice. The *flapping* Service keeps its ports while its endpoints come and go: its
+open connections must not break either, as an endpoint that leaves is drained.
+"""
+
+import dataclasses
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+Object = dict[str, Any]
+
+SERVICES = 8
+LOCAL_PODS, REMOTE_PODS = ("11", "12"), ("11", "12")
+ANSWERING = (*(f"10.244.0.{pod}" for pod in LOCAL_PODS), *(f"10.244.1.{pod}" for pod in REMOTE_PODS))
+SILENT = tuple(f"10.244.1.{number}" for number in range(100, 110))
+"""Endpoints that exist on paper only."""
+TARGETS: Mapping[str, int] = {"TCP": 8080, "UDP": 8053, "SCTP": 8080}
+PORT_NAMES: Mapping[str, str] = {"TCP": "http", "UDP": "dns"}
+NODE = "node-a"
+
+
+class Key(NamedTuple):
+    """What names an object: its kind and its name; all are in the namespace ``default``."""
+
+    kind: str
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Question:
+    """A request that must be answered for as long as the anchors stand."""
+
+    from_: str
+    protocol: str
+    to: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.protocol} {self.from_} -> {self.to}:{self.port}"
+
+
+QUESTIONS = (
+    Question("p2", "TCP", "10.96.0.10", 80),
+    Question("client", "TCP", "172.18.0.2", 30080),
+    Question("p1", "UDP", "10.96.0.11", 53),
+    Question("p2", "TCP", "fd00:96::10", 80),
+    Question("client", "TCP", "203.0.113.12", 80),
+)
+HELD = (*(question for question in QUESTIONS if question.protocol == "TCP"), Question("p1", "TCP", "10.96.0.20", 80))
+"""Through these, connections are kept open; the last one is the flapping Service's."""
+
+
+def anchors() -> Iterator[Object]:
+    """The Node and the Services that never change, with their endpoints."""
+    addresses = [{"type": "InternalIP", "address": address} for address in ("172.18.0.2", "fc00:f853:ccd::2")]
+    yield _object("v1", "Node", {"name": NODE}, status={"addresses": addresses}, spec={"podCIDR": "10.244.0.0/24"})
+    yield _service("anchor", ["10.96.0.10", "fd00:96::10"], [_port("http", "TCP", 80)])
+    yield _slice("anchor-a", "anchor", ["TCP"], {"10.244.0.11": {}, "10.244.1.11": {}})
+    yield _slice("anchor-b", "anchor", ["TCP"], {"fd00:10:244::11": {}, "fd00:10:244:1::11": {}})
+    yield _service(
+        "anchor-node", ["10.96.0.11"], [_port("http", "TCP", 80, 30080), _port("dns", "UDP", 53, 30053)], type="NodePort"
+    )
+    yield _slice("anchor-node-a", "anchor-node", ["TCP", "UDP"], {"10.244.0.12": {}, "10.244.1.12": {}})
+    balanced = {"type": "LoadBalancer", "loadBalancerSourceRanges": ["172.18.0.0/24", "10.244.0.0/16"]}
+    balanced_ports = [_port("http", "TCP", 80, 30081)]
+    item = _service("anchor-balanced", ["10.96.0.12"], balanced_ports, **balanced)
+    yield item | {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.12"}]}}}
+    yield _slice("anchor-balanced-a", "anchor-balanced", ["TCP"], {"10.244.0.11": {}, "10.244.1.12": {}})
+    yield _service("flapping", ["10.96.0.20"], [_port("http", "TCP", 80)])
+    yield _slice("flapping-a", "flapping", ["TCP"], {address: {} for address in ANSWERING})
+
+
+class World:
+    """All objects by key. Each change is told as the objects that are to be put, and the keys of those to be deleted."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self.objects: dict[Key, Object] = {key_of(item): item for item in anchors()}
+
+    def change(self) -> tuple[str, list[Object], list[Key]]:
+        """Let something happen in the cluster: what, what is to be put, and what is to be deleted."""
+        number = self._dice.randrange(SERVICES)
+        name = f"s{number}"
+        known = Key("Service", name) in self.objects
+        choices = ["flap", *(["endpoints", "endpoints", "split", "service", "delete"] if known else ["create"] * 3)]
+        match self._dice.choice(choices):
+            case "flap":
+                what, after = "endpoints of flapping", self._slices("flapping", ["TCP"], ANSWERING, 1)
+                return self._replace(what, "flapping", after)
+            case "create":
+                after = [self._random_service(number)]
+                return self._replace(f"create {name}", name, [*after, *self._random_slices(name, after[0])], after)
+            case "service":
+                after = [self._random_service(number)]
+                return self._replace(f"change {name}", name, self._random_slices(name, after[0]), after)
+            case "delete":
+                gone = [key for key in self.objects if key == Key("Service", name) or key.name.startswith(f"{name}-")]
+                for key in gone:
+                    del self.objects[key]
+                return f"delete {name}", [], gone
+            case what:
+                service = self.objects[Key("Service", name)]
+                return self._replace(f"{what} of {name}", name, self._random_slices(name, service))
+
+    def _replace(
+        self, what: str, name: str, slices: list[Object], also: list[Object] | None = None
+    ) -> tuple[str, list[Object], list[Key]]:
+        """Put these slices, and delete the Service's others."""
+        put = [*(also or []), *(item for item in slices if item not in (also or []))]
+        kept = {key_of(item) for item in put}
+        gone = [
+            key for key in self.objects if key.kind == "EndpointSlice" and key.name.startswith(f"{name}-") and key not in kept
+        ]
+        for key in gone:
+            del self.objects[key]
+        self.objects |= {key_of(item): item for item in put}
+        return what, put, gone
+
+    def _random_service(self, number: int) -> Object:
+        dice = self._dice
+        kind = dice.choice(["ClusterIP", "NodePort", "LoadBalancer", "ClusterIP", "headless", "ExternalName"])
+        families = dice.choice([["10.96.1.{}"], ["10.96.1.{}", "fd00:96::1:{}"], ["fd00:96::1:{}"]])
+        addresses = [text.format(number) for text in families]
+        protocols = dice.sample(["TCP", "UDP", "SCTP"], dice.randint(1, 3))
+        has_node_ports = kind in ("NodePort", "LoadBalancer")
+        ports = [
+            _port(protocol.lower(), protocol, 100 + place, 31000 + 10 * number + place if has_node_ports else 0)
+            for place, protocol in enumerate(protocols)
+        ]
+        name = f"s{number}"
+        if kind == "headless":
+            return _service(name, ["None"], ports)
+        if kind == "ExternalName":
+            return _object("v1", "Service", {"name": name}, spec={"type": kind, "externalName": "example.org"})
+        more: Object = {"type": kind, "internalTrafficPolicy": dice.choice(["Cluster", "Cluster", "Local"])}
+        if dice.random() < 0.3:
+            more |= {
+                "sessionAffinity": "ClientIP",
+                "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": dice.choice([10, 600])}},
+            }
+        if dice.random() < 0.3:
+            more["externalIPs"] = [f"198.51.100.{number}"]
+        if has_node_ports:
+            more["externalTrafficPolicy"] = dice.choice(["Cluster", "Local"])
+        item = _service(name, addresses, ports, **more)
+        if kind == "LoadBalancer":
+            item["status"] = {"loadBalancer": {"ingress": [{"ip": f"203.0.113.{100 + number}"}]}}
+            ranges = dice.choice([[], ["172.18.0.0/24"], ["192.0.2.1/32", "172.18.0.0/16"], ["0.0.0.0/0"]])
+            item["spec"] |= {"loadBalancerSourceRanges": ranges} if ranges else {}
+            if item["spec"]["externalTrafficPolicy"] == "Local":
+                item["spec"]["healthCheckNodePort"] = 32000 + number
+        return item
+
+    def _random_slices(self, name: str, service: Object) -> list[Object]:
+        protocols = [port["protocol"] for port in service["spec"].get("ports", [])]
+        return self._slices(name, protocols, (*ANSWERING, *SILENT), 0) if protocols else []
+
+    def _slices(self, name: str, protocols: list[str], addresses: tuple[str, ...], least: int) -> list[Object]:
+        """One to three slices with some of the addresses, each in one of them, now and then in two."""
+        dice = self._dice
+        chosen = dice.sample(addresses, dice.randint(least, min(6, len(addresses))))
+        parts: list[dict[str, Object]] = [{} for _ in range(dice.randint(1, 3))]
+        for address in chosen:
+            for part in dice.sample(parts, 2 if len(parts) > 1 and dice.random() < 0.1 else 1):
+                part[address] = (
+                    {}
+                    if least
+                    else dice.choice([{}, {}, {}, {"ready": False}, {"ready": False, "serving": True, "terminating": True}])
+                )
+        return [_slice(f"{name}-{chr(ord('a') + place)}", name, protocols, part) for place, part in enumerate(parts)]
+
+
+def key_of(item: Object) -> Key:
+    """What names an object."""
+    return Key(item["kind"], item["metadata"]["name"])
+
+
+def _object(version: str, kind: str, metadata: Object, **rest: Any) -> Object:
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **rest}
+
+
+def _port(name: str, protocol: str, port: int, node_port: int = 0) -> Object:
+    return {"name": name, "protocol": protocol, "port": port} | ({"nodePort": node_port} if node_port else {})
+
+
+def _service(name: str, addresses: list[str], ports: list[Object], **more: Any) -> Object:
+    spec = {"type": "ClusterIP", "clusterIP": addresses[0], "clusterIPs": addresses, "ports": ports} | more
+    return _object("v1", "Service", {"name": name, "namespace": "default"}, spec=spec)
+
+
+def _slice(name: str, service: str, protocols: list[str], endpoints: Mapping[str, Object]) -> Object:
+    is_random = service.startswith("s")
+    ports = [{"name": one.lower() if is_random else PORT_NAMES[one], "protocol": one, "port": TARGETS[one]} for one in protocols]
+    ipv6 = any(":" in address for address in endpoints)
+    entries = [
+        {"addresses": [address], "conditions": dict(conditions), "nodeName": NODE if _is_local(address) else "node-b"}
+        for address, conditions in endpoints.items()
+    ]
+    metadata = {"name": name, "namespace": "default", "labels": {"kubernetes.io/service-name": service}}
+    rest = {"addressType": "IPv6" if ipv6 else "IPv4", "ports": ports, "endpoints": entries}
+    return _object("discovery.k8s.io/v1", "EndpointSlice", metadata, **rest)
+
+
+def _is_local(address: str) -> bool:
+    return address.startswith(("10.244.0.", "fd00:10:244::"))
