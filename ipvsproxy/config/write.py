@@ -17,7 +17,7 @@ Document = dict[str, "Document | object"]
 
 def render(config: Config) -> str:
     """The file's text. Reading it gives an equal configuration, but for what only flags can say."""
-    return str(yaml.safe_dump(document(config), default_flow_style=False, allow_unicode=True, width=10_000))
+    return str(yaml.safe_dump(document(config), default_flow_style=False, width=10_000))
 
 
 def document(config: Config) -> Document:
