@@ -84,6 +84,23 @@ OWN = (
         minimum=0,
     ),
     Option(
+        "stale-watch-timeout",
+        "ipvsproxy.staleWatchTimeout",
+        Kind.DURATION,
+        "15m0s",
+        "How long the API server may be silent before log, metrics and /healthz say that this node may be out of date; 0: never.",
+        status=Status.OWN,
+        minimum=0,
+    ),
+    Option(
+        "stale-watch-unhealthy",
+        "ipvsproxy.staleWatchUnhealthy",
+        Kind.BOOLEAN,
+        "false",
+        "Turn load balancers away (503 on /healthz and health-check node ports) while a watch is stale.",
+        status=Status.OWN,
+    ),
+    Option(
         "service-metrics-limit",
         "ipvsproxy.serviceMetricsLimit",
         Kind.INTEGER,

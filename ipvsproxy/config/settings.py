@@ -128,11 +128,16 @@ class ServiceSource:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """HTTP servers; None turns one off. ``bind_hard_fail``: an address that cannot be bound ends the process."""
+    """HTTP servers; None turns one off. ``bind_hard_fail``: an address that cannot be bound ends the process.
+
+    A watch without contact for ``stale_watch_s`` is stale (0: never); ``stale_watch_unhealthy``: load balancers are told.
+    """
 
     health: ListenAddress | None
     metrics: ListenAddress | None
     bind_hard_fail: bool = False
+    stale_watch_s: float = 900
+    stale_watch_unhealthy: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

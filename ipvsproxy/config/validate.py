@@ -42,6 +42,8 @@ def resolve(
         health=_listen(answers, "healthzBindAddress", bind_address, ("0.0.0.0", "::"), HEALTH_PORT),  # noqa: S104 - as kube-proxy
         metrics=_listen(answers, "metricsBindAddress", bind_address, ("127.0.0.1", "::1"), METRICS_PORT),
         bind_hard_fail=answers.switch("bindAddressHardFail"),
+        stale_watch_s=answers.seconds("ipvsproxy.staleWatchTimeout"),
+        stale_watch_unhealthy=answers.switch("ipvsproxy.staleWatchUnhealthy"),
     )
     _check_writable(answers, command, servers)
     node_name = _node_name(answers, hostname)

@@ -19,6 +19,7 @@ from ipvsproxy.daemon.engine import Engine
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.serving import Serving
 from ipvsproxy.daemon.source import CannotStartError, Source
+from ipvsproxy.daemon.staleness import Staleness
 from ipvsproxy.daemon.status import Notice, Status
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.traffic import Traffic
@@ -75,7 +76,15 @@ async def _serve(config: Config) -> None:
         programs = await kernel.call(_usable_programs, kernel.target)
         scheduler_name, why_not = await kernel.call(_usable_scheduler, kernel.target, config.ipvs.scheduler)
         store = Store(started_s=time.time())
-        status = Status(families=programs, sync_period_s=config.ipvs.sync_period_s, clock=time.monotonic, wall_clock=time.time)
+        staleness = Staleness(lambda: source.statuses, limit_s=config.servers.stale_watch_s, clock=time.monotonic)
+        status = Status(
+            families=programs,
+            sync_period_s=config.ipvs.sync_period_s,
+            clock=time.monotonic,
+            wall_clock=time.time,
+            stale=staleness.stale,
+            stale_turns_away=config.servers.stale_watch_unhealthy,
+        )
         if why_not:
             status.notices.append(Notice("SchedulerMissing", f"{why_not}; {scheduler_name} is used instead"))
             log.error("scheduler is not used", reason=why_not, used=scheduler_name)
@@ -91,7 +100,12 @@ async def _serve(config: Config) -> None:
             watcher=serving,
         )
         figures = measure.Sources(
-            reconciler=engine.reconciler, store=store, status=status, clock=time.monotonic, watches=lambda: source.statuses
+            reconciler=engine.reconciler,
+            store=store,
+            status=status,
+            clock=time.monotonic,
+            watches=lambda: source.statuses,
+            stale=staleness.stale,
         )
         traffic = Traffic(
             kernel=kernel,
@@ -118,7 +132,7 @@ async def _serve(config: Config) -> None:
 
         # Interfaces are followed before they are read: nothing falls in between.
         following = _follow_interfaces(engine, kernel.target)
-        work = (following, source.run(deliver), engine.run(), _await_first_lists(store, source))
+        work = (following, source.run(deliver), engine.run(), staleness.run(), _await_first_lists(store, source))
         await _until_stopped(stopping, status, work, serving.servers())
         log.info("stopped; the kernel stays as it is")
 

@@ -30,12 +30,14 @@ class Sources:
     status: Status
     clock: Callable[[], float]
     watches: Callable[[], Mapping[ObjectKind, WatchStatus]] = dict
+    stale: Callable[[], Collection[ObjectKind]] = tuple
 
 
 class Watch(NamedTuple):
-    """Whether a watch is open, and how long ago its server was last heard of; None if never."""
+    """Whether a watch is open, or stale, and how long ago its server was last heard of; None if never."""
 
     is_open: bool
+    is_stale: bool
     contact_age_s: float | None
 
 
@@ -74,6 +76,7 @@ class Gauges(NamedTuple):
 
 def look(sources: Sources) -> Snapshot:
     """Take a snapshot."""
+    stale = sources.stale()
     tables = _tables(sources.reconciler.claims)
     claims, drains, now = sources.reconciler.claims, sources.reconciler.drains, sources.clock()
     return Snapshot(
@@ -89,7 +92,7 @@ def look(sources: Sources) -> Snapshot:
         untaken=dict(sources.store.untaken),
         oldest_change_age_s=sources.status.oldest_change_age_s,
         watches={
-            kind: Watch(watch.connected, None if watch.contact_s is None else now - watch.contact_s)
+            kind: Watch(watch.connected, kind in stale, None if watch.contact_s is None else now - watch.contact_s)
             for kind, watch in sources.watches().items()
         },
     )
@@ -136,6 +139,8 @@ def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Gauges]:
     yield _one("ipvsproxy_oldest_drain_age_seconds", "Age of the oldest drain.", seen.oldest_drain_age_s)
     connected = {kind.value: watch.is_open for kind, watch in seen.watches.items()}
     yield _labelled("ipvsproxy_watch_connected", "Whether a watch is open.", "kind", connected)
+    stale = {kind.value: watch.is_stale for kind, watch in seen.watches.items()}
+    yield _labelled("ipvsproxy_watch_stale", "Whether a watch has heard nothing for too long.", "kind", stale)
     heard = {kind.value: watch.contact_age_s for kind, watch in seen.watches.items() if watch.contact_age_s is not None}
     yield _labelled("ipvsproxy_watch_contact_age_seconds", "How long ago the API server was last heard of.", "kind", heard)
 

@@ -20,7 +20,9 @@ class Serving:
         self._config = config
         self._status = status
         self._metrics = metrics
-        self._health_checks = HealthChecks(is_healthy=lambda: status.is_healthy, open_listener=open_listener)
+        self._health_checks = HealthChecks(
+            is_healthy=lambda: status.is_healthy and not status.is_turned_away, open_listener=open_listener
+        )
 
     def queued(self, now: float) -> None:
         """There is something to do."""

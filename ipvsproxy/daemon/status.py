@@ -4,7 +4,8 @@ Rule 1: a family is late when what it lacks was asked for two sync periods ago o
 all its Services stand on: device, sets and rules. That one Service cannot be programmed does not make a node unfit.
 Rule 2: a node is eligible for traffic of load balancers once everything was programmed for the first time, as long as its Node
 is known and not about to go.
-Rule 3: a process that is about to stop says so before it stops.
+Rule 3: a stale watch is told; only if the operator wants it, load balancers are turned away. It never asks for a restart.
+Rule 4: a process that is about to stop says so before it stops.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from ipvsproxy.daemon.summary import SyncSummary
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.service import Node
+from ipvsproxy.model.service import Node, ObjectKind
 
 LATE_PERIODS = 2
 """As kube-proxy has it (pkg/proxy/healthcheck in kubernetes/kubernetes)."""
@@ -38,6 +39,8 @@ class FamilyHealth:
 class Health:
     """The node at one moment (``now_s``). ``families`` has those that were programmed completely at least once.
 
+    ``stale`` are the kinds whose watch has heard nothing for too long.
+
     Times are in seconds since the epoch.
     """
 
@@ -45,6 +48,7 @@ class Health:
     is_healthy: bool
     is_eligible: bool
     families: Mapping[Family, FamilyHealth]
+    stale: Collection[ObjectKind] = ()
 
     @property
     def updated_s(self) -> float | None:
@@ -56,12 +60,24 @@ class Status:
     """Learns from the loop how it fares. The age of a change is measured by ``clock``; ``wall_clock`` is for people."""
 
     def __init__(
-        self, *, families: Collection[Family], sync_period_s: float, clock: Callable[[], float], wall_clock: Callable[[], float]
+        self,
+        *,
+        families: Collection[Family],
+        sync_period_s: float,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        stale: Callable[[], Collection[ObjectKind]] = tuple,
+        stale_turns_away: bool = False,
     ) -> None:
-        """``wall_clock`` gives seconds since the epoch. Everything is asked for from now on."""
+        """``wall_clock`` gives seconds since the epoch. Everything is asked for from now on.
+
+        ``stale`` tells which watches are stale, ``stale_turns_away`` whether load balancers should then look elsewhere.
+        """
         self.families = tuple(sorted(families))
         self.node: Node | None = None
         self.notices: list[Notice] = []
+        self._stale = stale
+        self._stale_turns_away = stale_turns_away
         self._late_s = LATE_PERIODS * sync_period_s
         self._clock = clock
         self._wall_clock = wall_clock
@@ -108,7 +124,13 @@ class Status:
     def is_eligible(self) -> bool:
         """Whether load balancers may send traffic to this node."""
         is_programmed = len(self._updated) == len(self.families)
-        return is_programmed and self.node is not None and not self.node.leaving and not self._is_stopping
+        is_here = self.node is not None and not self.node.leaving and not self._is_stopping
+        return is_programmed and is_here and not self.is_turned_away
+
+    @property
+    def is_turned_away(self) -> bool:
+        """Whether load balancers should look elsewhere because what this node serves may be out of date."""
+        return self._stale_turns_away and bool(self._stale())
 
     def health(self) -> Health:
         """All of it, at this moment."""
@@ -116,6 +138,7 @@ class Status:
             now_s=self._wall_clock(),
             is_healthy=self.is_healthy,
             is_eligible=self.is_eligible,
+            stale=self._stale(),
             families={
                 family: FamilyHealth(updated_s=self._updated[family], is_healthy=not self._is_late(family))
                 for family in self.families
