@@ -68,7 +68,7 @@ class Store:
         self._started_s = started_s
         self._services: dict[ServiceName, Service] = {}
         self._slices: dict[EndpointSliceName, EndpointSlice] = {}
-        self._slices_of: dict[ServiceName, dict[EndpointSliceName, EndpointSlice]] = {}
+        self._slices_of: dict[ServiceName, tuple[EndpointSlice, ...]] = {}  # tuples: nearly all have one slice
         self._nodes: dict[str, Node] = {}
         self._rejected: dict[ObjectKind, dict[ObjectKey, Rejected]] = {kind: {} for kind in ObjectKind}
         self._listed: set[ObjectKind] = set()
@@ -85,7 +85,7 @@ class Store:
 
     def slices_of(self, name: ServiceName) -> Collection[EndpointSlice]:
         """The EndpointSlices of a Service, in no order."""
-        return self._slices_of.get(name, {}).values()
+        return self._slices_of.get(name, ())
 
     def node(self, name: str) -> Node | None:
         """The Node of this name, if it is known."""
@@ -178,16 +178,17 @@ class Store:
 
     def _put_slice(self, item: EndpointSlice) -> None:
         before = self._slices.get(item.name)
-        if before and before.service and before.service != item.service:
+        if before and before.service:
             self._forget_slice(before.service, item.name)
         self._slices[item.name] = item
         if item.service:
-            self._slices_of.setdefault(item.service, {})[item.name] = item
+            self._slices_of[item.service] = (*self._slices_of.get(item.service, ()), item)
 
     def _forget_slice(self, service: ServiceName, name: EndpointSliceName) -> None:
-        of_service = self._slices_of[service]
-        del of_service[name]
-        if not of_service:
+        others = tuple(item for item in self._slices_of[service] if item.name != name)
+        if others:
+            self._slices_of[service] = others
+        else:
             del self._slices_of[service]
 
     def _remove(self, kind: ObjectKind, key: ObjectKey, now: float) -> None:

@@ -1,5 +1,6 @@
 """The API's bytes, to events. msgspec reads them in one go; an object that breaks the shape costs itself only."""
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar, assert_never
 
@@ -108,7 +109,7 @@ class _Reader(Generic[T]):
 def _key(kind: ObjectKind, metadata: wire.Metadata | None) -> ObjectKey | None:
     if metadata is None or not metadata.name:
         return None
-    return ObjectKey("" if kind is ObjectKind.NODE else metadata.namespace or "default", metadata.name)
+    return ObjectKey("" if kind is ObjectKind.NODE else sys.intern(metadata.namespace or "default"), metadata.name)
 
 
 def _loose_key(kind: ObjectKind, raw: msgspec.Raw) -> ObjectKey | None:

@@ -5,6 +5,8 @@ Field rules are those of the Kubernetes API reference (Service v1, EndpointSlice
 """
 
 import datetime as dt
+import functools
+import sys
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -128,7 +130,19 @@ def _service_ports(ports: Iterable[wire.ServicePortWire], skipped: list[Skipped]
             seen.add((name, protocol))
             used.add((protocol, port))
             node_port = _port(f"{field}.nodePort", raw.node_port or 0, skipped)
-            yield ServicePort(name=name, protocol=protocol, port=port, node_port=node_port)
+            yield _shared_port(name, protocol, port, node_port)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared_port(name: str, protocol: Protocol, port: int, node_port: int) -> ServicePort:
+    """One object for all Services with such a port: most of them call it the same."""
+    return ServicePort(name=name, protocol=protocol, port=port, node_port=node_port)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared_endpoint_port(name: str, protocol: Protocol, port: int) -> EndpointPort:
+    """One object for all slices with such a port."""
+    return EndpointPort(name, protocol, port)
 
 
 def _port(field: str, port: int, skipped: list[Skipped]) -> int:
@@ -237,7 +251,7 @@ def _endpoint_ports(
         elif not 0 < (raw.port or 0) <= HIGHEST_PORT:
             skipped.append(Skipped(f"ports[{number}].port", f"{raw.port} is outside 1..{HIGHEST_PORT}"))
         else:
-            yield EndpointPort(raw.name or "", protocol, raw.port or 0)
+            yield _shared_endpoint_port(raw.name or "", protocol, raw.port or 0)
 
 
 def _bounded(endpoints: list[wire.EndpointWire], skipped: list[Skipped]) -> list[wire.EndpointWire]:
@@ -271,7 +285,7 @@ def _endpoints(endpoints: Iterable[wire.EndpointWire], family: Family, skipped: 
                 conditions is None or conditions.ready is not False,
                 conditions is None or conditions.serving is not False,
                 conditions is not None and conditions.terminating is True,
-                raw.node_name or "",
+                sys.intern(raw.node_name or ""),
                 _NONE if hints is None else _names(hints.for_zones),
                 _NONE if hints is None else _names(hints.for_nodes),
             )
