@@ -5,6 +5,7 @@ Rule 2: a family is served where the Service has a cluster IP of it; all other a
 Rule 3: every virtual server exists, with or without real servers: without any, IPVS itself refuses the client.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 
 from ipvsproxy.model.kernel import (
@@ -33,7 +34,10 @@ _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
     Protocol.UDP: (SetKind.NODE_PORT_UDP, SetKind.NODE_PORT_LOCAL_UDP),
     Protocol.SCTP: (SetKind.NODE_PORT_SCTP, SetKind.NODE_PORT_LOCAL_SCTP),
 }
+# Shared by all that have none: a hundred thousand empty dictionaries are six megabytes.
 _NO_FAMILY: frozenset[Family] = frozenset()
+_NO_FLOWS: Mapping[Flow, frozenset[RealServerKey]] = {}
+_NO_LISTENERS: Mapping[HealthListener, int] = {}
 _NAMES: Mapping[tuple[Family, SetKind], str] = {(family, kind): IpSet(kind, family).name for family in Family for kind in SetKind}
 
 
@@ -83,7 +87,7 @@ class _FamilyState:
         ranges = [item for item in service.source_ranges if item.family is family] if service.source_ranges else []
         self.source_ranges: list[Network] = [] if any(item.prefix_length == 0 for item in ranges) else ranges
         self.is_restricted = bool(self.source_ranges) or service.admits_nobody
-        self.virtual_server_settings = _settings(service, settings)
+        self.virtual_server_settings = _virtual_server_settings(settings.scheduler, service.affinity_timeout_s)
 
         self.virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
         self.entries: dict[SetEntry, None] = {}
@@ -102,8 +106,8 @@ class _FamilyState:
             entries=tuple(self.entries),
             addresses=tuple(self.addresses),
             refused=tuple(self.refused),
-            flows=self.flows,
-            local_endpoints=self.local_endpoints,
+            flows=self.flows or _NO_FLOWS,
+            local_endpoints=self.local_endpoints or _NO_LISTENERS,
             without_local_internal=frozenset((self.family,)) if self.without_local_internal else _NO_FAMILY,
             without_local_external=frozenset((self.family,)) if self.without_local_external else _NO_FAMILY,
             skipped=skipped,
@@ -221,12 +225,13 @@ def _of(family: Family, addresses: tuple[Address, ...]) -> list[Address]:
     return [address for address in addresses if address.family is family] if addresses else []
 
 
-def _settings(service: Service, settings: Settings) -> VirtualServerSettings:
+@functools.lru_cache(maxsize=1024)
+def _virtual_server_settings(scheduler: str, affinity_timeout_s: int) -> VirtualServerSettings:
     """kube-proxy asks for ``mh-port`` with mh, and for no scheduler flag otherwise."""
-    flags = SCHEDULER_PORT if settings.scheduler == "mh" else 0
-    if service.affinity_timeout_s:
+    flags = SCHEDULER_PORT if scheduler == "mh" else 0
+    if affinity_timeout_s:
         flags |= PERSISTENT
-    return VirtualServerSettings(settings.scheduler, flags, service.affinity_timeout_s)
+    return VirtualServerSettings(scheduler, flags, affinity_timeout_s)
 
 
 def choose(
