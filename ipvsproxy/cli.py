@@ -1,5 +1,6 @@
 """The command line: ``ipvsproxy [COMMAND] [flags]``. Without a command it runs, so that kube-proxy's command lines fit."""
 
+import functools
 import importlib
 import importlib.metadata
 import pathlib
@@ -8,8 +9,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import assert_never
 
-from ipvsproxy.config import flags, load, output, usage, write
-from ipvsproxy.config.given import ConfigError, Given
+from ipvsproxy.config import commands, flags, load, output, usage, write
+from ipvsproxy.config.given import ConfigError, Given, Problem, Source
 from ipvsproxy.config.settings import Command, Config
 
 OK = 0
@@ -26,21 +27,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str]) -> int:
     """``ipvsproxy run``: serve, or what a flag asks for instead."""
+    own, arguments = output.take(arguments)
     given, _ = flags.parse(arguments)
     if text := _told(given, usage.render()):
         sys.stdout.write(text)
         return OK
     try:
-        config = _load(arguments)
+        config = _load(arguments, own.problems)
     except ConfigError as error:
         return _refuse(map(str, error.problems))
     match config.command:
         case Command.RUN:
-            return _serve(config)
+            return _shadow(config) if own.dry_run else _serve(config)
         case Command.WRITE_CONFIG:
             return _write_config(config)
         case Command.CLEANUP:
-            return _clean(config, dry_run=False, as_json=False)
+            return _clean(config, dry_run=own.dry_run, as_json=own.as_json)
         case Command.INIT_ONLY:
             return _refuse(["--init-only: not available in this version of ipvsproxy"])
         case never:
@@ -55,11 +57,9 @@ def cleanup(arguments: Sequence[str]) -> int:
         sys.stdout.write(text)
         return OK
     try:
-        config = _load([*others, "--cleanup"])
+        config = _load([*others, "--cleanup"], own.problems)
     except ConfigError as error:
-        return _refuse(map(str, (*own.problems, *error.problems)))
-    if own.problems:
-        return _refuse(map(str, own.problems))
+        return _refuse(map(str, error.problems))
     return _clean(config, dry_run=own.dry_run, as_json=own.as_json)
 
 
@@ -78,7 +78,30 @@ Of the other flags --config and --ipvs-exclude-cidrs matter: virtual servers in 
 Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
 """
 
-_COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"run": run, "cleanup": cleanup}
+
+def inspect(command: commands.Command, arguments: Sequence[str]) -> int:
+    """A command that only looks."""
+    own, others = output.take(arguments)
+    subject = others.pop(0) if command.subject and others and not others[0].startswith("-") else ""
+    given, _ = flags.parse(others)
+    if text := _told(given, command.help):
+        sys.stdout.write(text)
+        return OK
+    problems = list(own.problems)
+    if command.subject and not subject:
+        problems.append(Problem(Source(command.name), f"needs {command.subject} right behind it"))
+    try:
+        config = _load(others if "mode" in given or "config" in given else [*others, "--proxy-mode=ipvs"], problems)
+        return _look(command, config, subject, as_json=own.as_json)
+    except ConfigError as error:
+        return _refuse(map(str, error.problems))
+
+
+_COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "run": run,
+    "cleanup": cleanup,
+    **{command.name: functools.partial(inspect, command) for command in commands.COMMANDS.values()},
+}
 
 
 def _told(given: Mapping[str, Given], usage_text: str) -> str:
@@ -90,14 +113,41 @@ def _told(given: Mapping[str, Given], usage_text: str) -> str:
     return ""
 
 
-def _load(arguments: Sequence[str]) -> Config:
-    """Raises ConfigError."""
-    return load.load(arguments, hostname=socket.gethostname(), read_file=_read_file)
+def _load(arguments: Sequence[str], problems: Sequence[Problem]) -> Config:
+    """Raises ConfigError; ``problems`` are what is wrong already."""
+    try:
+        config = load.load(arguments, hostname=socket.gethostname(), read_file=_read_file)
+    except ConfigError as error:
+        raise ConfigError((*problems, *error.problems)) from None
+    if problems:
+        raise ConfigError(problems)
+    return config
 
 
 def _clean(config: Config, *, dry_run: bool, as_json: bool) -> int:
     cleaning = importlib.import_module("ipvsproxy.daemon.cleanup")
     return int(cleaning.run(config, dry_run=dry_run, as_json=as_json))
+
+
+def _look(command: commands.Command, config: Config, subject: str, *, as_json: bool) -> int:
+    """Raises ConfigError when the subject is none."""
+    looking = importlib.import_module(f"ipvsproxy.daemon.{_LOOKING[command.name]}")
+    if not command.subject:
+        return int(looking.run(config, as_json=as_json))
+    try:
+        parsed = looking.parse_subject(subject)
+    except ValueError as error:
+        raise ConfigError([Problem(Source(command.name), str(error))]) from error
+    return int(looking.run(config, parsed, as_json=as_json))
+
+
+_LOOKING: Mapping[str, str] = {"plan": "rehearsal", "verify": "verify", "explain": "explain", "doctor": "doctor"}
+"""The module of each command."""
+
+
+def _shadow(config: Config) -> int:
+    dry_run = importlib.import_module("ipvsproxy.daemon.dry_run")
+    return int(dry_run.run(config))
 
 
 def _serve(config: Config) -> int:

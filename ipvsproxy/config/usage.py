@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from ipvsproxy.config import catalogue
+from ipvsproxy.config import catalogue, commands
 from ipvsproxy.config.option import Group, Kind, Option, Status
 
 _WIDTH = 110
@@ -18,12 +18,19 @@ EndpointSlices and keeps this node's IPVS, ipsets, addresses and iptables rules 
 Every flag of kube-proxy is taken with kube-proxy's meaning and syntax. Durations are written 30s, 1m30s, 1h.
 With --config most flags are ignored, as kube-proxy does; the flags that count all the same are marked with *.
 The field of the file that says the same as a flag stands in [brackets].
+
+Other commands, each with its own --help:
+{commands}
+  cleanup   remove everything of ours from the kernel
+With --dry-run, run never programs anything: it stays beside a kube-proxy, and logs and exports what would
+differ, on ports 10356 and 10349 in the place of 10256 and 10249.
 """
 
 
 def render() -> str:
     """The whole text, for a terminal of 110 columns or more."""
-    sections = [_HEAD]
+    others = "\n".join(f"  {command.name:<9} {command.summary}" for command in commands.COMMANDS.values())
+    sections = [_HEAD.format(commands=others)]
     for group, options in catalogue.OPTIONS.items():
         lines = [f"{group}:", *(line for option in options for line in _option_lines(option) if option.flag)]
         if group is Group.WITHOUT_EFFECT:

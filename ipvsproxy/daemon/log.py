@@ -9,9 +9,12 @@ DEBUG_VERBOSITY = 4
 """From this ``-v`` on, every step is told, as operators know it from klog."""
 
 
-def set_up(*, json: bool, verbosity: int) -> None:
-    """Configure structlog for the process. Text lines are logfmt: values are quoted and escaped, so none can forge a line."""
-    level = logging.DEBUG if verbosity >= DEBUG_VERBOSITY else logging.INFO
+def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
+    """Configure structlog for the process; ``quiet``: warnings and worse only.
+
+    Text lines are logfmt: values are quoted and escaped, so none can forge a line.
+    """
+    level = logging.DEBUG if verbosity >= DEBUG_VERBOSITY else logging.WARNING if quiet else logging.INFO
     logfmt = structlog.processors.LogfmtRenderer(key_order=("timestamp", "level", "event"), bool_as_flag=False)
     renderers: list[structlog.typing.Processor] = [structlog.processors.JSONRenderer()] if json else [_printable_text, logfmt]
     shared: list[structlog.typing.Processor] = [
@@ -25,7 +28,8 @@ def set_up(*, json: bool, verbosity: int) -> None:
         processors=shared,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
-        cache_logger_on_first_use=True,
+        # A cached logger would not notice that it is set up again.
+        cache_logger_on_first_use=False,
     )
 
 

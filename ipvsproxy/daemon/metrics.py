@@ -73,6 +73,7 @@ class Metrics:
         self._without_local: dict[ServiceName, ServiceState] = {}
         self._tables = _Tables()
         self._traffic: Traffic | None = None
+        self._dry_run: _DryRunSeries | None = None
         self._kube = _KubeProxySeries(self._registry)
         self._own = _OwnSeries(self._registry)
         self._registry.register(self._tables)
@@ -148,6 +149,14 @@ class Metrics:
                     pass
         for family in cleaned:
             self._kube.conntrack_duration.observe(duration_s, family.label)
+
+    def would_differ(self, differences: Mapping[str, int]) -> None:
+        """A dry run has read the kernel and found these differences, by kind."""
+        if self._dry_run is None:
+            self._dry_run = _DryRunSeries(self._registry)
+        for kind, count in differences.items():
+            self._dry_run.differences.labels(kind).set(count)
+        self._dry_run.looked.set(self._wall_clock())
 
     def watch_restarted(self, kind: ObjectKind, trouble: Trouble) -> None:
         """A list or watch had to be started again."""
@@ -304,6 +313,21 @@ class _OwnSeries:
         for kind in ObjectKind:
             for extent in ("object", "part"):
                 self.invalid.labels(kind.value, extent)
+
+
+class _DryRunSeries:
+    """What a dry run finds. Not there before its first look: zero would say that all is equal."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.differences = Gauge(
+            "ipvsproxy_dry_run_differences",
+            "Kernel objects that a run would change, when the kernel was last read.",
+            ("kind",),
+            registry=registry,
+        )
+        self.looked = Gauge(
+            "ipvsproxy_dry_run_last_look_timestamp_seconds", "When a dry run last read the kernel.", registry=registry
+        )
 
 
 class _Histogram(Collector):

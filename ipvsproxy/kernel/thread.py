@@ -37,6 +37,10 @@ class KernelThread(Generic[T]):
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: method(*args, **kwargs))
 
+    def standing_in(self, target: T) -> "KernelThread[T]":
+        """The same thread with another object in the place of its own."""
+        return KernelThread(self._executor, target)
+
     def stop(self) -> None:
         """Let the running call end, and take no more."""
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -11,10 +11,14 @@ from typing import TypeVar
 
 from ipvsproxy.model.kernel import (
     IP_SETS,
+    NODE_OWNER,
     PERSISTENT,
+    BoundAddress,
+    FlowCleaning,
     ObservedVirtualServer,
     Owner,
     RealServer,
+    SetEntry,
     SetKind,
     Skeleton,
     SkeletonImage,
@@ -24,7 +28,7 @@ from ipvsproxy.model.kernel import (
     VirtualServerSettings,
 )
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.plan import Item, Operation, Verb
 from ipvsproxy.reconcile import diff
 from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
 from ipvsproxy.reconcile.reconciler import Reconciler
@@ -184,3 +188,20 @@ def foreign(claims: Claims) -> Iterator[tuple[VirtualServerKey, ObservedVirtualS
     for key in sorted(claims.virtual_servers.foreign):
         if key not in claims.virtual_servers.desired:
             yield key, claims.virtual_servers.observed[key]
+
+
+def owner_of(claims: Claims, item: Item) -> Owner | None:
+    """Who wants a kernel object; ``NODE_OWNER`` for what the node needs, None for what nobody wants."""
+    match item:
+        case VirtualServer(key=key) | RealServer(virtual_server=key):
+            wanted = claims.virtual_servers.desired.get(key)
+            return wanted.owner if wanted else None
+        case SetEntry():
+            return claims.entries[item.set].desired.get(item)
+        case BoundAddress(address=address):
+            return claims.addresses.desired.get(address)
+        case FlowCleaning(flow=flow):
+            keep = claims.flows.desired.get(flow)
+            return keep.owner if keep else None
+        case _:
+            return NODE_OWNER

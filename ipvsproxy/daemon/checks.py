@@ -1,0 +1,226 @@
+"""What the facts about a host mean for serving: one finding per question, with what to do."""
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Iterator
+
+from ipvsproxy.config.settings import Config
+from ipvsproxy.kernel.facts import Facts, ModuleState
+from ipvsproxy.model.kernel import Sysctl
+from ipvsproxy.model.net import Family
+from ipvsproxy.reconcile import ownership
+from ipvsproxy.reconcile.claims import Claims
+
+ADVISED = (
+    "net/ipv6/conf/all/forwarding",
+    "net/ipv4/conf/all/rp_filter",
+    "net/bridge/bridge-nf-call-iptables",
+    "net/ipv4/vs/conn_reuse_mode",
+    "net/netfilter/nf_conntrack_tcp_timeout_established",
+)
+"""Settings that are nobody's here, and matter all the same."""
+OLDEST_KERNEL = (4, 19)
+"""What kube-proxy asks for in IPVS mode: before, connections to reused source ports are lost or late."""
+REUSE_MODE_FIXED = (5, 9)
+_STRICT = "1"
+
+
+class Level(enum.StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The answer to one question. ``remedy`` says what to do, empty where there is nothing to do."""
+
+    level: Level
+    topic: str
+    text: str
+    remedy: str = ""
+
+
+def judge(facts: Facts, wanted: Iterable[Sysctl], config: Config) -> Iterator[Finding]:
+    """All findings about a host; ``wanted`` are the sysctls that run sets."""
+    yield from _kernel(facts)
+    yield from _modules(facts, config)
+    yield from _sysctls(facts, wanted)
+    yield from _advice(facts, config)
+    yield from _iptables(facts)
+    yield from _neighbours(facts)
+    yield from _ports(facts, config)
+    yield from _timeouts(facts)
+
+
+def _ok(topic: str, text: str) -> Finding:
+    return Finding(level=Level.OK, topic=topic, text=text)
+
+
+def _warn(topic: str, text: str, remedy: str) -> Finding:
+    return Finding(level=Level.WARN, topic=topic, text=text, remedy=remedy)
+
+
+def _fail(topic: str, text: str, remedy: str) -> Finding:
+    return Finding(level=Level.FAIL, topic=topic, text=text, remedy=remedy)
+
+
+def _kernel(facts: Facts) -> Iterator[Finding]:
+    yield from (_fail("privileges", one.what, one.remedy) for one in facts.privileges)
+    if not facts.privileges:
+        yield _ok("privileges", "this process may change the network")
+    if facts.version < OLDEST_KERNEL:
+        oldest = ".".join(map(str, OLDEST_KERNEL))
+        yield _warn("kernel", f"Linux {facts.release} is older than {oldest}", "use a newer kernel: IPVS loses connections there")
+    else:
+        yield _ok("kernel", f"Linux {facts.release}")
+    yield from (_fail("ipvs", one.what, one.remedy) for one in facts.features)
+    if not facts.features:
+        yield _ok("ipvs", "the kernel has IPVS with connection tracking")
+    if facts.unreadable and not facts.privileges and not facts.features:
+        yield _fail("ipvs", f"the kernel can not be read: {facts.unreadable}", "see what the message names")
+
+
+def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
+    scheduler = f"ip_vs_{config.ipvs.scheduler}"
+    in_use = {one.settings.scheduler for one in ((facts.observation and facts.observation.virtual_servers) or {}).values()}
+    by_state = {state: [name for name, found in facts.modules.items() if found is state] for state in ModuleState}
+    if config.ipvs.scheduler in in_use:
+        by_state = {state: [name for name in names if name != scheduler] for state, names in by_state.items()}
+    for name in by_state[ModuleState.MISSING]:
+        yield _fail("modules", f"{name} is missing", "install the kernel's modules package, or use a kernel that has it")
+    if by_state[ModuleState.UNKNOWN]:
+        names = ", ".join(by_state[ModuleState.UNKNOWN])
+        yield _warn("modules", f"can not tell whether there are {names}", "mount the host's /lib/modules, or run modprobe there")
+    if by_state[ModuleState.LOADABLE]:
+        yield _ok("modules", f"will be loaded: {', '.join(by_state[ModuleState.LOADABLE])}")
+    there = len(by_state[ModuleState.LOADED]) + len(by_state[ModuleState.BUILT_IN])
+    yield _ok("modules", f"{there} are loaded or built in")
+
+
+def _sysctls(facts: Facts, wanted: Iterable[Sysctl]) -> Iterator[Finding]:
+    claims = Claims(lambda _wanted, _seen: False, lambda _: False)
+    claims.put_node((), wanted, None)
+    claims.sysctls.observe(facts.sysctls, lambda _: False)
+    for path, setting in claims.sysctls.desired.items():
+        found = facts.sysctls.get(path)
+        if path not in claims.sysctls.pending:
+            yield _ok("sysctl", f"{path} is {found}")
+        elif found is None:
+            yield _warn("sysctl", f"{path} does not exist", "load the module that brings it; run goes on without it")
+        elif facts.sysctls_writable:
+            yield _warn("sysctl", f"{path} is {found}, wanted {setting.value}", "run sets it")
+        else:
+            remedy = "mount /proc/sys writable (privileged: true), or set it on the host"
+            yield _fail("sysctl", f"{path} is {found}, wanted {setting.value}, and can not be written", remedy)
+
+
+def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
+    addresses = (facts.observation and facts.observation.interface_addresses) or ()
+    has_ipv6 = any(
+        one.address.family is Family.IPV6 and not one.address.is_loopback and not one.address.is_link_local_v6
+        for one in addresses
+    )
+    if has_ipv6 and Family.IPV6 not in facts.unserved and facts.sysctls.get("net/ipv6/conf/all/forwarding") == "0":
+        needs_it = any(network.family is Family.IPV6 for network in config.detect_local.cluster_networks)
+        found = (_fail if needs_it else _warn)(
+            "sysctl",
+            "net/ipv6/conf/all/forwarding is 0, and this host has IPv6 addresses",
+            "set it to 1 if the cluster uses IPv6: else no IPv6 Service leads to another node, or to a pod",
+        )
+        yield found
+    yield from _advise(
+        facts,
+        "net/ipv4/conf/all/rp_filter",
+        lambda value: value == _STRICT,
+        "set it to 2 or 0: answers that come back by another interface than the kernel expects are dropped",
+    )
+    yield from _advise(
+        facts,
+        "net/bridge/bridge-nf-call-iptables",
+        lambda value: value == "0",
+        "set it to 1 if pods are on a Linux bridge: pods that reach a pod of their own node through a Service get no answer",
+    )
+    if facts.version >= REUSE_MODE_FIXED:
+        yield from _advise(
+            facts,
+            "net/ipv4/vs/conn_reuse_mode",
+            lambda value: value == "0",
+            "set it to 1: with 0, new connections from reused source ports go to real servers that are being removed",
+        )
+
+
+def _advise(facts: Facts, path: str, is_bad: Callable[[str], bool], remedy: str) -> Iterator[Finding]:
+    value = facts.sysctls.get(path)
+    if value is not None:
+        yield _warn("sysctl", f"{path} is {value}", remedy) if is_bad(value) else _ok("sysctl", f"{path} is {value}")
+
+
+def _iptables(facts: Facts) -> Iterator[Finding]:
+    choice = facts.iptables_choice
+    if choice is None:
+        yield _fail("iptables", "there is no iptables in PATH", "install the package iptables, and ipset's modules")
+        return
+    yield _ok("iptables", f"{choice.variant} is used: {choice.reason}")
+    if choice.left_behind:
+        remedy = "remove those of the other one, by ipvsproxy cleanup or kube-proxy --cleanup, and start again"
+        yield _warn("iptables", f"rules of ours stand in {choice.left_behind}, too", remedy)
+    for family, reason in facts.unserved.items():
+        yield _warn("iptables", f"{family.label} can not be served: {reason}", "nothing, if the cluster does not use it")
+
+
+def _neighbours(facts: Facts) -> Iterator[Finding]:
+    chains = sum(name.startswith("KUBE-SVC-") for name in facts.chains)
+    tables = [name for name in facts.nft_tables if name.endswith("kube-proxy")]
+    remedy = "stop that kube-proxy and run kube-proxy --cleanup: two modes at once send packets two ways"
+    if chains:
+        yield _fail("kube-proxy", f"there are rules of its iptables mode ({chains} chains KUBE-SVC-...)", remedy)
+    if tables:
+        yield _fail("kube-proxy", f"there are tables of its nftables mode ({', '.join(tables)})", remedy)
+    if not chains and not tables:
+        yield _ok("kube-proxy", "no rules of another mode")
+    seen = facts.observation
+    if seen is None or seen.virtual_servers is None:
+        return
+    host = {one.address for one in seen.interface_addresses or ()}
+    is_ours = ownership.owned_virtual_servers(seen.sets or {}, seen.addresses or (), host)
+    foreign = [str(key) for key in seen.virtual_servers if not is_ours(key)]
+    if foreign or seen.foreign_virtual_servers:
+        named = f": {', '.join(foreign[:5])}{', ...' if len(foreign) > 5 else ''}" if foreign else ""  # noqa: PLR2004 - a few will do
+        count = len(foreign) + seen.foreign_virtual_servers
+        remedy = "they are left alone; see that no Service has their addresses, or name them by --ipvs-exclude-cidrs"
+        yield _warn("ipvs", f"{count} virtual servers of others (keepalived, docker swarm, ...){named}", remedy)
+    else:
+        yield _ok("ipvs", f"{len(seen.virtual_servers)} virtual servers, none of others")
+
+
+def _ports(facts: Facts, config: Config) -> Iterator[Finding]:
+    for name, address in (("health", config.servers.health), ("metrics", config.servers.metrics)):
+        if address is None:
+            continue
+        holder = facts.listeners.get(address.port, "")
+        if not holder:
+            yield _ok("ports", f"{name} port {address.port} is free")
+        elif holder.startswith("ipvsproxy"):
+            yield _ok("ports", f"{name} port {address.port} is held by {holder}")
+        elif holder.startswith("kube-proxy"):
+            remedy = "stop kube-proxy before run; --dry-run uses other ports"
+            yield _warn("ports", f"{name} port {address.port} is held by {holder}", remedy)
+        else:
+            remedy = f"stop it, or choose another address for {name}"
+            yield _fail("ports", f"{name} port {address.port} is held by {holder}", remedy)
+
+
+def _timeouts(facts: Facts) -> Iterator[Finding]:
+    tracked = facts.sysctls.get("net/netfilter/nf_conntrack_tcp_timeout_established", "")
+    if facts.timeouts is None or not tracked.isdecimal():
+        return
+    tcp_s = facts.timeouts.tcp_s
+    if tcp_s > int(tracked):
+        text = f"IPVS keeps idle TCP connections for {tcp_s} s, connection tracking for {tracked} s only"
+        yield _warn("timeouts", text, "raise --conntrack-tcp-timeout-established or lower --ipvs-tcp-timeout")
+    else:
+        text = f"idle TCP connections are kept for {tcp_s} s by IPVS and {tracked} s by connection tracking"
+        yield _ok("timeouts", f"{text}: keepalives have to come sooner than the former")

@@ -1,0 +1,186 @@
+"""``ipvsproxy --dry-run``: beside a kube-proxy for as long as it takes, as a shadow that compares and never programs.
+
+Rule 1: no operation is ever made, no module loaded, no health-check port opened: all that is kube-proxy's.
+Rule 2: kube-proxy needs time for a change, as we would; so a change is looked at ``PATIENCE_S`` after it came.
+Rule 3: the ports are not kube-proxy's, so that one configuration serves both.
+"""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+
+import structlog
+
+from ipvsproxy.config.settings import Config, ListenAddress
+from ipvsproxy.daemon import inspection, measure, web
+from ipvsproxy.daemon import log as logs
+from ipvsproxy.daemon import source as sources
+from ipvsproxy.daemon.metrics import Metrics
+from ipvsproxy.daemon.serving import Serving
+from ipvsproxy.daemon.shadow import CannotLookError, Shadow
+from ipvsproxy.daemon.source import CannotStartError
+from ipvsproxy.daemon.status import Status
+from ipvsproxy.daemon.store import Changes
+from ipvsproxy.daemon.summary import SyncSummary
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.plan import Report
+from ipvsproxy.reconcile import compare
+
+PATIENCE_S = 5.0
+"""Between a change, or a look, and the next look."""
+OTHER_PORTS = {10256: 10356, 10249: 10349}
+"""What takes the place of kube-proxy's own ports; any other port is the operator's choice, and stays."""
+SHOWN = 5
+"""How many new differences of a look are logged in full."""
+FAILED = 1
+_NOTHING = Report(done={}, failed={}, errors=(), pending=0)
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class DryRun:
+    """Looks again and again, and tells what it finds."""
+
+    def __init__(self, shadow: Shadow, status: Status, metrics: Metrics, *, interval_s: float) -> None:
+        """``interval_s`` is between two looks when nothing changes."""
+        self._shadow = shadow
+        self._status = status
+        self._metrics = metrics
+        self._interval_s = interval_s
+        self._changed = asyncio.Event()
+        self._known: frozenset[tuple[str, str]] = frozenset()
+
+    def changed(self) -> None:
+        """The store has something new."""
+        self._status.node = self._shadow.store.node(self._shadow.settings.node_name)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            await self.look()
+            await self._pause()
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._interval_s):
+                await self._changed.wait()
+        await asyncio.sleep(PATIENCE_S)
+
+    async def look(self) -> None:
+        """Look once. What could not be read is logged, and the last figures stand."""
+        self._changed.clear()
+        began_s = time.monotonic()
+        self._status.syncing(began_s)
+        try:
+            changes = await self._shadow.look()
+        except CannotLookError as error:
+            log.error("kernel could not be read", error=str(error))
+            return
+        self._tell(changes, time.monotonic() - began_s)
+
+    def _tell(self, changes: Changes, duration_s: float) -> None:
+        differences = self._shadow.differences()
+        counts = Counter(one.kind for one in differences)
+        new = [one for one in differences if (one.kind, one.name) not in self._known]
+        for one in new[:SHOWN]:
+            owner = str(one.owner) if one.owner else ""
+            log.warning("differs", kind=one.kind, object=one.name, service=owner, wanted=one.wanted, found=one.found)
+        self._known = frozenset((one.kind, one.name) for one in differences)
+        log.info(
+            "looked, nothing is programmed in a dry run",
+            services=len(changes.services),
+            differences=len(differences),
+            new=len(new),
+            duration_s=round(duration_s, 4),
+            **counts,
+        )
+        self._metrics.would_differ({kind: counts[kind] for kind in compare.KINDS})
+        self._status.synced(
+            SyncSummary(
+                report=_NOTHING,
+                changes=changes,
+                lacking=(),
+                states=self._shadow.reconciler.claims.states,
+                view=self._shadow.view,
+                waited_s=0,
+                observed_s=duration_s,
+                translated_s=0,
+                applied_s=0,
+            )
+        )
+
+
+def run(config: Config) -> int:
+    """Serve as a shadow until a signal ends it; returns the exit status."""
+    logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity)
+    try:
+        asyncio.run(_serve(config))
+    except (CannotStartError, KernelError) as error:
+        for reason in error.reasons if isinstance(error, CannotStartError) else (error,):
+            sys.stderr.write(f"ipvsproxy: {reason}\n")
+        return inspection.CANNOT_TELL
+    except web.BindError as error:
+        sys.stderr.write(f"ipvsproxy: {error}\n")
+        return FAILED
+    return 0
+
+
+async def _serve(config: Config) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    for notice in config.notices:
+        log.warning("configuration", notice=str(notice))
+    metrics = Metrics()
+    source = await sources.make(config, metrics)
+    async with inspection.readable_kernel() as kernel:
+        node = await inspection.inspect(config, kernel)
+        shadow = node.shadow()
+        families = node.translation.families
+        period_s = config.ipvs.sync_period_s
+        status = Status(families=families, sync_period_s=period_s + PATIENCE_S, clock=time.monotonic, wall_clock=time.time)
+        figures = measure.Sources(
+            reconciler=shadow.reconciler,
+            store=node.store,
+            status=status,
+            clock=time.monotonic,
+            watches=lambda: source.statuses,
+        )
+        metrics.show(families, figures)
+        dry_run = DryRun(shadow, status, metrics, interval_s=period_s)
+        log.info("starting as a shadow: nothing will be programmed", node=config.node_name)
+        async with inspection.following(source, node.store, dry_run.changed) as following:
+            serving = servers(config, Serving(config, status, metrics))
+            tasks = {asyncio.create_task(work) for work in (dry_run.run(), stopping.wait(), *serving)}
+            try:
+                done, _ = await asyncio.wait({*tasks, following}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        log.info("stopped; nothing was programmed")
+
+
+def servers(config: Config, serving: Serving) -> Iterator[Coroutine[None, None, None]]:
+    """The servers of health and metrics, each to be run for ever."""
+    asked = (
+        ("health", config.servers.health, serving.answer_health),
+        ("metrics", config.servers.metrics, serving.answer_metrics),
+    )
+    for name, address, answer in asked:
+        if address:
+            where = beside_kube_proxy(address)
+            log.info("serves", name=name, address=str(where))
+            yield web.serve(name, *where, answer, hard_fail=config.servers.bind_hard_fail)
+
+
+def beside_kube_proxy(address: ListenAddress) -> ListenAddress:
+    """Where a server listens in a dry run."""
+    return address._replace(port=OTHER_PORTS.get(address.port, address.port))

@@ -1,0 +1,186 @@
+"""What a host is like, read and nothing else: for ``ipvsproxy doctor``. Everything here blocks."""
+
+import dataclasses
+import enum
+import os
+import pathlib
+import shutil
+import subprocess
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from ipvsproxy.kernel import host, iptables, iptables_variant
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.host import Missing, SysctlDriver
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.model.kernel import IP_SETS, ChainKey, Jump, Timeouts
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.state import Observation
+
+NFT_TIMEOUT_S = 30
+_LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
+
+
+class ModuleState(enum.StrEnum):
+    """Where a kernel module is. UNKNOWN: its files can not be seen from here."""
+
+    LOADED = "loaded"
+    BUILT_IN = "built in"
+    LOADABLE = "loadable"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What was found.
+
+    ``unserved`` says why a family can not be served. ``iptables_choice`` is None without any iptables. ``chains`` are the names
+    of all chains that iptables shows, ``nft_tables`` the tables of nft (empty where it is not in PATH). ``listeners`` are the
+    programs behind the TCP ports that were asked for. ``observation`` and ``timeouts`` are None where IPVS can not be read, for
+    the reason ``unreadable``.
+    """
+
+    release: str
+    version: tuple[int, int]
+    privileges: tuple[Missing, ...]
+    features: tuple[Missing, ...]
+    modules: Mapping[str, ModuleState]
+    sysctls: Mapping[str, str]
+    sysctls_writable: bool
+    iptables_choice: iptables_variant.Choice | None
+    unserved: Mapping[Family, str]
+    chains: frozenset[str]
+    nft_tables: tuple[str, ...]
+    listeners: Mapping[int, str]
+    observation: Observation | None
+    timeouts: Timeouts | None
+    unreadable: str
+
+
+def gather(
+    *,
+    modules: Iterable[str],
+    sysctls: Iterable[str],
+    ports: Collection[int],
+    chains: Collection[ChainKey],
+    jumps: Collection[Jump],
+) -> Facts:
+    """Look at everything. ``sysctls`` are paths below ``/proc/sys``; ``chains`` and ``jumps`` are ours.
+
+    Raises:
+        KernelError: the kernel does not even tell its version.
+    """
+    privileges, features = host.missing_privileges(), host.missing_features()
+    choice: iptables_variant.Choice | None = None
+    observation: Observation | None = None
+    timeouts: Timeouts | None = None
+    unserved: Mapping[Family, str] = {}
+    unreadable = "; ".join(map(str, (*privileges, *features)))
+    try:
+        choice = iptables_variant.choose(chains)
+        if not unreadable:
+            kernel = NodeKernel(chains, jumps, commands=choice.commands)
+            try:
+                reasons = {family: kernel.iptables.usable(family) for family in Family}
+                unserved = {family: reason for family, reason in reasons.items() if reason}
+                observation = kernel.observe(list(IP_SETS), [family for family in Family if family not in unserved], ())
+                unreadable = "; ".join(observation.errors)
+                timeouts = kernel.read_timeouts()
+            finally:
+                kernel.close()
+    except KernelError as error:
+        unreadable = str(error)
+    return Facts(
+        release=pathlib.Path("/proc/sys/kernel/osrelease").read_text().strip(),
+        version=host.kernel_version(),
+        privileges=privileges,
+        features=features,
+        modules={name: module_state(name) for name in modules},
+        sysctls=SysctlDriver().observe(sysctls),
+        sysctls_writable=os.access("/proc/sys/net/ipv4/ip_forward", os.W_OK),
+        iptables_choice=choice,
+        unserved=unserved,
+        chains=frozenset(_chains(choice)),
+        nft_tables=tuple(_nft_tables()),
+        listeners=listeners(ports),
+        observation=observation,
+        timeouts=timeouts,
+        unreadable=unreadable,
+    )
+
+
+def module_state(name: str, root: pathlib.Path = pathlib.Path("/")) -> ModuleState:
+    """Where a module is, without having it loaded."""
+    if (root / "sys/module" / name).exists():
+        return ModuleState.LOADED
+    directory = root / "lib/modules" / os.uname().release
+    for file, state in (("modules.builtin", ModuleState.BUILT_IN), ("modules.dep", ModuleState.LOADABLE)):
+        try:
+            lines = (directory / file).read_text(errors="replace").splitlines()
+        except OSError:
+            return ModuleState.UNKNOWN
+        if any(line.partition(":")[0].rpartition("/")[2].partition(".ko")[0].replace("-", "_") == name for line in lines):
+            return state
+    return ModuleState.MISSING
+
+
+def listeners(ports: Collection[int], proc: pathlib.Path = pathlib.Path("/proc")) -> Mapping[int, str]:
+    """Who listens on these TCP ports of this network namespace, as ``name (process 123)``."""
+    inodes: dict[str, int] = {}
+    for table in ("tcp", "tcp6"):
+        path = proc / "thread-self/net" / table
+        for line in path.read_text().splitlines()[1:] if path.exists() else ():
+            fields = line.split()
+            port = int(fields[1].rpartition(":")[2], 16)
+            if fields[3] == _LISTENING and port in ports:
+                inodes[f"socket:[{fields[9]}]"] = port
+    found = dict.fromkeys(inodes.values(), "a process that can not be seen from here")
+    for process, target in _open_sockets(proc) if inodes else ():
+        if target in inodes:
+            found[inodes[target]] = f"{_name(process)} (process {process.name})"
+    return found
+
+
+def _name(process: pathlib.Path) -> str:
+    """What a process is called: of a Python program the script, else the program itself."""
+    try:
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "?"
+    names = [pathlib.PurePath(word).name for word in words if word and not word.startswith("-")]
+    return names[1] if len(names) > 1 and names[0].startswith("python") else "".join(names[:1]) or "?"
+
+
+def _open_sockets(proc: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
+    for process in proc.iterdir():
+        if not process.name.isdecimal():
+            continue
+        try:
+            for descriptor in (process / "fd").iterdir():
+                yield process, str(descriptor.readlink())
+        except OSError:  # it has ended, or is somebody else's
+            continue
+
+
+def _chains(choice: iptables_variant.Choice | None) -> Iterator[str]:
+    """The chains of both families, in all variants that there are."""
+    commands = [iptables_variant.commands(variant) for variant in iptables_variant.installed()]
+    for of_families in commands or ([choice.commands] if choice else []):
+        for command in of_families.values():
+            try:
+                text = iptables.run(f"{command}-save")
+            except KernelError:
+                continue
+            yield from (line[1:].partition(" ")[0] for line in text.splitlines() if line.startswith(":"))
+
+
+def _nft_tables() -> Iterator[str]:
+    """The tables of nft as ``ip kube-proxy``."""
+    path = shutil.which("nft")
+    if path is None:
+        return
+    try:
+        done = subprocess.run((path, "list", "tables"), capture_output=True, text=True, timeout=NFT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    yield from (line.removeprefix("table ").strip() for line in done.stdout.splitlines() if line.startswith("table "))

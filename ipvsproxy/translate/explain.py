@@ -1,0 +1,158 @@
+"""Why a Service is served as it is: every endpoint with the reason why it is used or not.
+
+Rule: nothing is decided here. What is wanted comes from ``state.translate``; reasons come from the functions that it asks.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from ipvsproxy.model.kernel import RealServerKey, VirtualServer
+from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.service import Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.translate import state, topology
+from ipvsproxy.translate.view import NodeView, Settings
+
+
+class Role(enum.StrEnum):
+    """What a virtual server's address is to its Service."""
+
+    CLUSTER_IP = "cluster IP"
+    EXTERNAL_IP = "external IP"
+    LOAD_BALANCER_IP = "load balancer IP"
+    NODE_PORT = "node port"
+
+
+class NotUsed(NamedTuple):
+    """Why an endpoint is not used: for programs, and for people."""
+
+    code: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Frontend:
+    """A virtual server of a Service, and what its address is."""
+
+    role: Role
+    virtual_server: VirtualServer
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointUse:
+    """One endpoint at one service port.
+
+    ``internal`` and ``external`` say why it does not get the traffic to the cluster IP, and that to all other addresses; None
+    means that it does. ``port`` is 0 where its EndpointSlice has none for the service port.
+    """
+
+    slice: EndpointSliceName
+    endpoint: Endpoint
+    port: int
+    internal: NotUsed | None
+    external: NotUsed | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PortUse:
+    """One service port in one family."""
+
+    port: ServicePort
+    family: Family
+    frontends: tuple[Frontend, ...]
+    endpoints: tuple[EndpointUse, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """A Service, what it wants here, and why. ``skipped`` goes by the object that it was found in."""
+
+    service: Service
+    wanted: ServiceState
+    ports: tuple[PortUse, ...]
+    skipped: Mapping[str, tuple[Skipped, ...]]
+
+
+def explain(service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings) -> Explanation:
+    """Explain a Service. The slices are those labelled with its name."""
+    ordered = sorted(slices, key=lambda item: item.name)
+    wanted = state.translate(service, ordered, view, settings)
+    families = [address.family for address in service.cluster_addresses if address.family in settings.families]
+    ports = [] if service.not_served else [(port, family) for port in service.ports for family in families]
+    by_slice = {f"EndpointSlice {item.name}": item.skipped for item in ordered}
+    return Explanation(
+        service=service,
+        wanted=wanted,
+        ports=tuple(_port_use(wanted, service, port, ordered, view, family=family) for port, family in ports),
+        skipped={name: skipped for name, skipped in {"": wanted.skipped, **by_slice}.items() if skipped},
+    )
+
+
+def _port_use(
+    wanted: ServiceState, service: Service, port: ServicePort, slices: Iterable[EndpointSlice], view: NodeView, *, family: Family
+) -> PortUse:
+    mine = [item for item in slices if item.family is family]
+    endpoints = state.find_endpoints(mine, port)
+    choice = state.choose(service, port, family, endpoints, view)
+    uses = [use for item in slices for use in _uses(item, port, family, endpoints, choice)]
+    return PortUse(port=port, family=family, frontends=tuple(_frontends(service, wanted, port, family)), endpoints=tuple(uses))
+
+
+def _frontends(service: Service, wanted: ServiceState, port: ServicePort, family: Family) -> Iterator[Frontend]:
+    addresses: Mapping[Role, Iterable[Address]] = {
+        Role.CLUSTER_IP: service.cluster_addresses,
+        Role.EXTERNAL_IP: service.external_addresses,
+        Role.LOAD_BALANCER_IP: service.load_balancer_addresses,
+    }
+    named = {address: role for role, those in reversed([*addresses.items()]) for address in those}
+    for key, virtual_server in wanted.virtual_servers.items():
+        role = named.get(key.address) if key.port == port.port else None
+        if role is None and key.port == port.node_port:
+            role = Role.NODE_PORT
+        if role and key.protocol is port.protocol and key.address.family is family:
+            yield Frontend(role=role, virtual_server=virtual_server)
+
+
+def _uses(
+    item: EndpointSlice,
+    port: ServicePort,
+    family: Family,
+    endpoints: Mapping[RealServerKey, Endpoint],
+    choice: topology.Choice,
+) -> Iterator[EndpointUse]:
+    numbers = [one.port for one in item.ports if one.name == port.name and one.protocol is port.protocol]
+    if item.family is not family:
+        return
+    if not numbers:
+        name = f"named {port.name!r}" if port.name else "without a name"
+        reason = NotUsed("no_such_port", f"its EndpointSlice has no {port.protocol.name} port {name}")
+        for endpoint in item.endpoints:
+            yield EndpointUse(slice=item.name, endpoint=endpoint, port=0, internal=reason, external=reason)
+    for number in numbers:
+        for endpoint in item.endpoints:
+            counts = endpoints[RealServerKey(endpoint.address, number)] is endpoint
+            internal, external = (
+                _reason(route.scope.why_not(endpoint)) if counts else _DUPLICATE for route in (choice.internal, choice.external)
+            )
+            yield EndpointUse(slice=item.name, endpoint=endpoint, port=number, internal=internal, external=external)
+
+
+_DUPLICATE = NotUsed("duplicate", "another entry for the same address and port counts instead")
+
+
+def _reason(why_not: topology.WhyNot | None) -> NotUsed | None:
+    return NotUsed(why_not.code, why_not.value) if why_not else None
+
+
+def unserved_slices(
+    service: Service, slices: Iterable[EndpointSlice], settings: Settings
+) -> Iterator[tuple[EndpointSlice, NotUsed]]:
+    """The EndpointSlices of families that are not served, with the reason."""
+    families = {address.family for address in service.cluster_addresses}
+    for item in sorted(slices, key=lambda one: one.name):
+        if item.family and item.family not in families:
+            yield item, NotUsed("wrong_family", f"the Service has no cluster IP of {item.family.label}")
+        elif item.family and item.family not in settings.families:
+            yield item, NotUsed("family_not_served", f"this host can not serve {item.family.label}")

@@ -1,0 +1,146 @@
+"""Whether a connection is masqueraded, and by which rules: found by following it through the rules themselves.
+
+Only what the rules of ``skeleton`` can say is understood: each field of ``Rule``, and the targets of the ``nat`` table.
+"""
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ipvsproxy.model.kernel import (
+    IP_SETS,
+    ChainKey,
+    Rule,
+    SetEntry,
+    SetMatch,
+    SetType,
+    Skeleton,
+    VirtualServerKey,
+)
+from ipvsproxy.model.net import Address, Family, parse_address
+from ipvsproxy.translate import skeleton
+from ipvsproxy.translate.view import DetectLocal, NodeView, Settings
+
+_OUTSIDE = {Family.IPV4: parse_address("203.0.113.1"), Family.IPV6: parse_address("2001:db8::1")}
+"""Somebody outside of the cluster (RFC 5737, RFC 3849)."""
+
+
+class Client(enum.StrEnum):
+    """Where a connection comes from."""
+
+    POD = "pod of this node"
+    HOST = "this host"
+    OUTSIDE = "outside of the cluster"
+
+
+class Connection(NamedTuple):
+    """The first packet of a connection to a virtual server. ``is_from_pod_interface``: it arrives where pods are."""
+
+    source: Address
+    virtual_server: VirtualServerKey
+    is_from_host: bool = False
+    is_from_pod_interface: bool = False
+
+
+class Step(NamedTuple):
+    """A rule that applies to a connection, and the chain that it stands in."""
+
+    chain: ChainKey
+    rule: Rule
+
+    def __str__(self) -> str:
+        return f"-t {self.chain.table} -A {self.chain.chain} {self.rule.text}"
+
+
+class Trace(NamedTuple):
+    """What becomes of a connection, and the rules that decide it, in their order. None decides: it is not masqueraded."""
+
+    is_masqueraded: bool
+    steps: tuple[Step, ...]
+
+
+def connection_of(client: Client, key: VirtualServerKey, settings: Settings, view: NodeView) -> Connection:
+    """An example of a client's connection.
+
+    A host's connection to one of its own addresses, which service addresses are, comes from that very address.
+    """
+    match client:
+        case Client.HOST:
+            return Connection(key.address, key, is_from_host=True)
+        case Client.OUTSIDE:
+            return Connection(_OUTSIDE[key.address.family], key)
+        case Client.POD:
+            return Connection(_pod_address(key.address.family, settings, view), key, is_from_pod_interface=True)
+
+
+def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
+    """An address that this node's pods may have, by what is known of them."""
+    clusters = settings.cluster_networks if settings.detect_local is DetectLocal.CLUSTER_CIDR else ()
+    for network in (*view.pod_networks, *clusters):
+        if network.family is family and (not clusters or any(one.contains(network.address) for one in clusters)):
+            return Address((int.from_bytes(network.address, "big") + 1).to_bytes(len(network.address), "big"))
+    return _OUTSIDE[family]
+
+
+def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: Connection) -> Trace:
+    """Follow a connection until it is marked for masquerading, or nothing more can happen to it."""
+    steps: list[Step] = []
+    is_marked = _walk(rules, ChainKey("nat", skeleton.SERVICES), is_in_set, connection, steps) is _Verdict.MARKED
+    return Trace(is_marked, tuple(steps))
+
+
+class _Verdict(enum.Enum):
+    MARKED = enum.auto()
+    ACCEPTED = enum.auto()
+
+
+def _walk(
+    rules: Skeleton,
+    chain: ChainKey,
+    is_in_set: Callable[[SetEntry], bool],
+    connection: Connection,
+    steps: list[Step],
+) -> _Verdict | None:
+    """None: back to the chain that leads here; ``steps`` keeps those that led to a verdict, or ended a chain."""
+    for rule in rules.chains.get(chain, ()):
+        if not all(_conditions(rule, is_in_set, connection)):
+            continue
+        step = Step(chain, rule)
+        match rule.target:
+            case skeleton.MARK_MASQUERADE:
+                steps.append(step)
+                return _Verdict.MARKED
+            case "ACCEPT":
+                steps.append(step)
+                return _Verdict.ACCEPTED
+            case "RETURN":
+                steps.append(step)
+                return None
+            case target:
+                before = len(steps)
+                steps.append(step)
+                verdict = _walk(rules, ChainKey(chain.table, target), is_in_set, connection, steps)
+                if verdict:
+                    return verdict
+                if len(steps) == before + 1:
+                    del steps[before:]  # nothing happened there
+    return None
+
+
+def _conditions(rule: Rule, is_in_set: Callable[[SetEntry], bool], connection: Connection) -> Iterator[bool]:
+    source, key = connection.source, connection.virtual_server
+    yield rule.source is None or rule.source.contains(source)
+    yield rule.not_source is None or not rule.not_source.contains(source)
+    yield not (rule.not_interface and connection.is_from_pod_interface)
+    yield rule.protocol in (None, key.protocol)
+    yield not (rule.from_elsewhere and connection.is_from_host)
+    yield rule.set is None or is_in_set(_entry(rule.set, connection))
+
+
+def _entry(match: SetMatch, connection: Connection) -> SetEntry:
+    """What is looked up in a set: the sides that its match names, of source and destination."""
+    protocol, address, port = connection.virtual_server
+    if IP_SETS[match.set].type is SetType.PORT:
+        return SetEntry(match.set, port=port)
+    first = connection.source if match.sides.startswith("src") else address
+    return SetEntry(match.set, first, protocol, port)
