@@ -3,9 +3,11 @@
 import functools
 import importlib
 import importlib.metadata
+import os
 import pathlib
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import assert_never
 
@@ -38,13 +40,13 @@ def run(arguments: Sequence[str]) -> int:
         return _refuse(map(str, error.problems))
     match config.command:
         case Command.RUN:
-            return _shadow(config) if own.dry_run else _serve(config)
+            return _shadow(config) if own.dry_run else _serve(config, lambda: _load(arguments, ()))
         case Command.WRITE_CONFIG:
             return _write_config(config)
         case Command.CLEANUP:
             return _clean(config, dry_run=own.dry_run, as_json=own.as_json)
         case Command.INIT_ONLY:
-            return _refuse(["--init-only: not available in this version of ipvsproxy"])
+            return _set_up(config)
         case never:
             assert_never(never)
 
@@ -150,9 +152,23 @@ def _shadow(config: Config) -> int:
     return int(dry_run.run(config))
 
 
-def _serve(config: Config) -> int:
+def _serve(config: Config, read_again: Callable[[], Config]) -> int:
     app = importlib.import_module("ipvsproxy.daemon.app")  # as late as this: --help and errors need no API client
-    return int(app.run(config))
+    return _leave(int(app.run(config, read_again)))
+
+
+def _set_up(config: Config) -> int:
+    app = importlib.import_module("ipvsproxy.daemon.app")
+    return int(app.set_up(config))
+
+
+def _leave(status: int) -> int:
+    """End now: a thread that hangs in the kernel or in a program must not keep a process that was asked to stop."""
+    if threading.active_count() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 def _read_file(path: str) -> bytes:

@@ -6,6 +6,7 @@ Flags and files have their own tests; serving itself is replaced.
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -18,12 +19,19 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that were served; serving ends at once with status 7."""
     configs: list[Config] = []
 
-    def serve(config: Config) -> int:
+    def serve(config: Config, read_again: Callable[[], Config]) -> int:
         configs.append(config)
+        assert read_again() == config
         return 7
 
     monkeypatch.setattr(cli, "_serve", serve)
     return configs
+
+
+def test_init_only_serves_nothing(served: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_set_up", lambda config: 5 if config.ipvs.strict_arp else 6)
+    assert cli.main(["--proxy-mode=ipvs", "--init-only", "--ipvs-strict-arp"]) == 5
+    assert served == []
 
 
 @pytest.mark.parametrize("command", [[], ["run"]])

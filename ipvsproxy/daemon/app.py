@@ -1,56 +1,67 @@
 """The whole program, wired together: configuration in, exit status out."""
 
 import asyncio
-import contextlib
 import pathlib
-import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any, assert_never
 
 import structlog
 
-from ipvsproxy.config.settings import Config
+from ipvsproxy.config.settings import Config, LogFormat
 from ipvsproxy.daemon import log as logs
-from ipvsproxy.daemon import measure, web, wiring
+from ipvsproxy.daemon import measure, requirements, web, wiring
 from ipvsproxy.daemon import source as sources
 from ipvsproxy.daemon.engine import Engine
 from ipvsproxy.daemon.metrics import Metrics
+from ipvsproxy.daemon.reload import Reloader
 from ipvsproxy.daemon.serving import Serving
+from ipvsproxy.daemon.signals import Signals
 from ipvsproxy.daemon.source import CannotStartError, Source
 from ipvsproxy.daemon.staleness import Staleness
 from ipvsproxy.daemon.status import Notice, Status
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.traffic import Traffic
-from ipvsproxy.kernel import host, notify, scheduler
+from ipvsproxy.kernel import notify
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import DEVICE
-from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Outcome
+from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import Event
-from ipvsproxy.translate import skeleton
 
 FAILED = 1
-"""Exit status when an address can not be listened on and the configuration says that this is the end."""
+"""Exit status when an address can not be listened on and the configuration says that this is the end, or --init-only failed."""
 CANNOT_START = 2
 """Exit status when something is missing that this process can not provide. Nothing was programmed."""
-FALLBACK_SCHEDULER = "rr"
-"""For when the kernel has not the one that was asked for: served in another order is better than not served."""
+LAST_ANSWERS_S = 0.5
+"""For how long a process that was asked to stop still says so to those who ask after its health."""
+SCHEDULER_MISSING = "SchedulerMissing"
 FIRST_LISTS_S = 20.0
 """How long the first lists may take before the process gives up, to be started again by whoever supervises it."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-def run(config: Config) -> int:
-    """Serve until a signal ends it; returns the exit status."""
+def run(config: Config, read_again: Callable[[], Config]) -> int:
+    """Serve until a signal ends it; returns the exit status. ``read_again`` does what made ``config``, and raises ConfigError."""
+    signals = Signals()
+    try:
+        return _run(config, _serve(config, read_again, signals))
+    finally:
+        signals.close()
+
+
+def set_up(config: Config) -> int:
+    """``--init-only``: do what needs more than CAP_NET_ADMIN, and check the rest; returns the exit status."""
+    return _run(config, _set_up(config))
+
+
+def _run(config: Config, main: Coroutine[None, None, int]) -> int:
     logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity)
     try:
-        asyncio.run(_serve(config))
+        return asyncio.run(main)
     except CannotStartError as error:
         for reason in error.reasons:
             sys.stderr.write(f"ipvsproxy: {reason}\n")
@@ -59,139 +70,134 @@ def run(config: Config) -> int:
     except web.BindError as error:
         sys.stderr.write(f"ipvsproxy: {error}\n")
         return FAILED
-    return 0
 
 
-async def _serve(config: Config) -> None:
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+async def _serve(config: Config, read_again: Callable[[], Config], signals: Signals) -> int:
+    signals.install(on_hangup=lambda: None)  # the file is read soon enough
     for notice in config.notices:
         log.warning("configuration", notice=str(notice))
     if config.without_effect:
         log.info("accepted without effect", settings=list(config.without_effect))
     metrics = Metrics()
-    source = await sources.make(config, metrics)
-    async with _running_kernel(metrics.applied) as kernel:
-        programs = await kernel.call(_usable_programs, kernel.target)
-        scheduler_name, why_not = await kernel.call(_usable_scheduler, kernel.target, config.ipvs.scheduler)
-        store = Store(started_s=time.time())
-        staleness = Staleness(lambda: source.statuses, limit_s=config.servers.stale_watch_s, clock=time.monotonic)
-        status = Status(
-            families=programs,
-            sync_period_s=config.ipvs.sync_period_s,
-            clock=time.monotonic,
-            wall_clock=time.time,
-            stale=staleness.stale,
-            stale_turns_away=config.servers.stale_watch_unhealthy,
-        )
-        if why_not:
-            status.notices.append(Notice("SchedulerMissing", f"{why_not}; {scheduler_name} is used instead"))
-            log.error("scheduler is not used", reason=why_not, used=scheduler_name)
-        serving = Serving(config, status, metrics)
-        engine = Engine(
-            settings=wiring.engine_settings(config, host.kernel_version(), host.processor_count()),
-            translation=wiring.translation_settings(
-                config, {family: one.random_fully for family, one in programs.items()}, scheduler_name
-            ),
-            policy=wiring.policy(config),
-            store=store,
-            kernel=kernel,
-            watcher=serving,
-        )
-        figures = measure.Sources(
-            reconciler=engine.reconciler,
-            store=store,
-            status=status,
-            clock=time.monotonic,
-            watches=lambda: source.statuses,
-            stale=staleness.stale,
-        )
-        traffic = Traffic(
-            kernel=kernel,
-            reconciler=engine.reconciler,
-            store=store,
-            clock=time.monotonic,
-            limit=config.traffic_metrics.limit,
-            of_endpoints=config.traffic_metrics.of_endpoints,
-        )
-        metrics.show(programs, figures, traffic)
-        _set_oom_score(config.oom_score_adj)
-        log.info(
-            "starting",
-            node=config.node_name,
-            scheduler=scheduler_name,
-            families=[family.label for family in programs],
-            iptables=sorted({program.variant for program in programs.values()}),
-        )
-
-        def deliver(events: Sequence[Event]) -> None:
-            store.deliver(events, time.monotonic())
-            status.node = store.node(config.node_name)
-            engine.changed()
-
-        # Interfaces are followed before they are read: nothing falls in between.
-        following = _follow_interfaces(engine, kernel.target)
-        work = (following, source.run(deliver), engine.run(), staleness.run(), _await_first_lists(store, source))
-        await _until_stopped(stopping, status, work, serving.servers())
-        log.info("stopped; the kernel stays as it is")
+    with requirements.only_instance():
+        source = await sources.make(config, metrics)
+        async with requirements.running_kernel(metrics.applied) as kernel:
+            await _serve_on(kernel, config, source=source, metrics=metrics, read_again=read_again, signals=signals)
+    log.info("stopped; the kernel stays as it is")
+    return 0
 
 
-@contextlib.asynccontextmanager
-async def _running_kernel(on_applied: Callable[[Sequence[Outcome], float], None]) -> AsyncIterator[KernelThread[NodeKernel]]:
-    """The kernel thread, once all that it needs is there."""
-    missing = host.missing_privileges()
-    if missing:
-        raise CannotStartError(*missing)
-    complaint = await asyncio.to_thread(host.load_modules)
-    missing = host.missing_features()
-    if missing:
-        raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))
-    try:
-        kernel = await KernelThread.start(lambda: NodeKernel(skeleton.CHAINS, skeleton.JUMPS, on_applied))
-    except KernelError as error:
-        raise CannotStartError(error) from error
-    try:
-        yield kernel
-    finally:
-        kernel.stop()
+async def _serve_on(
+    kernel: KernelThread[NodeKernel],
+    config: Config,
+    *,
+    source: Source,
+    metrics: Metrics,
+    read_again: Callable[[], Config],
+    signals: Signals,
+) -> None:
+    programs = await kernel.call(requirements.usable_programs, kernel.target)
+    store = Store(started_s=time.time())
+    staleness = Staleness(lambda: source.statuses, limit_s=config.servers.stale_watch_s, clock=time.monotonic)
+    status = Status(
+        families=programs,
+        sync_period_s=config.ipvs.sync_period_s,
+        clock=time.monotonic,
+        wall_clock=time.time,
+        stale=staleness.stale,
+        stale_turns_away=config.servers.stale_watch_unhealthy,
+    )
+    serving = Serving(config, status, metrics)
+    choices = wiring.choices(config, programs, await _usable_scheduler(kernel, status, config))
+    engine = Engine(
+        settings=choices.settings,
+        translation=choices.translation,
+        policy=choices.policy,
+        store=store,
+        kernel=kernel,
+        watcher=serving,
+    )
+
+    async def reconfigure(new: Config) -> None:
+        _set_up_process(new)
+        serving.reconfigure(new)
+        status.sync_period_s = new.ipvs.sync_period_s
+        engine.reconfigure(*wiring.choices(new, programs, await _usable_scheduler(kernel, status, new)))
+
+    reloader = Reloader(config, read_again, reconfigure)
+    signals.install(reloader.ask)
+    figures = measure.Sources(
+        reconciler=engine.reconciler,
+        store=store,
+        status=status,
+        clock=time.monotonic,
+        watches=lambda: source.statuses,
+        stale=staleness.stale,
+    )
+    traffic = Traffic(
+        kernel=kernel,
+        reconciler=engine.reconciler,
+        store=store,
+        clock=time.monotonic,
+        limit=config.traffic_metrics.limit,
+        of_endpoints=config.traffic_metrics.of_endpoints,
+    )
+    metrics.show(programs, figures, traffic)
+    _set_oom_score(config.oom_score_adj)
+    log.info(
+        "starting",
+        node=config.node_name,
+        scheduler=choices.translation.scheduler,
+        families=[family.label for family in programs],
+        iptables=sorted({program.variant for program in programs.values()}),
+    )
+
+    def deliver(events: Sequence[Event]) -> None:
+        store.deliver(events, time.monotonic())
+        status.node = store.node(config.node_name)
+        engine.changed()
+
+    # Interfaces are followed before they are read: nothing falls in between.
+    following = _follow_interfaces(engine, kernel.target)
+    first_lists = _await_first_lists(store, source)
+    work = (following, source.run(deliver), engine.run(), staleness.run(), first_lists, reloader.run())
+    await _until_stopped(signals.stopping, status, work, serving.servers())
 
 
-def _usable_scheduler(kernel: NodeKernel, wanted: str) -> tuple[str, str]:
-    """The scheduler to use: the wanted one, or the fall-back and why the wanted one cannot be had.
-
-    Raises:
-        CannotStartError: neither can be had.
-    """
-    reasons: list[str] = []
-    for name in dict.fromkeys((wanted, FALLBACK_SCHEDULER)):
-        try:
-            reason = scheduler.why_unusable(kernel.ipvs, name)
-        except KernelError as error:
-            raise CannotStartError(error) from error
-        if not reason:
-            return name, "".join(reasons)
-        reasons.append(reason)
-    raise CannotStartError(*reasons)
+async def _usable_scheduler(kernel: KernelThread[NodeKernel], status: Status, config: Config) -> str:
+    """The scheduler to use; ``status`` tells if it is not the one that was asked for."""
+    name, why_not = await kernel.call(requirements.usable_scheduler, kernel.target, config.ipvs.scheduler)
+    status.notices[:] = [notice for notice in status.notices if notice.reason != SCHEDULER_MISSING]
+    if why_not:
+        status.notices.append(Notice(SCHEDULER_MISSING, f"{why_not}; {name} is used instead"))
+        log.error("scheduler is not used", reason=why_not, used=name)
+    return name
 
 
-def _usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
-    """The iptables program of each family that this host can serve; one family is enough.
+async def _set_up(config: Config) -> int:
+    """Load modules, see whether all is there, and write the kernel settings that are not as they should be."""
+    async with requirements.running_kernel() as kernel:
+        programs = await kernel.call(requirements.usable_programs, kernel.target)
+        name, _ = await kernel.call(requirements.usable_scheduler, kernel.target, config.ipvs.scheduler)
+        wanted = wiring.choices(config, programs, name).settings.sysctls
+        seen = await kernel.call(kernel.target.observe, (), (), [item.path for item in wanted])
+        values = seen.sysctls or {}
+        missing = [item for item in wanted if not item.is_met_by(values.get(item.path, ""))]
+        outcomes = await kernel.call(kernel.target.apply, [Operation(Verb.SET, item) for item in missing])
+    for item, outcome in zip(missing, outcomes, strict=True):
+        if outcome.error:
+            log.error("kernel setting could not be written", error=outcome.error)
+        else:
+            log.info("kernel setting written", path=item.path, value=item.value, before=values.get(item.path, ""))
+    failed = sum(bool(outcome.error) for outcome in outcomes)
+    log.info("set up", settings=len(wanted), written=len(outcomes) - failed, failed=failed)
+    return FAILED if failed else 0
 
-    Raises:
-        CannotStartError: there is none, or a set type is missing.
-    """
-    missing = host.missing_set_types()
-    if missing:
-        raise CannotStartError(*missing)
-    reasons = {family: kernel.iptables.usable(family) or kernel.iptables.try_writing(family) for family in Family}
-    for family, reason in reasons.items():
-        if reason:
-            log.warning("family is not served", family=family.label, reason=reason)
-    programs = {family: kernel.iptables.program(family) for family, reason in reasons.items() if not reason}
-    if not programs:
-        raise CannotStartError(*(f"{family.label} can not be served: {reason}" for family, reason in reasons.items()))
-    return programs
+
+def _set_up_process(config: Config) -> None:
+    """What of the configuration concerns this process alone."""
+    logs.set_up(json=config.logging.format is LogFormat.JSON, verbosity=config.logging.verbosity)
+    _set_oom_score(config.oom_score_adj)
 
 
 def _set_oom_score(score: int) -> None:
@@ -257,7 +263,11 @@ async def _until_stopped(
     work: Iterable[Coroutine[None, None, None]],
     servers: Iterable[Coroutine[None, None, None]],
 ) -> None:
-    """Run until asked to stop, or until one of them fails: what it raised is raised here. Servers stop last, and tell of it."""
+    """Run until asked to stop, or until one of them fails: what it raised is raised here.
+
+    Servers stop last, and tell of it: those who are asked to stop answer for ``LAST_ANSWERS_S`` that this node is none to send
+    traffic to. The kernel goes on serving it.
+    """
     stopper = asyncio.create_task(stopping.wait())
     working, answering = [list(map(asyncio.create_task, coroutines)) for coroutines in (work, servers)]
     waiting: set[asyncio.Task[Any]] = {stopper, *working, *answering}
@@ -268,7 +278,13 @@ async def _until_stopped(
                 task.result()
     finally:
         status.stop()
-        for group in ([stopper, *working], answering):
-            for task in group:
-                task.cancel()
-            await asyncio.gather(*group, return_exceptions=True)
+        last_answers_s = LAST_ANSWERS_S if stopper.done() and answering else 0
+        await _end([stopper, *working])
+        await asyncio.sleep(last_answers_s)
+        await _end(answering)
+
+
+async def _end(tasks: Collection[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

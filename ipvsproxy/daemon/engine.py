@@ -79,6 +79,7 @@ class Engine:
         self._clock = clock
         self.reconciler = Reconciler(policy)
         self._wake = asyncio.Event()
+        self._new_choices: tuple[EngineSettings, view.Settings, Policy] | None = None
         self._addresses: tuple[InterfaceAddress, ...] = ()
         self._addresses_changed = False
         self._view: view.NodeView | None = None
@@ -105,6 +106,11 @@ class Engine:
         self._resync_due_s = 0.0
         self._wake.set()
 
+    def reconfigure(self, settings: EngineSettings, translation: view.Settings, policy: Policy) -> None:
+        """Go by other choices from the next sync on. Node and families stay what they are."""
+        self._new_choices = (settings, translation, policy)
+        self.changed()
+
     # The loop.
 
     async def run(self) -> None:
@@ -128,8 +134,8 @@ class Engine:
     async def _start(self) -> None:
         """Read the kernel; program what a node can not do without, then everything."""
         began = self._clock()
-        families = self._translation.families
-        self.reconciler.claims.put_node(families, self._settings.sysctls, self._settings.timeouts)
+        self._adopt_choices()
+        self._put_node()
         while True:
             if await self._observe():
                 break
@@ -156,6 +162,7 @@ class Engine:
         self._wake.clear()
         began = self._clock()
         self._watcher.syncing(began)
+        self._adopt_choices()
         if self._addresses_changed:
             await self._read_addresses()
         was_read = self._resync_due_s <= began and await self._observe()
@@ -258,6 +265,21 @@ class Engine:
     # What is wanted.
 
     def _update_view(self) -> view.NodeView:
+    def _adopt_choices(self) -> None:
+        """Take up what ``reconfigure`` brought: every Service and rule may be concerned."""
+        if self._new_choices is None:
+            return
+        self._settings, self._translation, policy = self._new_choices
+        self._new_choices = None
+        self.reconciler.adopt(policy)
+        self._put_node()
+        self._view = None
+        self._skeleton_inputs.clear()
+        self._resync_due_s = 0.0
+
+    def _put_node(self) -> None:
+        self.reconciler.claims.put_node(self._translation.families, self._settings.sysctls, self._settings.timeouts)
+
         """Build the view of this node anew; where it differs from the last one, every Service may be concerned."""
         node = self._store.node(self._settings.node_name)
         if self._view is not None and self._view_inputs == (node, self._addresses):

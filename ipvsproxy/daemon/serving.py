@@ -28,6 +28,10 @@ class Serving:
         """There is something to do."""
         self._status.queued(now)
         self._metrics.queued()
+    def reconfigure(self, config: Config) -> None:
+        """Show another configuration as the one in force. Where servers listen does not change."""
+        self._config = config
+
 
     def syncing(self, now: float) -> None:
         """A sync begins."""

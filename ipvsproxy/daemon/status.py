@@ -78,7 +78,7 @@ class Status:
         self.notices: list[Notice] = []
         self._stale = stale
         self._stale_turns_away = stale_turns_away
-        self._late_s = LATE_PERIODS * sync_period_s
+        self.sync_period_s = sync_period_s
         self._clock = clock
         self._wall_clock = wall_clock
         self._queued_s: float | None = clock()
@@ -148,4 +148,4 @@ class Status:
 
     def _is_late(self, family: Family) -> bool:
         since = [time_s for time_s in (self._queued_s, self._unserved.get(family)) if time_s is not None]
-        return bool(since) and self._clock() - min(since) >= self._late_s
+        return bool(since) and self._clock() - min(since) >= LATE_PERIODS * self.sync_period_s

@@ -1,13 +1,33 @@
 """What the configuration means to each part of the program."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ipvsproxy.config.settings import Config, LocalMode
 from ipvsproxy.daemon.engine import EngineSettings
+from ipvsproxy.kernel import host
+from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import sysctls, view
+
+
+class Choices(NamedTuple):
+    """What the configuration means to the loop, to translation, to the reconciler."""
+
+    settings: EngineSettings
+    translation: view.Settings
+    policy: Policy
+
+
+def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) -> Choices:
+    """All of it, on this host; the rest as for ``translation_settings``."""
+    return Choices(
+        engine_settings(config, host.kernel_version(), host.processor_count()),
+        translation_settings(config, {family: program.random_fully for family, program in programs.items()}, scheduler),
+        policy(config),
+    )
 
 
 def translation_settings(config: Config, random_fully: Mapping[Family, bool], scheduler: str) -> view.Settings:

@@ -74,6 +74,11 @@ class Reconciler:
     def _is_excluded(self, key: VirtualServerKey) -> bool:
         return any(item.contains(key.address) for item in self._policy.excluded)
 
+    def adopt(self, policy: Policy) -> None:
+        """Go by another policy. Ranges that are not excluded any more count from the next ``observe`` on."""
+        self._policy = policy
+        self.drains.deadline_s = policy.drain_deadline_s
+
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
         """What a Service wants now; None when it is gone."""
         self.claims.put(name, state)

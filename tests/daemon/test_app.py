@@ -18,11 +18,12 @@ import pytest
 import structlog
 
 from ipvsproxy.config.settings import Config, Servers
-from ipvsproxy.daemon import app, directory, log, status, web
+from ipvsproxy.daemon import app, directory, log, requirements, status, web
 from ipvsproxy.daemon.source import CannotStartError
-from ipvsproxy.kernel import host, notify, scheduler
+from ipvsproxy.kernel import host, iptables_variant, notify, scheduler
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.iptables import COMMANDS, Program
+from ipvsproxy.kernel.iptables_variant import Choice, Variant
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Family
@@ -38,6 +39,7 @@ metadata: {name: web}
 spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
 """
 PROGRAM = Program((1, 8, 9), "nf_tables")
+CHOICE = Choice(COMMANDS, Variant.NF_TABLES, "it is the one in PATH")
 
 
 class Kernel(FakeKernel):
@@ -68,8 +70,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
         yield thread
         thread.stop()
 
-    monkeypatch.setattr(app, "_running_kernel", running_kernel)
-    monkeypatch.setattr(app, "_usable_programs", lambda _: dict.fromkeys(Family, PROGRAM))
+    monkeypatch.setattr(requirements, "running_kernel", running_kernel)
+    monkeypatch.setattr(requirements, "usable_programs", lambda _: dict.fromkeys(Family, PROGRAM))
+    monkeypatch.setattr(requirements, "only_instance", contextlib.nullcontext)
     monkeypatch.setattr(app, "_set_oom_score", lambda _: None)
     monkeypatch.setattr(log, "set_up", lambda **_: None)
     monkeypatch.setattr(scheduler, "why_unusable", lambda _, name: "" if name in kernel.schedulers else f"no scheduler {name}")
@@ -88,7 +91,7 @@ def test_a_signal_ends_it_in_order_and_leaves_the_kernel_as_it_is(
 ) -> None:
     (tmp_path / "web.yaml").write_text(MANIFEST)
     kernel.on_apply = lambda: os.kill(os.getpid(), number)
-    assert app.run(configured(f"--manifests={tmp_path}")) == 0
+    assert run(configured(f"--manifests={tmp_path}")) == 0
     assert kernel.device, "what was under way is done"
     assert not [operation for operation in kernel.applied if operation.verb.value == "remove"]
 
@@ -99,7 +102,7 @@ def test_a_program_that_is_stopped_while_it_waits_ends_in_order(kernel: Kernel, 
         await asyncio.Event().wait()
 
     monkeypatch.setattr(directory.DirectorySource, "run", serve_nothing)
-    assert app.run(configured(f"--manifests={pathlib.Path.cwd()}")) == 0
+    assert run(configured(f"--manifests={pathlib.Path.cwd()}")) == 0
     assert kernel.applied == []
 
 
@@ -117,7 +120,7 @@ def test_a_scheduler_that_the_kernel_has_not_is_told_of_and_replaced(
     (tmp_path / "web.yaml").write_text(MANIFEST)
     kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
     with structlog.testing.capture_logs() as logged:
-        assert app.run(configured(f"--manifests={tmp_path}", f"--ipvs-scheduler={wanted}")) == 0
+        assert run(configured(f"--manifests={tmp_path}", f"--ipvs-scheduler={wanted}")) == 0
     used = "rr" if wanted == "nosuch" else wanted
     assert [entry["scheduler"] for entry in logged if entry["event"] == "starting"] == [used]
     told = [(entry["reason"], entry["used"]) for entry in logged if entry["event"] == "scheduler is not used"]
@@ -126,9 +129,14 @@ def test_a_scheduler_that_the_kernel_has_not_is_told_of_and_replaced(
     assert made[0].notices == ([status.Notice("SchedulerMissing", message)] if wanted == "nosuch" else [])
 
 
+def run(config: Config) -> int:
+    """Serve; the configuration never changes."""
+    return app.run(config, lambda: config)
+
+
 def refusal(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What a program says that can not start."""
-    assert app.run(config) == app.CANNOT_START
+    assert run(config) == app.CANNOT_START
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("ipvsproxy: ") for line in lines)
     assert lines[-1] == "ipvsproxy: nothing was programmed"
@@ -205,7 +213,7 @@ def test_lists_that_came_in_time_are_not_asked_about_again(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(app, "_await_first_lists", wait_and_stop)
-    assert app.run(configured(f"--manifests={tmp_path}")) == 0
+    assert run(configured(f"--manifests={tmp_path}")) == 0
     assert builders.frontend("10.96.0.10", 80) in kernel.virtual_servers
 
 
@@ -215,7 +223,7 @@ def test_an_unexpected_exception_ends_the_process(kernel: Kernel, tmp_path: path
 
     kernel.on_apply = fail
     with pytest.raises(ZeroDivisionError):
-        app.run(configured(f"--manifests={tmp_path}"))
+        run(configured(f"--manifests={tmp_path}"))
 
 
 def test_an_address_that_can_not_be_listened_on_ends_it_if_so_configured(
@@ -226,7 +234,7 @@ def test_an_address_that_can_not_be_listened_on_ends_it_if_so_configured(
 
     monkeypatch.setattr(web, "serve", serve)
     config = loading.from_flags("--hostname-override=node-a", f"--manifests={tmp_path}", "--bind-address-hard-fail")
-    assert app.run(config) == app.FAILED
+    assert run(config) == app.FAILED
     assert "ipvsproxy: 127.0.0.1:10256 is taken\n" in capsys.readouterr().err
 
 
@@ -242,10 +250,12 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(host, "missing_features", tuple)
     monkeypatch.setattr(host, "missing_set_types", tuple)
 
-    def make(*_: object) -> Kernel:
+    def make(*_: object, **__: object) -> Kernel:
         return Kernel()
 
-    monkeypatch.setattr(app, "NodeKernel", make)
+    monkeypatch.setattr(requirements, "NodeKernel", make)
+    monkeypatch.setattr(requirements, "only_instance", contextlib.nullcontext)
+    monkeypatch.setattr(iptables_variant, "choose", lambda _: CHOICE)
     return monkeypatch
 
 
@@ -274,10 +284,10 @@ def test_what_modprobe_said_is_told_where_the_kernel_lacks_something(
 def test_a_kernel_that_can_not_be_opened_says_why(
     bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def make(*_: object) -> Kernel:
+    def make(*_: object, **__: object) -> Kernel:
         raise KernelError(action="open a netlink socket", errno=errno.EPERM)
 
-    bare.setattr(app, "NodeKernel", make)
+    bare.setattr(requirements, "NodeKernel", make)
     (line,) = refusal(configured(f"--manifests={tmp_path}"), capsys)
     assert "open a netlink socket" in line
 
@@ -308,14 +318,14 @@ def test_one_family_is_enough(
 ) -> None:
     kernel = Kernel()
     bare.setattr(kernel, "iptables", Iptables(unusable, unwritable), raising=False)
-    assert app._usable_programs(kernel) == dict.fromkeys(served, PROGRAM)  # type: ignore[arg-type]  # a double
+    assert requirements.usable_programs(kernel) == dict.fromkeys(served, PROGRAM)  # type: ignore[arg-type]  # a double
 
 
 def test_without_any_family_each_ones_reason_is_said(bare: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
     bare.setattr(kernel, "iptables", Iptables([Family.IPV4], [Family.IPV6]), raising=False)
     with pytest.raises(CannotStartError) as raised:
-        app._usable_programs(kernel)  # type: ignore[arg-type]  # a double
+        requirements.usable_programs(kernel)  # type: ignore[arg-type]  # a double
     assert raised.value.reasons == (
         "IPv4 can not be served: is not installed",
         "IPv6 can not be served: refuses rules",

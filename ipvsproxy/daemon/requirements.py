@@ -1,0 +1,127 @@
+"""What must be there before anything is programmed: privileges, kernel features, iptables, a scheduler, nobody else at work.
+
+What is missing ends the process with a sentence for each thing.
+"""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+
+import structlog
+
+from ipvsproxy.daemon.source import CannotStartError
+from ipvsproxy.kernel import host, iptables_variant, scheduler
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.instance import Instance
+from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Outcome
+from ipvsproxy.translate import skeleton
+
+FALLBACK_SCHEDULER = "rr"
+"""For when the kernel has not the one that was asked for: served in another order is better than not served."""
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+@contextlib.asynccontextmanager
+async def running_kernel(
+    on_applied: Callable[[Sequence[Outcome], float], None] = lambda _outcomes, _duration_s: None,
+) -> AsyncIterator[KernelThread[NodeKernel]]:
+    """The kernel thread, once all that it needs is there.
+
+    ``on_applied`` is as for ``NodeKernel``.
+
+    Raises:
+        CannotStartError: something is not there.
+    """
+    missing = host.missing_privileges()
+    if missing:
+        raise CannotStartError(*missing)
+    complaint = await asyncio.to_thread(host.load_modules)
+    missing = host.missing_features()
+    if missing:
+        raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))
+    try:
+        choice = await asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS)
+        make = functools.partial(NodeKernel, skeleton.CHAINS, skeleton.JUMPS, on_applied, commands=choice.commands)
+        kernel = await KernelThread.start(make)
+    except KernelError as error:
+        raise CannotStartError(error) from error
+    log.info("iptables variant chosen", variant=choice.variant.value, reason=choice.reason)
+    if choice.left_behind:
+        log.warning(
+            "rules of ours stand in the other iptables variant too, and packets meet them as well",
+            variant=choice.left_behind.value,
+            remedy="stop ipvsproxy, run ipvsproxy cleanup, start it again; or restart the node",
+        )
+    try:
+        yield kernel
+    finally:
+        kernel.stop()
+
+
+@contextlib.contextmanager
+def only_instance() -> Iterator[None]:
+    """The right to program this network namespace.
+
+    Raises:
+        CannotStartError: another ipvsproxy has it.
+    """
+    try:
+        instance = Instance()
+    except KernelError as error:
+        raise CannotStartError(error.detail) from error
+    with contextlib.closing(instance):
+        if instance.squatter:
+            log.warning(
+                "the lock of this node is held by a stranger, who is not believed", lock="@ipvsproxy", held_by=instance.squatter
+            )
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        loop.add_reader(instance.fileno(), instance.dismiss)
+        try:
+            yield
+        finally:
+            loop.remove_reader(instance.fileno())
+
+
+def usable_scheduler(kernel: NodeKernel, wanted: str) -> tuple[str, str]:
+    """The scheduler to use: the wanted one, or the fall-back and why the wanted one cannot be had.
+
+    Raises:
+        CannotStartError: neither can be had.
+    """
+    reasons: list[str] = []
+    for name in dict.fromkeys((wanted, FALLBACK_SCHEDULER)):
+        try:
+            reason = scheduler.why_unusable(kernel.ipvs, name)
+        except KernelError as error:
+            raise CannotStartError(error) from error
+        if not reason:
+            return name, "".join(reasons)
+        reasons.append(reason)
+    raise CannotStartError(*reasons)
+
+
+def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
+    """The iptables program of each family that this host can serve; one family is enough.
+
+    Raises:
+        CannotStartError: there is none, or a set type is missing.
+    """
+    missing = host.missing_set_types()
+    if missing:
+        raise CannotStartError(*missing)
+    reasons = {family: kernel.iptables.usable(family) or kernel.iptables.try_writing(family) for family in Family}
+    for family, reason in reasons.items():
+        if reason:
+            log.warning("family is not served", family=family.label, reason=reason)
+    programs = {family: kernel.iptables.program(family) for family, reason in reasons.items() if not reason}
+    if not programs:
+        raise CannotStartError(*(f"{family.label} can not be served: {reason}" for family, reason in reasons.items()))
+    return programs
