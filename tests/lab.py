@@ -327,9 +327,20 @@ class Lab:
         return Connection(self, number, first)
 
     @contextlib.contextmanager
-    def load(self, from_: str, protocol: str, to: str, port: int, *, interval_s: float = 0.01) -> Iterator[list[Load]]:
+    def load(
+        self,
+        from_: str,
+        protocol: str,
+        to: str,
+        port: int,
+        *,
+        src: str | None = None,
+        interval_s: float = 0.01,
+        timeout_s: float = 5.0,
+    ) -> Iterator[list[Load]]:
         """Ask again and again while the block runs; after it, the list that the block was given holds the result."""
-        number = self.call("start_load", target=_target(from_, protocol, to, port, None), interval_s=interval_s)
+        target = _target(from_, protocol, to, port, src)
+        number = self.call("start_load", target=target, interval_s=interval_s, timeout_s=timeout_s)
         results: list[Load] = []
         try:
             yield results
