@@ -1,6 +1,7 @@
 """An API server for tests: list and watch over real HTTP, on loopback, in this process, with troubles on demand.
 
-It serves Services, EndpointSlices and Nodes of all namespaces. Objects are changed through Python (``put``, ``delete``).
+It serves Services, EndpointSlices and Nodes of all namespaces, and takes events. Objects are changed through Python (``put``,
+``delete``).
 ``test_api_server`` is its contract test against the documentation of the API.
 """
 
@@ -71,7 +72,8 @@ class ApiServer:
 
     ``token``: the bearer token that is asked for, none if empty. ``hidden``: lists of this resource are empty although it
     is not. ``gone_by_event``: a watch from too old a revision gets 200 and an ERROR event instead of HTTP 410.
-    ``lists_open``: while cleared, lists are not answered. ``requests``: all that was asked, in order.
+    ``lists_open``: while cleared, lists are not answered. ``requests``: all that was asked, in order. ``events``: those that were
+    created.
     """
 
     def __init__(self, *, tls: "Certificates | None" = None, token: str = "") -> None:
@@ -82,6 +84,7 @@ class ApiServer:
         self.lists_open = asyncio.Event()
         self.lists_open.set()
         self.requests: list[Request] = []
+        self.events: list[Object] = []
         self.url = ""
         self._tls = tls
         self._refusals: collections.deque[Refusal] = collections.deque()
@@ -95,6 +98,7 @@ class ApiServer:
         app = web.Application()
         for resource in RESOURCES:
             app.router.add_get(resource.path, self._answer)
+        app.router.add_post("/apis/events.k8s.io/v1/namespaces/{namespace}/events", self._create_event)
         self._paths = {resource.path: resource for resource in RESOURCES}
         await self._listen(app, 0)
         return self
@@ -221,9 +225,29 @@ class ApiServer:
         except StatusError as error:
             return web.json_response(error.body, status=error.code, headers=error.headers)
 
-    def _check(self, request: web.Request, resource: Resource, *, watch: bool) -> None:
+    async def event_count(self, count: int) -> None:
+        """Wait until so many events were created."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.events) >= count)
+
+    async def _create_event(self, request: web.Request) -> web.StreamResponse:
+        try:
+            self._authenticate(request)
+            event = await request.json()
+            api_store.check_event(event, request.match_info["namespace"], self.events)
+        except StatusError as error:
+            return web.json_response(error.body, status=error.code, headers=error.headers)
+        async with self._changed:
+            self.events.append(event)
+            self._changed.notify_all()
+        return web.json_response(event, status=201)
+
+    def _authenticate(self, request: web.Request) -> None:
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             raise StatusError(401, "Unauthorized", "Unauthorized")
+
+    def _check(self, request: web.Request, resource: Resource, *, watch: bool) -> None:
+        self._authenticate(request)
         for refusal in self._refusals:
             if refusal.verb in {"", "watch" if watch else "list"} and refusal.resource in {None, resource}:
                 self._refusals.remove(refusal)

@@ -8,11 +8,13 @@ import binascii
 import copy
 import datetime as dt
 import json
+import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Object = dict[str, Any]
+_MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 Matches = Callable[[Object], bool]
 
 
@@ -200,3 +202,26 @@ def _field_test(term: str) -> Matches:
     if read is None:
         raise StatusError(400, "BadRequest", f"field label not supported: {field}")
     return lambda item: (read(item) == value) is (not operator)
+
+
+def check_event(event: Object, namespace: str, present: Iterable[Object]) -> None:
+    """The rules for a new Event of events.k8s.io/v1 (pkg/apis/core/validation/events.go in kubernetes/kubernetes)."""
+    metadata, regarding = event.get("metadata", {}), event.get("regarding", {})
+    series = event.get("series")
+    rules = {
+        "apiVersion": event.get("apiVersion") == "events.k8s.io/v1" and event.get("kind") == "Event",
+        "metadata.namespace": metadata.get("namespace") == namespace,
+        "metadata.name": bool(re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", metadata.get("name", ""))),
+        "regarding.namespace": regarding.get("namespace", "default") == namespace,
+        "eventTime": bool(_MICRO_TIME.fullmatch(event.get("eventTime", ""))),
+        "reportingController": bool(re.fullmatch(r"[A-Za-z0-9]([\w./-]*[A-Za-z0-9])?", event.get("reportingController", ""))),
+        **{name: 0 < len(event.get(name, "").encode()) <= 128 for name in ("reportingInstance", "action", "reason")},
+        "note": len(event.get("note", "").encode()) <= 1024,
+        "type": event.get("type") in {"Normal", "Warning"},
+        "series": series is None or (series["count"] > 0 and bool(_MICRO_TIME.fullmatch(series["lastObservedTime"]))),
+    }
+    broken = [name for name, holds in rules.items() if not holds]
+    if broken:
+        raise StatusError(422, "Invalid", f"Event is invalid: {', '.join(broken)}")
+    if any((other["metadata"]["namespace"], other["metadata"]["name"]) == (namespace, metadata["name"]) for other in present):
+        raise StatusError(409, "AlreadyExists", f'events.events.k8s.io "{metadata["name"]}" already exists')

@@ -326,3 +326,50 @@ async def test_tls_is_served_with_a_certificate_of_its_own_authority(tmp_path: p
             assert response.status == 200
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await http.get(server.url + SERVICES.path)
+
+
+# The rules for new events: pkg/apis/core/validation/events.go in kubernetes/kubernetes
+
+EVENT: Object = {
+    "apiVersion": "events.k8s.io/v1",
+    "kind": "Event",
+    "metadata": {"name": "n1.1", "namespace": "default"},
+    "eventTime": "2026-11-21T10:00:00.000001Z",
+    "reportingController": "kube-proxy",
+    "reportingInstance": "kube-proxy-n1",
+    "action": "StartKubeProxy",
+    "reason": "Starting",
+    "regarding": {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n1"},
+    "type": "Normal",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({}, 201),
+        ({"series": {"count": 2, "lastObservedTime": "2026-11-21T10:00:00.000001Z"}}, 201),
+        ({"eventTime": "2026-11-21T10:00:00Z"}, 422),
+        ({"action": ""}, 422),
+        ({"reason": "x" * 129}, 422),
+        ({"note": "x" * 1025}, 422),
+        ({"type": "Error"}, 422),
+        ({"regarding": {"kind": "Service", "name": "web", "namespace": "shop"}}, 422),
+        ({"series": {"count": 0, "lastObservedTime": "2026-11-21T10:00:00.000001Z"}}, 422),
+    ],
+)
+async def test_an_event_that_breaks_a_rule_is_not_created(server: ApiServer, change: Object, code: int) -> None:
+    path = f"{server.url}/apis/events.k8s.io/v1/namespaces/default/events"
+    async with aiohttp.ClientSession() as session, session.post(path, json=EVENT | change) as response:
+        assert response.status == code
+    assert len(server.events) == (code == 201)
+
+
+async def test_an_event_of_a_name_that_is_taken_is_a_conflict(server: ApiServer) -> None:
+    path = f"{server.url}/apis/events.k8s.io/v1/namespaces/default/events"
+    async with aiohttp.ClientSession() as session:
+        codes = []
+        for _ in range(2):
+            async with session.post(path, json=EVENT) as response:
+                codes.append(response.status)
+    assert codes == [201, 409]

@@ -111,7 +111,7 @@ async def test_the_kubeconfig_is_one_that_the_source_can_use(tmp_path: pathlib.P
     assert source.describe() == "API server https://control-plane.example.com:6443"
 
 
-def test_the_role_allows_exactly_what_is_listed_and_watched() -> None:
+def test_the_role_allows_exactly_what_is_listed_watched_and_written() -> None:
     allowed = {
         (group, resource, verb)
         for rule in _base()["ClusterRole"]["rules"]
@@ -125,6 +125,7 @@ def test_the_role_allows_exactly_what_is_listed_and_watched() -> None:
         _, top, *group, _, name = resource.path.split("/")
         assert (top, len(group)) in {("api", 0), ("apis", 1)}
         asked |= {("".join(group), name, verb) for verb in ("list", "watch")}
+    asked.add(("events.k8s.io", "events", "create"))
     assert allowed == asked
 
 

@@ -13,7 +13,9 @@ from ipvsproxy.config.settings import Config, LogFormat
 from ipvsproxy.daemon import log as logs
 from ipvsproxy.daemon import measure, requirements, web, wiring
 from ipvsproxy.daemon import source as sources
+from ipvsproxy.daemon.announcer import Announcer
 from ipvsproxy.daemon.engine import Engine
+from ipvsproxy.daemon.events import Recorder
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.reload import Reloader
 from ipvsproxy.daemon.serving import Serving
@@ -107,7 +109,9 @@ async def _serve_on(
         stale=staleness.stale,
         stale_turns_away=config.servers.stale_watch_unhealthy,
     )
-    serving = Serving(config, status, metrics)
+    recorder = Recorder(node_name=config.node_name, post=source.post, on_outcome=metrics.announced)
+    announcer = Announcer(node_name=config.node_name, recorder=recorder, store=store, status=status)
+    serving = Serving(config, status, metrics, announcer)
     choices = wiring.choices(config, programs, await _usable_scheduler(kernel, status, config))
     engine = Engine(
         settings=choices.settings,
@@ -143,6 +147,7 @@ async def _serve_on(
         of_endpoints=config.traffic_metrics.of_endpoints,
     )
     metrics.show(programs, figures, traffic)
+    announcer.start()
     _set_oom_score(config.oom_score_adj)
     log.info(
         "starting",
@@ -160,7 +165,7 @@ async def _serve_on(
     # Interfaces are followed before they are read: nothing falls in between.
     following = _follow_interfaces(engine, kernel.target)
     first_lists = _await_first_lists(store, source)
-    work = (following, source.run(deliver), engine.run(), staleness.run(), first_lists, reloader.run())
+    work = (following, source.run(deliver), engine.run(), staleness.run(), recorder.run(), first_lists, reloader.run())
     await _until_stopped(signals.stopping, status, work, serving.servers())
 
 

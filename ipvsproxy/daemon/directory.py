@@ -53,6 +53,10 @@ class DirectorySource:
         return f"directory {self._directory}" + (f": {self._problem}" if self._problem else "")
 
     @property
+    def post(self) -> None:
+        """Nobody takes what we might write."""
+
+    @property
     def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
         """Of watches there are none."""
         return {}

@@ -176,7 +176,7 @@ class Engine:
             if len(names) == SERVICES_AT_ONCE:
                 done_before = await self._program(done_before, only_additions=True)
         self._journal.complain(changes.complaints)
-        self._journal.tell_conflicts(self.reconciler.claims.conflicts())
+        conflicts = self._journal.tell_conflicts(self.reconciler.claims.conflicts())
         translated = self._clock()
         report = await self._program(done_before)
         self._plan_resync(report, was_read=was_read)
@@ -190,6 +190,7 @@ class Engine:
             observed_s=observed - began,
             translated_s=translated - observed,
             applied_s=self._clock() - translated,
+            conflicts=conflicts,
         )
         self._journal.tell_sync(summary, len(self.reconciler.drains))
         self._watcher.synced(summary)

@@ -74,10 +74,17 @@ class HealthChecks:
     """The health-check ports of all Services. ``is_healthy`` tells whether this node can be relied upon at all."""
 
     def __init__(
-        self, *, is_healthy: Callable[[], bool], open_listener: Open, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        is_healthy: Callable[[], bool],
+        open_listener: Open,
+        on_failure: Callable[[ServiceName, int, str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``on_failure`` is told which Service's port could not be opened, and why."""
         self._is_healthy = is_healthy
         self._open_listener = open_listener
+        self._on_failure = on_failure
         self._clock = clock
         self._dice = random.Random()  # noqa: S311  # no secret
         self._states: dict[ServiceName, ServiceState] = {}
@@ -154,6 +161,8 @@ class HealthChecks:
             self._failures[endpoint] = _Failure(backoff, self._clock() + delay_s)
             reason = error.strerror or str(error)
             log.error("health check port can not be opened", address=str(endpoint), error=reason, retry_in_s=round(delay_s, 1))
+            if self._on_failure:
+                self._on_failure(self._wanted.desired[port].owner.service, port.port, reason)
         else:
             self._failures.pop(endpoint, None)
             log.debug("health check port opened", address=str(endpoint))

@@ -1,6 +1,6 @@
 """What the loop says in the log: each thing once, and one line per sync that had something to do."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import structlog
 
@@ -33,15 +33,17 @@ class Journal:
                     reason=skipped.reason,
                 )
 
-    def tell_conflicts(self, conflicts: Iterable[Conflict]) -> None:
-        """Say who wants what somebody else has; of all that there are now, the new ones."""
+    def tell_conflicts(self, conflicts: Iterable[Conflict]) -> Collection[Conflict]:
+        """Say who wants what somebody else has; of all that there are now, the new ones, which are returned."""
         present = frozenset(conflicts)
-        for conflict in present - self._conflicts:
+        new = present - self._conflicts
+        for conflict in new:
             waiting = [str(owner) for owner in conflict.waiting]
             log.warning(
                 "several Services want one address and port", key=str(conflict.key), served=str(conflict.winner), waiting=waiting
             )
         self._conflicts = present
+        return new
 
     def tell_sync(self, summary: SyncSummary, draining: int) -> None:
         """Say what a sync did; ``draining`` real servers are waiting for their connections to end."""

@@ -162,10 +162,14 @@ class Metrics:
         """A list or watch had to be started again."""
         self._own.watch_restarts.labels(kind.value, trouble.value).inc()
 
-    def requested(self, host: str, code: str, duration_s: float) -> None:
-        """The API server has answered a GET; ``code`` is that of HTTP, or ``<error>`` when there was no answer."""
-        self._kube.requests.labels(code, host, "GET").inc()
-        self._kube.request_duration.observe(duration_s, host, "GET")
+    def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
+        """The API server has answered a request; ``code`` is that of HTTP, or ``<error>`` when there was no answer."""
+        self._kube.requests.labels(code, host, method).inc()
+        self._kube.request_duration.observe(duration_s, host, method)
+
+    def announced(self, outcome: str) -> None:
+        """A Kubernetes event was posted, failed to be, or was dropped."""
+        self._own.events.labels(outcome).inc()
 
     def healthz(self, status: int) -> None:
         """``/healthz`` was answered."""
@@ -304,6 +308,11 @@ class _OwnSeries:
         self.watch_restarts = Counter(
             "ipvsproxy_watch_restarts_total", "Lists and watches that were started again.", ("kind", "reason"), registry=registry
         )
+        self.events = Counter(
+            "ipvsproxy_events_total", "Kubernetes events: written, not taken, or too many.", ("outcome",), registry=registry
+        )
+        for outcome in ("posted", "failed", "dropped"):
+            self.events.labels(outcome)
         build = Gauge("ipvsproxy_build_info", "Version of this program.", ("version", "python_version"), registry=registry)
         build.labels(importlib.metadata.version("ipvsproxy"), platform.python_version()).set(1)
         for phase in PHASES:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from ipvsproxy.config import write
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import pages, web
+from ipvsproxy.daemon.announcer import Announcer
 from ipvsproxy.daemon.healthchecks import HealthChecks
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.pages import Answer
@@ -16,22 +17,25 @@ from ipvsproxy.model.net import Address
 class Serving:
     """Learns from the loop how it fares, and answers whoever asks."""
 
-    def __init__(self, config: Config, status: Status, metrics: Metrics) -> None:
+    def __init__(self, config: Config, status: Status, metrics: Metrics, announcer: Announcer | None = None) -> None:
         self._config = config
         self._status = status
         self._metrics = metrics
+        self._announcer = announcer
         self._health_checks = HealthChecks(
-            is_healthy=lambda: status.is_healthy and not status.is_turned_away, open_listener=open_listener
+            is_healthy=lambda: status.is_healthy and not status.is_turned_away,
+            open_listener=open_listener,
+            on_failure=announcer.port_failed if announcer else None,
         )
+
+    def reconfigure(self, config: Config) -> None:
+        """Show another configuration as the one in force. Where servers listen does not change."""
+        self._config = config
 
     def queued(self, now: float) -> None:
         """There is something to do."""
         self._status.queued(now)
         self._metrics.queued()
-    def reconfigure(self, config: Config) -> None:
-        """Show another configuration as the one in force. Where servers listen does not change."""
-        self._config = config
-
 
     def syncing(self, now: float) -> None:
         """A sync begins."""
@@ -41,6 +45,8 @@ class Serving:
         """A sync is over."""
         self._status.synced(summary)
         self._metrics.synced(summary)
+        if self._announcer:
+            self._announcer.synced(summary)
         self._health_checks.put(summary.changes.services, summary.states)
         self._health_checks.listen_on(summary.view.health_check_addresses)
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.directory import DirectorySource
+from ipvsproxy.daemon.events import Post
 from ipvsproxy.daemon.reflector import Trouble, WatchStatus
 from ipvsproxy.model.service import Event, ObjectKind
 
@@ -21,6 +22,10 @@ class Source(Protocol):
         """Where that is, and, if it does not answer, what was last wrong."""
 
     @property
+    def post(self) -> Post | None:
+        """What has an object created, if anything does."""
+
+    @property
     def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
         """How each watch is doing, if it has any."""
 
@@ -31,7 +36,7 @@ class Listener(Protocol):
     def watch_restarted(self, kind: ObjectKind, trouble: Trouble) -> None:
         """A list or watch had to be started again."""
 
-    def requested(self, host: str, code: str, duration_s: float) -> None:
+    def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
         """A request was answered, or was not."""
 
 

@@ -9,6 +9,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.reconcile.table import Conflict
 from ipvsproxy.translate.view import NodeView
 
 
@@ -18,7 +19,7 @@ class SyncSummary:
 
     ``lacking`` are the families without all that their Services stand on (device, sets, rules). ``states`` is what each Service
     wants now. ``waited_s`` is the age of the oldest change in it when it began, 0 without any. What follows says how long the
-    kernel was read, changes were translated, and operations were applied.
+    kernel was read, changes were translated, and operations were applied. ``conflicts`` are those that are new.
     """
 
     report: Report
@@ -30,6 +31,7 @@ class SyncSummary:
     observed_s: float
     translated_s: float
     applied_s: float
+    conflicts: Collection[Conflict] = ()
 
     @property
     def duration_s(self) -> float:

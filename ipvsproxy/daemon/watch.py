@@ -57,7 +57,7 @@ HINTS: Mapping[Trouble, str] = {
 
 NO_ANSWER = "<error>"
 """What client-go's metrics put in the place of HTTP's code."""
-OnRequest = Callable[[str, str, float], None]
+OnRequest = Callable[[str, str, float, str], None]
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -71,8 +71,8 @@ class KubernetesSource:
 
     ``kubeconfig`` is a path; ``master`` a URL that goes before the kubeconfig's; with neither, the pod's service account is
     used. ``on_restart`` is told each time that a list or watch had to be started again. ``on_request`` is told of each request
-    that was answered, or was not: host, HTTP's code or ``<error>``, and how many seconds that took. ``statuses`` can be read any
-    time.
+    that was answered, or was not: host, HTTP's code or ``<error>``, how many seconds that took, and the method. ``statuses`` can
+    be read any time.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class KubernetesSource:
         master: str = "",
         service_account: str = SERVICE_ACCOUNT,
         on_restart: Callable[[ObjectKind, Trouble], None] = lambda _kind, _trouble: None,
-        on_request: OnRequest = lambda _host, _code, _duration_s: None,
+        on_request: OnRequest = lambda _host, _code, _duration_s, _method: None,
         pace: reflector.Pace | None = None,
     ) -> None:
         self._kubeconfig = kubeconfig
@@ -123,6 +123,15 @@ class KubernetesSource:
         async with asyncio.TaskGroup() as group:
             for kind, each in self._reflectors.items():
                 group.create_task(_follow(each, deliver), name=f"watch {kind.value}")
+
+    async def post(self, path: str, body: Mapping[str, object]) -> None:
+        """Have an object created.
+
+        Raises:
+            ApiError: it was not.
+        """
+        async with self._connect() as connection:
+            await connection.post(path, body)
 
     def listed(self, kind: ObjectKind, objects: int) -> None:
         """As ``Observer`` says."""
@@ -171,7 +180,7 @@ class KubernetesSource:
         return configuration
 
     @contextlib.asynccontextmanager
-    async def _connect(self) -> AsyncIterator[reflector.Connection]:
+    async def _connect(self) -> AsyncIterator["_HttpConnection"]:
         try:
             async with asyncio.timeout(CREDENTIALS_TIMEOUT_S):
                 configuration = await self._configuration()
@@ -207,6 +216,11 @@ class _HttpConnection:
             with _reading(ANSWER_TIMEOUT_S):
                 return await response.read()
 
+    async def post(self, path: str, body: Mapping[str, object]) -> None:
+        async with self._request(path, ANSWER_TIMEOUT_S, "POST", body) as response:
+            with _reading(ANSWER_TIMEOUT_S):
+                await response.read()
+
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         async with self._request(path, idle_s) as response:
             _keep_alive(response)
@@ -217,14 +231,21 @@ class _HttpConnection:
                     yield chunk
 
     @contextlib.asynccontextmanager
-    async def _request(self, path: str, idle_s: float) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _request(
+        self, path: str, idle_s: float, method: str = "GET", body: Mapping[str, object] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_TIMEOUT_S, sock_read=idle_s)
         began_s = time.monotonic()
         code = ""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 response: aiohttp.ClientResponse = await self._transport.request(
-                    "GET", self._host + path, headers=dict(self._headers), _preload_content=False, _request_timeout=timeout
+                    method,
+                    self._host + path,
+                    headers=dict(self._headers),
+                    body=body,
+                    _preload_content=False,
+                    _request_timeout=timeout,
                 )
             code = str(response.status)
         except TimeoutError as error:
@@ -235,9 +256,9 @@ class _HttpConnection:
             raise ApiError(Trouble.UNREACHABLE, str(error) or type(error).__name__) from error
         finally:
             if code:  # Not when it was us who gave it up.
-                self._on_request(urllib.parse.urlsplit(self._host).netloc, code, time.monotonic() - began_s)
+                self._on_request(urllib.parse.urlsplit(self._host).netloc, code, time.monotonic() - began_s, method)
         async with response:
-            if response.status != 200:  # noqa: PLR2004  # HTTP's OK
+            if response.status not in (200, 201):
                 with _reading(idle_s):
                     message = _status_message(await response.content.read(LONGEST_MESSAGE << 4)) or response.reason or ""
                 raise ApiError.of_status(response.status, message, _seconds(response.headers.get("Retry-After", "")))

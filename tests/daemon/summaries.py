@@ -9,6 +9,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.reconcile.table import Conflict
 from ipvsproxy.translate.view import NodeView
 from tests import builders
 
@@ -24,6 +25,7 @@ def summary(
     report: Report = DONE,
     waited_s: float = 0.0,
     applied_s: float = 0.0,
+    conflicts: Collection[Conflict] = (),
 ) -> SyncSummary:
     """A sync; without changes it is about the Services that have states."""
     by_name = {state.owner.service: state for state in states}
@@ -37,6 +39,7 @@ def summary(
         observed_s=0.0,
         translated_s=0.0,
         applied_s=applied_s,
+        conflicts=conflicts,
     )
 
 

@@ -239,8 +239,8 @@ async def test_objects_that_break_the_rules_are_counted_and_those_that_are_not_f
 
 async def test_requests_to_the_api_server_and_restarts_of_watches_are_counted() -> None:
     metrics = _metrics()
-    metrics.requested("10.0.0.1:6443", "200", 0.02)
-    metrics.requested("10.0.0.1:6443", "<error>", 60.0)
+    metrics.requested("10.0.0.1:6443", "200", 0.02, "GET")
+    metrics.requested("10.0.0.1:6443", "<error>", 60.0, "GET")
     metrics.watch_restarted(ObjectKind.SERVICE, Trouble.EXPIRED)
     rows = await _rows(metrics)
     assert rows['rest_client_requests_total{code="200",host="10.0.0.1:6443",method="GET"}'] == 1

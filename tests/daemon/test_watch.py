@@ -147,7 +147,7 @@ async def test_each_request_is_told_with_host_code_and_duration(tmp_path: pathli
         source = watch.KubernetesSource(
             node_name="n1",
             kubeconfig=api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url),
-            on_request=lambda host, code, duration_s: told.append((host, code, duration_s)),
+            on_request=lambda host, code, duration_s, _method: told.append((host, code, duration_s)),
         )
         sink = Sink()
         async with running_task(source.run(sink.deliver)):
@@ -161,7 +161,7 @@ async def test_a_request_without_an_answer_is_told_as_an_error(tmp_path: pathlib
     source = watch.KubernetesSource(
         node_name="n1",
         kubeconfig=api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:9"),
-        on_request=lambda host, code, _: told.put_nowait((host, code)),
+        on_request=lambda host, code, *_: told.put_nowait((host, code)),
     )
     async with running_task(source.run(lambda _: None)):
         assert await told.get() == ("127.0.0.1:9", "<error>")
