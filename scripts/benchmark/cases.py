@@ -1,0 +1,267 @@
+"""What is measured for which figure, and what is wanted of it."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Found = Mapping[str, Any]
+Measurement = tuple[str, Mapping[str, Any]]
+MAIN = (10_000, 10)
+OTHERS = ((44_125, 2), (100_000, 1), (5_000, 50))
+SMALL = ((100, 10), (1_000, 10))
+CHANGES = 500
+_PHASES = {
+    "decode": ("decode", "store"),
+    "translate": ("translate and claim", "view", "rules"),
+    "diff": ("plan", "settle"),
+    "encode": ("encode IPVS",),
+    "kernel": ("kernel: ipvs", "kernel: addresses", "kernel: ipset and conntrack"),
+    "processes": ("processes",),
+}
+
+
+class Row(NamedTuple):
+    """One figure. ``target`` is None where there is none; otherwise the figure must not be greater."""
+
+    case: str
+    figure: str
+    value: float
+    target: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the target is reached."""
+        return self.target is None or self.value <= self.target
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Measurements on one boot of the kernel, and what their results mean. ``quick`` ones are part of ``--quick``."""
+
+    name: str
+    measurements: Sequence[Measurement]
+    rows: Callable[[Sequence[Found]], Iterator[Row]]
+    quick: bool = True
+
+
+def all_cases(*, quick: bool) -> list[Case]:
+    """Every case; ``quick`` shortens some and leaves others out."""
+    repeats = 2 if quick else 3
+    churn_s = 10 if quick else 60
+    cases = [
+        _start(*MAIN, repeats=repeats, target=3.0),
+        *(_start(*size, repeats=1, target=None, quick=False) for size in SMALL),
+        *(_start(*size, repeats=1, target=None, quick=False) for size in OTHERS),
+        *(_change(*size) for size in ((100, 10), MAIN)),
+        _change(100_000, 1, quick=False),
+        _steady("churn", _churn, churn_s=churn_s),
+        _steady("rolling", _rolling),
+        _steady("idle", _idle),
+        _steady("audit", _audit),
+        _steady("scrape", _scrape),
+        Case(
+            name="restart",
+            measurements=[("cold", {"pages": MAIN}), ("restart", {"pages": MAIN})] * repeats,
+            rows=_restart,
+        ),
+        Case(name="own", measurements=[("own", {"what": "cold", "arguments": {"pages": MAIN}})] * repeats, rows=_own),
+        Case(name="own change", measurements=[_own_steady("change")], rows=_own_change),
+        Case(name="own churn", measurements=[_own_steady("churn", churn_s)], rows=_own_churn),
+        *(_tools(*size, quick=size[0] == 1_000) for size in (*SMALL, MAIN)),  # noqa: PLR2004 - ten thousand take a minute
+    ]
+    return [case for case in cases if case.quick or not quick]
+
+
+def related(rows: Sequence[Row]) -> Iterator[Row]:
+    """What only several cases together tell."""
+    values = {(row.case, row.figure): row.value for row in rows}
+    main = values.get((_start_name(*MAIN), "ratio to replay"))
+    for size in OTHERS:
+        ratio = values.get((_start_name(*size), "ratio to replay"))
+        if main and ratio:
+            yield Row(_start_name(*size), "ratio, relative to that of 10000x10", ratio / main, 1.2)
+    middle = values.get((_change_name(*MAIN), "p50 ms"))
+    for size in ((100, 10), (100_000, 1)):
+        p50 = values.get((_change_name(*size), "p50 ms"))
+        if middle and p50:
+            yield Row(_change_name(*size), "p50, relative to that of 10000x10", p50 / middle, 1.3)
+
+
+def _start_name(services: int, endpoints: int) -> str:
+    return f"start {services}x{endpoints}"
+
+
+def _change_name(services: int, endpoints: int) -> str:
+    return f"change {services}x{endpoints}"
+
+
+def _start(services: int, endpoints: int, *, repeats: int, target: float | None, quick: bool = True) -> Case:
+    name = _start_name(services, endpoints)
+    size = (services, endpoints)
+
+    def rows(found: Sequence[Found]) -> Iterator[Row]:
+        # Each start stands beside the replay that follows it: what else the machine does changes from minute to minute.
+        starts, replays = found[0::2], found[1::2]
+        ratios = [start["wall_s"] / replay["wall_s"] for start, replay in zip(starts, replays, strict=True)]
+        yield Row(name, "wall s, median", statistics.median(start["wall_s"] for start in starts))
+        yield Row(name, "wall s, best", min(start["wall_s"] for start in starts))
+        yield Row(name, "replay s, median", statistics.median(replay["wall_s"] for replay in replays))
+        yield Row(name, "replay s, best", min(replay["wall_s"] for replay in replays))
+        yield Row(name, "replay: addresses s", min(replay["addresses"] for replay in replays))
+        yield Row(name, "ratio to replay", statistics.median(ratios), target)
+        best = min(starts, key=lambda start: float(start["wall_s"]))
+        for phase, parts in _PHASES.items():
+            spent = sum(best["phases"].get(part, {}).get("cpu_s", 0.0) for part in parts)
+            yield Row(name, f"processor s: {phase}", spent)
+        yield Row(name, "processor s: all", best["cpu_s"])
+        yield Row(name, "failed operations", best["failed"], 0)
+        yield from _counted(name, best)
+        if size in (MAIN, (100_000, 1)):
+            yield Row(name, "resident MB", max(start["resident_mb"] for start in starts), 250)
+            yield Row(name, "resident MB before the lists", best["imported_mb"])
+        else:
+            yield Row(name, "resident MB", max(start["resident_mb"] for start in starts))
+
+    pairs: list[Measurement] = []
+    for _ in range(repeats):
+        pairs += [("cold", {"pages": size, "recording": "recording"}), ("replay", {"recording": "recording"})]
+    return Case(name=name, measurements=pairs, rows=rows, quick=quick)
+
+
+def _counted(name: str, found: Found) -> Iterator[Row]:
+    for figure, key in (("netlink messages", "messages"), ("netlink calls", "calls"), ("processes started", "processes")):
+        yield Row(name, figure, found["counts"].get(key, 0))
+
+
+def _change(services: int, endpoints: int, *, quick: bool = True) -> Case:
+    name = _change_name(services, endpoints)
+
+    def rows(found: Sequence[Found]) -> Iterator[Row]:
+        seen = found[0]["change"]
+        yield Row(name, "p50 ms", seen["p50_ms"], 2)
+        yield Row(name, "p99 ms", seen["p99_ms"], 10)
+        yield Row(name, "processor ms", seen["cpu_ms"])
+        yield Row(name, "of it the kernel, ms", seen["kernel_ms"])
+        yield Row(name, "netlink messages", seen["messages"])
+        yield Row(name, "netlink calls", seen["calls"])
+        yield Row(name, "processes started", seen["processes"], 0)
+
+    return _steady(name, rows, services=services, endpoints=endpoints, part="change", quick=quick)
+
+
+def _steady(
+    name: str,
+    rows: Callable[[Sequence[Found]], Iterator[Row]],
+    *,
+    services: int = MAIN[0],
+    endpoints: int = MAIN[1],
+    part: str = "",
+    churn_s: float = 0,
+    quick: bool = True,
+) -> Case:
+    arguments = {
+        "pages": (services, endpoints),
+        "services": services,
+        "endpoints": endpoints,
+        "parts": [part or name],
+        "churn_s": churn_s,
+        "changes": CHANGES,
+    }
+    return Case(name=name, measurements=[("steady", arguments)], rows=rows, quick=quick)
+
+
+def _churn(found: Sequence[Found]) -> Iterator[Row]:
+    seen = found[0]["churn"]
+    yield Row("churn", "p50 ms", seen["p50_ms"])
+    yield Row("churn", "p99 ms", seen["p99_ms"], 250)
+    yield Row("churn", "processor %", seen["cpu_percent"], 50)
+    yield Row("churn", "s behind at the end", max(0.0, seen["wall_s"] - seen["fed_s"]), 0.25)
+    yield Row("churn", "largest backlog, changes", seen["backlog"])
+    yield Row("churn", "syncs", seen["syncs"])
+    yield Row("churn", "resident MB", found[0]["resident_after_mb"], 250)
+    yield Row("churn", "resident MB grown", seen["grown_mb"])
+    yield from _counted("churn", seen)
+
+
+def _rolling(found: Sequence[Found]) -> Iterator[Row]:
+    seen = found[0]["rolling"]
+    yield Row("rolling", "operations per slice event, median", seen["operations_p50"], 3)
+    yield Row("rolling", "operations per slice event, most", seen["operations_most"])
+    yield Row("rolling", "processor ms per slice event", seen["cpu_ms"])
+    yield Row("rolling", "netlink messages per slice event", seen["messages"])
+
+
+def _idle(found: Sequence[Found]) -> Iterator[Row]:
+    yield Row("idle", "processor %", found[0]["idle"]["cpu_percent"], 0.2)
+    yield Row("idle", "processes started", found[0]["idle"]["processes"], 0)
+
+
+def _audit(found: Sequence[Found]) -> Iterator[Row]:
+    seen = found[0]["audit"]
+    yield Row("audit", "wall s", seen["wall_s"], 2)
+    yield Row("audit", "processor s", seen["cpu_s"])
+    yield Row("audit", "loop held ms, median of the longest", seen["held_ms"], 20)
+    yield Row("audit", "loop held ms, best of the longest", seen["held_best_ms"])
+    yield Row("audit", "operations", seen["operations"], 0)
+    yield Row("audit", "processes started, each", seen["counts"].get("processes", 0) / 5)
+
+
+def _scrape(found: Sequence[Found]) -> Iterator[Row]:
+    seen = found[0]["scrape"]
+    yield Row("scrape", "wall s", seen["wall_s"], 1)
+    yield Row("scrape", "loop held ms, median of the longest", seen["held_ms"], 20)
+    yield Row("scrape", "loop held ms, best of the longest", seen["held_best_ms"])
+    yield Row("scrape", "bytes", seen["bytes"])
+
+
+def _restart(found: Sequence[Found]) -> Iterator[Row]:
+    colds, restarts = found[0::2], found[1::2]
+    yield Row("restart", "operations", max(one["operations"] for one in restarts), 0)
+    yield Row("restart", "netlink messages that write", max(one["counts"].get("messages", 0) for one in restarts), 0)
+    yield Row("restart", "wall s, median", statistics.median(one["wall_s"] for one in restarts))
+    ratios = [one["wall_s"] / cold["wall_s"] for one, cold in zip(restarts, colds, strict=True)]
+    yield Row("restart", "relative to a cold start", statistics.median(ratios), 1)
+    yield Row("restart", "resident MB", max(one["resident_mb"] for one in restarts), 250)
+
+
+def _own_steady(part: str, churn_s: float = 0) -> Measurement:
+    arguments = {
+        "pages": MAIN,
+        "services": MAIN[0],
+        "endpoints": MAIN[1],
+        "parts": [part],
+        "churn_s": churn_s,
+        "changes": CHANGES,
+    }
+    return "own", {"what": "steady", "arguments": arguments}
+
+
+def _own(found: Sequence[Found]) -> Iterator[Row]:
+    best = min(found, key=lambda one: float(one["cpu_s"]))
+    for phase, parts in _PHASES.items():
+        if phase not in ("kernel", "processes"):
+            yield Row("own", f"processor s: {phase}", sum(best["phases"].get(part, {}).get("cpu_s", 0.0) for part in parts))
+    yield Row("own", "processor s: all", best["cpu_s"])
+    yield Row("own", "page faults", best["page_faults"])
+
+
+def _own_change(found: Sequence[Found]) -> Iterator[Row]:
+    yield Row("own change", "processor ms", found[0]["change"]["cpu_ms"], 2)
+    yield Row("own change", "p50 ms", found[0]["change"]["p50_ms"], 2)
+    yield Row("own change", "p99 ms", found[0]["change"]["p99_ms"], 10)
+
+
+def _own_churn(found: Sequence[Found]) -> Iterator[Row]:
+    yield Row("own churn", "processor %", found[0]["churn"]["cpu_percent"], 50)
+    yield Row("own churn", "p99 ms", found[0]["churn"]["p99_ms"], 250)
+
+
+def _tools(services: int, endpoints: int, *, quick: bool) -> Case:
+    name = f"tools {services}x{endpoints}"
+
+    def rows(found: Sequence[Found]) -> Iterator[Row]:
+        yield Row(name, "ipvsadm -R s", found[0]["ipvsadm_s"])
+        yield Row(name, "ipset restore s", found[0]["ipset_s"])
+
+    return Case(name=name, measurements=[("tools", {"services": services, "endpoints": endpoints})], rows=rows, quick=quick)

@@ -1,0 +1,100 @@
+"""Runs measurements on the kernel that this process is on, each in a fresh network namespace, and tells what each found.
+
+    scripts/kernel .venv/bin/python -m scripts.benchmark.guest '[["cold", {"pages": [10000, 10]}], …]'
+
+A measurement is a name of ``measure`` and its arguments. ``pages`` there is a number of Services and one of endpoints each,
+``recording`` the name of a file. One named ``restart`` gets the namespace of the one before it, as that left it. Each line of
+output is JSON: what was found, or ``error``.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+NAMESPACE = "benchmark"
+IDLE_SHARE = 0.9
+LONGEST_REST_S = 30.0
+
+
+def main() -> None:
+    """Run what the command line lists."""
+    with tempfile.TemporaryDirectory() as directory:
+        run(pathlib.Path(directory))
+
+
+def run(directory: pathlib.Path) -> None:
+    """As ``main``, with a directory for what lies between."""
+    quiet("ip", "link", "set", "lo", "up")
+    for what, arguments in json.loads(sys.argv[1]):
+        if what not in ("restart", "own"):
+            quiet("ip", "netns", "del", NAMESPACE)
+            rest()
+            quiet("ip", "netns", "add", NAMESPACE)
+            quiet("ip", "-n", NAMESPACE, "link", "set", "lo", "up")
+        given = dict(arguments)
+        inner = given["arguments"] if what == "own" else given
+        if "pages" in inner:
+            inner["pages"] = str(pages(directory, *inner["pages"]))
+        if "recording" in given:
+            given["recording"] = str(directory / given["recording"])
+        sys.stdout.write(json.dumps(measure(what, given, directory)) + "\n")
+        sys.stdout.flush()
+
+
+def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> dict[str, Any]:
+    """Run one measurement in the namespace."""
+    log = directory / "log"
+    # What pretends to have a kernel is in a namespace of its own already, and leaves nothing there.
+    inside = [] if what == "own" else ["ip", "netns", "exec", NAMESPACE]
+    command = [*inside, sys.executable, "-m", "scripts.benchmark.measure", what, json.dumps(arguments)]
+    if profile := os.environ.get("IPVSPROXY_PROFILE"):
+        command[len(inside) + 1 : len(inside) + 2] = ["-m", "cProfile", "-o", profile, "-m"]
+    with log.open("w") as opened:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=opened, text=True, check=False)
+    if done.returncode:
+        return {"error": log.read_text()[-4000:]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def pages(directory: pathlib.Path, services: int, endpoints: int) -> pathlib.Path:
+    """The pages of a cluster of this size; those of another one are removed."""
+    wanted = directory / f"pages-{services}-{endpoints}"
+    if not wanted.exists():
+        for other in directory.glob("pages-*"):
+            shutil.rmtree(other)
+        wanted.mkdir()
+        command = [sys.executable, "-m", "scripts.benchmark.workload", str(wanted), str(services), str(endpoints)]
+        subprocess.run(command, check=True)
+    return wanted
+
+
+def quiet(*command: str) -> None:
+    """Run a command, whatever becomes of it."""
+    subprocess.run(command, check=False, capture_output=True)
+
+
+def rest() -> None:
+    """Wait until the kernel's threads have cleared away what the last namespace held."""
+    deadline_s = time.monotonic() + LONGEST_REST_S
+    calm = 0
+    while calm < 2 and time.monotonic() < deadline_s:  # noqa: PLR2004 - once may be chance
+        before = processor_times()
+        time.sleep(0.3)
+        spent = [after - then for after, then in zip(processor_times(), before, strict=True)]
+        calm = calm + 1 if spent[3] >= IDLE_SHARE * sum(spent) else 0
+
+
+def processor_times() -> list[int]:
+    """User, nice, system, idle, and so on, in ticks, of all processors together."""
+    return [int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
+
+
+if __name__ == "__main__":
+    main()

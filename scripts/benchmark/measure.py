@@ -1,0 +1,372 @@
+"""What is measured, each in a process and a network namespace of its own: one line of JSON with what was found.
+
+python -m scripts.benchmark.measure WHAT '{"argument": …}'
+"""
+
+import asyncio
+import gc
+import itertools
+import json
+import pathlib
+import pickle
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from ipvsproxy.daemon import log as logs
+from scripts.benchmark import api, meter, pretence, program, workload
+
+LATENCY_PERIOD_S = 0.02
+CHURN_PER_S = 1000
+CHURN_TICK_S = 0.004
+ROLLING = 999_000
+"""Number of the Service that has a thousand endpoints."""
+
+Figures = dict[str, Any]
+
+
+def cold(pages: str, recording: str = "") -> Figures:
+    """From the first byte of the lists until everything is programmed."""
+    measured = meter.Meter()
+    if recording:
+        measured.recorded = []
+    before_mb = meter.resident_mb()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    async def run() -> Figures:
+        began_cpu_s = time.process_time()
+        async with program.running(api.MemoryApi(pathlib.Path(pages))) as running:
+            first = running.watching.syncs[0]
+            gone_s = first.ended_s - running.api.first_byte_s
+            return {
+                "wall_s": gone_s,
+                "cpu_s": time.process_time() - began_cpu_s,
+                "operations": sum(first.summary.report.done.values()),
+                "failed": sum(first.summary.report.failed.values()),
+                "pending": first.summary.report.pending,
+                "imported_mb": before_mb,
+                "resident_mb": meter.resident_mb(),
+                "peak_mb": meter.resident_mb("VmHWM"),
+                "collections": [one["collections"] for one in gc.get_stats()],
+                "page_faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults,
+            }
+
+    figures = asyncio.run(run())
+    if recording:
+        measured.save(pathlib.Path(recording))
+    return figures | measured.figures()
+
+
+def restart(pages: str) -> Figures:
+    """As ``cold``, where the kernel holds everything already."""
+    return cold(pages)
+
+
+def own(what: str, arguments: Figures) -> Figures:
+    """Another measurement without a kernel: only the program's own time counts."""
+    with pretence.kernel():
+        found: Figures = MEASUREMENTS[what](**arguments)
+    return found
+
+
+def replay(recording: str) -> Figures:
+    """What the kernel itself takes: recorded messages from a file by a minimal loop, and one iptables-restore."""
+    with pathlib.Path(recording).open("rb") as opened:
+        chunks, rules = pickle.load(opened)  # noqa: S301 - we wrote it ourselves a moment ago
+    sockets = {}
+    for protocol in sorted({protocol for protocol, _ in chunks}):
+        sockets[protocol] = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+        sockets[protocol].setsockopt(socket.SOL_SOCKET, 32, 4 << 20)  # SO_SNDBUFFORCE
+        sockets[protocol].setsockopt(socket.SOL_SOCKET, 33, 4 << 20)  # SO_RCVBUFFORCE
+        sockets[protocol].bind((0, 0))
+    spent = dict.fromkeys(sockets, 0.0)
+    buffer = bytearray(65536)
+    began = time.perf_counter()
+    for protocol, data in chunks:
+        one = sockets[protocol]
+        at = time.perf_counter()
+        one.send(data)
+        one.recv_into(buffer)
+        spent[protocol] += time.perf_counter() - at
+    netlink_s = time.perf_counter() - began
+    at = time.perf_counter()
+    for command, *arguments, text in rules[:1]:
+        subprocess.run([command, *arguments], input=text, text=True, check=True, capture_output=True)
+    return {
+        "wall_s": time.perf_counter() - began,
+        "netlink_s": netlink_s,
+        "rules_s": time.perf_counter() - at,
+        **{meter.PROTOCOLS[protocol]: seconds for protocol, seconds in spent.items()},
+        "sends": len(chunks),
+        "bytes": sum(len(data) for _, data in chunks),
+    }
+
+
+def steady(*, pages: str, services: int, endpoints: int, parts: Sequence[str], churn_s: float, changes: int) -> Figures:
+    """What a running program does: a change, churn, a rolling update, nothing, an audit, a scrape."""
+    measured = meter.Meter()
+
+    async def run() -> Figures:
+        async with program.running(api.MemoryApi(pathlib.Path(pages))) as running:
+            steadily = _Steady(running, measured, services, endpoints)
+            figures: Figures = {"resident_mb": meter.resident_mb()}
+            await asyncio.sleep(1)  # what the first sync left to the kernel's threads
+            if "change" in parts:
+                figures["change"] = await steadily.change(changes)
+            if "rolling" in parts:
+                figures["rolling"] = await steadily.rolling()
+            if "idle" in parts:
+                figures["idle"] = await steadily.idle()
+            if "audit" in parts:
+                figures["audit"] = await steadily.audit()
+            if "scrape" in parts:
+                figures["scrape"] = await steadily.scrape()
+            if "churn" in parts:
+                figures["churn"] = await steadily.churn(churn_s)
+            figures["resident_after_mb"] = meter.resident_mb()
+            return figures
+
+    return asyncio.run(run())
+
+
+class _Steady:
+    def __init__(self, running: program.Running, measured: meter.Meter, services: int, endpoints: int) -> None:
+        self._running = running
+        self._meter = measured
+        self._services = services
+        self._endpoints = endpoints
+        self._version = 2_000_000
+        self._pod = services * endpoints + 20_000
+        self._pods: dict[int, list[int]] = {}
+        self._heart = meter.Heartbeat()
+
+    def _next_line(self, number: int) -> bytes:
+        """One endpoint of this Service's slice is replaced by a new one."""
+        self._version += 1
+        self._pod += 1
+        first = number * self._endpoints
+        pods = self._pods.setdefault(number, list(range(first, first + self._endpoints)))
+        pods.append(self._pod)
+        pods.pop(0)
+        return workload.line("MODIFIED", workload.endpoint_slice(number, 0, pods, self._version))
+
+    async def _told(self, line: bytes) -> None:
+        """Hand out the line, and wait until it is programmed."""
+        wanted = self._running.api.told + 1
+        self._running.api.tell("endpointslices", line, 1)
+        while (await self._running.synced()).told < wanted:
+            pass
+
+    async def change(self, changes: int) -> Figures:
+        """One endpoint changes, again and again, with a pause between."""
+        lines = [self._next_line(number * 7919 % self._services) for number in range(changes)]
+        gc.collect()
+        self._meter.reset()
+        latencies_s, cpu_s, messages = [], [], []
+        for line in lines:
+            await asyncio.sleep(LATENCY_PERIOD_S)
+            self._meter.acknowledged_s.clear()
+            before = self._meter.counts["messages"]
+            cpu, began_s = time.process_time(), time.perf_counter()
+            await self._told(line)
+            cpu_s.append(time.process_time() - cpu)
+            latencies_s.append(self._meter.acknowledged_s[-1] - began_s)
+            messages.append(self._meter.counts["messages"] - before)
+        kernel_s = sum(phase.wall_s for name, phase in self._meter.phases.items() if name.startswith("kernel"))
+        return {
+            **_distribution(latencies_s),
+            "cpu_ms": statistics.fmean(cpu_s) * 1e3,
+            "kernel_ms": kernel_s / changes * 1e3,
+            "messages": statistics.median(messages),
+            "calls": self._meter.counts["calls"] / changes,
+            "processes": self._meter.counts["processes"],
+            **self._meter.figures(),
+        }
+
+    async def rolling(self) -> Figures:
+        """A Service of a thousand endpoints in ten slices, of which one at a time is replaced."""
+        number, first = ROLLING, 3_000_000
+        service = workload.service(number, self._version + 1)
+        service["spec"] |= {"clusterIP": "10.111.255.254", "clusterIPs": ["10.111.255.254"]}
+        slices = [list(range(first + part * 100, first + part * 100 + 100)) for part in range(10)]
+        self._running.api.tell("services", workload.line("ADDED", service), 1)
+        for part, pods in enumerate(slices):
+            await self._told(workload.line("ADDED", workload.endpoint_slice(number, part, pods, self._version + part + 1)))
+        self._version += 100
+        lines = []
+        for step in range(100):
+            pods = slices[step % 10]
+            pods[step // 10] = first + 100_000 + step
+            self._version += 1
+            lines.append(workload.line("MODIFIED", workload.endpoint_slice(number, step % 10, pods, self._version)))
+        self._meter.reset()
+        operations, cpu_s = [], []
+        for line in lines:
+            synced, cpu = len(self._running.watching.syncs), time.process_time()
+            await self._told(line)
+            cpu_s.append(time.process_time() - cpu)
+            reports = [sync.summary.report for sync in self._running.watching.syncs[synced:]]
+            operations.append(sum(sum(report.done.values()) for report in reports))
+        return {
+            "operations_p50": statistics.median(operations),
+            "operations_most": max(operations),
+            "cpu_ms": statistics.fmean(cpu_s) * 1e3,
+            "messages": self._meter.counts["messages"] / len(lines),
+            **self._meter.figures(),
+        }
+
+    async def idle(self) -> Figures:
+        """Nothing changes, and no audit falls into this time."""
+        await asyncio.sleep(1)
+        self._running.engine._resync_due_s = time.monotonic() + 3600
+        self._meter.reset()
+        cpu_s, began_s = time.process_time(), time.perf_counter()
+        await asyncio.sleep(10)
+        share = (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
+        return {"cpu_percent": share * 100, "processes": self._meter.counts["processes"], **self._meter.figures()}
+
+    async def audit(self) -> Figures:
+        """Reads of the whole kernel against the model, one after the other."""
+        beating = asyncio.create_task(self._heart.run())
+        walls_s, cpus_s, held_s = [], [], []
+        self._meter.reset()
+        for _ in range(5):
+            await asyncio.sleep(0.5)
+            self._heart.longest_s()
+            cpu_s, began_s = time.process_time(), time.perf_counter()
+            self._running.engine.kernel_changed()
+            await self._running.synced()
+            walls_s.append(time.perf_counter() - began_s)
+            cpus_s.append(time.process_time() - cpu_s)
+            await asyncio.sleep(0.05)
+            held_s.append(self._heart.longest_s())
+        beating.cancel()
+        found = self._running.watching.syncs[-1].summary.report
+        return {
+            "wall_s": statistics.median(walls_s),
+            "cpu_s": statistics.median(cpus_s),
+            "held_ms": statistics.median(held_s) * 1e3,
+            "held_best_ms": min(held_s) * 1e3,
+            "operations": sum(found.done.values()),
+            **self._meter.figures(),
+        }
+
+    async def scrape(self) -> Figures:
+        """Scrapes of the metrics server, and changes meanwhile."""
+        beating = asyncio.create_task(self._heart.run())
+        walls_s, held_s, size = [], [], 0
+        for _ in range(5):
+            await asyncio.sleep(0.2)
+            self._heart.longest_s()
+            began_s = time.perf_counter()
+            reader, writer = await asyncio.open_connection("127.0.0.1", program.METRICS_PORT)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            size = len(await reader.read(-1))
+            walls_s.append(time.perf_counter() - began_s)
+            writer.close()
+            held_s.append(self._heart.longest_s())
+        beating.cancel()
+        return {
+            "wall_s": statistics.median(walls_s),
+            "held_ms": statistics.median(held_s) * 1e3,
+            "held_best_ms": min(held_s) * 1e3,
+            "bytes": size,
+        }
+
+    async def churn(self, seconds: float) -> Figures:
+        """A thousand changes of endpoints a second, told in time, whatever becomes of those before."""
+        count = int(seconds * CHURN_PER_S)
+        with tempfile.TemporaryFile() as lines:  # in memory they would be taken for the program's
+            for number in range(count):
+                lines.write(self._next_line(number * 7919 % self._services))
+            lines.seek(0)
+            self._pods.clear()
+            return await self._churn(lines, count)
+
+    async def _churn(self, lines: BinaryIO, count: int) -> Figures:
+        resident_mb = meter.resident_mb()
+        self._meter.reset()
+        watching, served = self._running.watching, self._running.api
+        watching.syncs.clear()
+        told_before = served.told
+        cpu_s, began_s = time.process_time(), time.perf_counter()
+        due_s: list[float] = []
+        backlog = 0
+        while len(due_s) < count:
+            gone_s = time.perf_counter() - began_s
+            upto = min(count, int(gone_s * CHURN_PER_S) + 1)
+            if upto > len(due_s):
+                served.tell("endpointslices", b"".join(itertools.islice(lines, upto - len(due_s))), upto - len(due_s))
+                due_s += [began_s + number / CHURN_PER_S for number in range(len(due_s), upto)]
+            programmed = watching.syncs[-1].told - told_before if watching.syncs else 0
+            backlog = max(backlog, len(due_s) - programmed)
+            await asyncio.sleep(CHURN_TICK_S)
+        fed_s = time.perf_counter() - began_s
+        while not watching.syncs or watching.syncs[-1].told - told_before < count:
+            await self._running.synced()
+        cpu_s = time.process_time() - cpu_s
+        wall_s = time.perf_counter() - began_s
+        latencies_s, position = [], 0
+        for sync in watching.syncs:
+            upto = sync.told - told_before
+            latencies_s += [sync.ended_s - due for due in due_s[position:upto]]
+            position = max(position, upto)
+        return {
+            **_distribution(latencies_s),
+            "fed_s": fed_s,
+            "wall_s": wall_s,
+            "cpu_percent": cpu_s / wall_s * 100,
+            "backlog": backlog,
+            "syncs": len(watching.syncs),
+            "grown_mb": meter.resident_mb() - resident_mb,
+            "processes": self._meter.counts["processes"],
+            **self._meter.figures(),
+        }
+
+
+def _distribution(values_s: Sequence[float]) -> Figures:
+    ordered = sorted(values_s)
+    return {
+        "p50_ms": statistics.median(ordered) * 1e3,
+        "p99_ms": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e3,
+        "most_ms": ordered[-1] * 1e3,
+    }
+
+
+def tools(services: int, endpoints: int) -> Figures:
+    """``ipvsadm -R`` and ``ipset restore`` with the same virtual and real servers and set entries."""
+    rules, entries = [], ["create KUBE-CLUSTER-IP hash:ip,port family inet hashsize 1024 maxelem 65536"]
+    for number in range(services):
+        address = workload.cluster_address(number)
+        rules.append(f"-A -t {address}:80 -s rr")
+        rules += [
+            f"-a -t {address}:80 -r {workload.pod_address(number * endpoints + pod)}:8080 -m -w 1" for pod in range(endpoints)
+        ]
+        entries.append(f"add KUBE-CLUSTER-IP {address},tcp:80")
+    found = {}
+    for name, command, lines in (("ipvsadm_s", ("ipvsadm", "-R"), rules), ("ipset_s", ("ipset", "restore"), entries)):
+        began_s = time.perf_counter()
+        subprocess.run(command, input="\n".join(lines) + "\n", text=True, check=True, capture_output=True)
+        found[name] = time.perf_counter() - began_s
+    return found
+
+
+MEASUREMENTS: Mapping[str, Callable[..., Figures]] = {
+    "cold": cold,
+    "restart": restart,
+    "own": own,
+    "replay": replay,
+    "steady": steady,
+    "tools": tools,
+}
+
+
+if __name__ == "__main__":
+    logs.set_up(json=False, verbosity=2)
+    sys.stdout.write(json.dumps(MEASUREMENTS[sys.argv[1]](**json.loads(sys.argv[2]))) + "\n")

@@ -1,0 +1,178 @@
+"""What the program spends its time with, and what it asks of the kernel, seen from inside the process.
+
+A phase is a function of the program whose calls are timed, by the clock on the wall and by the processor time of the thread that
+runs it. Those that are timed are called once per page, chunk or sync, but for none once per object: timing them costs nothing.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import pickle
+import subprocess
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+from ipvsproxy.daemon import engine, store
+from ipvsproxy.kernel import iptables, ipvs_message, netlink, node
+from ipvsproxy.reconcile import reconciler
+from ipvsproxy.translate import decode
+
+PROTOCOLS = {0: "addresses", 12: "ipset and conntrack", 16: "ipvs"}
+"""By number of netlink protocol."""
+
+
+@dataclasses.dataclass
+class Phase:
+    """Calls of one function, and the seconds they took."""
+
+    calls: int = 0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+class Meter:
+    """Counts from the moment it is made; ``reset`` begins anew. One per process."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, Phase] = defaultdict(Phase)
+        self.counts: Counter[str] = Counter()
+        self.acknowledged_s: list[float] = []
+        self.recorded: list[tuple[int, bytes]] | None = None
+        self.rules: list[tuple[str, ...]] = []
+        self._cover()
+
+    def reset(self) -> None:
+        """Forget what was counted."""
+        self.phases.clear()
+        self.counts.clear()
+        self.acknowledged_s.clear()
+
+    def save(self, file: pathlib.Path) -> None:
+        """Write what was recorded, for ``replay``."""
+        with file.open("wb") as opened:
+            pickle.dump((self.recorded, self.rules), opened)
+
+    def figures(self) -> dict[str, Any]:
+        """All of it as a value that JSON takes."""
+        return {
+            "phases": {name: dataclasses.asdict(phase) for name, phase in self.phases.items()},
+            "counts": dict(self.counts),
+        }
+
+    def _cover(self) -> None:
+        for owner, function, name in (
+            (decode, "decode_list", "decode"),
+            (store.Store, "deliver", "store"),
+            (engine.Engine, "_update_view", "view"),
+            (engine.Engine, "_put_skeletons", "rules"),
+            (reconciler.Reconciler, "plan", "plan"),
+            (reconciler.Reconciler, "settle", "settle"),
+            (node.NodeKernel, "observe", "read"),
+            (node.NodeKernel, "apply", "apply"),
+            (ipvs_message.Encoder, "encode", "encode IPVS"),
+        ):
+            setattr(owner, function, self._timed(getattr(owner, function), name))
+        for function, name in (("_translate_all", "translate and claim"), ("_observe", "audit")):
+            setattr(engine.Engine, function, self._timed_whole(getattr(engine.Engine, function), name))
+        netlink.Channel.run = self._run(netlink.Channel.run)  # type: ignore[method-assign]  # as above
+        netlink.Channel._dump = self._timed(netlink.Channel._dump, "dump")  # type: ignore[method-assign]  # as above
+        iptables.run = self._rules(iptables.run)
+        subprocess.Popen.__init__ = self._counted(subprocess.Popen.__init__)  # type: ignore[method-assign]  # as above
+
+    def _timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*arguments: Any, **named: Any) -> Any:
+            with self._timing(name):
+                return function(*arguments, **named)
+
+        return timed
+
+    def _timed_whole(self, function: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Awaitable[Any]]:
+        @functools.wraps(function)
+        async def timed(*arguments: Any) -> Any:
+            with self._timing(name):
+                return await function(*arguments)
+
+        return timed
+
+    @contextlib.contextmanager
+    def _timing(self, name: str) -> Iterator[None]:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        try:
+            yield
+        finally:
+            phase = self.phases[name]
+            phase.calls += 1
+            phase.wall_s += time.perf_counter() - wall
+            phase.cpu_s += time.thread_time() - cpu
+
+    def _run(self, run: Callable[..., dict[int, int]]) -> Callable[..., dict[int, int]]:
+        @functools.wraps(run)
+        def measured(channel: netlink.Channel, messages: Sequence[bytes]) -> dict[int, int]:
+            protocol = channel._protocol
+            if self.recorded is not None:
+                final = bytearray(messages[-1])
+                final[6] |= netlink.ACKNOWLEDGE
+                self.recorded.append((protocol, b"".join((*messages[:-1], final))))
+            with self._timing(f"kernel: {PROTOCOLS[protocol]}"):
+                failed = run(channel, messages)
+            self.acknowledged_s.append(time.perf_counter())
+            self.counts["messages"] += len(messages)
+            self.counts["bytes"] += sum(map(len, messages))
+            # One to send them all; the answer to the last one, and one for each that failed, is read by a call of its own.
+            self.counts["calls"] += 2 + len(failed)
+            return failed
+
+        return measured
+
+    def _rules(self, run: Callable[..., str]) -> Callable[..., str]:
+        @functools.wraps(run)
+        def measured(command: str, *arguments: str, stdin: str = "") -> str:
+            if self.recorded is not None and stdin and "KUBE-SERVICES" in stdin:
+                self.rules.append((command, *arguments, stdin))
+            with self._timing("processes"):
+                return run(command, *arguments, stdin=stdin)
+
+        return measured
+
+    def _counted(self, start: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(start)
+        def counted(*arguments: Any, **named: Any) -> None:
+            self.counts["processes"] += 1
+            start(*arguments, **named)
+
+        return counted
+
+
+class Heartbeat:
+    """How long the loop was held: the longest delay of a beat that is due every two milliseconds."""
+
+    PERIOD_S = 0.002
+
+    def __init__(self) -> None:
+        self.delays_s: list[float] = []
+
+    async def run(self) -> None:
+        """Beat for ever."""
+        while True:
+            due_s = time.perf_counter() + self.PERIOD_S
+            await asyncio.sleep(self.PERIOD_S)
+            self.delays_s.append(max(0.0, time.perf_counter() - due_s))
+
+    def longest_s(self) -> float:
+        """Since this was asked last."""
+        longest = max(self.delays_s, default=0.0)
+        self.delays_s.clear()
+        return longest
+
+
+def resident_mb(field: str = "VmRSS") -> float:
+    """Memory of this process in MB (10^6 bytes); ``VmHWM`` is the most it ever was."""
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024 / 1e6
+    return 0.0

@@ -1,0 +1,46 @@
+"""The program without a kernel: every message is encoded, and counts as handled as soon as it should be sent.
+
+What is left is its own time, on a machine where memory and system calls cost what they usually do. Nothing of the machine is read
+or written.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from ipvsproxy.kernel import addresses, host, iptables, ipvs, netlink
+from ipvsproxy.kernel.ipset import IpsetDriver
+from ipvsproxy.model.plan import Outcome
+
+FAMILY_NUMBER = 30
+SAVED = "".join(f"*{table}\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n" for table in ("nat", "filter", "mangle"))
+
+
+@contextlib.contextmanager
+def kernel() -> Iterator[None]:
+    """Pretend inside the block that there is a kernel, and that it is empty."""
+
+    def run(command: str, *arguments: str, stdin: str = "") -> str:
+        del stdin
+        return "iptables v1.8.9 (legacy)" if "--version" in arguments else SAVED if command.endswith("-save") else ""
+
+    nothing: dict[Any, Any] = {}
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (netlink.Channel, "run", lambda _channel, _messages: {}),
+            (netlink.Channel, "dump", lambda _channel, _request, _action: []),
+            (netlink, "resolve_family", lambda *_: FAMILY_NUMBER),
+            (ipvs.IpvsDriver, "observe", lambda _driver: nothing),
+            (addresses.AddressDriver, "_find", lambda _driver: addresses._Link(2, "kube-ipvs0", "dummy")),
+            (addresses.AddressDriver, "_apply_device", lambda _driver, operation: Outcome(operation)),
+            (IpsetDriver, "_revision", lambda _driver, _set: 6),
+            (iptables, "run", run),
+            (host, "load_modules", lambda *_: ""),
+            (host, "missing_features", lambda *_: ()),
+            (host, "missing_set_types", lambda *_: ()),
+            (host.SysctlDriver, "apply", lambda _driver, operations: list(map(Outcome, operations))),
+            (host.SysctlDriver, "observe", lambda _driver, paths: dict.fromkeys(paths, "")),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield

@@ -1,0 +1,125 @@
+"""The whole program in this process, on the real kernel, with an API server in memory."""
+
+import asyncio
+import contextlib
+import importlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+from ipvsproxy.config import load
+from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon import app
+from ipvsproxy.daemon import source as sources
+from ipvsproxy.daemon.engine import Engine
+from ipvsproxy.daemon.signals import Signals
+from ipvsproxy.daemon.summary import SyncSummary, Watcher
+from scripts.benchmark import workload
+from scripts.benchmark.api import MemoryApi, Source
+
+METRICS_PORT = 10249
+
+
+class Sync(NamedTuple):
+    """A sync that is over. ``told`` is how many lines the watches had handed out when it began."""
+
+    began_s: float
+    ended_s: float
+    told: int
+    summary: SyncSummary
+
+
+class Watching:
+    """The program's own watcher, and a list of what it was told."""
+
+    def __init__(self, watcher: Watcher, api: MemoryApi) -> None:
+        self.syncs: list[Sync] = []
+        self.synced_event = asyncio.Event()
+        self._watcher = watcher
+        self._api = api
+        self._began_s = 0.0
+        self._told = 0
+
+    def queued(self, now: float) -> None:
+        """There is something to do."""
+        self._watcher.queued(now)
+
+    def syncing(self, now: float) -> None:
+        """A sync begins."""
+        self._began_s, self._told = time.perf_counter(), self._api.told
+        self._watcher.syncing(now)
+
+    def synced(self, summary: SyncSummary) -> None:
+        """A sync is over."""
+        self._watcher.synced(summary)
+        self.syncs.append(Sync(self._began_s, time.perf_counter(), self._told, summary))
+        self.synced_event.set()
+
+
+class Running(NamedTuple):
+    """The program while it runs."""
+
+    engine: Engine
+    watching: Watching
+    api: MemoryApi
+
+    async def synced(self) -> Sync:
+        """The next sync that ends."""
+        self.watching.synced_event.clear()
+        await self.watching.synced_event.wait()
+        return self.watching.syncs[-1]
+
+
+@contextlib.asynccontextmanager
+async def running(api: MemoryApi, *flags: str) -> AsyncIterator[Running]:
+    """Start it; it is over its first sync when the block begins."""
+    made: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
+
+    class MeasuredEngine(Engine):
+        def __init__(self, *, watcher: Watcher, **others: Any) -> None:
+            watching = Watching(watcher, api)
+            super().__init__(watcher=watching, **others)
+            made.set_result(Running(self, watching, api))
+
+    async def make_source(*_: object) -> Source:
+        return Source(api)
+
+    importlib.import_module("ipvsproxy.daemon.watch")  # which is there when an API server is: its memory counts
+    with (
+        mock.patch.object(app, "Engine", MeasuredEngine),
+        mock.patch.object(sources, "make", make_source),
+        mock.patch.object(app, "FIRST_LISTS_S", 600.0),
+    ):
+        config = configuration(*flags)
+        task = asyncio.create_task(app._serve(config, lambda: config, Signals()))
+        try:
+            await _first(made, task)
+            program = made.result()
+            while not program.watching.syncs:
+                await _first(asyncio.ensure_future(program.synced()), task)
+            yield program
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def _first(wanted: asyncio.Future[Any], task: "asyncio.Task[int]") -> None:
+    await asyncio.wait((wanted, task), return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+        raise RuntimeError("the program ended")
+
+
+def configuration(*flags: str) -> Config:
+    """What the command line would make of these flags."""
+    arguments = [
+        "--proxy-mode=ipvs",
+        f"--hostname-override={workload.NODE}",
+        "--cluster-cidr=10.128.0.0/10",
+        "--ipvs-min-sync-period=0s",
+        "--ipvs-sync-period=24h",  # what reads the whole kernel is measured by itself
+        "--conntrack-max-per-core=0",  # may only be set in the host's first network namespace
+        *flags,
+    ]
+    return load.load(arguments, hostname=workload.NODE, read_file=lambda _: b"")

@@ -1,0 +1,155 @@
+"""A cluster of a given size as an API server would tell it: pages of lists, and lines of watches.
+
+    python -m scripts.benchmark.workload DIRECTORY SERVICES ENDPOINTS
+
+writes the pages into a directory, so that they take no memory of the process that reads them. Objects carry what real ones
+carry, managed fields included: a slice of ten endpoints has about 4 kB.
+"""
+
+import itertools
+import json
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+NODE = "node-0"
+PAGE_ITEMS = 500
+SLICE_ENDPOINTS = 100
+"""Most endpoints in a slice, as the slice controller makes them."""
+KINDS = ("services", "endpointslices", "nodes")
+_NAMESPACES = 50
+_CREATED = "2026-01-01T00:00:00Z"
+_TRIGGER = "2026-01-01T00:00:05.123456Z"
+
+
+def cluster_address(number: int) -> str:
+    """The cluster IP of the Service of this number; the first ones of the range are left out."""
+    return f"10.{96 + (number + 10 >> 16)}.{number + 10 >> 8 & 255}.{number + 10 & 255}"
+
+
+def pod_address(number: int) -> str:
+    """The address of the pod of this number."""
+    return f"10.{128 + (number + 10 >> 16)}.{number + 10 >> 8 & 255}.{number + 10 & 255}"
+
+
+def service(number: int, version: int = 1) -> dict[str, Any]:
+    """A ClusterIP Service with one port."""
+    name = _name(number)
+    spec = {
+        "clusterIP": cluster_address(number),
+        "clusterIPs": [cluster_address(number)],
+        "internalTrafficPolicy": "Cluster",
+        "ipFamilies": ["IPv4"],
+        "ipFamilyPolicy": "SingleStack",
+        "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}],
+        "selector": {"app": name},
+        "sessionAffinity": "None",
+        "type": "ClusterIP",
+    }
+    metadata = _metadata(name, number, {"app": name}, {"f:spec": {"f:ports": {}, "f:selector": {}, "f:type": {}}}, version)
+    return {"metadata": metadata, "spec": spec, "status": {"loadBalancer": {}}}
+
+
+def endpoint_slice(number: int, part: int, pods: list[int], version: int = 1) -> dict[str, Any]:
+    """One slice of a Service, with these pods as endpoints; every tenth pod is on our node."""
+    name = _name(number)
+    labels = {
+        "app": name,
+        "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+        "kubernetes.io/service-name": name,
+    }
+    metadata = _metadata(f"{name}-{part:05x}", number, labels, {"f:endpoints": {}, "f:ports": {}, "f:addressType": {}}, version)
+    metadata["annotations"] = {"endpoints.kubernetes.io/last-change-trigger-time": _TRIGGER}
+    return {
+        "metadata": metadata,
+        "addressType": "IPv4",
+        "endpoints": [_endpoint(pod, metadata["namespace"]) for pod in pods],
+        "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+    }
+
+
+def node() -> dict[str, Any]:
+    """Our Node."""
+    return {
+        "metadata": {"name": NODE, "resourceVersion": "1", "labels": {"topology.kubernetes.io/zone": "zone-a"}},
+        "spec": {"podCIDR": "10.128.0.0/24", "podCIDRs": ["10.128.0.0/24"]},
+        "status": {"addresses": [{"type": "InternalIP", "address": "172.18.0.2"}, {"type": "Hostname", "address": NODE}]},
+    }
+
+
+def slices(number: int, endpoints: int) -> Iterator[dict[str, Any]]:
+    """The slices of a Service with this many endpoints."""
+    first = number * endpoints
+    for start in range(0, endpoints, SLICE_ENDPOINTS):
+        yield endpoint_slice(
+            number, start // SLICE_ENDPOINTS, list(range(first + start, first + min(start + SLICE_ENDPOINTS, endpoints)))
+        )
+
+
+def line(what: str, item: dict[str, Any]) -> bytes:
+    """One line of a watch."""
+    return json.dumps({"type": what, "object": item}, separators=(",", ":")).encode() + b"\n"
+
+
+def write(directory: pathlib.Path, services: int, endpoints: int) -> None:
+    """Write ``services-0``, ``services-1``…, ``endpointslices-0``…, ``nodes-0``."""
+    lists: tuple[tuple[str, Iterator[dict[str, Any]]], ...] = (
+        ("services", map(service, range(services))),
+        ("endpointslices", (one for number in range(services) for one in slices(number, endpoints))),
+        ("nodes", iter((node(),))),
+    )
+    for kind, items in lists:
+        pages, page = 0, list(itertools.islice(items, PAGE_ITEMS))
+        while True:
+            following = list(itertools.islice(items, PAGE_ITEMS))
+            metadata = {"resourceVersion": "1000000"} | ({"continue": str(pages + 1)} if following else {})
+            body = json.dumps({"kind": "List", "metadata": metadata, "items": page}, separators=(",", ":"))
+            (directory / f"{kind}-{pages}").write_text(body)
+            if not following:
+                break
+            pages, page = pages + 1, following
+
+
+def _name(number: int) -> str:
+    return f"service-{number:06d}"
+
+
+def _metadata(name: str, number: int, labels: dict[str, str], fields: dict[str, Any], version: int = 1) -> dict[str, Any]:
+    managed = {
+        "apiVersion": "v1",
+        "fieldsType": "FieldsV1",
+        "fieldsV1": {"f:metadata": {"f:labels": {".": {}, **{f"f:{label}": {} for label in labels}}}, **fields},
+        "manager": "kube-controller-manager",
+        "operation": "Update",
+        "time": _CREATED,
+    }
+    return {
+        "name": name,
+        "namespace": f"namespace-{number % _NAMESPACES}",
+        "uid": f"00000000-0000-0000-0000-{number:012x}",
+        "resourceVersion": str(version),
+        "creationTimestamp": _CREATED,
+        "generation": version,
+        "labels": labels,
+        "managedFields": [managed],
+    }
+
+
+def _endpoint(pod: int, namespace: str) -> dict[str, Any]:
+    return {
+        "addresses": [pod_address(pod)],
+        "conditions": {"ready": True, "serving": True, "terminating": False},
+        "nodeName": f"node-{pod % 10}",
+        "targetRef": {
+            "kind": "Pod",
+            "name": f"pod-{pod}",
+            "namespace": namespace,
+            "uid": f"00000000-0000-0000-0001-{pod:012x}",
+        },
+        "zone": "zone-a",
+    }
+
+
+if __name__ == "__main__":
+    write(pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
