@@ -77,6 +77,10 @@ class Source:
         return "API server in memory"
 
     @property
+    def post(self) -> None:
+        """Events are not posted."""
+
+    @property
     def statuses(self) -> Mapping[ObjectKind, reflector.WatchStatus]:
         """How each watch is doing."""
         return {kind: each.status for kind, each in self._reflectors.items()}
