@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from ipvsproxy import cli
+from ipvsproxy.config import commands
 from ipvsproxy.config.settings import Config
 
 
@@ -155,3 +156,80 @@ def test_module_can_be_run() -> None:
         [sys.executable, "-m", "ipvsproxy", "--version"], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.startswith("ipvsproxy ")
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
+    """Which command looked at what, and whether as JSON. Looking ends with status 3."""
+    calls: list[tuple[str, str, bool]] = []
+
+    def look(command: commands.Command, config: Config, subject: str, *, as_json: bool) -> int:
+        calls.append((command.name, subject, as_json))
+        return 3
+
+    monkeypatch.setattr(cli, "_look", look)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call"),
+    [
+        (["plan"], ("plan", "", False)),
+        (["plan", "--output=json", "--proxy-mode=ipvs"], ("plan", "", True)),
+        (["verify", "-o", "json"], ("verify", "", True)),
+        (["explain", "demo/web", "--ipvs-scheduler=lc"], ("explain", "demo/web", False)),
+        (["explain", "[fd00::1]:80", "--output", "text"], ("explain", "[fd00::1]:80", False)),
+        (["doctor"], ("doctor", "", False)),
+    ],
+)
+def test_commands_that_look_take_the_flags_of_run(
+    looked: list[tuple[str, str, bool]], arguments: list[str], call: tuple[str, str, bool]
+) -> None:
+    assert cli.main(arguments) == 3
+    assert looked == [call]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["plan", "--nope"], "'--nope': unknown flag"),
+        (["plan", "--output=xml"], "--output: 'xml' must be one of text, json"),
+        (["plan", "--proxy-mode=iptables"], "--proxy-mode: 'iptables' is a mode that ipvsproxy does not do"),
+        (["explain"], "explain: needs namespace/name | address:port right behind it"),
+        (["verify", "demo/web"], "'demo/web': is neither a flag nor a command"),
+    ],
+)
+def test_commands_that_look_refuse_what_they_do_not_know(
+    looked: list[tuple[str, str, bool]], arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    assert looked == []
+    assert f"ipvsproxy: {sentence}" in capsys.readouterr().err
+
+
+def test_a_subject_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "web"]) == 2
+    assert "ipvsproxy: explain: 'web' is none of namespace/name, address:port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", list(commands.COMMANDS))
+def test_each_command_has_its_own_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"ipvsproxy {command} ")
+    assert "Exit status: 0" in text
+    assert max(map(len, text.splitlines())) <= 115
+
+
+def test_a_dry_run_never_serves(served: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_shadow", lambda _: 5)
+    assert cli.main(["--proxy-mode=ipvs", "--dry-run"]) == 5
+    assert served == []
+    assert cli.main(["--proxy-mode=ipvs", "--dry-run=false"]) == 7
+
+
+def test_a_dry_run_of_the_cleanup_flag_only_tells(
+    cleaned: list[tuple[tuple[str, ...], bool, bool]],
+) -> None:
+    cli.main(["--cleanup", "--dry-run"])
+    assert cleaned == [((), True, False)]

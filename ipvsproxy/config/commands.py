@@ -23,7 +23,8 @@ _COMMON = """
   --output text|json
         As lines for people, or as one JSON document with a field version (default text). Also -o.
 
-Flags and file are those of ipvsproxy run, and should be the same as there; --proxy-mode=ipvs goes without saying.
+Flags and file are those of ipvsproxy run, and should be the same as there; without a file, --proxy-mode=ipvs goes
+without saying.
 Nothing is changed: no rule, no module, no sysctl.
 """
 
@@ -64,8 +65,8 @@ _DOCTOR = Command(
     "doctor",
     "check what this node needs, and say what to do",
     """\
-Checks privileges, kernel, modules, schedulers, set types, sysctls, iptables, other proxies and load balancers, ports,
-timeouts and the API server. Each line is ok, warn or fail, with what to do about it.
+Checks privileges, kernel, modules, schedulers, set types, sysctls, iptables, other proxies and load balancers,
+ports, timeouts and the API server. Each line is ok, warn or fail, with what to do about it.
 
 Exit status: 0 no line says fail, 1 one does, 2 wrong flags.
 """,

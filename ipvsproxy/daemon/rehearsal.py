@@ -17,7 +17,7 @@ from ipvsproxy.daemon.inspection import Document, Inspected
 from ipvsproxy.daemon.shadow import CannotLookError
 from ipvsproxy.daemon.summary import SyncSummary
 from ipvsproxy.kernel.node import NodeKernel
-from ipvsproxy.model.kernel import Connections, InterfaceAddress, RealServer, RealServerKey, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, InterfaceAddress, RealServer, RealServerKey, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
 from ipvsproxy.model.state import Observation
@@ -74,9 +74,18 @@ class RehearsalKernel(NodeKernel):
         return self._real.connections(keys)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Nothing is applied."""
-        self.operations += operations
+        """Nothing is applied. Timeouts, which the loop sets at each start, are noted only where they change something."""
+        self.operations += (one for one in operations if not isinstance(one.item, Timeouts) or self._would_change(one.item))
         return list(map(Outcome, operations))
+
+    def _would_change(self, wanted: Timeouts) -> bool:
+        found = self._real.read_timeouts()
+        return any(want not in (0, have) for want, have in zip(wanted, found, strict=True))
+
+
+    def _would_change(self, wanted: Timeouts) -> bool:
+        found = self._real.read_timeouts()
+        return any(want not in (0, have) for want, have in zip(wanted, found, strict=True))
 
 
 class _FirstSync:

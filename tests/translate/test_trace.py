@@ -1,0 +1,85 @@
+"""Who is masqueraded on the way to a virtual server, by the rules themselves."""
+
+import pytest
+
+from ipvsproxy.model.kernel import IP_SETS, SetEntry, SetKind, VirtualServerKey
+from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.service import Service, ServiceType
+from ipvsproxy.translate import skeleton, state, trace
+from ipvsproxy.translate.trace import Client
+from ipvsproxy.translate.view import DetectLocal, Settings
+from tests import builders
+
+PODS = "10.244.0.0/16"
+BY_CLUSTER = Settings(cluster_networks=builders.networks(PODS))
+
+
+def _trace(service: Service, key: VirtualServerKey, client: Client, settings: Settings = BY_CLUSTER) -> trace.Trace:
+    view = builders.node_view(seen=builders.node(pod_networks=["10.244.3.0/24"]), settings=settings)
+    wanted = state.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
+    entries: set[SetEntry] = set(wanted.entries)
+    occupied: set[SetKind] = {IP_SETS[entry.set].kind for entry in entries}
+    rules = skeleton.build_skeleton(Family.IPV4, settings, view, occupied, ())
+    return trace.follow(rules, entries.__contains__, trace.connection_of(client, key, settings, view))
+
+
+CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
+
+
+@pytest.mark.parametrize(("client", "expected"), [(Client.POD, False), (Client.HOST, True), (Client.OUTSIDE, True)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        BY_CLUSTER,
+        Settings(detect_local=DetectLocal.NODE_CIDR),
+        Settings(detect_local=DetectLocal.BRIDGE_INTERFACE, local_interface="cbr0"),
+        Settings(detect_local=DetectLocal.INTERFACE_NAME_PREFIX, local_interface="veth"),
+    ],
+)
+def test_what_does_not_come_from_pods_of_this_node_is_masqueraded_to_a_cluster_ip(
+    client: Client, settings: Settings, *, expected: bool
+) -> None:
+    found = _trace(builders.service(), CLUSTER, client, settings)
+    assert found.is_masqueraded is expected
+    assert found.steps[-1].rule.target == ("KUBE-MARK-MASQ" if expected else "ACCEPT")
+    assert found.steps[-1].rule.set is not None
+    assert found.steps[-1].rule.set.set == "KUBE-CLUSTER-IP"
+
+
+@pytest.mark.parametrize(("client", "expected"), [(Client.POD, False), (Client.HOST, True), (Client.OUTSIDE, False)])
+def test_without_knowing_pods_only_the_host_is_masqueraded(client: Client, *, expected: bool) -> None:
+    assert _trace(builders.service(), CLUSTER, client, Settings()).is_masqueraded is expected
+
+
+def test_everybody_is_masqueraded_if_so_configured() -> None:
+    everything = Settings(masquerade_all=True)
+    assert all(_trace(builders.service(), CLUSTER, client, everything).is_masqueraded for client in Client)
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("protocol", list(Protocol))
+def test_a_node_port_is_masqueraded_unless_its_traffic_stays_here(protocol: Protocol, *, local: bool) -> None:
+    port = builders.service_port(80, protocol, node_port=30080)
+    service = builders.service("web", port, kind=ServiceType.NODE_PORT, external_local=local)
+    found = _trace(service, builders.frontend(builders.NODE_ADDRESS, 30080, protocol), Client.OUTSIDE)
+    assert found.is_masqueraded is not local
+    assert [step.chain.chain for step in found.steps][:2] == ["KUBE-SERVICES", "KUBE-NODE-PORT"]
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_load_balancer_address_is_masqueraded_unless_its_traffic_stays_here(*, local: bool) -> None:
+    service = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], external_local=local)
+    found = _trace(service, builders.frontend("192.0.2.80", 80), Client.OUTSIDE)
+    assert found.is_masqueraded is not local
+    assert found.steps[1].chain.chain == "KUBE-LOAD-BALANCER"
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_an_external_address_is_masqueraded_unless_its_traffic_stays_here(*, local: bool) -> None:
+    service = builders.service(external=["192.0.2.90"], external_local=local)
+    assert _trace(service, builders.frontend("192.0.2.90", 80), Client.OUTSIDE).is_masqueraded is not local
+
+
+def test_a_step_reads_as_the_rule_that_iptables_shows() -> None:
+    found = _trace(builders.service(), CLUSTER, Client.POD)
+    assert str(found.steps[-1]) == "-t nat -A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT"
