@@ -36,6 +36,18 @@ RANGE_SETS = frozenset(
 """Sets of the sources that are let in."""
 FIREWALL_SETS = frozenset(name for name, ip_set in IP_SETS.items() if ip_set.kind is SetKind.LOAD_BALANCER_FIREWALL)
 """Sets of the virtual servers that let in certain sources only."""
+LOCAL_SETS = frozenset(
+    name
+    for name, ip_set in IP_SETS.items()
+    if ip_set.kind
+    in {
+        SetKind.LOAD_BALANCER_LOCAL,
+        SetKind.NODE_PORT_LOCAL_TCP,
+        SetKind.NODE_PORT_LOCAL_UDP,
+        SetKind.NODE_PORT_LOCAL_SCTP,
+    }
+)
+"""Sets of what is not masqueraded because it is to stay on this node."""
 
 _RANKS: Mapping[tuple[Verb, type], int] = {
     (Verb.SET, Sysctl): 0,

@@ -5,6 +5,8 @@ Rule 2: where it is there already, nobody whom the ranges let in is shut out for
 ranges and the rules, and goes before them; of changed ranges the old ones go when the new ones are in force.
 Rule 3: tracked flows are cleaned when the kernel leads nobody any more to a real server that they may not go on with: those
 that begin in between would stay.
+Rule 4: what is led to another node is masqueraded, or its answers would not find back through this one. The entry that keeps
+traffic from being masqueraded comes when no real server that must not be there gets any, and real servers come when it has gone.
 """
 
 from collections.abc import Collection
@@ -29,8 +31,10 @@ def premature_addresses(claims: Claims, held_back: Collection[VirtualServerKey])
 
 
 def may_be_added(claims: Claims, entry: SetEntry) -> bool:
-    """False for a firewall entry as long as it would shut out somebody whom the source ranges let in (rule 2)."""
-    return entry.set not in order.FIREWALL_SETS or _has_ranges_in_force(claims, entry)
+    """False for an entry as long as it would shut out somebody whom the source ranges let in (rule 2), or lose answers (4)."""
+    if entry.set in order.FIREWALL_SETS:
+        return _has_ranges_in_force(claims, entry)
+    return entry.set not in order.LOCAL_SETS or not _leads_elsewhere(claims, entry)
 
 
 def may_be_removed(claims: Claims, entry: SetEntry) -> bool:
@@ -43,6 +47,14 @@ def may_be_removed(claims: Claims, entry: SetEntry) -> bool:
     return firewall not in table.observed or (firewall in table.desired and _has_ranges_in_force(claims, firewall))
 
 
+def not_masqueraded_yet(claims: Claims) -> Collection[VirtualServerKey]:
+    """Virtual servers that must not get real servers as long as an entry is there that nobody wants any more (rule 4)."""
+    going = {_names(entry) for name in order.LOCAL_SETS for entry in claims.entries[name].surplus}
+    if not going:
+        return frozenset()
+    return {key for key in claims.virtual_servers.pending if key in going or ownership.node_port(key) in going}
+
+
 def leads_only_to(claims: Claims, flow: Flow, keep: Keep) -> bool:
     """Whether the virtual servers of a flow are there, without any real server that is neither kept nor wanted (rule 3)."""
     table = claims.virtual_servers
@@ -52,6 +64,22 @@ def leads_only_to(claims: Claims, flow: Flow, keep: Keep) -> bool:
         if (key.address.family, key.protocol, key.port) == (flow.family, flow.protocol, flow.port)
         and flow.address in (None, key.address)
     )
+
+
+def _leads_elsewhere(claims: Claims, entry: SetEntry) -> bool:
+    """Whether new connections to what an entry names may go to a real server that is not wanted there."""
+    table, named = claims.virtual_servers, _names(entry)
+    return any(
+        weight and real_server not in table.desired[key].real_servers
+        for key in claims.states[claims.entries[entry.set].desired[entry].service].virtual_servers
+        if key in table.observed and named in (key, ownership.node_port(key))
+        for real_server, weight in table.observed[key].real_servers.items()
+    )
+
+
+def _names(entry: SetEntry) -> VirtualServerKey | ownership.NodePort | None:
+    """What an entry of ``LOCAL_SETS`` is about."""
+    return ownership.node_port_of(entry) or ownership.virtual_server_of(entry)
 
 
 def _may_be_reached(claims: Claims, key: VirtualServerKey) -> bool:

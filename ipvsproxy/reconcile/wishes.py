@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
-from ipvsproxy.model.kernel import BoundAddress, FlowCleaning
+from ipvsproxy.model.kernel import BoundAddress, FlowCleaning, RealServer
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.reconcile import diff, ownership, precondition
 from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
@@ -18,11 +18,13 @@ def wanted(claims: Claims, drains: Drains, seed: int) -> Iterator[Operation]:
             if precondition.may_be_added(claims, entry):
                 yield Operation(Verb.ADD, entry)
     held_back = precondition.held_back(claims)
+    not_masqueraded_yet = precondition.not_masqueraded_yet(claims)
     virtual_servers = claims.virtual_servers
     for key in virtual_servers.pending:
         if key not in held_back:
             wish, seen = virtual_servers.desired[key], virtual_servers.observed.get(key)
-            yield from diff.virtual_server_operations(key, wish, seen, drains.is_over, seed)
+            operations = diff.virtual_server_operations(key, wish, seen, drains.is_over, seed)
+            yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
     premature = precondition.premature_addresses(claims, held_back)
     for address in claims.addresses.pending:
         if address not in premature:
@@ -31,6 +33,11 @@ def wanted(claims: Claims, drains: Drains, seed: int) -> Iterator[Operation]:
         keep = claims.flows.desired[flow]
         if precondition.leads_only_to(claims, flow, keep):
             yield Operation(Verb.REMOVE, FlowCleaning(flow, keep.real_servers))
+
+
+def _gives_traffic(operation: Operation) -> bool:
+    """Whether a real server gets new connections by this."""
+    return isinstance(operation.item, RealServer) and operation.verb is not Verb.REMOVE and operation.item.weight > 0
 
 
 def _foundation(claims: Claims) -> Iterator[Operation]:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from ipvsproxy.model.kernel import FlowCleaning, RealServer, VirtualServerKey
+from ipvsproxy.model.kernel import FlowCleaning, RealServer, SetEntry, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.service import EndpointSlice, Service
+from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
 from tests import builders
 from tests.reconcile import examples, simulation
 
@@ -165,6 +165,82 @@ def test_another_service_on_the_same_address_does_not_wait_for_the_ranges_of_the
     assert VIRTUAL_SERVER not in node.kernel.virtual_servers
     assert builders.frontend(ADDRESS, 443) in node.kernel.virtual_servers
     assert VIRTUAL_SERVER.address in node.kernel.addresses
+
+
+HERE, ELSEWHERE = builders.backend("10.244.0.5"), builders.backend("10.244.1.5")
+NODE_PORT = 30080
+
+
+def shop(protocol: Protocol, *, local: bool) -> tuple[Service, EndpointSlice]:
+    """A Service with a load balancer's address and a node port, and an endpoint on this node and on another one."""
+    service = builders.service(
+        "shop",
+        builders.service_port(80, protocol, node_port=NODE_PORT),
+        kind=ServiceType.LOAD_BALANCER,
+        load_balancer=(ADDRESS,),
+        external_local=local,
+    )
+    both = builders.endpoint(str(HERE.address)), builders.endpoint(str(ELSEWHERE.address), builders.OTHER_NODE)
+    return service, builders.endpoint_slice(*both, service="shop", ports=(builders.endpoint_port(8080, protocol),))
+
+
+def local_entries(protocol: Protocol) -> dict[VirtualServerKey, SetEntry]:
+    """The entries that keep traffic from being masqueraded, by the virtual server that it goes to."""
+    balancer = builders.frontend(ADDRESS, 80, protocol)
+    node_port = builders.frontend(builders.NODE_ADDRESS, NODE_PORT, protocol)
+    of_node_port = {
+        Protocol.TCP: examples.port_entry(SetKind.NODE_PORT_LOCAL_TCP, NODE_PORT),
+        Protocol.UDP: examples.port_entry(SetKind.NODE_PORT_LOCAL_UDP, NODE_PORT),
+        Protocol.SCTP: examples.entry(SetKind.NODE_PORT_LOCAL_SCTP, node_port),
+    }
+    return {balancer: examples.entry(SetKind.LOAD_BALANCER_LOCAL, balancer), node_port: of_node_port[protocol]}
+
+
+def in_force(node: simulation.SimulatedNode, entry: SetEntry) -> bool:
+    return entry.set in node.kernel.sets and entry in node.kernel.sets[entry.set].entries
+
+
+def _assert_answered(node: simulation.SimulatedNode, protocol: Protocol, operation: Operation) -> None:
+    """Whoever is led to another node is masqueraded, or its answers would not come back through this one."""
+    for key, entry in local_entries(protocol).items():
+        server = node.kernel.virtual_servers.get(key)
+        if server and server.real_servers.get(ELSEWHERE):
+            assert not in_force(node, entry), operation
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("protocol", Protocol)
+def test_a_client_that_is_led_to_another_node_is_masqueraded_while_the_policy_changes_whatever_fails(
+    protocol: Protocol, *, local: bool, restarted: bool
+) -> None:
+    def change(failing: Nth) -> None:
+        node = simulation.SimulatedNode()
+        node.put(*shop(protocol, local=not local))
+        node.sync()
+        node.kernel.fail(failing, times=2)
+        node.after_each = lambda operation: _assert_answered(node, protocol, operation)
+        node.put(*shop(protocol, local=local))
+        if restarted:
+            node.restart()
+        until_done(node)
+        assert not node.plan().operations
+        for key, entry in local_entries(protocol).items():
+            assert in_force(node, entry) is local
+            assert (ELSEWHERE in node.kernel.virtual_servers[key].real_servers) is not local
+
+    each_failure(change)
+
+
+def test_a_policy_that_was_changed_meanwhile_waits_with_endpoints_elsewhere_until_every_service_has_spoken() -> None:
+    node = simulation.SimulatedNode()
+    node.put(*shop(Protocol.TCP, local=True))
+    node.sync()
+    node.put(*shop(Protocol.TCP, local=False))
+    node.restart()
+    node.plan()
+    additions = node.reconciler.plan(node.now, only_additions=True).operations
+    assert [str(operation) for operation in additions if isinstance(operation.item, RealServer)] == []
 
 
 def dns(*ready: str) -> tuple[Service, EndpointSlice]:
