@@ -179,6 +179,7 @@ class Engine:
         conflicts = self._journal.tell_conflicts(self.reconciler.claims.conflicts())
         translated = self._clock()
         report = await self._program(done_before)
+        self._journal.tell_settings(self.reconciler.claims.settings_given_up)
         self._plan_resync(report, was_read=was_read)
         summary = SyncSummary(
             report=report,

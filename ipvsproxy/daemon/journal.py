@@ -1,6 +1,6 @@
 """What the loop says in the log: each thing once, and one line per sync that had something to do."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import structlog
 
@@ -17,6 +17,7 @@ class Journal:
 
     def __init__(self) -> None:
         self._conflicts: frozenset[Conflict] = frozenset()
+        self._settings: Mapping[str, str] = {}
 
     def complain(self, complaints: Iterable[Complaint]) -> None:
         """Say which parts of objects are not used, and why; what merely is not for us only to those who ask for every step."""
@@ -45,13 +46,19 @@ class Journal:
         self._conflicts = present
         return new
 
+    def tell_settings(self, given_up: Mapping[str, str]) -> None:
+        """Say which kernel settings, by path, cannot be written and why. Traffic flows without them, if not as it should."""
+        new = [path for path in given_up if path not in self._settings]
+        if new:
+            log.warning("kernel settings can not be written", settings=new, error=given_up[new[0]])
+        self._settings = given_up
+
     def tell_sync(self, summary: SyncSummary, draining: int) -> None:
         """Say what a sync did; ``draining`` real servers are waiting for their connections to end."""
         report, changes = summary.report, summary.changes
         for outcome in report.errors:
-            # A setting is tried once, and without it traffic flows all the same, if perhaps not as it should.
-            say = log.warning if isinstance(outcome.operation.item, Sysctl) else log.error
-            say("operation failed", operation=str(outcome.operation), error=outcome.error, errno=outcome.errno)
+            if not isinstance(outcome.operation.item, Sysctl):
+                log.error("operation failed", operation=str(outcome.operation), error=outcome.error, errno=outcome.errno)
         if changes.services or report.done or report.failed:
             log.info(
                 "synced",

@@ -36,7 +36,8 @@ MODULES = (
 )
 """What the kernel needs and does not always load by itself."""
 
-_CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
+_CAPABILITIES: Mapping[int, str] = {12: "CAP_NET_ADMIN", 13: "CAP_NET_RAW"}
+"""By number (include/uapi/linux/capability.h). Both variants of iptables open raw sockets, if only to ask for versions."""
 
 _PRIVILEGED = "have a privileged container run ipvsproxy --init-only before this one, or set the value on the host"
 _REMEDIES: Mapping[int, str] = {
@@ -150,13 +151,15 @@ def missing_privileges(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Miss
     """The privileges that this process needs and does not have."""
     for line in (proc / "self/status").read_text().splitlines():
         name, _, value = line.partition(":")
-        if name == "CapEff" and not int(value, 16) >> _CAP_NET_ADMIN & 1:
-            return (
-                Missing(
-                    "this process may not change the network (it has no CAP_NET_ADMIN)",
-                    "run it as root, in a container with privileged: true and hostNetwork: true",
-                ),
-            )
+        if name == "CapEff":
+            lacking = [capability for bit, capability in _CAPABILITIES.items() if not int(value, 16) >> bit & 1]
+            if lacking:
+                return (
+                    Missing(
+                        f"this process may not change the network (it has no {' and no '.join(lacking)})",
+                        "run it as root, in a container with privileged: true, or with these two capabilities after --init-only",
+                    ),
+                )
     return ()
 
 

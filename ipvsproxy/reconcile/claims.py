@@ -60,7 +60,7 @@ class Claims:
         self._states: dict[ServiceName, ServiceState] = {}
         self._entry_claims: dict[ServiceName, tuple[SetEntry, ...]] = {}
         self._restricting: dict[ServiceName, ServiceState] = {}
-        self._refused_settings: dict[str, tuple[Sysctl, str | None]] = {}
+        self._refused_settings: dict[str, tuple[Sysctl, str | None, str]] = {}
         self.virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer] = Table(
             lambda wanted: wanted.owner, virtual_server_differs, is_excluded
         )
@@ -102,18 +102,18 @@ class Claims:
         self.sysctls.claim(NODE_OWNER, dict(self.sysctls.desired), {item.path: item for item in sysctls})
         self.timeouts.claim(NODE_OWNER, dict(self.timeouts.desired), {TIMEOUTS: timeouts} if timeouts else {})
 
-    def give_up_setting(self, item: Sysctl) -> None:
+    def give_up_setting(self, item: Sysctl, reason: str) -> None:
         """A kernel setting cannot be written, as it is now; what else is written may change that, or the operator."""
-        self._refused_settings[item.path] = (item, self.sysctls.observed.get(item.path))
+        self._refused_settings[item.path] = (item, self.sysctls.observed.get(item.path), reason)
 
     @property
-    def settings_given_up(self) -> Collection[str]:
-        """The paths of settings that are still as they were, and wanted as they were, when they could not be written."""
-        return [
-            path
-            for path, refused in self._refused_settings.items()
-            if path in self.sysctls.pending and refused == (self.sysctls.desired[path], self.sysctls.observed.get(path))
-        ]
+    def settings_given_up(self) -> Mapping[str, str]:
+        """The settings that are still as they were, and wanted as they were, when they could not be written: path and reason."""
+        return {
+            path: reason
+            for path, (wanted, seen, reason) in self._refused_settings.items()
+            if path in self.sysctls.pending and (wanted, seen) == (self.sysctls.desired[path], self.sysctls.observed.get(path))
+        }
 
     def put_skeleton(self, skeleton: Skeleton) -> None:
         """The rules that a family needs."""

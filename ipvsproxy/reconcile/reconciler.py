@@ -211,7 +211,7 @@ class Reconciler:
             self.drains.end_all(key)
             virtual_servers.confirm(key, None)
         if isinstance(operation.item, Sysctl):
-            self.claims.give_up_setting(operation.item)
+            self.claims.give_up_setting(operation.item, outcome.error)
         else:
             self._retries.fail(_identity(operation), operation, now)
 

@@ -105,11 +105,19 @@ def test_a_sync_is_one_line_and_one_more_for_each_failure() -> None:
     }
 
 
-def test_a_setting_that_can_not_be_written_is_a_warning() -> None:
-    operation = Operation(Verb.SET, Sysctl("net/ipv4/ip_forward", "1"))
+def test_settings_that_can_not_be_written_are_one_warning_and_told_once() -> None:
+    journal = Journal()
+    operation = Operation(Verb.SET, Sysctl("a", "1"))
     with structlog.testing.capture_logs() as logs:
-        Journal().tell_sync(summary(report(errors=(Outcome(operation, "read-only", 30),))), draining=0)
-    assert logs[0]["log_level"] == "warning"
+        journal.tell_settings({"a": "a = 1: read-only", "b": "b = 1: read-only"})
+        journal.tell_sync(summary(report(errors=(Outcome(operation, "a = 1: read-only", 30),))), draining=0)
+        journal.tell_settings({"a": "a = 1: read-only"})
+        journal.tell_settings({"a": "a = 1: read-only", "b": "b = 1: refused"})
+    warning = {"event": "kernel settings can not be written", "log_level": "warning"}
+    assert [line for line in logs if line["event"] != "synced"] == [
+        warning | {"settings": ["a", "b"], "error": "a = 1: read-only"},
+        warning | {"settings": ["b"], "error": "b = 1: refused"},
+    ]
 
 
 @pytest.mark.parametrize("told", [summary(report(), "web"), summary(report(done=1))], ids=["a change", "an operation"])
