@@ -1,0 +1,143 @@
+"""What a change costs from the watch line to the bytes for the kernel, counted and not timed.
+
+Lines are decoded, translated, reconciled and encoded by what the program uses; only sockets are left out. How many Services there
+are, and how many endpoints a Service has, must not be seen in any of these numbers. Figures in seconds are scripts/bench's.
+"""
+
+import collections
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from ipvsproxy.kernel import netlink, node
+from ipvsproxy.kernel.ipset import IpsetDriver
+from ipvsproxy.kernel.ipvs import IpvsDriver
+from ipvsproxy.model.kernel import RealServer, SetEntry, VirtualServer
+from ipvsproxy.model.plan import Operation, Outcome
+from ipvsproxy.model.service import Gone, ObjectKind, Put, Service
+from ipvsproxy.translate import decode, state
+from tests import builders, memory_node
+from tests.fake_kernel import FakeKernel
+from tests.memory_node import MemoryNode
+from tests.virtual_time import in_virtual_time
+
+FEW, MANY = 3, 1500
+IPVS_FAMILY = 30
+NEW_DESTINATION = 116
+"""Bytes of a message that adds an IPv4 real server (netlink, generic netlink and IPVS attributes)."""
+
+
+class Wire(FakeKernel):
+    """A kernel in memory that also has every operation encoded, and counts what would be sent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.host_addresses = [builders.interface_address("eth0", builders.NODE_ADDRESS)]
+        self.counted: collections.Counter[str] = collections.Counter()
+        monkeypatch.setattr(netlink, "resolve_family", lambda *_: IPVS_FAMILY)
+        monkeypatch.setattr(netlink.Channel, "run", self._run)
+        self.sysctls = {setting.path: "0" for setting in memory_node.SYSCTLS}
+        self._drivers: dict[type, node.Driver] = {VirtualServer: IpvsDriver(), RealServer: IpvsDriver(), SetEntry: IpsetDriver()}
+
+    def _run(self, messages: Sequence[bytes]) -> dict[int, int]:
+        self.counted.update(sends=1, messages=len(messages), bytes=sum(map(len, messages)))
+        return {}
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        for kind, driver in self._drivers.items():
+            chosen = [operation for operation in operations if type(operation.item) is kind]
+            if chosen:
+                driver.apply(chosen)
+        return super().apply(operations)
+
+    def observe(self, *arguments: object) -> object:  # type: ignore[override]  # handed on as they came
+        self.counted["readings"] += 1
+        return super().observe(*arguments)  # type: ignore[arg-type]  # as above
+
+
+def service(number: int) -> Service:
+    return builders.service(f"web-{number}", cluster=(f"10.96.{number // 250}.{number % 250 + 1}",))
+
+
+def line(number: int, endpoints: int, version: int) -> bytes:
+    """A watch line: the slice of a Service with so many endpoints, none of them on this node."""
+    item = {
+        "metadata": {
+            "name": f"web-{number}-abc",
+            "namespace": "default",
+            "resourceVersion": str(version),
+            "labels": {"kubernetes.io/service-name": f"web-{number}"},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
+        "endpoints": [
+            {"addresses": [f"10.244.{one // 250}.{one % 250 + 1}"], "conditions": {"ready": True}, "nodeName": "other"}
+            for one in range(endpoints)
+        ],
+    }
+    return json.dumps({"type": "MODIFIED", "object": item}).encode()
+
+
+def tell(served: MemoryNode, told: bytes) -> None:
+    event = decode.decode_watch_line(ObjectKind.ENDPOINT_SLICE, told).event
+    assert isinstance(event, Put | Gone)
+    served.deliver([event])
+
+
+async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, services: int, endpoints: int) -> dict[str, int]:
+    """What is counted when the first of so many Services, which has so many endpoints, gets one more."""
+    wire = Wire(monkeypatch)
+    translated: collections.Counter[str] = collections.Counter()
+    translate = state.translate
+
+    def counting(*arguments: object) -> object:
+        translated["translated"] += 1
+        return translate(*arguments)  # type: ignore[arg-type]  # handed on as they came
+
+    monkeypatch.setattr(state, "translate", counting)
+    served = MemoryNode(wire)
+    async with served.running():
+        served.begin_with(*map(service, range(services)), builders.node())
+        tell(served, line(0, endpoints, 1))
+        await served.quiet()
+        wire.counted.clear()
+        translated.clear()
+        tell(served, line(0, endpoints + 1, 2))
+        await served.quiet()
+    return dict(wire.counted + translated)
+
+
+@in_virtual_time
+async def test_one_endpoint_more_is_one_message_whatever_else_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = {"translated": 1, "sends": 1, "messages": 1, "bytes": NEW_DESTINATION}
+    assert await cost_of_one_more(monkeypatch, FEW, 2) == expected
+    assert await cost_of_one_more(monkeypatch, MANY, 2) == expected
+    assert await cost_of_one_more(monkeypatch, FEW, 900) == expected
+
+
+@in_virtual_time
+async def test_a_first_list_is_sent_in_few_large_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(monkeypatch)
+    served = MemoryNode(wire)
+    async with served.running():
+        served.begin_with(*map(service, range(MANY)), builders.node())
+        await served.quiet()
+    assert wire.counted["messages"] < 1.1 * MANY, "a virtual server each; set entries share messages"
+    assert wire.counted["sends"] < MANY / 50
+    assert wire.counted["readings"] == 1
+
+
+@in_virtual_time
+async def test_a_change_reads_nothing_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(monkeypatch)
+    served = MemoryNode(wire)
+    async with served.running():
+        served.begin_with(*map(service, range(FEW)), builders.node())
+        await served.quiet()
+        wire.counted.clear()
+        for version in range(1, 10):
+            tell(served, line(0, version, version))
+            await served.quiet()
+    assert wire.counted["readings"] == 0
+    assert wire.counted["messages"] == 9
