@@ -10,6 +10,7 @@ from typing import Any, assert_never
 import structlog
 
 from ipvsproxy.config.settings import Config, LogFormat
+from ipvsproxy.daemon import journal, measure, requirements, web, wiring
 from ipvsproxy.daemon import log as logs
 from ipvsproxy.daemon import measure, requirements, web, wiring
 from ipvsproxy.daemon import source as sources
@@ -157,6 +158,7 @@ async def _serve_on(
         iptables=sorted({program.variant for program in programs.values()}),
     )
 
+        journal.tell_received(events)
     def deliver(events: Sequence[Event]) -> None:
         store.deliver(events, time.monotonic())
         status.node = store.node(config.node_name)

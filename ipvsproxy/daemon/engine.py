@@ -17,8 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 import structlog
 
-from ipvsproxy.daemon import garbage
-from ipvsproxy.daemon.journal import Journal
+from ipvsproxy.daemon import garbage, journal
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.summary import SyncSummary, Watcher
 from ipvsproxy.kernel.errors import KernelError
@@ -86,7 +85,8 @@ class Engine:
         self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...]] = (None, ())
         self._resync_due_s = 0.0
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
-        self._journal = Journal()
+        self._has_drifted = False
+        self._journal = journal.Journal()
         self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
 
     # What comes from outside.
@@ -235,6 +235,7 @@ class Engine:
         sysctls = list(self.reconciler.claims.sysctls.desired)
         # Before it is read: what changes meanwhile asks for another reading.
         self._resync_due_s = self._clock() + self._settings.audit_interval_s
+        journal.tell_outcomes(outcomes)
         seen = await self._kernel.call(target.observe, sets, self._translation.families, sysctls)
         await self._in_slices(self.reconciler.observing(seen, self._clock()))
         if seen.interface_addresses is not None:
@@ -268,6 +269,9 @@ class Engine:
 
     def _update_view(self) -> view.NodeView:
     def _adopt_choices(self) -> None:
+        news = self.reconciler.drifts.take_news()
+        self._journal.tell_drift(news)
+        self._has_drifted |= bool(news.found)
         """Take up what ``reconfigure`` brought: every Service and rule may be concerned."""
         if self._new_choices is None:
             return
@@ -307,12 +311,11 @@ class Engine:
                 slice_ends_s = self._clock() + SLICE_S
 
     def _translate(self, name: ServiceName) -> None:
-        service = self._store.services.get(name)
-        if service is None or self._view is None:
-            self.reconciler.put(name, None)
-        else:
+        service, wanted = self._store.services.get(name), None
+        if service is not None and self._view is not None:
             wanted = state.translate(service, self._store.slices_of(name), self._view, self._translation)
-            self.reconciler.put(name, wanted)
+        journal.tell_wanted(name, wanted)
+        self.reconciler.put(name, wanted)
 
     def _put_skeletons(self) -> None:
         if self._view is None:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
+from ipvsproxy.daemon import log as logs
 from ipvsproxy.daemon import pages
 from ipvsproxy.daemon.backoff import Backoff
 from ipvsproxy.daemon.pages import Answer
@@ -141,7 +142,7 @@ class HealthChecks:
         }
         for endpoint in self._open.keys() - wanted.keys():
             await self._open.pop(endpoint).close()
-            log.debug("health check port closed", address=str(endpoint))
+            self._tell("health check port closed", endpoint)
         for endpoint in self._failures.keys() - wanted.keys():
             del self._failures[endpoint]
         for endpoint, port in wanted.items():
@@ -165,7 +166,11 @@ class HealthChecks:
                 self._on_failure(self._wanted.desired[port].owner.service, port.port, reason)
         else:
             self._failures.pop(endpoint, None)
-            log.debug("health check port opened", address=str(endpoint))
+            self._tell("health check port opened", endpoint)
+
+    def _tell(self, what: str, endpoint: Endpoint) -> None:
+        if logs.tells(logs.CHANGES_VERBOSITY):
+            log.info(what, address=str(endpoint))
 
     def _answer(self, port: HealthCheckPort) -> Answer:
         check = self._wanted.desired.get(port)

@@ -1,15 +1,66 @@
 """What the loop says in the log: each thing once, and one line per sync that had something to do."""
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping
+from typing import assert_never
 
 import structlog
 
+from ipvsproxy.daemon import log as logs
 from ipvsproxy.daemon.store import Complaint
 from ipvsproxy.daemon.summary import SyncSummary
-from ipvsproxy.model.kernel import Sysctl
+from ipvsproxy.model.kernel import BoundAddress, Skeleton, Sysctl
+from ipvsproxy.model.plan import Outcome, Verb
+from ipvsproxy.model.service import Event, Gone, Listed, Put, Rejected, ServiceName
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.reconcile.drift import News
 from ipvsproxy.reconcile.table import Conflict
 
+PLACES_SHOWN = 5
+"""How many places that are fought over are named at once."""
+
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+def tell_received(events: Iterable[Event]) -> None:
+    """Say what came from the source, to those who ask for every step."""
+    if not logs.tells(logs.DEBUG_VERBOSITY):
+        return
+    for event in events:
+        match event:
+            case Put(kind, key):
+                log.debug("received", change="put", kind=kind.value, name=str(key))
+            case Gone(kind, key):
+                log.debug("received", change="deleted", kind=kind.value, name=str(key))
+            case Listed(kind, keys):
+                log.debug("received", change="listed", kind=kind.value, objects=len(keys))
+            case Rejected(kind, rejected):
+                log.debug("received", change="rejected", kind=kind.value, name=str(rejected or ""), reason=event.reason)
+            case never:
+                assert_never(never)
+
+
+def tell_wanted(name: ServiceName, state: ServiceState | None) -> None:
+    """Say what a Service wants of this node, to those who ask for every step."""
+    if not logs.tells(logs.DEBUG_VERBOSITY):
+        return
+    if state is None:
+        log.debug("translated", service=str(name), wants="nothing")
+        return
+    wanted = [f"{key}({len(server.real_servers)})" for key, server in state.virtual_servers.items()]
+    log.debug("translated", service=str(name), virtual_servers=wanted, entries=len(state.entries), skipped=state.skipped)
+
+
+def tell_outcomes(outcomes: Iterable[Outcome]) -> None:
+    """Say what was done to the kernel: at first what goes and what is written as a whole, and then all of it."""
+    if logs.tells(logs.DEBUG_VERBOSITY):
+        for outcome in outcomes:
+            log.debug("operation", operation=str(outcome.operation), **({"error": outcome.error} if outcome.error else {}))
+    elif logs.tells(logs.CHANGES_VERBOSITY):
+        for outcome in outcomes:
+            verb, item = outcome.operation
+            if not outcome.error and (isinstance(item, Skeleton) or (verb is Verb.REMOVE and isinstance(item, BoundAddress))):
+                log.info("operation", operation=str(outcome.operation))
 
 
 class Journal:
@@ -45,6 +96,15 @@ class Journal:
             )
         self._conflicts = present
         return new
+
+    def tell_drift(self, news: News) -> None:
+        """Say what somebody else has changed, and what is left alone for now because it returns again and again."""
+        if news.found:
+            log.warning("changed by others", **news.found)
+        for place, times in itertools.islice(news.left_alone.items(), PLACES_SHOWN):
+            log.warning(
+                "changed by others again and again, healed ever more seldom", kind=place.kind, name=str(place.key), times=times
+            )
 
     def tell_settings(self, given_up: Mapping[str, str]) -> None:
         """Say which kernel settings, by path, cannot be written and why. Traffic flows without them, if not as it should."""

@@ -5,8 +5,26 @@ import sys
 
 import structlog
 
+CHANGES_VERBOSITY = 2
+"""From this ``-v`` on, what opens, closes and goes is told: health-check ports, addresses, rules."""
 DEBUG_VERBOSITY = 4
-"""From this ``-v`` on, every step is told, as operators know it from klog."""
+"""From this ``-v`` on, every step is told, as operators know it from klog: what was received, what it wants, what was done."""
+
+
+class _Level:
+    """How much is told; one for the process."""
+
+    verbosity = 0
+
+
+def verbosity() -> int:
+    """The ``-v`` in force."""
+    return _Level.verbosity
+
+
+def tells(level: int) -> bool:
+    """Whether lines of this ``-v`` are told: worth asking where making the line costs more than asking."""
+    return _Level.verbosity >= level
 
 
 def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
@@ -14,6 +32,7 @@ def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
 
     Text lines are logfmt: values are quoted and escaped, so none can forge a line.
     """
+    _Level.verbosity = verbosity
     level = logging.DEBUG if verbosity >= DEBUG_VERBOSITY else logging.WARNING if quiet else logging.INFO
     logfmt = structlog.processors.LogfmtRenderer(key_order=("timestamp", "level", "event"), bool_as_flag=False)
     renderers: list[structlog.typing.Processor] = [structlog.processors.JSONRenderer()] if json else [_printable_text, logfmt]

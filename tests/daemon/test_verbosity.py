@@ -1,0 +1,122 @@
+"""What is told at which ``-v``, on the way of one Service from the source to the kernel."""
+
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from ipvsproxy.daemon import journal, log
+from ipvsproxy.model.kernel import BoundAddress
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Rejected
+from tests import builders
+from tests.daemon.summaries import state
+from tests.daemon.test_healthchecks import Ports
+from tests.memory_node import MemoryNode, put
+from tests.virtual_time import in_virtual_time
+
+Lines = list[MutableMapping[str, Any]]
+ADDRESS = BoundAddress(builders.addresses("10.96.0.10")[0])
+
+
+@pytest.fixture(autouse=True)
+def quiet_again() -> Iterator[None]:
+    """Verbosity is that of the process."""
+    before = log.verbosity()
+    yield
+    log._Level.verbosity = before
+
+
+def _without_level(lines: Lines) -> Lines:
+    return [{key: value for key, value in line.items() if key != "log_level"} for line in lines]
+
+
+@in_virtual_time
+async def test_at_level_4_a_service_can_be_followed_from_the_watch_to_the_sync() -> None:
+    log._Level.verbosity = 4
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(builders.node())
+        await node.quiet()
+        events: list[Event] = [put(builders.service("web")), put(builders.endpoint_slice(builders.endpoint("10.244.0.5")))]
+        with capture_logs() as lines:
+            journal.tell_received(events)
+            node.deliver(events)
+            await node.quiet()
+    told = [(line["event"], line.get("name") or line.get("service") or line.get("operation")) for line in lines]
+    assert told == [
+        ("received", "default/web"),
+        ("received", "default/web-1"),
+        ("translated", "default/web"),
+        *(("operation", str(operation)) for operation in node.kernel.applied[-len(told) + 4 :]),
+        ("synced", None),
+    ]
+    assert ("operation", "add virtual_server TCP 10.96.0.10:80") in told
+    (translated,) = (line for line in lines if line["event"] == "translated")
+    assert translated["virtual_servers"] == ["TCP 10.96.0.10:80(1)"]
+
+
+@pytest.mark.parametrize("level", [0, 2, 3])
+@in_virtual_time
+async def test_below_level_4_a_change_is_one_line(level: int) -> None:
+    log._Level.verbosity = level
+    node = MemoryNode()
+    async with node.running():
+        first, second = builders.endpoint("10.244.0.5"), builders.endpoint("10.244.0.6")
+        node.begin_with(builders.node(), builders.service("web"), builders.endpoint_slice(first))
+        await node.quiet()
+        with capture_logs() as lines:
+            node.put(builders.endpoint_slice(first, second))
+            await node.quiet()
+    assert [line["event"] for line in lines] == ["synced"]
+
+
+def test_what_was_received_is_told_whatever_it_is() -> None:
+    log._Level.verbosity = 4
+    key = ObjectKey("default", "web")
+    with capture_logs() as lines:
+        journal.tell_received(
+            [
+                Gone(ObjectKind.SERVICE, key),
+                Listed(ObjectKind.SERVICE, frozenset({key})),
+                Rejected(ObjectKind.SERVICE, key, "", "no JSON"),
+            ]
+        )
+        journal.tell_wanted(builders.service("web").name, None)
+    assert _without_level(lines) == [
+        {"event": "received", "change": "deleted", "kind": "Service", "name": "default/web"},
+        {"event": "received", "change": "listed", "kind": "Service", "objects": 1},
+        {"event": "received", "change": "rejected", "kind": "Service", "name": "default/web", "reason": "no JSON"},
+        {"event": "translated", "service": "default/web", "wants": "nothing"},
+    ]
+
+
+@pytest.mark.parametrize(("level", "told"), [(0, []), (2, ["remove address 10.96.0.10"]), (4, ["add", "remove", "failed"])])
+def test_from_level_2_on_addresses_that_go_are_told(level: int, told: list[str]) -> None:
+    log._Level.verbosity = level
+    done, failed = Outcome(Operation(Verb.REMOVE, ADDRESS)), Outcome(Operation(Verb.REMOVE, ADDRESS), "busy", 16)
+    with capture_logs() as lines:
+        journal.tell_outcomes([Outcome(Operation(Verb.ADD, ADDRESS)), done, failed])
+    if level < 4:
+        assert [line["operation"] for line in lines] == told
+    else:
+        assert len(lines) == len(told)
+        assert lines[-1]["error"] == "busy"
+
+
+@pytest.mark.parametrize(("level", "told"), [(1, []), (2, ["health check port opened", "health check port closed"])])
+async def test_from_level_2_on_health_check_ports_are_told(level: int, told: list[str]) -> None:
+    log._Level.verbosity = level
+    ports = Ports()
+    with capture_logs() as lines:
+        ports.put(state(ports={30000: 1}))
+        await ports.checks.adjust()
+        ports.remove("web")
+        await ports.checks.adjust()
+    assert [line["event"] for line in lines] == told
+
+
+def test_the_verbosity_in_force_is_that_of_the_last_set_up() -> None:
+    log._Level.verbosity = 3
+    assert (log.verbosity(), log.tells(3), log.tells(4)) == (3, True, False)
