@@ -12,7 +12,6 @@ import structlog
 from ipvsproxy.config.settings import Config, LogFormat
 from ipvsproxy.daemon import journal, measure, requirements, web, wiring
 from ipvsproxy.daemon import log as logs
-from ipvsproxy.daemon import measure, requirements, web, wiring
 from ipvsproxy.daemon import source as sources
 from ipvsproxy.daemon.announcer import Announcer
 from ipvsproxy.daemon.engine import Engine
@@ -158,8 +157,8 @@ async def _serve_on(
         iptables=sorted({program.variant for program in programs.values()}),
     )
 
-        journal.tell_received(events)
     def deliver(events: Sequence[Event]) -> None:
+        journal.tell_received(events)
         store.deliver(events, time.monotonic())
         status.node = store.node(config.node_name)
         engine.changed()

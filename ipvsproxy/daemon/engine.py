@@ -85,7 +85,6 @@ class Engine:
         self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...]] = (None, ())
         self._resync_due_s = 0.0
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
-        self._has_drifted = False
         self._journal = journal.Journal()
         self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
 
@@ -215,6 +214,7 @@ class Engine:
 
     async def _apply(self, plan: Plan) -> Report:
         outcomes = await self._kernel.call(self._kernel.target.apply, plan.operations)
+        journal.tell_outcomes(outcomes)
         return self.reconciler.settle(outcomes, self._clock())
 
     async def _look_at_drains(self) -> bool:
@@ -235,7 +235,6 @@ class Engine:
         sysctls = list(self.reconciler.claims.sysctls.desired)
         # Before it is read: what changes meanwhile asks for another reading.
         self._resync_due_s = self._clock() + self._settings.audit_interval_s
-        journal.tell_outcomes(outcomes)
         seen = await self._kernel.call(target.observe, sets, self._translation.families, sysctls)
         await self._in_slices(self.reconciler.observing(seen, self._clock()))
         if seen.interface_addresses is not None:
@@ -267,11 +266,7 @@ class Engine:
 
     # What is wanted.
 
-    def _update_view(self) -> view.NodeView:
     def _adopt_choices(self) -> None:
-        news = self.reconciler.drifts.take_news()
-        self._journal.tell_drift(news)
-        self._has_drifted |= bool(news.found)
         """Take up what ``reconfigure`` brought: every Service and rule may be concerned."""
         if self._new_choices is None:
             return
@@ -286,6 +281,7 @@ class Engine:
     def _put_node(self) -> None:
         self.reconciler.claims.put_node(self._translation.families, self._settings.sysctls, self._settings.timeouts)
 
+    def _update_view(self) -> view.NodeView:
         """Build the view of this node anew; where it differs from the last one, every Service may be concerned."""
         node = self._store.node(self._settings.node_name)
         if self._view is not None and self._view_inputs == (node, self._addresses):
