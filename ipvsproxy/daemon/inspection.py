@@ -1,6 +1,6 @@
 """What the commands share that only look: configuration in; first lists, the kernel to read, exit status out.
 
-Rule: nothing is loaded, tried or written. What only ``run`` can find out by trying is taken as given here.
+Rule: nothing is asked to be loaded, tried or written. What only ``run`` can find out by trying is taken as given here.
 """
 
 import asyncio

@@ -1,0 +1,97 @@
+"""The commands that only look, as whole programs on a real kernel, beside a running ipvsproxy and after it.
+
+What they tell in each case has its own tests; here it is that they agree with the kernel and leave it alone.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.program import Program
+
+ROOT = Path(__file__).parents[1]
+MANIFESTS = ROOT / "manifests/demo"
+FLAGS = ("--hostname-override=demo-node", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48")
+SYSCTL = Path("/proc/sys/net/ipv4/vs/expire_nodest_conn")
+UNWRITABLE = {"net/netfilter/nf_conntrack_max", "/sys/module/nf_conntrack/parameters/hashsize"}
+
+pytestmark = pytest.mark.kernel
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ipvsproxy", *arguments, f"--manifests={MANIFESTS}", *FLAGS]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def _json(*arguments: str) -> Any:
+    done = _run(*arguments, "--output=json")
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def _shown(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.fixture
+def _node(network_namespace: None) -> None:
+    for words in (("link", "add", "eth0", "type", "dummy"), ("addr", "add", "172.18.0.2/16", "dev", "eth0")):
+        subprocess.run(("ip", *words), check=True, timeout=60)
+
+
+def _state() -> list[str]:
+    """All that one of the commands might have changed."""
+    shown = [_shown(*command.split()) for command in ("ipvsadm -Sn", "ipset save", "ip -o addr", "ip -o link")]
+    rules = [line for line in _shown("iptables-legacy-save").splitlines() if line.startswith(("-A", ":KUBE"))]
+    return [*shown, *rules, SYSCTL.read_text()]
+
+
+@pytest.mark.usefixtures("_node")
+def test_no_command_changes_an_empty_node() -> None:
+    before = _state()
+    assert _run("plan").returncode == 0
+    assert _run("verify").returncode == 1
+    assert _run("explain", "demo/web").returncode == 0
+    assert _run("explain", "demo/none").returncode == 1
+    assert _run("doctor").returncode in (0, 1)
+    assert _state() == before
+
+
+@pytest.mark.usefixtures("_node")
+def test_plan_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path: Path) -> None:
+    planned = _json("plan")
+    with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
+        program.wait_until_synced()
+    servers = {one["object"] for one in planned["operations"] if one["kind"] == "virtual_server"}
+    held = [line.split() for line in _shown("ipvsadm", "-Sn").splitlines() if line.startswith("-A")]
+    assert {name.split()[1] for name in servers} == {words[2] for words in held}
+
+    # A network namespace may not change the size of the connection table; a host may.
+    assert {one["object"] for one in _json("verify")["differences"]} <= UNWRITABLE
+    assert {one["kind"] for one in _json("plan")["operations"]} <= {"flow", "sysctl"}
+
+    subprocess.run(("ipvsadm", "-d", "-t", "10.96.0.80:80", "-r", "10.244.1.11:8080"), check=True, timeout=60)
+    subprocess.run(("ipvsadm", "-A", "-t", "192.0.2.1:80", "-s", "rr"), check=True, timeout=60)
+    before = _state()
+    found = _run("verify")
+    assert found.returncode == 1
+    line = "demo/web  real_server TCP 10.96.0.80:80 -> 10.244.1.11:8080: wanted weight 1, found missing"
+    assert line in found.stdout.splitlines()
+    assert "foreign, left alone: TCP 192.0.2.1:80 rr, real servers: 0" in found.stdout
+    assert "-> 10.244.1.11:8080 MISSING" in _run("explain", "10.96.0.80:80").stdout
+    assert "it is not ours" in _run("explain", "192.0.2.1:80").stdout
+    assert _state() == before
+
+
+@pytest.mark.usefixtures("_node")
+def test_a_dry_run_looks_and_changes_nothing(tmp_path: Path) -> None:
+    before, log = _state(), tmp_path / "log"
+    with Program(MANIFESTS, log, *FLAGS, "--dry-run") as program:
+        program.wait_until(lambda: b"differences=" in log.read_bytes(), "looked", 60)
+    assert _state() == before
+    assert "event=differs" in log.read_text()
+    assert "address=127.0.0.1:10349" in log.read_text()
