@@ -100,6 +100,26 @@ def test_what_we_do_ourselves_is_not_told(device: str) -> None:
             assert listener.read() == (notify.AddressAppeared(carried(device, "192.0.2.2", 32)),)
 
 
+def test_what_we_do_ourselves_does_not_even_wake_the_listener(device: str) -> None:
+    own_ports: set[int] = set()
+    with (
+        notify.ChangeListener(own_ports=own_ports, device=device) as listener,
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as others,
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as ours,
+    ):
+        others.bind((0, 0))
+        ours.bind((0, 0))
+        own_ports |= {others.getsockname()[0] + 1_000_000, ours.getsockname()[0]}
+        assert listener.read() == ()
+        ours.send(new_address_request(device, "192.0.2.1"))
+        assert select.select([listener], [], [], 0)[0] == []
+        others.send(new_address_request(device, "192.0.2.2"))
+        assert select.select([listener], [], [], 0)[0] == [listener]
+        assert listener.read() == (notify.AddressAppeared(carried(device, "192.0.2.2", 32)),)
+        ip("link", "del", device)
+        assert listener.read()[-1] == notify.DeviceVanished(device)
+
+
 def new_address_request(device: str, text: str) -> bytes:
     """RTM_NEWADDR with REQUEST, ACK, CREATE and EXCL for one IPv4 address."""
     body = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, socket.if_nametoindex(device))
