@@ -43,6 +43,8 @@ from ipvsproxy.model.state import Observation
 from tests import fake_sets
 
 SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "fo", "ovf", "mh"})
+SCHEDULER_FLAGS = 0x38
+"""What ``/proc/net/ip_vs`` does not show."""
 TARGETS = frozenset({"ACCEPT", "DROP", "RETURN", "MASQUERADE", "MARK", "REJECT"})
 
 
@@ -82,6 +84,7 @@ class FakeKernel:
         self.applied: list[Operation] = []
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.unreadable: set[str] = set()
+        self.looks = 0
         self._failures: list[Failure] = []
 
     def fail(self, predicate: Callable[[Operation], bool], number: int = errno.EIO, *, times: int = 1) -> None:
@@ -126,6 +129,25 @@ class FakeKernel:
             Observation(errors=tuple(f"{name} cannot be read" for name in sorted(self.unreadable))),
             **readable,  # type: ignore[arg-type]  # the names are those of the fields
         )
+
+    def look(
+        self,
+        sets: Collection[str] = tuple(IP_SETS),
+        families: Iterable[Family] = tuple(Family),
+        sysctls: Iterable[str] | None = None,
+    ) -> Observation:
+        """As ``observe``, without scheduler flags."""
+        self.looks += 1
+        seen = self.observe(sets, families, sysctls)
+        if seen.virtual_servers is None:
+            return seen
+        flagless = {
+            key: ObservedVirtualServer(
+                one.settings._replace(flags=one.settings.flags & ~SCHEDULER_FLAGS), one.real_servers, flags_known=False
+            )
+            for key, one in seen.virtual_servers.items()
+        }
+        return dataclasses.replace(seen, virtual_servers=flagless)
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
         """The addresses of all interfaces but the device of the service addresses."""

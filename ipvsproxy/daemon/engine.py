@@ -1,8 +1,8 @@
 """The loop: what has changed is translated, planned, applied and settled.
 
 Rule 1: nothing is programmed before every first list is complete and the kernel was read.
-Rule 2: the kernel is read at start-up, after an error or a surprise, when an interface changed, and by a slow audit; never on
-the way of a change.
+Rule 2: the kernel is read at start-up, after an error or a surprise, and by a slow audit; never on the way of a change. Between
+audits it is looked at, which is cheaper: as often as a small share of a processor allows, and when an interface changed.
 Rule 3: one sync at a time; what arrives meanwhile is the next one's.
 """
 
@@ -27,6 +27,7 @@ from ipvsproxy.model.kernel import InterfaceAddress, SetKind, Sysctl, Timeouts, 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Plan, Report
 from ipvsproxy.model.service import Node, ObjectKind, ServiceName
+from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import skeleton, state, view
 
@@ -38,6 +39,11 @@ SLICE_S = 0.005
 """How long translation may keep the loop without a pause."""
 ERRORS_SHOWN = 5
 """How many failures of a sync are logged in full."""
+LOOK_INTERVAL_S = 3.0
+"""Between two looks at the kernel, at least."""
+LONGEST_LOOK_INTERVAL_S = 60.0
+LOOK_SHARE = 0.005
+"""Of one processor, for looks: those that take long come more seldom."""
 FIRST_RESYNC_DELAY_S = 1.0
 LONGEST_RESYNC_DELAY_S = 60.0
 _NOTHING = Report(done={}, failed={}, errors=(), pending=0)
@@ -84,7 +90,9 @@ class Engine:
         self._view: view.NodeView | None = None
         self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...]] = (None, ())
         self._resync_due_s = 0.0
+        self._look_due_s = 0.0
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
+        self._has_drifted = False
         self._journal = journal.Journal()
         self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
 
@@ -102,7 +110,7 @@ class Engine:
 
     def kernel_changed(self) -> None:
         """Somebody else changed what is ours."""
-        self._resync_due_s = 0.0
+        self._look_due_s = 0.0
         self._wake.set()
 
     def reconfigure(self, settings: EngineSettings, translation: view.Settings, policy: Policy) -> None:
@@ -149,12 +157,22 @@ class Engine:
     async def _pause(self) -> None:
         """Wait until there is something to do, and at least the minimum interval since the last sync."""
         may_begin_s = self._clock() + self._settings.min_interval_s
-        due_s = self.reconciler.next_s()
-        idle_s = min(self._resync_due_s, math.inf if due_s is None else due_s) - self._clock()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(idle_s):
-                await self._wake.wait()
+        while not await self._idle():
+            pass
         await asyncio.sleep(may_begin_s - self._clock())
+
+    async def _idle(self) -> bool:
+        """Wait until something is due or arrives; false when it was only a look at the kernel, and all is as it was left."""
+        due_s = self.reconciler.next_s()
+        due_s = min(self._resync_due_s, math.inf if due_s is None else due_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(due_s, self._look_due_s) - self._clock()):
+                await self._wake.wait()
+        if self._wake.is_set() or due_s <= self._clock():
+            return True
+        before = self._addresses
+        await self._look()
+        return self._has_drifted or self._addresses != before
 
     async def _sync(self, done_before: Report = _NOTHING) -> None:
         """Bring everything in force; ``done_before`` was done already, and is told with the rest."""
@@ -165,6 +183,9 @@ class Engine:
         if self._addresses_changed:
             await self._read_addresses()
         was_read = self._resync_due_s <= began and await self._observe()
+        if self._look_due_s <= began:
+            await self._look()
+        self._has_drifted = False
         observed = self._clock()
         seen = self._update_view()
         changes = self._store.take()
@@ -230,18 +251,33 @@ class Engine:
 
     async def _observe(self) -> bool:
         """Read the whole kernel; whether all of it could be read. What could not stays as it was believed to be."""
-        target = self._kernel.target
-        sets = [ip_set.name for ip_set in self.reconciler.claims.sets.desired]
-        sysctls = list(self.reconciler.claims.sysctls.desired)
         # Before it is read: what changes meanwhile asks for another reading.
         self._resync_due_s = self._clock() + self._settings.audit_interval_s
-        seen = await self._kernel.call(target.observe, sets, self._translation.families, sysctls)
+        self._look_due_s = self._clock() + LOOK_INTERVAL_S
+        return await self._take_in(self._kernel.target.observe)
+
+    async def _look(self) -> None:
+        """As ``_observe``, but only what can be read at little cost."""
+        began = self._clock()
+        self._look_due_s = began + LONGEST_LOOK_INTERVAL_S
+        if await self._take_in(self._kernel.target.look):
+            cost_s = self._clock() - began
+            self._look_due_s = min(self._look_due_s, began + max(LOOK_INTERVAL_S, cost_s / LOOK_SHARE))
+
+    async def _take_in(self, read: Callable[[Collection[str], Collection[Family], Collection[str]], Observation]) -> bool:
+        claims = self.reconciler.claims
+        sets = [ip_set.name for ip_set in claims.sets.desired]
+        seen = await self._kernel.call(read, sets, self._translation.families, list(claims.sysctls.desired))
         await self._in_slices(self.reconciler.observing(seen, self._clock()))
+        news = self.reconciler.drifts.take_news()
+        self._journal.tell_drift(news)
+        self._has_drifted |= bool(news.found)
         if seen.interface_addresses is not None:
             self._addresses = seen.interface_addresses
         for error in seen.errors:
             log.error("kernel could not be read", error=error)
         if seen.errors:
+            self._look_due_s = math.inf  # not before all could be read, which is tried with growing patience
             self._look_again_soon()
         return not seen.errors
 

@@ -102,9 +102,7 @@ class Journal:
         if news.found:
             log.warning("changed by others", **news.found)
         for place, times in itertools.islice(news.left_alone.items(), PLACES_SHOWN):
-            log.warning(
-                "changed by others again and again, healed ever more seldom", kind=place.kind, name=str(place.key), times=times
-            )
+            log.warning("fought over, healed ever more seldom", kind=place.kind, name=str(place.key), times=times)
 
     def tell_settings(self, given_up: Mapping[str, str]) -> None:
         """Say which kernel settings, by path, cannot be written and why. Traffic flows without them, if not as it should."""

@@ -1,5 +1,6 @@
 """All drivers of this node as one: observe the kernel, apply operations in order. Everything here blocks; see ``thread``."""
 
+import contextlib
 import functools
 import itertools
 import socket
@@ -8,13 +9,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from ipvsproxy.kernel import iptables, netlink
-from ipvsproxy.kernel.addresses import AddressDriver
+from ipvsproxy.kernel.addresses import AddressDriver, ObservedAddresses
 from ipvsproxy.kernel.conntrack import ConntrackDriver
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import SysctlDriver
-from ipvsproxy.kernel.ipset import IpsetDriver
+from ipvsproxy.kernel.ipset import IpsetDriver, ObservedSet
 from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.ipvs import IpvsDriver
+from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.model.kernel import (
     BoundAddress,
     ChainKey,
@@ -24,10 +26,12 @@ from ipvsproxy.model.kernel import (
     InterfaceAddress,
     IpSet,
     Jump,
+    ObservedVirtualServer,
     RealServer,
     RealServerKey,
     SetEntry,
     Skeleton,
+    SkeletonImage,
     Sysctl,
     Timeouts,
     VirtualServer,
@@ -78,6 +82,8 @@ class NodeKernel:
         self._addresses = AddressDriver(self._open_noted)
         self._sysctls = SysctlDriver()
         self._conntrack = ConntrackDriver()
+        self._rule_changes = RuleChanges()
+        self._marks: dict[Family, object] = {}
         self._drivers: Mapping[type, Driver] = {
             VirtualServer: self.ipvs,
             RealServer: self.ipvs,
@@ -99,7 +105,7 @@ class NodeKernel:
 
     def close(self) -> None:
         """Close all sockets."""
-        for driver in (self.ipvs, self._ipset, self._addresses, self._conntrack):
+        for driver in (self.ipvs, self._ipset, self._addresses, self._conntrack, self._rule_changes):
             driver.close()
 
     def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
@@ -107,9 +113,49 @@ class NodeKernel:
         errors: list[str] = []
         addresses = _attempt(self._addresses.observe, errors)
         found = _attempt(lambda: self._ipset.observe(sets), errors)
-        skeletons = {family: _attempt(functools.partial(self.iptables.observe, family), errors) for family in families}
+        skeletons = {family: self._read_rules(family, self._mark(family), errors) for family in families}
+        return self._observation(_attempt(self.ipvs.observe, errors), addresses, found, skeletons, sysctls, errors)
+
+    def look(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
+        """As ``observe``, but cheaper: no scheduler flags, and no process unless somebody changed rules since the last reading.
+
+        ``skeletons`` lacks the families whose rules nobody has touched.
+        """
+        errors: list[str] = []
+        addresses = _attempt(self._addresses.observe, errors)
+        found = _attempt(lambda: self._ipset.observe(sets), errors)
+        marks = {family: self._mark(family) for family in families}
+        skeletons = {
+            family: self._read_rules(family, mark, errors)
+            for family, mark in marks.items()
+            if mark is not None and mark != self._marks.get(family)
+        }
+        listed = _attempt(self.ipvs.listing, errors)
+        return self._observation(listed.virtual_servers if listed else None, addresses, found, skeletons, sysctls, errors)
+
+    def _read_rules(self, family: Family, mark: object, errors: list[str]) -> SkeletonImage | None:
+        """Read them; ``mark`` was taken before, so that what changes meanwhile is seen by the next look."""
+        image = _attempt(functools.partial(self.iptables.observe, family), errors)
+        self._marks[family] = mark if image is not None else None
+        return image
+
+    def _mark(self, family: Family) -> object:
+        """A mark of a family's rules; None where the kernel does not tell, so that only ``observe`` reads them."""
+        with contextlib.suppress(KernelError):
+            return self._rule_changes.mark(family, self.iptables.program(family).variant)
+        return None
+
+    def _observation(  # noqa: PLR0917 - the parts, in the order in which they are made
+        self,
+        virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None,
+        addresses: ObservedAddresses | None,
+        found: Mapping[str, ObservedSet] | None,
+        skeletons: Mapping[Family, SkeletonImage | None],
+        sysctls: Iterable[str],
+        errors: list[str],
+    ) -> Observation:
         return Observation(
-            virtual_servers=_attempt(self.ipvs.observe, errors),
+            virtual_servers=virtual_servers,
             foreign_virtual_servers=self.ipvs.foreign,
             sets=None if found is None else {name: frozenset(one.entries) for name, one in found.items()},
             device=addresses[0] if addresses else None,

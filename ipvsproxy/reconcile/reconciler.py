@@ -14,7 +14,7 @@ import errno
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
 from ipvsproxy.model.kernel import (
     IP_SETS,
@@ -34,14 +34,15 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
 )
 from ipvsproxy.model.net import Network
-from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, Verb, kind_of
+from ipvsproxy.model.plan import Item, Operation, Outcome, Plan, Report, Verb, kind_of
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Observation, ServiceState
 from ipvsproxy.reconcile import diff, order, ownership, wishes
 from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
 from ipvsproxy.reconcile.drain import Drains
+from ipvsproxy.reconcile.drift import Drifts, Place
 from ipvsproxy.reconcile.retry import Retries
-from ipvsproxy.reconcile.table import KEYS_AT_ONCE
+from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
 
 _ERRORS_SHOWN = 5
 """How many failures a report holds in full."""
@@ -67,6 +68,7 @@ class Reconciler:
         self._policy = policy
         self._seed = zlib.crc32(policy.node_name.encode())
         self._retries = Retries()
+        self.drifts = Drifts()
         self._has_seen_all = False
         self.drains = Drains(policy.drain_deadline_s)
         self.claims = Claims(lambda wanted, seen: diff.differs(wanted, seen, self.drains.is_over), self._is_excluded)
@@ -111,6 +113,7 @@ class Reconciler:
             is_ours = ownership.owned_virtual_servers(entries, claims.addresses.observed, host)
             yield from claims.virtual_servers.observing(seen.virtual_servers, is_ours)
             self._has_seen_all |= None not in (seen.sets, seen.addresses, seen.interface_addresses)
+        self._note_drift(now)
 
     def _recall_drains(self, seen: Mapping[VirtualServerKey, ObservedVirtualServer], now: float) -> Iterator[None]:
         """Take up drains that a former process began; drop those whose real server is gone."""
@@ -147,6 +150,8 @@ class Reconciler:
             operations = [one for one in operations if not order.is_removal(one) and not self._loses_rules(one)]
         else:
             operations += wishes.surplus(self.claims, self.drains, has_seen_all=self._has_seen_all)
+        if self.drifts:
+            operations = [operation for operation in operations if self.drifts.may_heal(*self._place(operation.item), now)]
         if self._retries:
             operations = self._due(operations, now)
         operations.sort(key=order.rank)
@@ -160,6 +165,43 @@ class Reconciler:
             return False
         wanted = item.image.chains
         return any(not set(rules) <= set(wanted.get(chain, ())) for chain, rules in seen.chains.items())
+
+    def _note_drift(self, now: float) -> None:
+        claims = self.claims
+        self.drifts.forget_calm(now)
+        tables: tuple[tuple[str, Table[Any, Any, Any]], ...] = (
+            ("virtual_server", claims.virtual_servers),
+            *(("set_entry", table) for table in claims.entries.values()),
+            ("address", claims.addresses),
+            ("set", claims.sets),
+            ("device", claims.devices),
+            ("sysctl", claims.sysctls),
+            ("rules", claims.skeletons),
+        )
+        for kind, table in tables:
+            for key in table.take_drifted():
+                self.drifts.note(Place(kind, key), table.desired.get(key), now)
+
+    def _place(self, item: Item) -> tuple[Place, object]:  # noqa: PLR0911 - one per kind
+        """Where drift would be noted that this item heals, and what is wished there."""
+        claims = self.claims
+        match item:
+            case VirtualServer(key=key) | RealServer(virtual_server=key):
+                return Place("virtual_server", key), claims.virtual_servers.desired.get(key)
+            case SetEntry():
+                return Place("set_entry", item), claims.entries[item.set].desired.get(item)
+            case BoundAddress(address=address):
+                return Place("address", address), claims.addresses.desired.get(address)
+            case IpSet():
+                return Place("set", item), claims.sets.desired.get(item)
+            case Device():
+                return Place("device", item), claims.devices.desired.get(item)
+            case Sysctl(path=path):
+                return Place("sysctl", path), claims.sysctls.desired.get(path)
+            case Skeleton(family=family):
+                return Place("rules", family), claims.skeletons.desired.get(family)
+            case _:
+                return Place(kind_of(item), item), None
 
     def _due(self, operations: Sequence[Operation], now: float) -> list[Operation]:
         """Leave out what failed a short while ago; the real servers of a virtual server that is missing wait for it."""
@@ -273,8 +315,8 @@ class Reconciler:
         return different - len(self.claims.settings_given_up)
 
     def next_s(self) -> float | None:
-        """When there will be something to do without any event: a retry, or a look at a drain."""
-        times = [time_s for time_s in (self._retries.next_s(), self.drains.next_s()) if time_s is not None]
+        """When there will be something to do without any event: a retry, healing that waits, or a look at a drain."""
+        times = [time_s for time_s in (self._retries.next_s(), self.drifts.next_s(), self.drains.next_s()) if time_s is not None]
         return min(times, default=None)
 
 

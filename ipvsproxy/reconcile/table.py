@@ -50,6 +50,7 @@ class Table(Generic[K, V, W]):
         self._was_observed = False
         self.drifted = 0
         """How many keys were found otherwise than believed, and not as wanted, since the first observation."""
+        self._drifted_keys: list[K] = []
 
     @property
     def desired(self) -> Mapping[K, V]:
@@ -149,7 +150,14 @@ class Table(Generic[K, V, W]):
             self._count_drift(key, before)
 
     def _count_drift(self, key: K, before: W | None) -> None:
-        self.drifted += (key in self._pending or key in self._surplus) and self._observed.get(key) != before
+        if (key in self._pending or key in self._surplus) and self._observed.get(key) != before:
+            self.drifted += 1
+            self._drifted_keys.append(key)
+
+    def take_drifted(self) -> Collection[K]:
+        """The keys that were counted in ``drifted`` since this was called last."""
+        keys, self._drifted_keys = self._drifted_keys, []
+        return keys
 
     def confirm(self, key: K, value: W | None) -> None:
         """Book that we made the kernel hold this value, or (None) that it does not hold the key: it is ours now."""

@@ -13,6 +13,8 @@ from ipvsproxy.model.kernel import RealServer, SetEntry, VirtualServer
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile import drift
+from ipvsproxy.translate import view
 from tests import builders, memory_node
 from tests.daemon.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
 from tests.fake_kernel import FakeKernel
@@ -102,30 +104,73 @@ DRIFTS: Collection[Callable[[FakeKernel], None]] = (
 )
 
 
-@pytest.mark.parametrize("drift", [*DRIFTS, add_real_server])
+@pytest.mark.parametrize("spoil", [*DRIFTS, add_real_server])
 @in_virtual_time
-async def test_drift_is_repaired_within_one_audit(drift: Callable[[FakeKernel], None]) -> None:
+async def test_drift_is_found_by_the_next_look_and_repaired(spoil: Callable[[FakeKernel], None]) -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(AUDIT_INTERVAL_S / 2)
-        drift(node.kernel)
+        spoil(node.kernel)
         node.kernel.forget()
-        await node.quiet(AUDIT_INTERVAL_S / 2 - 1)
-        assert node.done == []
-        await node.quiet(1)
+        await node.quiet(engine.LOOK_INTERVAL_S)
         assert node.done
         assert_from_scratch(node)
 
 
-@pytest.mark.parametrize("drift", DRIFTS)
 @in_virtual_time
-async def test_drift_that_is_told_is_repaired_at_once(drift: Callable[[FakeKernel], None]) -> None:
+async def test_scheduler_flags_are_found_by_the_next_audit() -> None:
+    node = MemoryNode(settings=view.Settings(scheduler="mh"))
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(AUDIT_INTERVAL_S / 2)
+        held = node.kernel.virtual_servers[WEB_KEY]
+        held.settings = held.settings._replace(flags=0)
+        node.kernel.forget()
+        await node.quiet(AUDIT_INTERVAL_S / 2 - 1)
+        assert node.done == [], "a look does not show them"
+        await node.quiet(1)
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_looks_that_find_nothing_are_no_syncs() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(1)
+        before = len(node.watcher.summaries)
+        await node.quiet(AUDIT_INTERVAL_S - 2)
+        assert node.kernel.looks == 9
+        assert len(node.watcher.summaries) == before
+
+
+@in_virtual_time
+async def test_looks_that_take_long_come_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    looks_s: list[float] = []
+    look = node.kernel.look
+
+    def look_slowly(*arguments: Any) -> Observation:
+        looks_s.append(loop().time())
+        loop().pass_time(0.1)
+        return look(*arguments)
+
+    monkeypatch.setattr(node.kernel, "look", look_slowly)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(100)
+    assert [round(later - earlier) for earlier, later in itertools.pairwise(looks_s)] == [20, 20, 20, 20]
+
+
+@pytest.mark.parametrize("spoil", DRIFTS)
+@in_virtual_time
+async def test_drift_that_is_told_is_repaired_at_once(spoil: Callable[[FakeKernel], None]) -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(AUDIT_INTERVAL_S / 2)
-        drift(node.kernel)
+        spoil(node.kernel)
         node.engine.kernel_changed()
         await node.quiet()
         assert_from_scratch(node)
@@ -165,16 +210,16 @@ async def test_a_failed_reading_deletes_nothing_and_is_repeated_with_patience(pa
         node.kernel.unreadable = {part}
         began_s = loop().time()
         with structlog.testing.capture_logs() as logs:
-            await node.quiet(AUDIT_INTERVAL_S + 59)
+            await node.quiet(AUDIT_INTERVAL_S + 29)
         assert node.done == []
         failures = [line["error"] for line in logs if line["log_level"] == "error"]
-        assert failures == [f"{part} cannot be read"] * 6, "after 30, 31, 33, 37, 45 and 61 s"
-        assert len([at for at in node.watcher.syncing_s if at > began_s]) == 6
+        assert failures == [f"{part} cannot be read"] * 6, "after 3, 4, 6, 10, 18 and 34 s"
+        assert len([at for at in node.watcher.syncing_s if at > began_s]) == 5, "the first of them was but a look"
         node.put(OTHER)
         await node.quiet()
         assert OTHER_KEY in node.kernel.virtual_servers, "what is wanted anew is programmed all the same"
-        for drift in (remove_virtual_server, flush_set, flush_rules, remove_device, change_sysctl):
-            drift(node.kernel)
+        for spoil in (remove_virtual_server, flush_set, flush_rules, remove_device, change_sysctl):
+            spoil(node.kernel)
         node.kernel.unreadable = set()
         await node.quiet(AUDIT_INTERVAL_S)
         assert_from_scratch(node)
@@ -193,7 +238,7 @@ async def test_patience_begins_anew_once_the_kernel_could_be_read() -> None:
                 await node.quiet(8)
             assert len([line for line in logs if line["event"] == "kernel could not be read"]) == 4, "after 0, 1, 3 and 7 s"
             node.kernel.unreadable = set()
-            await node.quiet(100)
+            await node.quiet(60)
 
 
 @in_virtual_time
@@ -295,27 +340,49 @@ async def test_after_a_surprise_the_kernel_is_read_again_soon() -> None:
 
 
 @in_virtual_time
-async def test_a_kernel_that_never_holds_what_it_was_given_is_read_with_growing_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_somebody_undoes_again_and_again_is_healed_ever_more_seldom_until_the_wish_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     node = MemoryNode(audit_interval_s=10_000)
-    readings_s: list[float] = []
+    heals_s: list[float] = []
     observe = node.kernel.observe
 
     def observe_without_web(*arguments: Any) -> Observation:
-        readings_s.append(loop().time())
+        node.kernel.virtual_servers.pop(WEB_KEY, None)
         seen = observe(*arguments)
         assert isinstance(seen.virtual_servers, dict)
-        seen.virtual_servers.pop(WEB_KEY)
         return seen
+
+    def is_heal(operation: Operation) -> bool:
+        if adds_web(operation):
+            heals_s.append(loop().time())
+        return False
 
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet()
+        node.kernel.fail(is_heal, times=1)
         monkeypatch.setattr(node.kernel, "observe", observe_without_web)
         node.engine.kernel_changed()
-        await node.quiet(600)
-    delays = [round(later - earlier) for earlier, later in itertools.pairwise(readings_s)]
-    assert delays == [1, 2, 4, 8, 16, 32, *[60] * (len(delays) - 6)]
-    assert len(delays) > 10
+        with structlog.testing.capture_logs() as logs:
+            await node.quiet(1800)
+        fights = [line for line in logs if line["event"] == "fought over, healed ever more seldom"]
+        assert fights[0] == {
+            "event": fights[0]["event"],
+            "log_level": "warning",
+            "kind": "virtual_server",
+            "name": "TCP 10.96.0.10:80",
+            "times": drift.FREE_HEALS + 1,
+        }
+        monkeypatch.undo()
+        assert WEB_KEY not in node.kernel.virtual_servers
+        node.put(builders.endpoint_slice(builders.endpoint("10.244.0.7")))
+        await node.quiet()
+        assert_from_scratch(node)
+    delays = [later - earlier for earlier, later in itertools.pairwise(heals_s)]
+    assert delays[:2] == pytest.approx([3, 3], abs=0.1), "the first ones are healed as soon as they are seen"
+    assert delays[2:7] == pytest.approx([8, 13, 23, 43, 83], abs=3)
+    assert max(delays) <= drift.LONGEST_PATIENCE_S + 2 * engine.LOOK_INTERVAL_S
 
 
 @in_virtual_time

@@ -3,6 +3,7 @@
 The drivers are doubles here; ``test_contract`` has the real ones on a real kernel.
 """
 
+import dataclasses
 import errno
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ipvsproxy.kernel import node
+from ipvsproxy.kernel import iptables, ipvs, node
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
     DEVICE,
@@ -42,6 +43,7 @@ KEY = builders.frontend("10.96.0.1", 80)
 BACKEND = builders.backend("10.244.0.5")
 ENTRY = SetEntry("KUBE-CLUSTER-IP", KEY.address, Protocol.TCP, 80)
 SETTINGS = VirtualServerSettings("rr")
+FLAGLESS = ObservedVirtualServer(SETTINGS, {BACKEND: 1}, flags_known=False)
 ON_ETH0 = builders.interface_address("eth0", builders.NODE_ADDRESS)
 IMAGES = {family: SkeletonImage(family=family, chains={}, jumps=frozenset()) for family in Family}
 ITEMS: Mapping[str, Sequence[Item]] = {
@@ -70,6 +72,7 @@ class Kernel:
         self.asked: dict[str, object] = {}
         self.closed: list[str] = []
         self.broken: set[str] = set()
+        self.marks = dict.fromkeys(Family, 1)
 
     def check(self, name: str) -> None:
         if name in self.broken:
@@ -90,6 +93,18 @@ class Double:
         self._kernel.check(self._name)
         self._kernel.asked[self._name] = arguments
         return self._answer(*arguments)
+
+    def program(self, _family: Family) -> iptables.Program:
+        return iptables.Program((1, 8, 9), "legacy")
+
+    def listing(self) -> ipvs.Audit:
+        self._kernel.check(self._name)
+        return ipvs.Audit({KEY: FLAGLESS}, {}, self.foreign)
+
+    def mark(self, family: Family, variant: str) -> int:
+        self._kernel.check(self._name)
+        assert variant == "legacy"
+        return self._kernel.marks[family]
 
     def connections(self, keys: Collection[VirtualServerKey]) -> Any:
         self._kernel.check(self._name)
@@ -120,6 +135,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     for driver, answer in answers.items():
         double = Double(names.get(driver, driver.lower()), kernel, answer)
         monkeypatch.setattr(node, f"{driver}Driver", lambda *_, double=double, **__: double)
+    changes = Double("rule_changes", kernel, lambda: None)
+    monkeypatch.setattr(node, "RuleChanges", lambda: changes)
     return kernel
 
 
@@ -129,6 +146,10 @@ def new_node() -> node.NodeKernel:
 
 def observe(target: node.NodeKernel) -> Observation:
     return target.observe(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"])
+
+
+def look(target: node.NodeKernel) -> Observation:
+    return target.look(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"])
 
 
 def operations(*items: Item) -> list[Operation]:
@@ -174,6 +195,39 @@ def test_each_run_is_told_with_its_outcomes_and_its_duration(kernel: Kernel) -> 
     target.apply(operations(*ITEMS["ipvs"], ENTRY))
     assert [failed for failed, _ in told] == [[False] * 3, [True]]
     assert all(took_s >= 0 for _, took_s in told)
+
+
+def test_a_look_reads_the_rules_only_where_somebody_changed_them_since_they_were_read(kernel: Kernel) -> None:
+    target = new_node()
+    assert look(target).skeletons == IMAGES, "never read before"
+    assert look(target).skeletons == {}
+    kernel.marks[Family.IPV6] = 2
+    assert look(target).skeletons == {Family.IPV6: IMAGES[Family.IPV6]}
+    kernel.marks = dict.fromkeys(Family, 3)
+    observe(target)
+    assert look(target).skeletons == {}
+
+
+def test_a_look_shows_no_scheduler_flags_and_all_else(kernel: Kernel) -> None:
+    target = new_node()
+    whole = observe(target)
+    assert look(target) == dataclasses.replace(whole, virtual_servers={KEY: FLAGLESS}, skeletons={})
+
+
+def test_rules_that_could_not_be_read_are_read_by_the_next_look(kernel: Kernel) -> None:
+    target = new_node()
+    kernel.broken = {"iptables"}
+    assert len(look(target).errors) == len(Family)
+    kernel.broken = set()
+    assert look(target).skeletons == IMAGES
+
+
+def test_a_look_leaves_out_the_rules_where_the_kernel_does_not_tell_of_changes(kernel: Kernel) -> None:
+    kernel.broken = {"rule_changes"}
+    target = new_node()
+    assert observe(target).skeletons == IMAGES
+    seen = look(target)
+    assert (seen.skeletons, seen.errors) == ({}, ())
 
 
 def test_all_that_is_there_is_observed(kernel: Kernel) -> None:
@@ -239,7 +293,7 @@ def test_connections_that_cannot_be_read_are_none(kernel: Kernel) -> None:
 
 def test_closing_closes_all_sockets(kernel: Kernel) -> None:
     new_node().close()
-    assert sorted(kernel.closed) == ["addresses", "conntrack", "ipset", "ipvs"]
+    assert sorted(kernel.closed) == ["addresses", "conntrack", "ipset", "ipvs", "rule_changes"]
 
 
 def test_the_port_of_the_socket_that_changes_addresses_is_known(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,110 @@
+"""Whether anybody has changed the iptables rules, without starting a process.
+
+The nf_tables variant: the kernel numbers its generations of rules, one per change by anybody. The legacy variant: the kernel
+hands out a table as it holds it, and all of it but the packet counters is hashed. Layouts: include/uapi/linux/netfilter/
+nf_tables.h, and linux/netfilter_ipv4/ip_tables.h and linux/netfilter_ipv6/ip6_tables.h below it.
+"""
+
+import ctypes
+import hashlib
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pyroute2.netlink import NETLINK_NETFILTER
+
+from ipvsproxy.kernel import message, netlink
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.net import Family
+
+TABLES = ("nat", "filter")
+"""Those that our rules are in."""
+
+_GET_GENERATION = 10 << 8 | 16  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETGEN
+_GENERATION_ID = 1
+_NETFILTER_HEADER = 4
+_GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; the same numbers for IPv6
+_INFO = struct.Struct("=32s44xII")  # ipt_getinfo: name, hooks, number of entries, their size in bytes
+_ENTRIES_OFFSET = 40
+_NAME = 32
+
+
+class _Layout(NamedTuple):
+    """Of an entry: where its length and its counters are."""
+
+    level: int
+    length_at: int
+    counters_at: int
+
+
+_LAYOUTS = {
+    Family.IPV4: _Layout(level=socket.IPPROTO_IP, length_at=90, counters_at=96),
+    Family.IPV6: _Layout(level=socket.IPPROTO_IPV6, length_at=142, counters_at=152),
+}
+_COUNTERS = bytes(16)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class RuleChanges:
+    """Marks of the state of the rules; two that are equal mean that nothing was changed between them.
+
+    It belongs to the thread that made it, and asks about that thread's network namespace.
+    """
+
+    def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
+        self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._channel.close()
+
+    def mark(self, family: Family, variant: str) -> object:
+        """The mark of a family's rules now; ``variant`` is ``nf_tables`` or ``legacy``.
+
+        Raises:
+            KernelError: the kernel does not tell.
+        """
+        return self._generation() if variant == "nf_tables" else tuple(_digest(family, table) for table in TABLES)
+
+    def _generation(self) -> int:
+        action = "ask for the generation of nf_tables"
+        request = struct.pack("=IHHIIBBH", 20, _GET_GENERATION, netlink.REQUEST, 0, 0, socket.AF_UNSPEC, 0, 0)
+        data, start, end = self._channel.ask(request, action)
+        found = message.attributes(data, start + _NETFILTER_HEADER, end)
+        if _GENERATION_ID not in found:
+            raise KernelError(action=action, detail="the answer is not complete")
+        return int.from_bytes(data[slice(*found[_GENERATION_ID])], "big")
+
+
+def _digest(family: Family, table: str) -> bytes:
+    """A hash of a table of the legacy variant, without its counters."""
+    layout = _LAYOUTS[family]
+    action = f"read the {family.label} table {table}"
+    with socket.socket(socket.AF_INET if family is Family.IPV4 else socket.AF_INET6, socket.SOCK_DGRAM) as asking:
+        name = table.encode().ljust(_NAME, b"\0")
+        info = _getsockopt(asking, layout.level, _GET_INFO, name.ljust(_INFO.size, b"\0"), action)
+        size = _INFO.unpack(info)[2]
+        question = struct.pack("=32sI4x", name, size) + bytes(size)
+        entries = bytearray(_getsockopt(asking, layout.level, _GET_ENTRIES, question, action)[_ENTRIES_OFFSET:])
+    position = 0
+    while position + layout.counters_at + len(_COUNTERS) <= len(entries):
+        at = position + layout.counters_at
+        entries[at : at + len(_COUNTERS)] = _COUNTERS
+        (length,) = struct.unpack_from("=H", entries, position + layout.length_at)
+        if not length:
+            raise KernelError(action=action, detail="an entry has no length")
+        position += length
+    return hashlib.blake2b(entries, digest_size=16).digest()
+
+
+def _getsockopt(asking: socket.socket, level: int, option: int, question: bytes, action: str) -> bytes:
+    """As ``socket.getsockopt``, for options whose buffer holds a question."""
+    buffer = ctypes.create_string_buffer(question, len(question))
+    length = ctypes.c_uint32(len(question))
+    if _libc.getsockopt(asking.fileno(), level, option, buffer, ctypes.byref(length)) != 0:
+        number = ctypes.get_errno()
+        raise KernelError(action=action, errno=number, detail=os.strerror(number))
+    return buffer.raw[: length.value]

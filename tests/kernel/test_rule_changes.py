@@ -1,0 +1,67 @@
+"""Marks of rules: any change by anybody gives another one, packets do not. Both variants, in a fresh namespace of any kernel."""
+
+import shutil
+import socket
+import subprocess
+
+import pytest
+
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.rule_changes import RuleChanges
+from ipvsproxy.model.net import Family
+
+CASES = [(family, variant) for family in Family for variant in ("nf_tables", "legacy")]
+PROGRAMS = {"nf_tables": "nft", "legacy": "legacy"}
+
+
+def run(family: Family, variant: str, *arguments: str) -> None:
+    name = f"{'iptables' if family is Family.IPV4 else 'ip6tables'}-{PROGRAMS[variant]}"
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed")
+    done = subprocess.run([name, "-t", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"{name} cannot be used on this kernel: {done.stderr.strip()}")
+
+
+def send_packet(family: Family) -> None:
+    with socket.socket(socket.AF_INET if family is Family.IPV4 else socket.AF_INET6, socket.SOCK_DGRAM) as sending:
+        sending.sendto(b"x", ("127.0.0.1" if family is Family.IPV4 else "::1", 9))
+
+
+@pytest.mark.usefixtures("network_namespace")
+@pytest.mark.parametrize(("family", "variant"), CASES)
+def test_a_change_gives_another_mark_and_a_packet_does_not(family: Family, variant: str) -> None:
+    run(family, variant, "nat", "-A", "OUTPUT", "-m", "comment", "--comment", "counts", "-j", "ACCEPT")
+    run(family, variant, "filter", "-N", "SOME")
+    changes = RuleChanges()
+    before = changes.mark(family, variant)
+    send_packet(family)
+    assert changes.mark(family, variant) == before
+    seen = [before]
+    for arguments in (
+        ("nat", "-I", "OUTPUT", "-j", "RETURN"),
+        ("filter", "-A", "SOME", "-j", "RETURN"),
+        ("filter", "-F", "SOME"),
+        ("nat", "-N", "OTHER"),
+    ):
+        run(family, variant, *arguments)
+        mark = changes.mark(family, variant)
+        assert mark not in seen[-1:]
+        seen.append(mark)
+    changes.close()
+
+
+@pytest.mark.usefixtures("network_namespace")
+def test_the_order_of_rules_counts() -> None:
+    for target in ("ACCEPT", "RETURN"):
+        run(Family.IPV4, "legacy", "nat", "-A", "OUTPUT", "-j", target)
+    before = RuleChanges().mark(Family.IPV4, "legacy")
+    run(Family.IPV4, "legacy", "nat", "-D", "OUTPUT", "1")
+    run(Family.IPV4, "legacy", "nat", "-A", "OUTPUT", "-j", "ACCEPT")
+    assert RuleChanges().mark(Family.IPV4, "legacy") != before
+
+
+def test_a_kernel_that_does_not_tell_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipvsproxy.kernel.rule_changes.TABLES", ("no-such-table",))
+    with pytest.raises(KernelError, match="read the IPv4 table no-such-table"):
+        RuleChanges().mark(Family.IPV4, "legacy")
