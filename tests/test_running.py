@@ -1,0 +1,248 @@
+"""The program as an operator runs it, on a real kernel: prepared, then unprivileged; alone on its node; told by signals and files.
+
+What it programs is in ``tests/test_program.py``.
+"""
+
+import contextlib
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.program import Program
+
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
+
+HEALTH = "http://127.0.0.1:10256/healthz"
+STOPPED_WITHIN_S = 2.0
+FLAGS = ("--hostname-override=node-a", "--conntrack-max-per-core=0")  # the maximum is the host's own namespace's
+UNPRIVILEGED = (
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    (
+        "for dir in /proc/sys /sys; do mount --bind $dir $dir && mount -o remount,bind,ro $dir || exit 9; done; "
+        'exec setpriv --bounding-set=-all,+net_admin,+net_raw --inh-caps=-all "$@"'
+    ),
+    "sh",
+)
+"""As in a container that is not privileged: two capabilities, and kernel settings that cannot be written."""
+MANIFESTS = """
+apiVersion: v1
+kind: Node
+metadata: {name: node-a}
+status: {addresses: [{type: InternalIP, address: 10.1.1.1}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+endpoints: [{addresses: [10.1.1.1], nodeName: node-a}]
+ports: [{port: 8080}]
+"""
+CONFIGURATION = """
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: ipvs
+hostnameOverride: node-a
+conntrack: {maxPerCore: 0}
+"""
+
+
+class Started(Program):
+    """A program that is started by another command, and asked to stop by a signal."""
+
+    def __init__(self, folder: pathlib.Path, *flags: str, by: Sequence[str] = ()) -> None:
+        super().__init__(folder / "manifests", folder / "log", *flags)
+        self._command = [*by, *self._command]
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        return self._process
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end; its exit status."""
+        began_s = time.monotonic()
+        self._process.send_signal(number)
+        status = self._process.wait(STOPPED_WITHIN_S + 10)
+        assert time.monotonic() - began_s < STOPPED_WITHIN_S
+        return status
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    (tmp_path / "manifests").mkdir()
+    (tmp_path / "manifests/web.yaml").write_text(MANIFESTS)
+    (tmp_path / "log").touch()
+    run("ip", "address", "add", "10.1.1.1/32", "dev", "lo")
+    return tmp_path
+
+
+def run(*command: str, status: int = 0) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def ask_health() -> int:
+    try:
+        with urllib.request.urlopen(HEALTH, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (urllib.error.URLError, ConnectionError):
+        return 0
+
+
+def virtual_servers() -> list[str]:
+    return [line for line in run("ipvsadm", "-Sn").splitlines() if line.startswith("-A")]
+
+
+def ipvsproxy(folder: pathlib.Path, *flags: str, status: int = 0) -> str:
+    return run(
+        sys.executable, "-m", "ipvsproxy", "--proxy-mode=ipvs", f"--manifests={folder / 'manifests'}", *flags, status=status
+    )
+
+
+def warnings(folder: pathlib.Path) -> list[str]:
+    return [line for line in (folder / "log").read_text().splitlines() if "level=info" not in line]
+
+
+def test_after_init_only_two_capabilities_are_enough_and_settings_stay_unwritten(folder: pathlib.Path) -> None:
+    prepared = ipvsproxy(folder, "--init-only", *FLAGS)
+    assert "path=net/ipv4/vs/conntrack value=1 before=0" in prepared
+    assert 'event="set up"' in prepared
+    assert "written=0 failed=0" in ipvsproxy(folder, "--init-only", *FLAGS)
+    assert virtual_servers() == []
+    with Started(folder, *FLAGS, by=UNPRIVILEGED) as program:
+        program.wait_until_synced()
+        assert virtual_servers() == ["-A -t 10.96.0.10:80 -s rr"]
+        assert ask_health() == 200
+        assert program.stop() == 0
+    assert warnings(folder) == []
+
+
+def test_without_init_only_settings_are_one_warning_and_the_node_is_healthy(folder: pathlib.Path) -> None:
+    with Started(folder, *FLAGS, "--ipvs-sync-period=1s", by=UNPRIVILEGED) as program:
+        program.wait_until_synced()
+        program.wait_until(lambda: (folder / "log").read_text().count("net/ipv4/vs/conntrack") > 0, "warned", 10)
+        time.sleep(2.5)  # more than two audits
+        assert ask_health() == 200
+        assert program.stop() == 0
+    (warning,) = warnings(folder)
+    assert 'event="kernel settings can not be written"' in warning
+    assert "settings=net/ipv4/vs/conntrack,net/ipv4/vs/expire_nodest_conn," in warning
+    assert "Read-only file system" in warning
+    assert "--init-only" in warning
+
+
+def test_init_only_that_may_not_write_says_what_and_fails(folder: pathlib.Path) -> None:
+    command = (*UNPRIVILEGED, sys.executable, "-m", "ipvsproxy", "--proxy-mode=ipvs", "--init-only", *FLAGS)
+    said = run(*command, status=1)
+    assert 'event="kernel setting could not be written" error="net/ipv4/ip_forward = 1: Read-only file system' in said
+
+
+def test_a_second_one_on_the_same_node_refuses_to_start(folder: pathlib.Path) -> None:
+    with Started(folder, *FLAGS) as program:
+        program.wait_until_synced()
+        reason, outcome = ipvsproxy(folder, *FLAGS, status=2).splitlines()[-2:]
+        other = f"another ipvsproxy (process {program.process.pid})"
+        assert reason == f"ipvsproxy: {other} is running in this network namespace; stop that one first"
+        assert outcome == "ipvsproxy: nothing was programmed"
+        assert "is running in this network namespace" in ipvsproxy(folder, "--cleanup", status=1)
+        assert program.stop() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_who_is_asked_to_stop_says_so_first_and_leaves_the_kernel_as_it_is(folder: pathlib.Path, number: signal.Signals) -> None:
+    with Started(folder, *FLAGS) as program:
+        program.wait_until_synced()
+        assert ask_health() == 200
+        before = virtual_servers()
+        began_s = time.monotonic()
+        program.process.send_signal(number)
+        answers = []
+        while program.process.poll() is None:
+            answers.append(ask_health())
+        assert time.monotonic() - began_s < STOPPED_WITHIN_S
+        assert program.process.returncode == 0
+    assert 503 in answers
+    assert 200 not in answers[answers.index(503) :]
+    assert virtual_servers() == before != []
+    assert "the kernel stays as it is" in (folder / "log").read_text()
+
+
+@contextlib.contextmanager
+def echo_server() -> Iterator[None]:
+    """Answers one connection to 10.1.1.1:8080, each time with what was asked, until the block ends."""
+    program = (
+        "import socket\n"
+        "server = socket.create_server(('10.1.1.1', 8080))\n"
+        "print('up', flush=True)\n"
+        "peer, _ = server.accept()\n"
+        "while data := peer.recv(99):\n"
+        "    peer.sendall(data)\n"
+    )
+    with subprocess.Popen((sys.executable, "-c", program), stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "up\n"
+            yield
+        finally:
+            server.kill()
+
+
+def ask(connection: socket.socket, text: bytes) -> bytes:
+    connection.sendall(text)
+    return connection.recv(99)
+
+
+def swap(folder: pathlib.Path, name: str, text: str) -> pathlib.Path:
+    """Put a file into a volume as the kubelet puts a ConfigMap there; returns its path."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "config.conf").write_text(text)
+    (folder / "..data_tmp").symlink_to(name)
+    (folder / "..data_tmp").rename(folder / "..data")
+    path = folder / "config.conf"
+    if not path.is_symlink():
+        path.symlink_to("..data/config.conf")
+    return path
+
+
+def test_a_swapped_config_map_changes_the_scheduler_and_connections_go_on(folder: pathlib.Path) -> None:
+    volume = folder / "volume"
+    path = swap(volume, "..1", CONFIGURATION)
+    with Started(folder, f"--config={path}") as program, echo_server():
+        program.wait_until_synced()
+        with socket.create_connection(("10.96.0.10", 80), timeout=10) as connection:
+            assert ask(connection, b"before") == b"before"
+            swap(volume, "..2", CONFIGURATION + "ipvs: {scheduler: wrr}\nmetricsBindAddress: 127.0.0.1:1\n")
+            program.wait_until(lambda: virtual_servers() == ["-A -t 10.96.0.10:80 -s wrr"], "reconfigured", 20)
+            assert ask(connection, b"after") == b"after"
+            (row,) = [line.split() for line in run("ipvsadm", "-Ln").splitlines() if "10.1.1.1:8080" in line]
+            assert row[-2:] == ["1", "0"], "the connection is still counted"
+        log = folder / "log"
+        assert 'event="configuration changed" applied=ipvs.scheduler' in log.read_text()
+        assert 'event="restart to apply" settings=metricsBindAddress' in log.read_text()
+
+        swap(volume, "..3", CONFIGURATION + "ipvs: {scheduler: 7}\n")
+        program.wait_until(lambda: "configuration refused" in log.read_text(), "refused", 20)
+        assert f"{path}:7: ipvs.scheduler: 7 must be a string" in log.read_text()
+        swap(volume, "..4", CONFIGURATION + "ipvs: {scheduler: wrr}\n")
+        program.process.send_signal(signal.SIGHUP)
+        program.wait_until(lambda: "configuration has not changed" in log.read_text(), "read again", 20)
+        assert virtual_servers() == ["-A -t 10.96.0.10:80 -s wrr"]
+        assert program.stop() == 0
