@@ -354,6 +354,14 @@ SERVERS = (
         "false",
         "End the process if one of these addresses cannot be bound.",
     ),
+    Option(
+        "profiling",
+        "enableProfiling",
+        Kind.BOOLEAN,
+        "false",
+        "Let PUT /debug/flags/v of the metrics server change -v while this runs. There is no Go profiler in here.",
+        status=Status.PARTIAL,
+    ),
 )
 
 LOGGING = (

@@ -63,7 +63,6 @@ OPTIONS = (
         above=0,
         zero_is_unset=True,
     ),
-    _inert("profiling", "enableProfiling", Kind.BOOLEAN, "false", "There is no Go profiler in here."),
     _inert(
         "show-hidden-metrics-for-version",
         "showHiddenMetricsForVersion",

@@ -24,6 +24,7 @@ class Status(enum.StrEnum):
 
     SAME = "same"
     EXTENDED = "extended"
+    PARTIAL = "in part"
     OWN = "own"
     WITHOUT_EFFECT = "without effect"
 

@@ -131,6 +131,7 @@ class Servers:
     """HTTP servers; None turns one off. ``bind_hard_fail``: an address that cannot be bound ends the process.
 
     A watch without contact for ``stale_watch_s`` is stale (0: never); ``stale_watch_unhealthy``: load balancers are told.
+    ``profiling``: the verbosity of the log may be changed over HTTP.
     """
 
     health: ListenAddress | None
@@ -138,6 +139,7 @@ class Servers:
     bind_hard_fail: bool = False
     stale_watch_s: float = 900
     stale_watch_unhealthy: bool = False
+    profiling: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,7 @@ def resolve(
         bind_hard_fail=answers.switch("bindAddressHardFail"),
         stale_watch_s=answers.seconds("ipvsproxy.staleWatchTimeout"),
         stale_watch_unhealthy=answers.switch("ipvsproxy.staleWatchUnhealthy"),
+        profiling=answers.switch("enableProfiling"),
     )
     _check_writable(answers, command, servers)
     node_name = _node_name(answers, hostname)

@@ -38,6 +38,21 @@ def document(config: Config) -> Document:
     return root
 
 
+def flags(config: Config) -> Mapping[str, str]:
+    """The value in force of each flag that has a field in the file, as it would be written on a command line."""
+    options = ((catalogue.BY_KEY[key], value) for key, value in config.values.items())
+    return {option.flag: _flag_value(option, value) for option, value in options if option.flag}
+
+
+def _flag_value(option: Option, value: Value) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={str(choice).lower()}" for name, choice in value.items())
+    if isinstance(value, tuple):
+        return ",".join(value)
+    plain = _plain(option, value)
+    return str(plain).lower() if isinstance(plain, bool) else str(plain)
+
+
 def _plain(option: Option, value: Value) -> object:
     if option.kind is Kind.DURATION and isinstance(value, float):
         return syntax.render_duration(value)

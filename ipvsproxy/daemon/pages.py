@@ -4,15 +4,18 @@ Shapes are kube-proxy's, down to key order and white space: probes, load balance
 """
 
 import json
+import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.daemon.status import Health
 from ipvsproxy.model.service import ServiceName
 
 OK = 200
+BAD_REQUEST = 400
 NOT_FOUND = 404
+NOT_ACCEPTABLE = 406
 UNAVAILABLE = 503
 JSON = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"}
 TEXT = {"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
@@ -32,6 +35,9 @@ NOT_FOUND_PAGE = Answer(NOT_FOUND, b"404 page not found\n", TEXT)
 OK_PAGE = Answer(OK, b"ok", TEXT)
 PING_PAGE = Answer(OK, b"[+]ping ok\nhealthz check passed\n", TEXT)
 """``/healthz?verbose`` of the metrics server: its one check, by name."""
+METHOD_PAGE = Answer(NOT_ACCEPTABLE, b"unsupported http method\n", TEXT)
+"""For anything but a PUT, where only that has a meaning; the code is kube-proxy's."""
+NOT_FOR_MACHINES = "Warning: for people who debug; no program should rely on how this looks."
 MODE_PAGE = Answer(OK, b"ipvs", TEXT)
 
 
@@ -77,6 +83,51 @@ def service_health(service: ServiceName, local_endpoints: int, *, is_healthy: bo
 def configz(document: Mapping[str, object]) -> Answer:
     """``/configz``: the configuration in force, as a KubeProxyConfiguration."""
     return Answer(OK, json.dumps({"kubeproxy.config.k8s.io": document}, separators=(",", ":")).encode(), JSON)
+
+
+def slis(checks: int) -> Answer:
+    """``/metrics/slis``: how often the metrics server's one health check was made. It cannot fail: nobody would answer."""
+    labels = 'name="ping",type="healthz"'
+    lines = (
+        "# HELP kubernetes_healthcheck [STABLE] This metric records the result of a single healthcheck.",
+        "# TYPE kubernetes_healthcheck gauge",
+        f"kubernetes_healthcheck{{{labels}}} 1",
+        "# HELP kubernetes_healthchecks_total [STABLE] This metric records the results of all healthcheck.",
+        "# TYPE kubernetes_healthchecks_total counter",
+        f'kubernetes_healthchecks_total{{name="ping",status="success",type="healthz"}} {checks}',
+    )
+    text = "".join(f"{line}\n" for line in lines) if checks else ""
+    return Answer(OK, text.encode(), {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+def flagz(values: Mapping[str, str]) -> Answer:
+    """``/flagz``: every flag with the value in force."""
+    return _debug("flagz", [f"{name}={value}" for name, value in sorted(values.items())])
+
+
+def statusz(*, started_s: float, now_s: float, version: str, paths: Sequence[str]) -> Answer:
+    """``/statusz``: what runs, since when, and what it serves. Times are in seconds since the epoch."""
+    minutes, seconds = divmod(round(now_s - started_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    facts = {
+        "Started": time.strftime("%a %b %d %H:%M:%S UTC %Y", time.gmtime(started_s)),
+        "Up": f"{hours} hr {minutes:02d} min {seconds:02d} sec",
+        "Python version": platform.python_version(),
+        "Binary version": version,
+        "Paths": " ".join(paths),
+    }
+    return _debug("statusz", [f"{name}: {value}" for name, value in facts.items()])
+
+
+def _debug(name: str, lines: Iterable[str]) -> Answer:
+    return Answer(OK, f"\nipvsproxy {name}\n{NOT_FOR_MACHINES}\n\n{chr(10).join(lines)}\n".encode(), TEXT)
+
+
+def verbosity(level: int | None) -> Answer:
+    """``/debug/flags/v``: the level that is in force from now on; None when it was no level."""
+    if level is None:
+        return Answer(BAD_REQUEST, b"the body of a PUT must be a level of -v, a whole number\n", TEXT)
+    return Answer(OK, f"successfully set klog.logging.verbosity to {level}".encode(), TEXT)
 
 
 def render_time(epoch_s: float) -> str:

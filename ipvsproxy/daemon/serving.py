@@ -1,9 +1,14 @@
 """What this process tells about itself over HTTP: health, metrics, configuration, health-check ports."""
 
+import importlib.metadata
+import time
 from collections.abc import Callable, Coroutine, Iterator
 
+import structlog
+
 from ipvsproxy.config import write
-from ipvsproxy.config.settings import Config
+from ipvsproxy.config.settings import Config, LogFormat
+from ipvsproxy.daemon import log as logs
 from ipvsproxy.daemon import pages, web
 from ipvsproxy.daemon.announcer import Announcer
 from ipvsproxy.daemon.healthchecks import HealthChecks
@@ -13,12 +18,18 @@ from ipvsproxy.daemon.status import Status
 from ipvsproxy.daemon.summary import SyncSummary
 from ipvsproxy.model.net import Address
 
+METRICS_PATHS = ("/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis", "/proxyMode", "/statusz")
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
 
 class Serving:
     """Learns from the loop how it fares, and answers whoever asks."""
 
     def __init__(self, config: Config, status: Status, metrics: Metrics, announcer: Announcer | None = None) -> None:
         self._config = config
+        self._started_s = time.time()
+        self._checks = 0
         self._status = status
         self._metrics = metrics
         self._announcer = announcer
@@ -76,17 +87,39 @@ class Serving:
         """What the metrics server answers. Its ``/healthz`` only tells that it answers."""
         match request.path:
             case "/metrics":
-                return await self._metrics.expose(request.headers.get("accept", ""), request.headers.get("accept-encoding", ""))
-            case "/healthz" if "verbose" in request.query:
-                return pages.PING_PAGE
+                accepted = (request.headers.get(name, "") for name in ("accept", "accept-encoding"))
+                answer = await self._metrics.expose(*accepted)
+            case "/metrics/slis":
+                if request.method == "DELETE":
+                    self._checks = 0
+                answer = pages.slis(self._checks)
             case "/healthz" | "/healthz/ping":
-                return pages.OK_PAGE
+                self._checks += 1
+                answer = pages.PING_PAGE if "verbose" in request.query else pages.OK_PAGE
             case "/proxyMode":
-                return pages.MODE_PAGE
+                answer = pages.MODE_PAGE
             case "/configz":
-                return pages.configz(write.document(self._config))
+                answer = pages.configz(write.document(self._config))
+            case "/flagz":
+                answer = pages.flagz(write.flags(self._config))
+            case "/statusz":
+                version = importlib.metadata.version("ipvsproxy")
+                answer = pages.statusz(started_s=self._started_s, now_s=time.time(), version=version, paths=METRICS_PATHS)
+            case "/debug/flags/v" if self._config.servers.profiling:
+                answer = self._set_verbosity(request)
             case _:
-                return pages.NOT_FOUND_PAGE
+                answer = pages.NOT_FOUND_PAGE
+        return answer
+
+    def _set_verbosity(self, request: web.Request) -> Answer:
+        if request.method != "PUT":
+            return pages.METHOD_PAGE
+        text = request.body.decode("ascii", errors="replace").strip()
+        level = int(text) if text.isdecimal() else None
+        if level is not None:
+            logs.set_up(json=self._config.logging.format is LogFormat.JSON, verbosity=level)
+            log.warning("verbosity was changed over HTTP", verbosity=level)
+        return pages.verbosity(level)
 
 
 async def open_listener(address: Address, port: int, answer: Callable[[], Answer]) -> web.Listener:

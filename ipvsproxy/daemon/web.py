@@ -1,7 +1,7 @@
 """HTTP servers that stay answerable whoever talks to them.
 
 Rule 1: what a client may take is bounded: connections, the time until its request is there and its answer is read, the size
-of its headers. No body is ever waited for.
+of its headers. No body is waited for but the first bytes of a PUT's.
 Rule 2: when all connections are taken, the oldest one has to go: whoever holds many open can not keep others out.
 """
 
@@ -29,6 +29,7 @@ CLOSE_S = 0.5
 """How long an answer that is under way is waited for when a server is closed."""
 HEADERS = 64
 HEADER_BYTES = 8190
+BODY_BYTES = 64
 BACKLOG = 128
 RETRY_S = 5.0
 """Between two tries to listen, as kube-proxy has it."""
@@ -41,11 +42,13 @@ _silent.disabled = True  # It would be told, with a traceback, about every clien
 
 
 class Request(NamedTuple):
-    """What a client asks. Any method is a GET; names of headers are in lower case."""
+    """What a client asks. Names of headers are in lower case. ``body`` is that of a PUT, as far as it arrives at once."""
 
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
+    method: str = "GET"
+    body: bytes = b""
 
 
 Handler = Callable[[Request], Awaitable[Answer]]
@@ -181,10 +184,12 @@ def _make_request(
 
 
 async def _respond(handler: Handler, request: web.BaseRequest) -> web.StreamResponse:
-    asked = Request(request.path, request.query, {name.lower(): value for name, value in request.headers.items()})
+    asked = Request(request.path, request.query, {name.lower(): value for name, value in request.headers.items()}, request.method)
     try:
         async with asyncio.timeout(ANSWER_S):
             try:
+                if asked.method == "PUT":
+                    asked = asked._replace(body=await request.content.read(BODY_BYTES))
                 answer = await handler(asked)
             except Exception:  # whatever it is: probes must go on being answered
                 log.exception("request failed", path=asked.path)

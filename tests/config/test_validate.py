@@ -288,8 +288,8 @@ def test_host_without_a_name_needs_an_override() -> None:
 
 
 def test_options_without_effect_are_named_when_they_say_something() -> None:
-    config = from_flags("--profiling", "--kube-api-qps=50", "--kube-api-burst=10", "--vmodule=a=1", "--feature-gates=Some=true")
-    assert config.without_effect == ("--profiling", "--kube-api-qps", "--vmodule", "--feature-gates Some")
+    config = from_flags("--kube-api-content-type=x", "--kube-api-qps=50", "--kube-api-burst=10", "--vmodule=a=1", "--feature-gates=Some=true")
+    assert config.without_effect == ("--kube-api-content-type", "--kube-api-qps", "--vmodule", "--feature-gates Some")
 
 
 def test_mark_is_the_bit() -> None:

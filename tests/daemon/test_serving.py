@@ -3,12 +3,13 @@
 import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import AsyncIterator
 
 import pytest
 
 from ipvsproxy.config.settings import ListenAddress, Servers
-from ipvsproxy.daemon import web
+from ipvsproxy.daemon import log, web
 from ipvsproxy.daemon.measure import Sources
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.serving import Serving
@@ -142,6 +143,47 @@ async def test_a_taken_address_is_the_end_where_the_configuration_says_so() -> N
         checks.close()
         with pytest.raises(web.BindError, match=f"the health server can not listen on 127.0.0.1:{taken}"):
             await health
+
+
+async def test_the_health_check_of_the_metrics_server_is_counted_and_delete_begins_anew() -> None:
+    async with _metrics(Node()) as port:
+        assert (await http_client.ask(port, "/metrics/slis")).body == b""
+        for path in ("/healthz", "/healthz/ping", "/healthz?verbose"):
+            await http_client.ask(port, path)
+        seen = await http_client.ask(port, "/metrics/slis")
+        assert b'\nkubernetes_healthchecks_total{name="ping",status="success",type="healthz"} 3\n' in seen.body
+        assert b'\nkubernetes_healthcheck{name="ping",type="healthz"} 1\n' in seen.body
+        assert (await http_client.ask(port, "/metrics/slis", method="DELETE")).body == b""
+
+
+async def test_flagz_and_statusz_are_for_people() -> None:
+    async with _metrics(Node()) as port:
+        flags = (await http_client.ask(port, "/flagz")).body.decode()
+        status = (await http_client.ask(port, "/statusz")).body.decode()
+    assert "\nipvs-scheduler=wrr\n" in flags
+    assert "\nipvs-sync-period=30s\n" in flags
+    assert re.search(r"\nUp: 0 hr 00 min 0\d sec\n", status)
+    assert "/metrics/slis" in status
+
+
+@pytest.mark.parametrize(
+    ("method", "level", "code"), [("PUT", "5", 200), ("PUT", "much", 400), ("PUT", "-1", 400), ("GET", "", 406)]
+)
+async def test_the_verbosity_can_be_put_with_profiling(
+    monkeypatch: pytest.MonkeyPatch, method: str, level: str, code: int
+) -> None:
+    put: list[int] = []
+    monkeypatch.setattr(log, "set_up", lambda *, json, verbosity: put.append(verbosity))
+    async with _metrics(Node(Servers(health=None, metrics=ANYWHERE, profiling=True))) as port:
+        headers = f"Content-Length: {len(level)}\r\n\r\n{level}"
+        seen = await http_client.ask(port, "/debug/flags/v", method=method, headers=headers)
+    assert (seen.status, put) == (code, [5] if code == 200 else [])
+
+
+async def test_without_profiling_nothing_can_be_put() -> None:
+    async with _metrics(Node()) as port:
+        seen = await http_client.ask(port, "/debug/flags/v", method="PUT", headers="Content-Length: 1\r\n\r\n5")
+    assert seen.status == 404
 
 
 def _count(serving: Serving) -> int:
