@@ -123,14 +123,17 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
         one.address.family is Family.IPV6 and not one.address.is_loopback and not one.address.is_link_local_v6
         for one in addresses
     )
-    if has_ipv6 and Family.IPV6 not in facts.unserved and facts.sysctls.get("net/ipv6/conf/all/forwarding") == "0":
+    forwarding = facts.sysctls.get("net/ipv6/conf/all/forwarding")
+    if has_ipv6 and Family.IPV6 not in facts.unserved and forwarding == "0":
         needs_it = any(network.family is Family.IPV6 for network in config.detect_local.cluster_networks)
-        found = (_fail if needs_it else _warn)(
+        say = _fail if needs_it else _warn
+        yield say(
             "sysctl",
             "net/ipv6/conf/all/forwarding is 0, and this host has IPv6 addresses",
             "set it to 1 if the cluster uses IPv6: else no IPv6 Service leads to another node, or to a pod",
         )
-        yield found
+    elif forwarding is not None:
+        yield _ok("sysctl", f"net/ipv6/conf/all/forwarding is {forwarding}")
     yield from _advise(
         facts,
         "net/ipv4/conf/all/rp_filter",
