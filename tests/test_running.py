@@ -1,4 +1,4 @@
-"""The program as an operator runs it, on a real kernel: prepared, then unprivileged; alone on its node; told by signals and files.
+"""The program as an operator runs it, on a real kernel: prepared and unprivileged, alone on its node, told by signals and files.
 
 What it programs is in ``tests/test_program.py``.
 """

@@ -119,7 +119,7 @@ async def serve(name: str, address: Address, port: int, handler: Handler, *, har
             listener = await listen(address, port, handler)
             break
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = _explain(error)
             if hard_fail:
                 raise BindError(f"the {name} server can not listen on {where}: {reason}") from error
             log.error("server can not listen", server=name, address=where, error=reason, retry_in_s=RETRY_S)
@@ -129,6 +129,12 @@ async def serve(name: str, address: Address, port: int, handler: Handler, *, har
         await asyncio.get_running_loop().create_future()
     finally:
         await listener.close()
+
+
+def _explain(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    taken = error.errno == errno.EADDRINUSE
+    return f"{reason}; is kube-proxy still running on this node?" if taken else reason
 
 
 def _bind(address: Address, port: int, *, one_family: bool) -> socket.socket:

@@ -175,7 +175,7 @@ async def test_a_server_waits_for_its_port_and_serves_as_soon_as_it_is_free(monk
 
 
 async def test_a_port_that_can_not_be_had_ends_a_server_that_is_told_so(taken: int) -> None:
-    with pytest.raises(web.BindError, match=rf"the health server can not listen on 127\.0\.0\.1:{taken}: Address already in use"):
+    with pytest.raises(web.BindError, match=rf"the health server can not listen on 127\.0\.0\.1:{taken}: Address already in use; is kube-proxy"):
         await web.serve("health", LOOPBACK, taken, _hello, hard_fail=True)
 
 
