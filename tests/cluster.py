@@ -4,6 +4,7 @@ Names stand for addresses of both families: a test says ``p1`` or ``client`` and
 """
 
 import dataclasses
+import ipaddress
 import itertools
 import json
 import re
@@ -160,9 +161,8 @@ class Cluster:
         self.program.__exit__(kind, value, traceback)
 
     def start(self, *flags: str) -> None:
-        """Start the program, with more flags than before if there are any, and wait until it has programmed everything."""
-        self._flags = (*self._flags, *flags)
-        self.program = program.Program(self._manifests, self._log, *self._flags)
+        """Start the program, this time with these flags too, and wait until it has programmed everything."""
+        self.program = program.Program(self._manifests, self._log, *self._flags, *flags)
         before = self.synced
         self.show()
         self.program.__enter__()
@@ -194,15 +194,28 @@ class Cluster:
         """The lines of the log that match."""
         return [line for line in self._log.read_text().splitlines() if re.search(pattern, line)]
 
-    def real_servers(self, virtual_server: str) -> dict[str, int]:
-        """The weights of a virtual server's real servers, by their addresses; empty where there is none of them.
+    def real_servers(self, protocol: str, address: str, port: int) -> dict[str, int]:
+        """The weights of a virtual server's real servers by their addresses; empty where there is none of them."""
+        return _table().get((protocol, address, port), {})
 
-        It is named as in ``golden_state``: ``TCP 10.96.0.1:80``.
-        """
-        real_servers = golden_state.read_state()["real_servers"]
-        here = {key.partition(" -> ")[2]: value for key, value in real_servers.items() if key.startswith(f"{virtual_server} -> ")}
-        return {text.rpartition(":")[0].strip("[]"): int(value["weight"]) for text, value in here.items()}
+    def virtual_servers(self) -> Iterable[tuple[str, str, int]]:
+        """Protocol, address and port of all virtual servers."""
+        return _table().keys()
 
-    def virtual_servers(self) -> set[str]:
-        """All virtual servers."""
-        return set(golden_state.read_state()["virtual_servers"])
+
+def _table() -> dict[tuple[str, str, int], dict[str, int]]:
+    """What ``/proc/net/ip_vs`` shows: a program that lists it takes long on user-mode Linux, and some are in a hurry."""
+    found: dict[tuple[str, str, int], dict[str, int]] = {}
+    for line in Path("/proc/net/ip_vs").read_text().splitlines()[3:]:
+        words = line.split()
+        if words[0] == "->":
+            found[next(reversed(found))][_address_and_port(words[1])[0]] = int(words[3])
+        else:
+            found[(words[0], *_address_and_port(words[1]))] = {}
+    return found
+
+
+def _address_and_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    value = ipaddress.ip_address(int(host, 16)) if host[0] != "[" else ipaddress.ip_address(host.strip("[]"))
+    return str(value), int(port, 16)
