@@ -1,0 +1,61 @@
+"""The benchmark measures the program as it is now, and says what it found. What it finds is nobody's assertion."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from scripts.benchmark import cases, report
+
+ROOT = pathlib.Path(__file__).parents[2]
+SERVICES, ENDPOINTS = 20, 3
+
+
+def test_the_whole_program_is_measured_without_a_kernel() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a network namespace needs root")
+    cold = ["own", {"what": "cold", "arguments": {"pages": [SERVICES, ENDPOINTS]}}]
+    steady = {"pages": [SERVICES, ENDPOINTS], "services": SERVICES, "endpoints": ENDPOINTS, "churn_s": 0.2, "changes": 3}
+    parts = ["change", "rolling", "scrape", "churn"]
+    wanted = [cold, ["own", {"what": "steady", "arguments": {**steady, "parts": parts}}]]
+    command = ["unshare", "--net", "--mount", sys.executable, "-m", "scripts.benchmark.guest", json.dumps(wanted)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    started, served = map(json.loads, done.stdout.splitlines())
+    assert "error" not in started, started["error"]
+    assert "error" not in served, served["error"]
+    assert started["failed"] == started["pending"] == 0
+    assert started["counts"]["messages"] > SERVICES * (1 + ENDPOINTS), "each virtual and real server has a message"
+    assert served["change"]["messages"] >= 3, "one added, one set to weight 0, one removed"
+    assert served["rolling"]["operations_p50"] == 3, "of a thousand endpoints only what changed"
+    assert served["churn"]["backlog"] >= 0
+
+
+def test_a_figure_beyond_its_target_is_a_miss() -> None:
+    rows = [cases.Row("start 10x1", "wall s, best", 2.0, 1.0), cases.Row("idle", "processor %", 0.1, 0.2)]
+    heading, miss, good = report.table(rows, {("idle", "processor %"): 0.2})
+    assert "relative" in heading
+    assert "MISS" in miss
+    assert "ok" in good
+    assert good.endswith("0.50")
+
+
+def test_the_picture_has_a_line_for_each_series_that_was_measured() -> None:
+    rows = [
+        *(cases.Row(f"start {size}x10", "wall s, best", size / 1000) for size in (100, 1000, 10000)),
+        *(cases.Row(f"change {size}x10", "p50 ms", 1.0) for size in (100, 10000)),
+        cases.Row("start 5000x50", "wall s, best", 1.0),
+    ]
+    root = ET.fromstring(report.picture(rows))  # noqa: S314 - we wrote it
+    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
+    assert [len(line.attrib["points"].split()) for line in lines] == [3, 2]
+    assert report.picture([cases.Row("idle", "processor %", 0.1)]) == ""
+
+
+def test_what_several_cases_tell_together_is_relative_to_the_main_one() -> None:
+    rows = [cases.Row("start 10000x10", "ratio to replay", 3.0), cases.Row("start 5000x50", "ratio to replay", 3.3)]
+    (row,) = cases.related(rows)
+    assert (row.case, round(row.value, 3), row.target, row.ok) == ("start 5000x50", 1.1, 1.2, True)
