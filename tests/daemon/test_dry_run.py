@@ -12,7 +12,8 @@ from ipvsproxy.daemon.dry_run import DryRun
 from ipvsproxy.daemon.inspection import Inspected
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.status import Status
-from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.kernel import SetEntry
+from ipvsproxy.model.net import Family, Protocol, parse_address
 from tests import builders, memory_node
 from tests.daemon.inspected_node import inspected, synced_kernel
 from tests.fake_kernel import FakeKernel
@@ -64,6 +65,15 @@ async def test_differences_are_logged_once_and_exported_as_long_as_they_last() -
     await shadowed.dry_run.look()
     assert (await shadowed.differences())["real_server"] == 0
     assert kernel.applied == []
+
+
+async def test_a_stale_entry_calls_for_no_rule() -> None:
+    kernel = await synced_kernel(*WEB)
+    kernel.sets["KUBE-EXTERNAL-IP"].entries.add(SetEntry("KUBE-EXTERNAL-IP", parse_address("192.0.2.1"), Protocol.TCP, 80))
+    shadowed = Shadowed(kernel)
+    await shadowed.dry_run.look()
+    await shadowed.dry_run.look()
+    assert {kind for kind, count in (await shadowed.differences()).items() if count} == {"set_entry"}
 
 
 async def test_a_change_that_the_other_has_not_programmed_is_a_difference() -> None:
