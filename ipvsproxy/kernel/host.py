@@ -13,6 +13,7 @@ from pyroute2 import IPSet
 from pyroute2.netlink.exceptions import NetlinkError
 
 from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.ipset_message import IPSET_PROTOCOL
 from ipvsproxy.model.kernel import SetType, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
@@ -183,9 +184,13 @@ def missing_features(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missin
 
 
 def missing_set_types() -> tuple[Missing, ...]:
-    """The ipset types that the kernel neither has nor can load. Must not be called in a thread that runs an event loop."""
+    """What the kernel's ipset lacks: the protocol, or types that it neither has nor can load.
+
+    Must not be called in a thread that runs an event loop.
+    """
     with IPSet() as ipset:
-        return tuple(
+        missing = _missing_protocol(ipset)
+        return missing or tuple(
             Missing(
                 f"this kernel has no ipset type {set_type} for {family.label}",
                 f"run modprobe ip_set_{set_type.replace(':', '_').replace(',', '')} on the host, "
@@ -195,6 +200,20 @@ def missing_set_types() -> tuple[Missing, ...]:
             for family in Family
             if not _has_set_type(ipset, set_type, family)
         )
+
+
+def _missing_protocol(ipset: IPSet) -> tuple[Missing, ...]:
+    try:
+        (answer,) = ipset.get_proto_version()
+    except NetlinkError as error:
+        what = f"this kernel's ipset does not tell which protocol it speaks ({os.strerror(error.code)})"
+        return (Missing(what, "run modprobe ip_set on the host, or use a kernel with CONFIG_IP_SET"),)
+    newest = int(answer.get_attr("IPSET_ATTR_PROTOCOL") or 0)
+    oldest = int(answer.get_attr("IPSET_ATTR_PROTOCOL_MIN") or newest)
+    if oldest <= IPSET_PROTOCOL <= newest:
+        return ()
+    what = f"this kernel's ipset speaks protocol {oldest} to {newest}, not {IPSET_PROTOCOL}"
+    return (Missing(what, "use a kernel of version 2.6.39 or later, whose ipset is at least version 6"),)
 
 
 def _has_set_type(ipset: IPSet, set_type: SetType, family: Family) -> bool:

@@ -23,7 +23,8 @@ SET_NAME, TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES = 2, 3, 4, 5, 7, 8
 CAPACITY = 19
 """Attribute of ``DATA``: ``maxelem``."""
 
-_PROTOCOL = 7
+IPSET_PROTOCOL = 6
+"""The oldest that is still spoken, and spoken by every kernel: 7 came with Linux 5.0, for commands that are not used here."""
 _SUBSYSTEM = NFNL_SUBSYS_IPSET << 8
 _ALL_PORTS = (0, 65535)
 _ANY_FAMILY = 0
@@ -47,7 +48,7 @@ _pack_port = struct.Struct(">H").pack
 def _encoded(command: int, family: int, attributes: list[Any], flags: int) -> bytes:
     request = ipset.ipset_msg()
     request["nfgen_family"] = family
-    request["attrs"] = [["IPSET_ATTR_PROTOCOL", _PROTOCOL], *attributes]
+    request["attrs"] = [["IPSET_ATTR_PROTOCOL", IPSET_PROTOCOL], *attributes]
     return message.encode(request, _SUBSYSTEM | command, netlink.REQUEST | flags)
 
 
@@ -144,7 +145,7 @@ class EntryCodec:
         return bytes(whole)
 
     def decode(self, data: bytes, start: int, end: int) -> SetEntry | None:
-        """The entry whose attributes lie between ``start`` and ``end``; None for one of a protocol that is never ours."""
+        """The entry whose attributes lie between ``start`` and ``end``; None for one that is never ours."""
         if self._layout is None:
             return self._decode_single(data, start, end)
         values = self._layout.read(data, start, end)
@@ -161,7 +162,8 @@ class EntryCodec:
             return None
         if self._type is SetType.PORT:
             return SetEntry(self._name, port=message.unsigned(data, at))
-        return SetEntry(self._name, Address(data[at[0] + 4 : at[0] + 4 + self._size]))
+        packed = data[at[0] + 4 : at[1]]
+        return SetEntry(self._name, Address(packed)) if len(packed) == self._size else None
 
     def _places(self) -> list[message.Field]:
         nested = 1 if self._family is Family.IPV4 else 2

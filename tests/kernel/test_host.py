@@ -5,8 +5,11 @@ import errno
 import os
 import pathlib
 import stat
+from typing import Any, Self
 
 import pytest
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.nfnetlink.ipset import ipset_msg
 
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.errors import KernelError
@@ -174,6 +177,57 @@ def test_the_real_host_answers() -> None:
     assert "net/ipv4/ip_forward" in host.SysctlDriver().observe(["net/ipv4/ip_forward"])
 
 
+class Ipset:
+    """A kernel's ipset that speaks protocols of these numbers, and answers with an error where there are none."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = numbers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def get_proto_version(self) -> list[dict[str, Any]]:
+        if not self._numbers:
+            raise NetlinkError(errno.ENOENT)
+        names = ("IPSET_ATTR_PROTOCOL", "IPSET_ATTR_PROTOCOL_MIN")
+        answer = ipset_msg()
+        answer["attrs"] = list(zip(names, self._numbers, strict=False))
+        return [answer]
+
+    def get_supported_revisions(self, _name: str, family: Family) -> None:
+        pass
+
+
+@pytest.mark.checklist(94)
+@pytest.mark.parametrize("numbers", [(6,), (6, 6), (7, 6), (9, 5)])
+def test_an_ipset_that_speaks_our_protocol_lacks_nothing(monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, ...]) -> None:
+    monkeypatch.setattr(host, "IPSet", lambda: Ipset(*numbers))
+    assert host.missing_set_types() == ()
+
+
+@pytest.mark.checklist(94)
+@pytest.mark.parametrize(
+    ("numbers", "what"),
+    [
+        ((5,), "this kernel's ipset speaks protocol 5 to 5, not 6"),
+        ((5, 4), "this kernel's ipset speaks protocol 4 to 5, not 6"),
+        ((9, 7), "this kernel's ipset speaks protocol 7 to 9, not 6"),
+        ((), "this kernel's ipset does not tell which protocol it speaks (No such file or directory)"),
+    ],
+)
+def test_an_ipset_of_another_protocol_is_refused_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, ...], what: str
+) -> None:
+    monkeypatch.setattr(host, "IPSet", lambda: Ipset(*numbers))
+    (missing,) = host.missing_set_types()
+    assert missing.what == what
+    assert "kernel" in missing.remedy
+
+
+@pytest.mark.checklist(94)
 @pytest.mark.usefixtures("fresh_namespace")
 def test_ipset_types_that_this_kernel_has_not_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {missing.what for missing in host.missing_set_types()}

@@ -12,9 +12,12 @@ import pytest
 from ipvsproxy.kernel import scheduler
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs import IpvsDriver
-from ipvsproxy.model.kernel import ObservedVirtualServer, VirtualServer, VirtualServerKey, VirtualServerSettings
-from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.kernel import ObservedVirtualServer, RealServer, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.translate.state import translate
+from ipvsproxy.translate.view import Settings
+from tests import builders
 
 FIRST = VirtualServerKey(Protocol.TCP, scheduler.PROBE_ADDRESS, scheduler.FIRST_PROBE_PORT)
 OTHER = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 443)
@@ -112,3 +115,31 @@ def test_what_others_have_at_the_address_of_the_question_stays_as_it_is(driver: 
     before = listing()
     assert scheduler.why_unusable(driver, "wlc") == ""
     assert listing() == before
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "mh"])
+@pytest.mark.parametrize("address", ["10.96.0.1", "fd00:10:96::1"])
+def test_a_service_has_the_scheduler_with_its_flags(driver: IpvsDriver, name: str, address: str) -> None:
+    """As kube-proxy has it: mh looks at the port, nothing else has a flag of its own."""
+    family = parse_address(address).family
+    wanted = builders.service(cluster=[address])
+    other = builders.service("sticky", builders.service_port(81), cluster=[address], affinity_timeout_s=60)
+    endpoints = ["10.244.0.5", "10.244.0.6"] if family is Family.IPV4 else ["fd00:10:244::5", "fd00:10:244::6"]
+    slices = [builders.endpoint_slice(*map(builders.endpoint, endpoints), service=one.name.name) for one in (wanted, other)]
+    for one, own in zip((wanted, other), slices, strict=True):
+        state = translate(one, [own], builders.node_view(), Settings(scheduler=name))
+        for virtual_server in state.virtual_servers.values():
+            operations = [Operation(Verb.ADD, virtual_server)]
+            operations += [
+                Operation(Verb.ADD, RealServer(virtual_server.key, key, 1)) for key in sorted(virtual_server.real_servers)
+            ]
+            assert [outcome.error for outcome in driver.apply(operations)] == ["", "", ""]
+    shown = f"[{address}]" if family is Family.IPV6 else address
+    flags = " -b flag-2" if name == "mh" else ""
+    lines = listing().replace("-b mh-port", "-b flag-2").splitlines()
+    assert f"-A -t {shown}:80 -s {name}{flags}" in [line.strip() for line in lines]
+    (sticky,) = [line for line in lines if line.startswith(f"-A -t {shown}:81")]
+    assert f"-s {name} -p 60" in sticky
+    assert ("flag-2" in sticky) == (name == "mh")
+    assert len([line for line in lines if line.startswith("-a") and line.endswith("-w 1")]) == 4

@@ -450,6 +450,28 @@ def test_virtual_servers_that_a_former_process_left_are_removed_and_those_of_exc
     assert set(node.kernel.virtual_servers) == {wanted, *excluded}
 
 
+@pytest.mark.checklist(75)
+@pytest.mark.parametrize(
+    ("ranges", "kept"),
+    [
+        (("198.51.100.0/24", "2001:db8::/32"), {"198.51.100.7", "2001:db8::7"}),
+        (("198.51.100.0/24",), {"198.51.100.7"}),
+        (("2001:db8::/32",), {"2001:db8::7"}),
+        (("0.0.0.0/0",), {"198.51.100.7"}),
+        (("::/0",), {"2001:db8::7"}),
+        ((), set()),
+    ],
+)
+def test_excluded_ranges_protect_virtual_servers_of_their_own_family_alone(ranges: tuple[str, ...], kept: set[str]) -> None:
+    stale = [builders.frontend("198.51.100.7", 80), builders.frontend("2001:db8::7", 80)]
+    former = simulation.SimulatedNode()
+    former.put_state(examples.state(examples.OLD, *stale, addresses=["198.51.100.7", "2001:db8::7"]))
+    former.sync()
+    node = simulation.SimulatedNode(former.kernel, excluded=ranges)
+    node.sync()
+    assert {str(key.address) for key in node.kernel.virtual_servers} == kept
+
+
 @pytest.mark.checklist(73)
 def test_real_servers_of_an_excluded_virtual_server_are_not_even_drained() -> None:
     excluded = builders.frontend("198.51.100.7", 80)
