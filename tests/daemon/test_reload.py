@@ -131,7 +131,7 @@ async def test_a_refused_file_leaves_the_one_before_in_force_and_names_field_and
     assert process.applied == []
     remove(path)
     await process.reloader.look(path)
-    assert logs[-1]["problem"] == f"--config: '{path}' cannot be read: No such file or directory"
+    assert logs[-1]["problem"].endswith(" cannot be read: No such file or directory")
     write(path, "oomScoreAdj: 5")
     await process.reloader.look(path)
     assert [config.oom_score_adj for config in process.applied] == [5]
