@@ -69,7 +69,8 @@ def _load(objects: dict[str, Object]) -> Config:
 
 def test_every_manifest_is_yaml_and_listed_in_a_kustomization_or_a_patch() -> None:
     listed = {f"base/{name}" for name in [*_kustomization("base")["resources"], "kustomization.yaml"]}
-    listed |= {"overlays/beside-kube-proxy/kustomization.yaml"}
+    listed |= {"overlays/beside-kube-proxy/kustomization.yaml", "monitoring/kustomization.yaml", "monitoring/rules.test.yaml"}
+    listed |= {f"monitoring/{name}" for name in _kustomization("monitoring")["resources"]}
     found = {str(path.relative_to(MANIFESTS)) for path in MANIFESTS.rglob("*.yaml")}
     assert {name for name in found if not name.startswith(("demo/", "patches/"))} == listed
     assert all(all(_read(name)) for name in found)

@@ -1,0 +1,172 @@
+"""Alerts, dashboard and PodMonitor: they load, their PromQL is read by promtool, and every series in them is one of ours.
+
+Left out: what a Prometheus operator or a Grafana makes of them.
+"""
+
+import asyncio
+import functools
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from ipvsproxy.daemon.measure import Sources
+from ipvsproxy.daemon.metrics import Metrics
+from ipvsproxy.daemon.reflector import Trouble, WatchStatus
+from ipvsproxy.daemon.status import Status
+from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
+from ipvsproxy.model.kernel import Connections, Counters
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Report
+from ipvsproxy.model.service import ObjectKind
+from tests.daemon.summaries import Clock, state, summary
+from tests.daemon.test_traffic import CLUSTER, POD, WEB, Scene
+
+ROOT = pathlib.Path(__file__).parents[1]
+MONITORING = ROOT / "manifests" / "monitoring"
+ADDED_BY_PROMETHEUS = {"instance", "job", "node", "le"}
+OF_PROMETHEUS = {"up"}
+WORD = re.compile(r"[a-zA-Z_]\w*")
+
+Object = dict[str, Any]
+
+
+def _read(name: str) -> Object:
+    found: Object = yaml.safe_load((MONITORING / name).read_text())
+    return found
+
+
+RULES = [rule for group in _read("rules.yaml")["spec"]["groups"] for rule in group["rules"]]
+DASHBOARD: Object = json.loads((MONITORING / "dashboard.json").read_text())
+PANELS: list[Object] = DASHBOARD["panels"]
+EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
+    f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]
+}
+
+
+async def our_series() -> Mapping[str, set[str]]:
+    """Every series that this program can show, with its labels."""
+    scene = Scene(WEB, of_endpoints=True)
+    scene.kernel.counters = {CLUSTER: Counters(1, 2, 3, 4, 5)}
+    scene.kernel.endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(1, 1), Counters(1, 2, 3, 4, 5))}}
+    metrics, clock = Metrics(), Clock()
+    status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
+    watches = {kind: WatchStatus(contact_s=0) for kind in ObjectKind}
+    scene.reconciler.claims.put_node(tuple(Family), (), None)
+    sources = Sources(reconciler=scene.reconciler, store=scene.store, status=status, clock=clock, watches=lambda: watches)
+    metrics.show(tuple(Family), sources, scene.traffic)
+    metrics.requested("api:6443", "200", 0.1, "GET")
+    metrics.watch_restarted(ObjectKind.SERVICE, Trouble.ENDED)
+    done = Report(done={("add", "address"): 1}, failed={}, errors=(), pending=0)
+    metrics.synced(summary(states=[state()], report=done))
+    for told in (metrics.healthz, metrics.livez):
+        told(200)
+    return _parse((await metrics.expose()).body.decode())
+
+
+def _parse(page: str) -> Mapping[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for line in page.splitlines():
+        if not line.startswith("#"):
+            name, _, rest = line.rpartition(" ")[0].partition("{")
+            found.setdefault(name, set()).update(re.findall(r'(\w+)="', rest))
+    return found
+
+
+@pytest.fixture
+def promtool() -> str:
+    found = shutil.which("promtool", path=f"{ROOT / 'build'}:/usr/bin:/usr/local/bin")
+    if not found:
+        pytest.skip("promtool is not installed; scripts/promtool fetches that of Debian")
+    return found
+
+
+def _run(promtool: str, *arguments: str, folder: pathlib.Path) -> None:
+    done = subprocess.run([promtool, *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _write(folder: pathlib.Path, spec: Object) -> None:
+    (folder / "rules.yml").write_text(yaml.safe_dump(spec))
+
+
+def test_promtool_takes_the_rules_and_they_fire_as_their_tests_say(promtool: str, tmp_path: pathlib.Path) -> None:
+    _write(tmp_path, _read("rules.yaml")["spec"])
+    shutil.copy(MONITORING / "rules.test.yaml", tmp_path)
+    _run(promtool, "check", "rules", "--lint-fatal", "rules.yml", folder=tmp_path)
+    _run(promtool, "test", "rules", "rules.test.yaml", folder=tmp_path)
+
+
+def test_promtool_reads_every_expression_of_the_dashboard(promtool: str, tmp_path: pathlib.Path) -> None:
+    expressions = [expression.replace("$__rate_interval", "5m").replace("$instance", ".*") for expression in EXPRESSIONS.values()]
+    rules = [{"record": f"test:number{number}", "expr": expression} for number, expression in enumerate(expressions)]
+    _write(tmp_path, {"groups": [{"name": "dashboard", "rules": rules}]})
+    _run(promtool, "check", "rules", "rules.yml", folder=tmp_path)
+
+
+async def test_promtool_finds_nothing_wrong_with_our_traffic_series(promtool: str) -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(1, 2, 3, 4, 5)}
+    await scene.scrape()
+    page = scene.traffic.render(openmetrics=False)
+    check = functools.partial(subprocess.run, [promtool, "check", "metrics"], capture_output=True, timeout=60, check=False)
+    done = await asyncio.to_thread(check, input=page)
+    assert done.returncode == 0
+    assert not done.stderr
+
+
+def _used(expression: str) -> Iterator[tuple[str, set[str]]]:
+    """Each series of an expression, with the labels by which it is chosen; those of ``by`` count for all of them."""
+    grouped = {word for inside in re.findall(r"by \(([^)]*)\)", expression) for word in WORD.findall(inside)}
+    for name, chosen in re.findall(r"\b((?:ipvsproxy|kubeproxy|process|rest_client)_\w+|up)\b(?:\{([^}]*)\})?", expression):
+        yield name, set(re.findall(r"(\w+)=", chosen)) | grouped
+
+
+@pytest.mark.parametrize("where", EXPRESSIONS)
+async def test_every_series_and_label_that_is_asked_for_is_one_of_ours(where: str) -> None:
+    ours = await our_series()
+    used = list(_used(EXPRESSIONS[where]))
+    assert used
+    for name, labels in used:
+        assert name in ours or name in OF_PROMETHEUS, name
+        assert labels - ours.get(name, set()) <= ADDED_BY_PROMETHEUS, f"{name} has no such label"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
+def test_every_alert_has_a_severity_a_summary_a_test_and_a_page(rule: Object) -> None:
+    assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+    assert rule["annotations"]["summary"]
+    tested = {case["alertname"] for test in _read("rules.test.yaml")["tests"] for case in test["alert_rule_test"]}
+    assert rule["alert"] in tested
+    assert f"| `{rule['alert']}` |" in (ROOT / "docs/running.md").read_text()
+
+
+def test_the_dashboard_is_one_that_grafana_can_load() -> None:
+    assert {"title", "uid", "schemaVersion", "panels", "templating"} <= DASHBOARD.keys()
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    places = [tuple(panel["gridPos"][side] for side in "xywh") for panel in PANELS]
+    for x, y, width, height in places:
+        assert x + width <= 24
+        others = [place for place in places if place != (x, y, width, height)]
+        assert not any(x < a + c and a < x + width and y < b + d and b < y + height for a, b, c, d in others), "they overlap"
+    variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]} | {"__rate_interval"}
+    for panel in PANELS:
+        assert panel["datasource"]["uid"] == "${datasource}"
+        for target in panel["targets"]:
+            assert set(re.findall(r"\$(\w+)", target["expr"])) <= variables
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= set(WORD.findall(target["expr"]))
+
+
+def test_the_pod_monitor_chooses_our_pods_and_a_port_that_they_name() -> None:
+    monitor = _read("podmonitor.yaml")["spec"]
+    pods = yaml.safe_load((ROOT / "manifests/base/daemonset.yaml").read_text())["spec"]["template"]
+    assert monitor["selector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    (container,) = pods["spec"]["containers"]
+    assert endpoint["port"] in {port["name"] for port in container["ports"]}
