@@ -71,13 +71,16 @@ class Drifts:
         self._contested.add(place)
         self._left_alone[place] = times
 
+    def begin_round(self) -> None:
+        """All that there is to do will be asked about anew: what is not among it waits for nothing any more."""
+        self._withheld.clear()
+
     def may_heal(self, place: Place, wish: object, now: float) -> bool:
         """Whether an operation on this place may be done now."""
         if place not in self._contested:
             return True
         history = self._places[place]
         if history.patience_ends_s <= now or history.wish != wish:
-            self._withheld.pop(place, None)
             return True
         self._withheld[place] = history.patience_ends_s
         return False
@@ -87,10 +90,9 @@ class Drifts:
         for place in [place for place, history in self._places.items() if now - history.last_s > CALM_S]:
             del self._places[place]
             self._contested.discard(place)
-            self._withheld.pop(place, None)
 
     def next_s(self) -> float | None:
-        """When the next operation that was not allowed may be done."""
+        """When the next operation that was not allowed in this round may be done."""
         return min(self._withheld.values(), default=None)
 
     def take_news(self) -> News:

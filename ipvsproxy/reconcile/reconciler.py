@@ -150,6 +150,7 @@ class Reconciler:
             operations = [one for one in operations if not order.is_removal(one) and not self._loses_rules(one)]
         else:
             operations += wishes.surplus(self.claims, self.drains, has_seen_all=self._has_seen_all)
+        self.drifts.begin_round()
         if self.drifts:
             operations = [operation for operation in operations if self.drifts.may_heal(*self._place(operation.item), now)]
         if self._retries:
@@ -211,11 +212,12 @@ class Reconciler:
         missing: set[VirtualServerKey] = set()
         for identity, operation in zip(identities, operations, strict=True):
             item = operation.item
-            if not self._retries.may_try(identity, operation, now):
-                if isinstance(item, VirtualServer) and operation.verb is Verb.ADD:
-                    missing.add(item.key)
-            elif not (isinstance(item, RealServer) and item.virtual_server in missing):
+            if isinstance(item, RealServer) and item.virtual_server in missing:
+                self._retries.forget(identity)  # or it would wake us at a time of its own, for nothing
+            elif self._retries.may_try(identity, operation, now):
                 due.append(operation)
+            elif isinstance(item, VirtualServer) and operation.verb is Verb.ADD:
+                missing.add(item.key)
         return due
 
     def settle(self, outcomes: Sequence[Outcome], now: float) -> Report:

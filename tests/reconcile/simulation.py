@@ -99,6 +99,8 @@ class SimulatedNode:
             elif due := self.reconciler.drains.due(self.now):
                 self.reconciler.note_connections(self.kernel.connections(due), self.now)
             else:
+                wake_s = self.reconciler.next_s()
+                assert wake_s is None or wake_s > self.now, "woken for nothing, the loop would not rest"
                 return self.applied
         raise AssertionError(f"still not done after {MOST_ROUNDS} rounds: {plan}")
 

@@ -29,6 +29,7 @@ def test_what_returns_is_left_alone_for_longer_each_time_and_never_given_up() ->
         assert not drifts.may_heal(PLACE, "wish", now)
         due_s = drifts.next_s()
         assert due_s is not None
+        drifts.begin_round()
         assert drifts.may_heal(PLACE, "wish", due_s)
         assert drifts.next_s() is None, "what may be healed is waited for no more"
         waits.append(due_s - now)
@@ -53,6 +54,7 @@ def test_what_was_calm_for_long_is_forgotten() -> None:
     assert not drifts.may_heal(PLACE, "wish", now)
     drifts.forget_calm(now + drift.CALM_S + 1)
     assert not drifts
+    drifts.begin_round()
     assert drifts.next_s() is None
 
 

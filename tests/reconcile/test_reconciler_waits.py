@@ -1,0 +1,51 @@
+"""When the core asks to be woken: never at a time when it would not do anything, or the loop would not rest until it does.
+
+``simulation`` looks at this after each sync of every test.
+"""
+
+import errno
+
+from ipvsproxy.model.kernel import VirtualServer
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.reconcile import drift
+from tests import builders
+from tests.reconcile import simulation
+
+KEY = builders.frontend(builders.CLUSTER_IP, 80)
+ADDRESSES = ("10.244.0.1", "10.244.0.2")
+WEB = builders.service("web")
+
+
+def running(*addresses: str) -> simulation.SimulatedNode:
+    node = simulation.SimulatedNode()
+    node.put(WEB, builders.endpoint_slice(*map(builders.endpoint, addresses)))
+    node.sync()
+    return node
+
+
+def adds_it(operation: Operation) -> bool:
+    return operation.verb is Verb.ADD and isinstance(operation.item, VirtualServer)
+
+
+def test_a_real_server_that_failed_does_not_wake_anybody_while_its_virtual_server_waits() -> None:
+    node = running(*ADDRESSES[:1])
+    del node.kernel.virtual_servers[KEY]
+    node.kernel.fail(adds_it, times=5, number=errno.ENOMEM)
+    node.put(WEB, builders.endpoint_slice(*map(builders.endpoint, ADDRESSES)))
+    for wait_s in (0, 1, 2, 4, 8, 16):
+        node.sync(after_s=wait_s)
+    assert set(node.kernel.virtual_servers[KEY].real_servers) == {builders.backend(address) for address in ADDRESSES}
+
+
+def test_what_was_left_alone_wakes_nobody_once_it_is_not_wanted_any_more() -> None:
+    node = running(*ADDRESSES)
+    for _ in range(drift.FREE_HEALS + 1):
+        node.now += 10
+        del node.kernel.virtual_servers[KEY]
+        node.observe()
+        node.sync()
+    assert KEY not in node.kernel.virtual_servers
+    assert node.reconciler.next_s() == node.now + drift.FIRST_PATIENCE_S
+    node.remove("web")
+    node.sync(after_s=drift.FIRST_PATIENCE_S + 1)
+    assert node.reconciler.next_s() is None
