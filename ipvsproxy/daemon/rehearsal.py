@@ -83,11 +83,6 @@ class RehearsalKernel(NodeKernel):
         return any(want not in (0, have) for want, have in zip(wanted, found, strict=True))
 
 
-    def _would_change(self, wanted: Timeouts) -> bool:
-        found = self._real.read_timeouts()
-        return any(want not in (0, have) for want, have in zip(wanted, found, strict=True))
-
-
 class _FirstSync:
     """Waits for the end of the first sync."""
 
