@@ -25,6 +25,14 @@ def test_a_drain_is_looked_at_at_once() -> None:
     assert len(found) == 1
 
 
+def test_a_deadline_of_less_than_a_second_counts() -> None:
+    found = drains(ONE, deadline_s=0.5)
+    found.note(KEY, {ONE: BUSY}, 100)
+    assert found.next_s() == 100.5
+    assert found.expire(100.4) == []
+    assert found.expire(100.5) == [KEY]
+
+
 def test_without_drains_there_is_nothing_to_look_at() -> None:
     found = drains()
     assert (found.next_s(), found.due(100), found.expire(100)) == (None, [], [])

@@ -38,6 +38,11 @@ def test_entries_that_name_a_pod_or_a_client_make_nothing_ours(kind: SetKind) ->
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(KEY)
 
 
+def test_an_entry_that_only_restricts_makes_nothing_ours() -> None:
+    entry = examples.entry(SetKind.LOAD_BALANCER_FIREWALL, KEY)
+    assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(KEY)
+
+
 @pytest.mark.parametrize(("kind", "protocol"), [(SetKind.NODE_PORT_TCP, Protocol.TCP), (SetKind.NODE_PORT_UDP, Protocol.UDP)])
 def test_a_node_port_in_our_set_makes_its_virtual_servers_on_host_addresses_ours(kind: SetKind, protocol: Protocol) -> None:
     entry = examples.port_entry(kind, 30080)

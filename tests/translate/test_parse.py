@@ -136,6 +136,13 @@ def test_a_bad_port_costs_itself_only(port: dict[str, Any], reason: str) -> None
     assert _reasons(service) == [reason]
 
 
+@pytest.mark.parametrize("port", [1, 65535])
+def test_the_first_and_the_last_port_are_ports(port: int) -> None:
+    service = _service({"ports": [{"port": port, "nodePort": port}]})
+    assert service.ports == (ServicePort(name="", protocol=Protocol.TCP, port=port, node_port=port),)
+    assert service.skipped == ()
+
+
 def test_a_bad_node_port_costs_the_node_port_only() -> None:
     service = _service({"ports": [{"port": 80, "nodePort": 70000}]})
     assert service.ports == (ServicePort(name="", protocol=Protocol.TCP, port=80, node_port=0),)

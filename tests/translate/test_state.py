@@ -248,6 +248,12 @@ def test_internal_and_external_traffic_without_an_endpoint_here_are_both_counted
     assert state.without_local_internal == state.without_local_external == {Family.IPV4}
 
 
+def test_what_one_family_lacks_is_not_counted_for_the_other() -> None:
+    dual = service("web", service_port(node_port=30080), cluster=DUAL, internal_local=True, external_local=True)
+    state = state_of(dual, ELSEWHERE, endpoint_slice(endpoint("fd00::5"), suffix="2"))
+    assert state.without_local_internal == state.without_local_external == {Family.IPV4}
+
+
 @pytest.mark.checklist(88)
 def test_without_any_endpoint_anywhere_there_is_nothing_to_count() -> None:
     assert _without_local(state_of(_local(internal=True, external=True))) == (0, 0)
