@@ -84,6 +84,17 @@ OWN = (
         minimum=0,
     ),
     Option(
+        "mass-deletion-guard",
+        "ipvsproxy.massDeletionGuardPercent",
+        Kind.INTEGER,
+        "50",
+        "If a list lacks more than this percentage of all Services or endpoints, wait a minute for a second one; 0: never.",
+        "PERCENT",
+        status=Status.OWN,
+        minimum=0,
+        maximum=100,
+    ),
+    Option(
         "stale-watch-timeout",
         "ipvsproxy.staleWatchTimeout",
         Kind.DURATION,

@@ -119,11 +119,13 @@ class ServiceSource:
     """Where Services come from: the directory ``manifests`` if not empty, else an API server.
 
     ``kubeconfig`` is a file, ``api_server`` a URL that replaces the kubeconfig's. With neither: the pod's service account.
+    ``mass_deletion_percent`` is how much of all one list may lack and be believed; 0 believes every list.
     """
 
     manifests: str = ""
     kubeconfig: str = ""
     api_server: str = ""
+    mass_deletion_percent: int = 50
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,6 +190,7 @@ def _service_source(answers: Answers) -> settings.ServiceSource:
         manifests=answers.text("ipvsproxy.manifests"),
         kubeconfig=answers.text("clientConnection.kubeconfig"),
         api_server=answers.text("master"),
+        mass_deletion_percent=answers.number("ipvsproxy.massDeletionGuardPercent"),
     )
     for key, value in (("clientConnection.kubeconfig", source.kubeconfig), ("master", source.api_server)):
         if source.manifests and value:

@@ -16,6 +16,7 @@ from ipvsproxy.daemon import source as sources
 from ipvsproxy.daemon.announcer import Announcer
 from ipvsproxy.daemon.engine import Engine
 from ipvsproxy.daemon.events import Recorder
+from ipvsproxy.daemon.mass_deletion import Guard
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.reload import Reloader
 from ipvsproxy.daemon.serving import Serving
@@ -99,7 +100,7 @@ async def _serve_on(
     signals: Signals,
 ) -> None:
     programs = await kernel.call(requirements.usable_programs, kernel.target)
-    store = Store(started_s=time.time())
+    store = Store(started_s=time.time(), guard=Guard(config.source.mass_deletion_percent))
     staleness = Staleness(lambda: source.statuses, limit_s=config.servers.stale_watch_s, clock=time.monotonic)
     status = Status(
         families=programs,
@@ -160,6 +161,8 @@ async def _serve_on(
     def deliver(events: Sequence[Event]) -> None:
         journal.tell_received(events)
         store.deliver(events, time.monotonic())
+        for kind, doubt in store.doubts.items():
+            source.list_again(kind, doubt.due_s)
         status.node = store.node(config.node_name)
         engine.changed()
 

@@ -48,6 +48,9 @@ class DirectorySource:
         self._is_listed = False
         self._problem = ""
 
+    def list_again(self, kind: ObjectKind, at_s: float) -> None:
+        """Nothing: what is not in the directory has been deleted there."""
+
     def describe(self) -> str:
         """Where the manifests are, and what is wrong with the place, if anything."""
         return f"directory {self._directory}" + (f": {self._problem}" if self._problem else "")

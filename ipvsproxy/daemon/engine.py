@@ -196,6 +196,7 @@ class Engine:
             if len(names) == SERVICES_AT_ONCE:
                 done_before = await self._program(done_before, only_additions=True)
         self._journal.complain(changes.complaints)
+        self._journal.tell_doubts(self._store.doubts)
         conflicts = self._journal.tell_conflicts(self.reconciler.claims.conflicts())
         translated = self._clock()
         report = await self._program(done_before)

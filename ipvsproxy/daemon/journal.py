@@ -7,11 +7,12 @@ from typing import assert_never
 import structlog
 
 from ipvsproxy.daemon import log as logs
+from ipvsproxy.daemon.mass_deletion import CONFIRMED_AFTER_S, Doubt
 from ipvsproxy.daemon.store import Complaint
 from ipvsproxy.daemon.summary import SyncSummary
 from ipvsproxy.model.kernel import BoundAddress, Skeleton, Sysctl
 from ipvsproxy.model.plan import Outcome, Verb
-from ipvsproxy.model.service import Event, Gone, Listed, Put, Rejected, ServiceName
+from ipvsproxy.model.service import Event, Gone, Listed, ObjectKind, Put, Rejected, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.drift import News
 from ipvsproxy.reconcile.table import Conflict
@@ -68,6 +69,7 @@ class Journal:
 
     def __init__(self) -> None:
         self._conflicts: frozenset[Conflict] = frozenset()
+        self._doubted: frozenset[ObjectKind] = frozenset()
         self._settings: Mapping[str, str] = {}
 
     def complain(self, complaints: Iterable[Complaint]) -> None:
@@ -96,6 +98,20 @@ class Journal:
             )
         self._conflicts = present
         return new
+
+    def tell_doubts(self, doubts: Mapping[ObjectKind, Doubt]) -> None:
+        """Say which lists are not believed, and when that has ended."""
+        for kind in doubts.keys() - self._doubted:
+            log.error(
+                "a list lacks too much to be believed",
+                kind=kind.value,
+                missing=doubts[kind].missing,
+                known=doubts[kind].known,
+                hint=f"nothing of it is removed before another list, {CONFIRMED_AFTER_S:.0f} s later or more, confirms it",
+            )
+        for kind in self._doubted - doubts.keys():
+            log.warning("the list is believed again", kind=kind.value)
+        self._doubted = frozenset(doubts)
 
     def tell_drift(self, news: News) -> None:
         """Say what somebody else has changed, and what is left alone for now because it returns again and again."""

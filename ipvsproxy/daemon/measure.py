@@ -56,6 +56,7 @@ class Snapshot:
     set_entries: Mapping[str, int]
     pending: Mapping[str, int]
     drifted: Mapping[str, int]
+    doubted: Mapping[str, int]
     conflicts: int
     drains: int
     oldest_drain_age_s: float
@@ -86,6 +87,7 @@ def look(sources: Sources) -> Snapshot:
         set_entries={ip_set.name: len(claims.entries[ip_set.name].observed) for ip_set in claims.sets.desired},
         pending={kind: sum(len(one.pending) + len(one.surplus) for one in of_kind) for kind, of_kind in tables.items()},
         drifted={kind: sum(one.drifted for one in of_kind) for kind, of_kind in tables.items() if kind not in NEVER_READ},
+        doubted={kind.value: of.missing for kind, of in sources.store.doubts.items()},
         conflicts=sum(1 for _ in claims.conflicts()),
         drains=len(drains),
         oldest_drain_age_s=max((now - drain.since_s for _, _, drain in drains), default=0.0),
@@ -134,6 +136,8 @@ def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Gauges]:
     yield _labelled("ipvsproxy_pending", "Kernel objects that differ from what is wanted.", "kind", seen.pending)
     drifted = "Kernel objects that an audit found otherwise than they were left."
     yield _labelled("ipvsproxy_drift_total", drifted, "kind", seen.drifted)._replace(only_grows=True)
+    doubted = "Services, or endpoints, that a list lacked and that are served until another list confirms it."
+    yield _labelled("ipvsproxy_doubted_deletions", doubted, "kind", seen.doubted)
     yield _one("ipvsproxy_conflicts", "Addresses and ports that several Services want.", seen.conflicts)
     yield _one("ipvsproxy_drains", "Real servers that keep their connections and get no new ones.", seen.drains)
     yield _one("ipvsproxy_oldest_drain_age_seconds", "Age of the oldest drain.", seen.oldest_drain_age_s)

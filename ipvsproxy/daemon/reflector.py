@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 import enum
+import math
 import random
 import time
 import urllib.parse
@@ -50,9 +51,10 @@ class Trouble(enum.StrEnum):
     SERVER_ERROR = "server_error"
     UNREACHABLE = "unreachable"
     CREDENTIALS = "credentials"
+    DOUBTED = "doubted"
 
 
-LIST_AGAIN = frozenset({Trouble.EXPIRED, Trouble.GARBLED, Trouble.REFUSED})
+LIST_AGAIN = frozenset({Trouble.EXPIRED, Trouble.GARBLED, Trouble.REFUSED, Trouble.DOUBTED})
 """After these a watch can not go on from where it was."""
 
 
@@ -172,10 +174,15 @@ class Reflector:
         self._observer = observer
         self._pace = pace
         self._version = ""
+        self._list_again_at_s = math.inf
         self._freshness = stream.Freshness()
         self._retries = backoff.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
         # A sequence of its own: a list that succeeds resets the other one, and lists are what must not come in a tight loop.
         self._repeated_lists = backoff.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
+
+    def list_again(self, at_s: float) -> None:
+        """List once more at this time (of ``Pace.now``), or soon after; a list that is read before does not count."""
+        self._list_again_at_s = at_s
 
     async def list_and_watch(self, deliver: Deliver) -> None:
         """One list, then watches from it. Returns, after a pause, when the list has failed or must be repeated.
@@ -241,9 +248,15 @@ class Reflector:
             contextlib.aclosing(connection.stream(query, timeout_s + self._pace.grace_s)) as chunks,
         ):
             try:
-                async for chunk in chunks:
-                    self._contact()
-                    self._read(lines, chunk, deliver)
+                async with asyncio.timeout(None) as limit:
+                    if self._list_again_at_s < math.inf:
+                        limit.reschedule(asyncio.get_running_loop().time() + self._list_again_at_s - self._pace.now())
+                    async for chunk in chunks:
+                        self._contact()
+                        self._read(lines, chunk, deliver)
+            except TimeoutError as error:
+                self._list_again_at_s = math.inf
+                raise ApiError(Trouble.DOUBTED, "the last list lacked too much to be believed") from error
             finally:
                 self.status.connected = False
         if lines.pending_bytes:

@@ -18,6 +18,9 @@ class Source(Protocol):
     async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
         """Deliver events for ever."""
 
+    def list_again(self, kind: ObjectKind, at_s: float) -> None:
+        """List this kind once more at this time (of a monotonic clock), or soon after."""
+
     def describe(self) -> str:
         """Where that is, and, if it does not answer, what was last wrong."""
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, assert_never
 
+from ipvsproxy.daemon.mass_deletion import Doubt, Guard
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import (
     ApiObject,
@@ -62,10 +63,15 @@ class Changes:
 
 
 class Store:
-    """The known objects. ``started_s`` (since the epoch): older trigger times tell nothing about this process."""
+    """The known objects.
 
-    def __init__(self, started_s: float) -> None:
+    ``started_s`` (since the epoch): older trigger times tell nothing about this process. ``guard`` judges lists; without one they
+    are all believed.
+    """
+
+    def __init__(self, started_s: float, guard: Guard | None = None) -> None:
         self._started_s = started_s
+        self._guard = guard or Guard(0)
         self._services: dict[ServiceName, Service] = {}
         self._slices: dict[EndpointSliceName, EndpointSlice] = {}
         self._slices_of: dict[ServiceName, tuple[EndpointSlice, ...]] = {}  # tuples: nearly all have one slice
@@ -117,12 +123,35 @@ class Store:
                     self._remove(event.kind, event.key, now)
                 case Listed():
                     self._listed.add(event.kind)
-                    for key in (self._keys(event.kind) | self._rejected[event.kind].keys()) - event.keys:
-                        self._remove(event.kind, key, now)
+                    self._listen_to(event, now)
                 case Rejected():
                     self._reject(event)
                 case never:
                     assert_never(never)
+
+    @property
+    def doubts(self) -> Mapping[ObjectKind, Doubt]:
+        """The lists that are not believed yet: what they lack is still known."""
+        return self._guard.doubts
+
+    def _listen_to(self, event: Listed, now: float) -> None:
+        missing = (self._keys(event.kind) | self._rejected[event.kind].keys()) - event.keys
+        if missing and event.kind is not ObjectKind.NODE:
+            known = self._keys(event.kind)
+            lost, of = self._weight(event.kind, missing), self._weight(event.kind, known)
+            if not self._guard.believes(event.kind, missing=lost, known=of, now=now):
+                return
+        elif event.kind is not ObjectKind.NODE:
+            self._guard.believes(event.kind, missing=0, known=0, now=now)
+        for key in missing:
+            self._remove(event.kind, key, now)
+
+    def _weight(self, kind: ObjectKind, keys: Collection[ObjectKey]) -> int:
+        """How many Services these are, or how many endpoints their slices hold."""
+        if kind is ObjectKind.SERVICE:
+            return len(keys)
+        slices = (self._slices.get(EndpointSliceName(*key)) for key in keys)
+        return sum(len(item.endpoints) for item in slices if item)
 
     def take(self) -> Changes:
         """Everything that has changed since this was called last."""

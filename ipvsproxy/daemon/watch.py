@@ -105,6 +105,10 @@ class KubernetesSource:
         """How each watch is doing."""
         return {kind: each.status for kind, each in self._reflectors.items()}
 
+    def list_again(self, kind: ObjectKind, at_s: float) -> None:
+        """As ``Source`` says."""
+        self._reflectors[kind].list_again(at_s)
+
     def describe(self) -> str:
         """Which API server that is, and what was last wrong with each watch that fails, in one line."""
         problems = "; ".join(dict.fromkeys(self._failing.values()))

@@ -22,10 +22,10 @@ FLAGS = (
     "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56",
     "--conntrack-max-per-core=0",
 )
-QUIET_WITHIN_S = 45.0
+QUIET_WITHIN_S = 150.0
 """Until everything is in force: on a slow kernel, with another start of the program in it."""
-HEALED_WITHIN_S = 15.0
-"""Until drift is healed: five seconds, and what a slow kernel takes for the reading that finds it and for ours."""
+HEALED_WITHIN_S = 60.0
+"""Until drift is healed: five seconds on a node; here all readings, also ours, take a hundred times as long."""
 LOCK = Path("/run/xtables.lock")
 
 STEPS: Mapping[str, int] = {"change": 5, "kill": 4, "fault": 2, "lock": 1, "drift": 5}
@@ -160,10 +160,12 @@ class History:
         """Wait until the kernel equals the model; nothing foreign may have been touched."""
         wanted = kernel_state.wanted(self._world.objects.values())
         deadline_s = time.monotonic() + within_s
+        looked_s = time.monotonic()
         while found := self._differences(wanted):
             if not self._running.is_alive:
                 raise self._violation("the program has ended", found)
-            if time.monotonic() > deadline_s:
+            looked_s, before_s = time.monotonic(), looked_s
+            if before_s > deadline_s:  # when that look began: on a busy machine it may take long itself
                 raise self._violation(f"the kernel differs from the model after {within_s:.0f} s", found)
         self._figures.quiet_points += 1
 

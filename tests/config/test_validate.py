@@ -77,6 +77,7 @@ CASES = [
     ),
     ("source", ServiceSource(kubeconfig="/k"), "--kubeconfig=/k", "clientConnection: {kubeconfig: /k}"),
     ("source", ServiceSource(manifests="/m"), "--manifests=/m", "ipvsproxy: {manifests: /m}"),
+    ("source.mass_deletion_percent", 0, "--mass-deletion-guard=0", "ipvsproxy: {massDeletionGuardPercent: 0}"),
     ("ipvs.drain_deadline_s", 600, "--ipvs-drain-deadline=10m", "ipvsproxy: {drainDeadline: 10m}"),
     ("node_name", "other", "--hostname-override= OTHER ", "hostnameOverride: ' Other '"),
 ]
@@ -288,7 +289,9 @@ def test_host_without_a_name_needs_an_override() -> None:
 
 
 def test_options_without_effect_are_named_when_they_say_something() -> None:
-    config = from_flags("--kube-api-content-type=x", "--kube-api-qps=50", "--kube-api-burst=10", "--vmodule=a=1", "--feature-gates=Some=true")
+    config = from_flags(
+        "--kube-api-content-type=x", "--kube-api-qps=50", "--kube-api-burst=10", "--vmodule=a=1", "--feature-gates=Some=true"
+    )
     assert config.without_effect == ("--kube-api-content-type", "--kube-api-qps", "--vmodule", "--feature-gates Some")
 
 

@@ -15,6 +15,7 @@ import pytest
 from ipvsproxy.daemon import reflector
 from ipvsproxy.daemon.reflector import ApiError, Trouble
 from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected
+from tests.virtual_time import in_virtual_time
 
 Json = dict[str, Any]
 WEB = ObjectKey("default", "web")
@@ -440,3 +441,38 @@ async def test_gone_and_rejected_events_keep_their_kind() -> None:
     await world.run()
     assert world.delivered[-1] == Gone(ObjectKind.SERVICE, WEB)
     assert not [event for event in world.delivered if isinstance(event, Put | Rejected)]
+
+
+# A list that is not believed
+
+
+class SilentWorld(World):
+    """Its watches bring nothing, until their time is over."""
+
+    async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
+        self.next(path)
+        yield b""
+        before_s = asyncio.get_running_loop().time()
+        try:
+            await asyncio.sleep(100)
+        finally:
+            self.clock += asyncio.get_running_loop().time() - before_s
+
+
+@in_virtual_time
+async def test_a_list_that_was_not_believed_is_read_again_when_it_is_due_and_no_sooner() -> None:
+    world = SilentWorld(page(), [], page(), [])
+
+    def deliver(events: Sequence[Event]) -> None:
+        world.delivered += events
+        if len(world.delivered) == 1:
+            world.reflector.list_again(world.clock + 60)
+
+    began_s = world.clock
+    await world.reflector.list_and_watch(deliver)
+    assert world.clock - began_s == pytest.approx(60 + world.sleeps[0])
+    assert world.told[-1] == Trouble.DOUBTED
+    with contextlib.suppress(ScriptEndError):
+        await world.reflector.list_and_watch(deliver)
+    assert (len(world.lists), len(world.watches)) == (2, 3)
+    assert Trouble.DOUBTED not in world.told[world.told.index(Trouble.DOUBTED) + 1 :], "asked for once, done once"

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from ipvsproxy.daemon.mass_deletion import CONFIRMED_AFTER_S, Guard
 from ipvsproxy.daemon.store import Changes, Complaint, Store, Trigger
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import (
@@ -263,3 +264,59 @@ def test_what_is_wrong_in_a_file_is_told_each_time_it_was_read(store: Store) -> 
     store.deliver([rejected, nameless], 1)
     told = [(one.name, one.where) for one in store.take().complaints]
     assert told == [("default/bad", "web.yaml, document 2"), ("", "web.yaml")] * 2
+
+
+def listed(*items: ApiObject, kind: ObjectKind = ObjectKind.SERVICE) -> Event:
+    return memory_node.listed(kind, items)
+
+
+def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
+    """A store that doubts lists without more than half of all, and the Services and slices that it knows."""
+    services: list[ApiObject] = [builders.service(f"web-{number}") for number in range(count)]
+    slices = [
+        builders.endpoint_slice(builders.endpoint(f"10.244.0.{number}"), service=f"web-{number}") for number in range(count)
+    ]
+    store = Store(STARTED_S, Guard(50))
+    deliver(store, *services, *slices)
+    store.deliver([listed(*services), listed(*slices, kind=ObjectKind.ENDPOINT_SLICE)], 2)
+    store.take()
+    return store, services
+
+
+def test_a_list_without_most_services_removes_none_until_another_confirms_it() -> None:
+    store, services = guarded_store(20)
+    store.deliver([listed(*services[:5])], 10)
+    assert len(store.services) == 20
+    assert store.take() == Changes()
+    assert (store.doubts[ObjectKind.SERVICE].missing, store.doubts[ObjectKind.SERVICE].known) == (15, 20)
+    store.deliver([listed(*services[:5])], 10 + CONFIRMED_AFTER_S)
+    assert len(store.services) == 5
+    assert len(store.take().services) == 15
+    assert not store.doubts
+
+
+def test_doubted_services_that_are_deleted_one_by_one_are_gone() -> None:
+    store, services = guarded_store(20)
+    store.deliver([listed()], 10)
+    store.deliver([gone(services[0]), gone(services[1])], 11)
+    assert len(store.services) == 18
+
+
+def test_services_that_are_on_the_next_list_again_were_never_gone() -> None:
+    store, services = guarded_store(20)
+    store.deliver([listed()], 10)
+    store.deliver([listed(*services)], 15)
+    assert (store.take(), dict(store.doubts)) == (Changes(), {})
+
+
+def test_a_list_without_most_endpoints_is_doubted_as_well() -> None:
+    store, _ = guarded_store(20)
+    store.deliver([listed(kind=ObjectKind.ENDPOINT_SLICE)], 10)
+    assert all(len(store.slices_of(name)) == 1 for name in store.services)
+    assert store.doubts[ObjectKind.ENDPOINT_SLICE].missing == 20
+
+
+def test_few_services_may_always_go_at_once() -> None:
+    store, _ = guarded_store(9)
+    store.deliver([listed()], 10)
+    assert not store.services
