@@ -50,8 +50,8 @@ EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
 }
 
 
-async def our_series() -> Mapping[str, set[str]]:
-    """Every series that this program can show, with its labels."""
+async def our_page() -> str:
+    """A page with every series that this program can show."""
     scene = Scene(WEB, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(1, 2, 3, 4, 5)}
     scene.kernel.endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(1, 1), Counters(1, 2, 3, 4, 5))}}
@@ -67,12 +67,13 @@ async def our_series() -> Mapping[str, set[str]]:
     metrics.synced(summary(states=[state()], report=done))
     for told in (metrics.healthz, metrics.livez):
         told(200)
-    return _parse((await metrics.expose()).body.decode())
+    return (await metrics.expose()).body.decode()
 
 
-def _parse(page: str) -> Mapping[str, set[str]]:
+async def our_series() -> Mapping[str, set[str]]:
+    """Every series, with its labels."""
     found: dict[str, set[str]] = {}
-    for line in page.splitlines():
+    for line in (await our_page()).splitlines():
         if not line.startswith("#"):
             name, _, rest = line.rpartition(" ")[0].partition("{")
             found.setdefault(name, set()).update(re.findall(r'(\w+)="', rest))

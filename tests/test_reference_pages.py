@@ -1,0 +1,37 @@
+"""docs/compatibility.md and docs/metrics.md are what the program would have them be, and leave nothing out."""
+
+import pathlib
+
+import pytest
+
+from ipvsproxy.config import catalogue
+from ipvsproxy.daemon.serving import METRICS_PATHS
+from tests import golden_fixtures, reference_pages
+from tests.test_monitoring import our_page
+
+DOCS = pathlib.Path(__file__).parents[1] / "docs"
+
+
+@pytest.mark.parametrize("name", reference_pages.PAGES)
+async def test_the_page_is_current(name: str) -> None:
+    wanted = reference_pages.PAGES[name](await our_page())
+    assert (DOCS / f"{name}.md").read_text() == wanted, f"scripts/compatibility {name} > docs/{name}.md"
+
+
+def test_every_flag_and_every_endpoint_is_among_them() -> None:
+    text = (DOCS / "compatibility.md").read_text()
+    assert [flag for flag in catalogue.BY_FLAG if f"-{flag}` |" not in text] == []
+    assert set(METRICS_PATHS) <= {path for _, path, _, _ in reference_pages.ENDPOINTS}
+
+
+def test_every_recorded_series_of_kube_proxy_is_among_them() -> None:
+    recorded = golden_fixtures.recording("default", "P0")["metrics"]
+    text = (DOCS / "metrics.md").read_text()
+    assert [name for name in {series.partition("{")[0] for series in recorded} if f"`{name}`" not in text] == []
+
+
+async def test_every_series_has_a_meaning_and_no_label_of_a_histogram_is_its_bounds() -> None:
+    found = {one.name: one for one in reference_pages.series(await our_page())}
+    assert all(one.meaning for one in found.values())
+    assert found["kubeproxy_sync_proxy_rules_duration_seconds"].labels == ("ip_family",)
+    assert found["ipvsproxy_service_bytes_total"].labels == ("direction", "namespace", "port", "protocol", "service")
