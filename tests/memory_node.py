@@ -123,6 +123,7 @@ class MemoryNode:
             kernel=thread,
             watcher=self.watcher,
             clock=self._now,
+            processor_clock=self._now,
         )
 
     def _now(self) -> float:

@@ -75,13 +75,16 @@ class Engine:
         kernel: KernelThread[NodeKernel],
         watcher: Watcher,
         clock: Callable[[], float] = time.monotonic,
+        processor_clock: Callable[[], float] = time.process_time,
     ) -> None:
+        """``clock`` tells the time, ``processor_clock`` how long this process has used a processor; both in seconds."""
         self._settings = settings
         self._translation = translation
         self._store = store
         self._kernel = kernel
         self._watcher = watcher
         self._clock = clock
+        self._processor_clock = processor_clock
         self.reconciler = Reconciler(policy)
         self._wake = asyncio.Event()
         self._new_choices: tuple[EngineSettings, view.Settings, Policy] | None = None
@@ -259,10 +262,10 @@ class Engine:
 
     async def _look(self) -> None:
         """As ``_observe``, but only what can be read at little cost."""
-        began = self._clock()
+        began, used_s = self._clock(), self._processor_clock()
         self._look_due_s = began + LONGEST_LOOK_INTERVAL_S
         if await self._take_in(self._kernel.target.look):
-            cost_s = self._clock() - began
+            cost_s = self._processor_clock() - used_s
             self._look_due_s = min(self._look_due_s, began + max(LOOK_INTERVAL_S, cost_s / LOOK_SHARE))
 
     async def _take_in(self, read: Callable[[Collection[str], Collection[Family], Collection[str]], Observation]) -> bool:
