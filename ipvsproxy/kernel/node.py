@@ -18,6 +18,7 @@ from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.ipvs import IpvsDriver
 from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.model.kernel import (
+    IP_SETS,
     BoundAddress,
     ChainKey,
     Connections,
@@ -157,7 +158,7 @@ class NodeKernel:
         return Observation(
             virtual_servers=virtual_servers,
             foreign_virtual_servers=self.ipvs.foreign,
-            sets=None if found is None else {name: frozenset(one.entries) for name, one in found.items()},
+            sets=None if found is None else _as_ours(found),
             device=addresses[0] if addresses else None,
             addresses=addresses[1] if addresses else None,
             interface_addresses=addresses[2] if addresses else None,
@@ -206,6 +207,11 @@ class NodeKernel:
             self._on_applied(applied, time.monotonic() - began_s)
             outcomes += applied
         return outcomes
+
+
+def _as_ours(found: Mapping[str, ObservedSet]) -> Mapping[str, frozenset[SetEntry]]:
+    """The entries of those sets that are made as ours are. Where another one has the name, creating ours says what it is."""
+    return {name: frozenset(one.entries) for name, one in found.items() if not one.differs_from(IP_SETS[name])}
 
 
 def _attempt(read: Callable[[], T], errors: list[str]) -> T | None:

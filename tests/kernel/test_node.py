@@ -26,6 +26,7 @@ from ipvsproxy.model.kernel import (
     RealServer,
     SetEntry,
     SetKind,
+    SetType,
     SkeletonImage,
     Sysctl,
     Timeouts,
@@ -62,6 +63,10 @@ class Held(NamedTuple):
     """What the ipset driver says of a set, as far as it matters here."""
 
     entries: tuple[SetEntry, ...]
+    type: SetType = SetType.ADDRESS_PORT
+
+    def differs_from(self, ip_set: IpSet) -> str:
+        return "" if self.type is ip_set.type else f"it is {self.type}"
 
 
 class Kernel:
@@ -263,6 +268,12 @@ def test_a_part_that_cannot_be_read_is_none_with_its_reason_and_the_others_are_r
         assert getattr(seen, field) == lacking.get(field, getattr(complete, field))
     assert len(seen.errors) == (2 if name == "iptables" else 1), "one line per part, and rules are one part per family"
     assert all(f"use {name}" in error for error in seen.errors)
+
+
+def test_a_set_of_our_name_that_is_made_in_another_way_does_not_count_as_ours(kernel: Kernel) -> None:
+    seen = new_node().observe(["KUBE-CLUSTER-IP", "KUBE-LOOP-BACK"], list(Family), [])
+    assert seen.sets == {"KUBE-CLUSTER-IP": frozenset({ENTRY})}, "the double says that either is hash:ip,port"
+    assert seen.errors == ()
 
 
 def test_only_what_was_asked_for_is_read(kernel: Kernel) -> None:
