@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import assert_never
 
-from ipvsproxy.config import commands, flags, load, output, usage, write
+from ipvsproxy.config import commands, completion, flags, load, output, usage, write
 from ipvsproxy.config.given import ConfigError, Given, Problem, Source
 from ipvsproxy.config.settings import Command, Config
 
@@ -99,9 +99,23 @@ def inspect(command: commands.Command, arguments: Sequence[str]) -> int:
         return _refuse(map(str, error.problems))
 
 
+def complete(arguments: Sequence[str]) -> int:
+    """``ipvsproxy completion``: what makes a shell complete our command line."""
+    match arguments:
+        case ["--help" | "-h"]:
+            sys.stdout.write(completion.HELP)
+        case [shell] if shell in completion.SHELLS:
+            sys.stdout.write(completion.render(shell, list(_COMMANDS)))
+        case _:
+            sys.stderr.write("usage: ipvsproxy completion bash|zsh|fish\n")
+            return WRONG_USE
+    return OK
+
+
 _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "run": run,
     "cleanup": cleanup,
+    "completion": complete,
     **{command.name: functools.partial(inspect, command) for command in commands.COMMANDS.values()},
 }
 

@@ -22,6 +22,8 @@ The field of the file that says the same as a flag stands in [brackets].
 Other commands, each with its own --help:
 {commands}
   cleanup   remove everything of ours from the kernel
+  completion bash|zsh|fish
+            print what makes a shell complete all of this
 With --dry-run, run never programs anything: it stays beside a kube-proxy, and logs and exports what would
 differ, on ports 10356 and 10349 in the place of 10256 and 10249.
 """

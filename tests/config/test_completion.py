@@ -1,0 +1,76 @@
+"""Completion: shells read what is written for them, and bash completes as an operator would type it."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from ipvsproxy import cli
+from ipvsproxy.config import catalogue, completion
+
+COMMANDS = ("run", "verify")
+READING = {"bash": ("-n",), "zsh": ("-n",), "fish": ("--no-execute",)}
+
+
+def _complete(*words: str) -> list[str]:
+    """What bash offers for the last word."""
+    typed = " ".join(f"'{word}'" for word in words)
+    ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _ipvsproxy; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    script = completion.render("bash", COMMANDS) + ask
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=20)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_a_shell_reads_its_script(shell: str) -> None:
+    program = shutil.which(shell)
+    if not program:
+        pytest.skip(f"{shell} is not installed")
+    done = subprocess.run(
+        [program, *READING[shell]],
+        input=completion.render(shell, COMMANDS),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_every_flag_and_command_is_in_every_script(shell: str) -> None:
+    text = completion.render(shell, COMMANDS)
+    assert [flag for flag in catalogue.BY_FLAG if flag not in text] == []
+    assert " ".join(COMMANDS) in text
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("ipvsproxy", "ver"), ["verify"]),
+        (("ipvsproxy", "--ipvs-s"), ["--ipvs-scheduler", "--ipvs-sync-period", "--ipvs-strict-arp"]),
+        (("ipvsproxy", "run", "ver"), []),
+        (("ipvsproxy", "run", "--logging-format", "j"), ["json"]),
+        (("ipvsproxy", "run", "--detect-local-mode", "=", "Inter"), ["InterfaceNamePrefix"]),
+        (("ipvsproxy", "run", "--detect-local-mode", "="), ["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]),
+        (("ipvsproxy", "run", "--manifests", "/et"), ["/etc"]),
+    ],
+)
+def test_bash_offers_what_can_follow(words: tuple[str, ...], offered: list[str]) -> None:
+    assert _complete(*words) == offered
+
+
+def test_the_command_prints_the_script_with_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", "bash"]) == 0
+    assert "run cleanup" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["tcsh"], ["bash", "zsh"]])
+def test_anything_else_is_refused_with_what_can_be_asked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", *arguments]) == 2
+    assert "bash|zsh|fish" in capsys.readouterr().err
+
+
+def test_it_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", "--help"]) == 0
+    assert "source <(ipvsproxy completion zsh)" in capsys.readouterr().out
