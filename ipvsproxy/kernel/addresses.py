@@ -31,6 +31,7 @@ _SAMPLES: Mapping[Family, message.Sample] = {
     Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
     Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
 }
+_SIZES: Mapping[int, int] = {family: family.bits // 8 for family in Family}
 _pack_index = struct.Struct("=I").pack
 
 
@@ -77,17 +78,18 @@ class AddressDriver:
             self._require_dummy(own)
         ours: set[Address] = set()
         others: list[InterfaceAddress] = []
-        for data, start, end in found:
-            family, prefix_length, index = _ADDRESS.unpack_from(data, start)
-            attributes = message.attributes(data, start + _ADDRESS_HEADER, end)
-            at = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
-            if at is None or index not in links or family not in (Family.IPV4, Family.IPV6):
-                continue
-            address = Address(data[at[0] : at[1]])
-            if own is not None and index == own.number:
-                ours.add(address)
-            else:
-                others.append(InterfaceAddress(links[index].name, address, prefix_length))
+        with netlink.understanding("list the addresses"):
+            for data, start, end in found:
+                family, prefix_length, index = _ADDRESS.unpack_from(data, start)
+                attributes = message.attributes(data, start + _ADDRESS_HEADER, end)
+                at = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
+                if at is None or index not in links or at[1] - at[0] != _SIZES.get(family):
+                    continue
+                address = Address(data[at[0] : at[1]])
+                if own is not None and index == own.number:
+                    ours.add(address)
+                else:
+                    others.append(InterfaceAddress(links[index].name, address, prefix_length))
         return ObservedAddresses(own is not None, frozenset(ours), tuple(others))
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
@@ -204,11 +206,13 @@ def _outcome(operation: Operation, number: int) -> Outcome:
 
 def _parse_link(found: netlink.Found) -> _Link:
     data, start, end = found
+    with netlink.understanding("read an interface"):
+        (number,) = _LINK.unpack_from(data, start)
     attributes = message.attributes(data, start + _LINK_HEADER, end)
     name = message.text(data, attributes[_LINK_NAME]) if _LINK_NAME in attributes else ""
     information = message.attributes(data, *attributes[_LINK_INFO]) if _LINK_INFO in attributes else {}
     kind = message.text(data, information[_LINK_KIND]) if _LINK_KIND in information else ""
-    return _Link(_LINK.unpack_from(data, start)[0], name, kind)
+    return _Link(number, name, kind)
 
 
 def _link_message(command: int, name: str, flags: int) -> bytes:

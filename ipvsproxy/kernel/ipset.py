@@ -144,8 +144,9 @@ class IpsetDriver:
                     raise
                 detail = f"the kernel does not know {ip_set.type}: its module is not there or cannot be loaded"
                 raise KernelError(action=error.action, errno=error.errno, detail=detail) from error
-            found = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
-            self._revisions[kind] = message.unsigned(data, found[ipset_message.REVISION])
+            with netlink.understanding(f"look for {ip_set.type}"):
+                first, last = message.attributes(data, start + ipset_message.HEADER_SIZE, end)[ipset_message.REVISION]
+                (self._revisions[kind],) = data[first:last]  # one byte
         return self._revisions[kind]
 
     def _observe(self, name: str, *, header_only: bool = False) -> ObservedSet | None:

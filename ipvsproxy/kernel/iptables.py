@@ -228,7 +228,7 @@ def _rules(text: str, tables: Collection[str]) -> Iterator[tuple[ChainKey, str |
         elif (incompatible := _INCOMPATIBLE.match(line)) and incompatible[1] in tables:
             raise ValueError(f"table {incompatible[1]} holds rules of nft that iptables cannot show: remove them with nft")
     if table:
-        raise ValueError(f"its output ends in the middle of table {table}")
+        raise ValueError(f"its output ends in the middle of table {table[:32]}")
 
 
 def _normalise(rule: str) -> str:

@@ -18,12 +18,13 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.model.kernel import Connections, RealServerKey, VirtualServerKey
-from ipvsproxy.model.net import Address, Protocol
+from ipvsproxy.model.net import Address, Family, Protocol
 
 ONE_PACKET = 0x4
 """Virtual-server flag that the listing shows as ``ops``."""
 
 _PROTOCOLS: Mapping[str, Protocol] = {protocol.name: protocol for protocol in Protocol}
+_DIGITS = frozenset(family.bits // 4 for family in Family)
 _HEADING_LINES = 3
 
 
@@ -64,10 +65,8 @@ def parse(lines: Iterable[str]) -> Listing:
         try:
             if words[0] == "->":
                 where = words[1]
-                key = RealServerKey(
-                    Address(bytes.fromhex(where[:8] if where[0] != "[" else where[1:40].replace(":", ""))),
-                    int(where[-4:], 16),
-                )
+                digits = where[:8] if where[0] != "[" else where[1:40].replace(":", "")
+                key = RealServerKey(_address(digits), int(where[-4:], 16))
                 weights[key] = int(words[3])
                 pair = (words[4], words[5])
                 count = counts.get(pair)
@@ -98,7 +97,10 @@ def _endpoint(where: str) -> tuple[Address, int]:
         raise ValueError(where)
     if address.startswith("["):
         address = address[1:-1].replace(":", "")
-    packed = bytes.fromhex(address)
-    if len(packed) not in (4, 16):
-        raise ValueError(where)
-    return Address(packed), int(port, 16)
+    return _address(address), int(port, 16)
+
+
+def _address(digits: str) -> Address:
+    if len(digits) not in _DIGITS:
+        raise ValueError(digits)
+    return Address(bytes.fromhex(digits))

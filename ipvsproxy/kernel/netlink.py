@@ -35,7 +35,7 @@ So many messages about IPv6 real servers stay below 128 KiB, from where on mallo
 """
 RECEIVE_SIZE = 65536
 """Bytes read at once. The kernel fills up to 32 KiB once it has seen a buffer that large, and cuts off for a smaller one."""
-DUMP_PAUSES_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+DUMP_PAUSES_S: Sequence[float] = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """How long is waited before each attempt at a dump that changed underneath, or lost something.
 
 The kernel goes on working on IPv6 addresses after they were added; ten thousand of them take it half a second.
@@ -185,13 +185,15 @@ class Channel:
         try:
             self._open().send(request)
             data = self._receive()
+            messages = list(_messages(data))
         except OSError as error:
             self.close()
             raise KernelError(action=action, errno=error.errno or 0) from error
-        for kind, _, sequence, start, end in _messages(data):
+        for kind, _, sequence, start, end in messages:
             if sequence == wanted:
                 if kind == _ERROR:
-                    raise KernelError(action=action, errno=-_INTEGER.unpack_from(data, start)[0])
+                    with understanding(action):
+                        raise KernelError(action=action, errno=-_INTEGER.unpack_from(data[:end], start)[0])
                 return Found(data, start, end)
         self.close()
         raise KernelError(action=action, detail="the answer is not complete")
@@ -300,6 +302,19 @@ def _messages(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
         position += (length + 3) & ~3
 
 
+@contextlib.contextmanager
+def understanding(action: str) -> Iterator[None]:
+    """Around the reading of an answer that may be shorter than it should be, or lack what it should have.
+
+    Raises:
+        KernelError: it is, or does.
+    """
+    try:
+        yield
+    except (KeyError, ValueError, struct.error) as error:
+        raise KernelError(action=action, detail="the kernel's answer is not understood") from error
+
+
 def explain(number: int) -> str:
     """What the error number of a failed message means."""
     if number == UNANSWERED:
@@ -324,5 +339,6 @@ def resolve_family(channel: Channel, name: str, module: str) -> int:
             detail = f"this kernel has no {name}: the module {module} is not there or cannot be loaded"
             raise KernelError(action=error.action, errno=error.errno, detail=detail) from error
         raise
-    at = message.attributes(data, start + 4, end)[_FAMILY_ID]
-    return struct.unpack_from("=H", data, at[0])[0]  # type: ignore[no-any-return]  # struct values are untyped
+    with understanding(f"look for {name}"):
+        first, last = message.attributes(data, start + 4, end)[_FAMILY_ID]
+        return struct.unpack_from("=H", data[:last], first)[0]  # type: ignore[no-any-return]  # struct values are untyped

@@ -7,6 +7,8 @@ import contextlib
 import errno
 import json
 import shutil
+import socket
+import struct
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -166,6 +168,29 @@ def test_addresses_whose_answer_was_lost_are_errors() -> None:
     for verb in (Verb.ADD, Verb.REMOVE):
         outcomes = apply(driver, verb, bound("10.96.0.1"), bound("fd00::1"))
         assert all("answer was lost" in outcome.error for outcome in outcomes)
+
+
+@pytest.mark.parametrize("body", [b"", bytes(4)])
+def test_an_interface_or_address_that_is_cut_off_is_an_error_of_the_kernel(body: bytes) -> None:
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        ((_, _, _, sequence, _),) = fake_netlink.split(data)
+        return [fake_netlink.message(sequence, body), fake_netlink.done(sequence)]
+
+    driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    with pytest.raises(KernelError, match="not understood"):
+        driver.observe()
+
+
+def test_an_address_of_another_length_than_its_family_has_is_passed_over() -> None:
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        ((_, kind, _, sequence, _),) = fake_netlink.split(data)
+        link = bytes(4) + (7).to_bytes(4, "little") + bytes(8) + fake_netlink.attribute(3, b"eth0\0")
+        head = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 7)
+        found = [link] if kind == 18 else [head + fake_netlink.attribute(2, bytes(length)) for length in (2, 4, 16)]
+        return [*(fake_netlink.message(sequence, one) for one in found), fake_netlink.done(sequence)]
+
+    driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    assert [str(other.address) for other in driver.observe().others] == ["0.0.0.0"]
 
 
 def test_a_kernel_without_dummy_devices_is_explained() -> None:

@@ -222,6 +222,16 @@ def test_a_kernel_without_the_type_is_explained() -> None:
     )
 
 
+@pytest.mark.parametrize("revision", [b"", b"\0\x05"])
+def test_a_revision_that_is_not_one_byte_is_an_error_of_the_kernel(revision: bytes) -> None:
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        return [fake_netlink.message(fake_netlink.sequences(data)[0], bytes(4) + fake_netlink.attribute(4, revision))]
+
+    driver = ipset.IpsetDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
+    assert "the kernel's answer is not understood" in outcome.error
+
+
 @pytest.mark.parametrize(
     ("number", "set_type", "text"),
     [

@@ -75,6 +75,7 @@ def test_a_listing_without_its_heading_is_refused(content: str) -> None:
         "TCP  0A000001:0050 rr persistent",
         "  -> 0A010002:0050      Masq",
         "  -> 0A0100:0050      Masq 1 0 0",
+        "  -> 0A01             Masq 1 0 0",
         "  -> [fd01:0000:0000:0000:0000:0000:0001]:1F90 Masq 1 0 0",
         "  -> 0A010002:0050      Masq    x      0          0",
         "",

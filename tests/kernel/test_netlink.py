@@ -207,6 +207,29 @@ def test_a_question_without_an_answer_is_an_error(answer: Callable[[bytes], list
     assert opened[0].closed
 
 
+def _cut_off(data: bytes) -> list[Answer]:
+    return [message(sequences(data)[0], bytes(8))[:-4]]
+
+
+def _without_a_number(data: bytes) -> list[Answer]:
+    return [message(sequences(data)[0], bytes(4))]
+
+
+def _an_error_without_its_number(data: bytes) -> list[Answer]:
+    return [message(sequences(data)[0], kind=fake_netlink.ERROR)]
+
+
+def _with_half_a_number(data: bytes) -> list[Answer]:
+    return [message(sequences(data)[0], bytes(4) + fake_netlink.attribute(1, b"x"))]
+
+
+@pytest.mark.parametrize("answer", [_cut_off, _without_a_number, _an_error_without_its_number, _with_half_a_number])
+def test_an_answer_that_makes_no_sense_is_an_error_of_the_kernel(answer: Callable[[bytes], list[Answer]]) -> None:
+    tested, _ = channel(answer)
+    with pytest.raises(KernelError, match=r"look for IPVS: .*(understood|Bad message)"):
+        netlink.resolve_family(tested, "IPVS", "ip_vs")
+
+
 def test_an_unknown_family_is_explained_with_its_module() -> None:
     tested, _ = channel(lambda data: [error(sequences(data)[0], errno.ENOENT)])
     with pytest.raises(KernelError, match="this kernel has no IPVS: the module ip_vs is not there or cannot be loaded"):
