@@ -19,7 +19,8 @@ METRICS_PORT = 10249
 _OTHER_MODES = ("iptables", "nftables")
 _PRIMARY = "primary"
 _SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # IP_VS_SCHEDNAME_MAXLEN is 16 with the NUL
-_INTERFACE = re.compile(r"[^\s/:\"'\\+]{1,15}")  # IFNAMSIZ is 16 with the NUL; the rest cannot stand in a rule
+_INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # what else cannot stand in a rule, or in a name
+_INTERFACE_LIMIT = 15  # bytes; IFNAMSIZ is 16 with the NUL
 _VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}", re.ASCII)
 _EXTERNAL_IPS_GATE = "AllowServiceExternalIPs"
 _LOCKED_GATES = frozenset(("PreferSameTrafficDistribution", "MultiCIDRServiceAllocator"))
@@ -237,21 +238,26 @@ def _detect_local(answers: Answers) -> settings.DetectLocal:
     if len(networks) != len({network.family for network in networks}) and answers.known("clusterCIDR"):
         answers.refuse("clusterCIDR", f"{quoted(text)} must be one CIDR range, or one IPv4 and one IPv6 range")
     names = {}
-    for of_mode, key in (
-        (LocalMode.BRIDGE_INTERFACE, "detectLocal.bridgeInterface"),
-        (LocalMode.INTERFACE_NAME_PREFIX, "detectLocal.interfaceNamePrefix"),
+    for of_mode, key, longest in (
+        (LocalMode.BRIDGE_INTERFACE, "detectLocal.bridgeInterface", _INTERFACE_LIMIT),
+        # In a rule a plus sign comes behind it, which iptables counts.
+        (LocalMode.INTERFACE_NAME_PREFIX, "detectLocal.interfaceNamePrefix", _INTERFACE_LIMIT - 1),
     ):
         name = names[of_mode] = answers.text(key)
         if mode is of_mode and not name:
             answers.refuse(key, f"is required with {answers.source('detectLocalMode').name} {mode}")
-        elif mode is of_mode and not _INTERFACE.fullmatch(name):
-            answers.refuse(key, f"{quoted(name)} must be a name of 1 to 15 characters that an interface can have")
+        elif mode is of_mode and not _is_interface(name, longest):
+            answers.refuse(key, f"{quoted(name)} must be a name of 1 to {longest} characters that an interface can have")
     return settings.DetectLocal(
         mode=mode,
         cluster_networks=networks,
         bridge_interface=names[LocalMode.BRIDGE_INTERFACE],
         interface_name_prefix=names[LocalMode.INTERFACE_NAME_PREFIX],
     )
+
+
+def _is_interface(name: str, longest: int) -> bool:
+    return name.isprintable() and len(name.encode()) <= longest and bool(_INTERFACE.fullmatch(name))
 
 
 def _node_ports(answers: Answers) -> settings.NodePorts:

@@ -214,16 +214,30 @@ def test_value_outside_the_rules_is_refused_in_one_sentence(flag: str, problem: 
     assert problems_of_flags(flag) == [f"{flag.partition('=')[0]}: {problem}"]
 
 
-@pytest.mark.parametrize(
-    ("mode", "flag"),
-    [("BridgeInterface", "pod-bridge-interface"), ("InterfaceNamePrefix", "pod-interface-name-prefix")],
+INTERFACE_MODES = pytest.mark.parametrize(
+    ("mode", "flag", "longest"),
+    [("BridgeInterface", "pod-bridge-interface", 15), ("InterfaceNamePrefix", "pod-interface-name-prefix", 14)],
 )
-def test_interface_mode_needs_its_name(mode: str, flag: str) -> None:
+
+
+@INTERFACE_MODES
+def test_interface_mode_needs_its_name(mode: str, flag: str, longest: int) -> None:
     assert problems_of_flags(f"--detect-local-mode={mode}") == [f"--{flag}: is required with --detect-local-mode {mode}"]
-    assert problems_of_flags(f"--detect-local-mode={mode}", f"--{flag}=a b") == [
-        f"--{flag}: 'a b' must be a name of 1 to 15 characters that an interface can have"
+    for name in ("a" * longest, "cbr0", "ñ" * (longest // 2)):
+        assert from_flags(f"--detect-local-mode={mode}", f"--{flag}={name}").detect_local.mode == mode
+
+
+@INTERFACE_MODES
+@pytest.mark.parametrize("name", ["a b", "a\nb", "a\x00b", "a\x7fb", 'a"', "a'", "a\\", "a+", "a/b", "ñ" * 8, "a" * 16])
+def test_interface_name_that_cannot_stand_in_a_rule_is_refused(mode: str, flag: str, longest: int, name: str) -> None:
+    assert problems_of_flags(f"--detect-local-mode={mode}", f"--{flag}={name}") == [
+        f"--{flag}: {name!r} must be a name of 1 to {longest} characters that an interface can have"
     ]
-    assert from_flags(f"--detect-local-mode={mode}", f"--{flag}=cbr0").detect_local.mode == mode
+
+
+def test_interface_prefix_leaves_room_for_the_plus_sign_that_follows_it_in_a_rule() -> None:
+    (problem,) = problems_of_flags("--detect-local-mode=InterfaceNamePrefix", f"--pod-interface-name-prefix={'a' * 15}")
+    assert "1 to 14 characters" in problem
 
 
 def test_cluster_cidr_is_not_looked_at_in_another_mode() -> None:
