@@ -1,0 +1,86 @@
+"""The decoder: pages of lists, watch lines, and what translation makes of their objects."""
+
+import json
+from collections.abc import Iterable
+
+from ipvsproxy.daemon.store import Store
+from ipvsproxy.model.service import Endpoint, EndpointSlice, Event, Node, ObjectKind, Put, Rejected, Service, Skipped
+from ipvsproxy.translate import decode, parse, state
+from ipvsproxy.translate.view import Settings
+from tests import builders
+from tests.fuzz import documents
+from tests.fuzz.chooser import Chooser
+
+LONGEST_REASON = 600
+"""Characters: an object may not fill the log."""
+_KINDS = tuple(ObjectKind)
+_TYPES = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR")
+_SETTINGS = Settings()
+_VIEW = builders.node_view()
+
+
+def decoder(data: bytes) -> None:
+    """A page of a list or a watch line, as it comes or made of objects. Only ``UndecodableError`` may come out."""
+    chooser = Chooser(data)
+    kind, is_page, is_made = chooser.one(_KINDS), chooser.chance(2), chooser.chance(2)
+    if not is_made:
+        body = chooser.rest()
+    elif is_page:
+        items = [documents.document(chooser, kind) for _ in range(chooser.integer(0, 3))]
+        body = json.dumps({"metadata": {"resourceVersion": "1"}, "items": items}).encode()
+    else:
+        body = json.dumps({"type": chooser.text(_TYPES), "object": documents.document(chooser, kind)}).encode()
+    try:
+        if is_page:
+            events: Iterable[Event] = decode.decode_list(kind, body).events
+        else:
+            event = decode.decode_watch_line(kind, body).event
+            events = [event] if isinstance(event, Event) else []
+    except decode.UndecodableError as error:
+        _check_reason(str(error))
+        return
+    check(list(events))
+
+
+def check(events: list[Event]) -> None:
+    """That nothing in objects is beyond its bounds, and that store and translation can work with them."""
+    store = Store(0)
+    store.deliver(events, 0)
+    for event in events:
+        match event:
+            case Put(object=item):
+                _check_skipped(item.skipped)
+                _check_object(item)
+            case Rejected(reason=reason):
+                _check_reason(reason)
+            case _:
+                pass
+    for name, service in store.services.items():
+        translated = state.translate(service, store.slices_of(name), _VIEW, _SETTINGS)
+        _check_skipped(translated.skipped)
+
+
+def _check_object(item: Service | EndpointSlice | Node) -> None:
+    match item:
+        case Service():
+            assert all(0 < port.port <= parse.HIGHEST_PORT and 0 <= port.node_port <= parse.HIGHEST_PORT for port in item.ports)
+            assert 0 <= item.affinity_timeout_s <= parse.LONGEST_AFFINITY_TIMEOUT_S
+            assert 0 <= item.health_check_node_port <= parse.HIGHEST_PORT
+            assert item.created_s >= 0
+        case EndpointSlice():
+            assert all(0 < port.port <= parse.HIGHEST_PORT for port in item.ports)
+            assert all(isinstance(one, Endpoint) and one.address.family is item.family for one in item.endpoints)
+            assert len(item.endpoints) <= parse.MOST_ENDPOINTS
+        case Node():
+            assert all(0 <= one.prefix_length <= one.family.bits for one in item.pod_networks)
+
+
+def _check_skipped(skipped: tuple[Skipped, ...]) -> None:
+    assert len(skipped) <= parse.MOST_SKIPPED + 2
+    for one in skipped:
+        _check_reason(str(one))
+
+
+def _check_reason(text: str) -> None:
+    assert len(text) <= LONGEST_REASON
+    text.encode()  # what cannot be encoded cannot be logged

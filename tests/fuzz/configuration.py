@@ -1,0 +1,33 @@
+"""The config loader: any flags, any file. Only a ``ConfigError`` may come out; what is accepted can be written and read again."""
+
+from ipvsproxy.config import load, write
+from ipvsproxy.config.given import ConfigError
+
+LONGEST_LINE = 600
+_FILE = "/f"
+
+
+def config(data: bytes) -> None:
+    """Flags, one a line, up to an empty line; then the file, if there is one."""
+    head, blank, content = data.partition(b"\n\n")
+    arguments = [line.decode(errors="surrogateescape") for line in head.split(b"\n") if line]
+    if blank:
+        arguments.append(f"--config={_FILE}")
+    try:
+        loaded = load.load(arguments, hostname="node-a", read_file=lambda _: content)
+    except ConfigError as error:
+        for problem in error.problems:
+            _check_text(str(problem))
+        return
+    for notice in loaded.notices:
+        _check_text(str(notice))
+    if loaded.config_file == _FILE:
+        text = write.render(loaded)
+        again = load.load([f"--config={_FILE}"], hostname="node-a", read_file=lambda _: text.encode())
+        assert write.render(again) == text
+
+
+def _check_text(text: str) -> None:
+    """That it is one line for a terminal."""
+    assert text.isprintable(), ascii(text)
+    assert len(text) <= LONGEST_LINE, "a line that is too long"

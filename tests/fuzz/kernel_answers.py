@@ -1,0 +1,208 @@
+"""What the kernel, or a program beside it, answers: netlink messages, ``/proc/net/ip_vs``, the text of ``iptables-save``."""
+
+import pathlib
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+
+from ipvsproxy.kernel import addresses, conntrack, ipset, iptables, ipvs, ipvs_listing, ipvs_traffic, message, netlink, notify
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import DEVICE, IP_SETS, Flow, FlowCleaning
+from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.translate import skeleton
+from ipvsproxy.translate.view import Settings
+from tests import builders
+from tests.fuzz import restore_text
+from tests.fuzz.chooser import Chooser
+from tests.kernel import fake_netlink
+
+LONGEST_REASON = 600
+"""Characters: it ends in a log line."""
+_IPVS_NUMBER = 33
+_HEADING = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port\n"
+_HEADER_SIZES = (0, 4, 8, 16)
+_VIRTUAL_SERVER = builders.frontend("10.96.0.10", 80)
+
+
+def netlink_answers(data: bytes) -> None:
+    """Any answer to any request of the drivers. Only a ``KernelError`` may come out, and no address that is none."""
+    chooser = Chooser(data)
+    _READERS[chooser.integer(0, len(_READERS) - 1)](chooser)
+
+
+def ip_vs(data: bytes) -> None:
+    """Any content of ``/proc/net/ip_vs`` behind its heading, or with another one."""
+    text = data.decode("ascii", errors="replace")
+    try:
+        listing = ipvs_listing.parse((text if text.startswith("IP") else _HEADING + text).splitlines(keepends=True))
+    except ValueError as error:
+        _check_reason(error)
+        return
+    for key, server in listing.virtual_servers.items():
+        _check(key.address)
+        for real_server in (*server.weights, *server.connections):
+            _check(real_server.address)
+
+
+def iptables_save(data: bytes) -> None:
+    """Any output of ``iptables-save``; whatever is read in it, what is written on account of it is ours."""
+    try:
+        listing = iptables.parse_save(data.decode(errors="replace"), skeleton.CHAINS, skeleton.JUMPS)
+    except ValueError as error:
+        _check_reason(error)
+        return
+    built = skeleton.build_skeleton(Family.IPV4, Settings(), builders.node_view(), (), ())
+    restore_text.check(iptables.render_restore(built, listing))
+    restore_text.check(iptables.render_removal(built, listing))
+
+
+def _check(address: Address) -> None:
+    assert len(address) in (4, 16), address.hex()
+    str(address)
+
+
+def _check_reason(error: Exception) -> None:
+    assert 0 < len(str(error)) <= LONGEST_REASON
+
+
+def _payload(chooser: Chooser, depth: int = 0) -> bytes:
+    made = b""
+    for _ in range(chooser.integer(0, 12)):
+        kind = chooser.integer(0, 24) | (0x8000 if depth < 3 and chooser.chance(3) else 0)
+        content = _payload(chooser, depth + 1) if kind & 0x8000 else chooser.take(chooser.one((4, 2, 1, 16, 8, 0, 3, 20)))
+        made += fake_netlink.attribute(kind, content)
+        if chooser.chance(24):
+            made += chooser.take(chooser.integer(0, 5))
+    return made
+
+
+def _answers(chooser: Chooser) -> Callable[[bytes], Iterator[bytes]]:
+    """What a socket answers to whatever it is sent: raw bytes, or a dump of messages."""
+
+    def answer(sent: bytes) -> Iterator[bytes]:
+        sequence = fake_netlink.sequences(sent)[-1]
+        if chooser.chance(4):
+            raw = bytearray(chooser.take(chooser.integer(0, 200)))
+            if len(raw) >= message.HEADER_SIZE and not chooser.chance(4):
+                struct.pack_into("=I", raw, message.SEQUENCE_OFFSET, sequence)
+            yield bytes(raw)
+        for _ in range(chooser.integer(0, 4)):
+            header = chooser.take(chooser.one(_HEADER_SIZES)) if chooser.chance(8) else None
+            head = header if header is not None else bytes(chooser.one(_HEADER_SIZES))
+            yield fake_netlink.message(sequence, head + _payload(chooser))
+        yield fake_netlink.done(sequence) if not chooser.chance(8) else fake_netlink.error(sequence, chooser.integer(0, 140))
+
+    return answer
+
+
+def _connect(chooser: Chooser) -> Callable[[int], netlink.Socket]:
+    return lambda _protocol: fake_netlink.FakeSocket(_answers(chooser))
+
+
+def _number() -> bytes:
+    return fake_netlink.attribute(1, struct.pack("=H", _IPVS_NUMBER))
+
+
+def _read_ipvs(chooser: Chooser) -> None:
+    answer = _answers(chooser)
+    first = [True]
+
+    def reply(sent: bytes) -> Iterator[bytes]:
+        if first.pop() if first else False:
+            yield fake_netlink.message(fake_netlink.sequences(sent)[-1], bytes(4) + _number())
+        else:
+            yield from answer(sent)
+
+    with tempfile.NamedTemporaryFile("w") as table:
+        table.write(_HEADING)
+        table.flush()
+        driver = ipvs.IpvsDriver(lambda _protocol: fake_netlink.FakeSocket(reply), pathlib.Path(table.name))
+        for key in driver.observe():
+            _check(key.address)
+
+
+def _read_ipvs_number(chooser: Chooser) -> None:
+    ipvs.IpvsDriver(_connect(chooser))
+
+
+def _read_traffic(chooser: Chooser) -> None:
+    parts = [(data, 0, len(data)) for data in (_payload(chooser) for _ in range(3))]
+    for service in ipvs_traffic.read_services(parts):
+        _check(service.address)
+    for endpoint in ipvs_traffic.read_endpoints(parts, Family.IPV4):
+        _check(endpoint.address)
+
+
+def _read_sets(chooser: Chooser) -> None:
+    name = chooser.one(tuple(IP_SETS))
+    for observed in ipset.IpsetDriver(_connect(chooser)).observe([name]).values():
+        for entry in observed.entries:
+            str(entry)
+            for address in (entry.address, entry.other):
+                if address is not None:
+                    _check(address)
+
+
+def _create_set(chooser: Chooser) -> None:
+    outcomes = ipset.IpsetDriver(_connect(chooser)).apply([Operation(Verb.ADD, IP_SETS["KUBE-CLUSTER-IP"])])
+    assert len(outcomes) == 1
+
+
+def _read_addresses(chooser: Chooser) -> None:
+    observed = addresses.AddressDriver(_connect(chooser)).observe()
+    for address in (*observed.addresses, *(other.address for other in observed.others)):
+        _check(address)
+
+
+def _clean_flows(chooser: Chooser) -> None:
+    flow = Flow(Family.IPV4, Protocol.UDP, _VIRTUAL_SERVER.address, 53)
+    (outcome,) = conntrack.ConntrackDriver(_connect(chooser)).apply([Operation(Verb.REMOVE, FlowCleaning(flow, frozenset()))])
+    assert outcome.removed >= 0
+
+
+def _read_changes(chooser: Chooser) -> None:
+    listener = notify.ChangeListener.__new__(notify.ChangeListener)  # without its socket
+    listener._own_ports, listener._device, listener._names = (), DEVICE, {}
+    for change in listener._decode(chooser.rest()):
+        if isinstance(change, notify.AddressAppeared | notify.AddressVanished):
+            _check(change.address.address)
+
+
+def _walk(chooser: Chooser) -> None:
+    data = chooser.rest()
+    for _, start, end in message.walk(data, 0, len(data)):
+        assert 0 <= start <= end <= len(data)
+    layout = message.Layout([message.Field((1, 1), "4s"), message.Field((2,), "H"), message.Field((3,), "s")])
+    half = len(data) // 2
+    for start, end in ((0, half), (half, len(data)), (0, half)):
+        layout.read(data, start, end)
+
+
+def _tolerating(read: Callable[[Chooser], None]) -> Callable[[Chooser], None]:
+    def reader(chooser: Chooser) -> None:
+        pauses, netlink.DUMP_PAUSES_S = netlink.DUMP_PAUSES_S, (0.0,)
+        try:
+            read(chooser)
+        except KernelError as error:
+            _check_reason(error)
+        finally:
+            netlink.DUMP_PAUSES_S = pauses
+
+    return reader
+
+
+_READERS = tuple(
+    _tolerating(read)
+    for read in (
+        _walk,
+        _read_ipvs,
+        _read_ipvs_number,
+        _read_traffic,
+        _read_sets,
+        _create_set,
+        _read_addresses,
+        _clean_flows,
+        _read_changes,
+    )
+)

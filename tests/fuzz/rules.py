@@ -1,0 +1,96 @@
+"""From configuration and API objects to what goes to the kernel: rules, set entries, virtual servers.
+
+Whatever the objects are: each line for ``iptables-restore`` has a shape that is ours, each set entry is the same after it was
+encoded and read back, and each virtual and real server can be encoded.
+"""
+
+import itertools
+import json
+
+from ipvsproxy.config import load
+from ipvsproxy.config.given import ConfigError
+from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon import wiring
+from ipvsproxy.kernel import ipset_message, iptables, ipvs_message
+from ipvsproxy.model.kernel import InterfaceAddress, RealServer, SetEntry
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.service import EndpointSlice, Node, ObjectKind, Put, Service
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.translate import decode, skeleton, state, view
+from tests import builders
+from tests.fuzz import documents, restore_text
+from tests.fuzz.chooser import Chooser
+
+_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
+_ENCODER = ipvs_message.Encoder(33)
+_SEQUENCE = bytes(4)
+_CARRIED = builders.addresses("192.168.0.10", "fe80::1", "fd00::10", "127.0.0.1")
+_ALL_THERE = iptables.Listing(
+    chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=dict.fromkeys(skeleton.JUMPS, 2), strangers={skeleton.CHAINS[0]: "-A X"}
+)
+_NOTHING_THERE = iptables.Listing(chains={}, jumps={}, strangers={})
+
+
+def rules(data: bytes) -> None:
+    """Everything on its way from text to kernel."""
+    chooser = Chooser(data)
+    config = _config(chooser)
+    if config is None:
+        return
+    settings = wiring.translation_settings(config, {family: chooser.chance(2) for family in Family}, config.ipvs.scheduler)
+    node = _read(chooser, ObjectKind.NODE)
+    carried = [InterfaceAddress(chooser.text(("eth0",)), address, address.family.bits) for address in _CARRIED]
+    seen = view.view_node(settings, "node-a", node if isinstance(node, Node) else None, carried)
+    services = [item for _ in range(chooser.integer(1, 3)) if isinstance(item := _read(chooser, ObjectKind.SERVICE), Service)]
+    slices = [item for _ in range(3) if isinstance(item := _read(chooser, ObjectKind.ENDPOINT_SLICE), EndpointSlice)]
+    reconciler = Reconciler(Policy(node_name="node-a"))
+    for service in services:
+        translated = state.translate(service, [one for one in slices if one.service == service.name], seen, settings)
+        reconciler.put(service.name, translated)
+        _check_encoding(translated)
+    claims = reconciler.claims
+    for family, found in ((Family.IPV4, _ALL_THERE), (Family.IPV6, _NOTHING_THERE)):
+        built = skeleton.build_skeleton(family, settings, seen, claims.occupied(family), claims.refused())
+        restore_text.check(iptables.render_restore(built, found))
+        restore_text.check(iptables.render_removal(built, found))
+
+
+def _config(chooser: Chooser) -> Config | None:
+    arguments = [
+        "--proxy-mode=ipvs",
+        f"--detect-local-mode={chooser.one(_MODES)}",
+        f"--pod-bridge-interface={chooser.text(('cni0', 'docker0'))}",
+        f"--pod-interface-name-prefix={chooser.text(('veth', 'cali'))}",
+        f"--cluster-cidr={chooser.text(('10.244.0.0/16', 'fd00::/64', '10.0.0.0/8,fd00::/8'))}",
+        f"--nodeport-addresses={chooser.text(('', 'primary', '192.168.0.0/16', '0.0.0.0/0,::/0'))}",
+        f"--iptables-masquerade-bit={chooser.integer(0, 40)}",
+        f"--masquerade-all={chooser.one(('false', 'true'))}",
+        f"--ipvs-scheduler={chooser.text(('', 'rr', 'mh', 'sh'))}",
+    ]
+    try:
+        return load.load(arguments, hostname="node-a", read_file=lambda _: b"")
+    except ConfigError:
+        return None
+
+
+def _read(chooser: Chooser, kind: ObjectKind) -> object:
+    line = json.dumps({"type": "ADDED", "object": documents.document(chooser, kind)}).encode()
+    event = decode.decode_watch_line(kind, line).event
+    return event.object if isinstance(event, Put) else None
+
+
+def _check_encoding(wanted: ServiceState) -> None:
+    for entry in wanted.entries:
+        codec = ipset_message.codec(entry.set)
+        data = codec.encode(entry)
+        assert _decoded(codec, data) == entry
+    for server in wanted.virtual_servers.values():
+        operations = [Operation(Verb.ADD, server), Operation(Verb.REMOVE, server)]
+        operations += [Operation(Verb.ADD, RealServer(server.key, key)) for key in server.real_servers]
+        assert len(_ENCODER.encode(operations, itertools.repeat(_SEQUENCE))) == len(operations)
+
+
+def _decoded(codec: ipset_message.EntryCodec, data: bytes) -> SetEntry | None:
+    return codec.decode(data, 4, len(data))  # behind the header of the attribute that holds it

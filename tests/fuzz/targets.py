@@ -1,0 +1,14 @@
+"""What is fuzzed, by name. Each target is a function of bytes that raises where something is wrong."""
+
+from collections.abc import Callable, Mapping
+
+from tests.fuzz import api, configuration, kernel_answers, rules
+
+TARGETS: Mapping[str, Callable[[bytes], None]] = {
+    "decoder": api.decoder,
+    "config": configuration.config,
+    "netlink": kernel_answers.netlink_answers,
+    "ip_vs": kernel_answers.ip_vs,
+    "iptables_save": kernel_answers.iptables_save,
+    "rules": rules.rules,
+}

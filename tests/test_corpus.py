@@ -1,0 +1,27 @@
+"""Each input that was kept, by hand or because it once made a target fail, is read without complaint. See ``scripts/fuzz``."""
+
+import pathlib
+
+import pytest
+
+from tests.fuzz import targets, words
+
+CORPUS = pathlib.Path(__file__).parent / "corpus"
+INPUTS = sorted(path for path in CORPUS.glob("*/*") if path.is_file())
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("path", INPUTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_input_is_read(path: pathlib.Path) -> None:
+    targets.TARGETS[path.parent.name](path.read_bytes())
+
+
+def test_each_target_has_inputs_and_is_known_to_the_script() -> None:
+    assert {path.parent.name for path in INPUTS} == targets.TARGETS.keys()
+    script = (CORPUS.parents[1] / "scripts/fuzz").read_text()
+    named = script.partition("Targets: ")[2].partition(";")[0].replace("#", "").replace("\n", "")
+    assert {word.strip() for word in named.split(",")} == targets.TARGETS.keys()
+
+
+def test_words_can_stand_in_a_dictionary_of_libfuzzer() -> None:
+    assert all(word.isascii() and word.isprintable() and '"' not in word.replace('\\"', "") for word in words.ALL)
