@@ -203,6 +203,7 @@ def rules(program: str) -> set[str]:
     return {line.removesuffix(" [0:0]") for line in shown(f"{program}-save") if line.startswith("-A") or " - [" in line}
 
 
+@pytest.mark.checklist(96)
 @pytest.mark.kernel
 @pytest.mark.usefixtures("node")
 def test_nothing_is_left_of_what_kube_proxy_left_behind_and_all_else_is() -> None:
