@@ -42,7 +42,7 @@ LAST_ANSWERS_S = 0.5
 """For how long a process that was asked to stop still says so to those who ask after its health."""
 SCHEDULER_MISSING = "SchedulerMissing"
 FIRST_LISTS_S = 20.0
-"""How long the first lists may take before the process gives up, to be started again by whoever supervises it."""
+"""How long nothing may come of the first lists before the process gives up, to be started again by whoever supervises it."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -259,11 +259,22 @@ def _tell(engine: Engine, changes: Iterable[notify.Change]) -> None:
 
 
 async def _await_first_lists(store: Store, source: Source) -> None:
-    """Give up when there is nothing to serve: a supervisor's restart is more visible than a process that waits for ever."""
-    await asyncio.sleep(FIRST_LISTS_S)
-    if not store.is_complete:
-        missing = ", ".join(f"{kind}s" for kind in store.missing)
-        raise CannotStartError(f"no complete list of {missing} within {FIRST_LISTS_S:.0f} s from {source.describe()}")
+    """Give up when there is nothing to serve: a supervisor's restart is more visible than a process that waits for ever.
+
+    A list that is long, or slow, is waited for as long as its pages come: begun anew, it would only take longer.
+    """
+    loop = asyncio.get_running_loop()
+    heard_s = loop.time()
+    while True:
+        await asyncio.sleep(heard_s + FIRST_LISTS_S - loop.time())
+        if store.is_complete:
+            return
+        statuses = source.statuses
+        last_s = max((statuses[kind].contact_s or 0 for kind in store.missing if kind in statuses), default=0)
+        if last_s <= heard_s:
+            missing = ", ".join(f"{kind}s" for kind in store.missing)
+            raise CannotStartError(f"no complete list of {missing} within {FIRST_LISTS_S:.0f} s from {source.describe()}")
+        heard_s = last_s
 
 
 async def _until_stopped(

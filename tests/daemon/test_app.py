@@ -11,15 +11,17 @@ import os
 import pathlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Self
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Self, cast
 
 import pytest
 import structlog
 
 from ipvsproxy.config.settings import Config, Servers
 from ipvsproxy.daemon import app, directory, log, requirements, status, web
+from ipvsproxy.daemon.reflector import WatchStatus
 from ipvsproxy.daemon.source import CannotStartError
+from ipvsproxy.daemon.store import Store
 from ipvsproxy.kernel import host, iptables_variant, notify, scheduler
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import COMMANDS, Program
@@ -28,7 +30,8 @@ from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
-from tests import api_server, builders, memory_node
+from ipvsproxy.model.service import ObjectKind
+from tests import api_server, builders, memory_node, virtual_time
 from tests.config import loading
 from tests.fake_kernel import FakeKernel
 
@@ -215,6 +218,44 @@ def test_lists_that_came_in_time_are_not_asked_about_again(
     monkeypatch.setattr(app, "_await_first_lists", wait_and_stop)
     assert run(configured(f"--manifests={tmp_path}")) == 0
     assert builders.frontend("10.96.0.10", 80) in kernel.virtual_servers
+
+
+class Lists:
+    """A source whose first lists come page by page: by kind, the times at which something of it came."""
+
+    def __init__(self, **pages_s: Sequence[float]) -> None:
+        self._pages_s = {ObjectKind[name]: times_s for name, times_s in pages_s.items()}
+
+    def describe(self) -> str:
+        return "somewhere"
+
+    @property
+    def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
+        now_s = virtual_time.loop().time() - virtual_time.BEGIN_S
+        came_s = {kind: max((one for one in times_s if one <= now_s), default=None) for kind, times_s in self._pages_s.items()}
+        return {
+            kind: WatchStatus(contact_s=None if last_s is None else virtual_time.BEGIN_S + last_s)
+            for kind, last_s in came_s.items()
+        }
+
+
+async def give_up_after_s(source: Lists) -> float:
+    """When the program gives up while only Services are missing."""
+    store = Store(started_s=0)
+    store.deliver([memory_node.listed(kind, ()) for kind in (ObjectKind.ENDPOINT_SLICE, ObjectKind.NODE)], 0)
+    with pytest.raises(CannotStartError, match="no complete list of Services within 20 s from somewhere"):
+        await app._await_first_lists(store, cast(Any, source))
+    return virtual_time.loop().time() - virtual_time.BEGIN_S
+
+
+@virtual_time.in_virtual_time
+async def test_a_long_list_is_waited_for_as_long_as_its_pages_come() -> None:
+    assert await give_up_after_s(Lists(SERVICE=(5, 19, 33, 50))) == 70
+
+
+@virtual_time.in_virtual_time
+async def test_watches_that_are_fine_do_not_keep_the_program_waiting_for_a_list_that_does_not_come() -> None:
+    assert await give_up_after_s(Lists(SERVICE=(), NODE=range(1000))) == 20
 
 
 def test_an_unexpected_exception_ends_the_process(kernel: Kernel, tmp_path: pathlib.Path) -> None:
