@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import pathlib
 import struct
 from typing import Self
 
@@ -25,13 +26,15 @@ class DirectoryChanges:
     """Watches one directory, not those below it, from ``with`` on.
 
     While the directory is absent, or the kernel has no inotify instance left (fs.inotify.max_user_instances), ``wait`` returns
-    every ``poll_s`` seconds.
+    every ``poll_s`` seconds. As often it looks whether a link on the path leads to another directory now, which inotify does not
+    tell.
     """
 
     def __init__(self, path: str, poll_s: float) -> None:
         self._path = path
         self._poll_s = poll_s
         self._descriptor = -1
+        self._watched = (0, 0)
 
     def __enter__(self) -> Self:
         self._open()
@@ -55,14 +58,18 @@ class DirectoryChanges:
         readable = asyncio.Event()
         loop.add_reader(self._descriptor, readable.set)
         try:
-            await readable.wait()
+            while not readable.is_set() and self._identity() == self._watched:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._poll_s):
+                        await readable.wait()
         finally:
             loop.remove_reader(self._descriptor)
-        if self._drain() & END:  # This directory is no longer the one at the path.
+        if self._drain() & END or self._identity() != self._watched:  # This directory is no longer the one at the path.
             self._close()
             self._open()
 
     def _open(self) -> None:
+        self._watched = self._identity()
         descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if descriptor < 0:
             return
@@ -70,6 +77,14 @@ class DirectoryChanges:
             os.close(descriptor)
             return
         self._descriptor = descriptor
+
+    def _identity(self) -> tuple[int, int]:
+        """What tells the directory at the path from any other; zeros where there is none."""
+        try:
+            found = pathlib.Path(self._path).stat()
+        except OSError:
+            return 0, 0
+        return found.st_dev, found.st_ino
 
     def _close(self) -> None:
         if self.is_notified:

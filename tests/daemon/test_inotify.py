@@ -85,6 +85,23 @@ async def test_a_directory_that_is_replaced_is_watched_anew(tmp_path: pathlib.Pa
             await changes.wait()
 
 
+async def test_a_link_that_leads_elsewhere_is_followed(tmp_path: pathlib.Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "current").symlink_to("one")
+    with inotify.DirectoryChanges(str(tmp_path / "current"), QUICK_S) as changes:
+        waiter = asyncio.create_task(changes.wait())
+        await asyncio.sleep(0)
+        (tmp_path / "next").symlink_to("two")
+        (tmp_path / "next").replace(tmp_path / "current")
+        async with asyncio.timeout(DEADLINE_S):
+            await waiter
+        assert changes.is_notified
+        write(tmp_path / "two")
+        async with asyncio.timeout(DEADLINE_S):
+            await changes.wait()
+
+
 async def test_without_inotify_the_waiter_wakes_to_look(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Exhausted:
         def inotify_init1(self, flags: int) -> int:
