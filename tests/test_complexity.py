@@ -19,6 +19,7 @@ from ipvsproxy.model.service import Gone, ObjectKind, Put, Service
 from ipvsproxy.translate import decode, state
 from tests import builders, memory_node
 from tests.fake_kernel import FakeKernel
+from tests.kernel.fake_netlink import FakeSocket
 from tests.memory_node import MemoryNode
 from tests.virtual_time import in_virtual_time
 
@@ -26,6 +27,10 @@ FEW, MANY = 3, 1500
 IPVS_FAMILY = 30
 NEW_DESTINATION = 116
 """Bytes of a message that adds an IPv4 real server (netlink, generic netlink and IPVS attributes)."""
+
+
+def _connect(_protocol: int) -> FakeSocket:
+    return FakeSocket(lambda _data: ())
 
 
 class Wire(FakeKernel):
@@ -38,7 +43,11 @@ class Wire(FakeKernel):
         monkeypatch.setattr(netlink, "resolve_family", lambda *_: IPVS_FAMILY)
         monkeypatch.setattr(netlink.Channel, "run", self._run)
         self.sysctls = {setting.path: "0" for setting in memory_node.SYSCTLS}
-        self._drivers: dict[type, node.Driver] = {VirtualServer: IpvsDriver(), RealServer: IpvsDriver(), SetEntry: IpsetDriver()}
+        self._drivers: dict[type, node.Driver] = {
+            VirtualServer: IpvsDriver(_connect),
+            RealServer: IpvsDriver(_connect),
+            SetEntry: IpsetDriver(_connect),
+        }
 
     def _run(self, messages: Sequence[bytes]) -> dict[int, int]:
         self.counted.update(sends=1, messages=len(messages), bytes=sum(map(len, messages)))
