@@ -7,7 +7,7 @@ both in Python, and costs 5 µs to make), and an IPv4 address (4 bytes) never eq
 import enum
 import functools
 import socket
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 
 class Family(enum.IntEnum):
@@ -96,10 +96,6 @@ class Network(NamedTuple):
             return False
         shift = len(address) * 8 - self.prefix_length
         return int.from_bytes(address, "big") >> shift == int.from_bytes(self.address, "big") >> shift
-
-    def overlaps(self, other: Self) -> bool:
-        """Whether the two ranges share an address; false for ranges of two families."""
-        return self.contains(other.address) or other.contains(self.address)
 
     def __str__(self) -> str:
         return f"{self.address}/{self.prefix_length}"

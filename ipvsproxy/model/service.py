@@ -17,17 +17,6 @@ class ServiceName(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-class ServicePortName(NamedTuple):
-    """One port of a Service, as log lines name it: ``ns/name:port``."""
-
-    service: ServiceName
-    port: str
-    protocol: Protocol
-
-    def __str__(self) -> str:
-        return f"{self.service}:{self.port}" if self.port else str(self.service)
-
-
 class Skipped(NamedTuple):
     """Why a part of an object is not used. An empty ``field`` means the object as a whole.
 

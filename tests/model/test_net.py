@@ -117,18 +117,15 @@ def test_a_range_holds_what_python_says_it_holds(
     other: ipaddress.IPv4Address | ipaddress.IPv6Address,
     data: st.DataObject,
 ) -> None:
-    length, other_length = (data.draw(st.integers(0, address.max_prefixlen)) for address in (inside, other))
-    one, two = ipaddress.ip_network((inside, length), strict=False), ipaddress.ip_network((other, other_length), strict=False)
-    ours, theirs = parse_network(str(one)), parse_network(str(two))
+    one = ipaddress.ip_network((inside, data.draw(st.integers(0, inside.max_prefixlen))), strict=False)
+    ours = parse_network(str(one))
     assert ours.contains(parse_address(str(inside)))
     assert ours.contains(parse_address(str(other))) == (other in one)
-    assert ours.overlaps(theirs) == theirs.overlaps(ours) == (one.version == two.version and one.overlaps(two))
 
 
 def test_addresses_of_two_families_are_never_equal_nor_within_each_others_ranges() -> None:
     assert parse_address("0.0.0.0") != parse_address("::")
     assert not parse_network("0.0.0.0/0").contains(parse_address("::1"))
-    assert not parse_network("::/0").overlaps(parse_network("0.0.0.0/0"))
 
 
 def test_addresses_print_as_operators_write_them() -> None:

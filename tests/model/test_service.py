@@ -1,9 +1,8 @@
-"""How Services, ports and reasons are named in log lines."""
+"""How Services and reasons are named in log lines."""
 
 import pytest
 
-from ipvsproxy.model.net import Protocol
-from ipvsproxy.model.service import EndpointSliceName, ObjectKey, ServiceName, ServicePortName, Skipped
+from ipvsproxy.model.service import EndpointSliceName, ObjectKey, ServiceName, Skipped
 
 NAME = ServiceName("shop", "web")
 
@@ -13,8 +12,6 @@ NAME = ServiceName("shop", "web")
     [
         (NAME, "shop/web"),
         (EndpointSliceName("shop", "web-1"), "shop/web-1"),
-        (ServicePortName(NAME, "http", Protocol.TCP), "shop/web:http"),
-        (ServicePortName(NAME, "", Protocol.TCP), "shop/web"),
         (ObjectKey("shop", "web"), "shop/web"),
         (ObjectKey("", "node-a"), "node-a"),
         (Skipped("spec.ports[0].port", "0 is outside 1..65535"), "spec.ports[0].port: 0 is outside 1..65535"),
