@@ -82,8 +82,8 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
     if config.without_effect:
         log.info("accepted without effect", settings=list(config.without_effect))
     metrics = Metrics()
+    source = await sources.make(config, metrics)
     with requirements.only_instance():
-        source = await sources.make(config, metrics)
         async with requirements.running_kernel(metrics.applied) as kernel:
             await _serve_on(kernel, config, source=source, metrics=metrics, read_again=read_again, signals=signals)
     log.info("stopped; the kernel stays as it is")
