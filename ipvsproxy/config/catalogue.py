@@ -84,6 +84,15 @@ OWN = (
         minimum=0,
     ),
     Option(
+        "ipvs-allow-service-addresses",
+        "ipvsproxy.allowServiceAddresses",
+        Kind.LIST,
+        "",
+        "Serve Service addresses in these ranges even if they are the API server's, this node's, or in a range of pods.",
+        "CIDR,...",
+        status=Status.OWN,
+    ),
+    Option(
         "mass-deletion-guard",
         "ipvsproxy.massDeletionGuardPercent",
         Kind.INTEGER,

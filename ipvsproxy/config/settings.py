@@ -52,7 +52,8 @@ class Ipvs:
     """Programming of IPVS. ``sync_period_s`` is above 0; a timeout of 0 leaves the kernel's as it is.
 
     ``excluded_networks`` hold addresses whose virtual servers are never removed. ``drain_deadline_s`` bounds the time that
-    the connections of a removed real server have; 0 does not.
+    the connections of a removed real server have; 0 does not. ``allowed_service_addresses`` are served though they are the
+    API server's, the node's or in a range of pods.
     """
 
     scheduler: str = "rr"
@@ -64,6 +65,7 @@ class Ipvs:
     tcp_fin_timeout_s: float = 0
     udp_timeout_s: float = 0
     drain_deadline_s: float = 0
+    allowed_service_addresses: tuple[Network, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -217,6 +217,9 @@ def _ipvs(answers: Answers) -> settings.Ipvs:
         tcp_fin_timeout_s=answers.seconds("ipvs.tcpFinTimeout"),
         udp_timeout_s=answers.seconds("ipvs.udpTimeout"),
         drain_deadline_s=answers.seconds("ipvsproxy.drainDeadline"),
+        allowed_service_addresses=_networks(
+            answers, "ipvsproxy.allowServiceAddresses", answers.items("ipvsproxy.allowServiceAddresses")
+        ),
     )
 
 

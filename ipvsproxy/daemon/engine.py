@@ -18,18 +18,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import structlog
 
 from ipvsproxy.daemon import garbage, journal
+from ipvsproxy.daemon.refusals import Refusals
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.summary import SyncSummary, Watcher
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import InterfaceAddress, SetKind, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import InterfaceAddress, RealServerKey, SetKind, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Plan, Report
 from ipvsproxy.model.service import Node, ObjectKind, ServiceName
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.translate import skeleton, state, view
+from ipvsproxy.translate import refusal, skeleton, state, view
 
 FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
 """Programmed before all others: with these a new node is usable while the rest is under way."""
@@ -91,11 +92,12 @@ class Engine:
         self._addresses: tuple[InterfaceAddress, ...] = ()
         self._addresses_changed = False
         self._view: view.NodeView | None = None
-        self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...]] = (None, ())
+        self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey]] = (None, (), frozenset())
         self._resync_due_s = 0.0
         self._look_due_s = 0.0
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
         self._has_drifted = False
+        self._refusals = Refusals()
         self._journal = journal.Journal()
         self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
 
@@ -198,6 +200,7 @@ class Engine:
             await self._translate_all(names)
             if len(names) == SERVICES_AT_ONCE:
                 done_before = await self._program(done_before, only_additions=True)
+        changes = dataclasses.replace(changes, complaints=(*changes.complaints, *self._refusals.take()))
         self._journal.complain(changes.complaints)
         self._journal.tell_doubts(self._store.doubts)
         conflicts = self._journal.tell_conflicts(self.reconciler.claims.conflicts())
@@ -324,16 +327,26 @@ class Engine:
     def _update_view(self) -> view.NodeView:
         """Build the view of this node anew; where it differs from the last one, every Service may be concerned."""
         node = self._store.node(self._settings.node_name)
-        if self._view is not None and self._view_inputs == (node, self._addresses):
+        api_servers = self._api_servers()
+        if self._view is not None and self._view_inputs == (node, self._addresses, api_servers):
             return self._view
-        self._view_inputs = (node, self._addresses)
-        seen = view.view_node(self._translation, self._settings.node_name, node, self._addresses)
+        self._view_inputs = (node, self._addresses, api_servers)
+        seen = view.view_node(self._translation, self._settings.node_name, node, self._addresses, api_servers)
         if seen != self._view:
             if self._view is not None:
                 log.info("node changed", zone=seen.zone, addresses=[str(one) for one in seen.primary_addresses.values()])
             self._view = seen
             self._store.touch_all(self._clock())
         return seen
+
+    def _api_servers(self) -> frozenset[RealServerKey]:
+        """Where the API servers are, as their own Service says."""
+        return frozenset(
+            RealServerKey(endpoint.address, port.port)
+            for item in self._store.slices_of(refusal.KUBERNETES)
+            for port in item.ports
+            for endpoint in item.endpoints
+        )
 
     async def _translate_all(self, names: Iterable[ServiceName]) -> None:
         await self._in_slices(map(self._translate, names))
@@ -351,6 +364,7 @@ class Engine:
         if service is not None and self._view is not None:
             wanted = state.translate(service, self._store.slices_of(name), self._view, self._translation)
         journal.tell_wanted(name, wanted)
+        self._refusals.note(name, service, wanted)
         self.reconciler.put(name, wanted)
 
     def _put_skeletons(self) -> None:

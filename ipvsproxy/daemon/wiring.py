@@ -49,6 +49,7 @@ def translation_settings(config: Config, random_fully: Mapping[Family, bool], sc
         node_port_primary=config.node_ports.primary_only,
         bind_address=config.bind_address,
         external_addresses=config.external_addresses_served,
+        allowed_addresses=config.ipvs.allowed_service_addresses,
         families=frozenset(random_fully),
     )
 

@@ -26,7 +26,7 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.service import Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.translate import topology
+from ipvsproxy.translate import refusal, topology
 from ipvsproxy.translate.view import NodeView, Settings
 
 _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
@@ -46,6 +46,8 @@ def translate(service: Service, slices: Iterable[EndpointSlice], view: NodeView,
     owner = Owner(service.created_s, *service.name)
     if service.not_served:
         return ServiceState(owner=owner, skipped=(service.not_served, *service.skipped))
+    service, refused = refusal.admit(service, view, settings)
+    skipped = (*service.skipped, *refused) if refused else service.skipped
     ordered = sorted(slices, key=_name_of)
     served = []
     for address in service.cluster_addresses:
@@ -54,7 +56,7 @@ def translate(service: Service, slices: Iterable[EndpointSlice], view: NodeView,
             item.add([one for one in ordered if one.family is item.family])
             served.append(item)
     if len(served) == 1:
-        return served[0].whole(service.skipped)
+        return served[0].whole(skipped)
     return ServiceState(
         owner=owner,
         virtual_servers={key: value for item in served for key, value in item.virtual_servers.items()},
@@ -65,7 +67,7 @@ def translate(service: Service, slices: Iterable[EndpointSlice], view: NodeView,
         local_endpoints={key: value for item in served for key, value in item.local_endpoints.items()},
         without_local_internal=frozenset(item.family for item in served if item.without_local_internal),
         without_local_external=frozenset(item.family for item in served if item.without_local_external),
-        skipped=service.skipped,
+        skipped=skipped,
     )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 
-from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
+from ipvsproxy.model.kernel import DEVICE, InterfaceAddress, RealServerKey
 from ipvsproxy.model.net import Address, Family, Network, network, parse_address
 from ipvsproxy.model.service import Node
 
@@ -28,7 +28,7 @@ class Settings:
     ``node_port_networks`` empty means every address of the node. ``node_port_primary`` means its primary addresses only.
     ``local_interface`` is the bridge or the name prefix of the two interface modes. ``bind_address``, unless it is
     unspecified, is the node's primary address whatever its Node object says. ``external_addresses`` is the feature gate
-    AllowServiceExternalIPs.
+    AllowServiceExternalIPs. ``allowed_addresses`` are served even where ``refusal`` would not.
     """
 
     scheduler: str = "rr"
@@ -43,6 +43,7 @@ class Settings:
     bind_address: Address | None = None
     external_addresses: bool = True
     families: frozenset[Family] = frozenset(Family)
+    allowed_addresses: tuple[Network, ...] = ()
 
     @property
     def mark(self) -> int:
@@ -57,7 +58,7 @@ class NodeView:
     ``primary_addresses`` is the node's own address per family, a loopback one where it is not known.
     ``node_port_addresses`` are those on which node ports answer, ``health_check_addresses`` those on which health-check ports
     listen (the unspecified address stands for all). ``elsewhere`` are the addresses that other interfaces than our dummy device
-    carry: a service address among them is served, but not bound a second time.
+    carry: a service address among them is served, but not bound a second time. ``api_servers`` are those that are known.
     """
 
     name: str
@@ -67,9 +68,16 @@ class NodeView:
     health_check_addresses: Mapping[Family, tuple[Address, ...]]
     elsewhere: frozenset[Address]
     pod_networks: tuple[Network, ...] = ()
+    api_servers: frozenset[RealServerKey] = frozenset()
 
 
-def view_node(settings: Settings, name: str, node: Node | None, addresses: Iterable[InterfaceAddress]) -> NodeView:
+def view_node(
+    settings: Settings,
+    name: str,
+    node: Node | None,
+    addresses: Iterable[InterfaceAddress],
+    api_servers: Iterable[RealServerKey] = (),
+) -> NodeView:
     """Put together what the Node object and the host's interfaces say."""
     ours = [item.address for item in addresses if item.interface != DEVICE]
     primary = _primary_addresses(settings, node)
@@ -83,6 +91,7 @@ def view_node(settings: Settings, name: str, node: Node | None, addresses: Itera
         health_check_addresses={family: _health_check_addresses(family, networks[family], carried[family]) for family in Family},
         elsewhere=frozenset(address for address in ours if not address.is_loopback and not address.is_link_local_v6),
         pod_networks=node.pod_networks if node else (),
+        api_servers=frozenset(api_servers),
     )
 
 

@@ -78,6 +78,12 @@ CASES = [
     ("source", ServiceSource(kubeconfig="/k"), "--kubeconfig=/k", "clientConnection: {kubeconfig: /k}"),
     ("source", ServiceSource(manifests="/m"), "--manifests=/m", "ipvsproxy: {manifests: /m}"),
     ("source.mass_deletion_percent", 0, "--mass-deletion-guard=0", "ipvsproxy: {massDeletionGuardPercent: 0}"),
+    (
+        "ipvs.allowed_service_addresses",
+        (parse_network("10.0.0.0/8"),),
+        "--ipvs-allow-service-addresses=10.0.0.0/8",
+        "ipvsproxy: {allowServiceAddresses: [10.0.0.0/8]}",
+    ),
     ("ipvs.drain_deadline_s", 600, "--ipvs-drain-deadline=10m", "ipvsproxy: {drainDeadline: 10m}"),
     ("node_name", "other", "--hostname-override= OTHER ", "hostnameOverride: ' Other '"),
 ]

@@ -1,0 +1,74 @@
+"""Service addresses that are not served because this would cut the node, or a part of the cluster, off.
+
+Rule 1: unspecified, multicast and IPv6 link-local addresses are nobody's to serve. (Loopback ones are served, as by kube-proxy:
+they lead nobody astray but the node's own clients.)
+Rule 2: an address of this node's pods is a pod's. Of the whole cluster's range that holds for external addresses only, because
+many a ``--cluster-cidr`` holds the range of the cluster IPs as well.
+Rule 3: a cluster IP that is the node's own address would be bound a second time. (Any other that an interface carries may be
+there for a reason: a DNS cache on each node.) An external address that this node carries is served, as kube-proxy does, unless
+the Service wants the API server's port or the kubelet's there.
+Rule 4: the API server's address is bound here by nobody, or this node never reaches it again.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.service import Service, ServiceName, Skipped
+from ipvsproxy.translate.view import NodeView, Settings
+
+KUBERNETES = ServiceName("default", "kubernetes")
+"""The Service whose endpoints are the API servers; it is never refused."""
+KUBELET_PORT = 10250
+
+
+def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service, tuple[Skipped, ...]]:
+    """The Service without the addresses that are refused, and why each of them is."""
+    if service.name == KUBERNETES:
+        return service, ()
+    refused = {(field, address): reason for field, address, reason in _refused(service, view, settings)}
+    if not refused:
+        return service, ()
+    without = dataclasses.replace(
+        service,
+        cluster_addresses=tuple(one for one in service.cluster_addresses if ("spec.clusterIPs", one) not in refused),
+        external_addresses=tuple(one for one in service.external_addresses if ("spec.externalIPs", one) not in refused),
+        load_balancer_addresses=tuple(
+            one for one in service.load_balancer_addresses if ("status.loadBalancer", one) not in refused
+        ),
+    )
+    return without, tuple(Skipped(field, f"{address} {reason}") for (field, address), reason in refused.items())
+
+
+def _refused(service: Service, view: NodeView, settings: Settings) -> Iterator[tuple[str, Address, str]]:
+    for field, addresses in (
+        ("spec.clusterIPs", service.cluster_addresses),
+        ("spec.externalIPs", service.external_addresses),
+        ("status.loadBalancer", service.load_balancer_addresses),
+    ):
+        for address in addresses:
+            reason = _why(service, address, view, settings, is_external=field != "spec.clusterIPs")
+            if reason and not any(network.contains(address) for network in settings.allowed_addresses):
+                yield field, address, reason
+
+
+def _why(service: Service, address: Address, view: NodeView, settings: Settings, *, is_external: bool) -> str:
+    """Why an address is refused; empty when it is not."""
+    if address.is_unspecified or address.is_link_local_v6 or _is_multicast(address):
+        return "is an unspecified, multicast or link-local address"
+    if any(network.contains(address) for network in view.pod_networks):
+        return "lies in the range of this node's pods"
+    if is_external and any(network.contains(address) for network in settings.cluster_networks):
+        return "lies in the range of the cluster's pods"
+    ports = {port.port for port in service.ports}
+    if not is_external:
+        return "is the address of this node" if address in view.primary_addresses.values() else ""
+    if address in view.elsewhere:
+        own = {KUBELET_PORT, *(server.port for server in view.api_servers if server.address == address)}
+        taken = sorted(ports & own)
+        return f"is an address of this node, whose port {taken[0]} is its own" if taken else ""
+    return "is the address of an API server" if any(server.address == address for server in view.api_servers) else ""
+
+
+def _is_multicast(address: Address) -> bool:
+    return address[0] & 0xF0 == 0xE0 if address.family is Family.IPV4 else address[0] == 0xFF  # noqa: PLR2004 - 224/4, ff00::/8

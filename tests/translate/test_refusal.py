@@ -1,0 +1,83 @@
+"""Which Service addresses are refused, which are not although they look like it, and what is left of the Service."""
+
+import dataclasses
+
+import pytest
+
+from ipvsproxy.model.kernel import VirtualServerKey
+from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.service import Service, ServiceName
+from ipvsproxy.translate import refusal
+from ipvsproxy.translate.state import translate
+from ipvsproxy.translate.view import NodeView, Settings
+from tests import builders
+
+SETTINGS = Settings(cluster_networks=builders.networks("10.244.0.0/16"))
+API_SERVER = builders.backend("192.168.0.99", 6443)
+
+
+def node_view(**changes: object) -> NodeView:
+    own = parse_address(builders.NODE_ADDRESS)
+    view = dataclasses.replace(builders.node_view(), elsewhere=frozenset({own}), api_servers=frozenset({API_SERVER}))
+    return dataclasses.replace(view, **changes)  # type: ignore[arg-type]  # the names are those of the fields
+
+
+def service(cluster: str = "10.96.0.10", *external: str, port: int = 80) -> Service:
+    item = builders.service("web", builders.service_port(port), cluster=(cluster,))
+    return dataclasses.replace(item, external_addresses=builders.addresses(*external))
+
+
+@pytest.mark.parametrize(
+    ("external", "port", "reason"),
+    [
+        ("127.0.0.1", 80, ""),
+        ("0.0.0.0", 80, "is an unspecified, multicast or link-local address"),
+        ("224.0.0.1", 80, "is an unspecified, multicast or link-local address"),
+        ("10.244.7.7", 80, "lies in the range of the cluster's pods"),
+        ("192.168.0.99", 80, "is the address of an API server"),
+        (builders.NODE_ADDRESS, refusal.KUBELET_PORT, "is an address of this node, whose port 10250 is its own"),
+        (builders.NODE_ADDRESS, 80, ""),
+        ("203.0.113.5", 6443, ""),
+    ],
+)
+def test_an_external_address_is_refused_with_its_reason(external: str, port: int, reason: str) -> None:
+    item = service("10.96.0.10", external, port=port)
+    state = translate(item, [], node_view(), SETTINGS)
+    assert [str(one) for one in state.skipped] == ([f"spec.externalIPs: {external} {reason}"] if reason else [])
+    key = VirtualServerKey(Protocol.TCP, parse_address(external), port)
+    assert (key in state.virtual_servers) is not bool(reason)
+    assert VirtualServerKey(Protocol.TCP, parse_address("10.96.0.10"), port) in state.virtual_servers, "the rest is served"
+
+
+def test_on_a_node_with_an_api_server_only_its_port_is_refused() -> None:
+    own = builders.backend(builders.NODE_ADDRESS, 6443)
+    view = node_view(api_servers=frozenset({own}))
+    assert refusal.admit(service("10.96.0.10", builders.NODE_ADDRESS, port=443), view, SETTINGS)[1] == ()
+    assert refusal.admit(service("10.96.0.10", builders.NODE_ADDRESS, port=6443), view, SETTINGS)[1]
+
+
+def test_a_cluster_ip_that_is_the_node_s_address_is_refused_and_its_family_with_it() -> None:
+    state = translate(service(builders.NODE_ADDRESS, "203.0.113.5"), [], node_view(), SETTINGS)
+    assert (state.virtual_servers, state.addresses) == ({}, ())
+    assert [str(one) for one in state.skipped] == [f"spec.clusterIPs: {builders.NODE_ADDRESS} is the address of this node"]
+
+
+def test_a_cluster_ip_within_a_wide_cluster_cidr_is_served() -> None:
+    wide = Settings(cluster_networks=builders.networks("10.0.0.0/8"))
+    assert refusal.admit(service(), node_view(), wide)[1] == ()
+    assert refusal.admit(service(), node_view(pod_networks=builders.networks("10.96.0.0/24")), wide)[1]
+
+
+def test_allowed_addresses_are_served() -> None:
+    allowing = dataclasses.replace(SETTINGS, allowed_addresses=builders.networks("192.168.0.99/32"))
+    assert refusal.admit(service("10.96.0.10", "192.168.0.99"), node_view(), allowing)[1] == ()
+
+
+def test_the_service_of_the_api_servers_is_never_refused() -> None:
+    item = dataclasses.replace(service("10.244.0.1", "192.168.0.99"), name=ServiceName("default", "kubernetes"))
+    assert refusal.admit(item, node_view(pod_networks=builders.networks("10.244.0.0/24")), SETTINGS) == (item, ())
+
+
+def test_a_service_without_such_an_address_stays_the_same_object() -> None:
+    item = service("10.96.0.10", "203.0.113.5")
+    assert refusal.admit(item, node_view(), SETTINGS)[0] is item
