@@ -26,7 +26,29 @@ _BOOLEAN, _NULL, _TIMESTAMP = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:null"
 _TRUE = frozenset(("yes", "true", "on"))
 _NANOSECONDS = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
+DEEPEST = 100
+"""Levels of nesting in a file; a KubeProxyConfiguration has four."""
+
 _Tree = dict[str, "_Tree | Option"]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with a bound on nesting: what PyYAML does at each token takes longer the deeper it is nested."""
+
+    _depth = 0
+
+    def descend_resolver(self, current_node: yaml.Node | None, current_index: object) -> None:
+        """Called by the composer at the beginning of each node."""
+        self._depth += 1
+        if self._depth > DEEPEST:
+            mark = current_node.start_mark if current_node else None
+            raise yaml.MarkedYAMLError(problem=f"nested more than {DEEPEST} levels deep", problem_mark=mark)
+        super().descend_resolver(current_node, current_index)
+
+    def ascend_resolver(self) -> None:
+        """Called at the end of each node."""
+        self._depth -= 1
+        super().ascend_resolver()
 
 
 class Content(NamedTuple):
@@ -59,14 +81,14 @@ _LAYOUT = _layout()
 def read(data: bytes, path: str) -> Content:
     """Understand the content of a file; ``path`` is what errors call it."""
     try:
-        documents = yaml.compose_all(data, Loader=yaml.SafeLoader)
+        documents = yaml.compose_all(data, Loader=_Loader)
         root = next(documents, None)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         return Content({}, (Problem(Source("", path, line), f"is not YAML: {error.problem or error.context}"),))
     except yaml.YAMLError as error:
         return Content({}, (Problem(Source("", path), f"is not YAML: {' '.join(str(error).split())}"),))
-    except (RecursionError, ValueError, OverflowError) as error:  # PyYAML's own limits: nesting, \\U escapes out of range
+    except (ValueError, OverflowError) as error:  # PyYAML's own limits: \\U escapes out of range
         return Content({}, (Problem(Source("", path), f"is not YAML that can be read: {error}"),))
     if not isinstance(root, yaml.MappingNode):
         return Content({}, (Problem(Source("", path, 1), f"must hold a {KIND}, which is a mapping"),))

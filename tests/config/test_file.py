@@ -195,3 +195,9 @@ def test_any_value_of_any_field_is_read_or_refused(fields: list[tuple[Option, st
 @given(strategies.binary())
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     assert file.read(data, "f").problems
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_nesting_has_a_bound(opening: str) -> None:
+    (problem,) = file.read((HEAD + "x: \n  " + opening * 5000).encode(), "f").problems
+    assert str(problem) == f"f:{HEAD.count(chr(10)) + 2}: is not YAML: nested more than {file.DEEPEST} levels deep"
