@@ -1,6 +1,6 @@
 """Drift: what was in force and was found otherwise. It is healed at once, but not again and again.
 
-Rule 1: the first few times it is only counted. What returns after that is left alone for a while, longer each time: somebody else
+Rule 1: the first few times it is only counted. What returns after that is left alone for a few seconds each time: somebody else
 wants it otherwise, and a fight helps neither.
 Rule 2: that holds for the wish that is undone. When the wish changes, it is programmed at once.
 """
@@ -14,7 +14,8 @@ FREE_HEALS = 3
 CALM_S = 600.0
 """A drift that did not return for so long is forgotten."""
 FIRST_PATIENCE_S = 5.0
-LONGEST_PATIENCE_S = 300.0
+LONGEST_PATIENCE_S = 10.0
+"""Who flushes our rules once a minute must not have them away for most of it: kube-proxy has them back within its sync period."""
 
 
 class Place(NamedTuple):

@@ -6,6 +6,7 @@
 import errno
 
 from ipvsproxy.model.kernel import VirtualServer
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.reconcile import drift
 from tests import builders
@@ -49,3 +50,17 @@ def test_what_was_left_alone_wakes_nobody_once_it_is_not_wanted_any_more() -> No
     node.remove("web")
     node.sync(after_s=drift.FIRST_PATIENCE_S + 1)
     assert node.reconciler.next_s() is None
+
+
+def test_rules_that_are_flushed_once_a_minute_are_in_force_most_of_the_time() -> None:
+    node = running(*ADDRESSES)
+    rules = dict(node.kernel.chains[Family.IPV4])
+    away_s = 0
+    for second in range(0, 3600, 3):
+        node.now += 3
+        if second % 60 == 0:
+            node.kernel.chains[Family.IPV4].clear()
+        node.observe()
+        node.sync()
+        away_s += 3 * (node.kernel.chains[Family.IPV4] != rules)
+    assert away_s < 3600 / 4
