@@ -33,7 +33,7 @@ FLAGS = (
 MAIN = ("-m", "ipvsproxy")
 IMPATIENT_MAIN = (
     "-c",
-    "from ipvsproxy import cli; from ipvsproxy.daemon import app; app.FIRST_LISTS_S = 1; raise SystemExit(cli.main())",
+    "from ipvsproxy import cli; from ipvsproxy.daemon import app; app.FIRST_LISTS_S = 5; raise SystemExit(cli.main())",
 )
 """As ``MAIN``, but it gives up soon where there is nothing to list."""
 
@@ -254,7 +254,7 @@ async def test_an_api_server_that_can_not_be_reached_is_given_up_and_nothing_is_
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server)
     status, error = await run(sys.executable, *IMPATIENT_MAIN, *FLAGS, f"--kubeconfig={kubeconfig}")
     assert status == 2
-    assert f"ipvsproxy: no complete list of Services, EndpointSlices, Nodes within 1 s from API server {server}: " in error
+    assert f"ipvsproxy: no complete list of Services, EndpointSlices, Nodes within 5 s from API server {server}: " in error
     assert error.endswith("ipvsproxy: nothing was programmed\n")
     assert read_state() == before
 
@@ -266,5 +266,5 @@ async def test_a_server_that_withholds_one_list_is_given_up_and_nothing_is_half_
     server.refuse(*[api_server.Refusal(403, "list", NODES)] * 50)
     status, error = await run(sys.executable, *IMPATIENT_MAIN, *FLAGS, kubeconfig)
     assert status == 2
-    assert "no complete list of Nodes within 1 s" in error
+    assert "no complete list of Nodes within 5 s" in error
     assert read_state() == before
