@@ -98,7 +98,7 @@ class Engine:
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
         self._has_drifted = False
         self._refusals = Refusals()
-        self._journal = journal.Journal()
+        self._journal = journal.Journal(clock)
         self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
 
     # What comes from outside.

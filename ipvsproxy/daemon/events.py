@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import structlog
 
+from ipvsproxy.daemon import allowance
 from ipvsproxy.daemon.reflector import ApiError
 from ipvsproxy.model.service import ObjectKind, ServiceName
 
@@ -76,25 +77,6 @@ class KubernetesEvent(NamedTuple):
     everywhere: bool = False
 
 
-class Bucket:
-    """An allowance: ``burst`` at once, then one per ``refill_s``."""
-
-    def __init__(self, burst: int, refill_s: float, now: float) -> None:
-        self._burst = burst
-        self._refill_s = refill_s
-        self._left = float(burst)
-        self._then_s = now
-
-    def take(self, now: float) -> bool:
-        """Whether one more is allowed; it then counts."""
-        self._left = min(self._burst, self._left + (now - self._then_s) / self._refill_s)
-        self._then_s = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-
 @dataclasses.dataclass(slots=True)
 class _Pending:
     due_s: float
@@ -121,8 +103,8 @@ class Recorder:
         self._clock = clock
         self._wall_clock = wall_clock
         self._dice = dice or random.Random()  # noqa: S311 - no secret
-        self._all = Bucket(BURST, REFILL_S, clock())
-        self._objects: dict[Regarding, Bucket] = {}
+        self._all = allowance.Bucket(BURST, REFILL_S, clock())
+        self._objects: allowance.Allowances[Regarding] = allowance.Allowances(OBJECT_BURST, OBJECT_REFILL_S, MOST_OBJECTS)
         self._repeats: dict[KubernetesEvent, int] = {}
         self._pending: dict[KubernetesEvent, _Pending] = {}
         self._wake = asyncio.Event()
@@ -137,7 +119,7 @@ class Recorder:
             waiting.count += 1
             return
         now = self._clock()
-        if len(self._pending) >= MOST_PENDING or not self._allowance(event.regarding, now).take(now) or not self._all.take(now):
+        if len(self._pending) >= MOST_PENDING or not self._objects.take(event.regarding, now) or not self._all.take(now):
             if event in self._repeats or len(self._repeats) < MOST_OBJECTS:
                 self._repeats[event] = self._repeats.get(event, 0) + 1
             self._on_outcome("dropped")
@@ -145,11 +127,6 @@ class Recorder:
         due_s = now + (self._dice.uniform(0, SPREAD_S) if event.everywhere else 0)
         self._pending[event] = _Pending(due_s, 1 + self._repeats.pop(event, 0))
         self._wake.set()
-
-    def _allowance(self, regarding: Regarding, now: float) -> Bucket:
-        if regarding not in self._objects and len(self._objects) >= MOST_OBJECTS:
-            self._objects.pop(next(iter(self._objects)))
-        return self._objects.setdefault(regarding, Bucket(OBJECT_BURST, OBJECT_REFILL_S, now))
 
     async def run(self) -> None:
         """Write for ever."""

@@ -1,11 +1,13 @@
 """What the loop says in the log: each thing once, and one line per sync that had something to do."""
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import assert_never
 
 import structlog
 
+from ipvsproxy.daemon import allowance
 from ipvsproxy.daemon import log as logs
 from ipvsproxy.daemon.mass_deletion import CONFIRMED_AFTER_S, Doubt
 from ipvsproxy.daemon.store import Complaint
@@ -17,6 +19,14 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.drift import News
 from ipvsproxy.reconcile.table import Conflict
 
+BURST, REFILL_S = 1000, 0.1
+"""Allowance of lines about objects and failures: this many at once, then one per so many seconds."""
+SUBJECT_BURST, SUBJECT_REFILL_S = 5, 60.0
+"""Allowance of each object's complaints, and of conflicts about one address and port."""
+MOST_SUBJECTS = 1000
+"""Whose allowance is remembered."""
+SYNCS_BURST, SYNCS_REFILL_S = 60, 1.0
+"""Allowance of lines about syncs, of which there may be a hundred in a second where the minimum interval is 0."""
 PLACES_SHOWN = 5
 """How many places that are fought over are named at once."""
 
@@ -65,9 +75,19 @@ def tell_outcomes(outcomes: Iterable[Outcome]) -> None:
 
 
 class Journal:
-    """Remembers what was said."""
+    """Remembers what was said, and does not let itself be made to say the same for ever.
 
-    def __init__(self) -> None:
+    Each object has its allowance of complaints, and the whole has one. What was too much is counted, and told as ``untold`` with
+    the next line that is allowed.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lines = allowance.Bucket(BURST, REFILL_S, clock())
+        self._syncs = allowance.Bucket(SYNCS_BURST, SYNCS_REFILL_S, clock())
+        self._subjects: allowance.Allowances[object] = allowance.Allowances(SUBJECT_BURST, SUBJECT_REFILL_S, MOST_SUBJECTS)
+        self._untold = 0
+        self._untold_syncs = 0
         self._conflicts: frozenset[Conflict] = frozenset()
         self._doubted: frozenset[ObjectKind] = frozenset()
         self._settings: Mapping[str, str] = {}
@@ -75,27 +95,25 @@ class Journal:
     def complain(self, complaints: Iterable[Complaint]) -> None:
         """Say which parts of objects are not used, and why; what merely is not for us only to those who ask for every step."""
         for complaint in complaints:
-            where = {"where": complaint.where} if complaint.where else {}
+            lines = sum(skipped.invalid for skipped in complaint.skipped)
+            about = {"kind": complaint.kind.value, "name": complaint.name}
+            if complaint.where:
+                about["where"] = complaint.where
+            is_allowed = lines > 0 and self._is_allowed((complaint.kind, complaint.name, complaint.where), lines)
             for skipped in complaint.skipped:
-                say = log.warning if skipped.invalid else log.debug
-                say(
-                    "not used",
-                    kind=complaint.kind.value,
-                    name=complaint.name,
-                    **where,
-                    field=skipped.field,
-                    reason=skipped.reason,
-                )
+                if not skipped.invalid:
+                    log.debug("not used", **about, field=skipped.field, reason=skipped.reason)
+                elif is_allowed:
+                    self._tell(log.warning, "not used", **about, field=skipped.field, reason=skipped.reason)
 
     def tell_conflicts(self, conflicts: Iterable[Conflict]) -> Collection[Conflict]:
         """Say who wants what somebody else has; of all that there are now, the new ones, which are returned."""
         present = frozenset(conflicts)
         new = present - self._conflicts
         for conflict in new:
-            waiting = [str(owner) for owner in conflict.waiting]
-            log.warning(
-                "several Services want one address and port", key=str(conflict.key), served=str(conflict.winner), waiting=waiting
-            )
+            if self._is_allowed(conflict.key):
+                waiting, said = [str(owner) for owner in conflict.waiting], "several Services want one address and port"
+                self._tell(log.warning, said, key=str(conflict.key), served=str(conflict.winner), waiting=waiting)
         self._conflicts = present
         return new
 
@@ -132,14 +150,39 @@ class Journal:
         report, changes = summary.report, summary.changes
         for outcome in report.errors:
             if not isinstance(outcome.operation.item, Sysctl):
-                log.error("operation failed", operation=str(outcome.operation), error=outcome.error, errno=outcome.errno)
-        if changes.services or report.done or report.failed:
-            log.info(
-                "synced",
-                services=len(changes.services),
-                operations=sum(report.done.values()),
-                failed=sum(report.failed.values()),
-                pending=report.pending,
-                draining=draining,
-                duration_s=round(summary.duration_s, 4),
-            )
+                failed = {"operation": str(outcome.operation), "error": outcome.error, "errno": outcome.errno}
+                self._tell(log.error, "operation failed", **failed)
+        if not (changes.services or report.done or report.failed):
+            return
+        if not self._syncs.take(self._clock()):
+            self._untold_syncs += 1
+            return
+        untold, self._untold_syncs = self._untold_syncs, 0
+        log.info(
+            "synced",
+            services=len(changes.services),
+            operations=sum(report.done.values()),
+            failed=sum(report.failed.values()),
+            pending=report.pending,
+            draining=draining,
+            duration_s=round(summary.duration_s, 4),
+            **_if_any(untold),
+        )
+
+    def _is_allowed(self, subject: object, lines: int = 1) -> bool:
+        """Whether something may be said about this subject now; if not, its lines count as untold."""
+        if self._subjects.take(subject, self._clock()):
+            return True
+        self._untold += lines
+        return False
+
+    def _tell(self, say: Callable[..., object], event: str, **keys: object) -> None:
+        if not self._lines.take(self._clock()):
+            self._untold += 1
+            return
+        untold, self._untold = self._untold, 0
+        say(event, **keys, **_if_any(untold))
+
+
+def _if_any(untold: int) -> Mapping[str, int]:
+    return {"untold": untold} if untold else {}

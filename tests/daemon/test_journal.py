@@ -3,6 +3,7 @@
 import pytest
 import structlog.testing
 
+from ipvsproxy.daemon import journal as journals
 from ipvsproxy.daemon.journal import Journal
 from ipvsproxy.daemon.store import Changes, Complaint
 from ipvsproxy.daemon.summary import SyncSummary
@@ -125,3 +126,69 @@ def test_whatever_was_done_is_told(told: SyncSummary) -> None:
     with structlog.testing.capture_logs() as logs:
         Journal().tell_sync(told, draining=0)
     assert [line["event"] for line in logs] == ["synced"]
+
+
+class _Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _broken(name: str, reason: str, parts: int = 1) -> Complaint:
+    return Complaint(ObjectKind.SERVICE, name, tuple(Skipped(f"spec.ports[{part}]", reason) for part in range(parts)))
+
+
+def test_an_object_that_is_broken_in_another_way_a_thousand_times_a_second_does_not_fill_the_log() -> None:
+    clock = _Clock()
+    journal = Journal(clock)
+    with structlog.testing.capture_logs() as logs:
+        for change in range(60_000):
+            clock.now_s = change / 1000
+            journal.complain([_broken("default/web", f"wrong in way {change % 7}", parts=3)])
+            if change == 30_000:
+                journal.complain([_broken("default/other", "wrong")])
+    assert len(logs) == 3 * journals.SUBJECT_BURST + 1
+    assert logs[-1]["name"] == "default/other", "others are heard"
+    assert logs[-1]["untold"] == 3 * (30_001 - journals.SUBJECT_BURST)
+    clock.now_s += journals.SUBJECT_REFILL_S
+    with structlog.testing.capture_logs() as later:
+        journal.complain([_broken("default/web", "still wrong")])
+    assert [line["untold"] for line in later] == [3 * 29_999]
+
+
+def test_many_broken_objects_do_not_fill_the_log() -> None:
+    clock = _Clock()
+    journal = Journal(clock)
+    with structlog.testing.capture_logs() as logs:
+        for number in range(10_000):
+            journal.complain([_broken(f"default/web-{number}", "wrong", parts=20)])
+    assert len(logs) == journals.BURST
+    clock.now_s = 10
+    with structlog.testing.capture_logs() as logs:
+        for number in range(10_000):
+            journal.complain([_broken(f"default/web-{number}", "wrong", parts=20)])
+    assert len(logs) == 10 / journals.REFILL_S
+
+
+def test_a_conflict_that_comes_and_goes_does_not_fill_the_log_but_is_returned() -> None:
+    journal = Journal(_Clock())
+    returned = 0
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(1000):
+            returned += len(journal.tell_conflicts([Conflict(KEY, OLD, (YOUNG,))]))
+            journal.tell_conflicts([])
+    assert len(logs) == journals.SUBJECT_BURST
+    assert returned == 1000
+
+
+def test_syncs_in_quick_succession_are_told_together() -> None:
+    clock = _Clock()
+    journal = Journal(clock)
+    with structlog.testing.capture_logs() as logs:
+        for number in range(10_000):
+            clock.now_s = number / 100
+            journal.tell_sync(summary(report(done=1), "web"), draining=0)
+    told = journals.SYNCS_BURST + 100 / journals.SYNCS_REFILL_S
+    assert told - 2 <= len(logs) <= told
+    assert sum(line.get("untold", 0) for line in logs) + len(logs) >= 10_000 - 100
