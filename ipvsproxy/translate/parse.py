@@ -7,7 +7,7 @@ Field rules are those of the Kubernetes API reference (Service v1, EndpointSlice
 import datetime as dt
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_address, parse_network
@@ -31,6 +31,8 @@ LONGEST_AFFINITY_TIMEOUT_S = 86400
 HIGHEST_PORT = 65535
 MOST_ENDPOINTS = 1000
 """In one EndpointSlice (maxEndpoints, pkg/apis/discovery/validation in kubernetes/kubernetes)."""
+MOST_ENTRIES = 65536
+"""Of one Service in one ipset, as many as kube-proxy has room for of all. The API bounds a Service by its size alone."""
 MOST_SKIPPED = 20
 """How many unusable parts of one object are told one by one: a log has other readers too."""
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
@@ -57,16 +59,18 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
     )
     health_port = _port("spec.healthCheckNodePort", spec.health_check_node_port or 0, skipped)
     cluster = _cluster_addresses(spec, skipped)
+    balanced = _load_balancer_addresses(raw.status, skipped)
     source_ranges, admits_nobody = _source_ranges(spec, skipped)
+    ports = tuple(_service_ports(spec.ports or (), skipped))
     return Service(
         name=name,
         uid=metadata.uid or "",
         created_s=_seconds(metadata.creation_timestamp),
         type=kind,
-        ports=tuple(_service_ports(spec.ports or (), skipped)),
+        ports=_bounded_ports(ports, (external, balanced), source_ranges, skipped),
         cluster_addresses=cluster,
         external_addresses=external,
-        load_balancer_addresses=_load_balancer_addresses(raw.status, skipped),
+        load_balancer_addresses=balanced,
         source_ranges=source_ranges,
         admits_nobody=admits_nobody,
         affinity_timeout_s=_affinity_timeout(spec, skipped),
@@ -131,6 +135,22 @@ def _service_ports(ports: Iterable[wire.ServicePortWire], skipped: list[Skipped]
             used.add((protocol, port))
             node_port = _port(f"{field}.nodePort", raw.node_port or 0, skipped)
             yield _shared_port(name, protocol, port, node_port)
+
+
+def _bounded_ports(
+    ports: tuple[ServicePort, ...], addresses: Sequence[Sequence[Address]], ranges: Sequence[Network], skipped: list[Skipped]
+) -> tuple[ServicePort, ...]:
+    """As many ports as ``MOST_ENTRIES`` allows. ``addresses``: the external ones, and those that the ranges are for."""
+    external, balanced = addresses
+    if len(ports) * (1 + len(external) + len(balanced) * (1 + len(ranges))) <= MOST_ENTRIES:
+        return ports
+    counts = [[sum(item.family is family for item in items) for items in (external, balanced, ranges)] for family in Family]
+    each = max(max(1, externals, load_balancers * max(1, many)) for externals, load_balancers, many in counts)
+    most = MOST_ENTRIES // each
+    if len(ports) > most:
+        reason = f"{len(ports)} of them would be more than {MOST_ENTRIES} entries of an ipset; the first {most} are used"
+        skipped.append(Skipped("spec.ports", reason))
+    return ports[:most]
 
 
 @functools.lru_cache(maxsize=4096)

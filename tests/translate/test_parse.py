@@ -6,7 +6,7 @@ import hypothesis
 import msgspec
 import pytest
 
-from ipvsproxy.model.net import Protocol
+from ipvsproxy.model.net import Address, Protocol
 from ipvsproxy.model.service import (
     Service,
     ServiceName,
@@ -269,3 +269,32 @@ def test_no_service_is_too_strange_to_parse(document: dict[str, Any]) -> None:
     assert service.created_s >= 0
     assert all(0 < port.port <= 65535 and 0 <= port.node_port <= 65535 for port in service.ports)
     assert len({(port.protocol, port.port) for port in service.ports}) == len(service.ports)
+
+
+@pytest.mark.parametrize(
+    ("number", "addresses", "used"),
+    [
+        (20_000, {}, 20_000),
+        (20_000, {"externalIPs": 3}, 20_000),
+        (20_000, {"externalIPs": 4}, 16_384),
+        (3, {"externalIPs": 40_000}, 1),
+        (3, {"externalIPs": 70_000}, 0),
+        (1_000, {"ingress": 10, "loadBalancerSourceRanges": 100}, 65),
+        (60_000, {"ingress": 1}, 60_000),
+    ],
+)
+def test_a_service_that_multiplies_is_bounded_by_its_ports(number: int, addresses: dict[str, int], used: int) -> None:
+    texts = {name: [str(Address((10 << 24 | one).to_bytes(4))) for one in range(count)] for name, count in addresses.items()}
+    ranges = [f"{text}/32" for text in texts.get("loadBalancerSourceRanges", ())]
+    service = _service(
+        {
+            "type": "LoadBalancer",
+            "ports": [{"name": str(port), "port": port} for port in range(1, number + 1)],
+            "externalIPs": texts.get("externalIPs"),
+            "loadBalancerSourceRanges": ranges,
+        },
+        {"loadBalancer": {"ingress": [{"ip": text} for text in texts.get("ingress", ())]}},
+    )
+    assert len(service.ports) == used
+    told = f"spec.ports: {number} of them would be more than 65536 entries of an ipset; the first {used} are used"
+    assert _reasons(service) == ([] if used == number else [told])
