@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import random
 import socket
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import structlog.testing
 
 from ipvsproxy.daemon import pages, web
 from ipvsproxy.daemon.pages import Answer
@@ -175,7 +177,9 @@ async def test_a_server_waits_for_its_port_and_serves_as_soon_as_it_is_free(monk
 
 
 async def test_a_port_that_can_not_be_had_ends_a_server_that_is_told_so(taken: int) -> None:
-    with pytest.raises(web.BindError, match=rf"the health server can not listen on 127\.0\.0\.1:{taken}: Address already in use; is kube-proxy"):
+    with pytest.raises(
+        web.BindError, match=rf"the health server can not listen on 127\.0\.0\.1:{taken}: Address already in use; is kube-proxy"
+    ):
         await web.serve("health", LOOPBACK, taken, _hello, hard_fail=True)
 
 
@@ -280,3 +284,70 @@ async def test_a_small_body_does_not_cost_the_connection() -> None:
         for _ in range(2):
             writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello")
             assert (await http_client.read_answer(reader)).body == b"hello /x"
+
+
+async def test_a_client_that_sends_a_byte_now_and_then_is_dropped_as_soon_as_one_that_sends_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(web, "IDLE_S", 0.1)
+    async with _listening() as port, http_client.connection(port) as (reader, writer):
+
+        async def drip() -> None:
+            writer.write(b"GET / HTTP/1.1\r\nX-Slow: ")
+            while True:
+                writer.write(b"x")
+                await asyncio.sleep(0.01)
+
+        dripping = asyncio.create_task(drip())
+        try:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        finally:
+            dripping.cancel()
+
+
+async def test_a_client_that_sends_a_body_without_an_end_is_dropped() -> None:
+    async with _listening() as port, http_client.connection(port) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"1000\r\n" + bytes(0x1000) + b"\r\n")
+                await writer.drain()
+                await asyncio.sleep(0)
+
+
+async def test_who_asks_without_reading_answers_does_not_keep_others_waiting() -> None:
+    async with _listening() as port, http_client.connection(port) as (_, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 50_000)
+        for _ in range(3):
+            async with asyncio.timeout(5):
+                assert (await http_client.ask(port, "/x")).status == 200
+
+
+async def test_many_who_connect_and_say_nothing_leave_room_for_a_probe() -> None:
+    async with contextlib.AsyncExitStack() as held, _listening() as port:
+        for _ in range(4 * web.CONNECTIONS):
+            await held.enter_async_context(http_client.connection(port))
+        async with asyncio.timeout(5):
+            assert (await http_client.ask(port, "/x")).status == 200
+
+
+async def test_garbled_requests_are_answered_or_dropped_and_never_logged(caplog: pytest.LogCaptureFixture) -> None:
+    dice = random.Random(6)
+    whole = b"GET /healthz?a=b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\nUpgrade: h2c\r\n\r\nabc"
+    with structlog.testing.capture_logs() as logs:
+        async with _listening() as port:
+            for _ in range(200):
+                garbled = bytearray(whole)
+                for _ in range(dice.randint(1, 8)):
+                    place = dice.randrange(len(garbled))
+                    garbled[place : place + dice.randint(0, 3)] = dice.randbytes(dice.randint(0, 3))
+                async with http_client.connection(port) as (reader, writer):
+                    writer.write(garbled)
+                    writer.write_eof()
+                    with contextlib.suppress(ConnectionError):
+                        answer = await reader.read()
+                        assert not answer or answer.startswith(b"HTTP/1."), bytes(garbled)
+            assert (await http_client.ask(port, "/x")).status == 200
+    assert logs == []
+    assert caplog.records == []

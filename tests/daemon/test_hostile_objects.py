@@ -1,0 +1,102 @@
+"""Objects of an author who means no good, from the bytes of a watch to log lines, metrics and pages.
+
+What they may do to rules, sets and virtual servers is fuzzed (``tests/fuzz/rules.py``).
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import prometheus_client.parser
+import pytest
+import structlog
+
+from ipvsproxy.daemon import journal, log, pages, traffic
+from ipvsproxy.daemon.store import Store
+from ipvsproxy.model.net import Protocol
+from ipvsproxy.model.service import ObjectKind, Put, Service, ServiceName
+from ipvsproxy.translate import decode, state
+from ipvsproxy.translate.view import Settings
+from tests import builders
+from tests.fuzz.chooser import HOSTILE
+
+TEXT_LINE = re.compile(r'timestamp=\S+ level=warning event="not used" kind=Service name=.* field=\S* reason=.*')
+
+
+def _shortly(text: str) -> str:
+    return ascii(text)[:24]
+
+
+@pytest.fixture(name="read")
+def _read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
+    """The lines on standard error since the last look."""
+    before = structlog.get_config()
+    monkeypatch.setattr(journal, "log", structlog.get_logger())  # one that takes up the configuration of this test
+
+    def lines() -> list[str]:
+        return capsys.readouterr().err.splitlines()
+
+    yield lines
+    structlog.configure(**before)
+
+
+def decoded(document: dict[str, Any]) -> list[Any]:
+    line = json.dumps({"type": "ADDED", "object": document}).encode()
+    return [decode.decode_watch_line(ObjectKind.SERVICE, line).event]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("text", [text for text in HOSTILE if text], ids=_shortly)
+def test_a_hostile_text_stays_within_its_line(read: Callable[[], list[str]], text: str, *, as_json: bool) -> None:
+    log.set_up(json=as_json, verbosity=0)
+    store = Store(0)
+    port = {"name": text, "protocol": text, "port": 80}
+    spec = {"clusterIP": "10.96.0.10", "type": text, "externalIPs": [text], "ports": [port]}
+    store.deliver(decoded({"metadata": {"name": text, "namespace": text, "uid": text}, "spec": spec}), 0)
+    store.deliver(decoded({"metadata": {"name": text, "namespace": text}, "spec": {"ports": text}}), 0)
+    complaints = store.take().complaints
+    journal.Journal().complain(complaints)
+    lines = read()
+    assert len(lines) == sum(len(complaint.skipped) for complaint in complaints) >= 3
+    for line in lines:
+        assert line.isprintable()
+        assert len(line) < 1500
+        if as_json:
+            assert json.loads(line)["event"] == "not used"
+        else:
+            assert TEXT_LINE.fullmatch(line)
+
+
+def test_labels_and_annotations_that_are_not_ours_are_not_kept() -> None:
+    many = {f"example.com/{number}": "x" * 100 for number in range(10_000)}
+    (plain,) = decoded({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.10"}})
+    (laden,) = decoded({"metadata": {"name": "web", "labels": many, "annotations": many}, "spec": {"clusterIP": "10.96.0.10"}})
+    assert laden == plain
+
+
+def test_ten_thousand_ports_are_as_many_virtual_servers_and_bad_ones_are_told_in_sum() -> None:
+    ports = [{"name": f"p{number}", "port": number} for number in range(1, 10_001)]
+    wrong = [{"name": f"w{number}", "port": -number} for number in range(10_000)]
+    (event,) = decoded({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.10", "ports": ports + wrong}})
+    assert isinstance(event, Put)
+    assert isinstance(event.object, Service)
+    wanted = state.translate(event.object, (), builders.node_view(), Settings())
+    assert len(wanted.virtual_servers) == 10_000
+    assert len(event.object.skipped) == 21
+    assert "9980 such parts from here on" in event.object.skipped[-1].reason
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=_shortly)
+def test_a_hostile_name_stays_within_a_health_check_answer(text: str) -> None:
+    answer = pages.service_health(ServiceName(text, text), 1, is_healthy=True)
+    assert json.loads(answer.body)["service"] == {"namespace": text, "name": text}
+    assert all(value.isprintable() for value in answer.headers.values())
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=_shortly)
+def test_a_hostile_name_stays_within_its_label_of_a_metric(text: str) -> None:
+    labels = traffic._labels(text, text, text, Protocol.TCP.name)
+    (family,) = prometheus_client.parser.text_string_to_metric_families(f"# TYPE m gauge\nm{{{labels}}} 1\n")
+    (sample,) = family.samples
+    assert sample.labels == {"namespace": text, "service": text, "port": text, "protocol": "TCP"}
