@@ -53,6 +53,13 @@ def test_of_many_unusable_parts_the_first_are_told_and_the_others_counted(count:
     assert len(reasons) == min(count, 21)
 
 
+@pytest.mark.parametrize("port", [1, 65535])
+def test_the_first_and_the_last_port_are_ports(port: int) -> None:
+    document = {"addressType": "IPv4", "ports": [{"name": "", "port": port}]}
+    parsed = parse.parse_endpoint_slice(msgspec.convert(document, wire.EndpointSliceWire), EndpointSliceName(*NAME))
+    assert [one.port for one in parsed.ports] == [port]
+
+
 def test_parts_that_are_counted_are_a_fault_if_one_of_them_is() -> None:
     told = parse._told([Skipped("labels", "not ours", invalid=False)] * 21)
     assert not told[-1].invalid
