@@ -27,6 +27,8 @@ MOST_SUBJECTS = 1000
 """Whose allowance is remembered."""
 SYNCS_BURST, SYNCS_REFILL_S = 60, 1.0
 """Allowance of lines about syncs, of which there may be a hundred in a second where the minimum interval is 0."""
+PARTS_SHOWN = 25
+"""How many parts of one object are complained of at once."""
 PLACES_SHOWN = 5
 """How many places that are fought over are named at once."""
 
@@ -95,16 +97,17 @@ class Journal:
     def complain(self, complaints: Iterable[Complaint]) -> None:
         """Say which parts of objects are not used, and why; what merely is not for us only to those who ask for every step."""
         for complaint in complaints:
-            lines = sum(skipped.invalid for skipped in complaint.skipped)
+            invalid = [skipped for skipped in complaint.skipped if skipped.invalid]
             about = {"kind": complaint.kind.value, "name": complaint.name}
             if complaint.where:
                 about["where"] = complaint.where
-            is_allowed = lines > 0 and self._is_allowed((complaint.kind, complaint.name, complaint.where), lines)
+            if invalid and self._is_allowed((complaint.kind, complaint.name, complaint.where), len(invalid)):
+                for skipped in invalid[:PARTS_SHOWN]:
+                    self._tell(log.warning, "not used", **about, field=skipped.field, reason=skipped.reason)
+                self._untold += len(invalid[PARTS_SHOWN:])
             for skipped in complaint.skipped:
                 if not skipped.invalid:
                     log.debug("not used", **about, field=skipped.field, reason=skipped.reason)
-                elif is_allowed:
-                    self._tell(log.warning, "not used", **about, field=skipped.field, reason=skipped.reason)
 
     def tell_conflicts(self, conflicts: Iterable[Conflict]) -> Collection[Conflict]:
         """Say who wants what somebody else has; of all that there are now, the new ones, which are returned."""

@@ -171,6 +171,14 @@ def test_many_broken_objects_do_not_fill_the_log() -> None:
     assert len(logs) == 10 / journals.REFILL_S
 
 
+def test_an_object_that_is_wrong_in_a_thousand_places_does_not_fill_the_log() -> None:
+    journal = Journal(_Clock())
+    with structlog.testing.capture_logs() as logs:
+        journal.complain([_broken("default/web", "wrong", parts=1000), _broken("default/other", "wrong")])
+    assert len(logs) == journals.PARTS_SHOWN + 1
+    assert logs[-1]["untold"] == 1000 - journals.PARTS_SHOWN
+
+
 def test_a_conflict_that_comes_and_goes_does_not_fill_the_log_but_is_returned() -> None:
     journal = Journal(_Clock())
     returned = 0
