@@ -51,6 +51,7 @@ class Table(Generic[K, V, W]):
         self.drifted = 0
         """How many keys were found otherwise than believed, and not as wanted, since the first observation."""
         self._drifted_keys: list[K] = []
+        self._known_to_differ: Collection[K] = ()
 
     @property
     def desired(self) -> Mapping[K, V]:
@@ -133,6 +134,7 @@ class Table(Generic[K, V, W]):
         known = self._observed.keys() - self._foreign
         self._foreign = {key for key in listing if key not in known and not is_ours(key)}
         before, self._observed = self._observed, dict(listing)
+        self._known_to_differ = self._pending.keys() | self._surplus.keys()
         self._pending, self._surplus = {}, {}
         for number, key in enumerate(itertools.chain(self._desired, self._observed.keys() - self._desired.keys()), 1):
             self.touch(key)
@@ -145,6 +147,7 @@ class Table(Generic[K, V, W]):
     def notice(self, key: K, value: W) -> None:
         """Book what was seen of one key that can only be ours."""
         before = self._observed.get(key)
+        self._known_to_differ = [key] if key in self._pending or key in self._surplus else []
         self.confirm(key, value)
         if before is not None:
             self._count_drift(key, before)
@@ -152,10 +155,11 @@ class Table(Generic[K, V, W]):
     def _count_drift(self, key: K, before: W | None) -> None:
         if (key in self._pending or key in self._surplus) and self._observed.get(key) != before:
             self.drifted += 1
-            self._drifted_keys.append(key)
+            if key not in self._known_to_differ:
+                self._drifted_keys.append(key)
 
     def take_drifted(self) -> Collection[K]:
-        """The keys that were counted in ``drifted`` since this was called last."""
+        """The keys that were counted in ``drifted`` since this was called last, without those that differed already before."""
         keys, self._drifted_keys = self._drifted_keys, []
         return keys
 
