@@ -45,9 +45,8 @@ class ConntrackDriver:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Delete the flows of each ``FlowCleaning`` whose replies come from none of the real servers to be kept.
 
-        All operations of a family share one listing. A flow that matches one operation by address and port and another as a
-        node port belongs to the first. Outcomes come in the operations' order and say how many flows were deleted; one that
-        ends by itself meanwhile does not count, and is no error.
+        All operations of a family share one listing. Outcomes come in the operations' order and say how many flows were
+        deleted; one that ends by itself meanwhile does not count, and is no error.
         """
         outcomes = list(map(Outcome, operations))
         for family in Family:
@@ -69,15 +68,11 @@ class ConntrackDriver:
 
     def _stale(self, family: Family, cleanings: Mapping[int, FlowCleaning]) -> list[_Stale]:
         """One message that deletes each stale flow, and the position of the operation that wants it."""
-        exact: dict[tuple[int, bytes, bytes], int] = {}
-        node_ports: dict[tuple[int, bytes], int] = {}
+        frontends: dict[tuple[int, bytes, bytes], int] = {}
         keep: dict[int, frozenset[tuple[bytes, bytes]]] = {}
         for position, cleaning in cleanings.items():
             flow, port = cleaning.flow, cleaning.flow.port.to_bytes(2, "big")
-            if flow.address is None:
-                node_ports[flow.protocol, port] = position
-            else:
-                exact[flow.protocol, flow.address, port] = position
+            frontends[flow.protocol, flow.address, port] = position
             keep[position] = _packed(cleaning.keep)
         layout = _layout(family)
         head = _head(family)
@@ -87,7 +82,7 @@ class ConntrackDriver:
             if values is None:
                 continue
             protocol, address, port, source, source_port = values
-            position = exact.get((protocol, address, port), node_ports.get((protocol, port), -1))
+            position = frontends.get((protocol, address, port), -1)
             if position >= 0 and (source, source_port) not in keep[position]:
                 found.append(_Stale(position, _deletion(head, data, start, end)))
         return found

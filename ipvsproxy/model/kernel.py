@@ -291,16 +291,15 @@ class HealthListener(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """Tracked UDP or SCTP flows to one frontend: ``address``:``port``, or, with address None, a node port on any address."""
+    """Tracked UDP or SCTP flows to one frontend."""
 
     family: Family
     protocol: Protocol
-    address: Address | None
+    address: Address
     port: int
 
     def __str__(self) -> str:
-        where = host_port(self.address, self.port) if self.address else f"node port {self.port}"
-        return f"{self.protocol.name} flows to {where} ({self.family.label})"
+        return f"{self.protocol.name} flows to {host_port(self.address, self.port)} ({self.family.label})"
 
 
 class FlowCleaning(NamedTuple):

@@ -61,8 +61,7 @@ def leads_only_to(claims: Claims, flow: Flow, keep: Keep) -> bool:
     return all(
         key in table.observed and table.observed[key].real_servers.keys() <= keep.real_servers | table.desired[key].real_servers
         for key in claims.states[keep.owner.service].virtual_servers
-        if (key.address.family, key.protocol, key.port) == (flow.family, flow.protocol, flow.port)
-        and flow.address in (None, key.address)
+        if key == (flow.protocol, flow.address, flow.port)
     )
 
 

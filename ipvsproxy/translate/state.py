@@ -198,7 +198,9 @@ class _FamilyState:
         for address in (self.cluster_address, *self.external_addresses, *self.load_balancer_addresses):
             self.flows[Flow(self.family, port.protocol, address, port.port)] = serving
         if port.node_port:
-            self.flows[Flow(self.family, port.protocol, None, port.node_port)] = serving
+            for address in self.view.node_port_addresses[self.family]:
+                # Not on any address: other nodes have the same node port, and what goes to them is theirs.
+                self.flows[Flow(self.family, port.protocol, address, port.node_port)] = serving
 
     def _bind_unless_elsewhere(self, address: Address) -> None:
         if address not in self.view.elsewhere:

@@ -23,7 +23,7 @@ from ipvsproxy.model.kernel import (
     RealServer,
     Skeleton,
 )
-from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
 from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
@@ -190,7 +190,7 @@ async def test_rules_that_could_not_be_written_are_counted_by_family() -> None:
 
 async def test_removed_flows_are_counted_by_family() -> None:
     metrics = _metrics()
-    cleaning = FlowCleaning(Flow(Family.IPV4, Protocol.UDP, None, 30053), frozenset())
+    cleaning = FlowCleaning(Flow(Family.IPV4, Protocol.UDP, parse_address("10.96.0.10"), 53), frozenset())
     metrics.applied([Outcome(Operation(Verb.REMOVE, cleaning), removed=7)] * 2, 0.02)
     rows = await _rows(metrics)
     reconciler = "kubeproxy_conntrack_reconciler"

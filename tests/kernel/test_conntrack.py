@@ -51,8 +51,8 @@ def clients(family: Family, protocol: str = "udp") -> set[str]:
     return {f"{one.rpartition('.')[2].rpartition(':')[2]}-{two.rpartition('.')[2].rpartition(':')[2]}" for one, two in words}
 
 
-def cleaning(family: Family, *keep: int, protocol: Protocol = Protocol.UDP, port: int = 53, anywhere: bool = False) -> Operation:
-    address = None if anywhere else parse_address(SERVICE[family])
+def cleaning(family: Family, *keep: int, protocol: Protocol = Protocol.UDP, port: int = 53) -> Operation:
+    address = parse_address(SERVICE[family])
     real_servers = frozenset(RealServerKey(parse_address(POD[family].format(pod)), 5353) for pod in keep)
     return Operation(Verb.REMOVE, FlowCleaning(Flow(family, protocol, address, port), real_servers))
 
@@ -89,24 +89,6 @@ def test_sctp_flows_are_deleted_too(driver: conntrack.ConntrackDriver, family: F
     assert removed(driver.apply(operations)) == [1, 0]
     assert clients(family, "sctp") == {"1-5"}
     assert clients(family) == {"3-6"}
-
-
-@pytest.mark.kernel
-@FAMILIES
-def test_a_node_port_is_cleaned_on_every_address(driver: conntrack.ConntrackDriver, family: Family) -> None:
-    flow(family, 1, 5, port=30053)
-    flow(family, 2, 6, port=30053)
-    flow(family, 3, 6, port=30053, service=SERVICE[family][:-1] + "1")
-    assert removed(driver.apply([cleaning(family, 5, port=30053, anywhere=True)])) == [2]
-    assert clients(family) == {"1-5"}
-
-
-@pytest.mark.kernel
-def test_an_address_and_port_comes_before_a_node_port(driver: conntrack.ConntrackDriver) -> None:
-    flow(Family.IPV4, 1, 5, port=30053)
-    operations = [cleaning(Family.IPV4, port=30053, anywhere=True), cleaning(Family.IPV4, 5, port=30053)]
-    assert removed(driver.apply(operations)) == [0, 0]
-    assert clients(Family.IPV4) == {"1-5"}
 
 
 @pytest.mark.kernel

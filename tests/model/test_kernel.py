@@ -107,7 +107,6 @@ def test_entries_are_written_as_ipset_prints_them(entry: SetEntry, text: str) ->
         (Timeouts(900, 120, 300), "timeouts 900 120 300"),
         (HealthListener(Family.IPV6, 30000, ServiceName("shop", "web")), "health check port 30000 (IPv6) of shop/web"),
         (FlowCleaning(Flow(Family.IPV4, Protocol.UDP, IP, 53), frozenset()), "UDP flows to 10.0.0.1:53 (IPv4)"),
-        (Flow(Family.IPV6, Protocol.SCTP, None, 30053), "SCTP flows to node port 30053 (IPv6)"),
         (ChainKey("nat", "KUBE-SERVICES"), "nat/KUBE-SERVICES"),
         (Jump("nat", "OUTPUT", "KUBE-SERVICES", "portals"), "nat/OUTPUT -> KUBE-SERVICES"),
         (Skeleton(family=Family.IPV6, chains={}, jumps=()), "IPv6 rules"),

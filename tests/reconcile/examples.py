@@ -88,6 +88,6 @@ def bound_entry(address: str) -> SetEntry:
     return SetEntry(IpSet(SetKind.IPVS_IPS, parsed.family).name, parsed)
 
 
-def flow(address: str | None, port: int = 53, protocol: Protocol = Protocol.UDP, family: Family = Family.IPV4) -> Flow:
-    """Tracked flows to a frontend; without an address, to a node port."""
-    return Flow(family, protocol, parse_address(address) if address else None, port)
+def flow(address: str, port: int = 53, protocol: Protocol = Protocol.UDP, family: Family = Family.IPV4) -> Flow:
+    """Tracked flows to a frontend."""
+    return Flow(family, protocol, parse_address(address), port)

@@ -264,7 +264,7 @@ def test_flows_are_cleaned_only_after_the_lost_real_server_is_out_of_every_virtu
     node_port = builders.frontend(builders.NODE_ADDRESS, 30053, Protocol.UDP)
     node.kernel.fail(lambda operation: operation == Operation(Verb.REMOVE, RealServer(node_port, lost, 0)), times=1)
     node.put(*dns("10.244.0.5"))
-    of_cluster_ip, of_node_port = examples.flow(builders.CLUSTER_IP), examples.flow(None, 30053)
+    of_cluster_ip, of_node_port = examples.flow(builders.CLUSTER_IP), examples.flow(builders.NODE_ADDRESS, 30053)
     keep = frozenset({builders.backend("10.244.0.5", 53)})
     assert cleanings(node.sync()) == [FlowCleaning(of_cluster_ip, keep)]
     assert cleanings(node.sync(after_s=1)) == [FlowCleaning(of_node_port, keep)]
@@ -275,7 +275,7 @@ def test_flows_wait_for_their_virtual_server_which_might_lead_them_nowhere() -> 
     key = builders.frontend(builders.CLUSTER_IP, 53, Protocol.UDP)
     node.kernel.fail(lambda operation: getattr(operation.item, "key", None) == key, times=1)
     node.put(*dns("10.244.0.5"))
-    assert [item.flow for item in cleanings(node.sync())] == [examples.flow(None, 30053)]
+    assert [item.flow for item in cleanings(node.sync())] == [examples.flow(builders.NODE_ADDRESS, 30053)]
     assert [item.flow for item in cleanings(node.sync(after_s=1))] == [examples.flow(builders.CLUSTER_IP)]
 
 

@@ -281,7 +281,7 @@ def test_only_the_maglev_scheduler_gets_a_flag(scheduler: str, flags: int) -> No
 
 
 def _flows(state: ServiceState) -> dict[tuple[str, int], set[str]]:
-    return {(str(flow.address or "*"), flow.port): {str(key) for key in keep} for flow, keep in state.flows.items()}
+    return {(str(flow.address), flow.port): {str(key) for key in keep} for flow, keep in state.flows.items()}
 
 
 @pytest.mark.parametrize("protocol", [Protocol.UDP, Protocol.SCTP])
@@ -297,7 +297,7 @@ def test_flows_may_go_on_to_every_endpoint_that_serves_whatever_policies_say(pro
     dns = service("dns", port, internal_local=True, external=["192.0.2.1"], load_balancer=["198.51.100.1"])
     state = state_of(dns, slices)
     serving = {"10.244.1.5:5353", "10.244.1.6:5353", "10.244.1.7:5353"}
-    places = [(CLUSTER_IP, 53), ("192.0.2.1", 53), ("198.51.100.1", 53), ("*", 30053)]
+    places = [(CLUSTER_IP, 53), ("192.0.2.1", 53), ("198.51.100.1", 53), (builders.NODE_ADDRESS, 30053)]
     assert _flows(state) == dict.fromkeys(places, serving)
     assert Flow(Family.IPV4, protocol, parse_address(CLUSTER_IP), 53) in state.flows
 
