@@ -5,9 +5,10 @@ import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import structlog
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel import ipset_message, message, netlink
+from ipvsproxy.kernel import ipset_enlarge, ipset_message, message, netlink
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, SetEntry, SetType
 from ipvsproxy.model.net import Family
@@ -16,7 +17,12 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 SEND_LIMIT = 120_000
 """Most bytes of entries in one ``send``, so that a socket with the usual buffers takes it."""
 
+HASH_FULL = 4352
+"""IPSET_ERR_HASH_FULL; for a set of ports the number has another meaning."""
+
 _OWN_ERRORS, _TYPE_SPECIFIC = 4096, 4352
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
 _MEANINGS: Mapping[int, str] = {
     errno.ENOENT: "the set does not exist",
     4097: "the kernel does not understand the message (another family, or an older ipset protocol)",
@@ -53,7 +59,8 @@ class ObservedSet(NamedTuple):
     def differs_from(self, ip_set: IpSet) -> str:
         """In what this set is not as ours are made; empty when it is."""
         wanted = _parameters(ip_set)
-        found = (self.type, self.family, self.capacity)
+        # One that was enlarged is ours as well.
+        found = (self.type, self.family, min(self.capacity, wanted[2]))
         return "" if found == wanted else f"it is {_describe(*found)}, not {_describe(*wanted)}"
 
 
@@ -103,7 +110,28 @@ class IpsetDriver:
                 case _:
                     raise TypeError(f"not a set or an entry: {operation.item}")
         batch.flush()
+        full = {position: outcome for position, outcome in enumerate(outcomes) if outcome.errno == HASH_FULL}
+        if full and self._enlarge_all(operations, full):
+            again = sorted(full)
+            for position, outcome in zip(again, self.apply([operations[position] for position in again]), strict=True):
+                outcomes[position] = outcome
         return outcomes
+
+    def _enlarge_all(self, operations: Sequence[Operation], full: dict[int, Outcome]) -> bool:
+        """Enlarge the sets that these entries did not fit into; drops from ``full`` what could not be. Whether any could."""
+        names = {item.set: None for position in full if isinstance(item := operations[position].item, SetEntry)}
+        for name in names:
+            ip_set = IP_SETS[name]
+            try:
+                observed = self._observe(name)
+                if ip_set.type is not SetType.PORT and observed is not None and not observed.differs_from(ip_set):
+                    ipset_enlarge.enlarge(self._channel, ip_set, self._revision(ip_set), observed.entries, observed.capacity)
+                    continue
+            except KernelError as error:
+                log.error("set could not be enlarged", set=name, error=str(error))
+            for position in [position for position in full if getattr(operations[position].item, "set", "") == name]:
+                del full[position]
+        return bool(full)
 
     def _apply_set(self, operation: Operation, ip_set: IpSet) -> Outcome:
         try:

@@ -58,14 +58,14 @@ def type_query(set_type: SetType, family: Family) -> bytes:
     return _encoded(ipset.IPSET_CMD_TYPE, family, attributes, 0)
 
 
-def creation(ip_set: IpSet, revision: int) -> bytes:
-    """Creates a set, and fails where one of its name exists."""
+def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SET_CAPACITY) -> bytes:
+    """Creates a set, under another name if one is given, and fails where one of its name exists."""
     if ip_set.type is SetType.PORT:
         data = [["IPSET_ATTR_PORT_FROM", _ALL_PORTS[0]], ["IPSET_ATTR_PORT_TO", _ALL_PORTS[1]]]
     else:
-        data = [["IPSET_ATTR_HASHSIZE", HASH_SIZE], ["IPSET_ATTR_MAXELEM", SET_CAPACITY]]
+        data = [["IPSET_ATTR_HASHSIZE", HASH_SIZE], ["IPSET_ATTR_MAXELEM", capacity]]
     attributes = [
-        ["IPSET_ATTR_SETNAME", ip_set.name],
+        ["IPSET_ATTR_SETNAME", name or ip_set.name],
         ["IPSET_ATTR_TYPENAME", ip_set.type.value],
         ["IPSET_ATTR_REVISION", revision],
         ["IPSET_ATTR_FAMILY", _family(ip_set.type, ip_set.family)],
@@ -79,6 +79,12 @@ def destruction(name: str) -> bytes:
     return _encoded(ipset.IPSET_CMD_DESTROY, Family.IPV4, [["IPSET_ATTR_SETNAME", name]], netlink.EXCLUSIVE)
 
 
+def swap(name: str, other: str) -> bytes:
+    """Exchanges the contents of two sets of one type."""
+    attributes = [["IPSET_ATTR_SETNAME", name], ["IPSET_ATTR_TYPENAME", other]]  # where the second name stands, too
+    return _encoded(ipset.IPSET_CMD_SWAP, Family.IPV4, attributes, netlink.EXCLUSIVE)
+
+
 def contents_query(name: str, *, header_only: bool = False) -> bytes:
     """The dump of a set, or of its parameters alone."""
     attributes: list[Any] = [["IPSET_ATTR_SETNAME", name]]
@@ -88,10 +94,10 @@ def contents_query(name: str, *, header_only: bool = False) -> bytes:
 
 
 class EntryCodec:
-    """Encodes and decodes the entries of one set."""
+    """Encodes and decodes the entries of one set, or of a set like it with another name."""
 
-    def __init__(self, ip_set: IpSet) -> None:
-        self._type, self._family, self._name = ip_set.type, ip_set.family, ip_set.name
+    def __init__(self, ip_set: IpSet, name: str = "") -> None:
+        self._type, self._family, self._name = ip_set.type, ip_set.family, name or ip_set.name
         self._fields = _FIELDS[ip_set.type]
         self._size = ip_set.family.bits // 8
         samples = {

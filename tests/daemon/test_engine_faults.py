@@ -10,16 +10,16 @@ import pytest
 
 from ipvsproxy.model.kernel import IpSet, RealServer, SetEntry, Skeleton, Sysctl, VirtualServer
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.reconcile import drift, retry
+from ipvsproxy.reconcile import retry
 from tests import builders
 from tests.daemon.test_engine import assert_from_scratch
 from tests.memory_node import MemoryNode
 from tests.virtual_time import in_virtual_time
 
-NUMBERS = (errno.ENOBUFS, errno.EBUSY, errno.ENOMEM, errno.EEXIST, errno.ENOENT, errno.ESRCH, errno.EINVAL, errno.EPERM)
+NUMBERS = (errno.ENOBUFS, errno.EBUSY, errno.ENOMEM, errno.EEXIST, errno.ENOENT, errno.EINVAL, errno.EPERM)
+"""Without ESRCH: of a real server it means that its virtual server is gone, which is believed."""
 LOCK_HELD_S = 60
-WHOLE_S = retry.LONGEST_DELAY_S + 2 * drift.LONGEST_PATIENCE_S
-"""A kernel that lies (no such virtual server, where there is one) is taken for somebody who changes things, and met with patience."""
+WHOLE_S = 2 * retry.LONGEST_DELAY_S
 PARTS = ("virtual_servers", "sets", "addresses", "skeletons")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from ipvsproxy.kernel import ipset, netlink
-from ipvsproxy.model.kernel import IP_SETS, IpSet, SetEntry, SetKind, SetType
+from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, SetEntry, SetKind, SetType
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from tests.kernel import fake_netlink
@@ -136,6 +136,21 @@ def test_thousands_of_entries_are_added_read_and_removed(driver: ipset.IpsetDriv
     assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == set(wanted)
     assert {outcome[1:] for outcome in apply(driver, Verb.REMOVE, *wanted[:4000])} == {("", 0, False, 0)}
     assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == set(wanted[4000:])
+
+
+@pytest.mark.kernel
+def test_a_full_set_is_replaced_by_a_larger_one_that_rules_and_readers_take_for_the_same(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, CLUSTER_IP)
+    assert not any(outcome.error for outcome in apply(driver, Verb.ADD, *(entry(number) for number in range(SET_CAPACITY))))
+    assert "maxelem 65536" in tool("list", "-terse", CLUSTER_IP.name), "below that its size stays"
+    more = [entry(SET_CAPACITY + number) for number in range(3)]
+    outcomes = apply(driver, Verb.ADD, *more)
+    assert [bool(outcome.error) for outcome in outcomes] == [False] * 3
+    assert "maxelem 131072" in tool("list", "-terse", CLUSTER_IP.name)
+    assert tool("list", "-name").split() == [CLUSTER_IP.name], "the copy is gone"
+    assert len(driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries) == SET_CAPACITY + 3
+    (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
+    assert (outcome.error, outcome.surprise) == ("", True), "it counts as the set that was asked for"
 
 
 @pytest.mark.kernel

@@ -1,0 +1,60 @@
+"""A full set made larger: a copy with room is built beside it and swapped in, so that no packet ever meets half a set.
+
+``maxelem`` cannot be changed in place. After the swap the rules look into the copy, under the old name
+(include/uapi/linux/netfilter/ipset/ip_set.h, ``IPSET_CMD_SWAP``).
+"""
+
+import struct
+from collections.abc import Collection
+
+import structlog
+
+from ipvsproxy.kernel import ipset_message, netlink
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import IpSet, SetEntry
+from ipvsproxy.model.plan import Verb
+
+COPY = "KUBE-IPVSPROXY-LARGER"
+"""The copy's name while it is being filled; no set of kube-proxy's has it."""
+LARGEST = 1 << 24
+"""Entries; a set that wants more than this is not enlarged any further."""
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+def enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Collection[SetEntry], capacity: int) -> None:
+    """Replace a set by one for twice as many entries. ``entries`` are its present ones, ``capacity`` is its present limit.
+
+    Raises:
+        KernelError: it is as it was.
+    """
+    action = f"enlarge {ip_set}"
+    if capacity * 2 > LARGEST:
+        raise KernelError(action=action, detail=f"it holds {capacity} entries already")
+    channel.do(ipset_message.destruction(COPY))  # what a process that was killed here left
+    _do(channel, ipset_message.creation(ip_set, revision, name=COPY, capacity=capacity * 2), action)
+    try:
+        _fill(channel, ip_set, entries, action)
+        _do(channel, ipset_message.swap(COPY, ip_set.name), action)
+    finally:
+        channel.do(ipset_message.destruction(COPY))
+    log.warning("set enlarged", set=ip_set.name, entries=len(entries), capacity=capacity * 2)
+
+
+def _fill(channel: netlink.Channel, ip_set: IpSet, entries: Collection[SetEntry], action: str) -> None:
+    codec = ipset_message.EntryCodec(ip_set, COPY)
+    try:
+        elements = [codec.encode(entry) for entry in entries]
+    except (ValueError, struct.error) as error:
+        raise KernelError(action=action, detail=str(error)) from error
+    step = codec.entries_per_message
+    for start in range(0, len(elements), step):
+        (sequence,) = channel.sequences(1)
+        for number in channel.run([codec.request(Verb.ADD, elements[start : start + step], sequence)]).values():
+            raise KernelError(action=action, errno=max(number, 0), detail=netlink.explain(number))
+
+
+def _do(channel: netlink.Channel, request: bytes, action: str) -> None:
+    number = channel.do(request)
+    if number:
+        raise KernelError(action=action, errno=max(number, 0), detail=netlink.explain(number))
