@@ -11,7 +11,7 @@ WORDS = pathlib.Path("build/fuzz/words.txt")
 def main() -> None:
     """Fuzz until libFuzzer ends the process."""
     name = sys.argv.pop(1)
-    with atheris.instrument_imports(include=["ipvsproxy", "yaml"], enable_loader_override=False):
+    with atheris.instrument_imports(include=["ipvsproxy"], enable_loader_override=False):
         from tests.fuzz import targets, words  # noqa: PLC0415 - what is imported here is instrumented
     WORDS.write_text("".join(f'"{word}"\n' for word in words.ALL))
     atheris.Setup([*sys.argv, f"-dict={WORDS}"], targets.TARGETS[name])
