@@ -21,6 +21,8 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 
 TIMEOUT_S = 60
 """Longest run of one iptables program; the wait for its lock is shorter, so only a hanging one gets here."""
+PUT_BACK_LIMIT = 3
+"""How often a jump is put above a rule of somebody else again; then the other's order is accepted."""
 LOCK_WAIT_S = 5
 """How long iptables may wait for the lock that all writers of rules on this host share."""
 
@@ -57,11 +59,14 @@ class Listing:
 
     ``chains`` holds those that exist, with the text of each rule. ``jumps`` counts how often each one is there: a second one
     of a kind is as wrong as none. ``strangers`` names, for a chain of ours, a rule of somebody else that leads to it.
+    ``above`` and ``below`` are somebody else's rules before and behind each jump, in its chain.
     """
 
     chains: Mapping[ChainKey, tuple[str, ...]]
     jumps: Mapping[Jump, int]
     strangers: Mapping[ChainKey, str]
+    above: Mapping[Jump, frozenset[str]] = dataclasses.field(default_factory=dict)
+    below: Mapping[Jump, frozenset[str]] = dataclasses.field(default_factory=dict)
 
 
 class IptablesDriver:
@@ -84,6 +89,8 @@ class IptablesDriver:
         self._jumps = frozenset(jumps)
         self._proc = proc
         self._programs: dict[Family, Program] = {}
+        self._below: dict[tuple[Family, Jump], frozenset[str]] = {}
+        self._put_back: collections.Counter[tuple[Family, Jump]] = collections.Counter()
 
     def program(self, family: Family) -> Program:
         """Version and variant of a family's program, asked for once.
@@ -131,7 +138,18 @@ class IptablesDriver:
             KernelError: iptables-save failed or stopped in the middle.
         """
         listing = self._list(family)
-        return SkeletonImage(family=family, chains=listing.chains, jumps=frozenset(listing.jumps))
+        moved = self._moved(family, listing)
+        for jump in listing.jumps.keys() - moved:
+            self._below[family, jump] = listing.below.get(jump, frozenset())
+        return SkeletonImage(family=family, chains=listing.chains, jumps=frozenset(listing.jumps.keys() - moved))
+
+    def _moved(self, family: Family, listing: Listing) -> frozenset[Jump]:
+        """The jumps behind a rule of somebody else that was behind them; one that is new may stand where its owner wants it."""
+        return frozenset(
+            jump
+            for jump, above in listing.above.items()
+            if above & self._below.get((family, jump), frozenset()) and self._put_back[family, jump] < PUT_BACK_LIMIT
+        )
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
         """The rules of anybody that hold this text, as iptables-save prints them; none of a family that cannot be read."""
@@ -156,7 +174,9 @@ class IptablesDriver:
                     if key in listing.strangers
                 ]
                 return Outcome(operation, error="; ".join(kept))
-            self._restore(skeleton.family, render_restore(skeleton, listing))
+            moved = self._moved(skeleton.family, listing)
+            self._restore(skeleton.family, render_restore(skeleton, listing, moved))
+            self._put_back.update((skeleton.family, jump) for jump in moved)
         except KernelError as error:
             return Outcome(operation, error=str(error), errno=error.errno)
         return Outcome(operation)
@@ -198,6 +218,8 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
     count: collections.Counter[Jump] = collections.Counter()
     strangers: dict[ChainKey, str] = {}
     known_jumps = {(ChainKey(jump.table, jump.source), jump.text): jump for jump in jumps}
+    above: dict[Jump, frozenset[str]] = {}
+    others: dict[ChainKey, list[str]] = {key: [] for key, _ in known_jumps}
     for key, rule in _rules(text, {key.table for key in chains}):
         if key in chains:
             content = found.setdefault(key, [])
@@ -207,9 +229,15 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
             continue
         elif (key, rule) in known_jumps:
             count[known_jumps[key, rule]] += 1
+            above[known_jumps[key, rule]] = frozenset(others[key])
+            continue
         elif (target := ChainKey(key.table, _target(rule))) in chains:
             strangers[target] = f"-A {key.chain} {rule}"
-    return Listing(chains={key: tuple(rules) for key, rules in found.items()}, jumps=count, strangers=strangers)
+        if key in others and rule is not None:
+            others[key].append(rule)
+    below = {jump: frozenset(others[ChainKey(jump.table, jump.source)]) - seen for jump, seen in above.items()}
+    whole = {key: tuple(rules) for key, rules in found.items()}
+    return Listing(chains=whole, jumps=count, strangers=strangers, above=above, below=below)
 
 
 def _rules(text: str, tables: Collection[str]) -> Iterator[tuple[ChainKey, str | None]]:
@@ -242,12 +270,12 @@ def _target(rule: str) -> str:
     return found.group(1) if found else ""
 
 
-def render_restore(skeleton: Skeleton, listing: Listing) -> str:
+def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump] = ()) -> str:
     """The input of ``iptables-restore --noflush`` that puts a skeleton in force.
 
     Every chain is declared, which empties it, and written anew. A jump that is absent is put first in its chain, in the
     skeleton's order, so that the last one ends up on top, as kube-proxy's do; one that is present stays where it is. Of
-    several equal ones the last stays: all were put first, so it is the oldest.
+    several equal ones the last stays: all were put first, so it is the oldest. Those that were ``moved`` are put first again.
     """
     lines: list[str] = []
     for table in _tables(skeleton):
@@ -258,7 +286,9 @@ def render_restore(skeleton: Skeleton, listing: Listing) -> str:
         for jump in skeleton.jumps:
             if jump.table == table:
                 there = listing.jumps.get(jump, 0)
-                lines += [f"-D {jump.source} {jump.text}"] * (there - 1) if there else [f"-I {jump.source} {jump.text}"]
+                stays = there > 0 and jump not in moved
+                lines += [f"-D {jump.source} {jump.text}"] * (there - stays)
+                lines += [] if stays else [f"-I {jump.source} {jump.text}"]
         lines.append("COMMIT")
     return "".join(f"{line}\n" for line in lines)
 

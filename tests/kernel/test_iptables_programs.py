@@ -195,3 +195,41 @@ def test_both_families_are_usable_and_trying_leaves_nothing(family: Family) -> N
     assert driver.usable(family) == ""
     assert driver.try_writing(family) == ""
     assert "KUBE" not in run("iptables-save" if family is Family.IPV4 else "ip6tables-save")
+
+
+def move_behind(jump: Jump, rule: str) -> None:
+    """Take a jump away and put it last, with a rule of somebody else before it."""
+    lines = f"*{jump.table}\n-D {jump.source} {jump.text}\n-D {jump.source} {rule}\n-A {jump.source} {rule}\n-A {jump.source} {jump.text}\n"
+    done = subprocess.run(
+        ["iptables-restore", "--noflush"], input=f"{lines}COMMIT\n", text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.usefixtures("variant")
+def test_a_jump_that_was_moved_behind_a_strange_rule_comes_back_on_top_but_not_for_ever() -> None:
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    create_set(Family.IPV4)
+    change(driver, Verb.SET, skeleton)
+    jump, strange = JUMPS[0], "-d 192.0.2.1/32 -j RETURN"
+    run("iptables", "-t", "nat", "-A", jump.source, *strange.split())
+    assert jump in driver.observe(Family.IPV4).jumps
+    for _ in range(iptables.PUT_BACK_LIMIT):
+        move_behind(jump, strange)
+        assert jump not in driver.observe(Family.IPV4).jumps
+        change(driver, Verb.SET, skeleton)
+        rules = [rule for rule in built_in_rules("iptables") if rule.startswith(f"-A {jump.source} ")]
+        assert rules.index(f"-A {jump.source} {jump.text}") < rules.index(f"-A {jump.source} {strange}")
+        assert jump in driver.observe(Family.IPV4).jumps
+    move_behind(jump, strange)
+    assert jump in driver.observe(Family.IPV4).jumps, "somebody wants it so"
+
+
+@pytest.mark.usefixtures("variant")
+def test_a_new_strange_rule_before_a_jump_is_left_there() -> None:
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    create_set(Family.IPV4)
+    change(driver, Verb.SET, skeleton)
+    driver.observe(Family.IPV4)
+    run("iptables", "-t", "nat", "-I", JUMPS[0].source, "-d", "192.0.2.1/32", "-j", "RETURN")
+    assert JUMPS[0] in driver.observe(Family.IPV4).jumps
