@@ -57,6 +57,15 @@ def test_the_owner_of_an_operation_is_who_wants_its_object(reconciler: Reconcile
     assert compare.owner_of(reconciler.claims, item) == owner
 
 
+def test_an_address_that_is_missing_or_nobodys_is_said(reconciler: Reconciler) -> None:
+    table = reconciler.claims.addresses
+    nobodys = parse_address("10.96.9.9")
+    table.observe({nobodys: True}, lambda _: True)
+    assert {one.name for one in compare.compare(reconciler) if one.kind == "address"} == {str(KEY.address), str(nobodys)}
+    table.observe({KEY.address: True}, lambda _: True)
+    assert [one for one in compare.compare(reconciler) if one.kind == "address"] == []
+
+
 def test_timeouts_that_are_left_as_they_are_count_as_equal(reconciler: Reconciler) -> None:
     reconciler.claims.put_node((), (), Timeouts(600, 0, 0))
     compare.note_timeouts(reconciler.claims, Timeouts(600, 120, 300))
