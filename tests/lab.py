@@ -21,7 +21,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -78,11 +78,15 @@ class Seen(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What a load met with: how often each outcome and each backend was seen, and the slowest answer."""
+    """What a load met with: how often each outcome and each backend was seen, the slowest answer, and all failures.
+
+    A failure is the time at which it was asked, as ``time.monotonic`` has it everywhere on one kernel, and the outcome.
+    """
 
     outcomes: Mapping[str, int]
     backends: Mapping[str, int]
     slowest_s: float
+    failures: Sequence[tuple[float, str]] = ()
 
     @property
     def failed(self) -> int:

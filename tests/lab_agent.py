@@ -248,17 +248,20 @@ class Agent:
         outcomes: dict[str, int] = {}
         backends: dict[str, int] = {}
         slowest_s = 0.0
+        failures: list[tuple[float, str]] = []
         while not stopping.is_set():
             begin = time.monotonic()
             outcome, answer = await self._attempt(target, timeout_s)
             slowest_s = max(slowest_s, time.monotonic() - begin)
             outcomes[outcome] = outcomes.get(outcome, 0) + 1
-            if answer is not None:
+            if answer is None:
+                failures.append((begin, outcome))
+            else:
                 backends[answer["backend"]] = backends.get(answer["backend"], 0) + 1
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await stopping.wait()
-        return {"outcomes": outcomes, "backends": backends, "slowest_s": slowest_s}
+        return {"outcomes": outcomes, "backends": backends, "slowest_s": slowest_s, "failures": failures}
 
     async def stop_load(self, number: int) -> dict[str, Any]:
         """End a load with its last answer; returns how often each outcome and backend was seen, and the slowest answer."""

@@ -137,8 +137,7 @@ class IptablesDriver:
         Raises:
             KernelError: iptables-save failed or stopped in the middle.
         """
-        listing = self._list(family)
-        moved = self._moved(family, listing)
+        moved = self._moved(family, listing := self._list(family))
         for jump in listing.jumps.keys() - moved:
             self._below[family, jump] = listing.below.get(jump, frozenset())
         return SkeletonImage(family=family, chains=listing.chains, jumps=frozenset(listing.jumps.keys() - moved))

@@ -19,8 +19,11 @@ class Clients:
         self._held: dict[Question, lab.Connection] = {}
 
     @contextlib.contextmanager
-    def asking(self) -> Iterator[list[str]]:
-        """Ask all questions for as long as the block runs; then the list holds a sentence for each that went unanswered."""
+    def asking(self, began_s: float) -> Iterator[list[str]]:
+        """Ask all questions for as long as the block runs; then the list holds a sentence for each that went unanswered.
+
+        Times in it are counted from ``began_s``.
+        """
         report: list[str] = []
         with contextlib.ExitStack() as loads:
             results = {
@@ -33,7 +36,8 @@ class Clients:
             self._figures.lost += load.failed
             self._figures.slowest_answer_s = max(self._figures.slowest_answer_s, load.slowest_s)
             if load.failed:
-                report.append(f"{question}: {dict(load.outcomes)}")
+                when = ", ".join(f"{outcome} at {at_s - began_s:.2f}" for at_s, outcome in load.failures)
+                report.append(f"{question}: {dict(load.outcomes)}: {when}")
 
     def ask_once(self) -> None:
         """Ask once while anything may be lost."""

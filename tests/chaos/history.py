@@ -82,7 +82,7 @@ class History:
         """All steps up to the next drift, while clients ask: nothing may be lost."""
         if plan[0] == "drift":
             return
-        with self._clients.asking() as unanswered:
+        with self._clients.asking(self._began_s) as unanswered:
             while plan and plan[0] != "drift":
                 {"change": self._change, "kill": self._kill, "fault": self._fault, "lock": self._lock}[plan.pop(0)]()
                 self._wait_until_quiet(QUIET_WITHIN_S)

@@ -199,7 +199,8 @@ def test_both_families_are_usable_and_trying_leaves_nothing(family: Family) -> N
 
 def move_behind(jump: Jump, rule: str) -> None:
     """Take a jump away and put it last, with a rule of somebody else before it."""
-    lines = f"*{jump.table}\n-D {jump.source} {jump.text}\n-D {jump.source} {rule}\n-A {jump.source} {rule}\n-A {jump.source} {jump.text}\n"
+    steps = [f"-{verb} {jump.source} {text}\n" for verb, text in (("D", jump.text), ("D", rule), ("A", rule), ("A", jump.text))]
+    lines = f"*{jump.table}\n{''.join(steps)}"
     done = subprocess.run(
         ["iptables-restore", "--noflush"], input=f"{lines}COMMIT\n", text=True, capture_output=True, check=False
     )
