@@ -127,7 +127,10 @@ class MemoryNode:
         )
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        try:
+            return asyncio.get_running_loop().time()
+        except RuntimeError:  # no loop runs yet: a node may be made before its test begins
+            return 0.0
 
     def deliver(self, events: Iterable[Event]) -> None:
         """What a source does with its events."""

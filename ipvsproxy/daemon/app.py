@@ -26,7 +26,7 @@ from ipvsproxy.daemon.staleness import Staleness
 from ipvsproxy.daemon.status import Notice, Status
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.traffic import Traffic
-from ipvsproxy.kernel import notify
+from ipvsproxy.kernel import host, notify
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
@@ -99,6 +99,7 @@ async def _serve_on(
     read_again: Callable[[], Config],
     signals: Signals,
 ) -> None:
+    requirements.demand(host.missing_settings())
     programs = await kernel.call(requirements.usable_programs, kernel.target)
     store = Store(started_s=time.time(), guard=Guard(config.source.mass_deletion_percent))
     staleness = Staleness(lambda: source.statuses, limit_s=config.servers.stale_watch_s, clock=time.monotonic)

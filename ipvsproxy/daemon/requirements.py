@@ -6,13 +6,14 @@ What is missing ends the process with a sentence for each thing.
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 
 import structlog
 
 from ipvsproxy.daemon.source import CannotStartError
 from ipvsproxy.kernel import host, iptables_variant, scheduler
 from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.kernel.node import NodeKernel
@@ -27,6 +28,16 @@ FALLBACK_SCHEDULER = "rr"
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
+def demand(missing: Collection[Missing]) -> None:
+    """Go on only if nothing is missing.
+
+    Raises:
+        CannotStartError: something is.
+    """
+    if missing:
+        raise CannotStartError(*missing)
+
+
 @contextlib.asynccontextmanager
 async def running_kernel(
     on_applied: Callable[[Sequence[Outcome], float], None] = lambda _outcomes, _duration_s: None,
@@ -38,9 +49,7 @@ async def running_kernel(
     Raises:
         CannotStartError: something is not there.
     """
-    missing = host.missing_privileges()
-    if missing:
-        raise CannotStartError(*missing)
+    demand(host.missing_privileges())
     complaint = await asyncio.to_thread(host.load_modules)
     missing = host.missing_features()
     if missing:
@@ -114,9 +123,7 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
     Raises:
         CannotStartError: there is none, or a set type is missing.
     """
-    missing = host.missing_set_types()
-    if missing:
-        raise CannotStartError(*missing)
+    demand(host.missing_set_types())
     reasons = {family: kernel.iptables.usable(family) or kernel.iptables.try_writing(family) for family in Family}
     for family, reason in reasons.items():
         if reason:

@@ -183,6 +183,22 @@ def missing_features(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missin
     return ()
 
 
+INDISPENSABLE = ("net/ipv4/vs/conntrack", "net/ipv4/ip_forward")
+"""Settings without which masqueraded traffic does not come back, or none is forwarded; each must be 1."""
+
+
+def missing_settings(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missing, ...]:
+    """The indispensable settings that are off and cannot be switched on by this process. Nothing is written."""
+    return tuple(
+        Missing(
+            f"{path.replace('/', '.')} is off, and this process can not switch it on (/proc/sys/{path} is not writable)",
+            "run ipvsproxy --init-only in a privileged container before this one, or set it on the host",
+        )
+        for path in INDISPENSABLE
+        if (proc / "sys" / path).read_text().strip() != "1" and not os.access(proc / "sys" / path, os.W_OK)
+    )
+
+
 def missing_set_types() -> tuple[Missing, ...]:
     """What the kernel's ipset lacks: the protocol, or types that it neither has nor can load.
 

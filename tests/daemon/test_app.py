@@ -74,6 +74,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
         thread.stop()
 
     monkeypatch.setattr(requirements, "running_kernel", running_kernel)
+    monkeypatch.setattr(host, "missing_settings", tuple)
     monkeypatch.setattr(requirements, "usable_programs", lambda _: dict.fromkeys(Family, PROGRAM))
     monkeypatch.setattr(requirements, "only_instance", contextlib.nullcontext)
     monkeypatch.setattr(app, "_set_oom_score", lambda _: None)
@@ -290,6 +291,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(host, "load_modules", lambda: "")
     monkeypatch.setattr(host, "missing_features", tuple)
     monkeypatch.setattr(host, "missing_set_types", tuple)
+    monkeypatch.setattr(host, "missing_settings", tuple)
 
     def make(*_: object, **__: object) -> Kernel:
         return Kernel()
@@ -303,7 +305,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 MISSING = (host.Missing("it is not there", "get it"),)
 
 
-@pytest.mark.parametrize("what", ["missing_privileges", "missing_features", "missing_set_types"])
+@pytest.mark.parametrize("what", ["missing_privileges", "missing_features", "missing_set_types", "missing_settings"])
 def test_what_the_host_lacks_is_said_with_its_remedy(
     bare: pytest.MonkeyPatch, what: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

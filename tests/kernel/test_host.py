@@ -236,3 +236,16 @@ def test_ipset_types_that_this_kernel_has_not_are_missing(monkeypatch: pytest.Mo
     assert [missing.what for missing in host.missing_set_types()] == [
         f"this kernel has no ipset type hash:none for {family.label}" for family in Family
     ]
+
+
+@pytest.mark.parametrize(("value", "writable", "is_missing"), [("0", False, True), ("0", True, False), ("1", False, False)])
+def test_a_setting_that_nothing_works_without_must_be_on_or_writable(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, value: str, writable: bool, is_missing: bool
+) -> None:
+    for path in host.INDISPENSABLE:
+        (tmp_path / "sys" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys" / path).write_text(f"{value}\n")
+    monkeypatch.setattr(os, "access", lambda _path, _mode: writable)  # root may write anything, but on a read-only mount
+    found = host.missing_settings(tmp_path)
+    assert len(found) == (len(host.INDISPENSABLE) if is_missing else 0)
+    assert all("--init-only" in one.remedy for one in found)
