@@ -195,8 +195,13 @@ def missing_settings(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missin
             "run ipvsproxy --init-only in a privileged container before this one, or set it on the host",
         )
         for path in INDISPENSABLE
-        if (proc / "sys" / path).read_text().strip() != "1" and not os.access(proc / "sys" / path, os.W_OK)
+        if _is_off(proc / "sys" / path) and not os.access(proc / "sys" / path, os.W_OK)
     )
+
+
+def _is_off(setting: pathlib.Path) -> bool:
+    """Whether a setting is there and is not 1; one that is not there is told by ``missing_features``."""
+    return setting.exists() and setting.read_text().strip() != "1"
 
 
 def missing_set_types() -> tuple[Missing, ...]:
