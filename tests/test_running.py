@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from ipvsproxy.kernel import host
 from tests.program import Program
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
@@ -135,16 +136,23 @@ def test_after_init_only_two_capabilities_are_enough_and_settings_stay_unwritten
     assert warnings(folder) == []
 
 
-def test_without_init_only_settings_are_one_warning_and_the_node_is_healthy(folder: pathlib.Path) -> None:
+def test_without_init_only_what_nothing_works_without_ends_it_and_the_rest_is_one_warning(folder: pathlib.Path) -> None:
+    with Started(folder, *FLAGS, by=UNPRIVILEGED) as program:
+        assert program.process.wait(60) == 2
+    refusal = (folder / "log").read_text()
+    assert "net.ipv4.vs.conntrack is off, and this process can not switch it on" in refusal
+    assert "ipvsproxy: nothing was programmed" in refusal
+    assert virtual_servers() == []
+    for path in host.INDISPENSABLE:
+        (pathlib.Path("/proc/sys") / path).write_text("1")
     with Started(folder, *FLAGS, "--ipvs-sync-period=1s", by=UNPRIVILEGED) as program:
         program.wait_until_synced()
-        program.wait_until(lambda: (folder / "log").read_text().count("net/ipv4/vs/conntrack") > 0, "warned", 10)
+        program.wait_until(lambda: (folder / "log").read_text().count("net/ipv4/vs/expire") > 0, "warned", 10)
         time.sleep(2.5)  # more than two audits
         assert ask_health() == 200
         assert program.stop() == 0
-    (warning,) = warnings(folder)
-    assert 'event="kernel settings can not be written"' in warning
-    assert "settings=net/ipv4/vs/conntrack,net/ipv4/vs/expire_nodest_conn," in warning
+    (warning,) = [line for line in warnings(folder) if "kernel settings" in line]
+    assert "settings=net/ipv4/vs/expire_nodest_conn," in warning
     assert "Read-only file system" in warning
     assert "--init-only" in warning
 
