@@ -25,6 +25,13 @@ def test_a_drain_is_looked_at_at_once() -> None:
     assert len(found) == 1
 
 
+def test_drains_whose_counts_could_not_be_read_are_all_looked_at_again_later() -> None:
+    found = drains(ONE, TWO)
+    assert found.note(KEY, None, 100) == []
+    assert found.due(100) == []
+    assert found.next_s() == 100 + SHORTEST_INTERVAL_S
+
+
 def test_a_deadline_of_less_than_a_second_counts() -> None:
     found = drains(ONE, deadline_s=0.5)
     found.note(KEY, {ONE: BUSY}, 100)
