@@ -5,7 +5,7 @@ Rule: nothing is decided here. What is wanted comes from ``state.translate``; re
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.model.kernel import RealServerKey, VirtualServer
@@ -96,11 +96,14 @@ def _port_use(
     mine = [item for item in slices if item.family is family]
     endpoints = state.find_endpoints(mine, port)
     choice = state.choose(service, port, family, endpoints, view)
-    uses = [use for item in slices for use in _uses(item, port, family, endpoints, choice)]
-    return PortUse(port=port, family=family, frontends=tuple(_frontends(service, wanted, port, family)), endpoints=tuple(uses))
+    uses = [use for item in mine for use in _uses(item, port, endpoints, choice)]
+    frontends = _frontends(service, wanted, port, view.node_port_addresses[family], family)
+    return PortUse(port=port, family=family, frontends=tuple(frontends), endpoints=tuple(uses))
 
 
-def _frontends(service: Service, wanted: ServiceState, port: ServicePort, family: Family) -> Iterator[Frontend]:
+def _frontends(
+    service: Service, wanted: ServiceState, port: ServicePort, node_port_addresses: Collection[Address], family: Family
+) -> Iterator[Frontend]:
     addresses: Mapping[Role, Iterable[Address]] = {
         Role.CLUSTER_IP: service.cluster_addresses,
         Role.EXTERNAL_IP: service.external_addresses,
@@ -109,7 +112,7 @@ def _frontends(service: Service, wanted: ServiceState, port: ServicePort, family
     named = {address: role for role, those in reversed([*addresses.items()]) for address in those}
     for key, virtual_server in wanted.virtual_servers.items():
         role = named.get(key.address) if key.port == port.port else None
-        if role is None and key.port == port.node_port:
+        if role is None and key.port == port.node_port and key.address in node_port_addresses:
             role = Role.NODE_PORT
         if role and key.protocol is port.protocol and key.address.family is family:
             yield Frontend(role=role, virtual_server=virtual_server)
@@ -118,13 +121,10 @@ def _frontends(service: Service, wanted: ServiceState, port: ServicePort, family
 def _uses(
     item: EndpointSlice,
     port: ServicePort,
-    family: Family,
     endpoints: Mapping[RealServerKey, Endpoint],
     choice: topology.Choice,
 ) -> Iterator[EndpointUse]:
     numbers = [one.port for one in item.ports if one.name == port.name and one.protocol is port.protocol]
-    if item.family is not family:
-        return
     if not numbers:
         name = f"named {port.name!r}" if port.name else "without a name"
         reason = NotUsed("no_such_port", f"its EndpointSlice has no {port.protocol.name} port {name}")

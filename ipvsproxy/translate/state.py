@@ -81,11 +81,8 @@ class _FamilyState:
         self.view = view
         self.settings = settings
         self.cluster_address = cluster_address
-        external = _of(family, service.external_addresses)
         self.load_balancer_addresses = _of(family, service.load_balancer_addresses)
-        # The policies look at spec.externalIPs even where the feature gate keeps them from being programmed.
-        self.has_external_address = bool(external or self.load_balancer_addresses)
-        self.external_addresses = external if settings.external_addresses else []
+        self.external_addresses = _of(family, service.external_addresses) if settings.external_addresses else []
         ranges = [item for item in service.source_ranges if item.family is family] if service.source_ranges else []
         self.source_ranges: list[Network] = [] if any(item.prefix_length == 0 for item in ranges) else ranges
         self.is_restricted = bool(self.source_ranges) or service.admits_nobody

@@ -5,7 +5,7 @@ Only what the rules of ``skeleton`` can say is understood: each field of ``Rule`
 
 import enum
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from ipvsproxy.model.kernel import (
     IP_SETS,
@@ -71,6 +71,8 @@ def connection_of(client: Client, key: VirtualServerKey, settings: Settings, vie
             return Connection(_OUTSIDE[key.address.family], key)
         case Client.POD:
             return Connection(_pod_address(key.address.family, settings, view), key, is_from_pod_interface=True)
+        case never:
+            assert_never(never)
 
 
 def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:

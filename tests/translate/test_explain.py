@@ -4,7 +4,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from ipvsproxy.model.kernel import RealServerKey
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceType, Skipped
 from ipvsproxy.translate import explain
 from ipvsproxy.translate.explain import Role
@@ -57,6 +57,7 @@ def test_a_slice_without_the_port_says_so() -> None:
     (use,) = port.endpoints
     assert use.internal is not None
     assert use.internal == use.external == ("no_such_port", "its EndpointSlice has no TCP port named 'http'")
+    assert use.port == 0
 
 
 def test_of_two_entries_for_one_address_one_counts() -> None:
@@ -93,6 +94,56 @@ def test_every_virtual_server_has_its_role() -> None:
         "TCP 192.0.2.2:80": Role.LOAD_BALANCER_IP,
         "TCP 192.168.0.10:30080": Role.NODE_PORT,
     }
+
+
+def test_each_port_has_the_virtual_servers_of_its_own_number_and_protocol() -> None:
+    number = 30080
+    service = builders.service(
+        "web",
+        builders.service_port(80, name="a", node_port=number),
+        builders.service_port(80, Protocol.UDP, name="b"),
+        builders.service_port(number, name="c"),
+        kind=ServiceType.NODE_PORT,
+    )
+    found = [[(one.role, str(one.virtual_server.key)) for one in port.frontends] for port in _explain(service).ports]
+    assert found == [
+        [(Role.CLUSTER_IP, "TCP 10.96.0.10:80"), (Role.NODE_PORT, "TCP 192.168.0.10:30080")],
+        [(Role.CLUSTER_IP, "UDP 10.96.0.10:80")],
+        [(Role.CLUSTER_IP, "TCP 10.96.0.10:30080")],
+    ]
+
+
+def test_each_family_has_its_own_virtual_servers_and_endpoints() -> None:
+    service = builders.service(cluster=["10.96.0.10", "fd00:96::10"])
+    slices = [
+        builders.endpoint_slice(endpoint("10.244.0.1"), suffix="4"),
+        builders.endpoint_slice(endpoint("fd00::1"), suffix="6"),
+    ]
+    found = _explain(service, *slices)
+    assert [port.family for port in found.ports] == [Family.IPV4, Family.IPV6]
+    assert [[str(use.endpoint.address) for use in port.endpoints] for port in found.ports] == [["10.244.0.1"], ["fd00::1"]]
+    assert [[str(one.virtual_server.key) for one in port.frontends] for port in found.ports] == [
+        ["TCP 10.96.0.10:80"],
+        ["TCP [fd00:96::10]:80"],
+    ]
+    assert found.skipped == {}
+
+
+def test_endpoints_here_of_one_family_are_none_of_the_other() -> None:
+    service = builders.service(cluster=["10.96.0.10", "fd00:96::10"], internal_local=True)
+    slices = [
+        builders.endpoint_slice(endpoint("10.244.1.1", OTHER_NODE), suffix="4"),
+        builders.endpoint_slice(endpoint("fd00::1"), suffix="6"),
+    ]
+    reasons = [[use.internal and use.internal.code for use in port.endpoints] for port in _explain(service, *slices).ports]
+    assert reasons == [["other_node"], [None]]
+
+
+def test_a_family_that_this_host_does_not_serve_is_not_explained() -> None:
+    service = builders.service(cluster=["10.96.0.10", "fd00:96::10"])
+    settings = Settings(families=frozenset({Family.IPV6}))
+    found = explain.explain(service, [], builders.node_view(), settings)
+    assert [port.family for port in found.ports] == [Family.IPV6]
 
 
 def test_what_is_not_served_has_no_ports_and_a_reason() -> None:

@@ -280,6 +280,7 @@ def test_no_service_is_too_strange_to_parse(document: dict[str, Any]) -> None:
         (3, {"externalIPs": 40_000}, 1),
         (3, {"externalIPs": 70_000}, 0),
         (1_000, {"ingress": 10, "loadBalancerSourceRanges": 100}, 65),
+        (500, {"ingress": 100, "loadBalancerSourceRanges": 10}, 65),
         (60_000, {"ingress": 1}, 60_000),
     ],
 )

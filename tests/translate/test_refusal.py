@@ -49,6 +49,13 @@ def test_an_external_address_is_refused_with_its_reason(external: str, port: int
     assert VirtualServerKey(Protocol.TCP, parse_address("10.96.0.10"), port) in state.virtual_servers, "the rest is served"
 
 
+def test_of_a_load_balancer_s_addresses_those_that_are_refused_are_left_out_and_the_others_served() -> None:
+    item = dataclasses.replace(service(), load_balancer_addresses=builders.addresses("203.0.113.5", "192.168.0.99"))
+    found, why = refusal.admit(item, node_view(), SETTINGS)
+    assert found.load_balancer_addresses == builders.addresses("203.0.113.5")
+    assert [str(one) for one in why] == ["status.loadBalancer: 192.168.0.99 is the address of an API server"]
+
+
 def test_on_a_node_with_an_api_server_only_its_port_is_refused() -> None:
     own = builders.backend(builders.NODE_ADDRESS, 6443)
     view = node_view(api_servers=frozenset({own}))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import IP_SETS, SetEntry, SetKind, VirtualServerKey
-from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.kernel import IP_SETS, ChainKey, Rule, SetEntry, SetKind, Skeleton, VirtualServerKey
+from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.translate import skeleton, state, trace
 from ipvsproxy.translate.trace import Client
@@ -83,3 +83,43 @@ def test_an_external_address_is_masqueraded_unless_its_traffic_stays_here(*, loc
 def test_a_step_reads_as_the_rule_that_iptables_shows() -> None:
     found = _trace(builders.service(), CLUSTER, Client.POD)
     assert str(found.steps[-1]) == "-t nat -A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT"
+
+
+@pytest.mark.parametrize(
+    ("pods", "settings", "source"),
+    [
+        (["fd00:3::/64", "10.244.3.0/24"], Settings(), "10.244.3.1"),
+        (["10.1.0.0/16", "10.244.3.0/24"], BY_CLUSTER, "10.244.3.1"),
+        (["10.1.0.0/16"], BY_CLUSTER, "10.244.0.1"),
+        (["10.1.0.0/16"], Settings(detect_local=DetectLocal.NODE_CIDR, cluster_networks=builders.networks(PODS)), "10.1.0.1"),
+        (["fd00:3::/64"], Settings(cluster_networks=builders.networks("fd00::/16")), "203.0.113.1"),
+        ([], Settings(), "203.0.113.1"),
+    ],
+)
+def test_an_example_of_a_pod_has_an_address_that_pods_here_may_have(pods: list[str], settings: Settings, source: str) -> None:
+    view = builders.node_view(seen=builders.node(pod_networks=pods), settings=settings)
+    found = trace.connection_of(Client.POD, CLUSTER, settings, view)
+    assert (str(found.source), found.is_from_pod_interface, found.is_from_host) == (source, True, False)
+
+
+def _follow(*chains: tuple[str, tuple[Rule, ...]]) -> trace.Trace:
+    rules = Skeleton(family=Family.IPV4, chains={ChainKey("nat", name): those for name, those in chains}, jumps=())
+    return trace.follow(rules, frozenset[SetEntry]().__contains__, trace.Connection(parse_address("203.0.113.1"), CLUSTER))
+
+
+MARK, TO_OTHER = Rule(target="KUBE-MARK-MASQ"), Rule(target="OTHER")
+
+
+def test_what_was_accepted_sees_no_later_rule_in_whatever_chain_that_was() -> None:
+    accept = Rule(target="ACCEPT")
+    assert _follow(("KUBE-SERVICES", (accept, MARK))) == (False, ((ChainKey("nat", "KUBE-SERVICES"), accept),))
+    found = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (accept, MARK)))
+    assert (found.is_masqueraded, [step.rule for step in found.steps]) == (False, [TO_OTHER, accept])
+
+
+def test_a_chain_that_decides_nothing_is_no_step_and_one_that_was_ended_is() -> None:
+    nothing = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (Rule(target="ACCEPT", protocol=Protocol.UDP),)))
+    assert (nothing.is_masqueraded, [step.rule for step in nothing.steps]) == (True, [MARK])
+    back = Rule(target="RETURN")
+    ended = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (back, MARK)))
+    assert (ended.is_masqueraded, [step.rule for step in ended.steps]) == (True, [TO_OTHER, back, MARK])
