@@ -1,6 +1,7 @@
 """What is deployed fits the program: flags, configuration, ports, permissions, and the image that Containerfile builds.
 
-Left out: what only a cluster can tell, such as whether its admission rules let a privileged pod in.
+What kustomize and the API's schema say to them: tests/test_kustomize.py. Left out: what only a cluster can tell, such as whether
+its admission rules let a privileged pod in.
 """
 
 import importlib.metadata
@@ -69,7 +70,8 @@ def _load(objects: dict[str, Object]) -> Config:
 
 def test_every_manifest_is_yaml_and_listed_in_a_kustomization_or_a_patch() -> None:
     listed = {f"base/{name}" for name in [*_kustomization("base")["resources"], "kustomization.yaml"]}
-    listed |= {"overlays/beside-kube-proxy/kustomization.yaml", "monitoring/kustomization.yaml", "monitoring/rules.test.yaml"}
+    listed |= {f"overlays/{name}/kustomization.yaml" for name in ("beside-kube-proxy", "replace-kube-proxy")}
+    listed |= {"monitoring/kustomization.yaml", "monitoring/rules.test.yaml"}
     listed |= {f"monitoring/{name}" for name in _kustomization("monitoring")["resources"]}
     found = {str(path.relative_to(MANIFESTS)) for path in MANIFESTS.rglob("*.yaml")}
     assert {name for name in found if not name.startswith(("demo/", "patches/"))} == listed
@@ -139,22 +141,50 @@ def test_the_role_is_bound_to_the_account_that_the_pods_run_under() -> None:
     assert {objects[kind]["metadata"]["namespace"] for kind in ("DaemonSet", "ConfigMap", "ServiceAccount")} == {"kube-system"}
 
 
-def test_the_pod_runs_on_every_node_with_the_privileges_that_the_program_checks() -> None:
-    objects = _base()
-    pod, container = _pod(objects), _container(objects)
+def test_the_pod_runs_on_every_node() -> None:
+    pod = _pod(_base())
     assert pod["hostNetwork"] is True
     assert pod["tolerations"] == [{"operator": "Exists"}]
     assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}
     assert pod["priorityClassName"] == "system-node-critical"
-    assert container["securityContext"]["privileged"] is True
-    mounted = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
-    assert mounted == {"/run/xtables.lock"}, "nothing else of the host is writable"
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
 
 
-def test_beside_kube_proxy_only_labelled_nodes_are_ours_and_kube_proxy_keeps_off_exactly_those() -> None:
-    overlay = _kustomization("overlays/beside-kube-proxy")
-    assert (MANIFESTS / "overlays/beside-kube-proxy" / overlay["resources"][0]).resolve() == MANIFESTS / "base"
+def test_what_serves_has_one_capability_and_nothing_of_the_host_but_the_lock_of_iptables() -> None:
+    # That this is enough, tests/test_running.py shows on a kernel.
+    container = _container(_base())
+    assert container["securityContext"] == {
+        "runAsUser": 0,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    volumes = {volume["name"]: volume for volume in _pod(_base())["volumes"]}
+    writable = [volumes[mount["name"]] for mount in container["volumeMounts"] if not mount.get("readOnly")]
+    assert [volume.get("hostPath", {}).get("path") for volume in writable] == ["/run/xtables.lock", None]
+    assert "emptyDir" in writable[1]
+
+
+def test_what_prepares_the_node_is_the_same_command_and_ends() -> None:
+    objects = _base()
+    (prepare,) = _pod(objects)["initContainers"]
+    serve = _container(objects)
+    assert prepare["command"] == [*serve["command"], "--init-only"]
+    assert (prepare["image"], prepare["env"]) == (serve["image"], serve["env"])
+    assert prepare["securityContext"] == {"privileged": True, "readOnlyRootFilesystem": True}
+    mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in prepare["volumeMounts"]}
+    assert mounts == {"/var/lib/kube-proxy": True, "/run/xtables.lock": False, "/lib/modules": True}
+
+
+def test_every_mount_is_a_volume_and_every_volume_is_mounted() -> None:
+    pod = _pod(_base())
+    mounted = {mount["name"] for each in [*pod["initContainers"], *pod["containers"]] for mount in each["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_in_place_of_kube_proxy_only_labelled_nodes_are_ours_and_kube_proxy_keeps_off_exactly_those() -> None:
+    overlay = _kustomization("overlays/replace-kube-proxy")
+    assert (MANIFESTS / "overlays/replace-kube-proxy" / overlay["resources"][0]).resolve() == MANIFESTS / "base"
     patches = [yaml.safe_load(patch["patch"]) for patch in overlay["patches"]]
     base = _base()
     for patch in patches:

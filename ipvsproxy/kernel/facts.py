@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from ipvsproxy.kernel import host, iptables, iptables_variant
+from ipvsproxy.kernel import host, iptables_process, iptables_variant
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import Missing, SysctlDriver
 from ipvsproxy.kernel.node import NodeKernel
@@ -168,7 +168,7 @@ def _chains(choice: iptables_variant.Choice | None) -> Iterator[str]:
     for of_families in commands or ([choice.commands] if choice else []):
         for command in of_families.values():
             try:
-                text = iptables.run(f"{command}-save")
+                text = iptables_process.run(f"{command}-save")
             except KernelError:
                 continue
             yield from (line[1:].partition(" ")[0] for line in text.splitlines() if line.startswith(":"))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from pyroute2 import IPSet
 from pyroute2.netlink.exceptions import NetlinkError
 
+from ipvsproxy.kernel import preload
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipset_message import IPSET_PROTOCOL
 from ipvsproxy.model.kernel import SetType, Sysctl
@@ -36,9 +37,6 @@ MODULES = (
     "dummy",
 )
 """What the kernel needs and does not always load by itself."""
-
-_CAPABILITIES: Mapping[int, str] = {12: "CAP_NET_ADMIN", 13: "CAP_NET_RAW"}
-"""By number (include/uapi/linux/capability.h). Both variants of iptables open raw sockets, if only to ask for versions."""
 
 _PRIVILEGED = "have a privileged container run ipvsproxy --init-only before this one, or set the value on the host"
 _REMEDIES: Mapping[int, str] = {
@@ -148,19 +146,25 @@ def load_modules(modules: Sequence[str] = MODULES) -> str:
     return "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
 
 
-def missing_privileges(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missing, ...]:
-    """The privileges that this process needs and does not have."""
-    for line in (proc / "self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "CapEff":
-            lacking = [capability for bit, capability in _CAPABILITIES.items() if not int(value, 16) >> bit & 1]
-            if lacking:
-                return (
-                    Missing(
-                        f"this process may not change the network (it has no {' and no '.join(lacking)})",
-                        "run it as root, in a container with privileged: true, or with these two capabilities after --init-only",
-                    ),
-                )
+def missing_privileges(
+    proc: pathlib.Path = pathlib.Path("/proc"), library: pathlib.Path = preload.LIBRARY
+) -> tuple[Missing, ...]:
+    """The privileges that this process needs and does not have. ``library`` is what makes it do without CAP_NET_RAW."""
+    has = preload.capabilities(proc)
+    if not has >> preload.NET_ADMIN & 1:
+        return (
+            Missing(
+                "this process may not change the network (it has no CAP_NET_ADMIN)",
+                "run it as root, in a container with privileged: true, or with CAP_NET_ADMIN after --init-only",
+            ),
+        )
+    if not has >> preload.NET_RAW & 1 and not library.exists():
+        return (
+            Missing(
+                "this process can not run iptables (it has no CAP_NET_RAW)",
+                "grant it; or install ipvsproxy where there is a C compiler: its image does without",
+            ),
+        )
     return ()
 
 

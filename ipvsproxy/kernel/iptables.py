@@ -9,18 +9,15 @@ import contextlib
 import dataclasses
 import pathlib
 import re
-import shutil
-import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ipvsproxy.kernel import iptables_process
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import ChainKey, Jump, Skeleton, SkeletonImage
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 
-TIMEOUT_S = 60
-"""Longest run of one iptables program; the wait for its lock is shorter, so only a hanging one gets here."""
 PUT_BACK_LIMIT = 3
 """How often a jump is put above a rule of somebody else again; then the other's order is accepted."""
 LOCK_WAIT_S = 5
@@ -99,7 +96,7 @@ class IptablesDriver:
             KernelError: there is none, or it does not say its version.
         """
         if family not in self._programs:
-            self._programs[family] = parse_version(run(self._commands[family], "--version"))
+            self._programs[family] = parse_version(iptables_process.run(self._commands[family], "--version"))
         return self._programs[family]
 
     def usable(self, family: Family) -> str:
@@ -114,7 +111,9 @@ class IptablesDriver:
             if disabled.exists() and disabled.read_text().strip() == "1":
                 return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
         try:
-            run(self._commands[family], *self.program(family).wait(_LOCK_WAIT_VERSION), "-t", "nat", "-S", "POSTROUTING")
+            iptables_process.run(
+                self._commands[family], *self.program(family).wait(_LOCK_WAIT_VERSION), "-t", "nat", "-S", "POSTROUTING"
+            )
         except KernelError as error:
             return error.detail
         return ""
@@ -155,7 +154,7 @@ class IptablesDriver:
         found: list[str] = []
         for family in families:
             with contextlib.suppress(KernelError):
-                found += [line for line in run(f"{self._commands[family]}-save").splitlines() if text in line]
+                found += [line for line in iptables_process.run(f"{self._commands[family]}-save").splitlines() if text in line]
         return found
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
@@ -181,7 +180,7 @@ class IptablesDriver:
         return Outcome(operation)
 
     def _list(self, family: Family) -> Listing:
-        text = run(f"{self._commands[family]}-save")
+        text = iptables_process.run(f"{self._commands[family]}-save")
         try:
             return parse_save(text, self._chains, self._jumps)
         except ValueError as error:
@@ -189,7 +188,9 @@ class IptablesDriver:
 
     def _restore(self, family: Family, text: str) -> None:
         if text:
-            run(f"{self._commands[family]}-restore", *self.program(family).wait(_RESTORE_VERSION), "--noflush", stdin=text)
+            iptables_process.run(
+                f"{self._commands[family]}-restore", *self.program(family).wait(_RESTORE_VERSION), "--noflush", stdin=text
+            )
 
 
 def parse_version(text: str) -> Program:
@@ -314,37 +315,3 @@ def render_removal(skeleton: Skeleton, listing: Listing) -> str:
 
 def _tables(skeleton: Skeleton) -> Iterator[str]:
     return iter(dict.fromkeys(key.table for key in skeleton.chains))
-
-
-def run(command: str, *arguments: str, stdin: str = "") -> str:
-    """What a program of iptables prints.
-
-    Raises:
-        KernelError: it is not in PATH, exits with another status than 0, or runs for too long.
-    """
-    path = shutil.which(command)
-    if path is None:
-        raise KernelError(action=command, errno=0, detail=f"{command} is not in PATH; install the package iptables")
-    try:
-        done = subprocess.run(
-            (path, *arguments), input=stdin, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise KernelError(action=command, errno=0, detail=f"it was ended after {TIMEOUT_S} s without an answer") from error
-    except OSError as error:
-        raise KernelError(action=command, errno=error.errno or 0, detail=f"{path}: {error.strerror}") from error
-    if done.returncode:
-        detail = describe_failure(done.stderr, stdin) or f"exit status {done.returncode}"
-        raise KernelError(action=command, errno=0, detail=detail)
-    return done.stdout
-
-
-def describe_failure(stderr: str, stdin: str) -> str:
-    """One line out of what an iptables program says on stderr, with the line of its input that it names, if any."""
-    said = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith("Try `")]
-    text = "; ".join(said)
-    found = re.search(r"\bline:? (\d+)", text)
-    lines = stdin.splitlines()
-    if found and 0 < int(found.group(1)) <= len(lines):
-        text += f" ({lines[int(found.group(1)) - 1]})"
-    return text

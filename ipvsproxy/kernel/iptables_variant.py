@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.kernel import iptables
+from ipvsproxy.kernel import iptables, iptables_process
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import ChainKey
 from ipvsproxy.model.net import Family
@@ -117,14 +117,14 @@ def _look(variant: Variant, chains: Collection[ChainKey]) -> Evidence:
     texts = []
     for command in commands(variant).values():
         try:
-            texts.append(iptables.run(f"{command}-save"))
+            texts.append(iptables_process.run(f"{command}-save"))
         except KernelError:
             continue
     return count("\n".join(texts), chains)
 
 
 def _default() -> Variant:
-    return Variant(iptables.parse_version(iptables.run(iptables.COMMANDS[Family.IPV4], "--version")).variant)
+    return Variant(iptables.parse_version(iptables_process.run(iptables.COMMANDS[Family.IPV4], "--version")).variant)
 
 
 def _other(variant: Variant) -> Variant:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from ipvsproxy.daemon import engine, store
-from ipvsproxy.kernel import iptables, ipvs_message, netlink, node
+from ipvsproxy.kernel import iptables_process, ipvs_message, netlink, node
 from ipvsproxy.reconcile import reconciler
 from ipvsproxy.translate import decode
 
@@ -80,7 +80,7 @@ class Meter:
             setattr(engine.Engine, function, self._timed_whole(getattr(engine.Engine, function), name))
         netlink.Channel.run = self._run(netlink.Channel.run)  # type: ignore[method-assign]  # as above
         netlink.Channel._dump = self._timed(netlink.Channel._dump, "dump")  # type: ignore[method-assign]  # as above
-        iptables.run = self._rules(iptables.run)
+        iptables_process.run = self._rules(iptables_process.run)
         subprocess.Popen.__init__ = self._counted(subprocess.Popen.__init__)  # type: ignore[method-assign]  # as above
 
     def _timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -134,13 +134,19 @@ def test_missing_privileges_are_told_with_a_remedy(proc: pathlib.Path) -> None:
     (missing,) = host.missing_privileges(proc)
     assert str(missing) == (
         "this process may not change the network (it has no CAP_NET_ADMIN): "
-        "run it as root, in a container with privileged: true, or with these two capabilities after --init-only"
+        "run it as root, in a container with privileged: true, or with CAP_NET_ADMIN after --init-only"
     )
-    (proc / "self/status").write_text("CapEff:\t0000000000000000\n")
-    (missing,) = host.missing_privileges(proc)
-    assert "no CAP_NET_ADMIN and no CAP_NET_RAW" in missing.what
     (proc / "self/status").write_text("CapEff:\t0000000000003000\n")
     assert host.missing_privileges(proc) == ()
+
+
+def test_without_raw_sockets_the_library_that_does_without_has_to_be_there(proc: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (proc / "self/status").write_text("CapEff:\t0000000000001000\n")
+    (missing,) = host.missing_privileges(proc, library=tmp_path / "datagram.so")
+    assert "it has no CAP_NET_RAW" in missing.what
+    assert "where there is a C compiler" in missing.remedy
+    (tmp_path / "datagram.so").touch()
+    assert host.missing_privileges(proc, library=tmp_path / "datagram.so") == ()
 
 
 def test_missing_ipvs_is_told_and_hides_what_follows_from_it(proc: pathlib.Path) -> None:

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from ipvsproxy.kernel import iptables
+from ipvsproxy.kernel import iptables, iptables_process
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import ChainKey, Jump, Rule, SetMatch, Skeleton
 from ipvsproxy.model.net import Family
@@ -198,13 +198,13 @@ def test_failure_is_one_line_that_holds_the_failing_rule() -> None:
         "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.\n\nError occurred at line: 3\n"
         "Try `iptables-restore -h' or 'iptables-restore --help' for more information.\n"
     )
-    assert iptables.describe_failure(said, "*nat\n:K - [0:0]\n-A K -m set --match-set NOPE dst\nCOMMIT\n") == (
+    assert iptables_process.describe_failure(said, "*nat\n:K - [0:0]\n-A K -m set --match-set NOPE dst\nCOMMIT\n") == (
         "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.; Error occurred at line: 3 (-A K -m set --match-set NOPE dst)"
     )
 
 
 def test_failure_that_names_no_line_is_told_as_it_is() -> None:
-    assert iptables.describe_failure("Another app is currently holding the xtables lock.\n", "*nat\nCOMMIT\n") == (
+    assert iptables_process.describe_failure("Another app is currently holding the xtables lock.\n", "*nat\nCOMMIT\n") == (
         "Another app is currently holding the xtables lock."
     )
 
@@ -248,7 +248,7 @@ def test_nothing_is_written_when_the_tables_cannot_be_read(programs: pathlib.Pat
 
 def test_a_hanging_program_is_ended(programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_program(programs, "iptables-save", "exec sleep 600")
-    monkeypatch.setattr(iptables, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(iptables_process, "TIMEOUT_S", 0.05)
     with pytest.raises(KernelError, match="without an answer"):
         iptables.IptablesDriver(chains=(), jumps=()).observe(Family.IPV4)
 

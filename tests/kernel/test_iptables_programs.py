@@ -7,10 +7,11 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import pytest
 
-from ipvsproxy.kernel import iptables
+from ipvsproxy.kernel import iptables, preload
 from ipvsproxy.model.kernel import ChainKey, Jump, Rule, SetMatch, Skeleton
 from ipvsproxy.model.net import Family, Protocol, parse_network
 from ipvsproxy.model.plan import Operation, Verb
@@ -119,6 +120,22 @@ def test_what_is_written_is_what_is_read_back(variant: str, family: Family) -> N
     assert driver.observe(family) == skeleton.image
     assert change(driver, Verb.SET, skeleton) == ""
     assert driver.observe(family) == skeleton.image
+
+
+@pytest.mark.usefixtures("variant")
+@pytest.mark.skipif(not preload.LIBRARY.exists(), reason="ipvsproxy was installed without a C compiler, and needs CAP_NET_RAW")
+@pytest.mark.parametrize("family", Family)
+def test_one_capability_is_enough_to_write_and_read_every_kind_of_rule(family: Family) -> None:
+    create_set(family)
+    alone = ("setpriv", "--no-new-privs", "--bounding-set=-all,+net_admin", "--inh-caps=-all")
+    there = (
+        "from tests.kernel.test_iptables_programs import *\n"
+        f"driver, skeleton = make_driver(), every_kind_of_rule(Family({family.value!r}))\n"
+        "assert change(driver, Verb.SET, skeleton) == ''\n"
+        f"assert driver.observe(Family({family.value!r})) == skeleton.image\n"
+        "print('done')"
+    )
+    assert run(*alone, sys.executable, "-c", there) == "done\n"
 
 
 @pytest.mark.usefixtures("variant")
