@@ -36,6 +36,8 @@ _EVERYWHERE = {
     "net/ipv4/conf/default/send_redirects": "0",
     "net/ipv4/icmp_ratelimit": "0",  # a second refusal within a second would look like a timeout
     "net/ipv6/icmp/ratelimit": "0",
+    "net/ipv4/icmp_ratemask": "0",  # nor do many at once, which the kernel bounds for all senders together
+    "net/ipv6/icmp/ratemask": "\n",
     "net/ipv6/conf/default/accept_dad": "0",  # addresses are usable at once
     "net/ipv6/conf/all/disable_ipv6": "0",
     "net/ipv6/conf/default/disable_ipv6": "0",
