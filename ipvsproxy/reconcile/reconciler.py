@@ -332,8 +332,6 @@ def _identity(operation: Operation) -> tuple[str, object]:
             return kind_of(item), item[:2]
         case Skeleton():
             return kind_of(item), item.family
-        case Sysctl():
-            return kind_of(item), item.path
         case FlowCleaning():
             return kind_of(item), item.flow
         case _:

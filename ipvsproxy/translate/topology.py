@@ -32,12 +32,12 @@ class WhyNot(enum.StrEnum):
 class Scope(NamedTuple):
     """Which endpoints of a service port some traffic may go to.
 
-    ``node`` not empty: only those on it. ``last_resort``: no ready one is there, so those that are terminating but serve are
-    taken. ``node_hint`` and ``zone_hint`` not empty: only those with such a hint.
+    ``last_resort``: no ready one is there, so those that are terminating but serve are taken. ``node`` not empty: only those on
+    it. ``node_hint`` and ``zone_hint`` not empty: only those with such a hint.
     """
 
+    last_resort: bool
     node: str = ""
-    last_resort: bool = False
     node_hint: str = ""
     zone_hint: str = ""
 

@@ -1,15 +1,22 @@
-"""Who wants a kernel object, and how differences are said; most of the latter is shown by ``tests/daemon/test_verify.py``."""
+"""Who wants a kernel object, and how differences are said; on a whole node: ``tests/daemon/test_verify.py``."""
+
+from collections.abc import Iterable, Mapping
 
 import pytest
 
 from ipvsproxy.model.kernel import (
     NODE_OWNER,
+    PERSISTENT,
+    SCHEDULER_PORT,
     BoundAddress,
     ChainKey,
     Flow,
     FlowCleaning,
+    Jump,
     Owner,
     RealServer,
+    Rule,
+    SetKind,
     Skeleton,
     SkeletonImage,
     Sysctl,
@@ -23,8 +30,10 @@ from ipvsproxy.reconcile import compare
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import state
 from tests import builders
+from tests.reconcile import examples, simulation
 from tests.translate.test_trace import BY_CLUSTER
 
+WEB_KEY = builders.frontend(builders.CLUSTER_IP, 80)
 KEY = builders.frontend(builders.CLUSTER_IP, 53, Protocol.UDP)
 SERVICE = builders.service("dns", builders.service_port(53, Protocol.UDP))
 OWNER = Owner(builders.CREATED_S, "default", "dns")
@@ -57,6 +66,109 @@ def test_the_owner_of_an_operation_is_who_wants_its_object(reconciler: Reconcile
     assert compare.owner_of(reconciler.claims, item) == owner
 
 
+def test_the_owner_of_a_set_entry_is_who_wants_it(reconciler: Reconciler) -> None:
+    assert compare.owner_of(reconciler.claims, examples.entry(SetKind.CLUSTER_IP, KEY)) == OWNER
+    assert compare.owner_of(reconciler.claims, examples.bound_entry("10.96.9.9")) is None
+
+
+def test_the_cleaning_of_a_flow_that_is_nobody_s_has_no_owner(reconciler: Reconciler) -> None:
+    assert compare.owner_of(reconciler.claims, FlowCleaning(examples.flow("10.96.9.9"), frozenset())) is None
+
+
+def web(*endpoints: str) -> simulation.SimulatedNode:
+    """A node on which one Service of TCP is served."""
+    node = simulation.SimulatedNode()
+    node.put(builders.service(), builders.endpoint_slice(*map(builders.endpoint, endpoints)))
+    node.sync()
+    return node
+
+
+def lines(node: simulation.SimulatedNode) -> list[str]:
+    """What is said of the kernel as it is now."""
+    node.observe()
+    return [str(one) for one in compare.compare(node.reconciler)]
+
+
+def test_a_node_on_which_all_is_as_wanted_has_no_difference() -> None:
+    assert lines(web("10.244.0.1")) == []
+
+
+def test_settings_sets_and_the_device_that_are_not_there_are_said_with_what_is_wanted() -> None:
+    node = web("10.244.0.1")
+    node.kernel.sysctls[simulation.SYSCTL.path] = "0"
+    node.kernel.device = False
+    del node.kernel.sets["KUBE-LOAD-BALANCER"]
+    assert lines(node) == [
+        "sysctl net/ipv4/vs/conntrack: wanted 1, found 0",
+        "device kube-ipvs0: wanted present, found missing",
+        "set KUBE-LOAD-BALANCER: wanted hash:ip,port, found missing or of another type",
+    ]
+    del node.kernel.sysctls[simulation.SYSCTL.path]
+    assert lines(node)[0] == "sysctl net/ipv4/vs/conntrack: wanted 1, found no such setting in this kernel"
+
+
+def test_entries_are_said_with_their_set_and_their_service() -> None:
+    node = web("10.244.0.1")
+    node.kernel.sets["KUBE-CLUSTER-IP"].entries = {examples.entry(SetKind.CLUSTER_IP, builders.frontend("10.96.9.9", 80))}
+    assert lines(node) == [
+        "set_entry KUBE-CLUSTER-IP 10.96.0.10,tcp:80 of default/web: wanted present, found missing",
+        "set_entry KUBE-CLUSTER-IP 10.96.9.9,tcp:80: wanted nothing, found present",
+    ]
+
+
+def test_a_virtual_server_that_is_missing_is_one_line_with_the_number_of_its_real_servers() -> None:
+    node = web("10.244.0.1", "10.244.0.2")
+    node.kernel.virtual_servers.clear()
+    assert lines(node) == ["virtual_server TCP 10.96.0.10:80 of default/web: wanted rr, real servers: 2, found missing"]
+
+
+def test_a_virtual_server_that_nobody_wants_is_one_line_with_what_it_is() -> None:
+    node = web("10.244.0.1")
+    settings = VirtualServerSettings("mh", SCHEDULER_PORT | PERSISTENT, 10800)
+    stray = examples.observed({builders.backend("10.244.0.1"): 1}, settings=settings)
+    node.kernel.virtual_servers[builders.frontend(builders.CLUSTER_IP, 9)] = stray
+    assert lines(node) == [
+        "virtual_server TCP 10.96.0.10:9: wanted nothing, found mh, session affinity 10800 s, flags 0x10, real servers: 1"
+    ]
+
+
+def test_each_real_server_that_is_otherwise_is_one_line() -> None:
+    node = web("10.244.0.1", "10.244.0.2")
+    weights = node.kernel.virtual_servers[WEB_KEY].real_servers
+    weights[builders.backend("10.244.0.1")] = 0
+    del weights[builders.backend("10.244.0.2")]
+    weights[builders.backend("10.244.0.3")] = 1
+    unused = "weight 0 (its endpoint is not used; its connections may end)"
+    name = "real_server TCP 10.96.0.10:80 ->"
+    assert lines(node) == [
+        f"{name} 10.244.0.1:8080 of default/web: wanted weight 1, found weight 0",
+        f"{name} 10.244.0.2:8080 of default/web: wanted weight 1, found missing",
+        f"{name} 10.244.0.3:8080 of default/web: wanted {unused}, found weight 1",
+    ]
+
+
+def test_a_real_server_of_udp_that_nobody_wants_should_not_be_there_at_all(reconciler: Reconciler) -> None:
+    weights = {builders.backend("10.244.0.1", 53): 1, builders.backend("10.9.9.9", 53): 0}
+    reconciler.claims.virtual_servers.observe({KEY: examples.observed(weights)}, lambda _: True)
+    assert [str(one) for one in compare.compare(reconciler) if one.kind.endswith("server")] == [
+        "real_server UDP 10.96.0.10:53 -> 10.9.9.9:53 of default/dns: wanted nothing, found weight 0"
+    ]
+
+
+def test_virtual_servers_of_others_are_foreign_unless_a_service_wants_them(reconciler: Reconciler) -> None:
+    theirs = [builders.frontend("203.0.113.9", 443), builders.frontend("203.0.113.9", 25)]
+    seen = {key: examples.observed() for key in (*theirs, KEY)}
+    reconciler.claims.virtual_servers.observe(seen, lambda _: False)
+    assert list(compare.foreign(reconciler.claims)) == [(theirs[1], examples.observed()), (theirs[0], examples.observed())]
+
+
+def test_a_set_counts_as_occupied_by_what_is_wanted_in_its_family(reconciler: Reconciler) -> None:
+    claims = reconciler.claims
+    claims.entries["KUBE-EXTERNAL-IP"].observe({examples.entry(SetKind.EXTERNAL_IP, KEY): True}, lambda _: True)
+    assert compare.occupied_in_the_end(claims, Family.IPV4) == {SetKind.CLUSTER_IP, SetKind.IPVS_IPS, SetKind.LOOP_BACK}
+    assert compare.occupied_in_the_end(claims, Family.IPV6) == frozenset()
+
+
 def test_an_address_that_is_missing_or_nobodys_is_said(reconciler: Reconciler) -> None:
     table = reconciler.claims.addresses
     nobodys = parse_address("10.96.9.9")
@@ -67,18 +179,64 @@ def test_an_address_that_is_missing_or_nobodys_is_said(reconciler: Reconciler) -
 
 
 def test_timeouts_that_are_left_as_they_are_count_as_equal(reconciler: Reconciler) -> None:
-    reconciler.claims.put_node((), (), Timeouts(600, 0, 0))
     compare.note_timeouts(reconciler.claims, Timeouts(600, 120, 300))
-    assert [one for one in compare.compare(reconciler) if one.kind == "timeouts"] == []
+    assert list(reconciler.claims.timeouts.observed) == [], "none are wanted, none are looked at"
+    reconciler.claims.put_node((), (), Timeouts(600, 0, 0))
+    assert timeouts(reconciler) == ["timeouts tcp: wanted 600 s, found unknown"]
+    compare.note_timeouts(reconciler.claims, Timeouts(600, 120, 300))
+    assert timeouts(reconciler) == []
     compare.note_timeouts(reconciler.claims, Timeouts(900, 120, 300))
-    (found,) = [one for one in compare.compare(reconciler) if one.kind == "timeouts"]
-    assert (found.name, found.wanted, found.found) == ("tcp", "600 s", "900 s")
+    assert timeouts(reconciler) == ["timeouts tcp: wanted 600 s, found 900 s"]
 
 
-def test_of_a_chain_the_first_rule_that_differs_is_said(reconciler: Reconciler) -> None:
+def timeouts(reconciler: Reconciler) -> list[str]:
+    return [str(one) for one in compare.compare(reconciler) if one.kind == "timeouts"]
+
+
+CHAIN = ChainKey("nat", "KUBE-MARK-MASQ")
+JUMP = Jump("nat", "OUTPUT", "KUBE-MARK-MASQ", "why")
+DROP, RETURN = Rule(target="DROP"), Rule(target="RETURN")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "said"),
+    [
+        ((), ("-j DROP",), "rule 1: wanted no rule, found -j DROP"),
+        ((DROP, RETURN), ("-j DROP",), "rule 2: wanted -j RETURN, found no rule"),
+        ((RETURN, DROP, DROP), ("-j RETURN", "-j RETURN", "-j RETURN"), "rule 2: wanted -j DROP, found -j RETURN"),
+    ],
+)
+def test_of_a_chain_the_first_rule_that_differs_is_said(
+    reconciler: Reconciler, wanted: tuple[Rule, ...], found: tuple[str, ...], said: str
+) -> None:
+    assert rules(reconciler, {CHAIN: wanted}, {CHAIN: found}) == [f"rules IPv4 chain nat/KUBE-MARK-MASQ {said}"]
+
+
+def test_chains_and_jumps_that_are_missing_or_nobody_s_are_said(reconciler: Reconciler) -> None:
+    other = ChainKey("nat", "KUBE-SERVICES")
+    assert rules(reconciler, {CHAIN: (DROP,), other: (DROP, RETURN)}, None, JUMP) == [
+        "rules IPv4 chain nat/KUBE-MARK-MASQ: wanted 1 rule, found missing",
+        "rules IPv4 chain nat/KUBE-SERVICES: wanted 2 rules, found missing",
+        "rules IPv4 jump nat/OUTPUT -> KUBE-MARK-MASQ: wanted present, found missing",
+    ]
+    assert rules(reconciler, {CHAIN: (DROP,)}, {CHAIN: ("-j DROP",), other: ()}) == [
+        "rules IPv4 chain nat/KUBE-SERVICES: wanted nothing, found present"
+    ]
+    assert rules(reconciler, {CHAIN: (DROP,)}, {CHAIN: ()}, JUMP, present=[JUMP]) == [
+        "rules IPv4 chain nat/KUBE-MARK-MASQ rule 1: wanted -j DROP, found no rule"
+    ]
+
+
+def rules(
+    reconciler: Reconciler,
+    wanted: Mapping[ChainKey, tuple[Rule, ...]],
+    found: Mapping[ChainKey, tuple[str, ...]] | None,
+    *jumps: Jump,
+    present: Iterable[Jump] = (),
+) -> list[str]:
+    """What is said of rules; ``found`` None: they have not been seen."""
     claims = reconciler.claims
-    key = ChainKey("nat", "KUBE-MARK-MASQ")
-    claims.put_skeleton(Skeleton(family=Family.IPV4, chains={key: ()}, jumps=()))
-    claims.skeletons.confirm(Family.IPV4, SkeletonImage(family=Family.IPV4, chains={key: ("-j DROP",)}, jumps=frozenset()))
-    (found,) = [one for one in compare.compare(reconciler) if one.kind == "rules"]
-    assert str(found) == "rules IPv4 chain nat/KUBE-MARK-MASQ rule 1: wanted no rule, found -j DROP"
+    claims.put_skeleton(Skeleton(family=Family.IPV4, chains=wanted, jumps=jumps))
+    image = None if found is None else SkeletonImage(family=Family.IPV4, chains=found, jumps=frozenset(present))
+    claims.skeletons.confirm(Family.IPV4, image)
+    return [str(one) for one in compare.compare(reconciler) if one.kind == "rules"]

@@ -11,7 +11,7 @@ import pytest
 from ipvsproxy.model.kernel import FlowCleaning, RealServer, SetEntry, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
+from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
 from tests import builders
 from tests.reconcile import examples, simulation
 
@@ -241,6 +241,32 @@ def test_a_policy_that_was_changed_meanwhile_waits_with_endpoints_elsewhere_unti
     node.plan()
     additions = node.reconciler.plan(node.now, only_additions=True).operations
     assert [str(operation) for operation in additions if isinstance(operation.item, RealServer)] == []
+
+
+def test_another_services_endpoints_do_not_wait_for_the_change_of_a_policy() -> None:
+    node = simulation.SimulatedNode()
+    node.put(*shop(Protocol.TCP, local=True))
+    node.sync()
+    node.put(*shop(Protocol.TCP, local=False))
+    node.put(builders.service("web", cluster=("10.96.0.99",)), endpoints())
+    given_traffic = {one.item.virtual_server for one in node.plan().operations if isinstance(one.item, RealServer)}
+    assert given_traffic >= {builders.frontend("10.96.0.99", 80)}
+    assert not given_traffic & local_entries(Protocol.TCP).keys()
+
+
+def test_only_entries_that_keep_traffic_from_being_masqueraded_wait_for_a_real_server_that_must_not_be_there() -> None:
+    node = simulation.SimulatedNode()
+    node.put(*shop(Protocol.TCP, local=True))
+    node.sync()
+    for server in node.kernel.virtual_servers.values():
+        server.real_servers[ELSEWHERE] = 1
+    for held in node.kernel.sets.values():
+        held.entries.clear()
+    node.observe()
+    added = {one.item for one in node.plan().operations if isinstance(one.item, SetEntry)}
+    waiting = set(local_entries(Protocol.TCP).values())
+    assert not added & waiting
+    assert waiting | added == {*node.states[ServiceName(builders.NAMESPACE, "shop")].entries}
 
 
 def dns(*ready: str) -> tuple[Service, EndpointSlice]:

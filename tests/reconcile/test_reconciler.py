@@ -27,6 +27,8 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
+from ipvsproxy.reconcile import drift
+from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.reconcile.retry import LONGEST_DELAY_S
 from tests import builders
 from tests.reconcile import examples, simulation
@@ -613,6 +615,64 @@ def test_a_virtual_server_that_vanished_while_it_was_drained_forgets_its_drains(
     node.sync(after_s=1)
     assert weights(node) == {ONE: 1, TWO: 1}
     assert len(node.reconciler.drains) == 0
+
+
+def test_whatever_somebody_breaks_again_and_again_is_left_alone_for_a_while_but_not_for_another_wish() -> None:
+    node = running("10.244.0.1")
+    for _ in range(drift.FREE_HEALS + 1):
+        _break_everything(node)
+        node.observe()
+        node.sync(after_s=1)
+    everything = {"set_entry", "address", "set", "device", "sysctl", "rules", "virtual_server"}
+    assert {place.kind for place in node.reconciler.drifts.take_news().left_alone} == everything
+    assert node.applied == []
+    found_s = node.now - 1
+    assert node.reconciler.next_s() == found_s + drift.FIRST_PATIENCE_S
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    assert weights_given(node.plan().operations) == {ONE, TWO}, "the virtual server is wished otherwise"
+    node.put(*dns("10.244.0.1"))
+    assert (Verb.REMOVE, FlowCleaning) in kinds(node.sync()), "others have nothing to do with it"
+    node.sync(after_s=drift.FIRST_PATIENCE_S)
+    assert not node.plan().operations
+
+
+def _break_everything(node: simulation.SimulatedNode) -> None:
+    kernel = node.kernel
+    kernel.virtual_servers[KEY].real_servers[ONE] = 0
+    kernel.addresses.clear()
+    kernel.device = False
+    kernel.sets["KUBE-CLUSTER-IP"].entries.clear()
+    kernel.sets.pop("KUBE-LOAD-BALANCER", None)
+    kernel.chains[Family.IPV4].clear()
+    kernel.sysctls[simulation.SYSCTL.path] = "0"
+
+
+def weights_given(operations: Iterable[Operation]) -> set[RealServerKey]:
+    return {one.item.key for one in operations if isinstance(one.item, RealServer) and one.item.weight}
+
+
+# A change of policy.
+
+
+def test_another_deadline_counts_for_drains_that_have_begun() -> None:
+    node = draining()
+    node.reconciler.adopt(Policy(node_name=builders.THIS_NODE, drain_deadline_s=30))
+    assert node.sync(after_s=29) == []
+    assert node.sync(after_s=1) == [removal(ONE)]
+
+
+def test_ranges_that_are_excluded_no_more_count_from_the_next_look_on() -> None:
+    node = simulation.SimulatedNode(excluded=["10.96.0.0/16"])
+    node.put(*web("10.244.0.1"))
+    node.sync()
+    node.remove("web")
+    node.sync()
+    assert KEY in node.kernel.virtual_servers
+    node.reconciler.adopt(Policy(node_name=builders.THIS_NODE))
+    assert node.sync() == []
+    node.observe()
+    node.sync()
+    assert node.kernel.virtual_servers == {}
 
 
 # Failures.

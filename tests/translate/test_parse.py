@@ -41,6 +41,11 @@ def test_a_service_is_named_dated_and_typed() -> None:
     assert service.skipped == ()
 
 
+def test_a_service_that_is_not_served_is_named_all_the_same() -> None:
+    service = _service({"type": "ExternalName"}, metadata={"uid": "u-1"})
+    assert (service.name, service.uid, service.type) == (NAME, "u-1", ServiceType.EXTERNAL_NAME)
+
+
 def test_a_service_without_a_type_is_a_cluster_ip() -> None:
     assert _service().type is ServiceType.CLUSTER_IP
 

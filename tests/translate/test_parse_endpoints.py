@@ -262,9 +262,11 @@ def test_a_node_that_is_being_deleted_or_is_marked_for_it_is_leaving(document: d
     assert _node(document).leaving is leaving
 
 
-def test_a_nodes_zone_is_its_label() -> None:
-    assert _node({"metadata": {"uid": "u-1", "labels": {"topology.kubernetes.io/zone": "zone-a"}}}).zone == "zone-a"
-    assert _node({"metadata": {"labels": {}}}).zone == ""
+def test_a_nodes_zone_is_its_label_and_its_events_go_by_its_uid() -> None:
+    node = _node({"metadata": {"uid": "u-1", "labels": {"topology.kubernetes.io/zone": "zone-a"}}})
+    assert (node.zone, node.uid) == ("zone-a", "u-1")
+    node = _node({"metadata": {"labels": {}}})
+    assert (node.zone, node.uid) == ("", "")
 
 
 @hypothesis.given(strategies.documents(wire.EndpointSliceWire), st.booleans())

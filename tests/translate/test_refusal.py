@@ -49,6 +49,29 @@ def test_an_external_address_is_refused_with_its_reason(external: str, port: int
     assert VirtualServerKey(Protocol.TCP, parse_address("10.96.0.10"), port) in state.virtual_servers, "the rest is served"
 
 
+@pytest.mark.parametrize(
+    ("address", "is_refused"),
+    [
+        ("223.255.255.255", False),
+        ("224.0.0.1", True),
+        ("239.255.255.255", True),
+        ("240.0.0.1", False),
+        ("::", True),
+        ("::2", False),
+        ("fe80::1", True),
+        ("feff::1", False),
+        ("ff02::1", True),
+        ("ffff::1", True),
+    ],
+)
+def test_multicast_and_other_addresses_of_nobody_are_refused_and_their_neighbours_are_not(
+    address: str, *, is_refused: bool
+) -> None:
+    _, why = refusal.admit(service("10.96.0.10", address), node_view(), SETTINGS)
+    said = f"spec.externalIPs: {address} is an unspecified, multicast or link-local address"
+    assert [str(one) for one in why] == ([said] if is_refused else [])
+
+
 def test_of_a_load_balancer_s_addresses_those_that_are_refused_are_left_out_and_the_others_served() -> None:
     item = dataclasses.replace(service(), load_balancer_addresses=builders.addresses("203.0.113.5", "192.168.0.99"))
     found, why = refusal.admit(item, node_view(), SETTINGS)
