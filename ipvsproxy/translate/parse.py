@@ -108,10 +108,10 @@ def _why_not_served(kind: ServiceType, labels: wire.ObjectLabels, spec: wire.Ser
 def _cluster_addresses(spec: wire.ServiceSpec, skipped: list[Skipped]) -> tuple[Address, ...]:
     texts = spec.cluster_ips or ([spec.cluster_ip] if spec.cluster_ip else [])
     found = _addresses("spec.clusterIPs", texts, skipped)
-    if len(found) > 1 and found[0].family is found[1].family:
-        skipped.extend(Skipped("spec.clusterIPs", f"{address}: a second address of one family") for address in found[1:])
-        return found[:1]
-    return found[:2]
+    first = {address.family: address for address in reversed(found)}
+    more = [address for address in found if first[address.family] is not address]
+    skipped.extend(Skipped("spec.clusterIPs", f"{address}: a second address of one family") for address in more)
+    return tuple(address for address in found if address not in more)
 
 
 def _service_ports(ports: Iterable[wire.ServicePortWire], skipped: list[Skipped]) -> Iterable[ServicePort]:
@@ -192,8 +192,10 @@ def _source_ranges(spec: wire.ServiceSpec, skipped: list[Skipped]) -> tuple[tupl
 def _affinity_timeout(spec: wire.ServiceSpec, skipped: list[Skipped]) -> int:
     if spec.session_affinity != "ClientIP":
         return 0
-    config = spec.session_affinity_config and spec.session_affinity_config.client_ip
-    timeout_s = (config and config.timeout_seconds) or DEFAULT_AFFINITY_TIMEOUT_S
+    config = spec.session_affinity_config.client_ip if spec.session_affinity_config else None
+    if config is None or config.timeout_seconds is None:
+        return DEFAULT_AFFINITY_TIMEOUT_S
+    timeout_s = config.timeout_seconds
     if 0 < timeout_s <= LONGEST_AFFINITY_TIMEOUT_S:
         return timeout_s
     field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
@@ -264,14 +266,15 @@ def _endpoint_ports(
 ) -> Iterable[EndpointPort]:
     for number, raw in enumerate(ports):
         protocol = _PROTOCOLS.get(raw.protocol or "TCP")
+        port = raw.port or 0
         if protocol is None:
             skipped.append(Skipped(f"ports[{number}].protocol", f"{str(raw.protocol)[:_SHOWN]!r} is none of TCP, UDP, SCTP"))
         elif raw.name is None and not default_port_names:
             skipped.append(Skipped(f"ports[{number}].name", "is missing"))
-        elif not 0 < (raw.port or 0) <= HIGHEST_PORT:
+        elif not 0 < port <= HIGHEST_PORT:
             skipped.append(Skipped(f"ports[{number}].port", f"{raw.port} is outside 1..{HIGHEST_PORT}"))
         else:
-            yield _shared_endpoint_port(raw.name or "", protocol, raw.port or 0)
+            yield _shared_endpoint_port(raw.name or "", protocol, port)
 
 
 def _bounded(endpoints: list[wire.EndpointWire], skipped: list[Skipped]) -> list[wire.EndpointWire]:

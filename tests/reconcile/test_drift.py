@@ -41,6 +41,7 @@ def test_another_wish_does_not_wait_and_begins_anew() -> None:
     assert drifts.may_heal(PLACE, "another wish", now)
     drifts.note(PLACE, "another wish", now + 1)
     assert drifts.may_heal(PLACE, "another wish", now + 1)
+    assert not drifts, "nothing is left alone any more"
 
 
 def test_other_places_do_not_wait() -> None:
@@ -52,6 +53,8 @@ def test_other_places_do_not_wait() -> None:
 def test_what_was_calm_for_long_is_forgotten() -> None:
     drifts, now = contested(drift.FREE_HEALS + 1)
     assert not drifts.may_heal(PLACE, "wish", now)
+    drifts.forget_calm(now + drift.CALM_S)
+    assert drifts
     drifts.forget_calm(now + drift.CALM_S + 1)
     assert not drifts
     drifts.begin_round()

@@ -105,6 +105,9 @@ def test_a_second_cluster_ip_of_one_family_is_not_used() -> None:
     service = _service({"clusterIPs": ["10.96.0.10", "10.96.0.11"]})
     assert service.cluster_addresses == builders.addresses("10.96.0.10")
     assert _reasons(service) == ["spec.clusterIPs: 10.96.0.11: a second address of one family"]
+    service = _service({"clusterIPs": ["fd00:10:96::1", "10.96.0.10", "10.96.0.11"]})
+    assert service.cluster_addresses == builders.addresses("fd00:10:96::1", "10.96.0.10")
+    assert _reasons(service) == ["spec.clusterIPs: 10.96.0.11: a second address of one family"]
 
 
 def test_a_port_has_the_apis_defaults() -> None:
@@ -217,8 +220,8 @@ def test_session_affinity_lasts_three_hours_unless_said_otherwise(spec: dict[str
     assert _service(spec).affinity_timeout_s == timeout_s
 
 
-@pytest.mark.parametrize("timeout_s", [86401, -1])
-def test_an_affinity_longer_than_a_day_is_replaced_by_the_default(timeout_s: int) -> None:
+@pytest.mark.parametrize("timeout_s", [86401, 0, -1])
+def test_an_affinity_longer_than_a_day_or_of_no_time_is_replaced_by_the_default(timeout_s: int) -> None:
     service = _service({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": timeout_s}}})
     assert service.affinity_timeout_s == 10800
     assert _reasons(service) == [
@@ -261,6 +264,14 @@ def test_a_health_check_port_that_is_none_is_named() -> None:
     service = _service({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 65536})
     assert service.health_check_node_port == 0
     assert _reasons(service) == ["spec.healthCheckNodePort: 65536 is outside 1..65535"]
+
+
+def test_of_a_bad_value_so_much_is_repeated_as_fits_a_line() -> None:
+    service = _service({"type": "x" * 1000, "ports": [{"port": 80, "protocol": "y" * 1000}]})
+    assert _reasons(service) == [
+        f"spec.type: '{'x' * 64}' is not known; served as ClusterIP",
+        f"spec.ports[0].protocol: '{'y' * 64}' is none of TCP, UDP, SCTP",
+    ]
 
 
 def test_an_object_of_nothing_is_not_served() -> None:

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from ipvsproxy.model.kernel import PERSISTENT, SCHEDULER_PORT, Flow, Owner, SetKind, VirtualServerSettings
+from ipvsproxy.model.kernel import PERSISTENT, SCHEDULER_PORT, Flow, Owner, SetEntry, SetKind, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.service import EndpointSlice, Service, Skipped
 from ipvsproxy.model.state import ServiceState
@@ -32,6 +32,15 @@ def test_a_service_is_a_virtual_server_an_address_and_two_set_entries() -> None:
     assert members(SetKind.CLUSTER_IP, state) == {"10.96.0.10,tcp:80"}
     assert members(SetKind.IPVS_IPS, state) == {"10.96.0.10"}
     assert len(state.entries) == 2
+
+
+def test_an_entry_holds_what_its_set_s_type_has_and_nothing_else() -> None:
+    state = state_of(service("web", builders.service_port(80, node_port=30080)))
+    assert state.entries == (
+        SetEntry("KUBE-CLUSTER-IP", parse_address(CLUSTER_IP), Protocol.TCP, 80),
+        SetEntry("KUBE-IPVS-IPS", parse_address(CLUSTER_IP)),
+        SetEntry("KUBE-NODE-PORT-TCP", port=30080),
+    ), "or it never equals what the kernel lists"
 
 
 def test_all_of_a_state_has_the_service_for_its_owner() -> None:

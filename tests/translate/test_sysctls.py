@@ -78,4 +78,5 @@ def test_a_conntrack_maximum_that_suffices_is_left_alone(current: str, suffices:
     maximum, buckets = conntrack_sysctls(ConntrackChoices(max_per_core=32768), 8)
     assert maximum.is_met_by(current) is suffices
     assert buckets.is_met_by("65536")
+    assert buckets.is_met_by("131072")
     assert not buckets.is_met_by("65535")

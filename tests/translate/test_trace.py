@@ -102,9 +102,16 @@ def test_an_example_of_a_pod_has_an_address_that_pods_here_may_have(pods: list[s
     assert (str(found.source), found.is_from_pod_interface, found.is_from_host) == (source, True, False)
 
 
-def _follow(*chains: tuple[str, tuple[Rule, ...]]) -> trace.Trace:
+def test_the_hosts_own_connection_comes_from_the_very_address_that_it_goes_to() -> None:
+    found = trace.connection_of(Client.HOST, CLUSTER, Settings(), builders.node_view())
+    assert found == (CLUSTER.address, CLUSTER, True, False)
+    assert trace.connection_of(Client.OUTSIDE, CLUSTER, Settings(), builders.node_view()).is_from_host is False
+
+
+def _follow(*chains: tuple[str, tuple[Rule, ...]], is_from_host: bool = False) -> trace.Trace:
     rules = Skeleton(family=Family.IPV4, chains={ChainKey("nat", name): those for name, those in chains}, jumps=())
-    return trace.follow(rules, frozenset[SetEntry]().__contains__, trace.Connection(parse_address("203.0.113.1"), CLUSTER))
+    connection = trace.Connection(parse_address("203.0.113.1"), CLUSTER, is_from_host=is_from_host)
+    return trace.follow(rules, frozenset[SetEntry]().__contains__, connection)
 
 
 MARK, TO_OTHER = Rule(target="KUBE-MARK-MASQ"), Rule(target="OTHER")
@@ -115,6 +122,12 @@ def test_what_was_accepted_sees_no_later_rule_in_whatever_chain_that_was() -> No
     assert _follow(("KUBE-SERVICES", (accept, MARK))) == (False, ((ChainKey("nat", "KUBE-SERVICES"), accept),))
     found = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (accept, MARK)))
     assert (found.is_masqueraded, [step.rule for step in found.steps]) == (False, [TO_OTHER, accept])
+
+
+@pytest.mark.parametrize("is_from_host", [False, True])
+def test_a_rule_for_what_comes_from_elsewhere_is_none_for_the_host(*, is_from_host: bool) -> None:
+    rules = Rule(target="ACCEPT", from_elsewhere=True), MARK
+    assert _follow(("KUBE-SERVICES", rules), is_from_host=is_from_host).is_masqueraded is is_from_host
 
 
 def test_a_chain_that_decides_nothing_is_no_step_and_one_that_was_ended_is() -> None:
