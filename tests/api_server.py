@@ -49,8 +49,17 @@ class _End(enum.Enum):
 class _Watcher:
     """One open watch, and what is still to be written to it."""
 
-    def __init__(self, resource: Resource, matches: api_store.Matches, transport: asyncio.Transport, *, bookmarks: bool) -> None:
+    def __init__(
+        self,
+        resource: Resource,
+        matches: api_store.Matches,
+        transport: asyncio.Transport,
+        *,
+        bookmarks: bool,
+        after_revision: int,
+    ) -> None:
         self.resource = resource
+        self.after_revision = after_revision
         self.matches = matches
         self.transport = transport
         self.bookmarks = bookmarks
@@ -58,7 +67,7 @@ class _Watcher:
 
     def tell(self, change: Change) -> None:
         event = change.event(self.matches) if change.resource is self.resource else None
-        if event:
+        if event and change.revision > self.after_revision:
             self.queue.put_nowait(line(event))
 
 
@@ -72,6 +81,7 @@ class ApiServer:
 
     ``token``: the bearer token that is asked for, none if empty. ``hidden``: lists of this resource are empty although it
     is not. ``gone_by_event``: a watch from too old a revision gets 200 and an ERROR event instead of HTTP 410.
+    ``waits_for_revision``: a watch from a revision that is not reached yet is silent until it is, instead of getting HTTP 504.
     ``lists_open``: while cleared, lists are not answered. ``requests``: all that was asked, in order. ``events``: those that were
     created.
     """
@@ -81,6 +91,7 @@ class ApiServer:
         self.token = token
         self.hidden: set[Resource] = set()
         self.gone_by_event = False
+        self.waits_for_revision = True
         self.lists_open = asyncio.Event()
         self.lists_open.set()
         self.requests: list[Request] = []
@@ -142,7 +153,7 @@ class ApiServer:
     def bookmark(self) -> None:
         """Send a bookmark of the present revision to all watches that asked for bookmarks."""
         for watcher in self._watchers:
-            if watcher.bookmarks:
+            if watcher.bookmarks and self.store.revision >= watcher.after_revision:
                 bare = {
                     "kind": watcher.resource.kind,
                     "apiVersion": watcher.resource.api_version,
@@ -166,6 +177,12 @@ class ApiServer:
         self.store.forget_history()
         self.send(resource, line({"type": "ERROR", "object": StatusError(410, "Expired", "too old resource version").body}))
         self.end_watches(resource)
+
+    def restore(self, backup: api_store.Store) -> None:
+        """Go back to a former state of the store, and to its revision; all watches are cut, as servers are started again."""
+        self.store = backup
+        for resource in RESOURCES:
+            self.cut_watches(resource)
 
     def end_watches(self, resource: Resource) -> None:
         """End the open watches normally, as a server does after ``timeoutSeconds``."""
@@ -257,19 +274,26 @@ class ApiServer:
         matches = (lambda _: False) if resource in self.hidden else api_store.selector(query)
         if query.get("continue") and query.get("resourceVersion", "0") != "0":
             raise StatusError(400, "BadRequest", "specifying resource version is not allowed when using continue")
-        if _revision(query) > self.store.revision:
-            raise StatusError(504, "Timeout", f"Too large resource version: {_revision(query)}")
+        self._require_reached(_revision(query))
         limit = int(query.get("limit") or 0)
         return web.json_response(self.store.page(resource, matches, limit=limit, continue_token=query.get("continue", "")))
+
+    def _require_reached(self, revision: int) -> None:
+        if revision > self.store.revision:
+            message = f"Timeout: Too large resource version: {revision}, current: {self.store.revision}"
+            raise StatusError(504, "Timeout", message)
 
     async def _watch(self, request: web.Request, resource: Resource) -> web.StreamResponse:
         query = request.query
         matches = api_store.selector(query)
         first = self._first_lines(resource, matches, _revision(query))
+        if not self.waits_for_revision:
+            self._require_reached(_revision(query))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         assert isinstance(request.transport, asyncio.Transport)
         bookmarks = query.get("allowWatchBookmarks", "") in {"1", "true"}
-        watcher = _Watcher(resource, matches, request.transport, bookmarks=bookmarks)
+        after = _revision(query)
+        watcher = _Watcher(resource, matches, request.transport, bookmarks=bookmarks, after_revision=after)
         for item in first:
             watcher.queue.put_nowait(item)
         timeout_s = float(query.get("timeoutSeconds") or 3600)

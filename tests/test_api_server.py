@@ -6,6 +6,7 @@ Left out: verbs other than list and watch, single namespaces, protobuf and table
 
 import asyncio
 import contextlib
+import copy
 import json
 import pathlib
 import ssl
@@ -205,10 +206,30 @@ async def test_an_update_keeps_uid_and_creation_time(server: ApiServer) -> None:
     assert before["resourceVersion"] != after["resourceVersion"]
 
 
-async def test_an_unknown_revision_times_out_and_one_that_is_none_is_a_bad_request(http: Client) -> None:
+async def test_an_unknown_revision_times_out_and_one_that_is_none_is_a_bad_request(server: ApiServer, http: Client) -> None:
     status, body = await http.list(SERVICES, {"resourceVersion": "999999"})
-    assert (status, body["message"]) == (504, "Too large resource version: 999999")
+    assert (status, body["message"]) == (504, f"Timeout: Too large resource version: 999999, current: {server.store.revision}")
     assert (await http.list(SERVICES, {"resourceVersion": "x"}))[0] == 400
+
+
+async def test_a_watch_from_an_unknown_revision_waits_until_it_is_reached(server: ApiServer, http: Client) -> None:
+    watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision + 2), "allowWatchBookmarks": "true"})
+    for name in ("a", "b", "c"):
+        server.put(SERVICES, service(name))
+        server.bookmark()
+    events = [await watch.event() for _ in range(3)]
+    assert [(kind, item["metadata"].get("name")) for kind, item in events] == [
+        ("BOOKMARK", None),
+        ("ADDED", "c"),
+        ("BOOKMARK", None),
+    ]
+
+
+async def test_a_watch_from_an_unknown_revision_may_be_refused_instead(server: ApiServer, http: Client) -> None:
+    server.waits_for_revision = False
+    watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision + 1)})
+    assert watch.response.status == 504
+    assert "Too large resource version" in (await watch.response.json())["message"]
 
 
 # Pages "Labels and Selectors" and "Field Selectors"
@@ -308,6 +329,19 @@ async def test_raw_bytes_reach_the_watches_of_a_resource(server: ApiServer, http
     watch = await http.watch()
     server.send(SERVICES, b"{]\n")
     assert await watch.response.content.readline() == b"{]\n"
+
+
+async def test_a_restored_server_has_its_former_objects_and_revision_and_cuts_its_watches(
+    server: ApiServer, http: Client
+) -> None:
+    backup = copy.deepcopy(server.store)
+    server.put(SERVICES, service("web"))
+    watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision)})
+    server.restore(backup)
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await watch.response.content.readany()
+    _, page = await http.list()
+    assert (names(page), page["metadata"]["resourceVersion"]) == ([], str(backup.revision))
 
 
 async def test_a_closed_server_refuses_connections(server: ApiServer) -> None:

@@ -3,7 +3,10 @@
 Rule 1: a list is told as complete (``Listed``) only when its last page has been read.
 Rule 2: a watch goes on from the last resource version that was read. Where the server can not do that (410), or a line
 could not be read and so a change was missed, everything is listed again.
-Rule 3: nothing is tried again at once, except after the ordinary end of a watch and the first 410 in a while.
+Rule 3: a server that was restored from a backup does not know the version that we have. It says so (504), or has the watch
+wait without a word until it has come that far again, and what changes meanwhile is never told. So where a watch broke off, or
+lasted its time without a line (bookmarks come once a minute), the server is asked first how far it is.
+Rule 4: nothing is tried again at once, except after the ordinary end of a watch and the first 410 in a while.
 
 The rules of the wire are those of the page "Kubernetes API Concepts"; figures are those of client-go's reflector where it has
 them.
@@ -32,6 +35,8 @@ CALM_S = 60.0
 """A list that must be repeated later than this after it ended is no part of a series of failures."""
 SHORTEST_WATCH_S = 1.0
 """A watch that ends in order before this counts as failed: without a pause the next one would end as fast."""
+GATEWAY_TIMEOUT, TOO_LARGE = 504, "Too large resource version"
+"""How a server says that it has not come as far as the version that it is asked for (page "Kubernetes API Concepts")."""
 
 Deliver = Callable[[Sequence[Event]], None]
 
@@ -54,6 +59,8 @@ class Trouble(enum.StrEnum):
     DOUBTED = "doubted"
 
 
+MAY_BE_ANOTHER = frozenset({Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR})
+"""After these the server may have been restored meanwhile."""
 LIST_AGAIN = frozenset({Trouble.EXPIRED, Trouble.GARBLED, Trouble.REFUSED, Trouble.DOUBTED})
 """After these a watch can not go on from where it was."""
 
@@ -70,6 +77,8 @@ class ApiError(Exception):
     def of_status(cls, code: int, message: str, retry_after_s: float = 0) -> "ApiError":
         """The error for an HTTP status, or for the code of an ERROR event."""
         troubles = {401: Trouble.UNAUTHORIZED, 403: Trouble.FORBIDDEN, 410: Trouble.EXPIRED, 429: Trouble.THROTTLED}
+        if code == GATEWAY_TIMEOUT and TOO_LARGE in message:
+            return cls(Trouble.EXPIRED, f"status {code}: {message}", retry_after_s)
         other = Trouble.REFUSED if code < 500 else Trouble.SERVER_ERROR  # noqa: PLR2004  # HTTP's classes of status
         return cls(troubles.get(code, other), f"status {code}: {message}", retry_after_s)
 
@@ -174,6 +183,7 @@ class Reflector:
         self._observer = observer
         self._pace = pace
         self._version = ""
+        self._is_known_there = True
         self._list_again_at_s = math.inf
         self._freshness = stream.Freshness()
         self._retries = backoff.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
@@ -198,6 +208,7 @@ class Reflector:
             try:
                 await self._watch(deliver)
             except ApiError as error:
+                self._is_known_there &= error.trouble not in MAY_BE_ANOTHER
                 if error.trouble in LIST_AGAIN:
                     await self._pause(error, self._delay_before_list_s(error.trouble))
                     return
@@ -223,16 +234,12 @@ class Reflector:
         keys: set[ObjectKey] = set()
         token = ""
         while True:
-            body = await connection.get(self._resource.list_query(limit=limit, continue_token=token))
-            try:
-                page = decode.decode_list(self._kind, body)
-            except decode.UndecodableError as error:
-                raise ApiError(Trouble.GARBLED, str(error)) from error
+            page = self._decode(await connection.get(self._resource.list_query(limit=limit, continue_token=token)))
             self.status.contact_s = self._pace.now()
             keys.update(event.key for event in page.events if event.key)
             if page.events:
                 deliver(page.events)
-            self._version, token = page.resource_version, page.continue_token
+            self._version, token, self._is_known_there = page.resource_version, page.continue_token, True
             if not token:
                 return frozenset(keys)
 
@@ -242,6 +249,9 @@ class Reflector:
         query = self._resource.watch_query(self._version, timeout_s)
         self._freshness.all_told(self._version)
         lines = stream.LineBuffer()
+        if not self._is_known_there:
+            async with self._connect() as connection:
+                await self._require_known(connection)
         began_s = self._pace.now()
         async with (
             self._connect() as connection,
@@ -265,10 +275,24 @@ class Reflector:
             raise ApiError(Trouble.DROPPED, "the watch was ended as soon as it had begun")
         raise ApiError(Trouble.ENDED, "the watch has lasted its time")
 
+    async def _require_known(self, connection: Connection) -> None:
+        """Raises ApiError: EXPIRED if the server has not come as far as our version."""
+        page = self._decode(await connection.get(self._resource.list_query(limit=1)))
+        if stream.number(page.resource_version) < stream.number(self._version):
+            raise ApiError(Trouble.EXPIRED, f"the server is at version {page.resource_version} again, after {self._version}")
+        self._is_known_there = True
+
+    def _decode(self, body: bytes) -> decode.ListPage:
+        try:
+            return decode.decode_list(self._kind, body)
+        except decode.UndecodableError as error:
+            raise ApiError(Trouble.GARBLED, str(error)) from error
+
     def _contact(self) -> None:
         self.status.contact_s = self._pace.now()
         if not self.status.connected:
             self.status.connected = True
+            self._is_known_there = False
             self._observer.watching(self._kind)
 
     def _read(self, lines: stream.LineBuffer, chunk: bytes, deliver: Deliver) -> None:
@@ -277,6 +301,7 @@ class Reflector:
         try:
             for line in lines.feed(chunk):
                 self._read_line(line, events)
+                self._is_known_there = True
                 self._retries.reset()
         except (stream.LineTooLongError, decode.UndecodableError) as error:
             raise ApiError(Trouble.GARBLED, str(error)) from error
@@ -289,6 +314,8 @@ class Reflector:
         read = decode.decode_watch_line(self._kind, line)
         match read.event:
             case decode.Bookmark():
+                if 0 < stream.number(read.resource_version) < stream.number(self._version):
+                    raise ApiError(Trouble.EXPIRED, f"a bookmark of version {read.resource_version}, after {self._version}")
                 self._version = read.resource_version or self._version
                 self._freshness.all_told(self._version)
             case decode.Expired(message):

@@ -56,19 +56,20 @@ class Freshness:
 
     def all_told(self, version: str) -> None:
         """All changes up to this version have been told, by a list or before a bookmark."""
-        self._floor = _number(version)
+        self._floor = number(version)
         self._told.clear()
 
     def is_news(self, key: ObjectKey, version: str) -> bool:
         """Whether this change is newer than all that was told of the object; if so, it counts as told from now on."""
-        number = _number(version)
-        if not number:
+        found = number(version)
+        if not found:
             return True
-        if number <= self._floor or number <= self._told.get(key, 0):
+        if found <= self._floor or found <= self._told.get(key, 0):
             return False
-        self._told[key] = number
+        self._told[key] = found
         return True
 
 
-def _number(version: str) -> int:
+def number(version: str) -> int:
+    """A resource version to compare with others (KEP-5504); 0 where it is not an integer, and so tells nothing."""
     return int(version) if version.isdecimal() and len(version) <= MOST_DIGITS else 0

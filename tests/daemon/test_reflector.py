@@ -54,11 +54,13 @@ Answer = bytes | ApiError | Sequence[bytes | float | ApiError]
 class World:
     """Connection, clock and observer in one. A script is a list of answers: a page, or what a watch brings, in order.
 
-    A float within a watch is time that passes; an exception is raised.
+    A float within a watch is time that passes; an exception is raised. ``served_versions`` is what the server tells when it is
+    only asked how far it is; it is ahead of everybody where nothing is said.
     """
 
     def __init__(self, *script: Answer) -> None:
         self.script = list(script)
+        self.served_versions: list[int] = []
         self.clock = 1000.0
         self.asked: list[str] = []
         self.sleeps: list[float] = []
@@ -68,6 +70,7 @@ class World:
         self.told: list[str] = []
         self.watched = asyncio.Event()
         self.connections = 0
+        self.probes = 0
         pace = reflector.Pace(now=lambda: self.clock, sleep=self.sleep, dice=random.Random(7))
         resource = reflector.resources("n1")[ObjectKind.SERVICE]
         self.reflector = reflector.Reflector(ObjectKind.SERVICE, resource, self.connect, self, pace)
@@ -91,6 +94,9 @@ class World:
         return answer
 
     async def get(self, path: str) -> bytes:
+        if path.endswith("&limit=1"):
+            self.probes += 1
+            return page(service("any"), version=self.served_versions.pop(0) if self.served_versions else 999999)
         answer = self.next(path)
         assert isinstance(answer, bytes), "a list was asked, the script has a watch"
         return answer
@@ -351,6 +357,56 @@ async def test_a_refused_watch_is_no_reason_to_insist_on_its_version() -> None:
     assert len(world.sleeps) == 1
 
 
+# A server that was restored from a backup
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ApiError.of_status(504, "Timeout: Too large resource version: 100, current: 42"),
+        [line("ERROR", {"kind": "Status", "code": 504, "message": "Too large resource version: 100"})],
+        [bookmark(42)],
+    ],
+)
+async def test_a_server_that_does_not_know_our_version_is_listed_at_once(answer: Answer) -> None:
+    world = World(page(version=100), answer, page(version=42))
+    await world.run()
+    assert (world.sleeps, len(world.lists)) == ([], 2)
+    assert world.reflector.status.restarts == {Trouble.EXPIRED: 1}
+    assert "resourceVersion=42" in world.watches[1]
+
+
+async def test_any_other_gateway_timeout_is_no_reason_to_list() -> None:
+    world = World(page(), ApiError.of_status(504, "gateway timeout"), [400.0])
+    await world.run()
+    assert (world.told[1], len(world.lists)) == ("server_error", 1)
+
+
+@pytest.mark.parametrize("trouble", [Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR])
+async def test_after_a_broken_watch_the_server_is_asked_how_far_it_is(trouble: Trouble) -> None:
+    world = World(page(), [line("ADDED", service("a", 105)), ApiError(trouble, "broken")], page(version=90))
+    world.served_versions = [90]
+    await world.run()
+    assert (world.probes, len(world.lists)) == (1, 2)
+    assert world.told[1:4] == ["watching", trouble.value, "expired"]
+    assert "resourceVersion=90" in world.watches[1]
+
+
+async def test_a_watch_that_was_silent_to_its_end_is_not_trusted_and_one_with_bookmarks_is() -> None:
+    world = World(page(), [bookmark(110), 400.0], [400.0], page(version=50))
+    world.served_versions = [50]
+    await world.run()
+    assert (world.probes, len(world.watches), len(world.lists)) == (1, 3, 2)
+
+
+async def test_a_server_that_is_as_far_as_we_are_is_watched_on_and_asked_once() -> None:
+    world = World(page(version=100), ApiError(Trouble.UNREACHABLE, "no route"), ApiError.of_status(429, "too many"), [400.0])
+    world.served_versions = [100]
+    await world.run()
+    assert (world.probes, len(world.lists)) == (2, 1), "once after the lost connection, once after the silent watch"
+    assert all("resourceVersion=100" in path for path in world.watches)
+
+
 # Answers other than 200
 
 
@@ -381,7 +437,7 @@ async def test_retry_after_is_honoured_within_reason_and_spread(asked: float, le
 async def test_each_attempt_has_a_connection_and_so_credentials_of_its_own() -> None:
     world = World(ApiError.of_status(401, "Unauthorized"), page(), ApiError.of_status(401, "Unauthorized"), [400.0])
     await world.run()
-    assert world.connections == len(world.asked) == 5
+    assert (world.connections, len(world.asked), world.probes) == (6, 5, 1)
 
 
 # What is told

@@ -5,6 +5,7 @@ Pauses are recorded instead of waited for. What follows which trouble in detail 
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import json
 import pathlib
@@ -280,6 +281,22 @@ async def test_gone_at_the_start_of_a_watch_lists_again(setup: Setup, *, by_even
     assert setup.troubles()[-1] is Trouble.EXPIRED
 
 
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_server_restored_to_an_older_revision_is_listed_anew(setup: Setup, *, waits: bool) -> None:
+    server, sink = setup.server, setup.sink
+    backup = copy.deepcopy(server.store)
+    server.put(SERVICES, service("late"))
+    await sink.until(sink.has("web", "late"))
+    server.waits_for_revision = waits
+    server.restore(backup)
+    await sink.until(sink.has("web"))
+    assert sink.lists() == 2
+    assert setup.troubles() == [Trouble.DROPPED, Trouble.EXPIRED]
+    await server.watched(SERVICES)
+    server.put(SERVICES, service("new"))
+    await sink.until(sink.has("web", "new"))
+
+
 async def test_a_stream_cut_in_the_middle_of_a_line_goes_on_without_a_list(setup: Setup) -> None:
     setup.server.cut_watches(SERVICES, half_line=b'{"type": "ADDED", "object": {"meta')
     setup.server.put(SERVICES, service("dns"))
@@ -358,7 +375,7 @@ async def test_a_rotated_token_is_read_again_after_401(tmp_path: pathlib.Path) -
             await server.watched(SERVICES)
             server.token = "new"
             server.cut_watches(SERVICES)
-            await server.asked(SERVICES, watch=True, times=2)
+            await server.asked(SERVICES, watch=False, times=2)
             token.write_text("new\n")
             server.put(SERVICES, service("web"))
             await running.sink.until(running.sink.has("web"))
