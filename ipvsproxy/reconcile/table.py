@@ -35,7 +35,7 @@ class Table(Generic[K, V, W]):
         self,
         owner_of: Callable[[V], Owner],
         differs: Callable[[V, W], bool],
-        is_protected: Callable[[K], bool] = lambda _: False,
+        is_protected: Callable[[K], bool],
     ) -> None:
         """``differs`` compares what is wanted with what is there. Protected keys are never removed, whoever made them."""
         self._owner_of = owner_of

@@ -254,6 +254,18 @@ def test_another_services_endpoints_do_not_wait_for_the_change_of_a_policy() -> 
     assert not given_traffic & local_entries(Protocol.TCP).keys()
 
 
+def test_an_endpoint_that_goes_is_emptied_at_once_though_the_policy_changes_with_it() -> None:
+    node = simulation.SimulatedNode()
+    node.put(*shop(Protocol.TCP, local=True))
+    node.sync()
+    service, _ = shop(Protocol.TCP, local=False)
+    node.put(service, builders.endpoint_slice(builders.endpoint(str(ELSEWHERE.address), builders.OTHER_NODE), service="shop"))
+    operations = node.plan().operations
+    for key in local_entries(Protocol.TCP):
+        assert Operation(Verb.SET, RealServer(key, HERE, 0)) in operations
+        assert Operation(Verb.ADD, RealServer(key, ELSEWHERE, 1)) not in operations
+
+
 def test_only_entries_that_keep_traffic_from_being_masqueraded_wait_for_a_real_server_that_must_not_be_there() -> None:
     node = simulation.SimulatedNode()
     node.put(*shop(Protocol.TCP, local=True))

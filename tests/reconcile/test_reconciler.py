@@ -327,6 +327,15 @@ def test_a_real_server_that_lost_its_weight_by_hand_and_then_its_endpoint_is_dra
     assert weights(node) == {TWO: 1}
 
 
+def test_what_still_gets_connections_or_will_again_is_no_drain() -> None:
+    node = running("10.244.0.1", "10.244.0.2")
+    weights(node).update({ONE: 0, builders.backend("10.244.0.9"): 1})
+    node.observe()
+    assert len(node.reconciler.drains) == 0
+    node.sync()
+    assert weights(node) == {ONE: 1, TWO: 1}
+
+
 def test_a_draining_real_server_that_somebody_removed_is_forgotten() -> None:
     node = draining()
     del weights(node)[ONE]

@@ -184,7 +184,7 @@ def test_a_claim_compares_only_the_keys_it_changes() -> None:
         compared.append(wanted[1])
         return False
 
-    wishes: Table[str, tuple[Owner, int], int] = Table(lambda wanted: wanted[0], differs)
+    wishes: Table[str, tuple[Owner, int], int] = Table(lambda wanted: wanted[0], differs, lambda _: False)
     before = {str(number): (OLD, number) for number in range(100)}
     wishes.claim(OLD, {}, before)
     wishes.observe({str(number): number for number in range(100)}, ours())
