@@ -91,6 +91,16 @@ async def run(*command: str) -> tuple[int, str]:
     return process.returncode, error.decode()
 
 
+async def told(*command: str) -> tuple[int, str]:
+    """Run a command to its end; status and standard output."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), SYNCED_WITHIN_S)
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
 def service(name: str, number: int) -> Object:
     addresses = [f"10.96.0.{number}", f"fd00:96::{number}"]
     ports = [{"name": "http", "port": 80, "nodePort": 30000 + number}, {"name": "dns", "port": 53, "protocol": "UDP"}]
@@ -246,6 +256,20 @@ async def test_without_privileges_it_says_so(kubeconfig: str) -> None:
     assert status == 2
     assert "it has no CAP_NET_ADMIN" in error.splitlines()[-2]
     assert read_state() == before
+
+
+async def test_a_device_of_our_name_and_of_another_kind_ends_it_and_is_left_alone(kubeconfig: str) -> None:
+    assert (await run("ip", "link", "add", "kube-ipvs0", "type", "bridge"))[0] == 0
+    before = read_state()
+    status, error = await run(sys.executable, *MAIN, *FLAGS, kubeconfig)
+    assert (status, error.splitlines()[-2:]) == (
+        2,
+        ["ipvsproxy: kube-ipvs0 is a bridge device, not a dummy: remove or rename it", "ipvsproxy: nothing was programmed"],
+    )
+    assert read_state() == before
+    status, output = await told(sys.executable, *MAIN, "doctor")
+    assert status != 0
+    assert "kube-ipvs0 is a bridge device, not a dummy" in output
 
 
 async def test_an_api_server_that_can_not_be_reached_is_given_up_and_nothing_is_half_programmed(tmp_path: pathlib.Path) -> None:

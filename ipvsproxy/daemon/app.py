@@ -100,6 +100,7 @@ async def _serve_on(
     signals: Signals,
 ) -> None:
     requirements.demand(host.missing_settings())
+    await kernel.call(requirements.demand_usable_addresses, kernel.target)
     programs = await kernel.call(requirements.usable_programs, kernel.target)
     store = Store(started_s=time.time(), guard=Guard(config.source.mass_deletion_percent))
     staleness = Staleness(lambda: source.statuses, limit_s=config.servers.stale_watch_s, clock=time.monotonic)
@@ -187,6 +188,7 @@ async def _usable_scheduler(kernel: KernelThread[NodeKernel], status: Status, co
 async def _set_up(config: Config) -> int:
     """Load modules, see whether all is there, and write the kernel settings that are not as they should be."""
     async with requirements.running_kernel() as kernel:
+        await kernel.call(requirements.demand_usable_addresses, kernel.target)
         programs = await kernel.call(requirements.usable_programs, kernel.target)
         name, _ = await kernel.call(requirements.usable_scheduler, kernel.target, config.ipvs.scheduler)
         wanted = wiring.choices(config, programs, name).settings.sysctls

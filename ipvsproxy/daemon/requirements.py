@@ -99,6 +99,18 @@ def only_instance() -> Iterator[None]:
             loop.remove_reader(instance.fileno())
 
 
+def demand_usable_addresses(kernel: NodeKernel) -> None:
+    """Go on only if addresses can be read, and the name of our device is not that of an interface of another kind.
+
+    Raises:
+        CannotStartError: so it is; nothing could be served before somebody renames it.
+    """
+    try:
+        kernel.interface_addresses()
+    except KernelError as error:
+        raise CannotStartError(error.detail) from error
+
+
 def usable_scheduler(kernel: NodeKernel, wanted: str) -> tuple[str, str]:
     """The scheduler to use: the wanted one, or the fall-back and why the wanted one cannot be had.
 

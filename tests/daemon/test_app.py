@@ -335,6 +335,18 @@ def test_a_kernel_that_can_not_be_opened_says_why(
     assert "open a netlink socket" in line
 
 
+def test_a_device_of_our_name_that_is_none_of_ours_is_said_and_ends_it(
+    bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interface_addresses(_: object) -> Sequence[object]:
+        detail = "kube-ipvs0 is a bridge device, not a dummy: remove or rename it"
+        raise KernelError(action="look for kube-ipvs0", errno=errno.EEXIST, detail=detail)
+
+    bare.setattr(Kernel, "interface_addresses", interface_addresses)
+    expected = ["kube-ipvs0 is a bridge device, not a dummy: remove or rename it"]
+    assert refusal(configured(f"--manifests={tmp_path}"), capsys) == expected
+
+
 class Iptables:
     """An iptables driver of which these families can not be served: not usable, or not writable."""
 
