@@ -126,6 +126,19 @@ class IpvsDriver:
             listed.foreign,
         )
 
+    def refusal_with(self, scheduler: str) -> int:
+        """The error for a virtual server that can not be added, and whose scheduler the kernel looks up before it says so.
+
+        ENOENT: there is no such scheduler. EINVAL: there is; it has been loaded if need be. Others: it was not even looked up.
+
+        Raises:
+            KernelError: the kernel did not answer.
+        """
+        number = self._channel.do(self._encoder.unacceptable_service(scheduler))
+        if number == errno.ENOENT and self._renew_quietly():
+            number = self._channel.do(self._encoder.unacceptable_service(scheduler))
+        return number
+
     def connections(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, Mapping[RealServerKey, Connections]]:
         """The connections of these virtual servers' real servers; empty for a virtual server that does not exist.
 

@@ -11,7 +11,7 @@ from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel import message, netlink
 from ipvsproxy.model.kernel import HASHED, RealServer, Timeouts, VirtualServer, VirtualServerKey, VirtualServerSettings
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 
 Encode = Callable[[tuple[bytes, ...]], bytes]
@@ -104,6 +104,17 @@ class Encoder:
     def configuration(self) -> bytes:
         """What the connection timeouts are."""
         return self._message(ipvs.IPVS_CMD_GET_CONFIG, [], netlink.REQUEST)
+
+    def unacceptable_service(self, scheduler: str) -> bytes:
+        """A virtual server that no kernel adds: of IPv6, with a prefix of 0 bits."""
+        service = [
+            *_key(Family.IPV6, Protocol.TCP, "::", 1),
+            ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],
+            ["IPVS_SVC_ATTR_FLAGS", {"flags": 0, "mask": _ALL_FLAGS}],
+            ["IPVS_SVC_ATTR_TIMEOUT", 0],
+            ["IPVS_SVC_ATTR_NETMASK", "0.0.0.0"],  # noqa: S104 - the number 0
+        ]
+        return self._message(ipvs.IPVS_CMD_NEW_SERVICE, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
 
     def destinations(self, key: VirtualServerKey) -> bytes:
         """The dump of one virtual server's real servers."""

@@ -1,6 +1,8 @@
 """Whether the kernel has a scheduler. It loads the module by itself when a virtual server asks for it, so one has to ask.
 
-The virtual server that asks is kube-proxy's (pkg/proxy/ipvs in kubernetes/kubernetes), exists for a moment, and has no real
+What asks is a virtual server that the kernel refuses, but not before it has looked for the scheduler (``ip_vs_add_service`` in
+net/netfilter/ipvs/ip_vs_ctl.c): whoever is killed in between leaves nothing behind. It is one of IPv6. On a kernel whose IPVS
+has no IPv6, kube-proxy's asks instead (pkg/proxy/ipvs in kubernetes/kubernetes), which exists for a moment, and has no real
 server; its address belongs to documentation (RFC 5737), so that no client ever meets with it.
 """
 
@@ -24,29 +26,35 @@ _ACTION = "find out which schedulers there are"
 def why_unusable(ipvs: IpvsDriver, scheduler: str) -> str:
     """Why no virtual server can have this scheduler, one line for the operator; empty when it can be had.
 
-    Where an existing virtual server has it, nothing is tried.
-
     Raises:
         KernelError: virtual servers can not be listed, added or removed, whatever their scheduler.
     """
     missing = f"the kernel has no scheduler {scheduler!r}: the module ip_vs_{scheduler} is not there or cannot be loaded"
     if len(scheduler) > SCHEDULER_NAME_LIMIT:
         return missing
+    refusal = ipvs.refusal_with(scheduler)
+    if refusal in {errno.EINVAL, errno.ENOENT}:
+        return missing if refusal == errno.ENOENT else ""
+    return missing if _is_missing_for_ipv4(ipvs, scheduler) else ""
+
+
+def _is_missing_for_ipv4(ipvs: IpvsDriver, scheduler: str) -> bool:
+    """Ask by a virtual server that is added, unless an existing one has the scheduler."""
     seen = ipvs.observe()
     if any(server.settings.scheduler == scheduler for server in seen.values()):
-        return ""
+        return False
     keys = (VirtualServerKey(Protocol.TCP, PROBE_ADDRESS, port) for port in itertools.count(FIRST_PROBE_PORT))
     probe = VirtualServer(next(key for key in keys if key not in seen), VirtualServerSettings(scheduler))
     added = _apply(ipvs, Operation(Verb.ADD, probe))
     if added.errno == errno.ENOENT:
-        return missing
+        return True
     if added.error:
         raise KernelError(action=_ACTION, errno=added.errno, detail=added.error)
     if not added.surprise:  # else somebody has just made it
         removed = _apply(ipvs, Operation(Verb.REMOVE, probe))
         if removed.error:
             raise KernelError(action=_ACTION, errno=removed.errno, detail=removed.error)
-    return ""
+    return False
 
 
 def _apply(ipvs: IpvsDriver, operation: Operation) -> Outcome:

@@ -24,13 +24,17 @@ OTHER = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 443)
 
 
 class Ipvs:
-    """A driver that knows these virtual servers by scheduler, and fails as it is told."""
+    """A driver that knows these virtual servers by scheduler, and fails as it is told. Its kernel has no IPVS for IPv6."""
 
     def __init__(self, servers: Mapping[VirtualServerKey, str] | None = None, failures: Mapping[Verb, int] | None = None) -> None:
         self.servers = dict(servers or {})
         self.failures = failures or {}
         self.calls: list[tuple[Verb, VirtualServerKey, str]] = []
         self.surprise = False
+        self.refusal = errno.EAFNOSUPPORT
+
+    def refusal_with(self, scheduler: str) -> int:
+        return self.refusal
 
     def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
         return {key: ObservedVirtualServer(VirtualServerSettings(name), {}) for key, name in self.servers.items()}
@@ -45,6 +49,14 @@ class Ipvs:
 
 def why_unusable(ipvs: Ipvs, name: str) -> str:
     return scheduler.why_unusable(cast("IpvsDriver", ipvs), name)
+
+
+@pytest.mark.parametrize(("refusal", "is_usable"), [(errno.EINVAL, True), (errno.ENOENT, False)])
+def test_a_virtual_server_that_the_kernel_refuses_is_enough_to_ask(refusal: int, *, is_usable: bool) -> None:
+    ipvs = Ipvs()
+    ipvs.refusal = refusal
+    assert (why_unusable(ipvs, "wlc") == "") == is_usable
+    assert ipvs.calls == [], "nothing that a kill could leave behind"
 
 
 @pytest.mark.checklist(95)
@@ -101,6 +113,13 @@ def test_the_kernels_schedulers_are_usable_and_nothing_stays_behind(driver: Ipvs
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize(("name", "number"), [("wlc", errno.EINVAL), ("nosuch", errno.ENOENT)])
+def test_the_kernel_looks_for_the_scheduler_before_it_refuses_the_rest(driver: IpvsDriver, name: str, number: int) -> None:
+    assert driver.refusal_with(name) == number
+    assert listing() == ""
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("name", ["nosuch", "x" * 40])
 def test_a_scheduler_that_the_kernel_has_not_is_named_with_its_module(driver: IpvsDriver, name: str) -> None:
     assert scheduler.why_unusable(driver, name) == (
@@ -113,6 +132,7 @@ def test_a_scheduler_that_the_kernel_has_not_is_named_with_its_module(driver: Ip
 def test_what_others_have_at_the_address_of_the_question_stays_as_it_is(driver: IpvsDriver) -> None:
     subprocess.run((shutil.which("ipvsadm") or "ipvsadm", "-A", "-t", "198.51.100.0:20000", "-s", "sh"), check=True)
     before = listing()
+    driver.refusal_with = lambda _: errno.EAFNOSUPPORT  # type: ignore[method-assign]  # a kernel without IPVS for IPv6
     assert scheduler.why_unusable(driver, "wlc") == ""
     assert listing() == before
 
