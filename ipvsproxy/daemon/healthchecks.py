@@ -89,7 +89,9 @@ class HealthChecks:
         self._clock = clock
         self._dice = random.Random()  # noqa: S311  # no secret
         self._states: dict[ServiceName, ServiceState] = {}
-        self._wanted: Table[HealthCheckPort, HealthCheck, bool] = Table(lambda check: check.owner, lambda _wanted, _seen: False)
+        self._wanted: Table[HealthCheckPort, HealthCheck, bool] = Table(
+            lambda check: check.owner, lambda _wanted, _seen: False, lambda _: False
+        )
         self._addresses: Mapping[Family, tuple[Address, ...]] = {}
         self._open: dict[Endpoint, Listener] = {}
         self._failures: dict[Endpoint, _Failure] = {}
