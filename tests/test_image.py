@@ -1,0 +1,101 @@
+"""The image that scripts/image has built, on a real kernel as its DaemonSet starts it: prepared, then with one capability.
+
+Building it takes minutes and the package sources of Debian and PyPI: that is scripts/image's business, and what it has left in
+build/image is looked at here. Left out: a container runtime; its root file system is entered by chroot.
+"""
+
+import pathlib
+import subprocess
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from tests.test_manifests import _instructions
+
+ROOT = pathlib.Path(__file__).parents[1]
+IMAGE = ROOT / "build/image/root"
+FLAGS = (
+    "--proxy-mode=ipvs",
+    "--manifests=/tmp/demo",
+    "--hostname-override=demo-node",
+    "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56",
+    "--conntrack-max-per-core=0",  # the maximum is the host's own namespace's
+)
+STARTED_WITHIN_S = 90
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(
+        not (IMAGE / "opt/ipvsproxy").exists(), reason="there is no image in build/image; scripts/image builds it"
+    ),
+]
+
+PREPARE = """
+mount -t tmpfs tmpfs /mnt && mkdir /mnt/root && mount --bind $1 /mnt/root && mount -o remount,bind,ro /mnt/root || exit 9
+for each in proc dev sys; do mount --rbind /$each /mnt/root/$each || exit 9; done
+for each in tmp run; do mount -t tmpfs tmpfs /mnt/root/$each || exit 9; done
+cp -r $2 /mnt/root/tmp/demo && mkdir /mnt/root/run/netns
+shift 2
+PATH=/opt/ipvsproxy/bin:/usr/sbin:/usr/bin:/sbin:/bin exec chroot /mnt/root "$@"
+"""
+"""The image's files, read-only, with a /tmp and a /run of its own, in a mount namespace of its own."""
+UNPRIVILEGED = ("setpriv", "--no-new-privs", "--bounding-set=-all,+net_admin", "--inh-caps=-all")
+
+
+def inside(*command: str) -> Sequence[str]:
+    return ("unshare", "--mount", "sh", "-c", PREPARE, "sh", str(IMAGE), str(ROOT / "manifests/demo"), *command)
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def node(network_namespace: None) -> None:
+    """A node whose kubelet uses the variant of iptables that every test kernel has."""
+    assert run("iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT").returncode == 0
+    for command in ("link add eth0 type dummy", "address add 172.18.0.2/16 dev eth0", "link set eth0 up"):
+        assert run("ip", *command.split()).returncode == 0
+
+
+@pytest.mark.usefixtures("node")
+def test_the_image_prepares_a_node_serves_with_one_capability_and_is_well(tmp_path: pathlib.Path) -> None:
+    prepared = run(*inside("ipvsproxy", "--init-only", *FLAGS))
+    assert prepared.returncode == 0, prepared.stderr
+    assert "failed=0" in prepared.stderr
+    log = tmp_path / "log"
+    with log.open("wb") as output, subprocess.Popen(inside(*UNPRIVILEGED, "ipvsproxy", *FLAGS), stderr=output) as process:
+        try:
+            deadline_s = time.monotonic() + STARTED_WITHIN_S
+            while "event=synced" not in log.read_text() and process.poll() is None and time.monotonic() < deadline_s:
+                time.sleep(0.5)
+            assert "event=synced" in log.read_text(), log.read_text()
+            assert "10.96.0.80:80" in run("ipvsadm", "-Sn").stdout
+            (check,) = (argument for name, argument in _instructions() if name == "HEALTHCHECK")
+            code = check[check.index('"-c", "') + len('"-c", "') : check.rindex('"')]
+            assert run(*inside("python3", "-c", code)).returncode == 0
+            verified = run(*inside("ipvsproxy", "verify", *FLAGS))
+            assert verified.returncode == 0, verified.stdout + verified.stderr
+        finally:
+            process.terminate()
+        assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("iptables-nft", "--version"),
+        ("ip6tables-legacy-restore", "--version"),
+        ("modprobe", "--version"),
+        ("ipvsproxy", "--help"),
+    ],
+)
+def test_the_image_has_what_is_started_in_it(command: Sequence[str]) -> None:
+    done = run(*inside(*command))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("path", ["opt/ipvsproxy/bin/pip", "usr/bin/gcc", "source", "wheels"])
+def test_what_only_building_needs_is_not_in_the_image(path: str) -> None:
+    assert not (IMAGE / path).exists()

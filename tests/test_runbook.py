@@ -1,0 +1,125 @@
+"""The commands of docs/runbook.md and docs/migration.md, as printed, on a real kernel: none of them fails.
+
+kubectl is a stand-in: "exec" runs the command here, files that are applied have to be there and, for -k, kustomize has to build
+them. Left out: what a cluster would answer.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from tests.program import Program
+
+ROOT = pathlib.Path(__file__).parents[1]
+KUBECTL = """\
+#!/bin/bash
+echo "kubectl $*" >>"${0%/*}/calls"
+configuration=${0%/*}/config.conf
+case " $* " in
+    *" exec "*)
+        while [[ $1 != -- ]]; do shift; done
+        shift 2
+        [[ $1 == -c ]] && exec env NODE_NAME=demo-node sh -c "${2//\\/var\\/lib\\/kube-proxy\\/config.conf/$configuration}"
+        exit 9 ;;
+    *" get configmap "*) cat "$configuration" ;;
+    *" get pods -o name "*) echo pod/ipvsproxy-1 ;;
+    *" -k "*) [[ -e ${!#}/kustomization.yaml ]] ;;
+    *" --patch-file "*) [[ -e ${!#} ]] ;;
+    *" logs "*) echo "synced differences=0 failed=0" ;;
+    *) exit 0 ;;
+esac
+"""
+IPVSPROXY = '#!/bin/sh\nexec python3 -m ipvsproxy "$@"\n'
+CONFIGURATION = """\
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: ipvs
+clusterCIDR: 10.244.0.0/16,fd00:10:244::/56
+enableProfiling: true
+healthzBindAddress: 0.0.0.0:10256
+metricsBindAddress: 127.0.0.1:10249
+conntrack: {maxPerCore: 0}
+ipvs: {scheduler: rr}
+"""
+ELSEWHERE = ("podman ", "(cd manifests/base && kustomize")
+"""What other programs do with a registry, or with the repository itself."""
+
+Surroundings = Mapping[str, str]
+
+
+def blocks(document: str) -> list[str]:
+    """The shell commands of a document, those under one heading together."""
+    text = (ROOT / "docs" / document).read_text()
+    found = [
+        re.findall(r"^```sh\n(.*?)^```", part, re.MULTILINE | re.DOTALL) for part in re.split(r"^##+ ", text, flags=re.MULTILINE)
+    ]
+    lines = ["".join(commands).splitlines(keepends=True) for commands in found if commands]
+    return ["".join(line for line in part if not line.startswith(ELSEWHERE)) for part in lines]
+
+
+@pytest.fixture
+def surroundings(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, network_namespace: None) -> Iterator[Surroundings]:
+    """A node that runs ipvsproxy with the demo's Services, its kubelet's variant of iptables chosen, and the tools in PATH."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in (("kubectl", KUBECTL), ("ipvsproxy", IPVSPROXY)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    folder = ROOT / "manifests/demo"
+    (tools / "config.conf").write_text(CONFIGURATION + f"ipvsproxy: {{manifests: {folder}}}\n")
+    monkeypatch.setenv("PATH", f"{tools}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
+    for command in ("link add eth0 type dummy", "address add 172.18.0.2/16 dev eth0", "link set eth0 up"):
+        subprocess.run(("ip", *command.split()), check=True)
+    pathlib.Path("/proc/sys/net/ipv6/conf/all/forwarding").write_text("1")
+    (tmp_path / "log").touch()
+    with Program(folder, tmp_path / "log", f"--config={tools / 'config.conf'}", "--hostname-override=demo-node") as program:
+        program.wait_until_synced()
+        yield {"folder": str(tmp_path), "calls": str(tools / "calls")}
+
+
+def type_in(commands: str, folder: str) -> str:
+    """Run lines in one shell, in a copy of what they name; what they print, or what failed."""
+    (pathlib.Path(folder) / "manifests").symlink_to(ROOT / "manifests")
+    done = subprocess.run(
+        ("bash", "-eEu", "-o", "pipefail", "-c", f"trap 'echo failed: $BASH_COMMAND' ERR\n{commands}"),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, textwrap.shorten(done.stdout[-1500:] + done.stderr[-1500:], 3000)
+    return done.stdout
+
+
+@pytest.mark.kernel
+def test_every_command_of_the_runbook_works_as_printed(surroundings: Surroundings) -> None:
+    said = type_in("".join(blocks("runbook.md")), surroundings["folder"])
+    assert "\n200\n" in said.replace("}200", "}\n200")
+    assert "Service demo/web (ClusterIP)" in said
+    assert "TCP 10.96.0.80:80 (cluster IP), rr" in said
+    assert "0 differences" in said or "equal" in said
+    assert re.search(r"^demo-node: \d+ ok", said, re.MULTILINE)
+    report = (pathlib.Path(surroundings["folder"]) / "report.txt").read_text()
+    for part in ('"command": "explain"', "-A -t 10.96.0.80:80", "create KUBE-CLUSTER-IP", ":KUBE-SERVICES", "kube-ipvs0"):
+        assert part in report
+
+
+@pytest.mark.kernel
+def test_every_command_of_the_migration_works_as_printed(surroundings: Surroundings) -> None:
+    *steps, last = blocks("migration.md")
+    clean = next(part for part in steps if "ipvsproxy cleanup" in part)
+    steps.remove(clean)
+    said = type_in("".join([*steps, last]), surroundings["folder"])
+    assert "mode: ipvs" in said
+    assert "\n200\n" in said.replace("}200", "}\n200")
+    assert "10.96.0.80:80" in said
+    calls = pathlib.Path(surroundings["calls"]).read_text()
+    for folder in ("overlays/beside-kube-proxy", "overlays/replace-kube-proxy", "base"):
+        assert f"apply -k manifests/{folder}" in calls
+    assert "ipvsproxy cleanup --dry-run" in clean
