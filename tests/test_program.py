@@ -196,6 +196,40 @@ async def test_a_restart_finds_what_was_deleted_meanwhile(server: ApiServer, kub
         assert read_state() == adopted
 
 
+async def test_node_ports_on_an_address_that_went_meanwhile_go_and_those_of_others_stay(
+    server: ApiServer, kubeconfig: str
+) -> None:
+    gone, kept = "203.0.113.9", "192.0.2.1"
+    for words in (
+        "link add wide type dummy",
+        *(f"address add {address}/24 dev wide" for address in (gone, kept)),
+        "link set wide up",
+    ):
+        assert (await run("ip", *words.split()))[0] == 0
+    others = ("TCP 203.0.113.8:30001", "TCP 203.0.113.7:30001")
+    async with running(kubeconfig) as program:
+        await program.read_until("event=synced")
+        program.process.kill()
+        await program.process.wait()
+    ports = {f"TCP {gone}:3000{number}" for number in range(1, 4)} | {f"UDP {gone}:3000{number}" for number in range(1, 4)}
+    assert ports & set(read_state()["virtual_servers"])
+    assert (await run("ip", "address", "del", f"{gone}/24", "dev", "wide"))[0] == 0
+    for row, real_server in zip(others, ("10.9.9.9:80", "192.0.2.7:30001"), strict=True):
+        address = row.partition(" ")[2]
+        assert (await run("ipvsadm", "-A", "-t", address, "-s", "rr"))[0] == 0
+        assert (await run("ipvsadm", "-a", "-t", address, "-r", real_server, "-m"))[0] == 0
+    async with running(kubeconfig) as program:
+        await program.read_until("event=synced")
+        found = set(read_state()["virtual_servers"])
+        assert not ports & found
+        assert set(others) <= found
+        assert any(row.startswith(f"TCP {kept}:30001") for row in found)
+        assert await program.stop() == 0
+    status, output = await told(sys.executable, *MAIN, "doctor")
+    assert all(row.partition(" ")[2] in output for row in others), output
+    assert "but this host does not have the address" in output
+
+
 async def test_an_address_that_somebody_takes_away_is_back_soon(server: ApiServer, kubeconfig: str) -> None:
     async with running(kubeconfig, "--ipvs-sync-period=1h") as program:
         await program.read_until("event=synced")

@@ -188,8 +188,14 @@ def _neighbours(facts: Facts) -> Iterator[Finding]:
     if seen is None or seen.virtual_servers is None:
         return
     host = {one.address for one in seen.interface_addresses or ()}
-    is_ours = ownership.owned_virtual_servers(seen.sets or {}, seen.addresses or (), host)
-    foreign = [str(key) for key in seen.virtual_servers if not is_ours(key)]
+    is_ours = ownership.owned_virtual_servers(seen.sets or {}, seen.addresses or (), host, seen.virtual_servers)
+    strangers = [key for key in seen.virtual_servers if not is_ours(key)]
+    ports = {ownership.node_port_of(entry) for entries in (seen.sets or {}).values() for entry in entries}
+    doubtful = [str(key) for key in strangers if ownership.node_port(key) in ports]
+    if doubtful:
+        text = f"{', '.join(doubtful)}: the port is a node port of ours, but this host does not have the address"
+        yield _warn("ipvs", text, "if no keepalived or the like made it, remove it with ipvsadm -D: it was left behind")
+    foreign = [str(key) for key in strangers]
     if foreign or seen.foreign_virtual_servers:
         named = f": {', '.join(foreign[:5])}{', ...' if len(foreign) > 5 else ''}" if foreign else ""  # noqa: PLR2004 - a few will do
         count = len(foreign) + seen.foreign_virtual_servers

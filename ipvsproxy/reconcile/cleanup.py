@@ -51,8 +51,9 @@ def rules(seen: Observation, skeletons: Mapping[Family, Skeleton]) -> tuple[Oper
 
 def _virtual_servers(seen: Observation, excluded: Collection[Network]) -> Iterator[Operation]:
     host = {item.address for item in seen.interface_addresses or ()}
-    is_ours = ownership.owned_virtual_servers(seen.sets or {}, seen.addresses or (), host)
-    for key, server in (seen.virtual_servers or {}).items():
+    found = seen.virtual_servers or {}
+    is_ours = ownership.owned_virtual_servers(seen.sets or {}, seen.addresses or (), host, found)
+    for key, server in found.items():
         if is_ours(key) and not any(network.contains(key.address) for network in excluded):
             yield Operation(Verb.REMOVE, VirtualServer(key, server.settings))
 

@@ -3,12 +3,18 @@
 The kernel's table is shared: keepalived, kube-vip or docker have virtual servers there too. A fresh process has no memory,
 but the kernel has: an address on our device or an entry in one of our sets stands before its virtual server and goes after
 it (see ``order``), so whatever a former process programmed is still witnessed by one of them.
+
+What is left is the virtual server of a node port on an address that this host lost while no process ran. Its port is in our set,
+but so may be that of a keepalived whose address is on another host just now. Ours has a twin: a virtual server of the same port
+on an address that this host has, with the same settings and real servers. Somebody else's leads to other places, unless these are
+hosts' own addresses; so those do not count.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import IP_SETS, SetEntry, SetKind, SetType, VirtualServerKey
+from ipvsproxy.model.kernel import IP_SETS, ObservedVirtualServer, SetEntry, SetKind, SetType, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Protocol
 
 _WITNESSES = frozenset(
@@ -53,12 +59,28 @@ def owned_virtual_servers(
     sets: Mapping[str, Collection[SetEntry]],
     bound: Collection[Address],
     host_addresses: Collection[Address],
+    left_behind: Mapping[VirtualServerKey, ObservedVirtualServer] = MappingProxyType({}),
 ) -> Callable[[VirtualServerKey], bool]:
     """A test for "ours", from what the kernel holds besides the virtual servers.
 
     ``host_addresses`` are the addresses of this host on other interfaces than our device: a node port in our set makes the
-    virtual server of that port ours on each of them.
+    virtual server of that port ours on each of them. ``left_behind`` are all virtual servers, where one on an address that is not
+    there any more may be ours.
     """
+
+    def is_node_port(key: VirtualServerKey) -> bool:
+        names = _NODE_PORT_NAMES[key.address.family, key.protocol]
+        return any(SetEntry(name, port=key.port) in sets.get(name, ()) for name in names)
+
+    def has_twin(key: VirtualServerKey) -> bool:
+        seen = left_behind.get(key)
+        if seen is None or not seen.real_servers or any(one.address in host_addresses for one in seen.real_servers):
+            return False
+        twins = (left_behind.get(key._replace(address=address)) for address in host_addresses)
+        return any(
+            twin is not None and twin.settings == seen.settings and twin.real_servers.keys() == seen.real_servers.keys()
+            for twin in twins
+        )
 
     def is_ours(key: VirtualServerKey) -> bool:
         family = key.address.family
@@ -66,9 +88,7 @@ def owned_virtual_servers(
             return True
         if any(SetEntry(name, key.address, key.protocol, key.port) in sets.get(name, ()) for name in _WITNESS_NAMES[family]):
             return True
-        return key.address in host_addresses and any(
-            SetEntry(name, port=key.port) in sets.get(name, ()) for name in _NODE_PORT_NAMES[family, key.protocol]
-        )
+        return is_node_port(key) and (key.address in host_addresses or has_twin(key))
 
     return is_ours
 

@@ -110,7 +110,8 @@ class Reconciler:
             yield from self._recall_drains(seen.virtual_servers, now)
             host = {item.address for item in seen.interface_addresses or ()}
             entries = {name: table.observed.keys() for name, table in claims.entries.items()}
-            is_ours = ownership.owned_virtual_servers(entries, claims.addresses.observed, host)
+            left_behind = {} if self._has_seen_all else seen.virtual_servers
+            is_ours = ownership.owned_virtual_servers(entries, claims.addresses.observed, host, left_behind)
             yield from claims.virtual_servers.observing(seen.virtual_servers, is_ours)
             self._has_seen_all |= None not in (seen.sets, seen.addresses, seen.interface_addresses)
         self._note_drift(now)

@@ -13,10 +13,11 @@ from ipvsproxy.daemon.checks import Finding, Level
 from ipvsproxy.kernel.facts import Facts, ModuleState
 from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.iptables_variant import Choice, Variant
-from ipvsproxy.model.kernel import ObservedVirtualServer, Sysctl, Timeouts, VirtualServerSettings
+from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, Sysctl, Timeouts, VirtualServerSettings
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.state import Observation
 from tests import builders
+from tests.reconcile import examples
 
 WANTED = (Sysctl("net/ipv4/ip_forward", "1"),)
 SEEN = Observation(
@@ -140,6 +141,16 @@ def test_virtual_servers_of_others_are_named() -> None:
         SEEN, virtual_servers={builders.frontend("10.96.0.1", 80): server}, addresses=frozenset(builders.addresses("10.96.0.1"))
     )
     assert _judge(observation=ours) == []
+
+
+def test_a_node_port_of_ours_on_an_address_of_nobody_is_pointed_out() -> None:
+    entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
+    server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
+    found = {builders.frontend("203.0.113.9", 30080): server, builders.frontend("203.0.113.9", 80): server}
+    first, second = _judge(observation=dataclasses.replace(SEEN, virtual_servers=found, sets={entry.set: frozenset({entry})}))
+    assert first.text == "TCP 203.0.113.9:30080: the port is a node port of ours, but this host does not have the address"
+    assert "ipvsadm -D" in first.remedy
+    assert second.text.startswith("2 virtual servers of others")
 
 
 def test_a_scheduler_that_is_in_use_is_there_whatever_its_module_file_says() -> None:

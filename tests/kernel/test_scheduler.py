@@ -132,7 +132,7 @@ def test_a_scheduler_that_the_kernel_has_not_is_named_with_its_module(driver: Ip
 def test_what_others_have_at_the_address_of_the_question_stays_as_it_is(driver: IpvsDriver) -> None:
     subprocess.run((shutil.which("ipvsadm") or "ipvsadm", "-A", "-t", "198.51.100.0:20000", "-s", "sh"), check=True)
     before = listing()
-    driver.refusal_with = lambda _: errno.EAFNOSUPPORT  # type: ignore[method-assign]  # a kernel without IPVS for IPv6
+    driver.refusal_with = lambda scheduler: errno.EAFNOSUPPORT  # type: ignore[method-assign]  # a kernel without IPVS for IPv6
     assert scheduler.why_unusable(driver, "wlc") == ""
     assert listing() == before
 

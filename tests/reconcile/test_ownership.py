@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import SetKind, VirtualServerKey
+from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.reconcile import ownership
 from tests import builders
@@ -56,6 +56,41 @@ def test_a_node_port_in_our_set_makes_its_virtual_servers_on_host_addresses_ours
 def test_a_node_port_of_one_family_says_nothing_of_the_other() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080, Family.IPV6)
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(NODE_PORT)
+
+
+POD, OTHER_POD = builders.backend("10.244.0.5", 8080), builders.backend("10.244.1.6", 8080)
+LEFT_BEHIND = builders.frontend("203.0.113.9", 30080)
+SERVED = examples.observed({POD: 1, OTHER_POD: 1})
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_ours"),
+    [
+        (SERVED, True),
+        (examples.observed({POD: 0, OTHER_POD: 1}), True),
+        (examples.observed({POD: 1}), False),
+        (examples.observed({builders.backend(builders.NODE_ADDRESS, 30080): 1, POD: 1}), False),
+        (examples.observed({POD: 1, OTHER_POD: 1}, settings=VirtualServerSettings("wlc")), False),
+        (examples.observed({}), False),
+    ],
+    ids=["the same", "one drains", "fewer", "hosts", "another scheduler", "none"],
+)
+def test_a_node_port_on_an_address_that_went_is_ours_if_it_leads_to_what_its_twin_leads_to(
+    seen: ObservedVirtualServer, *, is_ours: bool
+) -> None:
+    entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
+    found = {NODE_PORT: SERVED, LEFT_BEHIND: seen}
+    assert ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, found)(LEFT_BEHIND) == is_ours
+    assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(LEFT_BEHIND)
+    assert not ownership.owned_virtual_servers({}, (), HOST, found)(LEFT_BEHIND), "no node port of ours"
+    assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, {LEFT_BEHIND: seen})(LEFT_BEHIND), "no twin"
+
+
+def test_twins_without_real_servers_or_that_both_lead_to_hosts_make_nothing_ours() -> None:
+    entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
+    for alike in (examples.observed({}), examples.observed({builders.backend(builders.NODE_ADDRESS, 443): 1})):
+        found = {NODE_PORT: alike, LEFT_BEHIND: alike}
+        assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, found)(LEFT_BEHIND)
 
 
 def test_entries_stand_for_virtual_servers_or_node_ports_or_neither() -> None:
