@@ -10,6 +10,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from ipvsproxy.daemon.measure import Sources
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.reflector import Trouble, WatchStatus
 from ipvsproxy.daemon.status import Status
+from ipvsproxy.daemon.store import Changes, Trigger
 from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
 from ipvsproxy.model.kernel import Connections, Counters
 from ipvsproxy.model.net import Family
@@ -50,24 +52,40 @@ EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
 }
 
 
+class OurNode:
+    """A node whose page has every series that this program can show, with something happening on it when told."""
+
+    def __init__(self) -> None:
+        self._scene = Scene(WEB, of_endpoints=True)
+        self._passed = 0
+        self.metrics, clock = Metrics(), Clock()
+        status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
+        watches = {kind: WatchStatus(contact_s=0) for kind in ObjectKind}
+        reconciler = self._scene.reconciler
+        reconciler.claims.put_node(tuple(Family), (), None)
+        sources = Sources(reconciler=reconciler, store=self._scene.store, status=status, clock=clock, watches=lambda: watches)
+        self.metrics.show(tuple(Family), sources, self._scene.traffic)
+        self.happen()
+
+    def happen(self) -> None:
+        """A change, a failure, requests of all kinds, and traffic."""
+        self._passed += 1
+        self._scene.clock.now += 10
+        self._scene.kernel.counters = {CLUSTER: Counters(*(self._passed * number for number in (1, 2, 3, 4, 5)))}
+        counted = Counters(*(self._passed * number for number in (1, 2, 3, 4, 5)))
+        self._scene.kernel.endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(1, 1), counted)}}
+        self.metrics.requested("api:6443", "200", 0.1, "GET")
+        self.metrics.watch_restarted(ObjectKind.SERVICE, Trouble.ENDED)
+        done = Report(done={("add", "address"): 1}, failed={("add", "set_entry"): 1}, errors=(), pending=0)
+        triggers = tuple(Trigger(family, time.time() - 0.1) for family in Family)
+        self.metrics.synced(summary(Changes(triggers=triggers), states=[state()], report=done))
+        for told in (self.metrics.healthz, self.metrics.livez):
+            told(200)
+
+
 async def our_page() -> str:
     """A page with every series that this program can show."""
-    scene = Scene(WEB, of_endpoints=True)
-    scene.kernel.counters = {CLUSTER: Counters(1, 2, 3, 4, 5)}
-    scene.kernel.endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(1, 1), Counters(1, 2, 3, 4, 5))}}
-    metrics, clock = Metrics(), Clock()
-    status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
-    watches = {kind: WatchStatus(contact_s=0) for kind in ObjectKind}
-    scene.reconciler.claims.put_node(tuple(Family), (), None)
-    sources = Sources(reconciler=scene.reconciler, store=scene.store, status=status, clock=clock, watches=lambda: watches)
-    metrics.show(tuple(Family), sources, scene.traffic)
-    metrics.requested("api:6443", "200", 0.1, "GET")
-    metrics.watch_restarted(ObjectKind.SERVICE, Trouble.ENDED)
-    done = Report(done={("add", "address"): 1}, failed={}, errors=(), pending=0)
-    metrics.synced(summary(states=[state()], report=done))
-    for told in (metrics.healthz, metrics.livez):
-        told(200)
-    return (await metrics.expose()).body.decode()
+    return (await OurNode().metrics.expose()).body.decode()
 
 
 async def our_series() -> Mapping[str, set[str]]:
