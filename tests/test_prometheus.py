@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from ipvsproxy.daemon import web
+from ipvsproxy.daemon.pages import Answer
 from ipvsproxy.model.net import parse_address
 from tests.test_monitoring import DASHBOARD, MONITORING, PANELS, ROOT, RULES, OurNode
 
@@ -73,7 +74,7 @@ async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
         pytest.skip("prometheus is not installed; scripts/promtool fetches that of Debian")
     ours, port, node = free_port(), free_port(), OurNode()
 
-    async def answer(request: web.Request) -> web.Answer:
+    async def answer(request: web.Request) -> Answer:
         node.happen()
         return await node.metrics.expose(request.headers.get("accept", ""), request.headers.get("accept-encoding", ""))
 
