@@ -7,9 +7,11 @@ where versions print one rule in two ways, ``parse_save`` turns the other way in
 import collections
 import contextlib
 import dataclasses
+import os
 import pathlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel import iptables_process
@@ -70,7 +72,8 @@ class IptablesDriver:
     """Reads and writes the fixed rules of both families.
 
     ``chains`` and ``jumps`` are all that count as ours; nothing else is read into an image or ever removed. ``commands`` are the
-    programs by name, to be found in PATH. ``proc`` is where the kernel's process file system is mounted.
+    programs by name, to be found in PATH. ``proc`` is where the kernel's process file system is mounted. ``mark`` tells a
+    family's rules from what they were: while it is the same, and not None, what was listed is not listed again.
     """
 
     def __init__(
@@ -80,36 +83,37 @@ class IptablesDriver:
         jumps: Collection[Jump],
         commands: Mapping[Family, str] = COMMANDS,
         proc: pathlib.Path = pathlib.Path("/proc"),
+        mark: Callable[[Family], object] = lambda _: None,
     ) -> None:
         self._commands = commands
+        self._mark = mark
+        self._listed: dict[Family, tuple[object, Listing]] = {}
         self._chains = frozenset(chains)
         self._jumps = frozenset(jumps)
         self._proc = proc
-        self._programs: dict[Family, Program] = {}
+        self._programs: dict[str, Program] = {}
         self._below: dict[tuple[Family, Jump], frozenset[str]] = {}
         self._put_back: collections.Counter[tuple[Family, Jump]] = collections.Counter()
 
     def program(self, family: Family) -> Program:
-        """Version and variant of a family's program, asked for once.
+        """Version and variant of a family's program, asked for once; those of both families are mostly one file.
 
         Raises:
             KernelError: there is none, or it does not say its version.
         """
-        if family not in self._programs:
-            self._programs[family] = parse_version(iptables_process.run(self._commands[family], "--version"))
-        return self._programs[family]
+        command = self._commands[family]
+        file = os.path.realpath(shutil.which(command) or command)
+        if file not in self._programs:
+            self._programs[file] = parse_version(iptables_process.run(command, "--version"))
+        return self._programs[file]
 
     def usable(self, family: Family) -> str:
-        """Why this family cannot be served on this host; empty when it can.
+        """Why this family cannot be served on this host, as far as reading can tell; empty when it can.
 
         The conditions are kube-proxy's (cmd/kube-proxy/app/server_linux.go, ``platformCheckSupported``).
         """
-        if family is Family.IPV6:
-            if not (self._proc / "thread-self/net/if_inet6").exists():
-                return "the kernel has no IPv6"
-            disabled = self._proc / "sys/net/ipv6/conf/all/disable_ipv6"
-            if disabled.exists() and disabled.read_text().strip() == "1":
-                return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
+        if reason := self._absent(family):
+            return reason
         try:
             iptables_process.run(
                 self._commands[family], *self.program(family).wait(_LOCK_WAIT_VERSION), "-t", "nat", "-S", "POSTROUTING"
@@ -119,15 +123,27 @@ class IptablesDriver:
         return ""
 
     def try_writing(self, family: Family) -> str:
-        """Why the kernel takes no rules of this family; empty when it does.
+        """Why the kernel takes no rules of this family; empty when it does, and then ``usable`` is so, too.
 
         ``usable`` only reads, and the nf_tables variant shows empty tables even where the kernel has none. The chain that is
         tried is deleted in the same transaction.
         """
+        if reason := self._absent(family):
+            return reason
         try:
             self._restore(family, f"*nat\n:{_TRIED_CHAIN} - [0:0]\n-X {_TRIED_CHAIN}\nCOMMIT\n")
         except KernelError as error:
             return error.detail
+        return ""
+
+    def _absent(self, family: Family) -> str:
+        """Why the kernel does not have this family; empty when it does."""
+        if family is Family.IPV6:
+            if not (self._proc / "thread-self/net/if_inet6").exists():
+                return "the kernel has no IPv6"
+            disabled = self._proc / "sys/net/ipv6/conf/all/disable_ipv6"
+            if disabled.exists() and disabled.read_text().strip() == "1":
+                return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
         return ""
 
     def observe(self, family: Family) -> SkeletonImage:
@@ -163,7 +179,7 @@ class IptablesDriver:
 
     def _apply(self, operation: Operation, skeleton: Skeleton) -> Outcome:
         try:
-            listing = self._list(skeleton.family)
+            listing = self._known(skeleton.family) or self._list(skeleton.family)
             if operation.verb is Verb.REMOVE:
                 self._restore(skeleton.family, render_removal(skeleton, listing))
                 kept = [
@@ -179,12 +195,20 @@ class IptablesDriver:
             return Outcome(operation, error=str(error), errno=error.errno)
         return Outcome(operation)
 
+    def _known(self, family: Family) -> Listing | None:
+        """What was listed last, if nobody has changed a rule since."""
+        mark, listing = self._listed.get(family, (None, None))
+        return listing if mark is not None and mark == self._mark(family) else None
+
     def _list(self, family: Family) -> Listing:
+        mark = self._mark(family)  # before it is listed: what changes meanwhile makes another one
         text = iptables_process.run(f"{self._commands[family]}-save")
         try:
-            return parse_save(text, self._chains, self._jumps)
+            listing = parse_save(text, self._chains, self._jumps)
         except ValueError as error:
             raise KernelError(action=f"{self._commands[family]}-save", errno=0, detail=str(error)) from error
+        self._listed[family] = mark, listing
+        return listing
 
     def _restore(self, family: Family, text: str) -> None:
         if text:

@@ -6,6 +6,7 @@ and the CNI plugin's are. The signs and their order are those of kubernetes-sigs
 """
 
 import enum
+import pathlib
 import shutil
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -112,15 +113,26 @@ def count(text: str, chains: Collection[ChainKey]) -> Evidence:
     return Evidence(hint, ours, others)
 
 
-def _look(variant: Variant, chains: Collection[ChainKey]) -> Evidence:
+def _look(variant: Variant, chains: Collection[ChainKey], proc: pathlib.Path = pathlib.Path("/proc")) -> Evidence:
     """Nothing where the tables cannot be read: this kernel then does not have them, or our reading is not of the essence."""
     texts = []
-    for command in commands(variant).values():
+    for family, command in commands(variant).items():
+        if variant is Variant.LEGACY and not _has_legacy_tables(family, proc):
+            continue
         try:
             texts.append(iptables_process.run(f"{command}-save"))
         except KernelError:
             continue
     return count("\n".join(texts), chains)
+
+
+def _has_legacy_tables(family: Family, proc: pathlib.Path) -> bool:
+    """Whether this network namespace has any: to ask the program for them would load the kernel's modules."""
+    name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
+    try:
+        return bool((proc / "thread-self/net" / name).read_text().strip())
+    except OSError:
+        return False
 
 
 def _default() -> Variant:

@@ -77,7 +77,7 @@ class NodeKernel:
         """
         self.ports: set[int] = set()
         self._on_applied = on_applied
-        self.iptables = IptablesDriver(chains=chains, jumps=jumps, commands=commands)
+        self.iptables = IptablesDriver(chains=chains, jumps=jumps, commands=commands, mark=self._mark)
         self.ipvs = ipvs or IpvsDriver()
         self._ipset = IpsetDriver()
         self._addresses = AddressDriver(self._open_noted)

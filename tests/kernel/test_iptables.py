@@ -246,6 +246,29 @@ def test_nothing_is_written_when_the_tables_cannot_be_read(programs: pathlib.Pat
     assert not (programs / "written").exists()
 
 
+def test_rules_that_nobody_has_changed_since_they_were_listed_are_not_listed_again(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-save", f"echo listed >> {programs}/log")
+    make_program(programs, "iptables-restore", f"echo written >> {programs}/log; cat > {programs}/stdin")
+    generation = 1
+    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, mark=lambda _: generation)
+    driver.observe(Family.IPV4)
+    driver.apply([Operation(Verb.SET, SKELETON)])
+    generation = 2
+    driver.apply([Operation(Verb.SET, SKELETON)])
+    assert (programs / "log").read_text().split() == ["listed", "written", "listed", "written"]
+
+
+def test_where_the_kernel_does_not_tell_of_changes_rules_are_listed_each_time(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-save", f"echo listed >> {programs}/log")
+    make_program(programs, "iptables-restore", f"echo written >> {programs}/log; cat > {programs}/stdin")
+    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    driver.observe(Family.IPV4)
+    driver.apply([Operation(Verb.SET, SKELETON)])
+    assert (programs / "log").read_text().split() == ["listed", "listed", "written"]
+
+
 def test_a_hanging_program_is_ended(programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_program(programs, "iptables-save", "exec sleep 600")
     monkeypatch.setattr(iptables_process, "TIMEOUT_S", 0.05)
@@ -285,6 +308,15 @@ def test_ipv6_is_not_usable_where_it_is_disabled_or_not_there(tmp_path: pathlib.
 def test_family_whose_program_fails_is_not_usable(programs: pathlib.Path) -> None:
     make_program(programs, "iptables", '[ "$1" = --version ] && echo iptables v1.8.9 || { echo "no table nat" >&2; exit 3; }')
     assert iptables.IptablesDriver(chains=(), jumps=()).usable(Family.IPV4) == "no table nat"
+
+
+def test_one_file_that_is_the_program_of_both_families_is_asked_for_its_version_once(programs: pathlib.Path) -> None:
+    make_program(programs, "xtables-multi", f"echo asked >> {programs}/log; echo iptables v1.8.9")
+    for command in ("iptables", "ip6tables"):
+        (programs / command).symlink_to(programs / "xtables-multi")
+    driver = iptables.IptablesDriver(chains=(), jumps=())
+    assert [driver.program(family).version for family in Family] == [(1, 8, 9)] * 2
+    assert (programs / "log").read_text().split() == ["asked"]
 
 
 def test_tables_that_can_be_read_but_not_written_are_told(programs: pathlib.Path) -> None:
