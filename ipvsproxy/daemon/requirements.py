@@ -136,7 +136,7 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
         CannotStartError: there is none, or a set type is missing.
     """
     demand(host.missing_set_types())
-    reasons = {family: kernel.iptables.usable(family) or kernel.iptables.try_writing(family) for family in Family}
+    reasons = {family: kernel.iptables.try_writing(family) for family in Family}
     for family, reason in reasons.items():
         if reason:
             log.warning("family is not served", family=family.label, reason=reason)
