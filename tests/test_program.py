@@ -200,11 +200,8 @@ async def test_node_ports_on_an_address_that_went_meanwhile_go_and_those_of_othe
     server: ApiServer, kubeconfig: str
 ) -> None:
     gone, kept = "203.0.113.9", "192.0.2.1"
-    for words in (
-        "link add wide type dummy",
-        *(f"address add {address}/24 dev wide" for address in (gone, kept)),
-        "link set wide up",
-    ):
+    addresses = [f"address add {address}/24 dev wide" for address in (gone, kept)]
+    for words in ("link add wide type dummy", *addresses, "link set wide up"):
         assert (await run("ip", *words.split()))[0] == 0
     others = ("TCP 203.0.113.8:30001", "TCP 203.0.113.7:30001")
     async with running(kubeconfig) as program:
@@ -225,7 +222,7 @@ async def test_node_ports_on_an_address_that_went_meanwhile_go_and_those_of_othe
         assert set(others) <= found
         assert any(row.startswith(f"TCP {kept}:30001") for row in found)
         assert await program.stop() == 0
-    status, output = await told(sys.executable, *MAIN, "doctor")
+    _, output = await told(sys.executable, *MAIN, "doctor")
     assert all(row.partition(" ")[2] in output for row in others), output
     assert "but this host does not have the address" in output
 

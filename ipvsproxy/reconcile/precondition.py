@@ -7,6 +7,8 @@ Rule 3: tracked flows are cleaned when the kernel leads nobody any more to a rea
 that begin in between would stay.
 Rule 4: what is led to another node is masqueraded, or its answers would not find back through this one. The entry that keeps
 traffic from being masqueraded comes when no real server that must not be there gets any, and real servers come when it has gone.
+Rule 5: an address is local as soon as it is on our device: without a virtual server there, whatever listens on this host on a
+Service's port would answer in its place. The rules that close the host's ports leave out those of Services.
 """
 
 from collections.abc import Collection
@@ -23,11 +25,14 @@ def held_back(claims: Claims) -> Collection[VirtualServerKey]:
     return {key for key in table.pending if key not in table.observed and not _may_be_reached(claims, key)}
 
 
-def premature_addresses(claims: Claims, held_back: Collection[VirtualServerKey]) -> Collection[Address]:
-    """Addresses that have no virtual server but such as are held back: who asked there would be refused."""
-    if not held_back:
-        return frozenset()
-    return {key.address for key in held_back} - {key.address for key in claims.virtual_servers.desired if key not in held_back}
+def may_be_bound(claims: Claims, address: Address) -> bool:
+    """Whether an address has a virtual server (rule 5)."""
+    seen = claims.virtual_servers.observed
+    return any(
+        key.address == address and key in seen
+        for owner in claims.addresses.wanting(address)
+        for key in claims.states[owner.service].virtual_servers
+    )
 
 
 def may_be_added(claims: Claims, entry: SetEntry) -> bool:

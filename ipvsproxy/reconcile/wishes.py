@@ -25,9 +25,8 @@ def wanted(claims: Claims, drains: Drains, seed: int) -> Iterator[Operation]:
             wish, seen = virtual_servers.desired[key], virtual_servers.observed.get(key)
             operations = diff.virtual_server_operations(key, wish, seen, drains.is_over, seed)
             yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
-    premature = precondition.premature_addresses(claims, held_back)
     for address in claims.addresses.pending:
-        if address not in premature:
+        if precondition.may_be_bound(claims, address):
             yield Operation(Verb.ADD, BoundAddress(address))
     for flow in claims.flows.pending:
         keep = claims.flows.desired[flow]

@@ -156,6 +156,20 @@ def test_an_address_is_not_bound_while_its_only_virtual_server_is_held_back() ->
     assert VIRTUAL_SERVER.address in node.kernel.addresses
 
 
+def test_an_address_without_a_virtual_server_is_not_bound_and_one_of_several_is_enough() -> None:
+    """Whatever listens on this host on a Service's port would answer there: the rules leave Services' ports open."""
+    node = simulation.SimulatedNode()
+    cluster, balancer = builders.frontend("10.96.0.3", 80), VIRTUAL_SERVER
+    node.kernel.fail(lambda operation: operation.verb is Verb.ADD and getattr(operation.item, "key", None) == balancer, times=3)
+    node.put(web(()), endpoints())
+    node.sync()
+    assert {cluster.address} == set(node.kernel.addresses)
+    node.put(builders.service("udp", builders.service_port(53, Protocol.UDP), load_balancer=(ADDRESS,), cluster=("10.96.0.9",)))
+    node.sync()
+    assert balancer not in node.kernel.virtual_servers
+    assert balancer.address in node.kernel.addresses, "another Service answers there"
+
+
 def test_another_service_on_the_same_address_does_not_wait_for_the_ranges_of_the_first() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: operation.item == examples.range_entry(VIRTUAL_SERVER, "10.1.0.0/16"), times=1)

@@ -694,7 +694,7 @@ def test_a_failure_is_reported_with_its_errno_and_stays_pending() -> None:
     node.sync()
     report = node.reports[0]
     assert report.failed["add", "virtual_server"] == 1
-    assert report.done["add", "address"] == 1
+    assert not report.done["add", "address"], "the host itself would answer there"
     assert report.pending > 0
     assert report.errors[0].errno == errno.ENOMEM
 
