@@ -67,7 +67,7 @@ class Drifts:
             self._places[place] = _History(wish, times, now, now)
             self._contested.discard(place)
             return
-        patience_s = min(LONGEST_PATIENCE_S, FIRST_PATIENCE_S * 2 ** min(excess - 1, 16))
+        patience_s = FIRST_PATIENCE_S if excess == 1 else LONGEST_PATIENCE_S
         self._places[place] = _History(wish, times, now, now + patience_s)
         self._contested.add(place)
         self._left_alone[place] = times

@@ -98,7 +98,6 @@ class Table(Generic[K, V, W]):
         held = self._desired.get(key)
         if held is not None and (holder := self._owner_of(held)) != owner:
             waiting = self._waiting.setdefault(key, {})
-            waiting.pop(owner, None)
             if holder < owner:
                 waiting[owner] = value
                 return

@@ -297,6 +297,35 @@ def test_contested_flows_are_those_of_the_winner_and_are_cleaned_for_who_takes_o
     assert list(claims.flows.pending) == [FLOW]
 
 
+def test_a_service_that_waits_does_not_refuse_what_another_one_has() -> None:
+    claims = new_claims()
+    claims.put(OLD.service, examples.state(OLD, KEY))
+    claims.put(YOUNG.service, examples.state(YOUNG, KEY, refused=[KEY]))
+    assert claims.refused() == frozenset()
+    claims.put(OLD.service, None)
+    assert claims.refused() == {KEY}
+
+
+def test_what_was_set_for_the_node_and_is_wanted_no_more_is_left_as_it_is() -> None:
+    claims = new_claims()
+    setting, timeouts, rules = (
+        Sysctl("net/ipv4/ip_forward", "1"),
+        Timeouts(1, 2, 3),
+        Skeleton(family=Family.IPV4, chains={}, jumps=()),
+    )
+    claims.put_node([Family.IPV4], [setting], timeouts)
+    claims.put_skeleton(rules)
+    claims.sysctls.confirm(setting.path, setting.value)
+    claims.timeouts.confirm(TIMEOUTS, timeouts)
+    claims.skeletons.confirm(Family.IPV4, rules.image)
+    claims.skeletons.confirm(Family.IPV6, rules.image)
+    claims.devices.confirm(Device("another"), value=True)
+    for ip_set in list(claims.sets.pending):
+        claims.sets.confirm(ip_set, value=True)
+    claims.put_node([], [], None)
+    assert [list(table.surplus) for table in claims.all() if table.surplus] == []
+
+
 def test_every_table_is_among_all() -> None:
     claims = new_claims()
     tables = [table for table in vars(claims).values() if hasattr(table, "pending")] + list(claims.entries.values())

@@ -15,9 +15,10 @@ def contested(times: int, *, every_s: float = 10) -> tuple[Drifts, float]:
     return drifts, (times - 1) * every_s
 
 
-def test_the_first_few_are_healed_at_once() -> None:
-    drifts, now = contested(drift.FREE_HEALS)
+def test_the_first_three_are_healed_at_once() -> None:
+    drifts, now = contested(3)
     assert not drifts
+    assert contested(4)[0]
     assert drifts.may_heal(PLACE, "wish", now)
     assert drifts.next_s() is None
 

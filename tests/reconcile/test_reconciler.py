@@ -5,20 +5,23 @@ Left out: what waits for what (``test_precondition``), what it costs (``test_cos
 """
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 
 from ipvsproxy.model.kernel import (
     BoundAddress,
+    ChainKey,
     Connections,
     FlowCleaning,
     IpSet,
     RealServer,
     RealServerKey,
+    Rule,
     SetEntry,
     SetKind,
     Skeleton,
+    SkeletonImage,
     Sysctl,
     VirtualServer,
     VirtualServerKey,
@@ -28,7 +31,7 @@ from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
 from ipvsproxy.reconcile import drift
-from ipvsproxy.reconcile.reconciler import Policy
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.retry import LONGEST_DELAY_S
 from tests import builders
 from tests.reconcile import examples, simulation
@@ -179,6 +182,34 @@ def test_additions_alone_take_nothing_away() -> None:
     only_additions = node.reconciler.plan(node.now, only_additions=True).operations
     assert {operation.verb for operation in only_additions} == {Verb.ADD}
     assert any(operation.verb is Verb.REMOVE for operation in node.plan().operations)
+
+
+DROP, RETURN = Rule(target="DROP"), Rule(target="RETURN")
+CHAIN, OTHER_CHAIN = ChainKey("filter", "KUBE-FORWARD"), ChainKey("filter", "KUBE-NODE-PORT")
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_planned"),
+    [
+        (None, True),
+        ({}, True),
+        ({CHAIN: ("-j DROP",), OTHER_CHAIN: ("-j DROP",)}, True),
+        ({CHAIN: ("-j DROP", "-j ACCEPT"), OTHER_CHAIN: ("-j DROP",)}, False),
+        ({CHAIN: ("-j DROP",), ChainKey("nat", "KUBE-MARK-MASQ"): ("-j DROP",)}, False),
+    ],
+)
+def test_rules_are_added_before_every_service_has_spoken_unless_one_would_be_lost(
+    seen: Mapping[ChainKey, tuple[str, ...]] | None, *, is_planned: bool
+) -> None:
+    reconciler = Reconciler(Policy(node_name=builders.THIS_NODE))
+    wanted = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP, RETURN), OTHER_CHAIN: (DROP,)}, jumps=())
+    reconciler.claims.put_skeleton(wanted)
+    if seen is not None:
+        image = SkeletonImage(family=Family.IPV4, chains=seen, jumps=frozenset())
+        reconciler.claims.skeletons.notice(Family.IPV4, image)
+    planned = reconciler.plan(0, only_additions=True).operations
+    assert planned == ([Operation(Verb.SET, wanted)] if is_planned else [])
+    assert reconciler.plan(0).operations == [Operation(Verb.SET, wanted)]
 
 
 def test_after_a_restart_no_rule_goes_before_every_service_has_spoken() -> None:
@@ -350,6 +381,14 @@ def test_drains_of_a_virtual_server_that_somebody_removed_are_forgotten() -> Non
     node.observe()
     node.sync()
     assert weights(node) == {TWO: 1}
+    assert len(node.reconciler.drains) == 0
+
+
+def test_drains_of_a_virtual_server_that_turns_out_to_be_gone_are_forgotten_at_once() -> None:
+    node = draining()
+    del node.kernel.virtual_servers[KEY]
+    node.put(*web("10.244.0.2", "10.244.0.3"))
+    node.sync()
     assert len(node.reconciler.drains) == 0
 
 
@@ -643,6 +682,9 @@ def test_whatever_somebody_breaks_again_and_again_is_left_alone_for_a_while_but_
     assert (Verb.REMOVE, FlowCleaning) in kinds(node.sync()), "others have nothing to do with it"
     node.sync(after_s=drift.FIRST_PATIENCE_S)
     assert not node.plan().operations
+    node.now += drift.CALM_S
+    node.observe()
+    assert not node.reconciler.drifts, "what was calm for long is forgotten"
 
 
 def _break_everything(node: simulation.SimulatedNode) -> None:
@@ -668,6 +710,9 @@ def test_another_deadline_counts_for_drains_that_have_begun() -> None:
     node.reconciler.adopt(Policy(node_name=builders.THIS_NODE, drain_deadline_s=30))
     assert node.sync(after_s=29) == []
     assert node.sync(after_s=1) == [removal(ONE)]
+    node = draining(drain_deadline_s=30)
+    node.reconciler.adopt(Policy(node_name=builders.THIS_NODE))
+    assert node.sync(after_s=86400) == [], "by default, as long as it takes"
 
 
 def test_ranges_that_are_excluded_no_more_count_from_the_next_look_on() -> None:
@@ -744,6 +789,44 @@ def test_changed_rules_are_tried_at_once_though_the_former_ones_failed() -> None
     node.sync()
     node.put(*web("10.244.0.1"))
     assert (Verb.SET, Skeleton) in kinds(node.sync())
+
+
+def test_rules_of_both_families_that_fail_wait_both() -> None:
+    reconciler = Reconciler(Policy(node_name=builders.THIS_NODE))
+    for family in Family:
+        reconciler.claims.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
+    failing = reconciler.plan(0).operations
+    assert [operation.item.family for operation in failing if isinstance(operation.item, Skeleton)] == list(Family)
+    reconciler.settle([Outcome(operation, "no such table", errno.ENOENT) for operation in failing], 0)
+    assert not reconciler.plan(0).operations
+    assert reconciler.plan(1).operations == failing
+
+
+def test_cleanings_that_fail_wait_each_for_itself() -> None:
+    node = simulation.SimulatedNode()
+    node.kernel.fail(lambda operation: isinstance(operation.item, FlowCleaning), times=100)
+    _, slices = dns("10.244.0.1")
+    node.put(builders.service("dns", builders.service_port(53, Protocol.UDP, node_port=30053)), slices)
+    assert sum(isinstance(operation.item, FlowCleaning) for operation in node.sync()) == 2
+    assert node.reconciler.pending == 2
+
+
+def test_what_has_succeeded_since_wakes_nobody() -> None:
+    node = simulation.SimulatedNode()
+    node.put(*web("10.244.0.1"))
+    failing = node.plan().operations[-1]
+    node.reconciler.settle([Outcome(failing, "out of memory", errno.ENOMEM)], node.now)
+    assert node.reconciler.next_s() == node.now + 1
+    node.reconciler.settle([Outcome(failing)], node.now + 1)
+    assert node.reconciler.next_s() is None
+
+
+def test_what_could_not_be_removed_is_pending() -> None:
+    node = running("10.244.0.1")
+    node.kernel.fail(lambda operation: operation == Operation(Verb.REMOVE, BoundAddress(KEY.address)))
+    node.remove("web")
+    node.sync()
+    assert node.reconciler.pending == 1
 
 
 def test_a_failure_that_nobody_cares_about_any_more_does_not_wake_the_loop() -> None:

@@ -171,6 +171,8 @@ def test_a_long_listing_is_compared_with_pauses_and_to_the_same_end() -> None:
     assert sum(1 for _ in in_parts.observing(listing, ours(*wanted))) == 2
     assert list(at_once.pending) == list(in_parts.pending) == [key for key in wanted if key != "1"]
     assert set(at_once.foreign) == set(in_parts.foreign) == listing.keys() - wanted.keys()
+    almost = {str(number): 1 for number in range(KEYS_AT_ONCE - 1)}
+    assert list(table().observing(almost, ours())) == []
 
 
 def test_presence_is_a_claim_whose_value_is_the_owner() -> None:
@@ -204,6 +206,22 @@ def test_what_was_changed_behind_our_back_is_counted_once_and_not_at_the_first_l
     assert wishes.drifted == 3, "lost, changed, intruder"
     wishes.observe(after, ours("kept", "changed", "intruder"))
     assert wishes.drifted == 3
+
+
+def test_what_differed_already_is_counted_when_it_changes_and_is_not_named_again() -> None:
+    wishes = table()
+    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    wishes.observe({"key": 1}, ours("key"))
+    wishes.observe({"key": 2, "stray": 1}, ours("key", "stray"))
+    assert (wishes.drifted, sorted(wishes.take_drifted())) == (2, ["key", "stray"])
+    wishes.observe({"key": 3, "stray": 2}, ours("key", "stray"))
+    assert (wishes.drifted, wishes.take_drifted()) == (4, [])
+    wishes.notice("key", 4)
+    wishes.notice("stray", 3)
+    assert (wishes.drifted, wishes.take_drifted()) == (6, [])
+    wishes.confirm("key", 1)
+    wishes.notice("key", 2)
+    assert (wishes.drifted, wishes.take_drifted()) == (7, ["key"])
 
 
 def test_what_turns_out_to_be_as_wanted_is_no_drift() -> None:

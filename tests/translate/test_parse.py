@@ -258,6 +258,7 @@ def test_internal_traffic_policy_is_cluster_unless_it_is_local() -> None:
 def test_a_health_check_port_belongs_to_a_load_balancer_with_local_traffic(kind: str, policy: str, port: int) -> None:
     spec = {"type": kind, "externalTrafficPolicy": policy, "healthCheckNodePort": 30000}
     assert _service(spec).health_check_node_port == port
+    assert _service(spec | {"healthCheckNodePort": None}).health_check_node_port == 0
 
 
 def test_a_health_check_port_that_is_none_is_named() -> None:
@@ -293,6 +294,7 @@ def test_no_service_is_too_strange_to_parse(document: dict[str, Any]) -> None:
         (20_000, {}, 20_000),
         (20_000, {"externalIPs": 3}, 20_000),
         (20_000, {"externalIPs": 4}, 16_384),
+        (16_384, {"externalIPs": 4}, 16_384),
         (3, {"externalIPs": 40_000}, 1),
         (3, {"externalIPs": 70_000}, 0),
         (1_000, {"ingress": 10, "loadBalancerSourceRanges": 100}, 65),

@@ -161,3 +161,9 @@ def test_external_traffic_goes_everywhere_when_none_is_here_and_stays_when_one_i
         choice = topology.choose(dict(pairs), THIS_NODE, "", internal_local=False, external_local=True)
         assert choice.external.real_servers == expected
         assert choice.internal.real_servers == dict(pairs).keys()
+
+
+def test_without_a_policy_nothing_is_lacking_here() -> None:
+    there = {RealServerKey(endpoint(THERE).address, 8080): endpoint(THERE, OTHER_NODE)}
+    assert not topology.choose(there, THIS_NODE, "", internal_local=False, external_local=False).lacks_local
+    assert topology.choose(there, THIS_NODE, "", internal_local=True, external_local=False).lacks_local
