@@ -65,6 +65,7 @@ def test_what_was_calm_for_long_is_forgotten() -> None:
 def test_seldom_drift_is_always_healed_at_once() -> None:
     drifts, now = contested(20, every_s=drift.CALM_S + 1)
     assert drifts.may_heal(PLACE, "wish", now)
+    assert contested(20, every_s=drift.CALM_S)[0]
 
 
 def test_news_are_told_once() -> None:

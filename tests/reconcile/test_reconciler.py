@@ -811,6 +811,14 @@ def test_cleanings_that_fail_wait_each_for_itself() -> None:
     assert node.reconciler.pending == 2
 
 
+def test_real_servers_that_fail_wait_each_for_itself() -> None:
+    node = simulation.SimulatedNode()
+    node.kernel.fail(lambda operation: isinstance(operation.item, RealServer), times=100)
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    assert sum(isinstance(operation.item, RealServer) for operation in node.sync()) == 2
+    assert sum(isinstance(operation.item, RealServer) for operation in node.sync(after_s=1)) == 2
+
+
 def test_what_has_succeeded_since_wakes_nobody() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))

@@ -66,10 +66,10 @@ def test_parts_that_are_counted_are_a_fault_if_one_of_them_is() -> None:
     assert parse._told([*told[:-1], Skipped("a", "not ours", invalid=False), Skipped("b", "wrong")])[-1].invalid
 
 
-def _slice(document: dict[str, Any], *, default_port_names: bool = False) -> EndpointSlice:
+def _slice(document: dict[str, Any], **choices: bool) -> EndpointSlice:
     defaults = {"metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4"}
     raw = msgspec.convert(defaults | document, wire.EndpointSliceWire)
-    return parse.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), default_port_names=default_port_names)
+    return parse.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), **choices)
 
 
 def test_an_endpoint_slice_belongs_to_the_service_of_its_label() -> None:
