@@ -60,6 +60,9 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
     health_port = _port("spec.healthCheckNodePort", spec.health_check_node_port or 0, skipped)
     cluster = _cluster_addresses(spec, skipped)
     balanced = _load_balancer_addresses(raw.status, skipped)
+    if cluster and (external or balanced):
+        skipped.extend(_left_alone("spec.externalIPs", external, cluster))
+        skipped.extend(_left_alone("status.loadBalancer.ingress", balanced, cluster))
     source_ranges, admits_nobody = _source_ranges(spec, skipped)
     ports = tuple(_service_ports(spec.ports or (), skipped))
     return Service(
@@ -112,6 +115,14 @@ def _cluster_addresses(spec: wire.ServiceSpec, skipped: list[Skipped]) -> tuple[
     more = [address for address in found if first[address.family] is not address]
     skipped.extend(Skipped("spec.clusterIPs", f"{address}: a second address of one family") for address in more)
     return tuple(address for address in found if address not in more)
+
+
+def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Address]) -> Iterable[Skipped]:
+    """Addresses of a family of which there is no cluster IP: kube-proxy serves a Service by family, and so do we."""
+    families = {address.family for address in cluster}
+    for address in addresses:
+        if address.family not in families:
+            yield Skipped(field, f"{address}: the Service has no cluster IP of {address.family.label}", invalid=False)
 
 
 def _service_ports(ports: Iterable[wire.ServicePortWire], skipped: list[Skipped]) -> Iterable[ServicePort]:

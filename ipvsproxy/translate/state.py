@@ -55,6 +55,9 @@ def translate(service: Service, slices: Iterable[EndpointSlice], view: NodeView,
             item = _FamilyState(service, owner, address, view, settings)
             item.add([one for one in ordered if one.family is item.family])
             served.append(item)
+        else:
+            reason = f"{address}: this node does not serve {address.family.label}, so nothing of that family is served"
+            skipped = (*skipped, Skipped("spec.clusterIPs", reason, invalid=False))
     if len(served) == 1:
         return served[0].whole(skipped)
     return ServiceState(

@@ -101,6 +101,17 @@ def test_cluster_ips_of_both_families_are_used_in_order() -> None:
     assert service.cluster_addresses == builders.addresses("fd00:10:96::1", "10.96.0.10")
 
 
+def test_addresses_of_a_family_without_a_cluster_ip_are_named_and_are_no_fault() -> None:
+    spec = {"externalIPs": ["192.0.2.1", "2001:db8::1"]}
+    status = {"loadBalancer": {"ingress": [{"ip": "2001:db8::2"}, {"ip": "192.0.2.2"}]}}
+    assert _service(spec, status).skipped == (
+        Skipped("spec.externalIPs", "2001:db8::1: the Service has no cluster IP of IPv6", invalid=False),
+        Skipped("status.loadBalancer.ingress", "2001:db8::2: the Service has no cluster IP of IPv6", invalid=False),
+    )
+    both = {"clusterIPs": ["10.96.0.10", "fd00:10:96::10"]}
+    assert _service(spec | both, status).skipped == ()
+
+
 def test_a_second_cluster_ip_of_one_family_is_not_used() -> None:
     service = _service({"clusterIPs": ["10.96.0.10", "10.96.0.11"]})
     assert service.cluster_addresses == builders.addresses("10.96.0.10")
@@ -158,7 +169,8 @@ def test_a_bad_node_port_costs_the_node_port_only() -> None:
 
 
 def test_external_addresses_are_read_once_each_and_bad_ones_named() -> None:
-    service = _service({"externalIPs": ["192.0.2.1", " 192.0.2.2 ", "", "192.0.2.1", "nonsense", "2001:db8::1"]})
+    texts = ["192.0.2.1", " 192.0.2.2 ", "", "192.0.2.1", "nonsense", "2001:db8::1"]
+    service = _service({"clusterIPs": ["10.96.0.10", "fd00:10:96::10"], "externalIPs": texts})
     assert service.external_addresses == builders.addresses("192.0.2.1", "192.0.2.2", "2001:db8::1")
     assert _reasons(service) == ["spec.externalIPs: 'nonsense' is not an IP address"]
 

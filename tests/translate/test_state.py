@@ -63,6 +63,12 @@ def test_what_the_service_says_wrongly_is_passed_on() -> None:
     assert state_of(dataclasses.replace(service(), skipped=(detail,))).skipped == (detail,)
 
 
+def test_a_family_that_this_node_does_not_serve_is_named_and_is_no_fault() -> None:
+    wanted = state_of(service(cluster=["10.96.0.10", "fd00:10:96::10"]), settings=Settings(families=frozenset({Family.IPV4})))
+    reason = "fd00:10:96::10: this node does not serve IPv6, so nothing of that family is served"
+    assert wanted.skipped == (Skipped("spec.clusterIPs", reason, invalid=False),)
+
+
 @pytest.mark.checklist(23)
 def test_of_a_service_of_each_family_ipv4_has_its_own_only() -> None:
     settings = Settings(families=frozenset({Family.IPV4}))
