@@ -30,9 +30,11 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
+from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import drift
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.retry import LONGEST_DELAY_S
+from ipvsproxy.reconcile.table import KEYS_AT_ONCE
 from tests import builders
 from tests.reconcile import examples, simulation
 
@@ -601,6 +603,14 @@ def test_a_fresh_process_that_could_not_read_a_part_loses_no_trace_of_what_is_ou
     node.sync()
     assert not node.kernel.virtual_servers
     assert not node.kernel.addresses
+
+
+@pytest.mark.parametrize(("number", "pauses"), [(KEYS_AT_ONCE - 1, 0), (KEYS_AT_ONCE, 2), (2 * KEYS_AT_ONCE, 4)])
+def test_a_look_at_many_virtual_servers_pauses_in_search_of_drains_and_when_it_compares(number: int, pauses: int) -> None:
+    node = simulation.SimulatedNode()
+    node.put_state(examples.state(examples.OLD, *(builders.frontend(builders.CLUSTER_IP, port) for port in range(1, number + 1))))
+    seen = Observation(virtual_servers={})
+    assert sum(1 for _ in node.reconciler.observing(seen, node.now)) == pauses
 
 
 def test_rules_of_a_family_that_was_not_read_are_believed_to_be_there() -> None:
