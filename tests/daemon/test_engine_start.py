@@ -8,7 +8,7 @@ import structlog.testing
 
 from ipvsproxy.model.service import ApiObject, ObjectKind
 from tests import builders, memory_node
-from tests.daemon.test_engine import KUBERNETES, PARTS, SLICE, WEB, assert_from_scratch
+from tests.daemon.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
 from tests.memory_node import MemoryNode
 from tests.virtual_time import in_virtual_time
 
@@ -73,6 +73,45 @@ async def test_what_was_done_for_the_first_services_is_told_with_the_first_sync(
     assert sum(report.done.values()) + sum(report.failed.values()) == len(node.kernel.applied)
     assert sum(report.failed.values()) == 1
     assert [line["error"] for line in logs if line["event"] == "operation failed"] == [report.errors[0].error]
+
+
+HERE = builders.endpoint("10.244.0.5", zones=["zone-a"])
+ELSEWHERE = builders.endpoint("10.244.1.6", builders.OTHER_NODE, zones=["zone-b"])
+
+
+def real_servers(node: MemoryNode) -> set[str]:
+    return {str(key) for key in node.kernel.virtual_servers[WEB_KEY].real_servers}
+
+
+@in_virtual_time
+async def test_zone_hints_count_from_the_first_sync_however_late_the_node_is_told() -> None:
+    """kube-proxy may begin without its Node's zone, and where that first event is lost, hints count for nothing."""
+    node = MemoryNode()
+    hinted = builders.endpoint_slice(HERE, ELSEWHERE)
+    async with node.running():
+        node.put(WEB, hinted)
+        node.deliver([memory_node.listed(kind, (WEB, hinted)) for kind in ObjectKind if kind is not ObjectKind.NODE])
+        await node.quiet(300)
+        assert node.done == [], "nothing is programmed before the Node is known"
+        node.put(builders.node(zone="zone-a"))
+        node.deliver([memory_node.listed(ObjectKind.NODE, (builders.node(),))])
+        await node.quiet()
+        assert real_servers(node) == {"10.244.0.5:8080"}
+    assert not [line for line in node.done if "10.244.1.6" in line], "not even for a moment"
+
+
+@in_virtual_time
+async def test_zone_hints_count_from_the_moment_that_a_node_without_object_or_zone_has_them() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, builders.endpoint_slice(HERE, ELSEWHERE))
+        await node.quiet()
+        assert real_servers(node) == {"10.244.0.5:8080", "10.244.1.6:8080"}
+        for zone, expected in (("", {"10.244.0.5:8080", "10.244.1.6:8080"}), ("zone-b", {"10.244.1.6:8080"})):
+            node.put(builders.node(zone=zone))
+            await node.quiet()
+            assert real_servers(node) == expected
+            assert_from_scratch(node)
 
 
 @pytest.mark.parametrize("part", PARTS)
