@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_GENERIC
 
-from ipvsproxy.kernel import ipvs_listing, ipvs_message, ipvs_traffic, message, netlink
+from ipvsproxy.kernel import ipvs_message, ipvs_table, ipvs_traffic, message, netlink
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
     HASHED,
-    PERSISTENT,
     Connections,
     Counters,
     ObservedVirtualServer,
@@ -46,18 +45,8 @@ _TIMEOUTS = tuple(message.Field((kind,), "I") for kind in (4, 5, 6))
 _CONNECTIONS = tuple(message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (7, "I"), (8, "I")))
 
 
-class Audit(NamedTuple):
-    """What ``/proc/net/ip_vs`` shows. Its virtual servers' ``flags_known`` is false."""
-
-    virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer]
-    connections: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]]
-    foreign: int
-
-
 class IpvsDriver:
     """Reads and writes the IPVS table of the network namespace of the thread that made it, and belongs to that thread.
-
-    ``foreign`` is how many virtual servers the last reading left out: those by firewall mark, which are never ours.
 
     Raises:
         KernelError: the kernel has no IPVS.
@@ -68,10 +57,8 @@ class IpvsDriver:
         connect: Callable[[int], netlink.Socket] = netlink.open_socket,
         table: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs"),
     ) -> None:
-        self.foreign = 0
-        self._table = table
+        self._table = ipvs_table.TableReader(table, self._settings)
         self._channel = netlink.Channel(NETLINK_GENERIC, connect)
-        self._ticks_per_second = 0.0
         self._family_number = 0
         self._encoder = ipvs_message.Encoder(0)
         self._renew()
@@ -80,51 +67,28 @@ class IpvsDriver:
         """Close the socket."""
         self._channel.close()
 
+    @property
+    def foreign(self) -> int:
+        """How many virtual servers the last reading left out: those by firewall mark, which are never ours."""
+        return self._table.foreign
+
     def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
         """All virtual servers by address: settings from a netlink dump, real servers from ``/proc/net/ip_vs``.
+
+        One that is as it was at the last reading is the same object.
 
         Raises:
             KernelError: one of the two could not be read.
         """
-        settings = self._settings()
-        listed = self._listed()
-        self._learn_ticks(settings, listed)
-        self.foreign = listed.foreign
-        found: dict[VirtualServerKey, ObservedVirtualServer] = {}
-        for key, value in settings.items():
-            server = listed.virtual_servers.get(key)
-            found[key] = ObservedVirtualServer(settings=value, real_servers=server.weights if server else {})
-        return found
+        return self._table.read_with(self._settings())
 
-    def listing(self) -> Audit:
-        """The whole table by one read, which is cheap and shows connections, but no scheduler flags.
+    def listing(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
+        """As ``observe``, by one read, which is cheap, but shows no scheduler flags: those of the last ``observe`` stand.
 
         Raises:
             KernelError: it could not be read.
         """
-        listed = self._listed()
-        self.foreign = listed.foreign
-        if not self._ticks_per_second and any(server.timeout_ticks for server in listed.virtual_servers.values()):
-            self._learn_ticks(self._settings(), listed)
-            if not self._ticks_per_second:
-                raise KernelError(action=f"read {self._table}", errno=errno.EAGAIN, detail="it changed while it was read")
-        rate = self._ticks_per_second or 1
-        return Audit(
-            {
-                key: ObservedVirtualServer(
-                    settings=VirtualServerSettings(
-                        server.scheduler,
-                        (PERSISTENT if server.timeout_ticks else 0) | (ipvs_listing.ONE_PACKET if server.one_packet else 0),
-                        round(server.timeout_ticks / rate),
-                    ),
-                    real_servers=server.weights,
-                    flags_known=False,
-                )
-                for key, server in listed.virtual_servers.items()
-            },
-            {key: server.connections for key, server in listed.virtual_servers.items()},
-            listed.foreign,
-        )
+        return self._table.read()
 
     def refusal_with(self, scheduler: str) -> int:
         """The error for a virtual server that can not be added, and whose scheduler the kernel looks up before it says so.
@@ -146,8 +110,8 @@ class IpvsDriver:
             KernelError: they could not be read.
         """
         if len(keys) > DUMP_LIMIT:
-            listed = self._listed().virtual_servers
-            return {key: listed[key].connections if key in listed else {} for key in keys}
+            listed = self._table.connections()
+            return {key: listed.get(key, {}) for key in keys}
         layout = message.Layout(_CONNECTIONS)
         return {key: self._connections(key, layout) for key in keys}
 
@@ -288,31 +252,14 @@ class IpvsDriver:
                 found[real_server] = Connections(active, inactive)
         return found
 
-    def _listed(self) -> ipvs_listing.Listing:
-        action = f"read {self._table}"
-        try:
-            with self._table.open(encoding="ascii", errors="replace") as file:
-                return ipvs_listing.parse(file)
-        except OSError as error:
-            raise KernelError(action=action, errno=error.errno or 0) from error
-        except ValueError as error:
-            raise KernelError(action=action, detail=str(error)) from error
-
-    def _learn_ticks(self, settings: Mapping[VirtualServerKey, VirtualServerSettings], listed: ipvs_listing.Listing) -> None:
-        if self._ticks_per_second:
-            return
-        for key, value in settings.items():
-            server = listed.virtual_servers.get(key)
-            if value.timeout_s and server and server.timeout_ticks:
-                self._ticks_per_second = server.timeout_ticks / value.timeout_s
-                return
-
 
 class AbsentIpvs(IpvsDriver):
     """Stands for IPVS where the kernel has none: there is nothing to see, and nothing can be programmed."""
 
+    foreign = 0
+
     def __init__(self) -> None:
-        self.foreign = 0
+        """There is nothing to open."""
 
     def close(self) -> None:
         """Nothing is open."""

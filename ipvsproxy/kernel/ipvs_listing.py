@@ -14,7 +14,7 @@ rate it does not tell. Scheduler flags are not shown, and one-packet scheduling 
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.model.kernel import Connections, RealServerKey, VirtualServerKey
@@ -26,6 +26,9 @@ ONE_PACKET = 0x4
 _PROTOCOLS: Mapping[str, Protocol] = {protocol.name: protocol for protocol in Protocol}
 _DIGITS = frozenset(family.bits // 4 for family in Family)
 _HEADING_LINES = 3
+_COUNTS_AT = 39
+"""Column at which the connections of a real server begin (weights of seven digits and more reach into it)."""
+_COUNTS_AT_IPV6 = 72
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +49,55 @@ class Listing(NamedTuple):
     foreign: int
 
 
+class Block(NamedTuple):
+    """The lines of one virtual server, and their text without what changes with every connection."""
+
+    text: str
+    lines: list[str]
+
+
+def blocks(lines: Iterable[str]) -> Iterator[Block]:
+    """Cut the file into virtual servers: a reader that knows the text of one need not parse it again.
+
+    Raises:
+        ValueError: the heading is missing.
+    """
+    texts: list[str] = []
+    block: list[str] = []
+    for line in _behind_heading(lines):
+        if line[2:4] == "->":
+            texts.append(line[:_COUNTS_AT] if line[5:6] != "[" else line[:_COUNTS_AT_IPV6])
+        else:
+            if block:
+                yield Block("\n".join(texts), block)
+            texts, block = [line], []
+        block.append(line)
+    if block:
+        yield Block("\n".join(texts), block)
+
+
+def _behind_heading(lines: Iterable[str]) -> Iterator[str]:
+    heading = list(itertools.islice(lines := iter(lines), _HEADING_LINES))
+    if len(heading) < _HEADING_LINES or not heading[0].startswith("IP Virtual Server"):
+        raise ValueError("the heading is missing")
+    return lines
+
+
 def parse(lines: Iterable[str]) -> Listing:
     """Read the file, line by line.
 
     Raises:
         ValueError: a line is not understood; the message holds it.
     """
-    heading = list(itertools.islice(lines := iter(lines), _HEADING_LINES))
-    if len(heading) < _HEADING_LINES or not heading[0].startswith("IP Virtual Server"):
-        raise ValueError("the heading is missing")
+    return parse_block(_behind_heading(lines))
+
+
+def parse_block(lines: Iterable[str]) -> Listing:
+    """As ``parse``, without the heading.
+
+    Raises:
+        ValueError: a line is not understood; the message holds it.
+    """
     found: dict[VirtualServerKey, ListedVirtualServer] = {}
     counts: dict[tuple[str, str], Connections] = {}
     weights: dict[RealServerKey, int] = {}

@@ -131,8 +131,7 @@ class NodeKernel:
             for family, mark in marks.items()
             if mark is not None and mark != self._marks.get(family)
         }
-        listed = _attempt(self.ipvs.listing, errors)
-        return self._observation(listed.virtual_servers if listed else None, addresses, found, skeletons, sysctls, errors)
+        return self._observation(_attempt(self.ipvs.listing, errors), addresses, found, skeletons, sysctls, errors)
 
     def _read_rules(self, family: Family, mark: object, errors: list[str]) -> SkeletonImage | None:
         """Read them; ``mark`` was taken before, so that what changes meanwhile is seen by the next look."""
