@@ -29,10 +29,8 @@ LONG_LIVED = ("p1", "TCP", "10.96.16.1", 80)
 INTERVAL_S = 0.05
 LOOKED_THROUGH = frozenset({"flow"})
 """Tracked flows of UDP ports are looked through at each start: that is no writing."""
-WRITTEN = frozenset({("set", "rules"), ("set", "sysctl")})
-"""kube-proxy writes the rules of source ranges that leave its node out in random order, and we do in a fixed one: where the order
-differs, a family's rules are replaced, each table at once. The size of the table of flows is no part of the recording.
-"""
+WRITTEN = frozenset({("set", "sysctl")})
+"""The size of the table of flows is no part of the recording."""
 
 
 class Passage(NamedTuple):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.model.net import Address, Family, Network, Protocol, host_port
@@ -433,9 +433,18 @@ class Skeleton:
 class SkeletonImage:
     """What is there of a skeleton: the text of each rule of each chain that exists, and the jumps that are present.
 
-    Only chains and jumps that we know count; everything else in the tables is somebody else's.
+    Only chains and jumps that we know count; everything else in the tables is somebody else's. Rules of a chain that does nothing
+    but drop stand in the order of their text, whatever theirs is in the kernel: it means nothing, and kube-proxy's is random.
     """
 
     family: Family
     chains: Mapping[ChainKey, tuple[str, ...]]
     jumps: frozenset[Jump]
+
+    def __post_init__(self) -> None:
+        chains = {key: tuple(sorted(rules)) if _only_drops(rules) else rules for key, rules in self.chains.items()}
+        object.__setattr__(self, "chains", chains)
+
+
+def _only_drops(rules: Sequence[str]) -> bool:
+    return len(rules) > 1 and all(rule.endswith("-j DROP") for rule in rules)

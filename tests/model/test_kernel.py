@@ -182,3 +182,16 @@ def test_the_image_of_a_skeleton_is_its_text_chain_by_chain() -> None:
     skeleton = Skeleton(family=Family.IPV4, chains={key: rules}, jumps=(jump,))
     chains = {key: ("-m mark --mark 0x1/0x1 -j ACCEPT", "-j DROP")}
     assert skeleton.image == SkeletonImage(family=Family.IPV4, chains=chains, jumps=frozenset({jump}))
+
+
+def test_the_order_of_rules_means_nothing_where_all_of_them_drop_and_much_elsewhere() -> None:
+    key = ChainKey("filter", "KUBE-IPVS-OUT-FILTER")
+
+    def image(*rules: str) -> SkeletonImage:
+        return SkeletonImage(family=Family.IPV4, chains={key: rules}, jumps=frozenset())
+
+    assert image("-s 192.0.2.2/32 -j DROP", "-s 192.0.2.1/32 -j DROP") == image(
+        "-s 192.0.2.1/32 -j DROP", "-s 192.0.2.2/32 -j DROP"
+    )
+    assert image("-s 192.0.2.2/32 -j DROP") != image("-s 192.0.2.2/32 -j DROP", "-s 192.0.2.2/32 -j DROP")
+    assert image("-s 192.0.2.2/32 -j RETURN", "-j DROP") != image("-j DROP", "-s 192.0.2.2/32 -j RETURN")
