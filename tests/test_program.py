@@ -239,6 +239,21 @@ async def test_an_address_that_somebody_takes_away_is_back_soon(server: ApiServe
         assert read_state() == held
 
 
+async def test_a_scheduler_that_the_kernel_has_not_is_replaced_and_an_event_says_so(server: ApiServer, kubeconfig: str) -> None:
+    async with running(kubeconfig, "--ipvs-scheduler=nosuch") as program:
+        line = await program.read_until("scheduler is not used")
+        assert "ip_vs_nosuch is not there" in line
+        assert "used=rr" in line
+        await program.read_until("event=synced")
+        assert {server["scheduler"] for server in read_state()["virtual_servers"].values()} == {"rr"}
+        async with asyncio.timeout(SYNCED_WITHIN_S):
+            while not (told := [event for event in server.events if event["reason"] == "SchedulerMissing"]):
+                await server.event_count(len(server.events) + 1)
+        assert told[0]["regarding"]["kind"] == "Node"
+        assert "ip_vs_nosuch" in told[0]["note"]
+        assert await program.stop() == 0
+
+
 async def test_a_signal_right_at_the_beginning_ends_it_in_order(server: ApiServer, kubeconfig: str) -> None:
     server.lists_open.clear()
     async with running(kubeconfig) as program:

@@ -155,6 +155,11 @@ def test_a_service_has_the_scheduler_with_its_flags(driver: IpvsDriver, name: st
                 Operation(Verb.ADD, RealServer(virtual_server.key, key, 1)) for key in sorted(virtual_server.real_servers)
             ]
             assert [outcome.error for outcome in driver.apply(operations)] == ["", "", ""]
+            seen = driver.observe()[virtual_server.key]
+            assert seen.settings == virtual_server.settings, (
+                "what is read back is what is wanted, or it would be written for ever"
+            )
+            assert seen.real_servers == dict.fromkeys(virtual_server.real_servers, 1)
     shown = f"[{address}]" if family is Family.IPV6 else address
     flags = " -b flag-2" if name == "mh" else ""
     lines = listing().replace("-b mh-port", "-b flag-2").splitlines()
