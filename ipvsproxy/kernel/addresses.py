@@ -1,8 +1,9 @@
 """The address driver: the dummy device that carries the service addresses, and every address of this host."""
 
 import errno
+import hashlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pyroute2.netlink import NETLINK_ROUTE
@@ -59,6 +60,8 @@ class AddressDriver:
         self._device = device
         self._channel = netlink.Channel(NETLINK_ROUTE, connect)
         self._templates: dict[tuple[bool, Family], message.Template] = {}
+        self._digest = b""
+        """Of what the kernel said to ``observe_changed``; empty where that does not count any more."""
 
     def close(self) -> None:
         """Close the socket."""
@@ -70,9 +73,28 @@ class AddressDriver:
         Raises:
             KernelError: one of them could not be read, or the device's name belongs to an interface that is not a dummy.
         """
+        return self._read(*self._dump())
+
+    def observe_changed(self) -> ObservedAddresses | None:
+        """As ``observe``; None when all is as it was when this was called last, and nothing was written since.
+
+        Raises:
+            KernelError: as for ``observe``.
+        """
+        found, links = self._dump()
+        digest = _digest(found, links.values())
+        if digest == self._digest:
+            return None
+        observed = self._read(found, links)
+        self._digest = digest
+        return observed
+
+    def _dump(self) -> tuple[list[netlink.Found], dict[int, _Link]]:
         # Addresses first: an interface that goes in between takes its addresses along, one that comes had none yet.
         found = self._channel.dump(_address_query(), "list the addresses")
-        links = {link.number: link for link in self._links()}
+        return found, {link.number: link for link in self._links()}
+
+    def _read(self, found: Iterable[netlink.Found], links: Mapping[int, _Link]) -> ObservedAddresses:
         own = next((link for link in links.values() if link.name == self._device), None)
         if own is not None:
             self._require_dummy(own)
@@ -97,6 +119,7 @@ class AddressDriver:
 
         Outcomes come in the operations' order.
         """
+        self._digest = b""
         outcomes = list(map(Outcome, operations))
         position = 0
         while position < len(operations):
@@ -202,6 +225,13 @@ def _outcome(operation: Operation, number: int) -> Outcome:
     if surprise:
         return Outcome(operation, surprise=True)
     return Outcome(operation, f"{operation}: {netlink.explain(number)}", max(number, 0))
+
+
+def _digest(addresses: Iterable[netlink.Found], links: Iterable[_Link]) -> bytes:
+    found = hashlib.blake2b(repr(sorted(links)).encode(), digest_size=16)
+    for data, start, end in addresses:
+        found.update(memoryview(data)[start:end])
+    return found.digest()
 
 
 def _parse_link(found: netlink.Found) -> _Link:

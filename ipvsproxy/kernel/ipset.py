@@ -1,8 +1,9 @@
 """The ipset driver: the sets by name, and their entries."""
 
 import errno
+import hashlib
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -73,6 +74,8 @@ class IpsetDriver:
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
         self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
         self._revisions: dict[tuple[SetType, Family], int] = {}
+        self._digests: dict[str, bytes] = {}
+        """Of what the kernel said of a set when ``observe_changed`` read it last, unless it was written since."""
 
     def close(self) -> None:
         """Close the socket."""
@@ -84,12 +87,29 @@ class IpsetDriver:
         Raises:
             KernelError: one could not be read.
         """
+        return {name: observed for name in names if (observed := self._observe(name)) is not None}
+
+    def observe_changed(self, names: Collection[str]) -> tuple[dict[str, ObservedSet], frozenset[str]]:
+        """As ``observe``, but without those that are as they were when this was called last, of which it tells the names.
+
+        A set that was written since is not among those, whatever it holds.
+
+        Raises:
+            KernelError: one could not be read.
+        """
         found: dict[str, ObservedSet] = {}
+        unchanged: set[str] = set()
         for name in names:
-            observed = self._observe(name)
+            parts = self._dump(name)
+            digest = _digest(parts) if parts is not None else b""
+            if digest and self._digests.get(name) == digest:
+                unchanged.add(name)
+                continue
+            self._digests[name] = digest
+            observed = _read(name, parts) if parts is not None else None
             if observed is not None:
                 found[name] = observed
-        return found
+        return found, frozenset(unchanged)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Create and destroy sets, add and remove entries, in the order given. Doing it twice is no error.
@@ -102,9 +122,11 @@ class IpsetDriver:
         for start, end in _runs(operations):
             operation = operations[start]
             match operation.item:
-                case SetEntry():
+                case SetEntry(set=name):
+                    self._digests.pop(name, None)
                     batch.add(start, end)
                 case IpSet():
+                    self._digests.pop(operation.item.name, None)
                     batch.flush()
                     outcomes[start] = self._apply_set(operation, operation.item)
                 case _:
@@ -178,24 +200,39 @@ class IpsetDriver:
         return self._revisions[kind]
 
     def _observe(self, name: str, *, header_only: bool = False) -> ObservedSet | None:
+        parts = self._dump(name, header_only=header_only)
+        return None if parts is None else _read(name, parts)
+
+    def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Found] | None:
+        """What the kernel says of a set; None where there is none."""
         try:
-            parts = self._channel.dump(ipset_message.contents_query(name, header_only=header_only), f"list the set {name}")
+            return self._channel.dump(ipset_message.contents_query(name, header_only=header_only), f"list the set {name}")
         except KernelError as error:
             if error.errno == errno.ENOENT:
                 return None
             raise KernelError(action=error.action, errno=error.errno, detail=explain(error.errno) or error.detail) from error
-        observed: ObservedSet | None = None
-        for data, start, end in parts:
-            found = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
-            if ipset_message.TYPE_NAME in found:
-                observed = _header(data, found, observed)
-            if observed is not None and ipset_message.ENTRIES in found and not observed.differs_from(IP_SETS[name]):
-                decode = ipset_message.codec(name).decode
-                for _, first, last in message.walk(data, *found[ipset_message.ENTRIES]):
-                    entry = decode(data, first, last)
-                    if entry is not None:
-                        observed.entries.add(entry)
-        return observed
+
+
+def _digest(parts: Iterable[netlink.Found]) -> bytes:
+    found = hashlib.blake2b(digest_size=16)
+    for data, start, end in parts:
+        found.update(memoryview(data)[start:end])
+    return found.digest()
+
+
+def _read(name: str, parts: Iterable[netlink.Found]) -> ObservedSet | None:
+    observed: ObservedSet | None = None
+    for data, start, end in parts:
+        found = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
+        if ipset_message.TYPE_NAME in found:
+            observed = _header(data, found, observed)
+        if observed is not None and ipset_message.ENTRIES in found and not observed.differs_from(IP_SETS[name]):
+            decode = ipset_message.codec(name).decode
+            for _, first, last in message.walk(data, *found[ipset_message.ENTRIES]):
+                entry = decode(data, first, last)
+                if entry is not None:
+                    observed.entries.add(entry)
+    return observed
 
 
 class _Batch:

@@ -1,6 +1,7 @@
 """All drivers of this node as one: observe the kernel, apply operations in order. Everything here blocks; see ``thread``."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import socket
@@ -118,20 +119,22 @@ class NodeKernel:
         return self._observation(_attempt(self.ipvs.observe, errors), addresses, found, skeletons, sysctls, errors)
 
     def look(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
-        """As ``observe``, but cheaper: no scheduler flags, and no process unless somebody changed rules since the last reading.
+        """As ``observe``, but only what may have changed since the last look, which is cheaper.
 
-        ``skeletons`` lacks the families whose rules nobody has touched.
+        Scheduler flags are not looked at, addresses and sets not where the kernel says the same as before, and rules not where
+        nobody has touched them.
         """
         errors: list[str] = []
-        addresses = _attempt(self._addresses.observe, errors)
-        found = _attempt(lambda: self._ipset.observe(sets), errors)
+        addresses = _attempt(self._addresses.observe_changed, errors)
+        found, unchanged = _attempt(lambda: self._ipset.observe_changed(sets), errors) or (None, frozenset())
         marks = {family: self._mark(family) for family in families}
         skeletons = {
             family: self._read_rules(family, mark, errors)
             for family, mark in marks.items()
             if mark is not None and mark != self._marks.get(family)
         }
-        return self._observation(_attempt(self.ipvs.listing, errors), addresses, found, skeletons, sysctls, errors)
+        seen = self._observation(_attempt(self.ipvs.listing, errors), addresses, found, skeletons, sysctls, errors)
+        return dataclasses.replace(seen, unchanged_sets=unchanged)
 
     def _read_rules(self, family: Family, mark: object, errors: list[str]) -> SkeletonImage | None:
         """Read them; ``mark`` was taken before, so that what changes meanwhile is seen by the next look."""

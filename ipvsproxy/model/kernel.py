@@ -85,10 +85,10 @@ class VirtualServer:
 
 @dataclasses.dataclass(slots=True)
 class ObservedVirtualServer:
-    """A virtual server as the kernel holds it: its settings, and the weight of each real server. Kept up to date in place.
+    """A virtual server as the kernel holds it: its settings, and the weight of each real server.
 
-    ``flags_known`` is false for a listing that does not show the
-    scheduler's flags (``/proc/net/ip_vs``): they then count as equal.
+    ``flags_known`` is false for a listing that does not show the scheduler's flags (``/proc/net/ip_vs``): they then count as
+    equal. Who has read it may show the same object again: others copy it before they change anything.
     """
 
     settings: VirtualServerSettings

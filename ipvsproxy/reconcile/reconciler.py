@@ -33,7 +33,7 @@ from ipvsproxy.model.kernel import (
     VirtualServer,
     VirtualServerKey,
 )
-from ipvsproxy.model.net import Network
+from ipvsproxy.model.net import Address, Network
 from ipvsproxy.model.plan import Item, Operation, Outcome, Plan, Report, Verb, kind_of
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Observation, ServiceState
@@ -69,7 +69,10 @@ class Reconciler:
         self._seed = zlib.crc32(policy.node_name.encode())
         self._retries = Retries()
         self.drifts = Drifts()
+        self._unseen = {"sets", "addresses", "interface addresses"}
+        """What witnesses that virtual servers are ours, as far as it could not be read yet."""
         self._has_seen_all = False
+        self._host: frozenset[Address] = frozenset()
         self.drains = Drains(policy.drain_deadline_s)
         self.claims = Claims(lambda wanted, seen: diff.differs(wanted, seen, self.drains.is_over), self._is_excluded)
 
@@ -77,9 +80,12 @@ class Reconciler:
         return any(item.contains(key.address) for item in self._policy.excluded)
 
     def adopt(self, policy: Policy) -> None:
-        """Go by another policy. Ranges that are not excluded any more count from the next ``observe`` on."""
+        """Go by another policy: what is in ranges that are not excluded any more may have to go, and the other way round."""
         self._policy = policy
         self.drains.deadline_s = policy.drain_deadline_s
+        virtual_servers = self.claims.virtual_servers
+        for key in virtual_servers.observed.keys() - virtual_servers.desired.keys():
+            virtual_servers.touch(key)
 
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
         """What a Service wants now; None when it is gone."""
@@ -94,38 +100,48 @@ class Reconciler:
         """As ``observe``, with a pause every few hundred keys, in which nothing else may be done to the reconciler."""
         claims = self.claims
         if seen.sets is not None:
-            claims.sets.observe(dict.fromkeys((IP_SETS[name] for name in seen.sets), True), _theirs)
+            there = seen.sets.keys() | seen.unchanged_sets
+            claims.sets.observe(dict.fromkeys((IP_SETS[name] for name in there), True), _theirs)
             for name, table in claims.entries.items():
-                yield from table.observing(dict.fromkeys(seen.sets.get(name, ()), True), _ours)
+                if name not in seen.unchanged_sets:
+                    yield from table.observing(dict.fromkeys(seen.sets.get(name, ()), True), _ours)
+            self._unseen.discard("sets")
         if seen.device is not None:
             devices = [device for device in claims.devices.desired if seen.device]
             claims.devices.observe(dict.fromkeys(devices, True), _theirs)
         if seen.addresses is not None:
             yield from claims.addresses.observing(dict.fromkeys(seen.addresses, True), _ours)
+            self._unseen.discard("addresses")
+        if seen.interface_addresses is not None:
+            self._host = frozenset(item.address for item in seen.interface_addresses)
+            self._unseen.discard("interface addresses")
         if seen.sysctls is not None:
             claims.sysctls.observe(seen.sysctls, _theirs)
         for family, image in seen.skeletons.items():
             claims.skeletons.notice(family, image)
         if seen.virtual_servers is not None:
             yield from self._recall_drains(seen.virtual_servers, now)
-            host = {item.address for item in seen.interface_addresses or ()}
             entries = {name: table.observed.keys() for name, table in claims.entries.items()}
             left_behind = {} if self._has_seen_all else seen.virtual_servers
-            is_ours = ownership.owned_virtual_servers(entries, claims.addresses.observed, host, left_behind)
+            is_ours = ownership.owned_virtual_servers(entries, claims.addresses.observed, self._host, left_behind)
             yield from claims.virtual_servers.observing(seen.virtual_servers, is_ours)
-            self._has_seen_all |= None not in (seen.sets, seen.addresses, seen.interface_addresses)
+            self._has_seen_all |= not self._unseen
         self._note_drift(now)
 
     def _recall_drains(self, seen: Mapping[VirtualServerKey, ObservedVirtualServer], now: float) -> Iterator[None]:
         """Take up drains that a former process began; drop those whose real server is gone."""
         known = {key for key, _, _ in self.drains}
-        desired = self.claims.virtual_servers.desired
+        desired, believed = self.claims.virtual_servers.desired, self.claims.virtual_servers.observed
         for key in known:
             if key not in seen or key not in desired:
                 self.drains.end_all(key)
         for number, (key, wanted) in enumerate(desired.items(), 1):
             observed = seen.get(key)
-            if observed and (key in known or not observed.real_servers.keys() <= wanted.real_servers):
+            if (
+                observed
+                and observed is not believed.get(key)
+                and (key in known or not observed.real_servers.keys() <= wanted.real_servers)
+            ):
                 draining = {one for one, weight in observed.real_servers.items() if not weight and one not in wanted.real_servers}
                 self.drains.keep_only(key, draining)
                 for real_server in draining:
@@ -266,10 +282,9 @@ class Reconciler:
         is_there = True if verb is not Verb.REMOVE else None
         match item:
             case RealServer():
-                self._book_real_server(verb, item, now)
-                touched.add(item.virtual_server)
+                self._book_real_server(verb, item, touched, now)
             case VirtualServer():
-                self._book_virtual_server(verb, item)
+                self._book_virtual_server(verb, item, touched)
             case SetEntry():
                 claims.entries[item.set].confirm(item, is_there)
             case BoundAddress():
@@ -289,19 +304,26 @@ class Reconciler:
             case never:
                 assert_never(never)
 
-    def _book_virtual_server(self, verb: Verb, item: VirtualServer) -> None:
+    def _book_virtual_server(self, verb: Verb, item: VirtualServer, touched: set[VirtualServerKey]) -> None:
         table = self.claims.virtual_servers
         seen = table.observed.get(item.key)
         if verb is Verb.REMOVE:
             self.drains.end_all(item.key)
             table.confirm(item.key, None)
         else:
-            table.confirm(item.key, ObservedVirtualServer(item.settings, seen.real_servers if seen else {}))
+            table.confirm(item.key, ObservedVirtualServer(item.settings, dict(seen.real_servers) if seen else {}))
+            touched.add(item.key)
 
-    def _book_real_server(self, verb: Verb, item: RealServer, now: float) -> None:
-        seen = self.claims.virtual_servers.observed.get(item.virtual_server)
+    def _book_real_server(self, verb: Verb, item: RealServer, touched: set[VirtualServerKey], now: float) -> None:
+        table, key = self.claims.virtual_servers, item.virtual_server
+        seen = table.observed.get(key)
         if seen is None:
             return
+        if key not in touched:
+            touched.add(key)
+            # What was observed stays as it is: who reads the kernel shows it again where nothing has changed.
+            seen = dataclasses.replace(seen, real_servers=dict(seen.real_servers))
+            table.exchange(key, seen)
         if verb is Verb.REMOVE:
             seen.real_servers.pop(item.key, None)
         else:

@@ -6,7 +6,6 @@ Rule 2: where several owners want one key, the lowest owner has it and the other
 Rule 3: what was observed and nobody wants is removed only if it is ours, and not protected.
 """
 
-import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
@@ -135,16 +134,33 @@ class Table(Generic[K, V, W]):
             pass
 
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> Iterator[None]:
-        """As ``observe``, with a pause after each ``KEYS_AT_ONCE`` keys. Nothing else may be done to the table meanwhile."""
-        known = self._observed.keys() - self._foreign
-        self._foreign = {key for key in listing if key not in known and not is_ours(key)}
-        before, self._observed = self._observed, dict(listing)
+        """As ``observe``, with a pause after each ``KEYS_AT_ONCE`` keys. Nothing else may be done to the table meanwhile.
+
+        Only keys that came or went, or whose value is another object than the one that is believed to be there, are compared.
+        """
+        observed, foreign = self._observed, self._foreign
+        suspects = {key: None for key in observed if key not in listing}
+        for number, (key, value) in enumerate(listing.items(), 1):
+            if observed.get(key) is not value:
+                suspects[key] = None
+            if number % KEYS_AT_ONCE == 0:
+                yield
+        suspects |= dict.fromkeys(foreign)
         self._known_to_differ = self._pending.keys() | self._surplus.keys()
-        self._pending, self._surplus = {}, {}
-        for number, key in enumerate(itertools.chain(self._desired, self._observed.keys() - self._desired.keys()), 1):
+        for number, key in enumerate(suspects, 1):
+            before, seen = observed.get(key), listing.get(key)
+            if seen is None:
+                del observed[key]
+                foreign.discard(key)
+            else:
+                if (before is None or key in foreign) and not is_ours(key):
+                    foreign.add(key)
+                else:
+                    foreign.discard(key)
+                observed[key] = seen
             self.touch(key)
             if self._was_observed:
-                self._count_drift(key, before.get(key))
+                self._count_drift(key, before)
             if number % KEYS_AT_ONCE == 0:
                 yield
         self._was_observed = True
@@ -176,6 +192,10 @@ class Table(Generic[K, V, W]):
         else:
             self._observed[key] = value
         self.touch(key)
+
+    def exchange(self, key: K, value: W) -> None:
+        """Put an equal object, which is about to change, in the place of an observed one; ``confirm`` it when it has changed."""
+        self._observed[key] = value
 
     def touch(self, key: K) -> None:
         """Compare the two sides of a key again."""

@@ -96,6 +96,38 @@ def test_what_ip_added_is_observed_with_the_addresses_of_other_interfaces(driver
 
 
 @pytest.mark.kernel
+def test_addresses_that_nobody_has_changed_are_not_shown_again(driver: addresses.AddressDriver) -> None:
+    apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"))
+    assert driver.observe_changed() == driver.observe()
+    assert driver.observe_changed() is None
+    ip("address", "add", "172.18.0.9/16", "dev", "lo")
+    seen = driver.observe_changed()
+    assert seen is not None
+    assert InterfaceAddress("lo", parse_address("172.18.0.9"), 16) in seen.others
+    ip("address", "delete", "10.96.0.1/32", "dev", DEVICE)
+    assert driver.observe().addresses == frozenset()  # which does not count as having been told
+    seen = driver.observe_changed()
+    assert seen is not None
+    assert seen.addresses == frozenset()
+    assert driver.observe_changed() is None
+    ip("link", "delete", DEVICE)
+    seen = driver.observe_changed()
+    assert seen is not None
+    assert not seen.device
+
+
+@pytest.mark.kernel
+def test_addresses_that_were_written_are_shown_whatever_they_are(driver: addresses.AddressDriver) -> None:
+    apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"))
+    driver.observe_changed()
+    apply(driver, Verb.REMOVE, bound("10.96.0.1"))
+    apply(driver, Verb.ADD, bound("10.96.0.1"))
+    seen = driver.observe_changed()
+    assert seen is not None
+    assert seen.addresses == {parse_address("10.96.0.1")}
+
+
+@pytest.mark.kernel
 def test_thousands_of_addresses_are_bound_and_unbound(driver: addresses.AddressDriver) -> None:
     some = [BoundAddress(Address((0x0A600000 + number).to_bytes(4, "big"))) for number in range(900)]
     some += [BoundAddress(Address(b"\xfd" + number.to_bytes(15, "big"))) for number in range(900)]

@@ -129,6 +129,36 @@ def test_a_set_of_our_name_that_was_made_otherwise_is_reported_and_not_taken(
 
 
 @pytest.mark.kernel
+def test_a_set_that_nobody_has_changed_is_told_by_its_name_alone(driver: ipset.IpsetDriver) -> None:
+    names = [CLUSTER_IP.name, "KUBE-NODE-PORT-TCP", "KUBE-LOOP-BACK"]
+    apply(driver, Verb.ADD, CLUSTER_IP, IP_SETS["KUBE-NODE-PORT-TCP"], entry(1))
+    found, unchanged = driver.observe_changed(names)
+    assert {name: held.entries for name, held in found.items()} == {CLUSTER_IP.name: {entry(1)}, "KUBE-NODE-PORT-TCP": set()}
+    assert not unchanged
+    assert driver.observe_changed(names) == ({}, frozenset({CLUSTER_IP.name, "KUBE-NODE-PORT-TCP"}))
+    tool("add", "KUBE-NODE-PORT-TCP", "30001")
+    found, unchanged = driver.observe_changed(names)
+    assert [*found] == ["KUBE-NODE-PORT-TCP"]
+    assert unchanged == {CLUSTER_IP.name}
+    tool("flush", CLUSTER_IP.name)
+    tool("destroy", "KUBE-NODE-PORT-TCP")
+    found, unchanged = driver.observe_changed(names)
+    assert {name: held.entries for name, held in found.items()} == {CLUSTER_IP.name: set()}
+    assert not unchanged
+
+
+@pytest.mark.kernel
+def test_a_set_that_was_written_is_read_whole_whatever_it_holds(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, CLUSTER_IP)
+    driver.observe_changed([CLUSTER_IP.name])
+    apply(driver, Verb.ADD, entry(1))
+    apply(driver, Verb.REMOVE, entry(1))
+    found, unchanged = driver.observe_changed([CLUSTER_IP.name])
+    assert {name: held.entries for name, held in found.items()} == {CLUSTER_IP.name: set()}
+    assert not unchanged
+
+
+@pytest.mark.kernel
 def test_thousands_of_entries_are_added_read_and_removed(driver: ipset.IpsetDriver) -> None:
     wanted = [entry(number) for number in range(5000)]
     apply(driver, Verb.ADD, CLUSTER_IP)

@@ -4,16 +4,20 @@ Left out: what waits for what (``test_precondition``), what it costs (``test_cos
 (``test_properties``).
 """
 
+import copy
 import errno
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 
 from ipvsproxy.model.kernel import (
+    IP_SETS,
     BoundAddress,
     ChainKey,
     Connections,
     FlowCleaning,
+    InterfaceAddress,
     IpSet,
     RealServer,
     RealServerKey,
@@ -34,7 +38,7 @@ from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import drift
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.retry import LONGEST_DELAY_S
-from ipvsproxy.reconcile.table import KEYS_AT_ONCE
+from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
 from tests import builders
 from tests.reconcile import examples, simulation
 
@@ -605,12 +609,68 @@ def test_a_fresh_process_that_could_not_read_a_part_loses_no_trace_of_what_is_ou
     assert not node.kernel.addresses
 
 
-@pytest.mark.parametrize(("number", "pauses"), [(KEYS_AT_ONCE - 1, 0), (KEYS_AT_ONCE, 2), (2 * KEYS_AT_ONCE, 4)])
-def test_a_look_at_many_virtual_servers_pauses_in_search_of_drains_and_when_it_compares(number: int, pauses: int) -> None:
+@pytest.mark.parametrize(("number", "pauses"), [(KEYS_AT_ONCE - 1, 0), (KEYS_AT_ONCE, 3), (2 * KEYS_AT_ONCE, 6)])
+def test_a_look_at_many_virtual_servers_pauses_in_search_of_drains_and_of_changes_and_when_it_compares(
+    number: int, pauses: int
+) -> None:
     node = simulation.SimulatedNode()
-    node.put_state(examples.state(examples.OLD, *(builders.frontend(builders.CLUSTER_IP, port) for port in range(1, number + 1))))
-    seen = Observation(virtual_servers={})
+    keys = [builders.frontend(builders.CLUSTER_IP, port) for port in range(1, number + 1)]
+    node.put_state(examples.state(examples.OLD, *keys))
+    seen = Observation(virtual_servers={key: examples.observed({}) for key in keys})
     assert sum(1 for _ in node.reconciler.observing(seen, node.now)) == pauses
+
+
+def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = running("10.244.0.1", "10.244.0.2")
+    seen = dict(node.kernel.observe().virtual_servers or {})
+    node.observe(virtual_servers=seen)
+    compared: list[VirtualServerKey] = []
+    touch = Table.touch
+
+    def noted(table: Table[VirtualServerKey, Any, Any], key: VirtualServerKey) -> None:
+        if table is node.reconciler.claims.virtual_servers:
+            compared.append(key)
+        touch(table, key)
+
+    monkeypatch.setattr(Table, "touch", noted)
+    node.observe(virtual_servers=dict(seen))
+    assert not compared
+    seen[KEY] = examples.observed({TWO: 1})
+    node.observe(virtual_servers=seen)
+    assert compared == [KEY]
+    assert node.plan().operations
+
+
+def test_what_was_read_is_never_changed_by_what_is_done_then() -> None:
+    node = running("10.244.0.1")
+    seen = dict(node.kernel.observe().virtual_servers or {})
+    node.observe(virtual_servers=seen)
+    before = copy.deepcopy(seen[KEY])
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    node.sync()
+    assert seen[KEY] == before
+    assert node.kernel.virtual_servers[KEY] != before
+
+
+def test_sets_and_addresses_that_are_as_they_were_are_believed_to_be_there() -> None:
+    node = running("10.244.0.1")
+    names = frozenset(node.kernel.sets)
+    node.observe(sets={}, unchanged_sets=names, addresses=None, interface_addresses=None)
+    assert not node.plan().operations
+    node.observe(sets={}, unchanged_sets=names - {"KUBE-CLUSTER-IP"})
+    lost = [operation.item for operation in node.plan().operations if operation.verb is Verb.ADD]
+    assert IP_SETS["KUBE-CLUSTER-IP"] in lost
+    assert examples.entry(SetKind.CLUSTER_IP, KEY) in lost
+
+
+def test_node_ports_are_ours_by_the_addresses_that_were_read_last() -> None:
+    node = running("10.244.0.1")
+    stray = builders.frontend(builders.NODE_ADDRESS, 30001)
+    node.kernel.sets["KUBE-NODE-PORT-TCP"].entries.add(SetEntry("KUBE-NODE-PORT-TCP", port=30001))
+    node.observe(interface_addresses=(InterfaceAddress("eth0", stray.address, 16),))
+    node.kernel.virtual_servers[stray] = examples.observed({})
+    node.observe(interface_addresses=None)
+    assert stray not in node.reconciler.claims.virtual_servers.foreign
 
 
 def test_rules_of_a_family_that_was_not_read_are_believed_to_be_there() -> None:
@@ -725,7 +785,7 @@ def test_another_deadline_counts_for_drains_that_have_begun() -> None:
     assert node.sync(after_s=86400) == [], "by default, as long as it takes"
 
 
-def test_ranges_that_are_excluded_no_more_count_from_the_next_look_on() -> None:
+def test_what_is_in_ranges_that_are_excluded_no_more_goes() -> None:
     node = simulation.SimulatedNode(excluded=["10.96.0.0/16"])
     node.put(*web("10.244.0.1"))
     node.sync()
@@ -733,8 +793,6 @@ def test_ranges_that_are_excluded_no_more_count_from_the_next_look_on() -> None:
     node.sync()
     assert KEY in node.kernel.virtual_servers
     node.reconciler.adopt(Policy(node_name=builders.THIS_NODE))
-    assert node.sync() == []
-    node.observe()
     node.sync()
     assert node.kernel.virtual_servers == {}
 

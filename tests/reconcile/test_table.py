@@ -169,9 +169,10 @@ def test_a_long_listing_is_compared_with_pauses_and_to_the_same_end() -> None:
     for wishes in (at_once, in_parts):
         wishes.claim(OLD, {}, wanted)
     at_once.observe(listing, ours(*wanted))
-    assert sum(1 for _ in in_parts.observing(listing, ours(*wanted))) == 2
+    assert sum(1 for _ in in_parts.observing(listing, ours(*wanted))) == 4
     assert list(at_once.pending) == list(in_parts.pending) == [key for key in wanted if key != "1"]
     assert set(at_once.foreign) == set(in_parts.foreign) == listing.keys() - wanted.keys()
+    assert sum(1 for _ in in_parts.observing(dict(listing), ours(*wanted))) == 3  # what is not ours may have become so
     almost = {str(number): 1 for number in range(KEYS_AT_ONCE - 1)}
     assert list(table().observing(almost, ours())) == []
 
