@@ -153,7 +153,7 @@ async def test_looks_that_take_long_come_more_seldom(monkeypatch: pytest.MonkeyP
 
     def look_slowly(*arguments: Any) -> Observation:
         looks_s.append(loop().time())
-        loop().pass_time(0.1)
+        loop().pass_time(1.0)
         return look(*arguments)
 
     monkeypatch.setattr(node.kernel, "look", look_slowly)
