@@ -123,9 +123,10 @@ class Table(Generic[K, V, W]):
         return held is not None and self._owner_of(held) == owner
 
     def wanting(self, key: K) -> Iterator[Owner]:
-        """All owners of a key that somebody wants, the one who has it first."""
-        yield self._owner_of(self._desired[key])
-        yield from sorted(self._waiting.get(key, ()))
+        """All owners who want a key, the one who has it first."""
+        if (held := self._desired.get(key)) is not None:
+            yield self._owner_of(held)
+            yield from sorted(self._waiting.get(key, ()))
 
     def observe(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> None:
         """Replace all that is believed to be there. What was believed to be ours, and is there, stays ours."""
