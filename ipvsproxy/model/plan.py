@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.model.kernel import (
@@ -16,6 +16,7 @@ from ipvsproxy.model.kernel import (
     Sysctl,
     Timeouts,
     VirtualServer,
+    VirtualServerKey,
 )
 
 
@@ -91,6 +92,15 @@ class Plan(NamedTuple):
     """Operations in the order in which they must be done."""
 
     operations: Sequence[Operation]
+
+    @property
+    def draining(self) -> Collection[VirtualServerKey]:
+        """The virtual servers of which a real server gets no new connections any more."""
+        return {
+            item.virtual_server
+            for verb, item in self.operations
+            if verb is Verb.SET and type(item) is RealServer and item.weight == 0
+        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,10 @@ class Claims:
             lambda wanted: wanted.owner, virtual_server_differs, is_excluded
         )
         self.entries: Mapping[str, Table[SetEntry, Owner, bool]] = {name: _of_presence(is_protected=False) for name in IP_SETS}
+        self._entries_of = {
+            family: [(IP_SETS[name].kind, table) for name, table in self.entries.items() if IP_SETS[name].family is family]
+            for family in Family
+        }
         self.addresses: Table[Address, Owner, bool] = _of_presence(is_protected=False)
         self.sets: Table[IpSet, Owner, bool] = _of_presence(is_protected=True)
         self.devices: Table[Device, Owner, bool] = _of_presence(is_protected=True)
@@ -190,11 +194,7 @@ class Claims:
 
     def occupied(self, family: Family) -> frozenset[SetKind]:
         """The kinds of set that hold an entry, or are about to hold one."""
-        return frozenset(
-            IP_SETS[name].kind
-            for name, table in self.entries.items()
-            if IP_SETS[name].family is family and (table.desired or table.observed)
-        )
+        return frozenset(kind for kind, table in self._entries_of[family] if table.desired or table.observed)
 
     def refused(self) -> frozenset[VirtualServerKey]:
         """The virtual servers that this node itself may not use."""

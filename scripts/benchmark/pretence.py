@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from ipvsproxy.kernel import addresses, host, iptables, ipvs, netlink
+from ipvsproxy.kernel import addresses, host, iptables_process, ipvs, netlink, node
 from ipvsproxy.kernel.ipset import IpsetDriver
 from ipvsproxy.model.plan import Outcome
+from ipvsproxy.model.state import Observation
 
 FAMILY_NUMBER = 30
 SAVED = "".join(f"*{table}\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n" for table in ("nat", "filter", "mangle"))
@@ -32,10 +33,11 @@ def kernel() -> Iterator[None]:
             (netlink.Channel, "dump", lambda _channel, _request, _action: []),
             (netlink, "resolve_family", lambda *_: FAMILY_NUMBER),
             (ipvs.IpvsDriver, "observe", lambda _driver: nothing),
+            (node.NodeKernel, "look", lambda _kernel, *_: Observation()),  # nothing has changed
             (addresses.AddressDriver, "_find", lambda _driver: addresses._Link(2, "kube-ipvs0", "dummy")),
             (addresses.AddressDriver, "_apply_device", lambda _driver, operation: Outcome(operation)),
             (IpsetDriver, "_revision", lambda _driver, _set: 6),
-            (iptables, "run", run),
+            (iptables_process, "run", run),
             (host, "load_modules", lambda *_: ""),
             (host, "missing_features", lambda *_: ()),
             (host, "missing_set_types", lambda *_: ()),

@@ -7,11 +7,13 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import structlog.testing
 
 from ipvsproxy.daemon import engine
+from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Connections
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Outcome
@@ -215,6 +217,31 @@ async def test_a_changed_zone_has_every_service_translated_again() -> None:
         assert node.watcher.summaries[-1].changes.node
         assert list(node.watcher.summaries[-1].changes.services) == [WEB.name]
         assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_an_endpoint_that_is_replaced_costs_two_trips_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode()
+    trips: list[str] = []
+    call = KernelThread.call
+
+    async def noted(thread: KernelThread[Any], method: Any, *arguments: Any) -> Any:
+        trips.append(method.__name__)
+        return await call(thread, method, *arguments)
+
+    async with node.running():
+        node.begin_with(WEB, builders.endpoint_slice(builders.endpoint("10.244.1.5", builders.OTHER_NODE)), builders.node())
+        await node.quiet()
+        node.kernel.forget()
+        monkeypatch.setattr(KernelThread, "call", noted)
+        node.put(builders.endpoint_slice(builders.endpoint("10.244.1.6", builders.OTHER_NODE)))
+        await node.quiet(1)
+    assert node.done == [
+        "add real_server TCP 10.96.0.10:80 -> 10.244.1.6:8080",
+        "set real_server TCP 10.96.0.10:80 -> 10.244.1.5:8080",
+        "remove real_server TCP 10.96.0.10:80 -> 10.244.1.5:8080",
+    ]
+    assert len(trips) == 2
 
 
 @in_virtual_time
