@@ -22,6 +22,7 @@ WRONG_USE = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line asks (without the program's name); returns the exit status."""
+    _open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments.pop(0) if arguments and arguments[0] in _COMMANDS else "run"
     return _COMMANDS[command](arguments)
@@ -163,7 +164,7 @@ _LOOKING: Mapping[str, str] = {"plan": "rehearsal", "verify": "verify", "explain
 
 def _shadow(config: Config) -> int:
     dry_run = importlib.import_module("ipvsproxy.daemon.dry_run")
-    return int(dry_run.run(config))
+    return _leave(int(dry_run.run(config)))
 
 
 def _serve(config: Config, read_again: Callable[[], Config]) -> int:
@@ -172,15 +173,35 @@ def _serve(config: Config, read_again: Callable[[], Config]) -> int:
 
 
 def _set_up(config: Config) -> int:
-    app = importlib.import_module("ipvsproxy.daemon.app")
-    return int(app.set_up(config))
+    prepare = importlib.import_module("ipvsproxy.daemon.prepare")
+    return _leave(int(prepare.run(config)))
+
+
+def _open_standard_streams() -> None:
+    """Lead those that were closed at the start to nowhere: else a socket would get their number, and what is written there."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _leave(status: int) -> int:
-    """End now: a thread that hangs in the kernel or in a program must not keep a process that was asked to stop."""
-    if threading.active_count() > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
+    """End now: a thread that hangs in the kernel or in a program must not keep a process that was asked to stop.
+
+    Nor is it an error that nobody reads what was said last, which the interpreter would make it.
+    """
+    is_read = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            is_read = False
+    if threading.active_count() > 1 or not is_read:
         os._exit(status)
     return status
 

@@ -4,6 +4,7 @@ What it programs is in ``tests/test_program.py``.
 """
 
 import contextlib
+import os
 import pathlib
 import signal
 import socket
@@ -194,6 +195,32 @@ def test_who_is_asked_to_stop_says_so_first_and_leaves_the_kernel_as_it_is(folde
     assert 200 not in answers[answers.index(503) :]
     assert virtual_servers() == before != []
     assert "the kernel stays as it is" in (folder / "log").read_text()
+
+
+@pytest.mark.parametrize(("flag", "status"), [("--init-only", 1), ("--hostname-override=node-a", 0)])
+def test_who_is_asked_to_stop_while_modprobe_hangs_does_not_wait_for_it(folder: pathlib.Path, flag: str, status: int) -> None:
+    modprobe = folder / "modprobe"
+    modprobe.write_text(f"#!/bin/sh\ntouch {folder}/asked\nexec sleep 60\n")
+    modprobe.chmod(0o755)
+    by = ("env", f"PATH={folder}:{os.environ['PATH']}", "unshare", "--pid", "--fork", "--kill-child=SIGTERM")
+    with Started(folder, *FLAGS, flag, by=by) as program:  # as the first process of a container, whom no signal ends by default
+        program.wait_until((folder / "asked").exists, "at modprobe", 60)
+        (inner,) = run("pgrep", "--parent", str(program.process.pid)).split()
+        began_s = time.monotonic()
+        os.kill(int(inner), signal.SIGTERM)
+        assert program.process.wait(20) == status
+        assert time.monotonic() - began_s < STOPPED_WITHIN_S
+    assert virtual_servers() == []
+
+
+@pytest.mark.parametrize("how", [">&- 2>&-", "> >(true) 2>&1"])
+def test_a_log_that_nobody_can_read_is_no_reason_to_end(folder: pathlib.Path, how: str) -> None:
+    by = ("bash", "-c", f'exec "$@" {how}', "bash")
+    with Started(folder, *FLAGS, by=by) as program:
+        program.wait_until(lambda: virtual_servers() != [], "programmed", 60)
+        assert ask_health() == 200
+        assert program.stop() == 0
+    assert virtual_servers() != []
 
 
 @contextlib.contextmanager

@@ -7,8 +7,6 @@ Rule 3: the ports are not kube-proxy's, so that one configuration serves both.
 
 import asyncio
 import contextlib
-import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
@@ -16,13 +14,14 @@ from collections.abc import Coroutine, Iterator
 import structlog
 
 from ipvsproxy.config.settings import Config, ListenAddress
-from ipvsproxy.daemon import inspection, measure, web
-from ipvsproxy.daemon import log as logs
+from ipvsproxy.daemon import inspection, measure, process, web
 from ipvsproxy.daemon import source as sources
+from ipvsproxy.daemon.inspection import Inspected
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.serving import Serving
 from ipvsproxy.daemon.shadow import CannotLookError, Shadow
-from ipvsproxy.daemon.source import CannotStartError
+from ipvsproxy.daemon.signals import Signals
+from ipvsproxy.daemon.source import CannotStartError, Source
 from ipvsproxy.daemon.status import Status
 from ipvsproxy.daemon.store import Changes
 from ipvsproxy.daemon.summary import SyncSummary
@@ -36,7 +35,6 @@ OTHER_PORTS = {10256: 10356, 10249: 10349}
 """What takes the place of kube-proxy's own ports; any other port is the operator's choice, and stays."""
 SHOWN = 5
 """How many new differences of a look are logged in full."""
-FAILED = 1
 _NOTHING = Report(done={}, failed={}, errors=(), pending=0)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -117,55 +115,53 @@ class DryRun:
 
 def run(config: Config) -> int:
     """Serve as a shadow until a signal ends it; returns the exit status."""
-    logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity)
+    signals = Signals()
     try:
-        asyncio.run(_serve(config))
-    except (CannotStartError, KernelError) as error:
-        for reason in error.reasons if isinstance(error, CannotStartError) else (error,):
-            sys.stderr.write(f"ipvsproxy: {reason}\n")
-        return inspection.CANNOT_TELL
-    except web.BindError as error:
-        sys.stderr.write(f"ipvsproxy: {error}\n")
-        return FAILED
+        return process.run(config, _serve(config, signals))
+    finally:
+        signals.close()
+
+
+async def _serve(config: Config, signals: Signals) -> int:
+    process.begin(config, signals)
+    metrics = Metrics()
+    source = await sources.make(config, metrics)
+    try:
+        async with inspection.readable_kernel() as kernel:
+            node = await inspection.inspect(config, kernel)
+            await _serve_on(node, source, metrics, signals)
+    except KernelError as error:
+        raise CannotStartError(error) from error
+    log.info("stopped; nothing was programmed")
     return 0
 
 
-async def _serve(config: Config) -> None:
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    for notice in config.notices:
-        log.warning("configuration", notice=str(notice))
-    metrics = Metrics()
-    source = await sources.make(config, metrics)
-    async with inspection.readable_kernel() as kernel:
-        node = await inspection.inspect(config, kernel)
-        shadow = node.shadow()
-        families = node.translation.families
-        period_s = config.ipvs.sync_period_s
-        status = Status(families=families, sync_period_s=period_s + PATIENCE_S, clock=time.monotonic, wall_clock=time.time)
-        figures = measure.Sources(
-            reconciler=shadow.reconciler,
-            store=node.store,
-            status=status,
-            clock=time.monotonic,
-            watches=lambda: source.statuses,
-        )
-        metrics.show(families, figures)
-        dry_run = DryRun(shadow, status, metrics, interval_s=period_s)
-        log.info("starting as a shadow: nothing will be programmed", node=config.node_name)
+async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: Signals) -> None:
+    config, shadow = node.config, node.shadow()
+    families, period_s = node.translation.families, config.ipvs.sync_period_s
+    status = Status(families=families, sync_period_s=period_s + PATIENCE_S, clock=time.monotonic, wall_clock=time.time)
+    figures = measure.Sources(
+        reconciler=shadow.reconciler,
+        store=node.store,
+        status=status,
+        clock=time.monotonic,
+        watches=lambda: source.statuses,
+    )
+    metrics.show(families, figures)
+    dry_run = DryRun(shadow, status, metrics, interval_s=period_s)
+    log.info("starting as a shadow: nothing will be programmed", node=config.node_name)
+
+    async def follow() -> None:
         async with inspection.following(source, node.store, dry_run.changed) as following:
-            serving = servers(config, Serving(config, status, metrics))
-            tasks = {asyncio.create_task(work) for work in (dry_run.run(), stopping.wait(), *serving)}
+            looking = asyncio.create_task(dry_run.run())
             try:
-                done, _ = await asyncio.wait({*tasks, following}, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait({looking, following}, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-        log.info("stopped; nothing was programmed")
+                looking.cancel()
+
+    await process.until_stopped(signals.stopping, status, [follow()], servers(config, Serving(config, status, metrics)))
 
 
 def servers(config: Config, serving: Serving) -> Iterator[Coroutine[None, None, None]]:

@@ -1,7 +1,10 @@
 """Log lines: one event with its keys per line, on standard error."""
 
+import contextlib
+import io
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
 
@@ -9,6 +12,22 @@ CHANGES_VERBOSITY = 2
 """From this ``-v`` on, what opens, closes and goes is told: health-check ports, addresses, rules."""
 DEBUG_VERBOSITY = 4
 """From this ``-v`` on, every step is told, as operators know it from klog: what was received, what it wants, what was done."""
+
+
+class _Lossy(io.TextIOBase):
+    """A stream; what can not be written is lost: that nobody reads the log any more is no reason to serve no longer."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 class _Level:
@@ -46,7 +65,7 @@ def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
     structlog.configure(
         processors=shared,
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _Lossy(sys.stderr))),
         # A cached logger would not notice that it is set up again.
         cache_logger_on_first_use=False,
     )

@@ -12,22 +12,21 @@ import pathlib
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import pytest
 import structlog
 
 from ipvsproxy.config.settings import Config, Servers
-from ipvsproxy.daemon import app, directory, log, requirements, status, web
+from ipvsproxy.daemon import app, directory, log, process, requirements, status, web
 from ipvsproxy.daemon.reflector import WatchStatus
 from ipvsproxy.daemon.source import CannotStartError
 from ipvsproxy.daemon.store import Store
-from ipvsproxy.kernel import host, iptables_variant, notify, scheduler
+from ipvsproxy.kernel import host, iptables_variant, scheduler
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import COMMANDS, Program
 from ipvsproxy.kernel.iptables_variant import Choice, Variant
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.service import ObjectKind
@@ -77,7 +76,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(host, "missing_settings", tuple)
     monkeypatch.setattr(requirements, "usable_programs", lambda _: dict.fromkeys(Family, PROGRAM))
     monkeypatch.setattr(requirements, "only_instance", contextlib.nullcontext)
-    monkeypatch.setattr(app, "_set_oom_score", lambda _: None)
+    monkeypatch.setattr(process, "set_oom_score", lambda _: None)
     monkeypatch.setattr(log, "set_up", lambda **_: None)
     monkeypatch.setattr(scheduler, "why_unusable", lambda _, name: "" if name in kernel.schedulers else f"no scheduler {name}")
     return kernel
@@ -140,7 +139,7 @@ def run(config: Config) -> int:
 
 def refusal(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What a program says that can not start."""
-    assert run(config) == app.CANNOT_START
+    assert run(config) == process.CANNOT_START
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("ipvsproxy: ") for line in lines)
     assert lines[-1] == "ipvsproxy: nothing was programmed"
@@ -276,7 +275,7 @@ def test_an_address_that_can_not_be_listened_on_ends_it_if_so_configured(
 
     monkeypatch.setattr(web, "serve", serve)
     config = loading.from_flags("--hostname-override=node-a", f"--manifests={tmp_path}", "--bind-address-hard-fail")
-    assert run(config) == app.FAILED
+    assert run(config) == process.FAILED
     assert "ipvsproxy: 127.0.0.1:10256 is taken\n" in capsys.readouterr().err
 
 
@@ -348,167 +347,32 @@ def test_a_device_of_our_name_that_is_none_of_ours_is_said_and_ends_it(
 
 
 class Iptables:
-    """An iptables driver of which these families can not be served: not usable, or not writable."""
+    """An iptables driver of which these families can not be served, and why."""
 
-    def __init__(self, unusable: Sequence[Family], unwritable: Sequence[Family]) -> None:
-        self._unusable = unusable
-        self._unwritable = unwritable
-
-    def usable(self, family: Family) -> str:
-        return "is not installed" if family in self._unusable else ""
+    def __init__(self, reasons: Mapping[Family, str]) -> None:
+        self._reasons = reasons
 
     def try_writing(self, family: Family) -> str:
-        return "refuses rules" if family in self._unwritable else ""
+        return self._reasons.get(family, "")
 
     def program(self, family: Family) -> Program:
         return PROGRAM
 
 
-@pytest.mark.parametrize(
-    ("unusable", "unwritable", "served"),
-    [([], [], list(Family)), ([Family.IPV6], [], [Family.IPV4]), ([], [Family.IPV4], [Family.IPV6])],
-)
-def test_one_family_is_enough(
-    bare: pytest.MonkeyPatch, unusable: Sequence[Family], unwritable: Sequence[Family], served: Sequence[Family]
-) -> None:
+@pytest.mark.parametrize("unserved", [None, *Family])
+def test_one_family_is_enough(bare: pytest.MonkeyPatch, unserved: Family | None) -> None:
     kernel = Kernel()
-    bare.setattr(kernel, "iptables", Iptables(unusable, unwritable), raising=False)
+    bare.setattr(kernel, "iptables", Iptables({unserved: "refuses rules"} if unserved else {}), raising=False)
+    served = [family for family in Family if family is not unserved]
     assert requirements.usable_programs(kernel) == dict.fromkeys(served, PROGRAM)  # type: ignore[arg-type]  # a double
 
 
 def test_without_any_family_each_ones_reason_is_said(bare: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
-    bare.setattr(kernel, "iptables", Iptables([Family.IPV4], [Family.IPV6]), raising=False)
+    bare.setattr(kernel, "iptables", Iptables({Family.IPV4: "is not installed", Family.IPV6: "refuses rules"}), raising=False)
     with pytest.raises(CannotStartError) as raised:
         requirements.usable_programs(kernel)  # type: ignore[arg-type]  # a double
     assert raised.value.reasons == (
         "IPv4 can not be served: is not installed",
         "IPv6 can not be served: refuses rules",
     )
-
-
-# What others change.
-
-
-class Listener:
-    """Tells what a test wrote, once its descriptor is readable."""
-
-    def __init__(self) -> None:
-        self.told: list[notify.Change] = []
-        self.is_broken = False
-        self.is_closed = False
-        self._reading, self._writing = socket.socketpair()
-
-    def wake(self) -> None:
-        self._writing.send(b"x")
-
-    def fileno(self) -> int:
-        return self._reading.fileno()
-
-    def read(self) -> Sequence[notify.Change]:
-        if self.is_broken:
-            raise KernelError(action="listen for changes of interfaces", errno=errno.EBADF)
-        self._reading.recv(1)
-        told, self.told = self.told, []
-        return told
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.is_closed = True
-        self._reading.close()
-        self._writing.close()
-
-
-class Told:
-    """What an engine was told."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.arrived = asyncio.Event()
-
-    def kernel_changed(self) -> None:
-        self.calls.append("kernel")
-        self.arrived.set()
-
-    def interfaces_changed(self) -> None:
-        self.calls.append("interfaces")
-        self.arrived.set()
-
-
-OURS = InterfaceAddress(DEVICE, builders.addresses("10.96.0.10")[0], 32)
-THEIRS = builders.interface_address("eth0", "192.168.0.11")
-
-
-@pytest.fixture
-def listener(monkeypatch: pytest.MonkeyPatch) -> Listener:
-    listener = Listener()
-    monkeypatch.setattr(notify, "ChangeListener", lambda *, own_ports: listener)
-    return listener
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (notify.AddressAppeared(THEIRS), "interfaces"),
-        (notify.AddressVanished(THEIRS), "interfaces"),
-        (notify.AddressAppeared(OURS), "kernel"),
-        (notify.AddressVanished(OURS), "kernel"),
-        (notify.DeviceVanished(DEVICE), "kernel"),
-        (notify.Overrun(), "kernel"),
-    ],
-)
-async def test_what_others_change_has_the_loop_look_again(listener: Listener, change: notify.Change, expected: str) -> None:
-    told = Told()
-    following = asyncio.create_task(app._follow_interfaces(told, Kernel()))  # type: ignore[arg-type]  # doubles
-    listener.told = [change]
-    listener.wake()
-    await told.arrived.wait()
-    following.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await following
-    assert told.calls == [expected]
-    assert listener.is_closed
-
-
-async def test_a_listener_that_breaks_ends_the_process(listener: Listener) -> None:
-    listener.is_broken = True
-    listener.wake()
-    with pytest.raises(KernelError, match="listen for changes"):
-        await app._follow_interfaces(Told(), Kernel())  # type: ignore[arg-type]  # doubles
-    assert listener.is_closed
-
-
-async def test_a_failing_part_stops_the_others_and_servers_tell_before_they_stop() -> None:
-    order: list[str] = []
-
-    class Status:
-        def stop(self) -> None:
-            order.append("told")
-
-    async def work(name: str) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            order.append(name)
-
-    async def fail() -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await app._until_stopped(asyncio.Event(), Status(), [work("work"), fail()], [work("server")])  # type: ignore[arg-type]  # a double
-    assert order == ["told", "work", "server"]
-
-
-async def test_a_part_that_ends_by_itself_ends_nothing() -> None:
-    stopping = asyncio.Event()
-
-    class Status:
-        def stop(self) -> None:
-            assert stopping.is_set()
-
-    async def end() -> None:
-        asyncio.get_running_loop().call_later(0.01, stopping.set)
-
-    await app._until_stopped(stopping, Status(), [end()], [])  # type: ignore[arg-type]  # a double

@@ -1,0 +1,95 @@
+"""What run, --init-only and --dry-run have in common: how such a process begins, waits, is stopped, and says why it ended."""
+
+import asyncio
+import pathlib
+import sys
+from collections.abc import Collection, Coroutine, Iterable
+from typing import Any
+
+import structlog
+
+from ipvsproxy.config.settings import Config, LogFormat
+from ipvsproxy.daemon import log as logs
+from ipvsproxy.daemon import web
+from ipvsproxy.daemon.signals import Signals
+from ipvsproxy.daemon.source import CannotStartError
+from ipvsproxy.daemon.status import Status
+
+FAILED = 1
+"""Exit status when an address can not be listened on and the configuration says that this is the end, or --init-only failed."""
+CANNOT_START = 2
+"""Exit status when something is missing that this process can not provide. Nothing was programmed."""
+LAST_ANSWERS_S = 0.5
+"""For how long a process that was asked to stop still says so to those who ask after its health."""
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+def run(config: Config, main: Coroutine[None, None, int]) -> int:
+    """Run to the end; returns the exit status, and says on standard error why it could not start."""
+    set_up_log(config)
+    try:
+        return asyncio.run(main)
+    except CannotStartError as error:
+        for reason in error.reasons:
+            sys.stderr.write(f"ipvsproxy: {reason}\n")
+        sys.stderr.write("ipvsproxy: nothing was programmed\n")
+        return CANNOT_START
+    except web.BindError as error:
+        sys.stderr.write(f"ipvsproxy: {error}\n")
+        return FAILED
+
+
+def begin(config: Config, signals: Signals) -> None:
+    """Handle signals from now on, and tell what of the configuration is worth a word."""
+    signals.install(on_hangup=lambda: None)  # the file is read soon enough
+    for notice in config.notices:
+        log.warning("configuration", notice=str(notice))
+    if config.without_effect:
+        log.info("accepted without effect", settings=list(config.without_effect))
+
+
+def set_up_log(config: Config) -> None:
+    """Log as the configuration says."""
+    logs.set_up(json=config.logging.format is LogFormat.JSON, verbosity=config.logging.verbosity)
+
+
+def set_oom_score(score: int) -> None:
+    """Tell the kernel how readily it may kill this process when memory is short (-1000..1000)."""
+    try:
+        pathlib.Path("/proc/self/oom_score_adj").write_text(str(score))
+    except OSError as error:
+        log.debug("OOM score was not set", error=str(error))
+
+
+async def until_stopped(
+    stopping: asyncio.Event,
+    status: Status,
+    work: Iterable[Coroutine[None, None, None]],
+    servers: Iterable[Coroutine[None, None, None]],
+) -> None:
+    """Run until asked to stop, or until one of them fails: what it raised is raised here.
+
+    Servers stop last, and tell of it: those who are asked to stop answer for ``LAST_ANSWERS_S`` that this node is none to send
+    traffic to. The kernel goes on serving it.
+    """
+    stopper = asyncio.create_task(stopping.wait())
+    working, answering = [list(map(asyncio.create_task, coroutines)) for coroutines in (work, servers)]
+    waiting: set[asyncio.Task[Any]] = {stopper, *working, *answering}
+    try:
+        while not stopper.done():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    finally:
+        status.stop()
+        last_answers_s = LAST_ANSWERS_S if stopper.done() and answering else 0
+        await _end([stopper, *working])
+        await asyncio.sleep(last_answers_s)
+        await _end(answering)
+
+
+async def _end(tasks: Collection[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
