@@ -7,18 +7,15 @@ Rule 3: a series that somebody may wait for with an alert is there from the star
 
 import asyncio
 import gzip
-import importlib.metadata
-import platform
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, ProcessCollector
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from ipvsproxy.daemon import histogram, measure, pages
+from ipvsproxy.daemon import measure, pages, series
 from ipvsproxy.daemon.pages import Answer
 from ipvsproxy.daemon.reflector import Trouble
 from ipvsproxy.daemon.summary import SyncSummary
@@ -44,9 +41,6 @@ TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_FORMAT = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 OPENMETRICS_END = b"# EOF\n"
 _OPEN_FORMAT: Callable[[Collector], bytes] = openmetrics.generate_latest
-CODES = ("200", "503")
-POLICIES = ("internal", "external")
-PHASES = ("waiting", "observe", "translate", "apply")
 _DRIVERS: Mapping[type, str] = {
     VirtualServer: "ipvs",
     RealServer: "ipvs",
@@ -71,11 +65,12 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._rendering = asyncio.Lock()
         self._without_local: dict[ServiceName, ServiceState] = {}
-        self._tables = _Tables()
+        self._tables = series.Tables()
         self._traffic: Traffic | None = None
-        self._dry_run: _DryRunSeries | None = None
-        self._kube = _KubeProxySeries(self._registry)
-        self._own = _OwnSeries(self._registry)
+        self._dry_run: series.DryRunSeries | None = None
+        self._kube = series.SyncSeries(self._registry)
+        self._requests = series.RequestSeries(self._registry)
+        self._own = series.OwnSeries(self._registry, dict.fromkeys(_DRIVERS.values()))
         self._registry.register(self._tables)
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
@@ -111,7 +106,9 @@ class Metrics:
         self._count_without_local(changes.services, summary.states)
         if changes.services:
             own.latency.observe(summary.waited_s, "waiting")
-        for phase, duration_s in zip(PHASES[1:], (summary.observed_s, summary.translated_s, summary.applied_s), strict=True):
+        for phase, duration_s in zip(
+            series.PHASES[1:], (summary.observed_s, summary.translated_s, summary.applied_s), strict=True
+        ):
             own.latency.observe(duration_s, phase)
         for outcome, counts in (("done", summary.report.done), ("failed", summary.report.failed)):
             for (verb, kind), count in counts.items():
@@ -129,7 +126,7 @@ class Metrics:
                 self._without_local[name] = after
             for state, step in ((before, -1), (self._without_local.get(name), 1)):
                 if state:
-                    found = zip(POLICIES, (state.without_local_internal, state.without_local_external), strict=True)
+                    found = zip(series.POLICIES, (state.without_local_internal, state.without_local_external), strict=True)
                     for policy, family in ((policy, family) for policy, families in found for family in families):
                         self._kube.no_local_endpoints.labels(policy, family.label).inc(step)
 
@@ -153,7 +150,7 @@ class Metrics:
     def would_differ(self, differences: Mapping[str, int]) -> None:
         """A dry run has read the kernel and found these differences, by kind."""
         if self._dry_run is None:
-            self._dry_run = _DryRunSeries(self._registry)
+            self._dry_run = series.DryRunSeries(self._registry)
         for kind, count in differences.items():
             self._dry_run.differences.labels(kind).set(count)
         self._dry_run.looked.set(self._wall_clock())
@@ -164,8 +161,8 @@ class Metrics:
 
     def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
         """The API server has answered a request; ``code`` is that of HTTP, or ``<error>`` when there was no answer."""
-        self._kube.requests.labels(code, host, method).inc()
-        self._kube.request_duration.observe(duration_s, host, method)
+        self._requests.requests.labels(code, host, method).inc()
+        self._requests.request_duration.observe(duration_s, host, method)
 
     def announced(self, outcome: str) -> None:
         """A Kubernetes event was posted, failed to be, or was dropped."""
@@ -173,11 +170,11 @@ class Metrics:
 
     def healthz(self, status: int) -> None:
         """``/healthz`` was answered."""
-        self._kube.healthz.labels(str(status)).inc()
+        self._requests.healthz.labels(str(status)).inc()
 
     def livez(self, status: int) -> None:
         """``/livez`` was answered."""
-        self._kube.livez.labels(str(status)).inc()
+        self._requests.livez.labels(str(status)).inc()
 
     # What is told.
 
@@ -200,181 +197,3 @@ class Metrics:
             headers["Content-Encoding"] = "gzip"
             body = gzip.compress(body, compresslevel=1)
         return Answer(pages.OK, body, headers)
-
-
-class _KubeProxySeries:
-    """What dashboards of kube-proxy show (pkg/proxy/metrics in kubernetes/kubernetes)."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        sync = "kubeproxy_sync_proxy_rules"
-        by_family = ("ip_family",)
-        self.sync_duration = _Histogram(
-            f"{sync}_duration_seconds", "How long a sync took.", by_family, histogram.FAST_S, registry
-        )
-        self.programming_duration = _Histogram(
-            "kubeproxy_network_programming_duration_seconds",
-            "From a change of endpoints, by its annotation, until it was programmed.",
-            by_family,
-            histogram.SLOW_S,
-            registry,
-        )
-        self.last_timestamp = Gauge(
-            f"{sync}_last_timestamp_seconds", "When a sync was last complete.", by_family, registry=registry
-        )
-        self.last_queued = Gauge(
-            f"{sync}_last_queued_timestamp_seconds", "When a sync was last asked for.", by_family, registry=registry
-        )
-        self.restore_failures = Counter(
-            f"{sync}_iptables_restore_failures_total", "Rules that could not be written.", by_family, registry=registry
-        )
-        self.no_local_endpoints = Gauge(
-            f"{sync}_no_local_endpoints_total",
-            "Services with a Local traffic policy whose endpoints are all on other nodes.",
-            ("traffic_policy", "ip_family"),
-            registry=registry,
-        )
-        self.service_changes = Counter(f"{sync}_service_changes_total", "Changes of Services.", registry=registry)
-        self.endpoint_changes = Counter(f"{sync}_endpoint_changes_total", "Changes of EndpointSlices.", registry=registry)
-        self.healthz = Counter("kubeproxy_proxy_healthz_total", "Answers of /healthz.", ("code",), registry=registry)
-        self.livez = Counter("kubeproxy_proxy_livez_total", "Answers of /livez.", ("code",), registry=registry)
-        self.conntrack_duration = _Histogram(
-            "kubeproxy_conntrack_reconciler_sync_duration_seconds",
-            "How long the cleaning of tracked flows took.",
-            by_family,
-            histogram.FAST_S,
-            registry,
-        )
-        self.deleted_entries = Counter(
-            "kubeproxy_conntrack_reconciler_deleted_entries_total",
-            "Tracked flows removed.",
-            by_family,
-            registry=registry,
-        )
-        self.requests = Counter(
-            "rest_client_requests_total", "Requests to the API server.", ("code", "host", "method"), registry=registry
-        )
-        self.request_duration = _Histogram(
-            "rest_client_request_duration_seconds",
-            "Until the API server began to answer.",
-            ("host", "verb"),
-            histogram.REQUEST_S,
-            registry,
-        )
-        for code in CODES:
-            self.healthz.labels(code)
-            self.livez.labels(code)
-
-    def show(self, families: Sequence[str]) -> None:
-        """Have all series of these families, at zero."""
-        for family in families:
-            for shown in (self.sync_duration, self.programming_duration, self.conntrack_duration):
-                shown.show(family)
-            for series in (self.last_timestamp, self.restore_failures, self.deleted_entries):
-                series.labels(family)
-            for policy in POLICIES:
-                self.no_local_endpoints.labels(policy, family)
-
-
-class _OwnSeries:
-    """What kube-proxy does not tell."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.latency = _Histogram(
-            "ipvsproxy_sync_phase_duration_seconds",
-            "What a sync spent its time with; waiting is that of its oldest change, before it began.",
-            ("phase",),
-            histogram.FAST_S,
-            registry,
-        )
-        self.driver_duration = _Histogram(
-            "ipvsproxy_apply_duration_seconds",
-            "How long a run of operations took that went to one driver.",
-            ("driver",),
-            histogram.FAST_S,
-            registry,
-        )
-        self.operations = Counter(
-            "ipvsproxy_operations_total", "Operations on the kernel.", ("verb", "kind", "outcome"), registry=registry
-        )
-        self.surprises = Counter(
-            "ipvsproxy_surprises_total", "Operations that found the kernel otherwise than believed.", registry=registry
-        )
-        self.invalid = Counter(
-            "ipvsproxy_invalid_objects_total",
-            "Changed objects, or parts of them, that break the API's rules and are not used.",
-            ("kind", "extent"),
-            registry=registry,
-        )
-        self.watch_restarts = Counter(
-            "ipvsproxy_watch_restarts_total", "Lists and watches that were started again.", ("kind", "reason"), registry=registry
-        )
-        self.events = Counter(
-            "ipvsproxy_events_total", "Kubernetes events: written, not taken, or too many.", ("outcome",), registry=registry
-        )
-        for outcome in ("posted", "failed", "dropped"):
-            self.events.labels(outcome)
-        build = Gauge("ipvsproxy_build_info", "Version of this program.", ("version", "python_version"), registry=registry)
-        build.labels(importlib.metadata.version("ipvsproxy"), platform.python_version()).set(1)
-        for phase in PHASES:
-            self.latency.show(phase)
-        for driver in dict.fromkeys(_DRIVERS.values()):
-            self.driver_duration.show(driver)
-        for kind in ObjectKind:
-            for extent in ("object", "part"):
-                self.invalid.labels(kind.value, extent)
-
-
-class _DryRunSeries:
-    """What a dry run finds. Not there before its first look: zero would say that all is equal."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.differences = Gauge(
-            "ipvsproxy_dry_run_differences",
-            "Kernel objects that a run would change, when the kernel was last read.",
-            ("kind",),
-            registry=registry,
-        )
-        self.looked = Gauge(
-            "ipvsproxy_dry_run_last_look_timestamp_seconds", "When a dry run last read the kernel.", registry=registry
-        )
-
-
-class _Histogram(Collector):
-    """A histogram in a registry. prometheus_client's own one writes bounds in another way."""
-
-    def __init__(
-        self, name: str, documentation: str, labels: Sequence[str], bounds: Sequence[float], registry: CollectorRegistry
-    ) -> None:
-        self._name = name
-        self._documentation = documentation
-        self._labels = labels
-        self._histogram = histogram.Histogram(bounds)
-        self.show = self._histogram.show
-        self.observe = self._histogram.observe
-        registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
-        for series in self._histogram.series():
-            family.add_metric(series.labels, series.buckets, series.total)
-        yield family
-
-
-class _Tables(Collector):
-    """What is counted when somebody asks. ``look`` comes first, in the loop."""
-
-    def __init__(self) -> None:
-        self.sources: measure.Sources | None = None
-        self.families: tuple[Family, ...] = ()
-        self._seen: measure.Snapshot | None = None
-
-    def look(self) -> None:
-        self._seen = measure.look(self.sources) if self.sources else None
-
-    def collect(self) -> Iterator[Metric]:
-        for gauges in measure.gauges(self._seen, self.families) if self._seen else ():
-            kind = CounterMetricFamily if gauges.only_grows else GaugeMetricFamily
-            family = kind(gauges.name, gauges.documentation, labels=gauges.labels)
-            for labels, value in gauges.values.items():
-                family.add_metric(labels, value)
-            yield family
