@@ -6,7 +6,7 @@ kubernetes/kubernetes), in the order in which they are written to a file.
 
 from collections.abc import Mapping
 
-from ipvsproxy.config import inert
+from ipvsproxy.config import inert, own
 from ipvsproxy.config.option import Group, Kind, Option, Status
 
 CONFIGURATION = (
@@ -60,83 +60,6 @@ SOURCE = (
         "FILE",
     ),
     Option("master", "", Kind.TEXT, "", "URL of the API server; replaces the one in the kubeconfig.", "URL", beats_file=True),
-)
-
-OWN = (
-    Option(
-        "manifests",
-        "ipvsproxy.manifests",
-        Kind.TEXT,
-        "",
-        "Serve the Services, EndpointSlices and Nodes in this directory instead of an API server's.",
-        "DIR",
-        status=Status.OWN,
-        empty_is_unset=True,
-        beats_file=True,
-    ),
-    Option(
-        "ipvs-drain-deadline",
-        "ipvsproxy.drainDeadline",
-        Kind.DURATION,
-        "0s",
-        "How long the TCP connections of an endpoint that is gone may go on; 0 means until they end by themselves.",
-        status=Status.OWN,
-        minimum=0,
-    ),
-    Option(
-        "ipvs-allow-service-addresses",
-        "ipvsproxy.allowServiceAddresses",
-        Kind.LIST,
-        "",
-        "Serve Service addresses in these ranges even if they are the API server's, this node's, or in a range of pods.",
-        "CIDR,...",
-        status=Status.OWN,
-    ),
-    Option(
-        "mass-deletion-guard",
-        "ipvsproxy.massDeletionGuardPercent",
-        Kind.INTEGER,
-        "50",
-        "If a list lacks more than this percentage of all Services or endpoints, wait a minute for a second one; 0: never.",
-        "PERCENT",
-        status=Status.OWN,
-        minimum=0,
-        maximum=100,
-    ),
-    Option(
-        "stale-watch-timeout",
-        "ipvsproxy.staleWatchTimeout",
-        Kind.DURATION,
-        "15m0s",
-        "How long the API server may be silent before log, metrics and /healthz say that this node may be out of date; 0: never.",
-        status=Status.OWN,
-        minimum=0,
-    ),
-    Option(
-        "stale-watch-unhealthy",
-        "ipvsproxy.staleWatchUnhealthy",
-        Kind.BOOLEAN,
-        "false",
-        "Turn load balancers away (503 on /healthz and health-check node ports) while a watch is stale.",
-        status=Status.OWN,
-    ),
-    Option(
-        "service-metrics-limit",
-        "ipvsproxy.serviceMetricsLimit",
-        Kind.INTEGER,
-        "20000",
-        "How many Service ports, and how many endpoints, have traffic metrics of their own; 0 turns these metrics off.",
-        status=Status.OWN,
-        minimum=0,
-    ),
-    Option(
-        "endpoint-metrics",
-        "ipvsproxy.endpointMetrics",
-        Kind.BOOLEAN,
-        "false",
-        "Traffic metrics for each endpoint as well, not only for each Service port.",
-        status=Status.OWN,
-    ),
 )
 
 NODE = (
@@ -402,7 +325,7 @@ LOGGING = (
 OPTIONS: Mapping[Group, tuple[Option, ...]] = {
     Group.CONFIGURATION: CONFIGURATION,
     Group.SOURCE: SOURCE,
-    Group.OWN: OWN,
+    Group.OWN: own.OPTIONS,
     Group.NODE: NODE,
     Group.IPVS: IPVS,
     Group.TRAFFIC: TRAFFIC,

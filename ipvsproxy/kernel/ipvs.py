@@ -1,26 +1,22 @@
 """The IPVS driver: virtual and real servers, and the connection timeouts."""
 
-import dataclasses
 import errno
 import functools
 import pathlib
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_GENERIC
 
-from ipvsproxy.kernel import ipvs_message, ipvs_table, ipvs_traffic, message, netlink
+from ipvsproxy.kernel import ipvs_message, ipvs_steps, ipvs_table, ipvs_traffic, message, netlink
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
     HASHED,
     Connections,
     Counters,
     ObservedVirtualServer,
-    RealServer,
     RealServerKey,
     Timeouts,
-    VirtualServer,
     VirtualServerKey,
     VirtualServerSettings,
 )
@@ -29,10 +25,6 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 
 DUMP_LIMIT = 500
 """Most virtual servers whose connections are asked for one by one; for more, ``/proc/net/ip_vs`` as a whole is cheaper."""
-PREPARED_SCHEDULERS = frozenset({"mh"})
-"""Schedulers that build a large table again for each real server: a new virtual server gets them after its real servers."""
-NO_SCHEDULER = "none"
-"""The kernel's name for none. Until it is replaced, the virtual server refuses connections, as one without real servers does."""
 
 _PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
 _GENERIC_HEADER = 4
@@ -159,11 +151,11 @@ class IpvsDriver:
         repeated after the others (an add as a set, a set as an add). Outcomes come in the operations' order.
         """
         outcomes = list(map(Outcome, operations))
-        failed = self._run(*_steps(operations))
+        failed = self._run(*ipvs_steps.steps(operations))
         again: list[Operation] = []
         positions: list[int] = []
         for position in sorted(failed):
-            verb = _opposite(operations[position], failed[position].number)
+            verb = ipvs_steps.opposite(operations[position], failed[position].number)
             if verb is not None:
                 again.append(Operation(verb, operations[position].item))
                 positions.append(position)
@@ -175,28 +167,30 @@ class IpvsDriver:
             if operation.verb is Verb.REMOVE and failure.number in (errno.ENOENT, errno.ESRCH):
                 outcomes[position] = Outcome(operation, surprise=True)
             else:
-                outcomes[position] = Outcome(operation, f"{operation}: {_explain(operation, failure)}", max(failure.number, 0))
+                outcomes[position] = Outcome(
+                    operation, f"{operation}: {ipvs_steps.explain(operation, failure)}", max(failure.number, 0)
+                )
         return outcomes
 
-    def _run(self, steps: Sequence[Operation], positions: Sequence[int]) -> dict[int, "_Failure"]:
+    def _run(self, steps: Sequence[Operation], positions: Sequence[int]) -> dict[int, ipvs_steps.Failure]:
         """Have steps done, each for the operation at its position; returns the first failure of each position that has one."""
-        failed: dict[int, _Failure] = {}
+        failed: dict[int, ipvs_steps.Failure] = {}
         limit = self._channel.limit
         for start in range(0, len(steps), limit):
             for index, failure in self._run_chunk(steps[start : start + limit]).items():
                 failed.setdefault(positions[start + index], failure)
         return failed
 
-    def _run_chunk(self, operations: Sequence[Operation]) -> dict[int, "_Failure"]:
+    def _run_chunk(self, operations: Sequence[Operation]) -> dict[int, ipvs_steps.Failure]:
         try:
             messages = self._encoder.encode(operations, self._channel.sequences(len(operations)))
         except (ValueError, struct.error) as error:
             if len(operations) == 1:
-                return {0: _Failure(errno.EINVAL, str(error))}
+                return {0: ipvs_steps.Failure(errno.EINVAL, str(error))}
             alone = ((index, self._run_chunk([operation])) for index, operation in enumerate(operations))
             return {index: failed[0] for index, failed in alone if failed}
         numbers = self._channel.run(messages)
-        failed = {index: _Failure(number) for index, number in sorted(numbers.items())}
+        failed = {index: ipvs_steps.Failure(number) for index, number in sorted(numbers.items())}
         unknown = [index for index, number in numbers.items() if number == errno.ENOENT]
         if unknown and self._renew_quietly():
             for index in unknown:
@@ -273,62 +267,5 @@ class AbsentIpvs(IpvsDriver):
         return [Outcome(operation, f"{operation}: this kernel has no IPVS", errno.ENOENT) for operation in operations]
 
 
-class _Failure(NamedTuple):
-    number: int
-    detail: str = ""
-
-
-def _opposite(operation: Operation, number: int) -> Verb | None:
-    """The verb that does what was asked after all, when this error means that the object is there, or is not, unexpectedly."""
-    if operation.verb is Verb.ADD and number == errno.EEXIST:
-        return Verb.SET
-    missing = errno.ENOENT if isinstance(operation.item, RealServer) else errno.ESRCH
-    return Verb.ADD if operation.verb is Verb.SET and number == missing else None
-
-
-def _steps(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
-    """What is to be done, and the position of the operation that each step belongs to: see ``PREPARED_SCHEDULERS``."""
-    positions = range(len(operations))
-    new = {
-        item.key: position
-        for position, (verb, item) in enumerate(operations)
-        if type(item) is VirtualServer and verb is Verb.ADD and item.settings.scheduler in PREPARED_SCHEDULERS
-    }
-    if not new:
-        return operations, positions
-    last = {
-        item.virtual_server: position
-        for position, (verb, item) in enumerate(operations)
-        if type(item) is RealServer and verb is Verb.ADD and new.get(item.virtual_server, position) < position
-    }
-    finished = {position: new[key] for key, position in last.items()}
-    steps: list[Operation] = []
-    owners: list[int] = []
-    for position, operation in enumerate(operations):
-        item = operation.item
-        if type(item) is VirtualServer and new.get(item.key) == position and item.key in last:
-            bare = dataclasses.replace(item, settings=item.settings._replace(scheduler=NO_SCHEDULER))
-            steps.append(Operation(Verb.ADD, bare))
-        else:
-            steps.append(operation)
-        owners.append(position)
-        if position in finished:
-            steps.append(Operation(Verb.SET, operations[finished[position]].item))
-            owners.append(finished[position])
-    return steps, owners
-
-
 def _address(family: int, packed: bytes) -> Address:
     return Address(packed[:4] if family == Family.IPV4 else packed)
-
-
-def _explain(operation: Operation, failure: _Failure) -> str:
-    if failure.detail:
-        return failure.detail
-    item = operation.item
-    if isinstance(item, VirtualServer) and failure.number == errno.ENOENT:
-        name = item.settings.scheduler
-        return f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is not there or cannot be loaded"
-    if isinstance(item, RealServer) and failure.number == errno.ESRCH:
-        return "its virtual server is missing"
-    return netlink.explain(failure.number)

@@ -1,0 +1,75 @@
+"""Which steps programming virtual and real servers takes, and what it means when the kernel refuses one."""
+
+import dataclasses
+import errno
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ipvsproxy.kernel import netlink
+from ipvsproxy.model.kernel import RealServer, VirtualServer
+from ipvsproxy.model.plan import Operation, Verb
+
+PREPARED_SCHEDULERS = frozenset({"mh"})
+"""Schedulers that build a large table again for each real server: a new virtual server gets them after its real servers."""
+NO_SCHEDULER = "none"
+"""The kernel's name for none. Until it is replaced, the virtual server refuses connections, as one without real servers does."""
+
+
+class Failure(NamedTuple):
+    """The kernel's error number; ``detail`` where there is more to say than that."""
+
+    number: int
+    detail: str = ""
+
+
+def opposite(operation: Operation, number: int) -> Verb | None:
+    """The verb that does what was asked after all, when this error means that the object is there, or is not, unexpectedly."""
+    if operation.verb is Verb.ADD and number == errno.EEXIST:
+        return Verb.SET
+    missing = errno.ENOENT if isinstance(operation.item, RealServer) else errno.ESRCH
+    return Verb.ADD if operation.verb is Verb.SET and number == missing else None
+
+
+def steps(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
+    """What is to be done, and the position of the operation that each step belongs to: see ``PREPARED_SCHEDULERS``."""
+    positions = range(len(operations))
+    new = {
+        item.key: position
+        for position, (verb, item) in enumerate(operations)
+        if type(item) is VirtualServer and verb is Verb.ADD and item.settings.scheduler in PREPARED_SCHEDULERS
+    }
+    if not new:
+        return operations, positions
+    last = {
+        item.virtual_server: position
+        for position, (verb, item) in enumerate(operations)
+        if type(item) is RealServer and verb is Verb.ADD and new.get(item.virtual_server, position) < position
+    }
+    finished = {position: new[key] for key, position in last.items()}
+    steps: list[Operation] = []
+    owners: list[int] = []
+    for position, operation in enumerate(operations):
+        item = operation.item
+        if type(item) is VirtualServer and new.get(item.key) == position and item.key in last:
+            bare = dataclasses.replace(item, settings=item.settings._replace(scheduler=NO_SCHEDULER))
+            steps.append(Operation(Verb.ADD, bare))
+        else:
+            steps.append(operation)
+        owners.append(position)
+        if position in finished:
+            steps.append(Operation(Verb.SET, operations[finished[position]].item))
+            owners.append(finished[position])
+    return steps, owners
+
+
+def explain(operation: Operation, failure: Failure) -> str:
+    """Why the kernel did not take it, in words."""
+    if failure.detail:
+        return failure.detail
+    item = operation.item
+    if isinstance(item, VirtualServer) and failure.number == errno.ENOENT:
+        name = item.settings.scheduler
+        return f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is not there or cannot be loaded"
+    if isinstance(item, RealServer) and failure.number == errno.ESRCH:
+        return "its virtual server is missing"
+    return netlink.explain(failure.number)
