@@ -155,7 +155,7 @@ class Engine:
         self._update_view()
         for name in FIRST_SERVICES:
             self._translate(name)
-        first = await self._program(_NOTHING, only_additions=True)
+        first = await self._add(await self._add(_NOTHING))  # addresses are bound when their virtual servers are there
         log.info("first services programmed", duration_s=round(self._clock() - began, 3))
         await self._sync(first)
 
@@ -199,7 +199,7 @@ class Engine:
             # any more goes when all of them have spoken.
             await self._translate_all(names)
             if len(names) == SERVICES_AT_ONCE:
-                done_before = await self._program(done_before, only_additions=True)
+                done_before = await self._add(done_before)
         changes = dataclasses.replace(changes, complaints=(*changes.complaints, *self._refusals.take()))
         self._journal.complain(changes.complaints)
         self._journal.tell_doubts(self._store.doubts)
@@ -230,11 +230,16 @@ class Engine:
             return self._translation.families
         return {ip_set.family for ip_set in claims.sets.pending} | set(claims.skeletons.pending)
 
-    async def _program(self, total: Report, *, only_additions: bool = False) -> Report:
+    async def _add(self, total: Report) -> Report:
+        """Add what is wanted and may be added now: some of it may only be after other things; returns ``total`` with that."""
+        self._put_skeletons()
+        return _sum(total, await self._apply(self.reconciler.plan(self._clock(), only_additions=True)))
+
+    async def _program(self, total: Report) -> Report:
         """Plan, apply and settle until nothing can be done now; returns ``total`` with what was done."""
         while True:
             self._put_skeletons()
-            plan = self.reconciler.plan(self._clock(), only_additions=only_additions)
+            plan = self.reconciler.plan(self._clock())
             if plan.operations:
                 total = _sum(total, await self._apply(plan))
             elif not await self._look_at_drains():

@@ -60,12 +60,11 @@ def _why(service: Service, address: Address, view: NodeView, settings: Settings,
         return "lies in the range of this node's pods"
     if is_external and any(network.contains(address) for network in settings.cluster_networks):
         return "lies in the range of the cluster's pods"
-    ports = {port.port for port in service.ports}
     if not is_external:
         return "is the address of this node" if address in view.primary_addresses.values() else ""
     if address in view.elsewhere:
         own = {KUBELET_PORT, *(server.port for server in view.api_servers if server.address == address)}
-        taken = sorted(ports & own)
+        taken = sorted({port.port for port in service.ports} & own)
         return f"is an address of this node, whose port {taken[0]} is its own" if taken else ""
     return "is the address of an API server" if any(server.address == address for server in view.api_servers) else ""
 

@@ -118,11 +118,13 @@ class _FamilyState:
     def add(self, slices: list[EndpointSlice]) -> None:
         """Add every port, and the health check."""
         local_ready: set[Address] = set()
+        here = self.view.name
         for port in self.service.ports:
             endpoints = find_endpoints(slices, port)
-            local = {key: endpoint for key, endpoint in endpoints.items() if endpoint.node_name == self.view.name}
+            local = {key: endpoint for key, endpoint in endpoints.items() if endpoint.node_name == here}
             self._add_port(port, endpoints, local)
-            local_ready.update(endpoint.address for endpoint in local.values() if endpoint.ready)
+            if local:
+                local_ready.update(endpoint.address for endpoint in local.values() if endpoint.ready)
         if self.service.health_check_node_port:
             port_number = self.service.health_check_node_port
             self._enter(SetKind.HEALTH_CHECK_NODE_PORT, port=port_number)

@@ -98,12 +98,17 @@ def find_scopes(endpoints: Collection[Endpoint], node: str, zone: str) -> Scopes
     Cluster scope: the ready ones that topology hints leave; if there is none, all that are terminating but serve, wherever
     they are. Local scope: the same among this node's endpoints, where hints never apply.
     """
+    return Scopes(_cluster_scope(endpoints, node, zone), _local_scope(endpoints, node))
+
+
+def _cluster_scope(endpoints: Collection[Endpoint], node: str, zone: str) -> Scope:
     ready = [endpoint for endpoint in endpoints if endpoint.ready]
     node_hint, zone_hint = _hints(ready, node, zone)
-    is_ready_here = any(endpoint.node_name == node for endpoint in ready)
-    return Scopes(
-        Scope(last_resort=not ready, node_hint=node_hint, zone_hint=zone_hint), Scope(node=node, last_resort=not is_ready_here)
-    )
+    return Scope(last_resort=not ready, node_hint=node_hint, zone_hint=zone_hint)
+
+
+def _local_scope(endpoints: Collection[Endpoint], node: str) -> Scope:
+    return Scope(node=node, last_resort=not any(endpoint.ready and endpoint.node_name == node for endpoint in endpoints))
 
 
 def choose(
@@ -115,10 +120,11 @@ def choose(
     endpoint here, all endpoints serve: a virtual server can not tell clients in the cluster, which may go anywhere, from
     those outside, and the latter are sent elsewhere by the load balancer's health check.
     """
-    cluster, local = find_scopes(endpoints.values(), node, zone)
+    cluster = _cluster_scope(endpoints.values(), node, zone)
     everywhere = Route(cluster, cluster.real_servers(endpoints))
     if not (internal_local or external_local):
         return Choice(everywhere, everywhere, lacks_local=False)
+    local = _local_scope(endpoints.values(), node)
     here = Route(local, local.real_servers(endpoints))
     return Choice(
         here if internal_local else everywhere,
