@@ -17,21 +17,17 @@ from ipvsproxy.model.kernel import (
     IP_SETS,
     SET_CAPACITY,
     BoundAddress,
-    ChainKey,
     Connections,
     Device,
     Flow,
     FlowCleaning,
     InterfaceAddress,
     IpSet,
-    Jump,
     ObservedVirtualServer,
     RealServer,
     RealServerKey,
     SetEntry,
     SetType,
-    Skeleton,
-    SkeletonImage,
     Sysctl,
     Timeouts,
     VirtualServer,
@@ -39,6 +35,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of
+from ipvsproxy.model.rules import ChainKey, Jump, Skeleton, SkeletonImage
 from ipvsproxy.model.state import Observation
 from tests import fake_sets
 

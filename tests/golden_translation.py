@@ -3,18 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ipvsproxy.model.kernel import (
-    IP_SETS,
-    PERSISTENT,
-    SCHEDULER_PORT,
-    IpSet,
-    SetKind,
-    SetType,
-    Skeleton,
-    VirtualServer,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import IP_SETS, PERSISTENT, SCHEDULER_PORT, IpSet, SetKind, SetType, VirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Family, host_port
+from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate.skeleton import build_skeleton
 from ipvsproxy.translate.view import NodeView, Settings

@@ -16,9 +16,10 @@ from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.ipvs import AbsentIpvs
 from ipvsproxy.kernel.node import NodeKernel
-from ipvsproxy.model.kernel import IP_SETS, IpSet, Skeleton, SkeletonImage
+from ipvsproxy.model.kernel import IP_SETS, IpSet
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, kind_of
+from ipvsproxy.model.rules import Skeleton, SkeletonImage
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import cleanup
 from ipvsproxy.translate import skeleton

@@ -12,8 +12,9 @@ from ipvsproxy.daemon import log as logs
 from ipvsproxy.daemon.mass_deletion import CONFIRMED_AFTER_S, Doubt
 from ipvsproxy.daemon.store import Complaint
 from ipvsproxy.daemon.summary import SyncSummary
-from ipvsproxy.model.kernel import BoundAddress, Skeleton, Sysctl
+from ipvsproxy.model.kernel import BoundAddress, Sysctl
 from ipvsproxy.model.plan import Outcome, Verb
+from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import Event, Gone, Listed, ObjectKind, Put, Rejected, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.drift import News

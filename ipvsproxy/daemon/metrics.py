@@ -27,13 +27,13 @@ from ipvsproxy.model.kernel import (
     IpSet,
     RealServer,
     SetEntry,
-    Skeleton,
     Sysctl,
     Timeouts,
     VirtualServer,
 )
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome
+from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.model.state import ServiceState
 

@@ -12,8 +12,9 @@ from ipvsproxy.kernel import host, iptables_process, iptables_variant
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import Missing, SysctlDriver
 from ipvsproxy.kernel.node import NodeKernel
-from ipvsproxy.model.kernel import IP_SETS, ChainKey, Jump, Timeouts
+from ipvsproxy.model.kernel import IP_SETS, Timeouts
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import ChainKey, Jump
 from ipvsproxy.model.state import Observation
 
 NFT_TIMEOUT_S = 30

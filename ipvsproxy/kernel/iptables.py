@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from ipvsproxy.kernel import iptables_process
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import ChainKey, Jump, Skeleton, SkeletonImage
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.rules import ChainKey, Jump, Skeleton, SkeletonImage
 
 PUT_BACK_LIMIT = 3
 """How often a jump is put above a rule of somebody else again; then the other's order is accepted."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ipvsproxy.kernel import iptables, iptables_process
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import ChainKey
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import ChainKey
 
 HINTS = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
 """Chains that the kubelet makes: the first one for the very purpose of telling which variant it uses."""

@@ -21,19 +21,15 @@ from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.model.kernel import (
     IP_SETS,
     BoundAddress,
-    ChainKey,
     Connections,
     Device,
     FlowCleaning,
     InterfaceAddress,
     IpSet,
-    Jump,
     ObservedVirtualServer,
     RealServer,
     RealServerKey,
     SetEntry,
-    Skeleton,
-    SkeletonImage,
     Sysctl,
     Timeouts,
     VirtualServer,
@@ -41,6 +37,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
+from ipvsproxy.model.rules import ChainKey, Jump, Skeleton, SkeletonImage
 from ipvsproxy.model.state import Observation
 
 T = TypeVar("T")

@@ -12,12 +12,12 @@ from ipvsproxy.model.kernel import (
     IpSet,
     RealServer,
     SetEntry,
-    Skeleton,
     Sysctl,
     Timeouts,
     VirtualServer,
     VirtualServerKey,
 )
+from ipvsproxy.model.rules import Skeleton
 
 
 class Verb(enum.StrEnum):

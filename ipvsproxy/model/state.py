@@ -11,11 +11,11 @@ from ipvsproxy.model.kernel import (
     Owner,
     RealServerKey,
     SetEntry,
-    SkeletonImage,
     VirtualServer,
     VirtualServerKey,
 )
 from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.rules import SkeletonImage
 from ipvsproxy.model.service import Skipped
 
 

@@ -21,14 +21,13 @@ from ipvsproxy.model.kernel import (
     RealServerKey,
     SetEntry,
     SetKind,
-    Skeleton,
-    SkeletonImage,
     Sysctl,
     Timeouts,
     VirtualServer,
     VirtualServerKey,
 )
 from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.rules import Skeleton, SkeletonImage
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile import ownership

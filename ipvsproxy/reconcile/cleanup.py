@@ -8,9 +8,10 @@ Rule 2: what witnesses that a virtual server is ours (see ``ownership``) outlive
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import DEVICE, IP_SETS, Device, Skeleton, VirtualServer
+from ipvsproxy.model.kernel import DEVICE, IP_SETS, Device, VirtualServer
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import ownership
 

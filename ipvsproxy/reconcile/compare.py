@@ -20,8 +20,6 @@ from ipvsproxy.model.kernel import (
     RealServer,
     SetEntry,
     SetKind,
-    Skeleton,
-    SkeletonImage,
     Timeouts,
     VirtualServer,
     VirtualServerKey,
@@ -29,6 +27,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Item, Operation, Verb
+from ipvsproxy.model.rules import Skeleton, SkeletonImage
 from ipvsproxy.reconcile import diff
 from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
 from ipvsproxy.reconcile.reconciler import Reconciler

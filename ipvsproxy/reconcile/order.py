@@ -21,12 +21,12 @@ from ipvsproxy.model.kernel import (
     RealServer,
     SetEntry,
     SetKind,
-    Skeleton,
     Sysctl,
     Timeouts,
     VirtualServer,
 )
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Skeleton
 
 RANGE_SETS = frozenset(
     name

@@ -27,7 +27,6 @@ from ipvsproxy.model.kernel import (
     RealServer,
     RealServerKey,
     SetEntry,
-    Skeleton,
     Sysctl,
     Timeouts,
     VirtualServer,
@@ -35,6 +34,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Address, Network
 from ipvsproxy.model.plan import Item, Operation, Outcome, Plan, Report, Verb, kind_of
+from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Observation, ServiceState
 from ipvsproxy.reconcile import diff, order, ownership, wishes

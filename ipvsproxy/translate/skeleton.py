@@ -8,8 +8,9 @@ which must be able to take over again.
 from collections.abc import Collection, Iterable, Mapping
 from typing import assert_never
 
-from ipvsproxy.model.kernel import ChainKey, IpSet, Jump, Rule, SetKind, SetMatch, Skeleton, VirtualServerKey
+from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Family, Network, Protocol, parse_network
+from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMatch, Skeleton
 from ipvsproxy.translate.view import DetectLocal, NodeView, Settings
 
 SERVICES = "KUBE-SERVICES"

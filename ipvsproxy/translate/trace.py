@@ -7,17 +7,9 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, assert_never
 
-from ipvsproxy.model.kernel import (
-    IP_SETS,
-    ChainKey,
-    Rule,
-    SetEntry,
-    SetMatch,
-    SetType,
-    Skeleton,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import IP_SETS, SetEntry, SetType, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, parse_address
+from ipvsproxy.model.rules import ChainKey, Rule, SetMatch, Skeleton
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.view import DetectLocal, NodeView, Settings
 

@@ -17,9 +17,10 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.iptables_variant import Variant, commands
-from ipvsproxy.model.kernel import IpSet, ObservedVirtualServer, SetKind, SkeletonImage, VirtualServer, VirtualServerSettings
+from ipvsproxy.model.kernel import IpSet, ObservedVirtualServer, SetKind, VirtualServer, VirtualServerSettings
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.rules import SkeletonImage
 from ipvsproxy.translate import skeleton, view
 from tests import builders, golden_fixtures, golden_state, lab, memory_node
 from tests.fake_kernel import FakeKernel

@@ -8,8 +8,9 @@ import random
 
 import pytest
 
-from ipvsproxy.model.kernel import IpSet, RealServer, SetEntry, Skeleton, Sysctl, VirtualServer
+from ipvsproxy.model.kernel import IpSet, RealServer, SetEntry, Sysctl, VirtualServer
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.reconcile import retry
 from tests import builders
 from tests.daemon.test_engine import assert_from_scratch

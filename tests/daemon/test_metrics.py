@@ -15,16 +15,10 @@ from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.reflector import Trouble
 from ipvsproxy.daemon.status import Status
 from ipvsproxy.daemon.store import Changes, Complaint, Store, Trigger
-from ipvsproxy.model.kernel import (
-    DEVICE,
-    Device,
-    Flow,
-    FlowCleaning,
-    RealServer,
-    Skeleton,
-)
+from ipvsproxy.model.kernel import DEVICE, Device, Flow, FlowCleaning, RealServer
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
+from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from tests import builders, golden_fixtures

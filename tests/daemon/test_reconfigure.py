@@ -3,8 +3,9 @@
 import dataclasses
 
 from ipvsproxy.daemon.engine import EngineSettings
-from ipvsproxy.model.kernel import ChainKey, ObservedVirtualServer, SetKind, Sysctl, VirtualServerSettings
+from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, Sysctl, VirtualServerSettings
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import skeleton, view
 from tests import builders, memory_node

@@ -5,15 +5,9 @@ import pytest
 from ipvsproxy.daemon import verify
 from ipvsproxy.daemon.inspection import Document
 from ipvsproxy.daemon.shadow import CannotLookError
-from ipvsproxy.model.kernel import (
-    ChainKey,
-    Connections,
-    ObservedVirtualServer,
-    SetEntry,
-    Timeouts,
-    VirtualServerSettings,
-)
+from ipvsproxy.model.kernel import Connections, ObservedVirtualServer, SetEntry, Timeouts, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.model.state import Observation
 from tests import builders
 from tests.daemon.inspected_node import inspected, synced_kernel

@@ -17,22 +17,17 @@ from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCHEDULER_PORT,
     BoundAddress,
-    ChainKey,
     Connections,
     Device,
     Flow,
     FlowCleaning,
     InterfaceAddress,
     IpSet,
-    Jump,
     ObservedVirtualServer,
     RealServer,
     RealServerKey,
-    Rule,
     SetEntry,
     SetKind,
-    SetMatch,
-    Skeleton,
     Sysctl,
     Timeouts,
     VirtualServer,
@@ -41,6 +36,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Network, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMatch, Skeleton
 from ipvsproxy.model.state import Observation
 from tests import fake_kernel, fake_sets
 

@@ -8,9 +8,9 @@ import pytest
 
 from ipvsproxy.kernel import iptables, iptables_process
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import ChainKey, Jump, Rule, SetMatch, Skeleton
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMatch, Skeleton
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden/expected"
 

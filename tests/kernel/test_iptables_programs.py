@@ -12,9 +12,9 @@ import sys
 import pytest
 
 from ipvsproxy.kernel import iptables, preload
-from ipvsproxy.model.kernel import ChainKey, Jump, Rule, SetMatch, Skeleton
 from ipvsproxy.model.net import Family, Protocol, parse_network
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMatch, Skeleton
 
 SERVICES = ChainKey("nat", "KUBE-SERVICES")
 POSTROUTING = ChainKey("nat", "KUBE-POSTROUTING")

@@ -9,8 +9,8 @@ import pytest
 from ipvsproxy.kernel import iptables, iptables_variant
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables_variant import Evidence, Variant
-from ipvsproxy.model.kernel import ChainKey
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import ChainKey
 
 CHAINS = (ChainKey("nat", "KUBE-SERVICES"), ChainKey("filter", "KUBE-IPVS-FILTER"))
 NFT, LEGACY = Variant.NF_TABLES, Variant.LEGACY

@@ -27,7 +27,6 @@ from ipvsproxy.model.kernel import (
     SetEntry,
     SetKind,
     SetType,
-    SkeletonImage,
     Sysctl,
     Timeouts,
     VirtualServer,
@@ -36,6 +35,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from ipvsproxy.model.rules import SkeletonImage
 from ipvsproxy.model.state import Observation
 from ipvsproxy.translate import skeleton, view
 from tests import builders

@@ -14,7 +14,6 @@ from ipvsproxy.model.kernel import (
     RealServer,
     SetEntry,
     SetKind,
-    Skeleton,
     Sysctl,
     Timeouts,
     VirtualServer,
@@ -22,6 +21,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Verb
+from ipvsproxy.model.rules import Skeleton
 from tests import builders
 
 IP = parse_address("10.0.0.1")

@@ -7,9 +7,10 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from ipvsproxy.model.kernel import ChainKey, SetEntry, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import SetEntry, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Network, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Plan, Report
+from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler

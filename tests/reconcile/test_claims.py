@@ -4,21 +4,9 @@ import itertools
 
 import pytest
 
-from ipvsproxy.model.kernel import (
-    DEVICE,
-    ChainKey,
-    Device,
-    IpSet,
-    Owner,
-    RealServerKey,
-    Rule,
-    SetKind,
-    Skeleton,
-    Sysctl,
-    Timeouts,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import DEVICE, Device, IpSet, Owner, RealServerKey, SetKind, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.rules import ChainKey, Rule, Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile import diff

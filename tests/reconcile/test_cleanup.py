@@ -1,19 +1,9 @@
 """What is removed by a cleanup, in which order, and what stays. That it works is shown in ``tests/daemon/test_cleanup.py``."""
 
-from ipvsproxy.model.kernel import (
-    DEVICE,
-    Device,
-    IpSet,
-    Jump,
-    ObservedVirtualServer,
-    SetEntry,
-    SetKind,
-    Skeleton,
-    SkeletonImage,
-    VirtualServer,
-)
+from ipvsproxy.model.kernel import DEVICE, Device, IpSet, ObservedVirtualServer, SetEntry, SetKind, VirtualServer
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Jump, Skeleton, SkeletonImage
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import cleanup
 from tests import builders

@@ -9,16 +9,11 @@ from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCHEDULER_PORT,
     BoundAddress,
-    ChainKey,
     Flow,
     FlowCleaning,
-    Jump,
     Owner,
     RealServer,
-    Rule,
     SetKind,
-    Skeleton,
-    SkeletonImage,
     Sysctl,
     Timeouts,
     VirtualServer,
@@ -26,6 +21,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item
+from ipvsproxy.model.rules import ChainKey, Jump, Rule, Skeleton, SkeletonImage
 from ipvsproxy.reconcile import compare
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import state

@@ -10,13 +10,13 @@ from ipvsproxy.model.kernel import (
     IpSet,
     RealServer,
     SetKind,
-    Skeleton,
     Sysctl,
     Timeouts,
     VirtualServer,
 )
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.reconcile import order
 from tests import builders
 from tests.reconcile import examples

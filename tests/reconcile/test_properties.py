@@ -19,12 +19,12 @@ from ipvsproxy.model.kernel import (
     RealServerKey,
     SetEntry,
     SetKind,
-    Skeleton,
     VirtualServer,
     VirtualServerKey,
 )
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.reconcile.claims import Claims
 from tests import builders, fake_kernel

@@ -14,18 +14,14 @@ import pytest
 from ipvsproxy.model.kernel import (
     IP_SETS,
     BoundAddress,
-    ChainKey,
     Connections,
     FlowCleaning,
     InterfaceAddress,
     IpSet,
     RealServer,
     RealServerKey,
-    Rule,
     SetEntry,
     SetKind,
-    Skeleton,
-    SkeletonImage,
     Sysctl,
     VirtualServer,
     VirtualServerKey,
@@ -33,6 +29,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, SkeletonImage
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import drift

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
-from ipvsproxy.model.kernel import ChainKey, IpSet, SetKind, Skeleton, VirtualServerKey
+from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.rules import ChainKey, Skeleton
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate.skeleton import build_skeleton

@@ -2,8 +2,9 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import IP_SETS, ChainKey, Rule, SetEntry, SetKind, Skeleton, VirtualServerKey
+from ipvsproxy.model.kernel import IP_SETS, SetEntry, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.rules import ChainKey, Rule, Skeleton
 from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.translate import skeleton, state, trace
 from ipvsproxy.translate.trace import Client
