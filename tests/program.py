@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,12 +22,19 @@ class Program:
     """``ipvsproxy --proxy-mode=ipvs --manifests=…`` in the current namespace, from entering until leaving the block.
 
     ``manifests`` None leaves it to the flags where objects come from. ``log`` is a file that its output is appended to;
-    ``path`` is put in front of PATH.
+    ``path`` is put in front of PATH. ``starter`` is what Python is given before the flags: something that runs the program.
     """
 
-    def __init__(self, manifests: Path | None, log: Path, *flags: str, path: str | None = None) -> None:
+    def __init__(
+        self,
+        manifests: Path | None,
+        log: Path,
+        *flags: str,
+        path: str | None = None,
+        starter: Sequence[str] = ("-m", "ipvsproxy"),
+    ) -> None:
         source = [f"--manifests={manifests}"] if manifests else []
-        self._command = [sys.executable, "-m", "ipvsproxy", "--proxy-mode=ipvs", *source, *flags]
+        self._command = [sys.executable, *starter, "--proxy-mode=ipvs", *source, *flags]
         self._log = log
         self._environment: Mapping[str, str] = os.environ | ({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})
 
@@ -51,6 +58,11 @@ class Program:
         """End it as a crash would."""
         self._process.kill()
         self._process.wait()
+
+    @property
+    def process_id(self) -> int:
+        """Of the program."""
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:

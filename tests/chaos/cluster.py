@@ -106,6 +106,15 @@ class Server:
         self._call(troubles[name])
         return f"{resource.kind}: {name}"
 
+    def cut_and_forget(self, resource: api_store.Resource) -> None:
+        """The watch is cut, and history ends now, so that a watch may not always go on where it was."""
+
+        def cut() -> None:
+            self._server.cut_watches(resource)
+            self._server.store.forget_history()
+
+        self._call(cut)
+
     def _refuse(self, resource: api_store.Resource, code: int) -> None:
         self._server.refuse(*[api_server.Refusal(code, resource=resource)] * 2)
         self._server.cut_watches(resource)

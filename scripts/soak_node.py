@@ -1,0 +1,154 @@
+"""A program, a cluster that never rests, and clients; started by ``scripts/soak``. Exit status 1 when anything was wrong."""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from tests import api_store, golden_state, lab, program
+from tests.chaos import cluster, history, instrumented, soak, usage, world
+from tests.chaos.clients import Clients
+from tests.chaos.figures import Figures
+
+BATCH_S = 0.1
+WATCHES_CUT_S = 60.0
+METRICS = "http://127.0.0.1:10249/metrics"
+SETTLED_WITHIN_S = 60.0
+
+
+class Soak:
+    """One run. ``wrong`` are sentences about what must not be."""
+
+    def __init__(self, node: lab.Lab, directory: Path, arguments: argparse.Namespace) -> None:
+        self.wrong: list[str] = []
+        self._arguments = arguments
+        dice = random.Random(arguments.seed)  # noqa: S311 - seeded chance is not for secrets
+        self._world = world.World(dice)
+        self._churn = soak.Churn(dice, arguments.services, arguments.endpoints)
+        self._figures = Figures()
+        self._clients = Clients(node, self._figures)
+        self._server = cluster.Server(directory)
+        os.environ[instrumented.DIRECTORY] = str(directory)
+        self._tasks = directory / instrumented.TASKS
+        self._flags = (self._server.flag, *history.FLAGS)
+        starter = ("-m", "tests.chaos.instrumented")
+        self._running = program.Program(None, directory / "log", *self._flags, starter=starter)
+        self._samples: list[usage.Usage] = []
+        self._changes = 0
+        self._began_s = 0.0
+
+    def run(self) -> None:
+        """Run, and print each sample."""
+        self._server.apply([*self._world.objects.values(), *self._churn.objects()], ())
+        try:
+            with self._running:
+                self._running.wait_until_synced()
+                self._began_s = time.monotonic()
+                with self._clients.asking(self._began_s) as unanswered:
+                    self._live()
+                    self._verify()
+                self._clients.close()
+                self.wrong += unanswered
+        finally:
+            self._server.close()
+        self.wrong += soak.growth(self._samples)
+        print(json.dumps(self._summary()), flush=True)
+
+    def _live(self) -> None:
+        """Change, look and ask until the time is over."""
+        ends_s = self._began_s + self._arguments.minutes * 60
+        sample_s = cut_s = self._began_s
+        for number in itertools.count(1):
+            now = time.monotonic()
+            if now >= ends_s:
+                return
+            if now >= sample_s:
+                sample_s += self._arguments.interval
+                self._sample()
+            if now >= cut_s:
+                cut_s += WATCHES_CUT_S
+                self._server.cut_and_forget(api_store.ENDPOINT_SLICES)
+            due = round((now - self._began_s) * self._arguments.rate) - self._changes
+            self._change(min(due, self._arguments.rate))
+            time.sleep(max(0.0, self._began_s + number * BATCH_S - time.monotonic()))
+
+    def _change(self, count: int) -> None:
+        put: list[world.Object] = []
+        for _ in range(count):
+            added, gone = self._churn.change()
+            put += added
+            if gone:
+                self._server.apply(put, gone)
+                put = []
+        self._server.apply(put, ())
+        self._changes += count
+
+    def _sample(self) -> None:
+        what, put, gone = self._world.change()
+        self._server.apply(put, gone)
+        self.wrong += self._clients.ask_through_open()
+        self._clients.open()
+        with urllib.request.urlopen(METRICS, timeout=20) as answer:
+            size = len(answer.read())
+        found = usage.read(self._running.process_id, self._tasks)
+        self._samples.append(found)
+        line = {"seconds": round(time.monotonic() - self._began_s), "changes": self._changes, **found._asdict()}
+        print(json.dumps(line | {"metrics_bytes": size, "also": what}), flush=True)
+
+    def _verify(self) -> None:
+        """At the end the kernel must hold what the API asks for."""
+        command = [sys.executable, "-m", "ipvsproxy", "verify", *self._flags]
+        deadline_s = time.monotonic() + SETTLED_WITHIN_S
+        while True:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return
+            if time.monotonic() > deadline_s:
+                self.wrong.append(f"verify: status {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+                return
+
+    def _summary(self) -> dict[str, object]:
+        first, last = self._samples[0], self._samples[-1]
+        return {
+            "minutes": self._arguments.minutes,
+            "changes": self._changes,
+            "first": first._asdict(),
+            "last": last._asdict(),
+            "most": {name: max(getattr(one, name) for one in self._samples) for name in first._fields},
+            "requests": self._figures.probes,
+            "unanswered": self._figures.lost,
+            "through open connections": self._figures.asked,
+            "wrong": self.wrong,
+        }
+
+
+def main() -> int:
+    """Run it in a laboratory of its own."""
+    arguments = _parse()
+    with tempfile.TemporaryDirectory() as name, lab.Lab() as node:
+        golden_state.clear_state()
+        run = Soak(node, Path(name), arguments)
+        run.run()
+    return 1 if run.wrong else 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/soak", description="Churn without a pause, and see whether anything grows.")
+    parser.add_argument("--minutes", type=float, default=60, help="how long (default: %(default)s)")
+    parser.add_argument("--services", type=int, default=1000, help="how many (default: %(default)s)")
+    parser.add_argument("--endpoints", type=int, default=10, help="of each Service (default: %(default)s)")
+    parser.add_argument("--rate", type=int, default=50, help="changes in a second (default: %(default)s)")
+    parser.add_argument("--interval", type=float, default=30, help="seconds between samples (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="what the changes follow from (default: %(default)s)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The program as it is, started so that its tasks can be counted and its netlink sockets can fail: ``ipvsproxy``'s arguments.
+
+In the directory that ``IPVSPROXY_CHAOS`` names, the file ``tasks`` holds the number of tasks, written every second.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+DIRECTORY = "IPVSPROXY_CHAOS"
+TASKS = "tasks"
+INTERVAL_S = 1.0
+
+
+class _Policy(asyncio.DefaultEventLoopPolicy):
+    """Remembers the loops that were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loops: list[asyncio.AbstractEventLoop] = []
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        loop = super().new_event_loop()
+        self.loops.append(loop)
+        return loop
+
+
+def count_tasks(path: Path) -> None:
+    """Begin to write the number of tasks into a file, from a thread."""
+    policy = _Policy()
+    asyncio.set_event_loop_policy(policy)
+
+    def count() -> None:
+        draft = path.with_suffix(".draft")
+        with contextlib.suppress(FileNotFoundError):  # the directory may go before us
+            while True:
+                draft.write_text(str(sum(len(asyncio.all_tasks(loop)) for loop in policy.loops)))
+                draft.rename(path)
+                time.sleep(INTERVAL_S)
+
+    threading.Thread(target=count, daemon=True, name="count tasks").start()
+
+
+def main() -> int:
+    """Run the program."""
+    directory = Path(os.environ[DIRECTORY])
+    count_tasks(directory / TASKS)
+    from ipvsproxy import cli  # noqa: PLC0415 - its modules take what is instrumented as they are imported
+
+    return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""The soak's own judgement: what grows is told, what only moves is not; and its cluster never runs empty."""
+
+import os
+import random
+from pathlib import Path
+
+from tests.chaos import soak, usage
+from tests.chaos.usage import Usage
+from tests.chaos.world import Key, Object, key_of
+
+CALM = Usage(resident_mb=100, descriptors=17, sockets=13, threads=5, tasks=14, processor_s=1)
+
+
+def test_nothing_grows_where_a_descriptor_comes_and_goes() -> None:
+    busy = CALM._replace(descriptors=18, sockets=14)
+    assert soak.growth([CALM, CALM, busy] * 9) == []
+
+
+def test_what_is_used_more_and_more_is_told() -> None:
+    leaking = [
+        CALM._replace(resident_mb=100 + number, descriptors=17 + number // 4, tasks=14 + number // 4) for number in range(30)
+    ]
+    assert [line.split(" grew ")[0] for line in soak.growth(leaking)] == ["resident memory", "descriptors", "tasks"]
+
+
+def test_what_only_grows_at_the_beginning_is_no_growth() -> None:
+    assert soak.growth([CALM._replace(resident_mb=60), *[CALM] * 5]) == []
+
+
+def test_too_few_samples_prove_nothing() -> None:
+    assert soak.growth([CALM, CALM]) == ["there are too few samples to tell"]
+
+
+def test_the_usage_of_this_process_is_what_the_kernel_says(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks"
+    tasks.write_text("3")
+    before = usage.read(os.getpid(), tasks)
+    with tasks.open():
+        after = usage.read(os.getpid(), tasks)
+    assert after.descriptors == before.descriptors + 1
+    assert 5 < before.resident_mb < 5000
+    assert (before.tasks, usage.read(os.getpid(), tmp_path / "none").tasks) == (3, -1)
+
+
+def test_changes_add_up_to_services_with_one_slice_each_and_most_of_them_stand() -> None:
+    churn = soak.Churn(random.Random(1), services=40, endpoints=10)
+    objects: dict[Key, Object] = {key_of(item): item for item in churn.objects()}
+    assert len(objects) == 80
+    fewest = 80
+    for _ in range(5000):
+        put, gone = churn.change()
+        objects |= {key_of(item): item for item in put}
+        for key in gone:
+            del objects[key]
+        fewest = min(fewest, len(objects))
+        assert len(put) + len(gone) > 0
+    assert 40 < fewest < 80
+    assert {key.name for key in objects if key.kind == "Service"} == {
+        item["metadata"]["labels"]["kubernetes.io/service-name"] for key, item in objects.items() if key.kind != "Service"
+    }
