@@ -58,7 +58,6 @@ _RANKS: Mapping[tuple[Verb, type], int] = {
     (Verb.SET, Skeleton): 6,
     (Verb.ADD, VirtualServer): 8,
     (Verb.SET, VirtualServer): 8,
-    (Verb.ADD, RealServer): 8,
     (Verb.SET, RealServer): 8,
     (Verb.ADD, BoundAddress): 9,
     (Verb.REMOVE, RealServer): 10,
@@ -67,7 +66,7 @@ _RANKS: Mapping[tuple[Verb, type], int] = {
     (Verb.REMOVE, BoundAddress): 14,
     (Verb.REMOVE, FlowCleaning): 15,
 }
-_RANGES, _FIREWALL_ENTRIES, _DRAINING, _FIREWALL_REMOVALS = 4, 7, 10, 12
+_RANGES, _FIREWALL_ENTRIES, _FILLING, _DRAINING, _FIREWALL_REMOVALS = 4, 7, 8, 10, 12
 
 
 def rank(operation: Operation) -> int:
@@ -77,6 +76,8 @@ def rank(operation: Operation) -> int:
         KeyError: nobody ever plans such an operation.
     """
     verb, item = operation
+    if type(item) is RealServer and verb is Verb.ADD:
+        return _FILLING  # nearly all of a start's
     if isinstance(item, SetEntry):
         if verb is Verb.ADD and item.set in RANGE_SETS:
             return _RANGES

@@ -44,6 +44,7 @@ from ipvsproxy.reconcile.drift import Drifts, Place
 from ipvsproxy.reconcile.retry import Retries
 from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
 
+_REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _ERRORS_SHOWN = 5
 """How many failures a report holds in full."""
 
@@ -164,7 +165,9 @@ class Reconciler:
             self.claims.virtual_servers.touch(key)
         operations = list(wishes.wanted(self.claims, self.drains, self._seed))
         if only_additions:
-            operations = [one for one in operations if not order.is_removal(one) and not self._loses_rules(one)]
+            operations = [
+                one for one in operations if one.verb is Verb.ADD or not (order.is_removal(one) or self._loses_rules(one))
+            ]
         else:
             operations += wishes.surplus(self.claims, self.drains, has_seen_all=self._has_seen_all)
         self.drifts.begin_round()
@@ -244,10 +247,21 @@ class Reconciler:
         errors: list[Outcome] = []
         touched: set[VirtualServerKey] = set()
         surprises = 0
+        filled: VirtualServerKey | None = None
+        real_servers: dict[RealServerKey, int] = {}
         for outcome in outcomes:
             operation = outcome.operation
-            what = (operation.verb, kind_of(operation.item))
+            verb, item = operation
             surprises += outcome.surprise
+            if type(item) is RealServer and verb is Verb.ADD and not outcome.error and not self._retries and not self.drains:
+                # At a start nearly all are of this kind, many of one virtual server in a row.
+                if item.virtual_server is not filled:
+                    filled, real_servers = item.virtual_server, self._weights_to_change(item.virtual_server, touched)
+                real_servers[item.key] = item.weight
+                done[_REAL_SERVER_ADDED] += 1
+                continue
+            filled = None
+            what = (verb, kind_of(item))
             if outcome.error:
                 failed[what] += 1
                 self._book_failure(outcome, now)
@@ -315,23 +329,30 @@ class Reconciler:
             touched.add(item.key)
 
     def _book_real_server(self, verb: Verb, item: RealServer, touched: set[VirtualServerKey], now: float) -> None:
-        table, key = self.claims.virtual_servers, item.virtual_server
+        if item.virtual_server not in self.claims.virtual_servers.observed:
+            return
+        real_servers = self._weights_to_change(item.virtual_server, touched)
+        if verb is Verb.REMOVE:
+            real_servers.pop(item.key, None)
+        else:
+            real_servers[item.key] = item.weight
+        if verb is Verb.SET and item.weight == 0:
+            self.drains.begin(item.virtual_server, item.key, now)
+        elif self.drains:
+            self.drains.end(item.virtual_server, item.key)
+
+    def _weights_to_change(self, key: VirtualServerKey, touched: set[VirtualServerKey]) -> dict[RealServerKey, int]:
+        """The weights that are believed to be there, as an object that nobody else has; of no virtual server if it is gone."""
+        table = self.claims.virtual_servers
         seen = table.observed.get(key)
         if seen is None:
-            return
+            return {}
         if key not in touched:
             touched.add(key)
             # What was observed stays as it is: who reads the kernel shows it again where nothing has changed.
             seen = dataclasses.replace(seen, real_servers=dict(seen.real_servers))
             table.exchange(key, seen)
-        if verb is Verb.REMOVE:
-            seen.real_servers.pop(item.key, None)
-        else:
-            seen.real_servers[item.key] = item.weight
-        if verb is Verb.SET and item.weight == 0:
-            self.drains.begin(item.virtual_server, item.key, now)
-        elif self.drains:
-            self.drains.end(item.virtual_server, item.key)
+        return seen.real_servers
 
     @property
     def pending(self) -> int:
