@@ -3,7 +3,8 @@
 Rule 1: unspecified, multicast and IPv6 link-local addresses are nobody's to serve. (Loopback ones are served, as by kube-proxy:
 they lead nobody astray but the node's own clients.)
 Rule 2: an address of this node's pods is a pod's. Of the whole cluster's range that holds for external addresses only, because
-many a ``--cluster-cidr`` holds the range of the cluster IPs as well.
+many a ``--cluster-cidr`` holds the range of the cluster IPs as well. What this node carries itself, as the address of its pods'
+bridge, is no pod's.
 Rule 3: a cluster IP that is the node's own address would be bound a second time. (Any other that an interface carries may be
 there for a reason: a DNS cache on each node.) An external address that this node carries is served, as kube-proxy does, unless
 the Service wants the API server's port or the kubelet's there.
@@ -56,16 +57,16 @@ def _why(service: Service, address: Address, view: NodeView, settings: Settings,
     """Why an address is refused; empty when it is not."""
     if address.is_unspecified or address.is_link_local_v6 or _is_multicast(address):
         return "is an unspecified, multicast or link-local address"
+    if is_external and address in view.elsewhere:
+        own = {KUBELET_PORT, *(server.port for server in view.api_servers if server.address == address)}
+        taken = sorted({port.port for port in service.ports} & own)
+        return f"is an address of this node, whose port {taken[0]} is its own" if taken else ""
     if any(network.contains(address) for network in view.pod_networks):
         return "lies in the range of this node's pods"
     if is_external and any(network.contains(address) for network in settings.cluster_networks):
         return "lies in the range of the cluster's pods"
     if not is_external:
         return "is the address of this node" if address in view.primary_addresses.values() else ""
-    if address in view.elsewhere:
-        own = {KUBELET_PORT, *(server.port for server in view.api_servers if server.address == address)}
-        taken = sorted({port.port for port in service.ports} & own)
-        return f"is an address of this node, whose port {taken[0]} is its own" if taken else ""
     return "is the address of an API server" if any(server.address == address for server in view.api_servers) else ""
 
 

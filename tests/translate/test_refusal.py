@@ -1,6 +1,7 @@
 """Which Service addresses are refused, which are not although they look like it, and what is left of the Service."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 
@@ -71,6 +72,19 @@ def test_multicast_and_other_addresses_of_nobody_are_refused_and_their_neighbour
     _, why = refusal.admit(service("10.96.0.10", address), node_view(), SETTINGS)
     said = f"spec.externalIPs: {address} is an unspecified, multicast or link-local address"
     assert [str(one) for one in why] == ([said] if is_refused else [])
+
+
+@pytest.mark.parametrize(("port", "refused"), [(80, ()), (refusal.KUBELET_PORT, ("is its own",))])
+def test_an_external_address_that_the_bridge_of_the_pods_carries_is_the_node_s_and_no_pod_s(
+    port: int, refused: Sequence[str]
+) -> None:
+    bridge = parse_address("10.244.0.1")
+    view = node_view(elsewhere=frozenset({bridge}), pod_networks=builders.networks("10.244.0.0/24"))
+    _, why = refusal.admit(service("10.96.0.10", "10.244.0.1", port=port), view, SETTINGS)
+    assert len(why) == len(refused)
+    assert all(str(one).endswith(end) for one, end in zip(why, refused, strict=True))
+    assert refusal.admit(service("10.96.0.10", "10.244.0.2"), view, SETTINGS)[1], "its neighbour is a pod's"
+    assert refusal.admit(service("10.244.0.1"), view, SETTINGS)[1], "a cluster IP would be bound a second time"
 
 
 def test_of_a_load_balancer_s_addresses_those_that_are_refused_are_left_out_and_the_others_served() -> None:
