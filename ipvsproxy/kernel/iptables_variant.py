@@ -65,7 +65,9 @@ def installed() -> tuple[Variant, ...]:
 
 
 def choose(chains: Collection[ChainKey]) -> Choice:
-    """Look at the rules of this network namespace and choose. ``chains`` are ours. Starts a few programs, changes nothing.
+    """Look at the rules of this network namespace and choose. ``chains`` are ours. Starts a few programs, and changes nothing.
+
+    Where no rules tell, it is the variant in PATH, unless the kernel only takes rules of the other one.
 
     Raises:
         KernelError: there is no iptables at all, or it does not say its version.
@@ -73,7 +75,11 @@ def choose(chains: Collection[ChainKey]) -> Choice:
     variants = installed()
     if len(variants) < len(Variant):
         return Choice(iptables.COMMANDS, _default(), "it is the one in PATH")
-    return decide({variant: _look(variant, chains) for variant in variants}, _default())
+    choice = decide({variant: _look(variant, chains) for variant in variants}, _default())
+    other = _other(choice.variant)
+    if choice.commands == iptables.COMMANDS and not _takes_rules(choice.variant) and _takes_rules(other):
+        return Choice(commands(other), other, f"this kernel takes no rules of {choice.variant}, which is the one in PATH")
+    return choice
 
 
 def decide(found: Mapping[Variant, Evidence], default: Variant) -> Choice:
@@ -133,6 +139,11 @@ def _has_legacy_tables(family: Family, proc: pathlib.Path) -> bool:
         return bool((proc / "thread-self/net" / name).read_text().strip())
     except OSError:
         return False
+
+
+def _takes_rules(variant: Variant) -> bool:
+    """Whether the kernel does; the programs of nf_tables read empty tables even where it has none."""
+    return not iptables.IptablesDriver(chains=(), jumps=(), commands=commands(variant)).try_writing(Family.IPV4)
 
 
 def _default() -> Variant:

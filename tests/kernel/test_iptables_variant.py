@@ -88,6 +88,32 @@ def test_a_host_without_iptables_says_what_to_install(tmp_path: pathlib.Path, mo
         iptables_variant.choose(CHAINS)
 
 
+def make_variant(folder: pathlib.Path, kind: str, restore: str) -> None:
+    """Programs that play a variant whose tables are empty."""
+    for command in ("iptables", "ip6tables"):
+        for ending, script in (("", f"echo '{command} v1.8.9 ({kind})'"), ("-save", "true"), ("-restore", restore)):
+            program = folder / f"{command}-{'nft' if kind == 'nf_tables' else kind}{ending}"
+            program.write_text(f"#!/bin/sh\n{script}\n")
+            program.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("nft", "legacy", "variant"),
+    [("exit 0", "exit 0", NFT), ("exit 4", "exit 0", LEGACY), ("exit 4", "exit 4", NFT)],
+)
+def test_a_default_that_the_kernel_takes_no_rules_of_gives_way_to_the_other_if_that_is_taken(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, nft: str, legacy: str, variant: Variant
+) -> None:
+    make_variant(tmp_path, "nf_tables", nft)
+    make_variant(tmp_path, "legacy", legacy)
+    (tmp_path / "iptables").symlink_to(tmp_path / "iptables-nft")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    choice = iptables_variant.choose(CHAINS)
+    assert choice.variant == variant
+    assert (choice.commands == iptables.COMMANDS) is (variant == NFT)
+    assert ("takes no rules" in choice.reason) is (variant == LEGACY)
+
+
 @pytest.fixture
 def both_variants(fresh_namespace: None) -> None:
     """Both variants work, and their tables are empty."""
