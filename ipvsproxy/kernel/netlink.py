@@ -300,6 +300,8 @@ def _messages(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
             raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
         yield kind, flags, sequence, position + message.HEADER_SIZE, position + length
         position += (length + 3) & ~3
+    if position < size:
+        raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
 
 
 @contextlib.contextmanager

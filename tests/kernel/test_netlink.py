@@ -184,6 +184,20 @@ def test_a_dump_that_was_cut_off_is_begun_again_on_a_new_socket() -> None:
     assert [socket.closed for socket in opened] == [True, True, False]
 
 
+def test_a_dump_that_was_cut_off_in_the_header_of_a_message_is_not_taken_for_one_without_it() -> None:
+    def cut_off(data: bytes) -> list[Answer]:
+        number = sequences(data)[0]
+        return [message(number, b"one.") + message(number, b"two.")[:7], done(number)]
+
+    def whole(data: bytes) -> list[Answer]:
+        number = sequences(data)[0]
+        return [message(number, b"one.") + message(number, b"two."), done(number)]
+
+    tested, opened = channel(cut_off, whole)
+    assert len(tested.dump(message(0), "list")) == 2
+    assert opened[0].closed
+
+
 def test_the_error_at_the_end_of_a_dump_counts() -> None:
     tested, _ = channel(lambda data: [message(sequences(data)[0], b"one."), done(sequences(data)[0], errno.ENOMEM)])
     with pytest.raises(KernelError) as caught:
