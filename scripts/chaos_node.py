@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from tests import lab
+from tests.chaos import plan
 from tests.chaos.figures import Figures
 from tests.chaos.history import History, Violation
 
@@ -30,9 +31,10 @@ def main() -> int:
 def _run(seed: str, number: int, node: lab.Lab, figures: Figures, arguments: argparse.Namespace) -> None:
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        history = History(seed, node, Path(name), figures)
+        drawn = plan.draw(arguments.seed, number, arguments.steps)
+        history = History(drawn, seed, node, Path(name), figures, quick=arguments.quick)
         try:
-            history.run(arguments.steps)
+            history.run()
             verdict = "ok"
         except Violation as violation:
             again = f"scripts/chaos --seed {arguments.seed} --first {number} --histories 1 --steps {arguments.steps}"
@@ -51,6 +53,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the number of the first one, to see a later one again")
     parser.add_argument("--steps", type=int, default=15, help="of each history (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=0, help="begin no further history after this time (default: no limit)")
+    parser.add_argument("--quick", action="store_true", help="ask verify only at the end of each history")
     parser.add_argument("--diary", action="store_true", help="print what happened in each history")
     return parser.parse_args()
 

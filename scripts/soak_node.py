@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,7 +12,7 @@ import urllib.request
 from pathlib import Path
 
 from tests import api_store, golden_state, lab, program
-from tests.chaos import cluster, history, instrumented, soak, usage, world
+from tests.chaos import cluster, history, instrumented, soak, usage, verifying, world
 from tests.chaos.clients import Clients
 from tests.chaos.figures import Figures
 
@@ -38,8 +37,7 @@ class Soak:
         os.environ[instrumented.DIRECTORY] = str(directory)
         self._tasks = directory / instrumented.TASKS
         self._flags = (self._server.flag, *history.FLAGS)
-        starter = ("-m", "tests.chaos.instrumented")
-        self._running = program.Program(None, directory / "log", *self._flags, starter=starter)
+        self._running = program.Program(None, directory / "log", *self._flags, starter=instrumented.STARTER)
         self._samples: list[usage.Usage] = []
         self._changes = 0
         self._began_s = 0.0
@@ -104,14 +102,13 @@ class Soak:
 
     def _verify(self) -> None:
         """At the end the kernel must hold what the API asks for."""
-        command = [sys.executable, "-m", "ipvsproxy", "verify", *self._flags]
         deadline_s = time.monotonic() + SETTLED_WITHIN_S
         while True:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode == 0:
+            status, said = verifying.verify(self._flags)
+            if status == 0:
                 return
             if time.monotonic() > deadline_s:
-                self.wrong.append(f"verify: status {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+                self.wrong.append(f"verify: status {status}: {said[-2000:]}")
                 return
 
     def _summary(self) -> dict[str, object]:

@@ -8,7 +8,7 @@ tools, never through ipvsproxy's drivers: what they agree on is not our own mist
 import importlib
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +58,22 @@ def _run(*argv: str, stdin: str | None = None) -> str:
     return done.stdout
 
 
-def read_state() -> State:
-    """The kernel's part of a recording: the sections of ``KERNEL_SECTIONS``."""
-    virtual_servers, real_servers = parse_ipvs(_run("ipvsadm", "--save", "--numeric"))
-    iptables: dict[str, list[str]] = {}
-    for label in ("v4", "v6"):
-        iptables |= parse_rules(label, _run(_iptables(label, "save")))
-    return {
-        "virtual_servers": virtual_servers,
-        "real_servers": real_servers,
-        "ipsets": parse_sets(_run("ipset", "save")),
-        "iptables": iptables,
-        "addresses": _read_addresses(),
-        "sysctls": _read_sysctls(),
-    }
+def read_state(sections: Collection[str] = KERNEL_SECTIONS) -> State:
+    """The kernel's part of a recording: these sections of it; ``virtual_servers`` brings ``real_servers`` with it."""
+    state: State = {}
+    if "virtual_servers" in sections:
+        state["virtual_servers"], state["real_servers"] = parse_ipvs(_run("ipvsadm", "--save", "--numeric"))
+    if "ipsets" in sections:
+        state["ipsets"] = parse_sets(_run("ipset", "save"))
+    if "iptables" in sections:
+        state["iptables"] = {}
+        for label in ("v4", "v6"):
+            state["iptables"] |= parse_rules(label, _run(_iptables(label, "save")))
+    if "addresses" in sections:
+        state["addresses"] = _read_addresses()
+    if "sysctls" in sections:
+        state["sysctls"] = _read_sysctls()
+    return state
 
 
 def _iptables(label: str, verb: str) -> str:

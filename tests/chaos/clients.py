@@ -7,7 +7,7 @@ from tests import lab
 from tests.chaos.figures import Figures
 from tests.chaos.world import HELD, QUESTIONS, Question
 
-INTERVAL_S = 0.1
+INTERVAL_S = 0.2
 
 
 class Clients:

@@ -1,6 +1,6 @@
 """What people and other programs do to a node's kernel behind our back, with their own tools.
 
-Each drift takes the state as it is and chance, and says what it did; nothing when there is nothing of the kind to spoil.
+Each drift takes the state as it is and chance, and says what it did.
 """
 
 import random
@@ -218,6 +218,27 @@ DRIFTS: tuple[Drift, ...] = (
     remove_device,
     change_sysctl,
 )
+
+
+SPOILED: Mapping[Drift, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            clear_ipvs,
+            remove_virtual_server,
+            remove_real_server,
+            change_weight,
+            change_scheduler,
+            add_virtual_server_on_ours,
+        ),
+        ("virtual_servers",),
+    ),
+    **dict.fromkeys((flush_set, flush_all_sets, remove_entry, add_entry), ("ipsets",)),
+    destroy_sets: ("ipsets", "iptables"),
+    **dict.fromkeys((flush_chain, remove_rule, add_rule, remove_jump, move_jump, reload_firewall), ("iptables",)),
+    **dict.fromkeys((remove_address, add_address, remove_device), ("addresses",)),
+    change_sysctl: ("sysctls",),
+}
+"""In which sections of the state each drift shows."""
 
 
 def _program(label: str) -> str:

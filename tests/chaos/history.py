@@ -3,16 +3,20 @@
 All that happens follows from the seed; when it happens, and in which state a kill meets the program, is up to the machine.
 """
 
+import concurrent.futures
 import contextlib
 import fcntl
+import itertools
+import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 from tests import golden_state, lab, program
-from tests.chaos import cluster, drift, foreign, kernel_state
+from tests.chaos import cluster, drift, foreign, instrumented, kernel_state, plan, usage, verifying
 from tests.chaos.clients import Clients
+from tests.chaos.faults import Faults, Order
 from tests.chaos.figures import Figures
 from tests.chaos.world import World
 
@@ -26,10 +30,16 @@ QUIET_WITHIN_S = 150.0
 """Until everything is in force: on a slow kernel, with another start of the program in it."""
 HEALED_WITHIN_S = 60.0
 """Until drift is healed: five seconds on a node; here all readings, also ours, take a hundred times as long."""
+POLL_S = 0.2
+"""Between two looks at what was spoiled."""
+INJECTED_WITHIN_S = 10.0
+"""What a fault can happen to comes with the changes, or with the next look at the kernel."""
+PATIENT = b"fought over"
+"""What the log says when drift is not healed at once."""
+SYNCED = b"event=synced"
 LOCK = Path("/run/xtables.lock")
-
-STEPS: Mapping[str, int] = {"change": 5, "kill": 4, "fault": 2, "lock": 1, "drift": 5}
-"""What a history is made of, with weights."""
+LIVES = itertools.count()
+"""Numbers for processes."""
 
 
 class Violation(Exception):  # noqa: N818 - not an error of the suite
@@ -39,10 +49,18 @@ class Violation(Exception):  # noqa: N818 - not an error of the suite
 class History:
     """One history; ``diary`` is what has happened so far, with the seconds since its beginning."""
 
-    def __init__(self, seed: str, node: lab.Lab, directory: Path, figures: Figures) -> None:
+    def __init__(
+        self, drawn: plan.Plan, seed: str, node: lab.Lab, directory: Path, figures: Figures, *, quick: bool = False
+    ) -> None:
+        """``quick``: ``verify`` is asked at the end only."""
         self.diary: list[str] = []
+        self._steps = list(drawn.steps)
+        self._drifts = iter(drawn.drifts)
+        self._kinds = iter(drawn.faults)
         self._dice = random.Random(seed)
+        self._faults = Faults(directory)
         self._figures = figures
+        self._is_quick = quick
         self._directory = directory
         self._log = directory / "log"
         self._world = World(self._dice)
@@ -51,7 +69,7 @@ class History:
         self._running: program.Program
         self._began_s = time.monotonic()
 
-    def run(self, steps: int) -> None:
+    def run(self) -> None:
         """Live through it.
 
         Raises:
@@ -71,20 +89,22 @@ class History:
             self._wait_until_quiet(QUIET_WITHIN_S)
             self._clients.open()
             cleaning.callback(self._clients.close)
-            plan = self._dice.choices(list(STEPS), list(STEPS.values()), k=steps)
-            while plan:
-                self._live_calmly(plan)
-                self._drift(plan)
+            while self._steps:
+                self._live_calmly()
+                self._live_with_drift()
+            if self._is_quick:
+                self._verify()
             self._running.__exit__(None, None, None)
             self._check_kernel("after the end")
 
-    def _live_calmly(self, plan: list[str]) -> None:
+    def _live_calmly(self) -> None:
         """All steps up to the next drift, while clients ask: nothing may be lost."""
-        if plan[0] == "drift":
+        if self._steps[0] == "drift":
             return
+        acts = {"change": self._change, "kill": self._kill, "trouble": self._trouble, "lock": self._lock, "fault": self._fault}
         with self._clients.asking(self._began_s) as unanswered:
-            while plan and plan[0] != "drift":
-                {"change": self._change, "kill": self._kill, "fault": self._fault, "lock": self._lock}[plan.pop(0)]()
+            while self._steps and self._steps[0] != "drift":
+                acts[self._steps.pop(0)]()
                 self._wait_until_quiet(QUIET_WITHIN_S)
                 broken = self._clients.ask_through_open()
                 if broken:
@@ -114,34 +134,69 @@ class History:
                 self._change()
             self._start()
 
-    def _fault(self) -> None:
+    def _trouble(self) -> None:
         self._note(self._cluster.trouble(self._dice))
-        self._figures.faults += 1
+        self._figures.troubles += 1
         self._change()
+
+    def _fault(self) -> None:
+        """Netlink fails: once, or now and then, or more often than not."""
+        order = Order(next(self._kinds), self._dice.choice([0.1, 0.6]), once=self._dice.random() < 0.4)
+        self._note(f"netlink fails: {order.kind.value}, {'once' if order.once else f'share {order.share}'}")
+        before = self._faults.injected()
+        self._faults.order(order)
+        self._change()
+        deadline_s = time.monotonic() + INJECTED_WITHIN_S
+        while self._faults.injected() == before and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        self._change()
+        self._faults.end()
+        injected = self._faults.injected() - before
+        self._figures.injected += injected
+        self._note(f"netlink has failed: {injected.total()} times")
 
     def _lock(self) -> None:
         """Somebody holds the lock of all writers of rules."""
         self._note("the xtables lock is held")
-        self._figures.faults += 1
+        self._figures.troubles += 1
         with LOCK.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._change()
             time.sleep(self._dice.uniform(0, 7))
         self._note("the xtables lock is free")
 
-    def _drift(self, plan: list[str]) -> None:
-        while plan and plan[0] == "drift":
-            plan.pop(0)
-            for one in self._dice.sample(drift.DRIFTS, self._dice.choice([1, 1, 1, 2])):
-                said = one(golden_state.read_state(), self._dice)
-                self._note(f"drift {one.__name__}: {said}")
-                self._figures.drifts[one.__name__] += 1
+    def _live_with_drift(self) -> None:
+        """All drifts up to the next step of another kind: requests may be lost."""
+        while self._steps and self._steps[0] == "drift":
+            self._steps.pop(0)
+            spoil = next(self._drifts)
+            wanted = kernel_state.wanted(self._world.objects.values())
+            state = golden_state.read_state()
+            logged = self._log.stat().st_size
+            said = spoil(state, self._dice)
             began_s = time.monotonic()
-            self._clients.ask_once()
+            self._note(f"drift {spoil.__name__}: {said}")
+            with concurrent.futures.ThreadPoolExecutor(1) as asker:
+                asker.submit(self._clients.ask_once)
+                self._wait_until_healed(drift.SPOILED[spoil], wanted)
+            healed_s = time.monotonic() - began_s
+            was_patient = PATIENT in self._log.read_bytes()[logged:]
+            self._note(f"healed after {healed_s:.1f} s{', with patience' if was_patient else ''}")
+            (self._figures.patient_heals_s if was_patient else self._figures.heals_s).append((healed_s, spoil.__name__))
             self._wait_until_quiet(HEALED_WITHIN_S)
-            self._figures.heals_s.append(time.monotonic() - began_s)
             self._figures.broken_by_drift += len(self._clients.ask_through_open())
             self._clients.open()
+
+    def _wait_until_healed(self, sections: Collection[str], wanted: kernel_state.State) -> None:
+        deadline_s = time.monotonic() + HEALED_WITHIN_S
+        while True:
+            looked_s = time.monotonic()
+            found = kernel_state.differences(wanted, kernel_state.held(sections))
+            if not found and ("iptables" not in sections or drift.is_jump_in_place()):
+                return
+            if looked_s > deadline_s:
+                raise self._violation(f"drift was not healed within {HEALED_WITHIN_S:.0f} s", found)
+            time.sleep(POLL_S)
 
     def _make_cluster(self) -> cluster.Cluster:
         if self._dice.random() < 0.5:
@@ -153,13 +208,18 @@ class History:
             self._running.kill()
 
     def _start(self) -> None:
-        self._running = program.Program(None, self._log, self._cluster.flag, *FLAGS)
+        os.environ[instrumented.DIRECTORY] = str(self._directory)
+        self._running = program.Program(None, self._log, self._cluster.flag, *FLAGS, starter=instrumented.STARTER)
+        self._logged_before = self._log.stat().st_size if self._log.exists() else 0
         self._running.__enter__()
+        self._life = next(LIVES)
 
     def _wait_until_quiet(self, within_s: float) -> None:
         """Wait until the kernel equals the model; nothing foreign may have been touched."""
         wanted = kernel_state.wanted(self._world.objects.values())
         deadline_s = time.monotonic() + within_s
+        # Not to slow down a start by looking at the kernel all the while.
+        self._running.wait_until(lambda: SYNCED in self._log.read_bytes()[self._logged_before :], "synced", within_s)
         looked_s = time.monotonic()
         while found := self._differences(wanted):
             if not self._running.is_alive:
@@ -168,6 +228,16 @@ class History:
             if before_s > deadline_s:  # when that look began: on a busy machine it may take long itself
                 raise self._violation(f"the kernel differs from the model after {within_s:.0f} s", found)
         self._figures.quiet_points += 1
+        if not self._is_quick:
+            self._verify()
+        self._figures.used[self._life].append(usage.read(self._running.process_id, self._directory / instrumented.TASKS))
+
+    def _verify(self) -> None:
+        """The program's own opinion: ``verify`` must have nothing to say."""
+        status, said = verifying.verify((self._cluster.flag, *FLAGS))
+        if status != 0:
+            raise self._violation(f"verify ends with status {status}", said.splitlines())
+        self._figures.verified += 1
 
     def _differences(self, wanted: kernel_state.State) -> list[str]:
         found = kernel_state.differences(wanted, kernel_state.held())

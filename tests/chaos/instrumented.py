@@ -1,6 +1,7 @@
 """The program as it is, started so that its tasks can be counted and its netlink sockets can fail: ``ipvsproxy``'s arguments.
 
-In the directory that ``IPVSPROXY_CHAOS`` names, the file ``tasks`` holds the number of tasks, written every second.
+In the directory that ``IPVSPROXY_CHAOS`` names, the file ``tasks`` holds the number of tasks, written every second, and
+``faults`` says what is to fail.
 """
 
 import asyncio
@@ -11,7 +12,10 @@ import threading
 import time
 from pathlib import Path
 
+from tests.chaos import faults, faulty_socket
+
 DIRECTORY = "IPVSPROXY_CHAOS"
+STARTER = ("-m", "tests.chaos.instrumented")
 TASKS = "tasks"
 INTERVAL_S = 1.0
 
@@ -49,6 +53,7 @@ def main() -> int:
     """Run the program."""
     directory = Path(os.environ[DIRECTORY])
     count_tasks(directory / TASKS)
+    faulty_socket.install(faults.Faults(directory))
     from ipvsproxy import cli  # noqa: PLC0415 - its modules take what is instrumented as they are imported
 
     return cli.main()

@@ -58,21 +58,28 @@ def _parse(text: str) -> Address:
     return parse_address(text)
 
 
-def held() -> State:
-    """What the kernel holds."""
-    return _normal(golden_state.read_state())
+def held(sections: Collection[str] = SECTIONS) -> State:
+    """These sections of what the kernel holds."""
+    return _normal(golden_state.read_state(sections))
 
 
 def _normal(found: State) -> State:
     """Without what does not count: chains without rules, and the order of our jumps among each other."""
-    rules = {chain: lines if "/KUBE-" in chain else sorted(lines) for chain, lines in found["iptables"].items() if lines}
-    sysctls = {name: found["sysctls"].get(name) for name in SYSCTLS}
-    return found | {"iptables": rules, "sysctls": sysctls}
+    normal = dict(found)
+    if "iptables" in found:
+        tables = found["iptables"].items()
+        normal["iptables"] = {chain: lines if "/KUBE-" in chain else sorted(lines) for chain, lines in tables if lines}
+    if "sysctls" in found:
+        normal["sysctls"] = {name: found["sysctls"].get(name) for name in SYSCTLS}
+    return normal
 
 
 def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
-    """One line for each row that differs and must not. Real servers of TCP that are being drained may still be there."""
-    found = golden_state.differences(expected, actual, SECTIONS)
+    """One line for each row of the sections in ``actual`` that differs and must not.
+
+    Real servers of TCP that are being drained may still be there.
+    """
+    found = golden_state.differences(expected, actual, actual.keys())
     return [
         f"{section}: {row} is {kind}: wanted {old}, found {new}"
         for section, rows in found.items()

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import kernel_state
+from tests.chaos import drift, kernel_state, plan
+from tests.chaos.faults import Kind
+from tests.chaos.figures import Figures
 from tests.chaos.world import Key, World
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +36,28 @@ def test_what_is_put_and_deleted_adds_up_to_the_world() -> None:
         for key in gone:
             del objects[key]
     assert objects == world.objects
+
+
+def test_all_kinds_of_drift_and_of_faults_come_up_in_turn() -> None:
+    drawn = [plan.draw(1, number, 14) for number in range(4)]
+    assert {kind for one in drawn for kind in one.drifts} == set(drift.DRIFTS)
+    assert {kind for one in drawn for kind in one.faults} == set(Kind)
+    assert all(one.steps.count("drift") == len(one.drifts) for one in drawn)
+    assert all(one.steps.count("fault") == len(one.faults) for one in drawn)
+    assert plan.draw(1, 3, 14) == drawn[3]
+    assert plan.draw(2, 3, 14) != drawn[3]
+
+
+def test_each_kind_of_drift_shows_in_the_sections_that_are_polled() -> None:
+    assert set(drift.SPOILED) == set(drift.DRIFTS)
+    assert {section for sections in drift.SPOILED.values() for section in sections} <= set(kernel_state.SECTIONS)
+
+
+def test_healing_with_patience_is_told_apart() -> None:
+    lines = Figures(heals_s=[(2.0, "flush_set"), (3.0, "add_rule")], patient_heals_s=[(9.0, "add_rule")]).lines()
+    assert "drift healed after                  2.5 s (median), 3.0 s (longest: add_rule), 2 in all" in lines
+    assert "  with patience, as it returned     9.0 s (median), 9.0 s (longest: add_rule), 1 in all" in lines
+    assert lines[-2:] == ["  add_rule                          2", "  flush_set                         1"]
 
 
 def test_only_a_wanted_server_of_tcp_may_still_have_a_draining_real_server() -> None:

@@ -1,0 +1,165 @@
+"""Netlink sockets that fail as ``faults`` has it, between the program and the kernel."""
+
+import errno
+import random
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from ipvsproxy.kernel import netlink
+from tests.chaos.faults import Faults, Kind, Order
+
+_HEADER = struct.Struct("=IHHII")
+_ERROR = 2
+_INTERRUPTED = 0x10
+_FLAGS_OFFSET = 6
+_ALSO_LISTINGS = frozenset({Kind.ENOBUFS, Kind.EBUSY, Kind.ENOMEM})
+
+
+def install(faults: Faults) -> None:
+    """Have all channels that are made from now on fail as ordered."""
+    dice = random.Random()
+    usual = netlink.Channel
+
+    class FaultyChannel(usual):  # type: ignore[misc, valid-type]  # it is a class, whatever it is by then
+        """A channel whose sockets know whether they are used for a change."""
+
+        def __init__(
+            self,
+            protocol: int,
+            connect: Callable[[int], netlink.Socket] = netlink.open_socket,
+            sleep: Callable[[float], object] = time.sleep,
+        ) -> None:
+            self._changes = False
+            super().__init__(protocol, lambda number: FaultySocket(connect(number), faults, dice, lambda: self._changes), sleep)
+
+        def run(self, messages: Sequence[bytes]) -> dict[int, int]:
+            """As it is."""
+            self._changes = True
+            try:
+                return super().run(messages)  # type: ignore[no-any-return]  # as above
+            finally:
+                self._changes = False
+
+    netlink.Channel = FaultyChannel  # type: ignore[misc]  # that is the purpose
+
+
+class FaultySocket:
+    """One socket. ``changes`` tells whether what is sent now is to change something, and is no question."""
+
+    def __init__(self, real: netlink.Socket, faults: Faults, dice: random.Random, changes: Callable[[], bool]) -> None:
+        self._real = real
+        self._faults = faults
+        self._dice = dice
+        self._changes = changes
+        self._before: list[bytes] = []
+        self._behind: list[bytes] = []
+        self._trouble: Order | None = None
+        self._is_silent = False
+
+    def send(self, data: bytes, /) -> int:
+        """Hand on what does not fail at once."""
+        self._before, self._behind, self._trouble, self._is_silent = [], [], None, False
+        order = self._faults.wanted()
+        if order is None:
+            return self._real.send(data)
+        if order.kind is Kind.UNSENT:
+            if self._hits(order):
+                raise OSError(errno.ENOBUFS, "no buffer space, as ordered")
+        elif order.kind in (Kind.LOST, Kind.CUT, Kind.INTERRUPTED):
+            if self._is_listing(data) or (order.kind is Kind.LOST and self._changes()):
+                self._trouble = order
+        elif self._changes() or order.kind in _ALSO_LISTINGS:
+            data = self._refuse(data, order)
+        return self._real.send(data) if data else 0
+
+    def _refuse(self, data: bytes, order: Order) -> bytes:
+        """Answer some messages ourselves; returns the others."""
+        number = -int(getattr(errno, order.kind.value))
+        messages = list(_split(data))
+        kept = []
+        for place, message in enumerate(messages):
+            if self._faults.wanted() is None or not self._hits(order):
+                kept.append(message)
+                continue
+            sequence = _HEADER.unpack_from(message)[3]
+            answer = _HEADER.pack(36, _ERROR, 0, sequence, 0) + struct.pack("=i", number) + message[: _HEADER.size]
+            # The last one's answer says that all were handled, so it comes behind those of the kernel.
+            (self._behind if place == len(messages) - 1 else self._before).append(answer)
+        return b"".join(kept)
+
+    def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
+        """Take an answer: one of ours, or one of the kernel as it arrives."""
+        if self._before:
+            return _fill(buffer, self._before.pop(0))
+        try:
+            size = self._real.recv_into(buffer, nbytes, flags)
+        except BlockingIOError:
+            if self._behind:
+                return _fill(buffer, self._behind.pop(0))
+            raise
+        if self._is_silent:
+            raise BlockingIOError(errno.EAGAIN, "the rest never comes, as ordered")
+        order = self._trouble
+        if order is None or not self._hits(order):
+            return size
+        if order.kind is Kind.INTERRUPTED:
+            self._trouble = None
+            _mark(buffer, size)
+            return size
+        self._trouble = None
+        if order.kind is Kind.LOST:
+            raise OSError(errno.ENOBUFS, "overrun, as ordered")
+        match self._dice.randrange(3):
+            case 0:
+                return nbytes + 1
+            case 1:
+                return self._dice.randrange(_last(buffer, size) + 1, size)
+            case _:
+                self._is_silent = True
+                raise BlockingIOError(errno.EAGAIN, "the rest never comes, as ordered")
+
+    def _hits(self, order: Order) -> bool:
+        if not order.once and self._dice.random() >= order.share:
+            return False
+        self._faults.done(order)
+        return True
+
+    @staticmethod
+    def _is_listing(data: bytes) -> bool:
+        return bool(_HEADER.unpack_from(data)[2] & netlink.DUMP == netlink.DUMP)
+
+    def getsockopt(self, level: int, option: int, /) -> int:
+        """As it is."""
+        return self._real.getsockopt(level, option)
+
+    def close(self) -> None:
+        """Close it."""
+        self._real.close()
+
+
+def _split(data: bytes) -> Iterator[bytes]:
+    position = 0
+    while position < len(data):
+        length = (_HEADER.unpack_from(data, position)[0] + 3) & ~3
+        yield data[position : position + length]
+        position += length
+
+
+def _fill(buffer: bytearray, data: bytes) -> int:
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def _last(buffer: bytearray, size: int) -> int:
+    """Where the last message of a datagram begins."""
+    *_, last = _split(bytes(buffer[:size]))
+    return size - len(last)
+
+
+def _mark(buffer: bytearray, size: int) -> None:
+    position = 0
+    while position + _HEADER.size <= size:
+        length, _, flags, _, _ = _HEADER.unpack_from(buffer, position)
+        struct.pack_into("=H", buffer, position + _FLAGS_OFFSET, flags | _INTERRUPTED)
+        position += max(_HEADER.size, (length + 3) & ~3)

@@ -1,0 +1,107 @@
+"""Faults at netlink sockets: each kind arrives at the program's own channel as the kernel would have it."""
+
+import errno
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from ipvsproxy.kernel import netlink
+from ipvsproxy.kernel.errors import KernelError
+from tests.chaos.faults import Faults, Kind, Order
+from tests.chaos.faulty_socket import FaultySocket
+from tests.kernel.fake_netlink import FakeSocket, done, error, message, split
+
+LISTING = message(0, flags=netlink.REQUEST | netlink.DUMP)
+
+
+def _kernel(data: bytes) -> Iterable[bytes]:
+    """Answers like one: a listing of two parts, or what was asked to be acknowledged."""
+    for _, _, flags, sequence, _ in split(data):
+        if flags & netlink.DUMP == netlink.DUMP:
+            yield message(sequence, b"one!") + message(sequence, b"two!")
+            yield done(sequence)
+        elif flags & netlink.ACKNOWLEDGE:
+            yield error(sequence)
+
+
+class _Node:
+    def __init__(self, directory: Path) -> None:
+        self.faults = Faults(directory)
+        self.seen: list[bytes] = []
+        self.changes = False
+        self.channel = netlink.Channel(0, self._connect, lambda _pause_s: None)
+
+    def _connect(self, _protocol: int) -> FaultySocket:
+        return FaultySocket(FakeSocket(self._answer), self.faults, random.Random(1), lambda: self.changes)
+
+    def _answer(self, data: bytes) -> Iterable[bytes]:
+        self.seen += [payload for *_, payload in split(data)]
+        return _kernel(data)
+
+    def change(self, *payloads: bytes) -> dict[int, int]:
+        self.changes = True
+        numbers = self.channel.sequences(len(payloads))
+        messages = [message(int.from_bytes(number, "little"), one) for number, one in zip(numbers, payloads, strict=True)]
+        try:
+            return self.channel.run(messages)
+        finally:
+            self.changes = False
+
+
+@pytest.fixture(name="node")
+def _node(tmp_path: Path) -> _Node:
+    return _Node(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Kind.ENOBUFS, Kind.EBUSY, Kind.ENOMEM, Kind.EEXIST, Kind.ENOENT])
+def test_a_refused_change_is_answered_with_the_error_and_never_reaches_the_kernel(node: _Node, kind: Kind) -> None:
+    node.faults.order(Order(kind, 1, once=True))
+    assert node.change(b"1...", b"2...", b"3...") == {0: getattr(errno, kind.value)}
+    assert node.seen == [b"2...", b"3..."]
+    assert node.change(b"1...") == {}
+    assert node.faults.injected() == {kind.value: 1}
+
+
+def test_all_changes_of_a_chunk_may_be_refused(node: _Node) -> None:
+    node.faults.order(Order(Kind.EBUSY, 1, once=False))
+    assert node.change(b"1...", b"2...") == {0: errno.EBUSY, 1: errno.EBUSY}
+    assert node.seen == []
+
+
+def test_a_change_whose_answer_is_lost_is_done_all_the_same(node: _Node) -> None:
+    node.faults.order(Order(Kind.LOST, 1, once=True))
+    assert node.change(b"1...") == {0: netlink.UNANSWERED}
+    assert node.seen == [b"1..."]
+
+
+def test_what_was_not_sent_is_not_done(node: _Node) -> None:
+    node.faults.order(Order(Kind.UNSENT, 1, once=True))
+    assert node.change(b"1...") == {0: netlink.UNANSWERED}
+    assert node.seen == []
+
+
+@pytest.mark.parametrize("kind", [Kind.UNSENT, Kind.LOST, Kind.CUT, Kind.INTERRUPTED])
+def test_a_listing_that_fails_once_is_asked_for_again(node: _Node, kind: Kind) -> None:
+    for _ in range(20):
+        node.faults.order(Order(kind, 1, once=True))
+        assert [found.data[found.start : found.end] for found in node.channel.dump(LISTING, "list")] == [b"one!", b"two!"]
+    assert node.faults.injected() == {kind.value: 20}
+
+
+@pytest.mark.parametrize("kind", [Kind.ENOMEM, Kind.CUT, Kind.INTERRUPTED])
+def test_a_listing_that_always_fails_is_an_error_and_never_a_shorter_listing(node: _Node, kind: Kind) -> None:
+    node.faults.order(Order(kind, 1, once=False))
+    with pytest.raises(KernelError):
+        node.channel.dump(LISTING, "list")
+
+
+@pytest.mark.parametrize("kind", [Kind.EEXIST, Kind.ENOENT, Kind.CUT, Kind.INTERRUPTED])
+def test_some_faults_happen_only_to_what_they_can_happen_to(node: _Node, kind: Kind) -> None:
+    node.faults.order(Order(kind, 1, once=False))
+    attempt: Callable[[], object] = (
+        (lambda: node.channel.dump(LISTING, "list")) if kind in (Kind.EEXIST, Kind.ENOENT) else (lambda: node.change(b"1..."))
+    )
+    attempt()
+    assert node.faults.injected() == {}
