@@ -73,10 +73,11 @@ class AddressDriver:
         Raises:
             KernelError: one of them could not be read, or the device's name belongs to an interface that is not a dummy.
         """
+        self._digest = b""  # what is told now may be otherwise than what was told then
         return self._read(*self._dump())
 
     def observe_changed(self) -> ObservedAddresses | None:
-        """As ``observe``; None when all is as it was when this was called last, and nothing was written since.
+        """As ``observe``; None when all is as it was when this was called last, and neither written nor observed since.
 
         Raises:
             KernelError: as for ``observe``.

@@ -87,28 +87,31 @@ class IpsetDriver:
         Raises:
             KernelError: one could not be read.
         """
+        self._digests.clear()  # what is told now may be otherwise than what was told then
         return {name: observed for name in names if (observed := self._observe(name)) is not None}
 
     def observe_changed(self, names: Collection[str]) -> tuple[dict[str, ObservedSet], frozenset[str]]:
         """As ``observe``, but without those that are as they were when this was called last, of which it tells the names.
 
-        A set that was written since is not among those, whatever it holds.
+        A set that was written since is not among those, whatever it holds; and none is, if ``observe`` was called since.
 
         Raises:
             KernelError: one could not be read.
         """
+        known, self._digests = self._digests, {}  # if one can not be read, nothing is told of any
+        digests: dict[str, bytes] = {}
         found: dict[str, ObservedSet] = {}
         unchanged: set[str] = set()
         for name in names:
             parts = self._dump(name)
-            digest = _digest(parts) if parts is not None else b""
-            if digest and self._digests.get(name) == digest:
+            digest = digests[name] = _digest(parts) if parts is not None else b""
+            if digest and known.get(name) == digest:
                 unchanged.add(name)
                 continue
-            self._digests[name] = digest
             observed = _read(name, parts) if parts is not None else None
             if observed is not None:
                 found[name] = observed
+        self._digests = digests
         return found, frozenset(unchanged)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:

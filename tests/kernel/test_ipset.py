@@ -148,6 +148,16 @@ def test_a_set_that_nobody_has_changed_is_told_by_its_name_alone(driver: ipset.I
 
 
 @pytest.mark.kernel
+def test_what_was_shown_otherwise_in_between_is_shown_again(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, CLUSTER_IP)
+    assert driver.observe_changed([CLUSTER_IP.name])[0][CLUSTER_IP.name].entries == set()
+    tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
+    assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == {entry(1)}
+    tool("del", CLUSTER_IP.name, "10.0.0.1,tcp:80")
+    assert driver.observe_changed([CLUSTER_IP.name])[0][CLUSTER_IP.name].entries == set()
+
+
+@pytest.mark.kernel
 def test_a_set_that_was_written_is_read_whole_whatever_it_holds(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
     driver.observe_changed([CLUSTER_IP.name])
