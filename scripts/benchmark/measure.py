@@ -168,21 +168,22 @@ class _Steady:
         lines = [self._next_line(number * 7919 % self._services) for number in range(changes)]
         gc.collect()
         self._meter.reset()
-        latencies_s, cpu_s, messages = [], [], []
+        latencies_s, own_s, cpu_s, messages = [], [], [], []
         for line in lines:
             await asyncio.sleep(LATENCY_PERIOD_S)
             self._meter.acknowledged_s.clear()
-            before = self._meter.counts["messages"]
+            before, kernel_s = self._meter.counts["messages"], self._meter.kernel_s()
             cpu, began_s = time.process_time(), time.perf_counter()
             await self._told(line)
             cpu_s.append(time.process_time() - cpu)
             latencies_s.append(self._meter.acknowledged_s[-1] - began_s)
+            own_s.append(latencies_s[-1] - (self._meter.kernel_s() - kernel_s))
             messages.append(self._meter.counts["messages"] - before)
-        kernel_s = sum(phase.wall_s for name, phase in self._meter.phases.items() if name.startswith("kernel"))
         return {
             **_distribution(latencies_s),
+            "own": _distribution(own_s),
             "cpu_ms": statistics.fmean(cpu_s) * 1e3,
-            "kernel_ms": kernel_s / changes * 1e3,
+            "kernel_ms": self._meter.kernel_s() / changes * 1e3,
             "messages": statistics.median(messages),
             "calls": self._meter.counts["calls"] / changes,
             "processes": self._meter.counts["processes"],
@@ -222,9 +223,11 @@ class _Steady:
         }
 
     async def idle(self) -> Figures:
-        """Nothing changes, and no audit falls into this time."""
+        """Nothing changes, and no audit or look falls into this time."""
         await asyncio.sleep(1)
-        self._running.engine._resync_due_s = time.monotonic() + 3600
+        self._running.engine._resync_due_s = self._running.engine._look_due_s = time.monotonic() + 3600
+        self._running.engine._wake.set()  # so that it waits for these times
+        await self._running.synced()
         self._meter.reset()
         cpu_s, began_s = time.process_time(), time.perf_counter()
         await asyncio.sleep(10)
@@ -232,30 +235,36 @@ class _Steady:
         return {"cpu_percent": share * 100, "processes": self._meter.counts["processes"], **self._meter.figures()}
 
     async def audit(self) -> Figures:
-        """Reads of the whole kernel against the model, one after the other."""
+        """Reads of the whole kernel against the model, one after the other, and then looks at what may have changed."""
         beating = asyncio.create_task(self._heart.run())
-        walls_s, cpus_s, held_s = [], [], []
-        self._meter.reset()
-        for _ in range(5):
-            await asyncio.sleep(0.5)
-            self._heart.longest_s()
-            cpu_s, began_s = time.process_time(), time.perf_counter()
-            self._running.engine.kernel_changed()
-            await self._running.synced()
-            walls_s.append(time.perf_counter() - began_s)
-            cpus_s.append(time.process_time() - cpu_s)
-            await asyncio.sleep(0.05)
-            held_s.append(self._heart.longest_s())
+        found: Figures = {"look": {}}
+        for whole in (True, False):
+            walls_s, cpus_s, held_s = [], [], []
+            self._meter.reset()
+            for _ in range(5):
+                await asyncio.sleep(0.5)
+                self._heart.longest_s()
+                cpu_s, began_s = time.process_time(), time.perf_counter()
+                if whole:
+                    self._running.engine._resync_due_s = 0.0
+                self._running.engine.kernel_changed()
+                await self._running.synced()
+                walls_s.append(time.perf_counter() - began_s)
+                cpus_s.append(time.process_time() - cpu_s)
+                await asyncio.sleep(0.05)
+                held_s.append(self._heart.longest_s())
+            (found if whole else found["look"]).update(
+                {
+                    "wall_s": statistics.median(walls_s),
+                    "cpu_s": statistics.median(cpus_s),
+                    "held_ms": statistics.median(held_s) * 1e3,
+                    "held_best_ms": min(held_s) * 1e3,
+                    "operations": sum(self._running.watching.syncs[-1].summary.report.done.values()),
+                    **self._meter.figures(),
+                }
+            )
         beating.cancel()
-        found = self._running.watching.syncs[-1].summary.report
-        return {
-            "wall_s": statistics.median(walls_s),
-            "cpu_s": statistics.median(cpus_s),
-            "held_ms": statistics.median(held_s) * 1e3,
-            "held_best_ms": min(held_s) * 1e3,
-            "operations": sum(found.done.values()),
-            **self._meter.figures(),
-        }
+        return found
 
     async def scrape(self) -> Figures:
         """Scrapes of the metrics server, and changes meanwhile."""

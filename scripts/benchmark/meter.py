@@ -56,6 +56,10 @@ class Meter:
         with file.open("wb") as opened:
             pickle.dump((self.recorded, self.rules), opened)
 
+    def kernel_s(self) -> float:
+        """How long netlink messages have been with the kernel, on the wall."""
+        return sum(phase.wall_s for name, phase in self.phases.items() if name.startswith("kernel"))
+
     def figures(self) -> dict[str, Any]:
         """All of it as a value that JSON takes."""
         return {
