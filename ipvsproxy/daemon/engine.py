@@ -1,8 +1,8 @@
 """The loop: what has changed is translated, planned, applied and settled.
 
 Rule 1: nothing is programmed before every first list is complete and the kernel was read.
-Rule 2: the kernel is read at start-up, after an error or a surprise, and by a slow audit; never on the way of a change. Between
-audits it is looked at, which is cheaper: as often as a small share of a processor allows, and when an interface changed.
+Rule 2: the kernel is read at start-up, after an error or a surprise, and by a slow audit; never on the way of a change (see
+``reading``).
 Rule 3: one sync at a time; what arrives meanwhile is the next one's.
 """
 
@@ -18,17 +18,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import structlog
 
 from ipvsproxy.daemon import garbage, journal
+from ipvsproxy.daemon.reading import KernelReader, in_slices
 from ipvsproxy.daemon.refusals import Refusals
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.summary import SyncSummary, Watcher
-from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Connections, InterfaceAddress, RealServerKey, SetKind, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome, Plan, Report
 from ipvsproxy.model.service import Node, ObjectKind, ServiceName
-from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import refusal, skeleton, state, view
 
@@ -36,17 +35,8 @@ FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system
 """Programmed before all others: with these a new node is usable while the rest is under way."""
 SERVICES_AT_ONCE = 250
 """How many Services are translated before they are programmed: the operations of a batch are planned and booked in one go."""
-SLICE_S = 0.005
-"""How long translation may keep the loop without a pause."""
 ERRORS_SHOWN = 5
 """How many failures of a sync are logged in full."""
-LOOK_INTERVAL_S = 3.0
-"""Between two looks at the kernel, at least."""
-LONGEST_LOOK_INTERVAL_S = 60.0
-LOOK_SHARE = 0.05
-"""Of one processor, for looks: those that take long come more seldom. Of 10,000 Services of 10 endpoints they take 0.2 s."""
-FIRST_RESYNC_DELAY_S = 1.0
-LONGEST_RESYNC_DELAY_S = 60.0
 _NOTHING = Report(done={}, failed={}, errors=(), pending=0)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -85,20 +75,15 @@ class Engine:
         self._kernel = kernel
         self._watcher = watcher
         self._clock = clock
-        self._processor_clock = processor_clock
         self.reconciler = Reconciler(policy)
         self._wake = asyncio.Event()
         self._new_choices: tuple[EngineSettings, view.Settings, Policy] | None = None
-        self._addresses: tuple[InterfaceAddress, ...] = ()
+        self._journal = journal.Journal(clock)
+        self._reader = KernelReader(self.reconciler, kernel, self._journal, clock, processor_clock)
         self._addresses_changed = False
         self._view: view.NodeView | None = None
         self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey]] = (None, (), frozenset())
-        self._resync_due_s = 0.0
-        self._look_due_s = 0.0
-        self._resync_delay_s = FIRST_RESYNC_DELAY_S
-        self._has_drifted = False
         self._refusals = Refusals()
-        self._journal = journal.Journal(clock)
         self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
 
     # What comes from outside.
@@ -115,7 +100,7 @@ class Engine:
 
     def kernel_changed(self) -> None:
         """Somebody else changed what is ours."""
-        self._look_due_s = 0.0
+        self._reader.look_due_s = 0.0
         self._wake.set()
 
     def reconfigure(self, settings: EngineSettings, translation: view.Settings, policy: Policy) -> None:
@@ -149,9 +134,9 @@ class Engine:
         self._adopt_choices()
         self._put_node()
         while True:
-            if await self._observe():
+            if await self._reader.observe():
                 break
-            await asyncio.sleep(self._resync_due_s - self._clock())
+            await asyncio.sleep(self._reader.audit_due_s - self._clock())
         self._update_view()
         for name in FIRST_SERVICES:
             self._translate(name)
@@ -169,15 +154,15 @@ class Engine:
     async def _idle(self) -> bool:
         """Wait until something is due or arrives; false when it was only a look at the kernel, and all is as it was left."""
         due_s = self.reconciler.next_s()
-        due_s = min(self._resync_due_s, math.inf if due_s is None else due_s)
+        due_s = min(self._reader.audit_due_s, math.inf if due_s is None else due_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(due_s, self._look_due_s) - self._clock()):
+            async with asyncio.timeout(min(due_s, self._reader.look_due_s) - self._clock()):
                 await self._wake.wait()
         if self._wake.is_set() or due_s <= self._clock():
             return True
-        before = self._addresses
-        await self._look()
-        return self._has_drifted or self._addresses != before
+        before = self._reader.addresses
+        await self._reader.look()
+        return self._reader.has_drifted or self._reader.addresses != before
 
     async def _sync(self, done_before: Report = _NOTHING) -> None:
         """Bring everything in force; ``done_before`` was done already, and is told with the rest."""
@@ -186,11 +171,12 @@ class Engine:
         self._watcher.syncing(began)
         self._adopt_choices()
         if self._addresses_changed:
-            await self._read_addresses()
-        was_read = self._resync_due_s <= began and await self._observe()
-        if self._look_due_s <= began:
-            await self._look()
-        self._has_drifted = False
+            self._addresses_changed = False
+            await self._reader.read_addresses()
+        was_read = self._reader.audit_due_s <= began and await self._reader.observe()
+        if self._reader.look_due_s <= began:
+            await self._reader.look()
+        self._reader.has_drifted = False
         observed = self._clock()
         seen = self._update_view()
         changes = self._store.take()
@@ -207,7 +193,7 @@ class Engine:
         translated = self._clock()
         report = await self._program(done_before)
         self._journal.tell_settings(self.reconciler.claims.settings_given_up)
-        self._plan_resync(report, was_read=was_read)
+        self._reader.synced(report, was_read=was_read)
         summary = SyncSummary(
             report=report,
             changes=changes,
@@ -263,59 +249,6 @@ class Engine:
         self.reconciler.note_connections(counts, self._clock())
         return True
 
-    # What is read.
-
-    async def _observe(self) -> bool:
-        """Read the whole kernel; whether all of it could be read. What could not stays as it was believed to be."""
-        # Before it is read: what changes meanwhile asks for another reading.
-        self._resync_due_s = self._clock() + self._settings.audit_interval_s
-        self._look_due_s = self._clock() + LOOK_INTERVAL_S
-        return await self._take_in(self._kernel.target.observe)
-
-    async def _look(self) -> None:
-        """As ``_observe``, but only what can be read at little cost."""
-        began, used_s = self._clock(), self._processor_clock()
-        self._look_due_s = began + LONGEST_LOOK_INTERVAL_S
-        if await self._take_in(self._kernel.target.look):
-            cost_s = self._processor_clock() - used_s
-            self._look_due_s = min(self._look_due_s, began + max(LOOK_INTERVAL_S, cost_s / LOOK_SHARE))
-
-    async def _take_in(self, read: Callable[[Collection[str], Collection[Family], Collection[str]], Observation]) -> bool:
-        claims = self.reconciler.claims
-        sets = [ip_set.name for ip_set in claims.sets.desired]
-        seen = await self._kernel.call(read, sets, self._translation.families, list(claims.sysctls.desired))
-        await self._in_slices(self.reconciler.observing(seen, self._clock()))
-        news = self.reconciler.drifts.take_news()
-        self._journal.tell_drift(news)
-        self._has_drifted |= bool(news.found)
-        if seen.interface_addresses is not None:
-            self._addresses = seen.interface_addresses
-        for error in seen.errors:
-            log.error("kernel could not be read", error=error)
-        if seen.errors:
-            self._look_due_s = math.inf  # not before all could be read, which is tried with growing patience
-            self._look_again_soon()
-        return not seen.errors
-
-    async def _read_addresses(self) -> None:
-        self._addresses_changed = False
-        try:
-            self._addresses = await self._kernel.call(self._kernel.target.interface_addresses)
-        except KernelError as error:
-            self._look_again_soon()
-            log.error("addresses could not be read", error=str(error))
-
-    def _plan_resync(self, report: Report, *, was_read: bool) -> None:
-        """Look again soon when something was otherwise than believed; the delay grows until a look changes that."""
-        if report.surprises or report.failed:
-            self._look_again_soon()
-        elif was_read:
-            self._resync_delay_s = FIRST_RESYNC_DELAY_S
-
-    def _look_again_soon(self) -> None:
-        self._resync_due_s = min(self._resync_due_s, self._clock() + self._resync_delay_s)
-        self._resync_delay_s = min(LONGEST_RESYNC_DELAY_S, self._resync_delay_s * 2)
-
     # What is wanted.
 
     def _adopt_choices(self) -> None:
@@ -328,19 +261,20 @@ class Engine:
         self._put_node()
         self._view = None
         self._skeleton_inputs.clear()
-        self._resync_due_s = 0.0
+        self._reader.audit_due_s = 0.0
 
     def _put_node(self) -> None:
+        self._reader.families, self._reader.audit_interval_s = self._translation.families, self._settings.audit_interval_s
         self.reconciler.claims.put_node(self._translation.families, self._settings.sysctls, self._settings.timeouts)
 
     def _update_view(self) -> view.NodeView:
         """Build the view of this node anew; where it differs from the last one, every Service may be concerned."""
         node = self._store.node(self._settings.node_name)
         api_servers = self._api_servers()
-        if self._view is not None and self._view_inputs == (node, self._addresses, api_servers):
+        if self._view is not None and self._view_inputs == (node, self._reader.addresses, api_servers):
             return self._view
-        self._view_inputs = (node, self._addresses, api_servers)
-        seen = view.view_node(self._translation, self._settings.node_name, node, self._addresses, api_servers)
+        self._view_inputs = (node, self._reader.addresses, api_servers)
+        seen = view.view_node(self._translation, self._settings.node_name, node, self._reader.addresses, api_servers)
         if seen != self._view:
             if self._view is not None:
                 log.info("node changed", zone=seen.zone, addresses=[str(one) for one in seen.primary_addresses.values()])
@@ -358,15 +292,7 @@ class Engine:
         )
 
     async def _translate_all(self, names: Iterable[ServiceName]) -> None:
-        await self._in_slices(map(self._translate, names))
-
-    async def _in_slices(self, steps: Iterable[None]) -> None:
-        """Take the steps, with a pause for others as often as they have kept the loop for ``SLICE_S``."""
-        slice_ends_s = self._clock() + SLICE_S
-        for _ in steps:
-            if self._clock() >= slice_ends_s:
-                await asyncio.sleep(0)
-                slice_ends_s = self._clock() + SLICE_S
+        await in_slices(map(self._translate, names), self._clock)
 
     def _translate(self, name: ServiceName) -> None:
         service, wanted = self._store.services.get(name), None

@@ -225,7 +225,8 @@ class _Steady:
     async def idle(self) -> Figures:
         """Nothing changes, and no audit or look falls into this time."""
         await asyncio.sleep(1)
-        self._running.engine._resync_due_s = self._running.engine._look_due_s = time.monotonic() + 3600
+        reader = self._running.engine._reader
+        reader.audit_due_s = reader.look_due_s = time.monotonic() + 3600
         self._running.engine._wake.set()  # so that it waits for these times
         await self._running.synced()
         self._meter.reset()
@@ -246,7 +247,7 @@ class _Steady:
                 self._heart.longest_s()
                 cpu_s, began_s = time.process_time(), time.perf_counter()
                 if whole:
-                    self._running.engine._resync_due_s = 0.0
+                    self._running.engine._reader.audit_due_s = 0.0
                 self._running.engine.kernel_changed()
                 await self._running.synced()
                 walls_s.append(time.perf_counter() - began_s)

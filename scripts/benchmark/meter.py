@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from ipvsproxy.daemon import engine, store
+from ipvsproxy.daemon import engine, reading, store
 from ipvsproxy.kernel import iptables_process, ipvs_message, netlink, node
 from ipvsproxy.reconcile import reconciler
 from ipvsproxy.translate import decode
@@ -80,8 +80,11 @@ class Meter:
             (ipvs_message.Encoder, "encode", "encode IPVS"),
         ):
             setattr(owner, function, self._timed(getattr(owner, function), name))
-        for function, name in (("_translate_all", "translate and claim"), ("_observe", "audit")):
-            setattr(engine.Engine, function, self._timed_whole(getattr(engine.Engine, function), name))
+        for owner, function, name in (
+            (engine.Engine, "_translate_all", "translate and claim"),
+            (reading.KernelReader, "observe", "audit"),
+        ):
+            setattr(owner, function, self._timed_whole(getattr(owner, function), name))
         netlink.Channel.run = self._run(netlink.Channel.run)  # type: ignore[method-assign]  # as above
         netlink.Channel._dump = self._timed(netlink.Channel._dump, "dump")  # type: ignore[method-assign]  # as above
         iptables_process.run = self._rules(iptables_process.run)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from ipvsproxy.daemon import engine
+from ipvsproxy.daemon import reading
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Connections
 from ipvsproxy.model.net import Family, parse_address
@@ -152,7 +152,7 @@ async def test_translating_many_services_gives_the_loop_its_turns(monkeypatch: p
         turning.cancel()
     assert len(translated) == 5000
     at_once = [later - earlier for earlier, later in itertools.pairwise(turns)]
-    assert max(at_once) <= engine.SLICE_S / each_s + 1
+    assert max(at_once) <= reading.SLICE_S / each_s + 1
     assert sum(map(bool, at_once)) >= 450
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from ipvsproxy.daemon import engine
+from ipvsproxy.daemon import engine, reading
 from ipvsproxy.model.kernel import RealServer, SetEntry, VirtualServer
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation
@@ -113,7 +113,7 @@ async def test_drift_is_found_by_the_next_look_and_repaired(spoil: Callable[[Fak
         await node.quiet(AUDIT_INTERVAL_S / 2)
         spoil(node.kernel)
         node.kernel.forget()
-        await node.quiet(engine.LOOK_INTERVAL_S)
+        await node.quiet(reading.LOOK_INTERVAL_S)
         assert node.done
         assert_from_scratch(node)
 
@@ -335,7 +335,7 @@ async def test_after_a_surprise_the_kernel_is_read_again_soon() -> None:
         node.remove(OTHER)
         await node.quiet()
         assert WEB_KEY not in node.kernel.virtual_servers
-        await node.quiet(engine.FIRST_RESYNC_DELAY_S)
+        await node.quiet(reading.FIRST_RESYNC_DELAY_S)
         assert_from_scratch(node)
 
 
@@ -382,7 +382,7 @@ async def test_what_somebody_undoes_again_and_again_is_healed_ever_more_seldom_u
     delays = [later - earlier for earlier, later in itertools.pairwise(heals_s)]
     assert delays[:2] == pytest.approx([3, 3], abs=0.1), "the first ones are healed as soon as they are seen"
     assert delays[2:7] == pytest.approx([8, 12, 12, 12, 12], abs=3)
-    assert max(delays) <= drift.LONGEST_PATIENCE_S + 2 * engine.LOOK_INTERVAL_S
+    assert max(delays) <= drift.LONGEST_PATIENCE_S + 2 * reading.LOOK_INTERVAL_S
 
 
 @in_virtual_time

@@ -1,0 +1,124 @@
+"""When the kernel is read, and what becomes of that.
+
+Rule 1: all of it is read at start-up, after an error or a surprise, and by a slow audit.
+Rule 2: between audits it is looked at, which is cheaper: as often as a small share of a processor allows, and when it tells of a
+change.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Collection, Iterable
+
+import structlog
+
+from ipvsproxy.daemon.journal import Journal
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import InterfaceAddress
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Report
+from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile.reconciler import Reconciler
+
+SLICE_S = 0.005
+"""How long the loop may be kept without a pause."""
+LOOK_INTERVAL_S = 3.0
+"""Between two looks at the kernel, at least."""
+LONGEST_LOOK_INTERVAL_S = 60.0
+LOOK_SHARE = 0.05
+"""Of one processor, for looks: those that take long come more seldom. Of 10,000 Services of 10 endpoints they take 0.2 s."""
+FIRST_RESYNC_DELAY_S = 1.0
+LONGEST_RESYNC_DELAY_S = 60.0
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class KernelReader:
+    """Reads the kernel for a reconciler.
+
+    ``audit_due_s`` and ``look_due_s`` are times of ``clock``; who sets them to 0 has it read now. ``addresses`` are those of all
+    interfaces but our device. ``has_drifted``: something was found that somebody else has changed; who sees to it sets it back.
+    """
+
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        kernel: KernelThread[NodeKernel],
+        journal: Journal,
+        clock: Callable[[], float],
+        processor_clock: Callable[[], float],
+    ) -> None:
+        """``clock`` tells the time, ``processor_clock`` how long this process has used a processor; both in seconds."""
+        self.families: Collection[Family] = ()
+        self.audit_interval_s = math.inf
+        self.audit_due_s = 0.0
+        self.look_due_s = 0.0
+        self.addresses: tuple[InterfaceAddress, ...] = ()
+        self.has_drifted = False
+        self._resync_delay_s = FIRST_RESYNC_DELAY_S
+        self._reconciler = reconciler
+        self._kernel = kernel
+        self._journal = journal
+        self._clock = clock
+        self._processor_clock = processor_clock
+
+    async def observe(self) -> bool:
+        """Read the whole kernel; whether all of it could be read. What could not stays as it was believed to be."""
+        # Before it is read: what changes meanwhile asks for another reading.
+        self.audit_due_s = self._clock() + self.audit_interval_s
+        self.look_due_s = self._clock() + LOOK_INTERVAL_S
+        return await self._take_in(self._kernel.target.observe)
+
+    async def look(self) -> None:
+        """As ``observe``, but only what can be read at little cost."""
+        began, used_s = self._clock(), self._processor_clock()
+        self.look_due_s = began + LONGEST_LOOK_INTERVAL_S
+        if await self._take_in(self._kernel.target.look):
+            cost_s = self._processor_clock() - used_s
+            self.look_due_s = min(self.look_due_s, began + max(LOOK_INTERVAL_S, cost_s / LOOK_SHARE))
+
+    async def _take_in(self, read: Callable[[Collection[str], Collection[Family], Collection[str]], Observation]) -> bool:
+        claims = self._reconciler.claims
+        sets = [ip_set.name for ip_set in claims.sets.desired]
+        seen = await self._kernel.call(read, sets, self.families, list(claims.sysctls.desired))
+        await in_slices(self._reconciler.observing(seen, self._clock()), self._clock)
+        news = self._reconciler.drifts.take_news()
+        self._journal.tell_drift(news)
+        self.has_drifted |= bool(news.found)
+        if seen.interface_addresses is not None:
+            self.addresses = seen.interface_addresses
+        for error in seen.errors:
+            log.error("kernel could not be read", error=error)
+        if seen.errors:
+            self.look_due_s = math.inf  # not before all could be read, which is tried with growing patience
+            self._read_again_soon()
+        return not seen.errors
+
+    async def read_addresses(self) -> None:
+        """Read ``addresses``; where that fails, all is read soon."""
+        try:
+            self.addresses = await self._kernel.call(self._kernel.target.interface_addresses)
+        except KernelError as error:
+            self._read_again_soon()
+            log.error("addresses could not be read", error=str(error))
+
+    def synced(self, report: Report, *, was_read: bool) -> None:
+        """Read again soon when something was otherwise than believed; the delay grows until a reading changes that."""
+        if report.surprises or report.failed:
+            self._read_again_soon()
+        elif was_read:
+            self._resync_delay_s = FIRST_RESYNC_DELAY_S
+
+    def _read_again_soon(self) -> None:
+        self.audit_due_s = min(self.audit_due_s, self._clock() + self._resync_delay_s)
+        self._resync_delay_s = min(LONGEST_RESYNC_DELAY_S, self._resync_delay_s * 2)
+
+
+async def in_slices(steps: Iterable[None], clock: Callable[[], float]) -> None:
+    """Take the steps, with a pause for others as often as they have kept the loop for ``SLICE_S``."""
+    slice_ends_s = clock() + SLICE_S
+    for _ in steps:
+        if clock() >= slice_ends_s:
+            await asyncio.sleep(0)
+            slice_ends_s = clock() + SLICE_S
