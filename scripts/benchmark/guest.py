@@ -58,7 +58,7 @@ def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> di
     with log.open("w") as opened:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=opened, text=True, check=False)
     if done.returncode:
-        return {"error": log.read_text()[-4000:]}
+        return {"error": f"ended with status {done.returncode}: {log.read_text()[-4000:]}"}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
