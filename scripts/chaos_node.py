@@ -11,6 +11,7 @@ from tests import lab
 from tests.chaos import plan
 from tests.chaos.figures import Figures
 from tests.chaos.history import History, Violation
+from tests.program import ProgramError
 
 
 def main() -> int:
@@ -36,7 +37,7 @@ def _run(seed: str, number: int, node: lab.Lab, figures: Figures, arguments: arg
         try:
             history.run()
             verdict = "ok"
-        except Violation as violation:
+        except (Violation, ProgramError) as violation:
             again = f"scripts/chaos --seed {arguments.seed} --first {number} --histories 1 --steps {arguments.steps}"
             figures.violations.append(str(violation))
             verdict = f"VIOLATION: {violation}\n  again: {again}"

@@ -3,7 +3,6 @@
 import argparse
 import itertools
 import json
-import os
 import random
 import sys
 import tempfile
@@ -11,7 +10,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from tests import api_store, golden_state, lab, program
+from tests import api_store, golden_state, lab
 from tests.chaos import cluster, history, instrumented, soak, usage, verifying, world
 from tests.chaos.clients import Clients
 from tests.chaos.figures import Figures
@@ -34,10 +33,9 @@ class Soak:
         self._figures = Figures()
         self._clients = Clients(node, self._figures)
         self._server = cluster.Server(directory)
-        os.environ[instrumented.DIRECTORY] = str(directory)
         self._tasks = directory / instrumented.TASKS
         self._flags = (self._server.flag, *history.FLAGS)
-        self._running = program.Program(None, directory / "log", *self._flags, starter=instrumented.STARTER)
+        self._running = instrumented.program(directory, directory / "log", *self._flags)
         self._samples: list[usage.Usage] = []
         self._changes = 0
         self._began_s = 0.0

@@ -22,7 +22,8 @@ class Program:
     """``ipvsproxy --proxy-mode=ipvs --manifests=…`` in the current namespace, from entering until leaving the block.
 
     ``manifests`` None leaves it to the flags where objects come from. ``log`` is a file that its output is appended to;
-    ``path`` is put in front of PATH. ``starter`` is what Python is given before the flags: something that runs the program.
+    ``path`` is put in front of PATH, and ``environment`` is added to ours. ``starter`` is what Python is given before the flags:
+    something that runs the program.
     """
 
     def __init__(
@@ -31,12 +32,15 @@ class Program:
         log: Path,
         *flags: str,
         path: str | None = None,
+        environment: Mapping[str, str] | None = None,
         starter: Sequence[str] = ("-m", "ipvsproxy"),
     ) -> None:
         source = [f"--manifests={manifests}"] if manifests else []
         self._command = [sys.executable, *starter, "--proxy-mode=ipvs", *source, *flags]
         self._log = log
-        self._environment: Mapping[str, str] = os.environ | ({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})
+        self._environment = os.environ | (environment or {})
+        if path:
+            self._environment |= {"PATH": f"{path}:{os.environ['PATH']}"}
 
     def __enter__(self) -> Self:
         with self._log.open("ab") as log:

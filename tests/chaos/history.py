@@ -7,7 +7,6 @@ import concurrent.futures
 import contextlib
 import fcntl
 import itertools
-import os
 import random
 import time
 from collections.abc import Collection
@@ -30,6 +29,8 @@ QUIET_WITHIN_S = 150.0
 """Until everything is in force: on a slow kernel, with another start of the program in it."""
 HEALED_WITHIN_S = 60.0
 """Until drift is healed: five seconds on a node; here all readings, also ours, take a hundred times as long."""
+SETTLE_S = 0.5
+"""What is looked at once it is in force need not be looked at twice, and looks are slow here."""
 POLL_S = 0.2
 """Between two looks at what was spoiled."""
 INJECTED_WITHIN_S = 10.0
@@ -171,7 +172,7 @@ class History:
             self._steps.pop(0)
             spoil = next(self._drifts)
             wanted = kernel_state.wanted(self._world.objects.values())
-            state = golden_state.read_state()
+            state = golden_state.read_state(drift.SPOILED[spoil])
             logged = self._log.stat().st_size
             said = spoil(state, self._dice)
             began_s = time.monotonic()
@@ -208,8 +209,7 @@ class History:
             self._running.kill()
 
     def _start(self) -> None:
-        os.environ[instrumented.DIRECTORY] = str(self._directory)
-        self._running = program.Program(None, self._log, self._cluster.flag, *FLAGS, starter=instrumented.STARTER)
+        self._running = instrumented.program(self._directory, self._log, self._cluster.flag, *FLAGS)
         self._logged_before = self._log.stat().st_size if self._log.exists() else 0
         self._running.__enter__()
         self._life = next(LIVES)
@@ -220,6 +220,7 @@ class History:
         deadline_s = time.monotonic() + within_s
         # Not to slow down a start by looking at the kernel all the while.
         self._running.wait_until(lambda: SYNCED in self._log.read_bytes()[self._logged_before :], "synced", within_s)
+        time.sleep(SETTLE_S)
         looked_s = time.monotonic()
         while found := self._differences(wanted):
             if not self._running.is_alive:
@@ -241,7 +242,7 @@ class History:
 
     def _differences(self, wanted: kernel_state.State) -> list[str]:
         found = kernel_state.differences(wanted, kernel_state.held())
-        if foreign.read() != self._foreign:
+        if not found and foreign.read() != self._foreign:
             raise self._violation("something foreign was touched", [*self._foreign, "is now", *foreign.read()])
         return found or ([] if drift.is_jump_in_place() else ["a jump of ours in nat/OUTPUT stands behind somebody else's"])
 

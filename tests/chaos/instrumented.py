@@ -13,11 +13,17 @@ import time
 from pathlib import Path
 
 from tests.chaos import faults, faulty_socket
+from tests.program import Program
 
 DIRECTORY = "IPVSPROXY_CHAOS"
 STARTER = ("-m", "tests.chaos.instrumented")
 TASKS = "tasks"
 INTERVAL_S = 1.0
+
+
+def program(directory: Path, log: Path, *flags: str) -> Program:
+    """The program so started; this is its directory."""
+    return Program(None, log, *flags, environment={DIRECTORY: str(directory)}, starter=STARTER)
 
 
 class _Policy(asyncio.DefaultEventLoopPolicy):

@@ -3,7 +3,6 @@
 Kinds go round from one history to the next, so that all have come up after a known number of histories of the same length.
 """
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -17,7 +16,7 @@ STEPS: Mapping[str, int] = {"change": 4, "kill": 4, "trouble": 2, "lock": 1}
 """What a history is made of besides drift and kernel faults, with weights."""
 DRIFT_SHARE = 0.4
 FAULT_SHARE = 0.2
-"""Of all steps, rounded up."""
+"""Of all steps, but at least one."""
 
 
 class Plan(NamedTuple):
@@ -30,7 +29,7 @@ class Plan(NamedTuple):
 
 def draw(seed: int, number: int, length: int) -> Plan:
     """The plan of the history of this number that has so many steps."""
-    drifts, faults = math.ceil(length * DRIFT_SHARE), math.ceil(length * FAULT_SHARE)
+    drifts, faults = (max(1, round(length * share)) for share in (DRIFT_SHARE, FAULT_SHARE))
     dice = random.Random(f"{seed}:{number}:plan")
     others = dice.choices(list(STEPS), list(STEPS.values()), k=max(0, length - drifts - faults))
     steps = [*others, *["drift"] * drifts, *["fault"] * faults][:length]
