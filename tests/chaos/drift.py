@@ -114,15 +114,19 @@ def _put_foreign_rules_back() -> None:
     _run("iptables-restore", "--noflush", stdin=foreign.RULES)
 
 
+def _pick_chain(state: State, dice: random.Random) -> list[str]:
+    return dice.choice(sorted(name for name, rules in state["iptables"].items() if rules and "/KUBE-" in name)).split("/")
+
+
 def flush_chain(state: State, dice: random.Random) -> str:
     """The rules of one chain are gone."""
-    label, table, chain = dice.choice(sorted(name for name in state["iptables"] if "/KUBE-" in name)).split("/")
+    label, table, chain = _pick_chain(state, dice)
     return _run(_program(label), "-t", table, "-F", chain)
 
 
 def remove_rule(state: State, dice: random.Random) -> str:
     """One rule of a chain is gone."""
-    label, table, chain = dice.choice(sorted(name for name in state["iptables"] if "/KUBE-" in name)).split("/")
+    label, table, chain = _pick_chain(state, dice)
     return _run(_program(label), "-t", table, "-D", chain, "1")
 
 
