@@ -45,8 +45,8 @@ class Case:
     quick: bool = True
 
 
-def all_cases(*, quick: bool) -> list[Case]:
-    """Every case; ``quick`` shortens some and leaves others out."""
+def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
+    """Every case; ``quick`` shortens some and leaves others out. ``kube_proxy`` is a program to measure ipvsproxy beside."""
     repeats = 2 if quick else 3
     churn_s = 10 if quick else 60
     cases = [
@@ -69,6 +69,7 @@ def all_cases(*, quick: bool) -> list[Case]:
         Case(name="own change", measurements=[_own_steady("change")], rows=_own_change),
         Case(name="own churn", measurements=[_own_steady("churn", churn_s)], rows=_own_churn),
         *(_tools(*size, quick=size[0] == 1_000) for size in (*SMALL, MAIN)),  # noqa: PLR2004 - ten thousand take a minute
+        *(_beside(*size, kube_proxy) for size in SMALL if kube_proxy),
     ]
     return [case for case in cases if case.quick or not quick]
 
@@ -272,3 +273,25 @@ def _tools(services: int, endpoints: int, *, quick: bool) -> Case:
         yield Row(name, "ipset restore s", found[0]["ipset_s"])
 
     return Case(name=name, measurements=[("tools", {"services": services, "endpoints": endpoints})], rows=rows, quick=quick)
+
+
+def _beside(services: int, endpoints: int, kube_proxy: str) -> Case:
+    name = f"beside {services}x{endpoints}"
+    size = {"services": services, "endpoints": endpoints}
+    figures = (
+        ("programmed_s", "s from its start until all is programmed"),
+        ("processor_s", "processor s until then"),
+        ("change_s", "s from a change until it is programmed, median"),
+        ("idle_percent", "processor % when nothing changes"),
+    )
+
+    def rows(found: Sequence[Found]) -> Iterator[Row]:
+        ours, theirs = found
+        for key, figure in figures:
+            yield Row(name, f"ipvsproxy: {figure}", ours[key])
+            yield Row(name, f"kube-proxy: {figure}", theirs[key])
+            if ours[key]:
+                yield Row(name, f"kube-proxy relative to ipvsproxy: {figure}", theirs[key] / ours[key])
+
+    measurements: list[Measurement] = [("beside", {"command": command, **size}) for command in ("", kube_proxy)]
+    return Case(name=name, measurements=measurements, rows=rows)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from ipvsproxy.daemon import log as logs
-from scripts.benchmark import api, meter, pretence, program, workload
+from scripts.benchmark import api, beside, meter, pretence, program, workload
 
 LATENCY_PERIOD_S = 0.02
 CHURN_PER_S = 1000
@@ -374,6 +374,7 @@ MEASUREMENTS: Mapping[str, Callable[..., Figures]] = {
     "replay": replay,
     "steady": steady,
     "tools": tools,
+    "beside": beside.run,
 }
 
 
