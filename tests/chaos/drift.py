@@ -115,7 +115,8 @@ def _put_foreign_rules_back() -> None:
 
 
 def _pick_chain(state: State, dice: random.Random) -> list[str]:
-    return dice.choice(sorted(name for name, rules in state["iptables"].items() if rules and "/KUBE-" in name)).split("/")
+    chains: list[str] = sorted(name for name, rules in state["iptables"].items() if rules and "/KUBE-" in name)
+    return dice.choice(chains).split("/")
 
 
 def flush_chain(state: State, dice: random.Random) -> str:
