@@ -218,7 +218,7 @@ def _write_config(config: Config) -> int:
         pathlib.Path(path).write_text(write.render(config), encoding="utf-8")
     except OSError as error:
         return _refuse([f"--write-config-to: {path!r} cannot be written: {error.strerror}"])
-    sys.stdout.write(f"Wrote configuration to {path}\n")
+    sys.stderr.write(f"Wrote configuration to {path}\n")  # standard output may be that file
     return OK
 
 

@@ -140,8 +140,9 @@ def test_written_configuration_can_be_given_back(
     path = tmp_path / "written.yaml"
     assert cli.main(["--proxy-mode=ipvs", "--ipvs-scheduler=lc", "--healthz-port=1", f"--write-config-to={path}"]) == 0
     captured = capsys.readouterr()
-    assert captured.out == f"Wrote configuration to {path}\n"
+    assert captured.out == ""
     assert "ipvsproxy: --healthz-port: deprecated; use --healthz-bind-address\n" in captured.err
+    assert captured.err.endswith(f"\nWrote configuration to {path}\n")
     assert cli.main([f"--config={path}"]) == 7
     assert [config.ipvs.scheduler for config in served] == ["lc"]
 

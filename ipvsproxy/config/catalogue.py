@@ -319,7 +319,7 @@ LOGGING = (
         zero_is_unset=True,
         beats_file=True,
     ),
-    Option("v", "logging.verbosity", Kind.LEVEL, "0", "How much is logged; also -v LEVEL.", beats_file=True),
+    Option("v", "logging.verbosity", Kind.LEVEL, "0", "How much is logged; also --v LEVEL.", beats_file=True),
 )
 
 OPTIONS: Mapping[Group, tuple[Option, ...]] = {

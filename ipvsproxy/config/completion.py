@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ipvsproxy.config import catalogue
+from ipvsproxy.config import catalogue, output
 from ipvsproxy.config.option import Kind, Option
 
 SHELLS = ("bash", "zsh", "fish")
@@ -15,6 +15,8 @@ Prints what makes a shell complete commands, flags and their values:
   zsh     source <(ipvsproxy completion zsh)
   fish    ipvsproxy completion fish | source
 """
+_DRY_RUN = "Only tell what would be done; of run and cleanup."
+_OUTPUT = "As lines for people or as JSON; of the commands that tell something."
 _PATHS: Mapping[str, str] = {"FILE": "file", "DIR": "directory"}
 
 
@@ -42,6 +44,7 @@ def _bash(commands: Sequence[str]) -> Iterable[str]:
     yield "    [[ $word == '=' ]] && word="
     yield "    [[ $flag == '=' ]] && flag=${COMP_WORDS[COMP_CWORD-2]}"
     yield "    case $flag in"
+    yield f'        --output|-o) mapfile -t COMPREPLY < <(compgen -W "{" ".join(output.FORMATS)}" -- "$word"); return ;;'
     for option in options:
         source = f'-W "{" ".join(option.choices)}"' if option.choices else ""
         if option.placeholder in _PATHS:
@@ -50,8 +53,15 @@ def _bash(commands: Sequence[str]) -> Iterable[str]:
             yield f'        {_flag(option)}) mapfile -t COMPREPLY < <(compgen {source} -- "$word"); return ;;'
     yield "    esac"
     words = " ".join(map(_flag, options))
-    yield f'    local words="{words}"'
+    yield f'    local words="{words}" command=run'
     yield f'    ((COMP_CWORD == 1)) && words+=" {" ".join(commands)}"'
+    yield "    ((COMP_CWORD > 1)) && [[ ${COMP_WORDS[1]} != -* ]] && command=${COMP_WORDS[1]}"
+    yield "    case $command in"
+    yield f'        completion) words="{" ".join(SHELLS)}" ;;'
+    yield '        run) words+=" --dry-run" ;;'
+    yield '        cleanup) words+=" --dry-run --output" ;;'
+    yield '        *) words+=" --output" ;;'
+    yield "    esac"
     yield '    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")'
     yield "}"
     yield "complete -o default -F _ipvsproxy ipvsproxy"
@@ -70,13 +80,19 @@ def _zsh(commands: Sequence[str]) -> Iterable[str]:
         # A value is never asked for where the flag may stand alone.
         joined = "=-" if option.alone else "="
         yield f"        '{_flag(option)}{joined}[{_quote(option.help)}]{value}' \\"
-    yield f"        '1:command:({' '.join(commands)})'"
+    yield f"        '--dry-run[{_DRY_RUN}]' \\"
+    yield f"        '(-o --output)'{{-o,--output=}}'[{_OUTPUT}]:form:({' '.join(output.FORMATS)})' \\"
+    yield f"        '1:command:({' '.join(commands)})' \\"
+    yield f"        '2:shell:{{[[ $words[2] == completion ]] && compadd {' '.join(SHELLS)}}}'"
     yield "}"
     yield "compdef _ipvsproxy ipvsproxy"
 
 
 def _fish(commands: Sequence[str]) -> Iterable[str]:
     yield f"complete -c ipvsproxy -f -n __fish_is_first_arg -a '{' '.join(commands)}'"
+    yield f"complete -c ipvsproxy -f -n '__fish_seen_subcommand_from completion' -a '{' '.join(SHELLS)}'"
+    yield f"complete -c ipvsproxy -l dry-run -d '{_DRY_RUN}'"
+    yield f"complete -c ipvsproxy -s o -l output -x -a '{' '.join(output.FORMATS)}' -d '{_OUTPUT}'"
     for option in catalogue.BY_FLAG.values():
         name = "-s v" if option.flag == "v" else f"-l {option.flag}"
         values = ""

@@ -7,7 +7,7 @@ from ipvsproxy.config import syntax
 from ipvsproxy.config.given import Problem, Source, quoted
 from ipvsproxy.config.option import Kind
 
-_FORMATS = ("text", "json")
+FORMATS = ("text", "json")
 
 
 class Output(NamedTuple):
@@ -20,7 +20,7 @@ class Output(NamedTuple):
 
 def take(arguments: Sequence[str]) -> tuple[Output, list[str]]:
     """Pick these options out of a command line; returns the rest of it, too. ``-o`` is short for ``--output``."""
-    dry_run, form = False, _FORMATS[0]
+    dry_run, form = False, FORMATS[0]
     problems: list[Problem] = []
     others: list[str] = []
     rest = list(reversed(arguments))
@@ -34,8 +34,8 @@ def take(arguments: Sequence[str]) -> tuple[Output, list[str]]:
                 problems.append(Problem(Source(name), f"{quoted(text)} must be {error}", "dry-run"))
         elif name in ("--output", "-o"):
             form = text if equals or not rest else rest.pop()
-            if form not in _FORMATS:
-                problems.append(Problem(Source("--output"), f"{quoted(form)} must be one of {', '.join(_FORMATS)}", "output"))
+            if form not in FORMATS:
+                problems.append(Problem(Source("--output"), f"{quoted(form)} must be one of {', '.join(FORMATS)}", "output"))
         else:
             others.append(argument)
     return Output(dry_run, form == "json", tuple(problems)), others

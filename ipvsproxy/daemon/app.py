@@ -68,6 +68,7 @@ class _Node:
         self._programs = programs
         self._source = source
         self._metrics = metrics
+        self._node_trouble = ""
         self._store = Store(started_s=time.time(), guard=Guard(config.source.mass_deletion_percent))
         self._staleness = Staleness(lambda: source.statuses, limit_s=config.servers.stale_watch_s, clock=time.monotonic)
         self._status = Status(
@@ -153,6 +154,9 @@ class _Node:
         for kind, doubt in self._store.doubts.items():
             self._source.list_again(kind, doubt.due_s)
         self._status.node = self._store.node(self._config.node_name)
+        if self._store.is_complete:
+            before, self._node_trouble = self._node_trouble, self._status.node_trouble
+            journal.tell_node(self._config.node_name, before, self._node_trouble)
         engine.changed()
 
 

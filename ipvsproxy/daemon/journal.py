@@ -77,6 +77,17 @@ def tell_outcomes(outcomes: Iterable[Outcome]) -> None:
                 log.info("operation", operation=str(outcome.operation))
 
 
+def tell_node(name: str, before: str, trouble: str) -> None:
+    """Say why load balancers are turned away from a node although all is in force, and when that has ended.
+
+    ``before`` and ``trouble`` are what was and what is the matter with its Node object, empty when nothing.
+    """
+    if trouble and trouble != before:
+        log.warning("load balancers are turned away", node=name, reason=trouble)
+    elif before and not trouble:
+        log.info("load balancers are welcome again", node=name)
+
+
 class Journal:
     """Remembers what was said, and does not let itself be made to say the same for ever.
 

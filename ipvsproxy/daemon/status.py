@@ -124,8 +124,14 @@ class Status:
     def is_eligible(self) -> bool:
         """Whether load balancers may send traffic to this node."""
         is_programmed = len(self._updated) == len(self.families)
-        is_here = self.node is not None and not self.node.leaving and not self._is_stopping
-        return is_programmed and is_here and not self.is_turned_away
+        return is_programmed and not self.node_trouble and not self._is_stopping and not self.is_turned_away
+
+    @property
+    def node_trouble(self) -> str:
+        """What of its Node object keeps load balancers from this node; empty when nothing does."""
+        if self.node is None:
+            return "no Node object of this name is known; --hostname-override names it"
+        return "its Node object is deleted or about to be, or has the cluster autoscaler's taint" if self.node.leaving else ""
 
     @property
     def is_turned_away(self) -> bool:

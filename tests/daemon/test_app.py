@@ -99,6 +99,18 @@ def test_a_signal_ends_it_in_order_and_leaves_the_kernel_as_it_is(
     assert not [operation for operation in kernel.applied if operation.verb.value == "remove"]
 
 
+@pytest.mark.parametrize(("node_name", "told"), [("node-a", []), ("node-b", ["node-b"])])
+def test_a_node_without_a_node_object_is_told_of_once(
+    kernel: Kernel, tmp_path: pathlib.Path, node_name: str, told: list[str]
+) -> None:
+    (tmp_path / "node.yaml").write_text("{apiVersion: v1, kind: Node, metadata: {name: node-a}}")
+    (tmp_path / "web.yaml").write_text(MANIFEST)
+    kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    with structlog.testing.capture_logs() as logged:
+        assert run(configured(f"--manifests={tmp_path}", f"--hostname-override={node_name}")) == 0
+    assert [line["node"] for line in logged if line["event"] == "load balancers are turned away"] == told
+
+
 def test_a_program_that_is_stopped_while_it_waits_ends_in_order(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     async def serve_nothing(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -57,6 +57,17 @@ def test_a_conflict_is_told_once_while_it_lasts_and_again_when_it_comes_back_or_
     }
 
 
+def test_a_node_that_turns_load_balancers_away_is_told_once_for_each_reason_and_when_that_ends() -> None:
+    with structlog.testing.capture_logs() as logs:
+        for before, trouble in (("", "unknown"), ("unknown", "unknown"), ("unknown", "leaving"), ("leaving", ""), ("", "")):
+            journals.tell_node("node-a", before, trouble)
+    assert [(line["log_level"], line.get("reason")) for line in logs] == [
+        ("warning", "unknown"),
+        ("warning", "leaving"),
+        ("info", None),
+    ]
+
+
 @pytest.mark.parametrize(("invalid", "level"), [(True, "warning"), (False, "debug")])
 @pytest.mark.parametrize("where", ["", "web.yaml"])
 def test_an_unused_part_is_told_with_object_field_and_reason(invalid: bool, level: str, where: str) -> None:  # noqa: FBT001 - a parameter

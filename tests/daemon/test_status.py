@@ -155,6 +155,7 @@ def test_an_unknown_node_and_one_that_is_about_to_go_are_healthy_but_not_eligibl
     node.status.node = node_object
     assert node.is_healthy()
     assert not node.status.is_eligible
+    assert ("--hostname-override" in node.status.node_trouble) == (node_object is None)
 
 
 def test_a_process_that_is_about_to_stop_is_neither_healthy_nor_eligible() -> None:
