@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from typing import Any, cast
 
 from ipvsproxy.daemon.engine import Engine, EngineSettings
+from ipvsproxy.daemon.mass_deletion import Guard
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.summary import SyncSummary
 from ipvsproxy.kernel.node import NodeKernel
@@ -102,11 +103,12 @@ class MemoryNode:
         min_interval_s: float = 0,
         audit_interval_s: float = AUDIT_INTERVAL_S,
         drain_deadline_s: float = 0,
+        guard_percent: int = 0,
         executor: concurrent.futures.ThreadPoolExecutor | None = None,
     ) -> None:
         self.kernel = kernel or new_kernel()
         self.settings = settings or view.Settings()
-        self.store = Store(started_s=0)
+        self.store = Store(started_s=0, guard=Guard(guard_percent))
         self.watcher = Watcher()
         thread = KernelThread(executor or InlineExecutor(), cast(NodeKernel, self.kernel))
         self.engine = Engine(

@@ -69,7 +69,9 @@ class _Node:
         self._source = source
         self._metrics = metrics
         self._node_trouble = ""
-        self._store = Store(started_s=time.time(), guard=Guard(config.source.mass_deletion_percent))
+        self._store = Store(
+            started_s=time.time(), guard=Guard(0 if config.source.manifests else config.source.mass_deletion_percent)
+        )
         self._staleness = Staleness(lambda: source.statuses, limit_s=config.servers.stale_watch_s, clock=time.monotonic)
         self._status = Status(
             families=programs,

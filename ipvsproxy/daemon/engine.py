@@ -225,7 +225,8 @@ class Engine:
         """Plan, apply and settle until nothing can be done now; returns ``total`` with what was done."""
         while True:
             self._put_skeletons()
-            plan = self.reconciler.plan(self._clock())
+            # Additions first, and nothing else while it is not sure that the API has nothing else.
+            plan = self.reconciler.plan(self._clock(), only_additions=self._store.may_lack_all)
             if plan.operations:
                 total = _sum(total, await self._apply(plan))
             elif not await self._look_at_drains():

@@ -15,7 +15,7 @@ from ipvsproxy.daemon.summary import SyncSummary
 from ipvsproxy.model.kernel import BoundAddress, Sysctl
 from ipvsproxy.model.plan import Outcome, Verb
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.model.service import Event, Gone, Listed, ObjectKind, Put, Rejected, ServiceName
+from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.drift import News
 from ipvsproxy.reconcile.table import Conflict
@@ -46,6 +46,8 @@ def tell_received(events: Iterable[Event]) -> None:
                 log.debug("received", change="put", kind=kind.value, name=str(key))
             case Gone(kind, key):
                 log.debug("received", change="deleted", kind=kind.value, name=str(key))
+            case Listing(kind):
+                log.debug("received", change="listing", kind=kind.value)
             case Listed(kind, keys):
                 log.debug("received", change="listed", kind=kind.value, objects=len(keys))
             case Rejected(kind, rejected):
@@ -134,14 +136,20 @@ class Journal:
 
     def tell_doubts(self, doubts: Mapping[ObjectKind, Doubt]) -> None:
         """Say which lists are not believed, and when that has ended."""
+        confirmed = f"before another list, {CONFIRMED_AFTER_S:.0f} s later or more, confirms it"
         for kind in doubts.keys() - self._doubted:
-            log.error(
-                "a list lacks too much to be believed",
-                kind=kind.value,
-                missing=doubts[kind].missing,
-                known=doubts[kind].known,
-                hint=f"nothing of it is removed before another list, {CONFIRMED_AFTER_S:.0f} s later or more, confirms it",
-            )
+            doubt = doubts[kind]
+            if doubt.is_first:
+                hint = f"an API server has default/kubernetes at least; nothing is removed from the kernel {confirmed}"
+                log.error("the first list is empty, which is not believed", kind=kind.value, hint=hint)
+            else:
+                log.error(
+                    "a list lacks too much to be believed",
+                    kind=kind.value,
+                    missing=doubt.missing,
+                    known=doubt.known,
+                    hint=f"nothing of it is removed {confirmed}",
+                )
         for kind in self._doubted - doubts.keys():
             log.warning("the list is believed again", kind=kind.value)
         self._doubted = frozenset(doubts)

@@ -24,7 +24,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from typing import NamedTuple, Protocol, assert_never
 
 from ipvsproxy.daemon import backoff, stream
-from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected
+from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKey, ObjectKind, Put, Rejected
 from ipvsproxy.translate import decode
 
 PAGE_ITEMS = 500
@@ -233,12 +233,14 @@ class Reflector:
         """Reads a whole list; the keys of all that it holds, also of objects that can not be read."""
         keys: set[ObjectKey] = set()
         token = ""
+        begins: tuple[Event, ...] = (Listing(self._kind),)
         while True:
             page = self._decode(await connection.get(self._resource.list_query(limit=limit, continue_token=token)))
             self.status.contact_s = self._pace.now()
             keys.update(event.key for event in page.events if event.key)
             if page.events:
-                deliver(page.events)
+                deliver((*begins, *page.events))
+                begins = ()
             self._version, token, self._is_known_there = page.resource_version, page.continue_token, True
             if not token:
                 return frozenset(keys)

@@ -19,6 +19,7 @@ from ipvsproxy.model.service import (
     Event,
     Gone,
     Listed,
+    Listing,
     Node,
     ObjectKey,
     ObjectKind,
@@ -78,6 +79,7 @@ class Store:
         self._nodes: dict[str, Node] = {}
         self._rejected: dict[ObjectKind, dict[ObjectKey, Rejected]] = {kind: {} for kind in ObjectKind}
         self._listed: set[ObjectKind] = set()
+        self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None  # of a list that is being read
         self._dirty: dict[ServiceName, float] = {}
         self._triggers: list[Trigger] = []
         self._complaints: list[Complaint] = []
@@ -118,12 +120,16 @@ class Store:
             match event:
                 case Put():
                     self._rejected[event.kind].pop(event.key, None)
-                    self._put(event.kind, event.object, now)
+                    if not (isinstance(event.object, EndpointSlice) and self._is_held(event.object)):
+                        self._put(event.kind, event.object, now)
                 case Gone():
                     self._remove(event.kind, event.key, now)
+                case Listing():
+                    if event.kind is ObjectKind.ENDPOINT_SLICE:
+                        self._shrunk = {}
                 case Listed():
-                    self._listed.add(event.kind)
                     self._listen_to(event, now)
+                    self._listed.add(event.kind)
                 case Rejected():
                     self._reject(event)
                 case never:
@@ -134,17 +140,33 @@ class Store:
         """The lists that are not believed yet: what they lack is still known."""
         return self._guard.doubts
 
+    @property
+    def may_lack_all(self) -> bool:
+        """Whether a first list is not believed: then what the kernel holds may be wanted although nothing here asks for it."""
+        return self._guard.doubts_the_first
+
     def _listen_to(self, event: Listed, now: float) -> None:
-        missing = (self._keys(event.kind) | self._rejected[event.kind].keys()) - event.keys
-        if missing and event.kind is not ObjectKind.NODE:
-            known = self._keys(event.kind)
-            lost, of = self._weight(event.kind, missing), self._weight(event.kind, known)
-            if not self._guard.believes(event.kind, missing=lost, known=of, now=now):
+        kind = event.kind
+        missing = (self._keys(kind) | self._rejected[kind].keys()) - event.keys
+        shrunk: Mapping[EndpointSliceName, EndpointSlice] = {}
+        if kind is ObjectKind.ENDPOINT_SLICE:
+            shrunk, self._shrunk = self._shrunk or {}, None
+        if kind is not ObjectKind.NODE:
+            lost, of = self._weight(kind, missing), self._weight(kind, self._keys(kind))
+            lost += sum(len(self._slices[name].endpoints) - len(item.endpoints) for name, item in shrunk.items())
+            if not self._believes(event, lost, of, now):
                 return
-        elif event.kind is not ObjectKind.NODE:
-            self._guard.believes(event.kind, missing=0, known=0, now=now)
+        for item in shrunk.values():
+            self._put(kind, item, now)
         for key in missing:
-            self._remove(event.kind, key, now)
+            self._remove(kind, key, now)
+
+    def _believes(self, event: Listed, lost: int, of: int, now: float) -> bool:
+        is_first = event.kind not in self._listed
+        doubt = self._guard.doubts.get(event.kind)
+        if is_first or (doubt and doubt.is_first):
+            return self._guard.believes_first(event.kind, is_empty=not event.keys, now=now)
+        return self._guard.believes(event.kind, missing=lost, known=of, now=now)
 
     def _weight(self, kind: ObjectKind, keys: Collection[ObjectKey]) -> int:
         """How many Services these are, or how many endpoints their slices hold."""
@@ -152,6 +174,14 @@ class Store:
             return len(keys)
         slices = (self._slices.get(EndpointSliceName(*key)) for key in keys)
         return sum(len(item.endpoints) for item in slices if item)
+
+    def _is_held(self, item: EndpointSlice) -> bool:
+        """Keep a slice of a list back that has fewer endpoints than before: the whole list is judged by all of these."""
+        before = self._slices.get(item.name)
+        if self._shrunk is None or before is None or len(item.endpoints) >= len(before.endpoints):
+            return False
+        self._shrunk[item.name] = item
+        return True
 
     def take(self) -> Changes:
         """Everything that has changed since this was called last."""

@@ -184,6 +184,12 @@ class Gone(NamedTuple):
     key: ObjectKey
 
 
+class Listing(NamedTuple):
+    """A list of one kind begins: until ``Listed`` or another ``Listing``, whatever is told of this kind stands on it."""
+
+    kind: ObjectKind
+
+
 class Listed(NamedTuple):
     """A complete list of one kind has been delivered: what is not among ``keys`` does not exist any more."""
 
@@ -200,4 +206,4 @@ class Rejected(NamedTuple):
     reason: str
 
 
-Event = Put | Gone | Listed | Rejected
+Event = Put | Gone | Listing | Listed | Rejected

@@ -13,7 +13,7 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.daemon import directory
-from ipvsproxy.model.service import Event, Gone, Listed, ObjectKind, Put, Rejected
+from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected
 
 DEADLINE_S = 5
 SERVICE = """\
@@ -52,7 +52,11 @@ class Sink:
 
 
 def told(events: Sequence[Event]) -> list[str]:
-    return [f"{type(event).__name__} {event.key.name if event.key else '?'}" for event in events if not isinstance(event, Listed)]
+    return [
+        f"{type(event).__name__} {event.key.name if event.key else '?'}"
+        for event in events
+        if not isinstance(event, Listing | Listed)
+    ]
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 import structlog.testing
 
+from ipvsproxy.daemon.mass_deletion import CONFIRMED_AFTER_S
 from ipvsproxy.model.service import ApiObject, ObjectKind
 from tests import builders, memory_node
 from tests.daemon.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
@@ -148,3 +149,30 @@ async def test_a_restart_finds_everything_in_force_and_does_nothing() -> None:
         await node.quiet(100)
     # IPVS timeouts are written again: reading them would be no cheaper.
     assert node.done == ["set timeouts timeouts 600 0 0"]
+
+
+@in_virtual_time
+async def test_a_first_list_that_is_empty_takes_nothing_from_the_kernel_until_another_confirms_it() -> None:
+    before = MemoryNode()
+    async with before.running():
+        before.begin_with(WEB, SLICE, builders.node())
+        await before.quiet()
+    node = MemoryNode(before.kernel, guard_percent=50)
+    node.kernel.forget()
+    new = builders.service("new", cluster=("10.96.0.98",))
+    with structlog.testing.capture_logs() as logs:
+        async with node.running():
+            node.begin_with(builders.node())
+            await node.quiet(after_s=CONFIRMED_AFTER_S)
+            assert node.done == ["set timeouts timeouts 600 0 0"]  # which every start writes: it is cheap
+            node.put(new)
+            await node.quiet()
+            assert "add virtual_server TCP 10.96.0.98:80" in node.done
+            assert not [line for line in node.done if line.startswith("remove")]
+            for kind in (ObjectKind.SERVICE, ObjectKind.ENDPOINT_SLICE):
+                node.deliver([memory_node.listed(kind, [new])])
+            await node.quiet()
+            assert "remove virtual_server TCP 10.96.0.10:80" in node.done
+            assert_from_scratch(node)
+    told = sorted(line["kind"] for line in logs if line["event"] == "the first list is empty, which is not believed")
+    assert told == ["EndpointSlice", "Service"]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from ipvsproxy.daemon import manifests
-from ipvsproxy.model.service import EndpointSlice, Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected, Service
+from ipvsproxy.model.service import EndpointSlice, Event, Gone, Listed, Listing, ObjectKey, ObjectKind, Put, Rejected, Service
 
 Json = dict[str, Any]
 
@@ -53,7 +53,7 @@ def world(tmp_path: pathlib.Path) -> World:
 
 
 def told(events: list[Event]) -> list[str]:
-    return [f"{type(event).__name__} {event.key}" for event in events if not isinstance(event, Listed)]
+    return [f"{type(event).__name__} {event.key}" for event in events if not isinstance(event, Listing | Listed)]
 
 
 def address(event: Event) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from ipvsproxy.daemon import reflector
 from ipvsproxy.daemon.reflector import ApiError, Trouble
-from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected
+from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKey, ObjectKind, Put, Rejected
 from tests.virtual_time import in_virtual_time
 
 Json = dict[str, Any]
@@ -144,7 +144,9 @@ class World:
 
 
 def names(events: Iterable[Event]) -> list[str]:
-    return [f"{type(event).__name__} {event.key.name}" for event in events if not isinstance(event, Listed) and event.key]
+    return [
+        f"{type(event).__name__} {event.key.name}" for event in events if not isinstance(event, Listing | Listed) and event.key
+    ]
 
 
 # What is asked
@@ -179,7 +181,8 @@ async def test_pages_are_delivered_as_they_come_and_the_end_of_the_list_last() -
     world = World(page(service("a"), service("b"), more="t1"), page(service("c")))
     await world.run()
     assert names(world.delivered) == ["Put a", "Put b", "Put c"]
-    assert world.batches == [2, 1, 1]
+    assert world.delivered[0] == Listing(ObjectKind.SERVICE)
+    assert world.batches == [3, 1, 1]
     assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset(ObjectKey("default", name) for name in "abc"))
     assert "limit=500" in world.lists[0]
     assert world.lists[1].endswith("&continue=t1")

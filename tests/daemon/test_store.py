@@ -14,6 +14,7 @@ from ipvsproxy.model.service import (
     Event,
     Gone,
     Listed,
+    Listing,
     ObjectKey,
     ObjectKind,
     Rejected,
@@ -314,6 +315,73 @@ def test_a_list_without_most_endpoints_is_doubted_as_well() -> None:
     store.deliver([listed(kind=ObjectKind.ENDPOINT_SLICE)], 10)
     assert all(len(store.slices_of(name)) == 1 for name in store.services)
     assert store.doubts[ObjectKind.ENDPOINT_SLICE].missing == 20
+
+
+def emptied(count: int) -> list[ApiObject]:
+    """As many slices of the store above, without their endpoints."""
+    return [builders.endpoint_slice(service=f"web-{number}") for number in range(count)]
+
+
+def deliver_list(store: Store, *slices: ApiObject, now: float) -> None:
+    store.deliver([Listing(ObjectKind.ENDPOINT_SLICE)], now)
+    deliver(store, *slices)
+    store.deliver([listed(*slices, kind=ObjectKind.ENDPOINT_SLICE)], now)
+
+
+def test_a_list_whose_slices_are_all_emptied_is_doubted_and_then_confirmed() -> None:
+    store, services = guarded_store(20)
+    deliver_list(store, *emptied(20), now=10)
+    assert store.take() == Changes()
+    assert (store.doubts[ObjectKind.ENDPOINT_SLICE].missing, store.doubts[ObjectKind.ENDPOINT_SLICE].known) == (20, 20)
+    deliver_list(store, *emptied(20), now=10 + CONFIRMED_AFTER_S)
+    assert not store.doubts
+    assert store.take().services.keys() == {item.name for item in services}
+    assert not any(item.endpoints for name in store.services for item in store.slices_of(name))
+
+
+def test_a_list_that_breaks_off_holds_nothing_back_from_the_next() -> None:
+    store, _ = guarded_store(20)
+    store.deliver([Listing(ObjectKind.ENDPOINT_SLICE)], 10)
+    deliver(store, *emptied(20))
+    slices = [item for name in store.services for item in store.slices_of(name)]
+    deliver_list(store, *slices, now=11)
+    assert (store.take(), dict(store.doubts)) == (Changes(), {})
+
+
+def test_some_slices_may_be_emptied_by_a_list_and_any_number_by_a_watch() -> None:
+    store, _ = guarded_store(20)
+    rest = [item for name in store.services for item in store.slices_of(name)][5:]
+    deliver_list(store, *emptied(5), *rest, now=10)
+    assert len(store.take().services) == 5
+    deliver(store, *emptied(20))
+    assert (len(store.take().services), dict(store.doubts)) == (15, {})
+
+
+@pytest.mark.parametrize("kind", [ObjectKind.SERVICE, ObjectKind.ENDPOINT_SLICE])
+def test_a_first_list_that_is_empty_counts_and_is_doubted_until_another_confirms_it(kind: ObjectKind) -> None:
+    store = Store(STARTED_S, Guard(50))
+    store.deliver([Listed(kind, frozenset())], 1)
+    assert kind not in store.missing
+    assert store.may_lack_all
+    store.deliver([Listed(kind, frozenset())], CONFIRMED_AFTER_S)
+    assert store.may_lack_all
+    store.deliver([Listed(kind, frozenset())], 1 + CONFIRMED_AFTER_S)
+    assert not store.may_lack_all
+
+
+@pytest.mark.parametrize("guard", [Guard(0), Guard(50)])
+def test_a_first_list_that_holds_something_is_believed_and_so_is_any_when_the_guard_is_off(guard: Guard) -> None:
+    store, web = Store(STARTED_S, guard), builders.service("web")
+    store.deliver([listed(*[web] * (guard.percent > 0))], 1)
+    store.deliver([Listed(ObjectKind.NODE, frozenset())], 1)
+    assert not store.may_lack_all
+
+
+def test_what_the_list_after_a_doubted_first_one_holds_ends_the_doubt() -> None:
+    store = Store(STARTED_S, Guard(50))
+    store.deliver([listed()], 1)
+    store.deliver([listed(builders.service("web"))], 2)
+    assert not store.may_lack_all
 
 
 def test_few_services_may_always_go_at_once() -> None:

@@ -23,7 +23,7 @@ import yaml
 
 from ipvsproxy.daemon import reflector, watch
 from ipvsproxy.daemon.reflector import Trouble
-from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected
+from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKey, ObjectKind, Put, Rejected
 from tests import api_server
 from tests.api_server import ApiServer, Refusal
 from tests.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
@@ -60,7 +60,7 @@ class Sink:
                 case Listed(kind, keys):
                     kept = {key.name for key in keys}
                     self.objects[kind] = {name: item for name, item in self.objects[kind].items() if name in kept}
-                case Rejected():
+                case Rejected() | Listing():
                     pass
         self._arrived.set()
 
@@ -221,7 +221,7 @@ async def test_a_list_whose_token_expires_is_made_again_before_it_counts(tmp_pat
         sink = Sink()
 
         def deliver(events: Sequence[Event]) -> None:
-            if not sink.objects[ObjectKind.SERVICE] and len(events) == reflector.PAGE_ITEMS:
+            if not sink.objects[ObjectKind.SERVICE] and len(events) == reflector.PAGE_ITEMS + 1:  # and that a list begins
                 server.delete(SERVICES, "s0")
                 server.store.forget_history()
             sink.deliver(events)
