@@ -20,7 +20,7 @@ import yaml
 from ipvsproxy.daemon.measure import Sources
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.reflector import Trouble, WatchStatus
-from ipvsproxy.daemon.status import Status
+from ipvsproxy.daemon.status import LATE_PERIODS, Status
 from ipvsproxy.daemon.store import Changes, Trigger
 from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
 from ipvsproxy.model.kernel import Connections, Counters
@@ -166,6 +166,19 @@ def test_every_alert_has_a_severity_a_summary_a_test_and_a_page(rule: Object) ->
     path, _, anchor = rule["annotations"]["runbook_url"].partition("#")
     headings = re.findall(r"^### (.+)$", (ROOT / path).read_text(), re.MULTILINE)
     assert anchor in [heading.lower() for heading in headings]
+
+
+def test_the_kubelet_ends_a_process_that_is_late_only_after_the_alert_for_it_has_fired() -> None:
+    (rule,) = (rule for rule in RULES if rule["alert"] == "IpvsproxyProgrammingLate")
+    (age_s,), (wait_m,) = re.findall(r"> (\d+)$", rule["expr"]), re.findall(r"^(\d+)m$", rule["for"])
+    (scrape_s,) = re.findall(r"^(\d+)s$", _read("podmonitor.yaml")["spec"]["podMetricsEndpoints"][0]["interval"])
+    evaluation_s = 60
+    (container,) = yaml.safe_load((ROOT / "manifests/base/daemonset.yaml").read_text())["spec"]["template"]["spec"]["containers"]
+    probe = container["livenessProbe"]
+    unhealthy_s = LATE_PERIODS * 30
+    ends_s = unhealthy_s + probe["periodSeconds"] * probe["failureThreshold"]
+    assert unhealthy_s < int(age_s)
+    assert int(age_s) + int(wait_m) * 60 + int(scrape_s) + evaluation_s <= ends_s
 
 
 def test_the_dashboard_is_one_that_grafana_can_load() -> None:
