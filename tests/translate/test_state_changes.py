@@ -65,6 +65,13 @@ def test_a_service_that_becomes_a_load_balancer_keeps_its_ports_and_gets_a_healt
     assert (len(plain.local_endpoints), len(balancer.local_endpoints)) == (0, 1)
 
 
+def test_an_endpoint_of_a_port_that_the_service_has_not_got_makes_the_node_not_healthy() -> None:
+    other = endpoint_slice(endpoint("10.0.1.1"), service="lb", suffix="other", ports=[endpoint_port(9090, name="other")])
+    mine = endpoint_slice(endpoint("10.0.1.2"), service="lb", suffix="mine", ports=[endpoint_port(9090, name="81")])
+    counts = [set(state_of(_balancer(*THREE_PORTS), *slices).local_endpoints.values()) for slices in ([other], [other, mine])]
+    assert counts == [{0}, {1}]
+
+
 @pytest.mark.checklist(50)
 def test_an_equal_object_has_an_equal_state() -> None:
     assert state_of(_balancer(*THREE_PORTS)) == state_of(_balancer(*THREE_PORTS))
