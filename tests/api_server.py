@@ -211,10 +211,14 @@ class ApiServer:
     def _of(self, resource: Resource) -> list[_Watcher]:
         return [watcher for watcher in self._watchers if watcher.resource is resource]
 
-    async def watched(self, resource: Resource) -> None:
-        """Wait until somebody watches this resource."""
+    async def watched(self, resource: Resource, *, from_present: bool = False) -> None:
+        """Wait until somebody watches this resource; ``from_present``: and not from a revision that is yet to come."""
+
+        def is_watched() -> bool:
+            return any(not from_present or one.after_revision <= self.store.revision for one in self._of(resource))
+
         async with self._changed:
-            await self._changed.wait_for(lambda: bool(self._of(resource)))
+            await self._changed.wait_for(is_watched)
 
     async def asked(self, resource: Resource, *, watch: bool, times: int) -> None:
         """Wait until a resource has been listed (or watched) this many times."""

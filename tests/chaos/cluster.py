@@ -1,6 +1,9 @@
 """Where the program learns of the cluster: a directory of manifests, or an API server in this process."""
 
 import asyncio
+import collections
+import copy
+import enum
 import json
 import random
 import threading
@@ -13,7 +16,30 @@ from tests.chaos.world import Key, Object, key_of
 
 T = TypeVar("T")
 
+WITHIN_S = 60.0
+"""Until the server's thread has done what it was asked to, which may be to wait for the program."""
+BACKUPS = 4
+"""How many times objects were applied between a backup and the present."""
+REFUSALS = 2
+"""Requests in a row that are refused."""
+GARBAGE_LINE = b"{]\n"
+
 RESOURCES = {"Service": api_store.SERVICES, "EndpointSlice": api_store.ENDPOINT_SLICES, "Node": api_store.NODES}
+
+
+class Trouble(enum.Enum):
+    """What goes wrong between the cluster and the program. All but the last kind are an API server's."""
+
+    CUT = "watch cut"
+    CUT_IN_LINE = "watch cut in a line"
+    ENDED = "watch ended"
+    EXPIRED = "watch expired (410)"
+    GARBLED = "garbled line"
+    THROTTLED = "requests refused with 429"
+    SERVER_ERROR = "requests refused with 500"
+    UNAUTHORIZED = "requests refused with 401"
+    RESTORED = "older revision"
+    GARBAGE_FILE = "garbage in the directory"
 
 
 class Cluster(Protocol):
@@ -24,8 +50,8 @@ class Cluster(Protocol):
     def apply(self, put: Iterable[Object], gone: Iterable[Key]) -> None:
         """Objects appear, change and go, in this order."""
 
-    def trouble(self, dice: random.Random) -> str:
-        """Something goes wrong on the way to the program; what, or nothing if nothing can."""
+    def trouble(self, kind: Trouble, dice: random.Random) -> None:
+        """Something of this kind, which must be one that can happen here, goes wrong on the way to the program."""
 
     def close(self) -> None:
         """The end."""
@@ -49,14 +75,10 @@ class Directory:
         for key in gone:
             self._file(key).unlink()
 
-    def trouble(self, dice: random.Random) -> str:
-        """A file that is no manifest, for a while or for ever."""
-        path = self._path / "garbage.yaml"
-        if path.exists():
-            path.unlink()
-            return "garbage is gone from the directory"
-        path.write_bytes(dice.randbytes(200))
-        return "garbage in the directory"
+    def trouble(self, kind: Trouble, dice: random.Random) -> None:
+        """A file that is no manifest."""
+        assert kind is Trouble.GARBAGE_FILE
+        (self._path / "garbage.yaml").write_bytes(dice.randbytes(200))
 
     def close(self) -> None:
         """As ``Cluster`` says."""
@@ -73,6 +95,7 @@ class Server:
         self._thread = threading.Thread(target=self._loop.run_forever, name="api server")
         self._thread.start()
         self._server = api_server.ApiServer()
+        self._backups: collections.deque[api_store.Store] = collections.deque(maxlen=BACKUPS)
         self._wait(self._server.__aenter__())
         self.flag = f"--kubeconfig={api_server.write_kubeconfig(directory / 'kubeconfig', self._server.url)}"
 
@@ -81,6 +104,7 @@ class Server:
         items, keys = list(put), list(gone)
 
         def tell() -> None:
+            self._backups.append(copy.deepcopy(self._server.store))
             for item in items:
                 self._server.put(RESOURCES[item["kind"]], item)
             for key in keys:
@@ -88,23 +112,47 @@ class Server:
 
         self._call(tell)
 
-    def trouble(self, dice: random.Random) -> str:
-        """Watches end in various ways, or requests are refused."""
+    def trouble(self, kind: Trouble, dice: random.Random) -> None:
+        """Watches end in various ways, or requests are refused, or the server is an older one."""
         resource = dice.choice([api_store.SERVICES, api_store.ENDPOINT_SLICES])
         server = self._server
-        troubles: dict[str, Callable[[], None]] = {
-            "the watch is cut": lambda: server.cut_watches(resource),
-            "the watch is cut in a line": lambda: server.cut_watches(resource, b'{"type": "ADDED", "obj'),
-            "the watch ends": lambda: server.end_watches(resource),
-            "the watch has expired": lambda: server.expire_watches(resource),
-            "a line is garbled": lambda: server.send(resource, b"{]\n"),
-            "requests fail with 500": lambda: self._refuse(resource, 500),
-            "requests fail with 429": lambda: self._refuse(resource, 429),
-            "requests fail with 401": lambda: self._refuse(resource, 401),
-        }
-        name = dice.choice(sorted(troubles))
-        self._call(troubles[name])
-        return f"{resource.kind}: {name}"
+        match kind:
+            case Trouble.CUT:
+                self._call(lambda: server.cut_watches(resource))
+            case Trouble.CUT_IN_LINE:
+                self._call(lambda: server.cut_watches(resource, b'{"type": "ADDED", "obj'))
+            case Trouble.ENDED:
+                self._call(lambda: server.end_watches(resource))
+            case Trouble.EXPIRED:
+                self._call(lambda: server.expire_watches(resource))
+            case Trouble.GARBLED:
+                self._call(lambda: server.send(resource, GARBAGE_LINE))
+            case Trouble.THROTTLED:
+                self._call(lambda: self._refuse(resource, 429))
+            case Trouble.SERVER_ERROR:
+                self._call(lambda: self._refuse(resource, 500))
+            case Trouble.UNAUTHORIZED:
+                self._call(lambda: self._refuse(resource, 401))
+            case Trouble.RESTORED:
+                self._wait(self._restore())
+            case _:
+                raise ValueError(kind)
+
+    async def _restore(self) -> None:
+        """Be restored from a backup; once that has been seen, what was there before it comes again."""
+        server = self._server
+        lost = {resource: {_name(item): item for item in server.store.objects(resource)} for resource in RESOURCES.values()}
+        server.restore(self._backups[0])
+        self._backups.clear()
+        for resource in RESOURCES.values():
+            await server.watched(resource, from_present=True)
+        for resource, items in lost.items():
+            present = {_name(item): item for item in server.store.objects(resource)}
+            for name, item in items.items():
+                if name not in present or _content(item) != _content(present[name]):
+                    server.put(resource, item)
+            for name in present.keys() - items.keys():
+                server.delete(resource, name)
 
     def cut_and_forget(self, resource: api_store.Resource) -> None:
         """The watch is cut, and history ends now, so that a watch may not always go on where it was."""
@@ -116,7 +164,7 @@ class Server:
         self._call(cut)
 
     def _refuse(self, resource: api_store.Resource, code: int) -> None:
-        self._server.refuse(*[api_server.Refusal(code, resource=resource)] * 2)
+        self._server.refuse(*[api_server.Refusal(code, resource=resource)] * REFUSALS)
         self._server.cut_watches(resource)
 
     def close(self) -> None:
@@ -133,4 +181,13 @@ class Server:
         self._wait(call())
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(WITHIN_S)
+
+
+def _name(item: Object) -> str:
+    return str(item["metadata"]["name"])
+
+
+def _content(item: Object) -> Object:
+    """Without what the server writes itself."""
+    return item | {"metadata": {name: value for name, value in item["metadata"].items() if name in ("name", "labels")}}

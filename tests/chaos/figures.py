@@ -3,25 +3,29 @@
 import dataclasses
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from tests.chaos.usage import Usage
+
+Heals = list[tuple[float, str]]
 
 
 @dataclasses.dataclass(slots=True)
 class Figures:
     """All counts. ``heals_s`` are the times from each drift until the kernel was right again, by kind of drift.
 
-    Those where the program was patient, because the same had been undone before, are in ``patient_heals_s``. ``lost`` are
-    requests without an answer while nothing but the API, the program's life and its sockets changed; those that drift cost are
-    ``lost_to_drift``. ``broken`` and ``broken_by_drift`` are the same for connections that were open. ``used`` is what each
-    process used, by its number.
+    Those where the program was patient, because the same had been undone before, are in ``patient_heals_s``; ``looks_s`` is how
+    long each of the looks took that told. ``lost`` are requests without an answer while nothing but the API, the program's life
+    and its sockets changed; those that drift cost are ``lost_to_drift``. ``broken`` and ``broken_by_drift`` are the same for
+    connections that were open. ``used`` is what each process used, by its number.
     """
 
     histories: int = 0
     changes: int = 0
     kills: int = 0
-    troubles: int = 0
+    locks: int = 0
+    troubles: Counter[str] = dataclasses.field(default_factory=Counter)
     injected: Counter[str] = dataclasses.field(default_factory=Counter)
     quiet_points: int = 0
     verified: int = 0
@@ -32,53 +36,83 @@ class Figures:
     asked: int = 0
     broken: int = 0
     broken_by_drift: int = 0
-    heals_s: list[tuple[float, str]] = dataclasses.field(default_factory=list)
-    patient_heals_s: list[tuple[float, str]] = dataclasses.field(default_factory=list)
+    heals_s: Heals = dataclasses.field(default_factory=list)
+    patient_heals_s: Heals = dataclasses.field(default_factory=list)
+    looks_s: list[float] = dataclasses.field(default_factory=list)
     used: defaultdict[int, list[Usage]] = dataclasses.field(default_factory=lambda: defaultdict(list))
     violations: list[str] = dataclasses.field(default_factory=list)
 
-    def lines(self) -> list[str]:
-        """The table of the report."""
+    def report(self) -> dict[str, Any]:
+        """All of it by name, as JSON can hold it; times in seconds."""
         drifts = Counter(kind for _, kind in (*self.heals_s, *self.patient_heals_s))
-        rows = {
+        return {
             "histories": self.histories,
             "API changes": self.changes,
             "kills": self.kills,
-            "troubles (API, files, xtables lock)": self.troubles,
+            "xtables lock held": self.locks,
+            "troubles (API, files)": _counted(self.troubles),
             "kernel faults injected": _counted(self.injected),
-            "drifts": f"{drifts.total()} of {len(drifts)} kinds",
-            "drift healed after": _times(self.heals_s),
-            "  with patience, as it returned": _times(self.patient_heals_s),
+            "drifts": _counted(drifts),
+            "drift healed after": _times([seconds for seconds, _ in self.heals_s]),
+            "  with patience, as it returned": _times([seconds for seconds, _ in self.patient_heals_s]),
+            "  one look takes": _times(self.looks_s),
             "quiet points compared": self.quiet_points,
             "  verify had nothing to say": self.verified,
             "probes sent": self.probes,
             "probes lost": self.lost,
             "probes lost to drift": self.lost_to_drift,
-            "slowest answer": f"{self.slowest_answer_s:.2f} s",
+            "slowest answer": round(self.slowest_answer_s, 2),
             "requests through open connections": self.asked,
             "open connections broken": self.broken,
             "open connections broken by drift": self.broken_by_drift,
             **dict(self._used()),
             "violations": len(self.violations),
+            "healed after, by kind of drift": {kind: _times(times) for kind, times in _by_kind(self.heals_s).items()},
         }
-        kinds = [f"  {kind:34}{count}" for kind, count in sorted(drifts.items())]
-        return [f"{name:36}{value}" for name, value in rows.items()] + ["drifts by kind:", *kinds]
 
-    def _used(self) -> Iterator[tuple[str, str]]:
+    def lines(self) -> list[str]:
+        """The report for people."""
+        lines = []
+        for name, value in self.report().items():
+            if isinstance(value, dict) and any(isinstance(one, dict) for one in value.values()):
+                lines += [f"{name}:", *(f"  {kind:34}{_in_one_line(one)}" for kind, one in value.items())]
+            else:
+                lines.append(f"{name:36}{_in_one_line(value)}")
+        return lines
+
+    def _used(self) -> Iterator[tuple[str, Mapping[str, float]]]:
         samples = [one for life in self.used.values() for one in life]
         for name in ("resident_mb", "descriptors", "sockets", "threads", "tasks") if samples else ():
             values = [getattr(one, name) for one in samples]
             grown = max(getattr(life[-1], name) - getattr(life[0], name) for life in self.used.values())
-            yield f"process: {name}", f"{min(values):g} to {max(values):g}, grown in one life by {grown:g} at most"
+            yield f"process: {name}", {"least": min(values), "most": max(values), "grown in one life by at most": round(grown, 2)}
 
 
-def _times(heals_s: list[tuple[float, str]]) -> str:
-    if not heals_s:
-        return "none"
-    longest_s, kind = max(heals_s)
-    median_s = statistics.median(one for one, _ in heals_s)
-    return f"{median_s:.1f} s (median), {longest_s:.1f} s (longest: {kind}), {len(heals_s)} in all"
+def _by_kind(heals_s: Heals) -> dict[str, list[float]]:
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for seconds, kind in sorted(heals_s, key=lambda one: one[1]):
+        times[kind].append(seconds)
+    return times
 
 
-def _counted(counts: Counter[str]) -> str:
-    return f"{counts.total()}: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) if counts else "0"
+def _times(times_s: Sequence[float]) -> dict[str, float]:
+    if not times_s:
+        return {"times": 0}
+    found = {"median": statistics.median(times_s), "95 %": percentile(times_s, 95), "longest": max(times_s)}
+    return {"times": len(times_s)} | {name: round(seconds, 2) for name, seconds in found.items()}
+
+
+def percentile(values: Iterable[float], percent: int) -> float:
+    """The least of the values that so many percent of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+
+
+def _counted(counts: Counter[str]) -> dict[str, int]:
+    return {"all": counts.total(), **dict(sorted(counts.items()))}
+
+
+def _in_one_line(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {one:g}" for name, one in value.items())
+    return str(value)

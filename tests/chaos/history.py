@@ -58,6 +58,8 @@ class History:
         self._steps = list(drawn.steps)
         self._drifts = iter(drawn.drifts)
         self._kinds = iter(drawn.faults)
+        self._troubles = iter(drawn.troubles)
+        self._has_server = drawn.has_server
         self._dice = random.Random(seed)
         self._faults = Faults(directory)
         self._figures = figures
@@ -136,8 +138,10 @@ class History:
             self._start()
 
     def _trouble(self) -> None:
-        self._note(self._cluster.trouble(self._dice))
-        self._figures.troubles += 1
+        kind = next(self._troubles)
+        self._note(f"trouble: {kind.value}")
+        self._cluster.trouble(kind, self._dice)
+        self._figures.troubles[kind.value] += 1
         self._change()
 
     def _fault(self) -> None:
@@ -159,7 +163,7 @@ class History:
     def _lock(self) -> None:
         """Somebody holds the lock of all writers of rules."""
         self._note("the xtables lock is held")
-        self._figures.troubles += 1
+        self._figures.locks += 1
         with LOCK.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._change()
@@ -180,7 +184,7 @@ class History:
             with concurrent.futures.ThreadPoolExecutor(1) as asker:
                 asker.submit(self._clients.ask_once)
                 self._wait_until_healed(drift.SPOILED[spoil], wanted)
-            healed_s = time.monotonic() - began_s
+                healed_s = time.monotonic() - began_s
             was_patient = PATIENT in self._log.read_bytes()[logged:]
             self._note(f"healed after {healed_s:.1f} s{', with patience' if was_patient else ''}")
             (self._figures.patient_heals_s if was_patient else self._figures.heals_s).append((healed_s, spoil.__name__))
@@ -193,14 +197,16 @@ class History:
         while True:
             looked_s = time.monotonic()
             found = kernel_state.differences(wanted, kernel_state.held(sections))
-            if not found and ("iptables" not in sections or drift.is_jump_in_place()):
+            is_right = not found and ("iptables" not in sections or drift.is_jump_in_place())
+            self._figures.looks_s.append(time.monotonic() - looked_s)
+            if is_right:
                 return
             if looked_s > deadline_s:
                 raise self._violation(f"drift was not healed within {HEALED_WITHIN_S:.0f} s", found)
             time.sleep(POLL_S)
 
     def _make_cluster(self) -> cluster.Cluster:
-        if self._dice.random() < 0.5:
+        if self._has_server:
             return cluster.Server(self._directory)
         return cluster.Directory(self._directory / "manifests")
 

@@ -1,4 +1,4 @@
-"""What happens in a history, from its number and a seed: the steps by chance, the kinds of drift and of faults in turn.
+"""What happens in a history, from its number and a seed: the steps by chance, the kinds of drift, faults and troubles in turn.
 
 Kinds go round from one history to the next, so that all have come up after a known number of histories of the same length.
 """
@@ -8,33 +8,48 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from tests.chaos import drift
+from tests.chaos.cluster import Trouble
 from tests.chaos.faults import Kind
 
 T = TypeVar("T")
 
-STEPS: Mapping[str, int] = {"change": 4, "kill": 4, "trouble": 2, "lock": 1}
-"""What a history is made of besides drift and kernel faults, with weights."""
+STEPS: Mapping[str, int] = {"change": 3, "kill": 4, "lock": 2}
+"""What a history is made of besides drift, kernel faults and troubles, with weights."""
 DRIFT_SHARE = 0.4
 FAULT_SHARE = 0.2
+TROUBLE_SHARE = 0.15
 """Of all steps, but at least one."""
+DIRECTORY_EVERY = 4
+"""The last one of so many histories is fed from a directory, the others by an API server."""
+SERVER_TROUBLES = [kind for kind in Trouble if kind is not Trouble.GARBAGE_FILE]
 
 
 class Plan(NamedTuple):
-    """``steps`` in their order; ``drifts`` and ``faults`` are the kinds of those among them."""
+    """``steps`` in their order; ``drifts``, ``faults`` and ``troubles`` are the kinds of those among them."""
 
     steps: list[str]
     drifts: list[drift.Drift]
     faults: list[Kind]
+    troubles: list[Trouble]
+    has_server: bool
 
 
 def draw(seed: int, number: int, length: int) -> Plan:
     """The plan of the history of this number that has so many steps."""
-    drifts, faults = (max(1, round(length * share)) for share in (DRIFT_SHARE, FAULT_SHARE))
+    drifts, faults, troubles = (max(1, int(length * share)) for share in (DRIFT_SHARE, FAULT_SHARE, TROUBLE_SHARE))
     dice = random.Random(f"{seed}:{number}:plan")
-    others = dice.choices(list(STEPS), list(STEPS.values()), k=max(0, length - drifts - faults))
-    steps = [*others, *["drift"] * drifts, *["fault"] * faults][:length]
+    others = dice.choices(list(STEPS), list(STEPS.values()), k=max(0, length - drifts - faults - troubles))
+    steps = [*others, *["drift"] * drifts, *["fault"] * faults, *["trouble"] * troubles][:length]
     dice.shuffle(steps)
-    return Plan(steps, _in_turn(seed, number, drift.DRIFTS, drifts), _in_turn(seed, number, list(Kind), faults))
+    has_server = number % DIRECTORY_EVERY < DIRECTORY_EVERY - 1
+    with_server = number - number // DIRECTORY_EVERY
+    return Plan(
+        steps,
+        _in_turn(seed, number, drift.DRIFTS, drifts),
+        _in_turn(seed, number, list(Kind), faults),
+        _in_turn(seed, with_server, SERVER_TROUBLES, troubles) if has_server else [Trouble.GARBAGE_FILE] * troubles,
+        has_server,
+    )
 
 
 def _in_turn(seed: int, number: int, kinds: Sequence[T], count: int) -> list[T]:

@@ -3,6 +3,7 @@
 ``scripts/chaos`` runs long ones; their figures are in ``docs/reliability.md``.
 """
 
+import json
 import random
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 
 from tests import lab
 from tests.chaos import drift, kernel_state, plan
+from tests.chaos.cluster import Trouble
 from tests.chaos.faults import Kind
-from tests.chaos.figures import Figures
+from tests.chaos.figures import Figures, percentile
 from tests.chaos.history import History
 from tests.chaos.world import Key, World
 
@@ -39,14 +41,16 @@ def test_what_is_put_and_deleted_adds_up_to_the_world() -> None:
     assert objects == world.objects
 
 
-def test_all_kinds_of_drift_and_of_faults_come_up_in_turn() -> None:
-    drawn = [plan.draw(1, number, 14) for number in range(4)]
-    assert {kind for one in drawn for kind in one.drifts} == set(drift.DRIFTS)
-    assert {kind for one in drawn for kind in one.faults} == set(Kind)
-    assert all(one.steps.count("drift") == len(one.drifts) for one in drawn)
-    assert all(one.steps.count("fault") == len(one.faults) for one in drawn)
-    assert plan.draw(1, 3, 14) == drawn[3]
-    assert plan.draw(2, 3, 14) != drawn[3]
+def test_all_kinds_of_drift_faults_and_troubles_come_up_in_turn() -> None:
+    drawn = [plan.draw(1, number, 15) for number in range(7)]
+    assert {kind for one in drawn[:4] for kind in one.drifts} == set(drift.DRIFTS)
+    assert {kind for one in drawn[:4] for kind in one.faults} == set(Kind)
+    assert {kind for one in drawn for kind in one.troubles} == set(Trouble)
+    for step, kinds in (("drift", "drifts"), ("fault", "faults"), ("trouble", "troubles")):
+        assert all(one.steps.count(step) == len(getattr(one, kinds)) for one in drawn)
+    assert all((Trouble.GARBAGE_FILE in one.troubles) is not one.has_server for one in drawn)
+    assert plan.draw(1, 3, 15) == drawn[3]
+    assert plan.draw(2, 3, 15) != drawn[3]
 
 
 def test_each_kind_of_drift_shows_in_the_sections_that_are_polled() -> None:
@@ -54,11 +58,21 @@ def test_each_kind_of_drift_shows_in_the_sections_that_are_polled() -> None:
     assert {section for sections in drift.SPOILED.values() for section in sections} <= set(kernel_state.SECTIONS)
 
 
-def test_healing_with_patience_is_told_apart() -> None:
-    lines = Figures(heals_s=[(2.0, "flush_set"), (3.0, "add_rule")], patient_heals_s=[(9.0, "add_rule")]).lines()
-    assert "drift healed after                  2.5 s (median), 3.0 s (longest: add_rule), 2 in all" in lines
-    assert "  with patience, as it returned     9.0 s (median), 9.0 s (longest: add_rule), 1 in all" in lines
-    assert lines[-2:] == ["  add_rule                          2", "  flush_set                         1"]
+def test_healing_with_patience_is_told_apart_and_each_kind_is_counted() -> None:
+    figures = Figures(heals_s=[(2.0, "flush_set"), (3.0, "add_rule"), (7.0, "add_rule")], patient_heals_s=[(9.0, "add_rule")])
+    figures.injected["EBUSY"] = 2
+    report = json.loads(json.dumps(figures.report()))
+    assert report["drifts"] == {"all": 4, "add_rule": 3, "flush_set": 1}
+    assert report["kernel faults injected"] == {"all": 2, "EBUSY": 2}
+    assert report["drift healed after"] == {"times": 3, "median": 3.0, "95 %": 7.0, "longest": 7.0}
+    assert report["healed after, by kind of drift"]["add_rule"] == {"times": 2, "median": 5.0, "95 %": 7.0, "longest": 7.0}
+    assert "  with patience, as it returned     times 1, median 9, 95 % 9, longest 9" in figures.lines()
+    assert figures.lines()[-1] == "  flush_set                         times 1, median 2, 95 % 2, longest 2"
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    assert [percentile(range(1, 101), percent) for percent in (50, 95, 100)] == [50, 95, 100]
+    assert percentile([4.0], 95) == 4.0
 
 
 def test_only_a_wanted_server_of_tcp_may_still_have_a_draining_real_server() -> None:
