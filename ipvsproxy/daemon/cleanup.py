@@ -194,12 +194,14 @@ def render_text(result: Result, *, dry_run: bool) -> str:
     done = [outcome.operation for outcome in result.outcomes if not outcome.error]
     counts = Counter(kind_of(operation.item) for operation in done)
     number = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    # With a problem, it may never have come to looking.
+    empty = "nothing" if result.problems else f"nothing, there {'is' if dry_run else 'was'} nothing of ours"
     lines = [f"left out: {note}" for note in result.notes]
     if dry_run:
         lines += [f"would {operation}" for operation in done]
-        lines.append(f"would remove: {number or 'nothing, there is nothing of ours'}")
+        lines.append(f"would remove: {number or empty}")
     else:
-        lines.append(f"removed: {number or 'nothing, there was nothing of ours'}")
+        lines.append(f"removed: {number or empty}")
     lines += [f"failed: {outcome.error}" for outcome in result.failed]
     lines += [f"problem: {problem}" for problem in result.problems]
     return "".join(f"{line}\n" for line in lines)

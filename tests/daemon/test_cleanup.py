@@ -91,6 +91,14 @@ def test_a_second_run_finds_nothing_to_do(kernel: FakeKernel) -> None:
     assert cleanup.render_text(result, dry_run=True) == "would remove: nothing, there is nothing of ours\n"
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_who_could_not_look_does_not_say_that_there_is_nothing_of_ours(*, dry_run: bool) -> None:
+    result = cleanup.Result(problems=("another ipvsproxy is running",))
+    removed, problem = cleanup.render_text(result, dry_run=dry_run).splitlines()
+    assert removed == ("would remove: nothing" if dry_run else "removed: nothing")
+    assert problem == "problem: another ipvsproxy is running"
+
+
 def test_a_dry_run_names_everything_and_changes_nothing(kernel: FakeKernel) -> None:
     before = memory_node.contents(kernel)
     result = clean(kernel, dry_run=True)
