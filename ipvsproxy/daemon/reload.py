@@ -57,6 +57,7 @@ class Reloader:
         self._read = read
         self._apply = apply
         self._content: bytes | None = None
+        self._is_refused = False
         self._is_asked = asyncio.Event()
 
     def ask(self) -> None:
@@ -93,10 +94,12 @@ class Reloader:
             new = self._read()
         except ConfigError as error:
             log.error("configuration refused; the one before stays in force", problem=str(error))
+            self._is_refused = True
             return
+        was_refused, self._is_refused = self._is_refused, False
         changed = sorted(key for key, value in new.values.items() if value != self.config.values.get(key))
         if not changed:
-            if was_asked:
+            if was_asked or was_refused:
                 log.info("configuration has not changed", file=str(self._path))
             return
         for notice in set(new.notices) - set(self.config.notices):

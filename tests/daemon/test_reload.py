@@ -137,6 +137,21 @@ async def test_a_refused_file_leaves_the_one_before_in_force_and_names_field_and
     assert [config.oom_score_adj for config in process.applied] == [5]
 
 
+async def test_who_takes_a_refused_file_back_is_told_that_all_is_as_before(path: pathlib.Path, logs: Logs) -> None:
+    process = Process(path)
+    await process.reloader.look(path)
+    write(path, "oomScoreAdj: x")
+    await process.reloader.look(path)
+    write(path)
+    await process.reloader.look(path)
+    await process.reloader.look(path)
+    assert [told["event"] for told in logs] == [
+        "configuration refused; the one before stays in force",
+        "configuration has not changed",
+    ]
+    assert process.applied == []
+
+
 async def test_what_needs_a_restart_keeps_its_value_and_is_named(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
     write(path, "hostnameOverride: other", "metricsBindAddress: 127.0.0.1:1", "ipvs: {strictARP: true}")
