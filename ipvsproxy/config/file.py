@@ -211,7 +211,10 @@ def _read_level(node: yaml.Node, _option: Option) -> Value:
 
 
 def _read_number(node: yaml.Node, _option: Option) -> Value:
-    return syntax.parse_number(_scalar(node, (_INTEGER, _FLOAT), "a number").replace("_", ""))
+    # 1e+06, as Go writes a million, is text to PyYAML.
+    is_plain = isinstance(node, yaml.ScalarNode) and not node.style
+    tags = (_INTEGER, _FLOAT, _STRING) if is_plain else (_INTEGER, _FLOAT)
+    return syntax.parse_number(_scalar(node, tags, "a number").replace("_", ""))
 
 
 def _read_duration(node: yaml.Node, option: Option) -> Value:

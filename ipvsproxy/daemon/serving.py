@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 
 import structlog
 
-from ipvsproxy.config import write
+from ipvsproxy.config import syntax, write
 from ipvsproxy.config.settings import Config, LogFormat
 from ipvsproxy.daemon import log as logs
 from ipvsproxy.daemon import pages, web
@@ -114,11 +114,12 @@ class Serving:
     def _set_verbosity(self, request: web.Request) -> Answer:
         if request.method != "PUT":
             return pages.METHOD_PAGE
-        text = request.body.decode("ascii", errors="replace").strip()
-        level = int(text) if text.isdecimal() else None
-        if level is not None:
-            logs.set_up(json=self._config.logging.format is LogFormat.JSON, verbosity=level)
-            log.warning("verbosity was changed over HTTP", verbosity=level)
+        try:
+            level = syntax.parse_level(request.body.decode("ascii", errors="replace").strip())
+        except ValueError:
+            return pages.verbosity(None)
+        logs.set_up(json=self._config.logging.format is LogFormat.JSON, verbosity=level)
+        log.warning("verbosity was changed over HTTP", verbosity=level)
         return pages.verbosity(level)
 
 

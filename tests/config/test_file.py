@@ -108,6 +108,13 @@ def test_string_that_yaml_takes_for_something_else_is_told_to_be_quoted() -> Non
     assert problems_of_file("hostnameOverride: 12") == ["4: hostnameOverride: 12 must be a string, in quotes"]
 
 
+@pytest.mark.parametrize("written", ["1e+06", "1e6", "1000000", "1.0e+6"])
+def test_a_number_may_be_written_as_go_does(written: str) -> None:
+    assert from_file(f"clientConnection: {{qps: {written}}}").values["clientConnection.qps"] == 1e6
+    (problem,) = problems_of_file(f'clientConnection: {{qps: "{written}"}}')
+    assert problem.endswith("must be a number")
+
+
 def test_unknown_field_is_passed_over_with_a_notice() -> None:
     config = from_file("ipvs:\n  shceduler: lc\nfuture:\n  a: [1]\n")
     assert config.ipvs.scheduler == "rr"

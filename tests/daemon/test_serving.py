@@ -167,7 +167,8 @@ async def test_flagz_and_statusz_are_for_people() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "level", "code"), [("PUT", "5", 200), ("PUT", "much", 400), ("PUT", "-1", 400), ("GET", "", 406)]
+    ("method", "level", "code"),
+    [("PUT", "5", 200), ("PUT", "much", 400), ("PUT", "-1", 400), ("PUT", "2147483648", 400), ("GET", "", 406)],
 )
 async def test_the_verbosity_can_be_put_with_profiling(
     monkeypatch: pytest.MonkeyPatch, method: str, level: str, code: int
