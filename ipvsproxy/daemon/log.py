@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import sys
+import time
 from typing import TextIO, cast
 
 import structlog
@@ -12,6 +13,10 @@ CHANGES_VERBOSITY = 2
 """From this ``-v`` on, what opens, closes and goes is told: health-check ports, addresses, rules."""
 DEBUG_VERBOSITY = 4
 """From this ``-v`` on, every step is told, as operators know it from klog: what was received, what it wants, what was done."""
+REPEAT_S = 300.0
+"""How long the same text of a library is not told again: some say it with every request."""
+MOST_TEXTS = 100
+"""Different ones that are remembered as told."""
 
 
 class _Lossy(io.TextIOBase):
@@ -28,6 +33,28 @@ class _Lossy(io.TextIOBase):
     def flush(self) -> None:
         with contextlib.suppress(OSError):
             self._stream.flush()
+
+
+class Libraries(logging.Handler):
+    """What libraries log through Python's ``logging``, as lines of ours; left alone, it would be bare text on standard error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._told: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell a record."""
+        text, now_s = record.getMessage(), time.monotonic()
+        if now_s - self._told.get(text, -REPEAT_S) < REPEAT_S:
+            return
+        if len(self._told) >= MOST_TEXTS:
+            self._told.clear()
+        self._told[text] = now_s
+        level = logging.ERROR if record.levelno >= logging.ERROR else logging.WARNING
+        structlog.get_logger().log(level, "a library says", library=record.name, message=text, exc_info=record.exc_info)
+
+
+_libraries = Libraries()
 
 
 class _Level:
@@ -69,6 +96,7 @@ def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
         # A cached logger would not notice that it is set up again.
         cache_logger_on_first_use=False,
     )
+    logging.getLogger().addHandler(_libraries)
 
 
 def _plain_values(_logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

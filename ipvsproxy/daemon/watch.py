@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import socket
 import time
 import urllib.parse
@@ -58,6 +59,8 @@ HINTS: Mapping[Trouble, str] = {
 NO_ANSWER = "<error>"
 """What client-go's metrics put in the place of HTTP's code."""
 OnRequest = Callable[[str, str, float, str], None]
+
+_USER_INFO = re.compile(r"//[^/\s]*@")  # name and password: a proxy's URL may have them, and texts of aiohttp repeat it
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -174,8 +177,8 @@ class KubernetesSource:
         elif not self._master:
             _load_service_account(self._service_account, configuration)
         host = (self._master or configuration.host or "").rstrip("/")
-        if "@" in host:  # Not repeated: it would be in every log line, with the password.
-            raise SourceError(f"{self._kubeconfig or '--master'}: the URL of the API server must not hold credentials")
+        if any(mark in host for mark in "@?#"):  # Not repeated: it would be in every log line, with the password.
+            raise SourceError(f"{self._kubeconfig or '--master'}: the API server's URL must not hold credentials, or a query")
         if not host.startswith(("http://", "https://")):
             raise SourceError(f"{self._kubeconfig or '--master'}: {host!r} is not the URL of an API server")
         configuration.host = host
@@ -257,7 +260,7 @@ class _HttpConnection:
             raise ApiError(Trouble.UNREACHABLE, f"no answer within {ANSWER_TIMEOUT_S} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             code = NO_ANSWER
-            raise ApiError(Trouble.UNREACHABLE, str(error) or type(error).__name__) from error
+            raise ApiError(Trouble.UNREACHABLE, _reason(error)) from error
         finally:
             if code:  # Not when it was us who gave it up.
                 self._on_request(urllib.parse.urlsplit(self._host).netloc, code, time.monotonic() - began_s, method)
@@ -269,6 +272,10 @@ class _HttpConnection:
             yield response
 
 
+def _reason(error: Exception) -> str:
+    return _USER_INFO.sub("//", str(error)) or type(error).__name__
+
+
 @contextlib.contextmanager
 def _reading(idle_s: float) -> Iterator[None]:
     try:
@@ -276,7 +283,7 @@ def _reading(idle_s: float) -> Iterator[None]:
     except TimeoutError as error:
         raise ApiError(Trouble.SILENT, f"nothing was received for {idle_s:.0f} s") from error
     except (aiohttp.ClientError, OSError) as error:
-        raise ApiError(Trouble.DROPPED, str(error) or type(error).__name__) from error
+        raise ApiError(Trouble.DROPPED, _reason(error)) from error
 
 
 def _keep_alive(response: aiohttp.ClientResponse) -> None:

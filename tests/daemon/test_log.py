@@ -1,6 +1,7 @@
 """Log lines as they stand on standard error: which are there, their form, and that nobody else can write one."""
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -86,5 +87,37 @@ def test_an_exception_is_part_of_its_line(read: Read) -> None:
         int("wrong")
     except ValueError:
         logger().exception("failed")
+    (line,) = read()
+    assert "ValueError: invalid literal" in line
+
+
+def test_what_a_library_logs_is_a_line_of_ours_and_told_once_in_a_while(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("ipvsproxy.daemon.log.time.monotonic", lambda: now_s)
+    logger(json=True)
+    library = logging.getLogger("some.library")
+    for _ in range(3):
+        library.error("exec: process returned %d.\nnot logged in", 3)
+    library.warning("something else")
+    library.info("too much")
+    lines = [json.loads(line) for line in read()]
+    for line in lines:
+        assert line.pop("timestamp")
+    says = {"event": "a library says", "library": "some.library"}
+    assert lines == [
+        says | {"level": "error", "message": "exec: process returned 3.\nnot logged in"},
+        says | {"level": "warning", "message": "something else"},
+    ]
+    now_s = log.REPEAT_S
+    library.error("exec: process returned %d.\nnot logged in", 3)
+    assert len(read()) == 1
+
+
+def test_the_failure_that_a_library_logs_is_part_of_its_line(read: Read) -> None:
+    logger()
+    try:
+        int("x")
+    except ValueError:
+        logging.getLogger("some.library").exception("a task has failed")
     (line,) = read()
     assert "ValueError: invalid literal" in line

@@ -488,6 +488,25 @@ async def test_no_secret_is_logged(tmp_path: pathlib.Path) -> None:
     assert "very-secret-token" not in str(logs)
 
 
+def _kubeconfig_with_proxy(path: pathlib.Path, url: str, proxy: str) -> str:
+    written = api_server.write_kubeconfig(path, url)
+    content = yaml.safe_load(path.read_text())
+    content["clusters"][0]["cluster"]["proxy-url"] = proxy
+    path.write_text(yaml.safe_dump(content))
+    return written
+
+
+async def test_the_password_of_a_proxy_is_not_logged_when_its_url_is_wrong(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        kubeconfig = _kubeconfig_with_proxy(tmp_path / "kubeconfig", server.url, "http://me:very-secret@127.0.0.1:99999")
+        with structlog.testing.capture_logs() as logs:
+            async with following(server, kubeconfig) as running:
+                await seen(running, Trouble.UNREACHABLE)
+                described = running.source.describe()
+    assert "http://127.0.0.1:99999" in described
+    assert "secret" not in described + str(logs)
+
+
 async def test_what_the_server_says_stays_in_one_line(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     text = json.dumps({"kind": "Status", "code": 500, "message": "evil\n2026-01-01 level=info all is well\x1b[2J"})
     with structlog.testing.capture_logs() as logs:
@@ -527,6 +546,7 @@ async def test_a_kubeconfig_that_can_not_work_is_one_sentence(tmp_path: pathlib.
         ({"clusters": [{"name": "test", "cluster": {}}]}, "an entry is empty"),
         ({"clusters": [{"name": "test", "cluster": {"tls-server-name": "x"}}]}, "'' is not the URL of an API server"),
         ({"clusters": [{"name": "test", "cluster": {"server": "https://x:secret@y"}}]}, "must not hold credentials"),
+        ({"clusters": [{"name": "test", "cluster": {"server": "https://y/?token=secret"}}]}, "credentials, or a query"),
         ({"clusters": [{"name": "test", "cluster": {"server": "localhost:80"}}]}, "'localhost:80' is not the URL"),
         ({"users": [{"name": "test", "user": {"tokenFile": "absent"}}]}, "absent: No such file"),
         ({"users": [{"name": "test", "user": {"token": "secret\nX-Header: y"}}]}, "can not be part of a token"),
