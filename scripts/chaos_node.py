@@ -26,9 +26,9 @@ def main() -> int:
             if time.monotonic() > deadline_s:
                 break
             _run(f"{arguments.seed}:{number}", number, node, figures, arguments)
+            if arguments.json:  # each time: a run that is stopped has figures as well
+                arguments.json.write_text(json.dumps(figures.report(), indent=2) + "\n")
     print(*figures.lines(), sep="\n")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures.report(), indent=2) + "\n")
     return 1 if figures.violations else 0
 
 
@@ -58,7 +58,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=15, help="of each history (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=0, help="begin no further history after this time (default: no limit)")
     parser.add_argument("--quick", action="store_true", help="ask verify only at the end of each history")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too, after each history")
     parser.add_argument("--diary", action="store_true", help="print what happened in each history")
     return parser.parse_args()
 

@@ -6,7 +6,14 @@ import multiprocessing
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
-PRELOADED = ("ipvsproxy.cli", "ipvsproxy.daemon.verify", "ipvsproxy.daemon.source", "ipvsproxy.daemon.watch", __name__)
+PRELOADED = (
+    "ipvsproxy.cli",
+    "ipvsproxy.daemon.verify",
+    "ipvsproxy.daemon.source",
+    "ipvsproxy.daemon.watch",
+    "tests.chaos.history",
+)
+"""With what the main module of a suite imports: each process runs that module again."""
 WITHIN_S = 60.0
 
 
