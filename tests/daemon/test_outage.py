@@ -1,0 +1,130 @@
+"""An API server that is gone for an hour of virtual time: nothing is taken back, drift is healed, it is asked calmly.
+
+The real reflectors of all kinds, the store and the loop; the wire and the kernel are played.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from ipvsproxy.daemon import reading, reflector
+from ipvsproxy.daemon.reflector import ApiError, Trouble
+from ipvsproxy.daemon.staleness import Staleness
+from ipvsproxy.model.service import ObjectKind
+from tests import api_store, builders, memory_node
+from tests.daemon.test_end_to_end import endpoint_slice, node, service
+from tests.daemon.test_watch import running_task
+from tests.virtual_time import in_virtual_time, loop
+
+HOUR_S = 3600.0
+STALE_AFTER_S = 900.0
+WEB_KEY = builders.frontend("10.96.0.1", 80)
+
+
+class Server:
+    """An API server that is there or away; ``asked`` counts connections."""
+
+    def __init__(self) -> None:
+        self.store = api_store.Store()
+        self.store.put(api_store.NODES, node())
+        self.add_service("web", 1)
+        self.asked = 0
+        self._is_away = False
+        self._left = asyncio.Event()
+
+    def add_service(self, name: str, number: int) -> None:
+        self.store.put(api_store.SERVICES, service(name, number))
+        self.store.put(api_store.ENDPOINT_SLICES, endpoint_slice(name, "v4", f"10.244.0.{number}"))
+
+    def leave(self) -> None:
+        """All watches break."""
+        self._is_away = True
+        self._left.set()
+
+    def return_(self) -> None:
+        """Without history: what was missed must be listed."""
+        self._is_away = False
+        self._left.clear()
+        self.store.forget_history()
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator["Server"]:
+        self.asked += 1
+        if self._is_away:
+            raise ApiError(Trouble.UNREACHABLE, "connection refused")
+        yield self
+
+    async def get(self, path: str) -> bytes:
+        return json.dumps(self.store.page(self._resource(path), lambda _: True)).encode()
+
+    async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
+        try:
+            self.store.changes_since(self._resource(path), int(path.partition("resourceVersion=")[2].partition("&")[0]))
+        except api_store.StatusError as error:
+            raise ApiError.of_status(error.code, "too old") from error
+        yield b""
+        await self._left.wait()
+        raise ApiError(Trouble.DROPPED, "connection reset")
+
+    @staticmethod
+    def _resource(path: str) -> api_store.Resource:
+        return next(one for one in api_store.RESOURCES if path.startswith(f"{one.path}?"))
+
+
+class Silent:
+    """Who is told, and says nothing."""
+
+    def listed(self, kind: ObjectKind, objects: int) -> None:
+        """As it is."""
+
+    def watching(self, kind: ObjectKind) -> None:
+        """As it is."""
+
+    def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
+        """As it is."""
+
+
+async def follow(one: reflector.Reflector, here: memory_node.MemoryNode) -> None:
+    while True:
+        await one.list_and_watch(here.deliver)
+
+
+@in_virtual_time
+async def test_an_hour_without_the_server_takes_nothing_back_and_ends_within_its_longest_pause() -> None:
+    server, here = Server(), memory_node.MemoryNode()
+    pace = reflector.Pace(now=loop().time, dice=random.Random(5))
+    reflectors = {
+        kind: reflector.Reflector(kind, resource, server.connect, Silent(), pace)
+        for kind, resource in reflector.resources(builders.THIS_NODE).items()
+    }
+    stale = Staleness(lambda: {kind: one.status for kind, one in reflectors.items()}, limit_s=STALE_AFTER_S, clock=loop().time)
+    async with contextlib.AsyncExitStack() as running:
+        await running.enter_async_context(here.running())
+        for one in reflectors.values():
+            await running.enter_async_context(running_task(follow(one, here)))
+        await here.quiet(1)
+        held = memory_node.contents(here.kernel)
+        assert len(here.kernel.virtual_servers) == 4
+
+        server.leave()
+        here.kernel.forget()
+        before = server.asked
+        await here.quiet(HOUR_S / 2)
+        assert here.done == []
+        assert memory_node.contents(here.kernel) == held
+        del here.kernel.virtual_servers[WEB_KEY]
+        await here.quiet(reading.LOOK_INTERVAL_S)
+        assert memory_node.contents(here.kernel) == held
+        await here.quiet(HOUR_S / 2)
+        assert memory_node.contents(here.kernel) == held
+        assert set(stale.stale()) == set(ObjectKind)
+        # Each kind after 15 to 30 s, once the pauses have grown.
+        assert 3 * HOUR_S / 30 < server.asked - before < 3 * (HOUR_S / 15 + 10)
+
+        server.add_service("new", 2)
+        server.return_()
+        await here.quiet(reflector.LONGEST_DELAY_S + 1)
+        assert len(here.kernel.virtual_servers) == 8
+        assert list(stale.stale()) == []
