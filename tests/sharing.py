@@ -4,11 +4,10 @@
 another process has claimed is passed over without a word: the reports of all of them together tell of every test once.
 """
 
+import itertools
 import pathlib
 
 import pytest
-
-_mine: dict[pathlib.Path, bool] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -16,10 +15,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    if item.path not in _mine:
-        _mine[item.path] = _claim(item.config.getoption("--share"), item.path)
-    return None if _mine[item.path] else True
+def pytest_runtestloop(session: pytest.Session) -> bool:
+    """As pytest's own, but module by module: after each, all is torn down, since nobody knows which one will be next."""
+    directory = session.config.getoption("--share")
+    if session.testsfailed:
+        raise session.Interrupted(f"{session.testsfailed} errors during collection")
+    for module, group in itertools.groupby(session.items, key=lambda item: item.path):
+        if not _claim(directory, module):
+            continue
+        items: list[pytest.Item] = list(group)
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+    return True
 
 
 def _claim(directory: pathlib.Path, module: pathlib.Path) -> bool:

@@ -27,14 +27,15 @@ class DirectoryChanges:
 
     While the directory is absent, or the kernel has no inotify instance left (fs.inotify.max_user_instances), ``wait`` returns
     every ``poll_s`` seconds. As often it looks whether a link on the path leads to another directory now, which inotify does not
-    tell.
+    tell, and when the directory was modified: on NFS, FUSE and the like inotify may tell nothing of what others do. What is
+    written into a file without a new name stays unseen there.
     """
 
     def __init__(self, path: str, poll_s: float) -> None:
         self._path = path
         self._poll_s = poll_s
         self._descriptor = -1
-        self._watched = (0, 0)
+        self._seen = (0, 0, 0)
 
     def __enter__(self) -> Self:
         self._open()
@@ -58,18 +59,19 @@ class DirectoryChanges:
         readable = asyncio.Event()
         loop.add_reader(self._descriptor, readable.set)
         try:
-            while not readable.is_set() and self._identity() == self._watched:
+            while not readable.is_set() and self._look() == self._seen:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._poll_s):
                         await readable.wait()
         finally:
             loop.remove_reader(self._descriptor)
-        if self._drain() & END or self._identity() != self._watched:  # This directory is no longer the one at the path.
+        watched, self._seen = self._seen, self._look()
+        if self._drain() & END or self._seen[:2] != watched[:2]:  # This directory is no longer the one at the path.
             self._close()
             self._open()
 
     def _open(self) -> None:
-        self._watched = self._identity()
+        self._seen = self._look()
         descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if descriptor < 0:
             return
@@ -78,13 +80,13 @@ class DirectoryChanges:
             return
         self._descriptor = descriptor
 
-    def _identity(self) -> tuple[int, int]:
-        """What tells the directory at the path from any other; zeros where there is none."""
+    def _look(self) -> tuple[int, int, int]:
+        """Device, inode and time of modification of the directory at the path; zeros where there is none."""
         try:
             found = pathlib.Path(self._path).stat()
         except OSError:
-            return 0, 0
-        return found.st_dev, found.st_ino
+            return 0, 0, 0
+        return found.st_dev, found.st_ino, found.st_mtime_ns
 
     def _close(self) -> None:
         if self.is_notified:

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import errno
+import os
 import pathlib
 from collections.abc import Callable
 
@@ -48,6 +49,26 @@ async def test_a_change_wakes_the_waiter(tmp_path: pathlib.Path, change: Callabl
     with inotify.DirectoryChanges(str(directory), NEVER_S) as changes:
         waiter = asyncio.create_task(changes.wait())
         await asyncio.sleep(0)
+        change(directory)
+        async with asyncio.timeout(DEADLINE_S):
+            await waiter
+        assert changes.is_notified
+
+
+@pytest.mark.parametrize("change", [remove, move_in, move_out, link])
+async def test_new_and_lost_names_are_seen_where_the_kernel_tells_nothing(
+    tmp_path: pathlib.Path, change: Callable[[pathlib.Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inotify, "CHANGES", 0)  # as on a file system that others write to
+    directory = tmp_path / "watched"
+    directory.mkdir()
+    (directory / "a").write_text("old")
+    (tmp_path / "elsewhere").write_text("other")
+    os.utime(directory, ns=(0, 0))
+    with inotify.DirectoryChanges(str(directory), QUICK_S) as changes:
+        waiter = asyncio.create_task(changes.wait())
+        await asyncio.sleep(10 * QUICK_S)
+        assert not waiter.done()
         change(directory)
         async with asyncio.timeout(DEADLINE_S):
             await waiter
