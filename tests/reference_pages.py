@@ -14,7 +14,16 @@ from ipvsproxy.config.option import Option, Status
 from tests.test_monitoring import our_page
 
 HISTOGRAM_ENDINGS = ("_bucket", "_sum", "_count")
-ABSENT = ("go_*", "workqueue_*", "kubernetes_build_info", "kubernetes_feature_enabled", "registered_metrics_total")
+ABSENT = (
+    "go_*",
+    "workqueue_*",
+    "rest_client_rate_limiter_duration_seconds",
+    "rest_client_request_size_bytes",
+    "rest_client_response_size_bytes",
+    "kubernetes_build_info",
+    "kubernetes_feature_enabled",
+    "registered_metrics_total",
+)
 """What kube-proxy shows besides, of its own libraries and language."""
 
 ENDPOINTS: Sequence[tuple[str, str, Status, str]] = (

@@ -6,6 +6,7 @@ Rule 3: a series that somebody may wait for with an alert is there from the star
 """
 
 import asyncio
+import errno
 import gzip
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -134,6 +135,11 @@ class Metrics:
         """A driver has applied operations; called in the thread that it runs in."""
         driver = _DRIVERS[type(outcomes[0].operation.item)]
         self._own.driver_duration.observe(duration_s, driver)
+        if driver in series.NETLINK_DRIVERS:
+            self._own.batches.labels(driver).inc()
+            for outcome in outcomes:
+                if outcome.error:
+                    self._own.netlink_errors.labels(driver, errno.errorcode.get(outcome.errno, "other")).inc()
         cleaned = set()
         for outcome in outcomes if driver in ("iptables", "conntrack") else ():
             match outcome.operation.item:

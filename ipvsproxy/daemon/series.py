@@ -14,6 +14,7 @@ from ipvsproxy.model.service import ObjectKind
 
 CODES = ("200", "503")
 POLICIES = ("internal", "external")
+NETLINK_DRIVERS = ("ipvs", "ipset", "addresses", "conntrack")
 PHASES = ("waiting", "observe", "translate", "apply")
 
 
@@ -112,6 +113,18 @@ class OwnSeries:
             histogram.FAST_S,
             registry,
         )
+        self.batches = Counter(
+            "ipvsproxy_netlink_batches_total",
+            "Runs of operations that went to one driver by netlink, in as few system calls as they fit into.",
+            ("driver",),
+            registry=registry,
+        )
+        self.netlink_errors = Counter(
+            "ipvsproxy_netlink_errors_total",
+            "Operations that the kernel refused by netlink, or did not answer, by the name of the error number.",
+            ("driver", "error"),
+            registry=registry,
+        )
         self.operations = Counter(
             "ipvsproxy_operations_total", "Operations on the kernel.", ("verb", "kind", "outcome"), registry=registry
         )
@@ -138,6 +151,8 @@ class OwnSeries:
             self.latency.show(phase)
         for driver in drivers:
             self.driver_duration.show(driver)
+        for driver in NETLINK_DRIVERS:
+            self.batches.labels(driver)
         for kind in ObjectKind:
             for extent in ("object", "part"):
                 self.invalid.labels(kind.value, extent)

@@ -1,5 +1,6 @@
 """Names, types, labels and buckets against the recorded kube-proxy, what is counted where, and the formats of the page."""
 
+import errno
 import gzip
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -272,6 +273,23 @@ async def test_every_driver_has_its_durations(item: Device | RealServer) -> None
     drivers = {key: value for key, value in rows.items() if key.startswith("ipvsproxy_apply_duration_seconds_count")}
     assert len(drivers) == 6
     assert sum(drivers.values()) == 1
+
+
+async def test_netlink_batches_and_the_errors_in_them_are_counted_by_driver_and_name() -> None:
+    metrics = _metrics()
+    operation = Operation(Verb.ADD, RealServer(builders.frontend("10.96.0.10", 80), builders.backend("10.244.0.5")))
+    refused = Outcome(operation, error="no memory", errno=errno.ENOMEM)
+    metrics.applied([Outcome(operation), refused, refused, Outcome(operation, error="no answer")], 0.01)
+    metrics.applied([Outcome(Operation(Verb.SET, Skeleton(family=Family.IPV4, chains={}, jumps=())), error="bad rule")], 0.01)
+    rows = {key: value for key, value in (await _rows(metrics)).items() if key.startswith("ipvsproxy_netlink")}
+    assert rows == {
+        'ipvsproxy_netlink_batches_total{driver="ipvs"}': 1,
+        'ipvsproxy_netlink_batches_total{driver="ipset"}': 0,
+        'ipvsproxy_netlink_batches_total{driver="addresses"}': 0,
+        'ipvsproxy_netlink_batches_total{driver="conntrack"}': 0,
+        'ipvsproxy_netlink_errors_total{driver="ipvs",error="ENOMEM"}': 2,
+        'ipvsproxy_netlink_errors_total{driver="ipvs",error="other"}': 1,
+    }
 
 
 # The page.
