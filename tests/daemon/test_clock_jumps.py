@@ -1,0 +1,68 @@
+"""The clock of the machine jumps, by days and both ways: the program neither stops nor takes anything back, nor says it is ill.
+
+Only on a kernel of our own: the host's clock is not ours to change.
+"""
+
+import contextlib
+import pathlib
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from tests import program
+from tests.chaos import cluster, world
+
+DAY_S = 86400.0
+WITHIN_S = 30.0
+FLAGS = ("--hostname-override=node-a", "--cluster-cidr=10.244.0.0/16", "--conntrack-max-per-core=0")
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.usefixtures("network_namespace"),
+    pytest.mark.skipif("User Mode Linux" not in pathlib.Path("/proc/cpuinfo").read_text(), reason="it would be the host's clock"),
+]
+
+
+@contextlib.contextmanager
+def jumped(by_s: float) -> Iterator[None]:
+    """The clock is off by so much."""
+    time.clock_settime(time.CLOCK_REALTIME, time.time() + by_s)
+    try:
+        yield
+    finally:
+        time.clock_settime(time.CLOCK_REALTIME, time.time() - by_s)
+
+
+def holds(address: str) -> bool:
+    return f"-A -t {address} " in subprocess.run(["ipvsadm", "-Sn"], capture_output=True, text=True, check=True).stdout
+
+
+def is_healthy() -> bool:
+    with urllib.request.urlopen("http://127.0.0.1:10256/healthz", timeout=5) as answer:
+        return bool(answer.status == 200)
+
+
+@pytest.mark.timeout(180)
+def test_changes_and_drift_are_served_whatever_the_clock_says(tmp_path: pathlib.Path) -> None:
+    objects = list(world.anchors())
+    web = next(item for item in objects if item["metadata"]["name"] == "anchor")
+    with contextlib.ExitStack() as running:
+        server = cluster.Server(tmp_path)
+        running.callback(server.close)
+        server.apply(objects, ())
+        here = running.enter_context(program.Program(None, tmp_path / "log", server.flag, *FLAGS))
+        here.wait_until_synced()
+        for number, by_s in enumerate((DAY_S, -DAY_S), start=50):
+            with jumped(by_s):
+                address = f"10.96.0.{number}"
+                spec = web["spec"] | {"clusterIP": address, "clusterIPs": [address]}
+                server.apply([web | {"metadata": {"name": f"s{number}", "namespace": "default"}, "spec": spec}], ())
+                here.wait_until(lambda wanted=f"{address}:80": holds(wanted), "served", WITHIN_S)  # type: ignore[misc]  # as called
+                subprocess.run(["ipvsadm", "-D", "-t", "10.96.0.20:80"], check=True)
+                here.wait_until(lambda: holds("10.96.0.20:80"), "healed", WITHIN_S)
+                assert is_healthy()
+        assert holds("10.96.0.10:80")
+        assert "level=error" not in (tmp_path / "log").read_text()
