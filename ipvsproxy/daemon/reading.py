@@ -26,6 +26,8 @@ SLICE_S = 0.005
 LOOK_INTERVAL_S = 3.0
 """Between two looks at the kernel, at least."""
 LONGEST_LOOK_INTERVAL_S = 60.0
+LOOK_INTERVAL_AFTER_FAILURE_S = 10.0
+"""While a part can not be read the others are still looked at. All of it is tried again with growing patience meanwhile."""
 LOOK_SHARE = 0.05
 """Of one processor, for looks: those that take long come more seldom. Of 10,000 Services of 10 endpoints they take 0.2 s."""
 FIRST_RESYNC_DELAY_S = 1.0
@@ -56,6 +58,7 @@ class KernelReader:
         self.look_due_s = 0.0
         self.addresses: tuple[InterfaceAddress, ...] = ()
         self.has_drifted = False
+        self._unreadable: frozenset[str] = frozenset()
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
         self._reconciler = reconciler
         self._kernel = kernel
@@ -68,17 +71,22 @@ class KernelReader:
         # Before it is read: what changes meanwhile asks for another reading.
         self.audit_due_s = self._clock() + self.audit_interval_s
         self.look_due_s = self._clock() + LOOK_INTERVAL_S
-        return await self._take_in(self._kernel.target.observe)
+        return await self._take_in(self._kernel.target.observe, known_errors=frozenset())
 
     async def look(self) -> None:
         """As ``observe``, but only what can be read at little cost."""
         began, used_s = self._clock(), self._processor_clock()
         self.look_due_s = began + LONGEST_LOOK_INTERVAL_S
-        if await self._take_in(self._kernel.target.look):
+        if await self._take_in(self._kernel.target.look, known_errors=self._unreadable):
             cost_s = self._processor_clock() - used_s
             self.look_due_s = min(self.look_due_s, began + max(LOOK_INTERVAL_S, cost_s / LOOK_SHARE))
 
-    async def _take_in(self, read: Callable[[Collection[str], Collection[Family], Collection[str]], Observation]) -> bool:
+    async def _take_in(
+        self,
+        read: Callable[[Collection[str], Collection[Family], Collection[str]], Observation],
+        *,
+        known_errors: frozenset[str],
+    ) -> bool:
         claims = self._reconciler.claims
         sets = [ip_set.name for ip_set in claims.sets.desired]
         seen = await self._kernel.call(read, sets, self.families, list(claims.sysctls.desired))
@@ -88,10 +96,13 @@ class KernelReader:
         self.has_drifted |= bool(news.found)
         if seen.interface_addresses is not None:
             self.addresses = seen.interface_addresses
-        for error in seen.errors:
+        new_errors = [error for error in seen.errors if error not in known_errors]
+        for error in new_errors:
             log.error("kernel could not be read", error=error)
+        self._unreadable = frozenset(seen.errors)
         if seen.errors:
-            self.look_due_s = math.inf  # not before all could be read, which is tried with growing patience
+            self.look_due_s = self._clock() + LOOK_INTERVAL_AFTER_FAILURE_S
+        if new_errors:
             self._read_again_soon()
         return not seen.errors
 

@@ -226,6 +226,21 @@ async def test_a_failed_reading_deletes_nothing_and_is_repeated_with_patience(pa
 
 
 @in_virtual_time
+async def test_while_a_part_can_not_be_read_drift_in_the_others_is_healed_within_seconds() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        node.kernel.unreadable = {"skeletons"}
+        await node.quiet(500)
+        remove_virtual_server(node.kernel)
+        with structlog.testing.capture_logs() as logs:
+            await node.quiet(reading.LOOK_INTERVAL_AFTER_FAILURE_S)
+        assert WEB_KEY in node.kernel.virtual_servers
+        assert len([line for line in logs if line["event"] == "kernel could not be read"]) <= 1, "looks do not repeat it"
+
+
+@in_virtual_time
 async def test_patience_begins_anew_once_the_kernel_could_be_read() -> None:
     node = MemoryNode()
     async with node.running():
