@@ -146,6 +146,7 @@ def _change(services: int, endpoints: int, *, quick: bool = True) -> Case:
         yield Row(name, "p99 ms without the kernel's part", seen["own"]["p99_ms"], 10)
         yield Row(name, "processor ms", seen["cpu_ms"])
         yield Row(name, "of it the kernel, ms", seen["kernel_ms"])
+        yield Row(name, "page faults", seen["page_faults"])
         yield Row(name, "netlink messages", seen["messages"])
         yield Row(name, "netlink calls", seen["calls"])
         yield Row(name, "processes started", seen["processes"], 0)
@@ -258,6 +259,7 @@ def _own_change(found: Sequence[Found]) -> Iterator[Row]:
     yield Row("own change", "processor ms", found[0]["change"]["cpu_ms"], 2)
     yield Row("own change", "p50 ms", found[0]["change"]["p50_ms"], 2)
     yield Row("own change", "p99 ms", found[0]["change"]["p99_ms"], 10)
+    yield Row("own change", "page faults", found[0]["change"]["page_faults"])
 
 
 def _own_churn(found: Sequence[Found]) -> Iterator[Row]:

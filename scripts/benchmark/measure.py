@@ -168,9 +168,10 @@ class _Steady:
         lines = [self._next_line(number * 7919 % self._services) for number in range(changes)]
         gc.collect()
         self._meter.reset()
-        latencies_s, own_s, cpu_s, messages = [], [], [], []
+        latencies_s, own_s, cpu_s, messages, faults = [], [], [], [], []
         for line in lines:
             await asyncio.sleep(LATENCY_PERIOD_S)
+            faulted = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             self._meter.acknowledged_s.clear()
             before, kernel_s = self._meter.counts["messages"], self._meter.kernel_s()
             cpu, began_s = time.process_time(), time.perf_counter()
@@ -179,8 +180,10 @@ class _Steady:
             latencies_s.append(self._meter.acknowledged_s[-1] - began_s)
             own_s.append(latencies_s[-1] - (self._meter.kernel_s() - kernel_s))
             messages.append(self._meter.counts["messages"] - before)
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faulted)
         return {
             **_distribution(latencies_s),
+            "page_faults": statistics.median(faults),
             "own": _distribution(own_s),
             "cpu_ms": statistics.fmean(cpu_s) * 1e3,
             "kernel_ms": self._meter.kernel_s() / changes * 1e3,
