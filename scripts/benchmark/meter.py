@@ -129,6 +129,7 @@ class Meter:
                 failed = run(channel, messages)
             self.acknowledged_s.append(time.perf_counter())
             self.counts["messages"] += len(messages)
+            self.counts["refused"] += len(failed)
             self.counts["bytes"] += sum(map(len, messages))
             # One to send them all; the answer to the last one, and one for each that failed, is read by a call of its own.
             self.counts["calls"] += 2 + len(failed)
