@@ -9,6 +9,17 @@ import pathlib
 
 import pytest
 
+LONGEST = (
+    "test_golden",
+    "test_program",
+    "test_running",
+    "test_commands",
+    "test_chaos",
+    "test_golden_state",
+    "test_packets_node_addresses",
+)
+"""These modules come first, so that nobody begins with one of them when all others have ended."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--share", type=pathlib.Path, required=True, metavar="DIRECTORY", help="where modules are claimed")
@@ -20,15 +31,20 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     directory = session.config.getoption("--share")
     if session.testsfailed:
         raise session.Interrupted(f"{session.testsfailed} errors during collection")
-    for module, group in itertools.groupby(session.items, key=lambda item: item.path):
+    modules = {module: list(group) for module, group in itertools.groupby(session.items, key=lambda item: item.path)}
+    for module in sorted(modules, key=_place):
         if not _claim(directory, module):
             continue
-        items: list[pytest.Item] = list(group)
+        items: list[pytest.Item] = modules[module]
         for item, following in zip(items, [*items[1:], None], strict=True):
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.shouldstop:
                 raise session.Interrupted(session.shouldstop)
     return True
+
+
+def _place(module: pathlib.Path) -> int:
+    return LONGEST.index(module.stem) if module.stem in LONGEST else len(LONGEST)
 
 
 def _claim(directory: pathlib.Path, module: pathlib.Path) -> bool:
