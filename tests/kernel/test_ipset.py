@@ -183,12 +183,13 @@ def test_a_full_set_is_replaced_by_a_larger_one_that_rules_and_readers_take_for_
     apply(driver, Verb.ADD, CLUSTER_IP)
     assert not any(outcome.error for outcome in apply(driver, Verb.ADD, *(entry(number) for number in range(SET_CAPACITY))))
     assert "maxelem 65536" in tool("list", "-terse", CLUSTER_IP.name), "below that its size stays"
-    more = [entry(SET_CAPACITY + number) for number in range(3)]
+    # The kernel counts only where a part of the hash has its share already, so a few more than that may go in.
+    more = [entry(SET_CAPACITY + number) for number in range(100)]
     outcomes = apply(driver, Verb.ADD, *more)
-    assert [bool(outcome.error) for outcome in outcomes] == [False] * 3
+    assert not any(outcome.error for outcome in outcomes)
     assert "maxelem 131072" in tool("list", "-terse", CLUSTER_IP.name)
     assert tool("list", "-name").split() == [CLUSTER_IP.name], "the copy is gone"
-    assert len(driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries) == SET_CAPACITY + 3
+    assert len(driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries) == SET_CAPACITY + 100
     (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
     assert (outcome.error, outcome.surprise) == ("", True), "it counts as the set that was asked for"
 
