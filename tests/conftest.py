@@ -10,7 +10,7 @@ import os
 import pathlib
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
@@ -35,28 +35,37 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def network_namespace() -> Iterator[None]:
-    """A fresh network namespace, with lo up and nothing else, for the thread that runs the test.
+def new_network_namespace() -> Iterator[Callable[[], None]]:
+    """Each call puts the thread that runs the test into a fresh network namespace, with lo up and nothing else.
 
     Namespaces belong to threads: what the test starts, threads and processes, inherits this one, and a thread that was there
     before (of a session-wide fixture, say) stays where it was, as do its sockets. ``/proc/sys/net`` shows the namespace of the
     thread that reads, ``/proc/net`` that of the process's main thread; ``/proc/thread-self/net`` is always right.
-    ``/sys/class/net`` keeps showing the old one. The namespace, and all in it, vanishes when the last process, thread and
+    ``/sys/class/net`` keeps showing the old one. A namespace, and all in it, vanishes when the last process, thread and
     socket have left it.
     """
     if os.geteuid() != 0:
         _refuse("a network namespace needs root")
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+
+    def enter() -> None:
         if _libc.unshare(_CLONE_NEWNET) != 0:
             _refuse(f"no network namespace: {os.strerror(ctypes.get_errno())}")
         _bring_loopback_up()
-        yield
+
+    try:
+        yield enter
     finally:
         returned = _libc.setns(before, _CLONE_NEWNET)
         os.close(before)
         if returned != 0:  # the tests that follow would run in the wrong place
             pytest.exit(f"cannot return from a network namespace: {os.strerror(ctypes.get_errno())}", returncode=3)
+
+
+@pytest.fixture
+def network_namespace(new_network_namespace: Callable[[], None]) -> None:
+    """A fresh network namespace for the thread that runs the test."""
+    new_network_namespace()
 
 
 def _refuse(reason: str) -> None:

@@ -34,6 +34,7 @@ _SETTINGS = tuple(
     for kind, code in ((1, "H"), (2, "H"), (3, "16s"), (4, "2s"), (6, "s"), (7, "I"), (8, "I"))
 )
 _TIMEOUTS = tuple(message.Field((kind,), "I") for kind in (4, 5, 6))
+_REAL_SERVER = tuple(message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (4, "I")))
 _CONNECTIONS = tuple(message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (7, "I"), (8, "I")))
 
 
@@ -49,7 +50,7 @@ class IpvsDriver:
         connect: Callable[[int], netlink.Socket] = netlink.open_socket,
         table: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs"),
     ) -> None:
-        self._table = ipvs_table.TableReader(table, self._settings)
+        self._table = ipvs_table.TableReader(table, self._settings, self._weights)
         self._channel = netlink.Channel(NETLINK_GENERIC, connect)
         self._family_number = 0
         self._encoder = ipvs_message.Encoder(0)
@@ -67,15 +68,17 @@ class IpvsDriver:
     def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
         """All virtual servers by address: settings from a netlink dump, real servers from ``/proc/net/ip_vs``.
 
-        One that is as it was at the last reading is the same object.
+        What the latter skips (see ``ipvs_table``) is asked for. One that is as it was at the last reading is the same object.
 
         Raises:
-            KernelError: one of the two could not be read.
+            KernelError: something could not be read.
         """
         return self._table.read_with(self._settings())
 
     def listing(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
         """As ``observe``, by one read, which is cheap, but shows no scheduler flags: those of the last ``observe`` stand.
+
+        What was there and is not listed is asked for; only what came and is skipped by the list waits for ``observe``.
 
         Raises:
             KernelError: it could not be read.
@@ -103,9 +106,8 @@ class IpvsDriver:
         """
         if len(keys) > DUMP_LIMIT:
             listed = self._table.connections()
-            return {key: listed.get(key, {}) for key in keys}
-        layout = message.Layout(_CONNECTIONS)
-        return {key: self._connections(key, layout) for key in keys}
+            return {key: listed[key] if key in listed else self._connections(key) for key in keys}
+        return {key: self._connections(key) for key in keys}
 
     def traffic(self) -> dict[VirtualServerKey, Counters]:
         """What each virtual server has counted.
@@ -236,15 +238,22 @@ class IpvsDriver:
             found[key] = VirtualServerSettings(name, flags & ~HASHED, timeout_s)
         return found
 
-    def _connections(self, key: VirtualServerKey, layout: message.Layout) -> dict[RealServerKey, Connections]:
-        found: dict[RealServerKey, Connections] = {}
+    def _weights(self, key: VirtualServerKey) -> dict[RealServerKey, int]:
+        return {real_server: weight for real_server, (weight,) in self._real_servers(key, _REAL_SERVER)}
+
+    def _connections(self, key: VirtualServerKey) -> dict[RealServerKey, Connections]:
+        return {real_server: Connections(*counts) for real_server, counts in self._real_servers(key, _CONNECTIONS)}
+
+    def _real_servers(
+        self, key: VirtualServerKey, fields: Sequence[message.Field]
+    ) -> Iterator[tuple[RealServerKey, Sequence[int]]]:
+        """The real servers of a virtual server, none if it does not exist; with the fields that follow address and port."""
+        layout = message.Layout(fields)
         for part in self._dump(lambda encoder: encoder.destinations(key), f"list the real servers of {key}"):
             values = layout.read(*part)
             if values is not None:
-                address, port, active, inactive = values
-                real_server = RealServerKey(_address(key.address.family, address), int.from_bytes(port, "big"))
-                found[real_server] = Connections(active, inactive)
-        return found
+                address, port, *others = values
+                yield RealServerKey(_address(key.address.family, address), int.from_bytes(port, "big")), others
 
 
 class AbsentIpvs(IpvsDriver):

@@ -1,4 +1,11 @@
-"""Reading ``/proc/net/ip_vs`` again and again: what stands there as it stood the last time is not parsed again."""
+"""Reading ``/proc/net/ip_vs`` again and again: what stands there as it stood the last time is not parsed again.
+
+The file may leave out virtual servers that are there. Each ``read`` of it goes on at a position that counts those of all network
+namespaces, and looks the position up among those of its own (net/netfilter/ipvs/ip_vs_ctl.c, ``ip_vs_info_seq_next`` and
+``ip_vs_info_array``, up to Linux 6.18 at least). So where another namespace of the kernel has virtual servers, some of ours are
+skipped; and so they are when one that stands before them is removed between two reads. Therefore absence from the file means
+nothing: what was there the last time is asked for by netlink before it counts as gone.
+"""
 
 import contextlib
 import errno
@@ -26,14 +33,22 @@ class TableReader:
     ``foreign`` is how many virtual servers the last reading left out: those by firewall mark or of another protocol.
     """
 
-    def __init__(self, path: pathlib.Path, read_settings: Callable[[], Settings]) -> None:
-        """``read_settings`` shows all virtual servers by another way, which knows their timeouts in seconds."""
+    def __init__(
+        self,
+        path: pathlib.Path,
+        read_settings: Callable[[], Settings],
+        read_real_servers: Callable[[VirtualServerKey], dict[RealServerKey, int]],
+    ) -> None:
+        """``read_settings`` shows all virtual servers by another way, ``read_real_servers`` the weights of what one has."""
         self.foreign = 0
         self._path = path
         self._read_settings = read_settings
+        self._read_real_servers = read_real_servers
         self._ticks_per_second = 0.0
         self._known: dict[str, _Known] = {}
         """By the text of a virtual server; None for one that is never ours."""
+        self._skipped: dict[VirtualServerKey, ObservedVirtualServer] = {}
+        """What the last reading had to ask for, because the table lacked it."""
 
     def read(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
         """What the table shows; what is as it was at the last reading is the same object.
@@ -41,23 +56,22 @@ class TableReader:
         Scheduler flags are not among it: those that ``read_with`` was given last stand.
 
         Raises:
-            KernelError: it could not be read.
+            KernelError: it, or what it lacks, could not be read.
         """
-        return self._read(None)
+        before = {known[0] for known in self._known.values() if known} | self._skipped.keys()
+        listed = self._read(None)
+        if before <= listed.keys():
+            self._skipped = {}
+            return listed
+        return {**listed, **self._complete(listed, self._read_settings())}
 
     def read_with(self, settings: Settings) -> dict[VirtualServerKey, ObservedVirtualServer]:
         """The virtual servers that have these settings, which were read just before, with the real servers of the table.
 
         Raises:
-            KernelError: it could not be read.
+            KernelError: it, or what it lacks, could not be read.
         """
-        listed = self._read(settings)
-        found: dict[VirtualServerKey, ObservedVirtualServer] = {}
-        for key, value in settings.items():
-            seen = listed.get(key)
-            if seen is None or seen.settings != value or not seen.flags_known:
-                seen = ObservedVirtualServer(settings=value, real_servers=seen.real_servers if seen else {})
-            found[key] = seen
+        found = self._complete(self._read(settings), settings)
         # What came after the settings had been read is to be understood by the next reading, with others.
         self._known = {
             text: known and (known[0], found[known[0]])
@@ -66,8 +80,27 @@ class TableReader:
         }
         return found
 
+    def _complete(
+        self, listed: Mapping[VirtualServerKey, ObservedVirtualServer], settings: Settings
+    ) -> dict[VirtualServerKey, ObservedVirtualServer]:
+        """What has these settings: as listed, or as the kernel says when it is asked for the one that the table skipped."""
+        found: dict[VirtualServerKey, ObservedVirtualServer] = {}
+        skipped: dict[VirtualServerKey, ObservedVirtualServer] = {}
+        for key, value in settings.items():
+            seen = listed.get(key)
+            if seen is None:
+                seen = ObservedVirtualServer(settings=value, real_servers=self._read_real_servers(key))
+                if seen == self._skipped.get(key):
+                    seen = self._skipped[key]
+                skipped[key] = seen
+            elif seen.settings != value or not seen.flags_known:
+                seen = ObservedVirtualServer(settings=value, real_servers=seen.real_servers)
+            found[key] = seen
+        self._skipped = skipped
+        return found
+
     def connections(self) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]]:
-        """The connections of all real servers.
+        """The connections of the real servers of all virtual servers that the table does not skip.
 
         Raises:
             KernelError: they could not be read.

@@ -11,7 +11,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -218,6 +218,31 @@ def server_of(operation: Operation, servers: Sequence[VirtualServer]) -> Virtual
     item = operation.item
     key = item.key if isinstance(item, VirtualServer) else item.virtual_server if isinstance(item, RealServer) else None
     return next(one for one in servers if one.key == key)
+
+
+@pytest.mark.kernel
+def test_virtual_servers_of_another_network_namespace_hide_none_of_ours(new_network_namespace: Callable[[], None]) -> None:
+    """Where they are, the kernel's listing skips some of ours: what a node in a container, or a container's own IPVS, meets."""
+    servers = [server(f"10.96.{number // 250}.{number % 250 + 1}") for number in range(600)]
+    wanted = [operation for one in servers for operation in operations(Verb.ADD, one, real(one, "10.1.0.1"))]
+    with contextlib.ExitStack() as drivers:
+        for _ in range(2):
+            new_network_namespace()
+            driver = drivers.enter_context(contextlib.closing(ipvs.IpvsDriver()))
+            assert clean(driver.apply(wanted))
+        first = driver.observe()
+        listed = [line for line in pathlib.Path("/proc/thread-self/net/ip_vs").read_text().splitlines() if line.startswith("TCP")]
+        assert len(listed) < 600  # the kernel does so; once it does not, what asks for the rest may go
+        assert {key: dict(seen.real_servers) for key, seen in first.items()} == {
+            one.key: {real(one, "10.1.0.1").key: 1} for one in servers
+        }
+        second = driver.listing()
+        assert second.keys() == first.keys()
+        assert all(second[key] is first[key] for key in first)
+        assert clean(driver.apply(operations(Verb.REMOVE, servers[0])))
+        assert driver.listing().keys() == first.keys() - {servers[0].key}
+        counted = driver.connections(first.keys())
+        assert {len(counts) for key, counts in counted.items() if key != servers[0].key} == {1}
 
 
 @pytest.mark.kernel

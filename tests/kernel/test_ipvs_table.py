@@ -37,13 +37,14 @@ class Table:
 
     def __init__(self, folder: pathlib.Path, settings: ipvs_table.Settings) -> None:
         self._path = folder / "ip_vs"
-        self._settings = settings
+        self.settings = settings
         self.asked = 0
-        self.reader = ipvs_table.TableReader(self._path, self._ask)
+        self.real_servers: dict[VirtualServerKey, dict[RealServerKey, int]] = {}
+        self.reader = ipvs_table.TableReader(self._path, self._ask, lambda key: self.real_servers.get(key, {}))
 
     def _ask(self) -> ipvs_table.Settings:
         self.asked += 1
-        return self._settings
+        return self.settings
 
     def write(self, *lines: str) -> None:
         self._path.write_text(HEADING + "".join(lines))
@@ -82,8 +83,10 @@ def test_a_weight_that_changes_is_seen_and_the_neighbour_is_the_same_object(tabl
 def test_what_vanishes_is_not_shown_any_more(table: Table) -> None:
     table.write(WEB_TEXT, real(), DNS_TEXT)
     assert table.reader.read().keys() == {WEB, DNS}
+    table.settings = {WEB: RR}
     table.write(WEB_TEXT)
     assert {key: server.real_servers for key, server in table.reader.read().items()} == {WEB: {}}
+    table.settings = {}
     table.write()
     assert table.reader.read() == {}
 
@@ -110,6 +113,46 @@ def test_what_was_added_after_the_settings_were_read_is_left_to_the_next_reading
 def test_what_went_after_the_settings_were_read_has_no_real_servers(table: Table) -> None:
     table.write()
     assert [server.real_servers for server in table.reader.read_with({WEB: RR}).values()] == [{}]
+
+
+def test_what_the_table_skips_is_asked_for(table: Table) -> None:
+    table.write(WEB_TEXT, real())
+    table.real_servers = {DNS: {POD6: 3}}
+    first = table.reader.read_with({WEB: RR, DNS: RR})
+    assert {key: server.real_servers for key, server in first.items()} == {WEB: {POD: 1}, DNS: {POD6: 3}}
+    second = table.reader.read_with({WEB: RR, DNS: RR})
+    assert [second[key] is first[key] for key in (WEB, DNS)] == [True, True]
+    table.real_servers = {DNS: {}}
+    assert table.reader.read_with({WEB: RR, DNS: RR})[DNS].real_servers == {}
+
+
+def test_what_was_listed_before_is_asked_for_before_it_counts_as_gone(table: Table) -> None:
+    table.settings = {WEB: RR, DNS: RR}
+    table.write(WEB_TEXT, real(), DNS_TEXT, real6())
+    table.reader.read()
+    assert table.asked == 0
+    table.write(WEB_TEXT, real())
+    table.real_servers = {DNS: {POD6: 1}}
+    skipped = table.reader.read()
+    assert {key: server.real_servers for key, server in skipped.items()} == {WEB: {POD: 1}, DNS: {POD6: 1}}
+    assert table.reader.read()[DNS] is skipped[DNS]
+    assert table.asked == 2
+    table.write(WEB_TEXT, real(), DNS_TEXT, real6(weight=2))
+    assert table.reader.read()[DNS].real_servers == {POD6: 2}
+    assert table.asked == 2
+    table.settings = {WEB: RR}
+    table.write(WEB_TEXT, real())
+    assert table.reader.read().keys() == {WEB}
+    assert table.reader.read().keys() == {WEB}
+    assert table.asked == 3
+
+
+def test_what_came_while_something_was_skipped_is_shown(table: Table) -> None:
+    table.settings = {DNS: RR}
+    table.write(DNS_TEXT)
+    table.reader.read()
+    table.write(WEB_TEXT, real())
+    assert {key: server.real_servers for key, server in table.reader.read().items()} == {WEB: {POD: 1}, DNS: {}}
 
 
 def test_the_rate_of_ticks_is_asked_for_once(table: Table) -> None:
