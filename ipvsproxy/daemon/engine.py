@@ -35,6 +35,9 @@ FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system
 """Programmed before all others: with these a new node is usable while the rest is under way."""
 SERVICES_AT_ONCE = 250
 """How many Services are translated before they are programmed: the operations of a batch are planned and booked in one go."""
+REST_FACTOR = 2
+"""After a sync comes a pause of this many times as long, so that in a storm many changes share what a sync costs by itself."""
+LONGEST_REST_S = 0.05
 ERRORS_SHOWN = 5
 """How many failures of a sync are logged in full."""
 _NOTHING = Report(done={}, failed={}, errors=(), pending=0)
@@ -81,6 +84,7 @@ class Engine:
         self._journal = journal.Journal(clock)
         self._reader = KernelReader(self.reconciler, kernel, self._journal, clock, processor_clock)
         self._addresses_changed = False
+        self._sync_took_s = 0.0
         self._view: view.NodeView | None = None
         self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey]] = (None, (), frozenset())
         self._refusals = Refusals()
@@ -115,9 +119,10 @@ class Engine:
         with garbage.postponed():
             await self._wait_for_lists()
             await self._start()
-        while True:
-            await self._pause()
-            await self._sync()
+        with garbage.in_short_rounds():
+            while True:
+                await self._pause()
+                await self._sync()
 
     async def _wait_for_lists(self) -> None:
         told: Collection[ObjectKind] = ()
@@ -145,8 +150,9 @@ class Engine:
         await self._sync(first)
 
     async def _pause(self) -> None:
-        """Wait until there is something to do, and at least the minimum interval since the last sync."""
-        may_begin_s = self._clock() + self._settings.min_interval_s
+        """Wait until there is something to do, and at least the minimum interval since the last sync, or a short rest."""
+        rest_s = min(LONGEST_REST_S, REST_FACTOR * self._sync_took_s)
+        may_begin_s = self._clock() + max(self._settings.min_interval_s, rest_s)
         while not await self._idle():
             pass
         await asyncio.sleep(may_begin_s - self._clock())
@@ -206,6 +212,7 @@ class Engine:
             applied_s=self._clock() - translated,
             conflicts=conflicts,
         )
+        self._sync_took_s = self._clock() - began
         self._journal.tell_sync(summary, len(self.reconciler.drains))
         self._watcher.synced(summary)
 

@@ -58,9 +58,9 @@ class TableReader:
         Raises:
             KernelError: it, or what it lacks, could not be read.
         """
-        before = {known[0] for known in self._known.values() if known} | self._skipped.keys()
+        before = self._known
         listed = self._read(None)
-        if before <= listed.keys():
+        if self._skipped.keys() <= listed.keys() and all(known[0] in listed for known in before.values() if known):
             self._skipped = {}
             return listed
         return {**listed, **self._complete(listed, self._read_settings())}

@@ -22,7 +22,8 @@ from typing import Any, BinaryIO
 from ipvsproxy.daemon import log as logs
 from scripts.benchmark import api, beside, meter, pretence, program, workload
 
-LATENCY_PERIOD_S = 0.02
+LATENCY_PERIOD_S = 0.06
+"""Between single changes: longer than the longest rest after a sync, or they would be a storm."""
 CHURN_PER_S = 1000
 CHURN_TICK_S = 0.004
 ROLLING = 999_000
@@ -304,6 +305,7 @@ class _Steady:
 
     async def _churn(self, lines: BinaryIO, count: int) -> Figures:
         resident_mb = meter.resident_mb()
+        self._meter.times = False
         self._meter.reset()
         watching, served = self._running.watching, self._running.api
         watching.syncs.clear()

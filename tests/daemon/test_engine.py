@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from ipvsproxy.daemon import reading
+from ipvsproxy.daemon import engine, reading
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Connections
 from ipvsproxy.model.net import Family, parse_address
@@ -101,6 +101,35 @@ async def test_a_change_after_a_long_rest_is_served_at_once() -> None:
         await node.quiet()
         assert WEB_KEY in node.kernel.virtual_servers
         assert node.watcher.summaries[-1].waited_s == 0
+
+
+@in_virtual_time
+@pytest.mark.parametrize(("sync_s", "rest_s"), [(0.004, 0.008), (0.02, 0.04), (0.2, engine.LONGEST_REST_S)])
+async def test_after_a_sync_comes_a_rest_in_which_changes_gather(
+    monkeypatch: pytest.MonkeyPatch, sync_s: float, rest_s: float
+) -> None:
+    real = state.translate
+
+    def translate(*arguments: object) -> ServiceState:
+        virtual_time.loop().pass_time(sync_s)
+        return real(*arguments)  # type: ignore[arg-type]  # handed on as they came
+
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(builders.node())
+        await node.quiet()
+        monkeypatch.setattr(state, "translate", translate)
+        node.put(WEB)
+        await node.watcher.until(lambda: WEB_KEY in node.kernel.virtual_servers)
+        first_ends_s = node.watcher.syncing_s[-1] + sync_s
+        node.put(SLICE)
+        node.put(KUBERNETES)
+        await node.quiet(1)
+        assert node.watcher.syncing_s[-1] - first_ends_s == pytest.approx(rest_s)
+        assert len(node.watcher.summaries) == 3, "both came together"
+        node.put(builders.service("late", cluster=("10.96.0.77",)))
+        await node.quiet(1)
+        assert node.watcher.summaries[-1].waited_s == 0, "after a long rest a change is served at once"
 
 
 @in_virtual_time

@@ -1,11 +1,19 @@
 """The collector's pauses. What they gain is measured by scripts/bench, not here."""
 
 import gc
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from ipvsproxy.daemon import garbage
+
+
+class Knot:
+    """Refers to itself, so that only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +32,6 @@ def test_nothing_is_collected_inside_the_block_and_what_it_made_is_passed_over_a
         made = [[number] for number in range(1000)]
     assert gc.isenabled()
     assert gc.get_freeze_count() >= frozen + len(made)
-    assert gc.get_threshold()[0] == garbage.YOUNG_OBJECTS
 
 
 def test_a_failed_start_leaves_the_collector_at_work() -> None:
@@ -33,3 +40,51 @@ def test_a_failed_start_leaves_the_collector_at_work() -> None:
         raise KeyError
     assert gc.isenabled()
     assert gc.get_freeze_count() == frozen
+
+
+def test_what_outlives_a_full_round_is_passed_over_until_a_day_has_gone() -> None:
+    now_s = 0.0
+    with garbage.in_short_rounds(lambda: now_s):
+        knot = Knot()
+        gc.collect()
+        assert gc.get_freeze_count() > 0
+        seen = weakref.ref(knot)
+        del knot
+        gc.collect()
+        assert seen() is not None
+        now_s = garbage.THAW_INTERVAL_S
+        gc.collect()  # after this round nothing is passed over
+        assert gc.get_freeze_count() == 0
+        gc.collect()
+        assert seen() is None
+        assert gc.get_freeze_count() > 0
+
+
+def test_young_garbage_is_collected_without_being_asked_for_and_no_round_is_long() -> None:
+    walked: list[int] = []
+
+    def note(phase: str, info: Mapping[str, int]) -> None:
+        if phase == "start":
+            walked.append(sum(len(gc.get_objects(age)) for age in range(info["generation"] + 1)))
+
+    with garbage.postponed():
+        pass
+    with garbage.in_short_rounds():
+        gc.callbacks.append(note)
+        seen = weakref.ref(Knot())
+        kept = [[number] for number in range(10 * garbage.YOUNG_OBJECTS)]
+        gc.callbacks.remove(note)
+    assert len(kept) == 10 * garbage.YOUNG_OBJECTS
+    assert seen() is None
+    assert len(walked) > 5
+    assert max(walked) <= 3.2 * garbage.YOUNG_OBJECTS
+
+
+def test_afterwards_the_collector_is_as_before() -> None:
+    before, callbacks = gc.get_threshold(), list(gc.callbacks)
+    with garbage.in_short_rounds():
+        assert gc.get_threshold() == (garbage.YOUNG_OBJECTS, garbage.ROUNDS_BETWEEN, garbage.ROUNDS_BETWEEN)
+    with pytest.raises(KeyError), garbage.in_short_rounds():
+        raise KeyError
+    assert gc.get_threshold() == before
+    assert list(gc.callbacks) == callbacks
