@@ -14,6 +14,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import structlog
 
@@ -28,6 +29,7 @@ from ipvsproxy.model.kernel import Connections, InterfaceAddress, RealServerKey,
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome, Plan, Report
 from ipvsproxy.model.service import Node, ObjectKind, ServiceName
+from ipvsproxy.reconcile import drain
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import refusal, skeleton, state, view
 
@@ -119,10 +121,11 @@ class Engine:
         with garbage.postponed():
             await self._wait_for_lists()
             await self._start()
-        with garbage.in_short_rounds():
+        with garbage.in_short_rounds(self._clock) as thaw_if_due:
             while True:
                 await self._pause()
                 await self._sync()
+                thaw_if_due()
 
     async def _wait_for_lists(self) -> None:
         told: Collection[ObjectKind] = ()
@@ -240,12 +243,15 @@ class Engine:
                 return dataclasses.replace(total, pending=self.reconciler.pending)
 
     async def _apply(self, plan: Plan) -> Report:
-        """Do what is planned, and look at the connections of what begins to drain by it: most of it has none."""
-        outcomes, counts = await self._kernel.call(_apply, self._kernel.target, plan)
-        journal.tell_outcomes(outcomes)
+        """Do what is planned; what begins to drain by it and has no connections, as most of it, is removed in the same trip."""
+        applied = await self._kernel.call(_apply, self._kernel.target, plan)
+        journal.tell_outcomes(applied.outcomes)
         now = self._clock()
-        report = self.reconciler.settle(outcomes, now)
-        self.reconciler.note_connections(counts, now)
+        report = self.reconciler.settle(applied.outcomes, now)
+        self.reconciler.note_connections(applied.connections, now)
+        if applied.removed:
+            journal.tell_outcomes(applied.removed)
+            report = _sum(report, self.reconciler.settle(applied.removed, now))
         return report
 
     async def _look_at_drains(self) -> bool:
@@ -322,12 +328,22 @@ class Engine:
                 claims.put_skeleton(skeleton.build_skeleton(family, self._translation, *inputs))
 
 
-def _apply(
-    kernel: NodeKernel, plan: Plan
-) -> tuple[Sequence[Outcome], Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]]:
+class _Applied(NamedTuple):
+    """What became of a plan, the connections of what began to drain by it, and what became of the removal of the empty ones."""
+
+    outcomes: Sequence[Outcome]
+    connections: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
+    removed: Sequence[Outcome]
+
+
+def _apply(kernel: NodeKernel, plan: Plan) -> _Applied:
     outcomes = kernel.apply(plan.operations)
     draining = plan.draining
-    return outcomes, kernel.connections(draining) if draining else {}
+    if not draining:
+        return _Applied(outcomes, {}, ())
+    counts = kernel.connections(draining)
+    removals = drain.removals(outcomes, counts)
+    return _Applied(outcomes, counts, kernel.apply(removals) if removals else ())
 
 
 def _batches(names: Collection[ServiceName]) -> Iterator[list[ServiceName]]:

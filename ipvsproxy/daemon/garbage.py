@@ -7,6 +7,7 @@ holds the loop for longer than any change may wait. ``docs/performance.md`` has 
 
 import contextlib
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -18,6 +19,8 @@ THAW_INTERVAL_S = 24 * 3600.0
 """Cycles among what is old are looked for once a day: that round walks everything, half a second at 10,000 Services."""
 
 _OLDEST = 2
+_ROUNDS_HAVE_AGES = sys.version_info < (3, 14)
+"""From then on Python walks what is old bit by bit."""
 
 
 @contextlib.contextmanager
@@ -32,27 +35,36 @@ def postponed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Inside the block, collect often and little: what has outlived a round of each age is not looked at again before a thaw."""
+def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[], None]]:
+    """Inside the block, collect often and little: what has outlived a round of each age is not looked at again before a thaw.
+
+    Yields what is to be called now and then: it thaws when that is due, by ``clock``, which tells seconds.
+    """
     thawed_s = clock()
 
-    def after_round(phase: str, info: Mapping[str, int]) -> None:
-        nonlocal thawed_s
-        if phase != "stop" or info["generation"] != _OLDEST:
-            return
-        if clock() < thawed_s + THAW_INTERVAL_S:
+    def pass_over_the_old(phase: str, info: Mapping[str, int]) -> None:
+        if phase == "stop" and info["generation"] == _OLDEST:
             gc.freeze()
-        else:
+
+    def collect_nothing() -> None:
+        # Python puts the next full round off until there is a quarter more than the last one left: it is to have left nothing.
+        gc.freeze()
+        gc.collect()
+
+    def thaw_if_due() -> None:
+        nonlocal thawed_s
+        if clock() >= thawed_s + THAW_INTERVAL_S:
             thawed_s = clock()
             gc.unfreeze()
+            gc.collect()
+            collect_nothing()
 
-    gc.freeze()
-    gc.collect()  # of nothing: Python puts the next full round off until there is a quarter more than the last one left
     before = gc.get_threshold()
-    gc.set_threshold(YOUNG_OBJECTS, ROUNDS_BETWEEN, ROUNDS_BETWEEN)
-    gc.callbacks.append(after_round)
+    collect_nothing()
+    gc.set_threshold(YOUNG_OBJECTS, *((ROUNDS_BETWEEN, ROUNDS_BETWEEN) if _ROUNDS_HAVE_AGES else before[1:]))
+    gc.callbacks.append(pass_over_the_old)
     try:
-        yield
+        yield thaw_if_due
     finally:
-        gc.callbacks.remove(after_round)
+        gc.callbacks.remove(pass_over_the_old)
         gc.set_threshold(*before)

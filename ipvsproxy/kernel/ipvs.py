@@ -4,7 +4,7 @@ import errno
 import functools
 import pathlib
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from pyroute2.netlink import NETLINK_GENERIC
 
@@ -17,6 +17,7 @@ from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
     RealServerKey,
     Timeouts,
+    VirtualServer,
     VirtualServerKey,
     VirtualServerSettings,
 )
@@ -50,7 +51,7 @@ class IpvsDriver:
         connect: Callable[[int], netlink.Socket] = netlink.open_socket,
         table: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs"),
     ) -> None:
-        self._table = ipvs_table.TableReader(table, self._settings, self._weights)
+        self._table = ipvs_table.TableReader(table, self._settings, self._virtual_server)
         self._channel = netlink.Channel(NETLINK_GENERIC, connect)
         self._family_number = 0
         self._encoder = ipvs_message.Encoder(0)
@@ -78,7 +79,8 @@ class IpvsDriver:
     def listing(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
         """As ``observe``, by one read, which is cheap, but shows no scheduler flags: those of the last ``observe`` stand.
 
-        What was there and is not listed is asked for; only what came and is skipped by the list waits for ``observe``.
+        What the list skips is asked for (see ``ipvs_table``), as far as it is known or was added here; what somebody else has
+        added waits for ``observe``.
 
         Raises:
             KernelError: it could not be read.
@@ -153,6 +155,9 @@ class IpvsDriver:
         repeated after the others (an add as a set, a set as an add). Outcomes come in the operations' order.
         """
         outcomes = list(map(Outcome, operations))
+        for _, item in operations:
+            if type(item) is VirtualServer:
+                self._table.note(item.key, is_there=True)  # whatever comes of it, it is asked for before it counts as gone
         failed = self._run(*ipvs_steps.steps(operations))
         again: list[Operation] = []
         positions: list[int] = []
@@ -172,6 +177,9 @@ class IpvsDriver:
                 outcomes[position] = Outcome(
                     operation, f"{operation}: {ipvs_steps.explain(operation, failure)}", max(failure.number, 0)
                 )
+        for (verb, item), outcome in zip(operations, outcomes, strict=True):
+            if verb is Verb.REMOVE and type(item) is VirtualServer and not outcome.error:
+                self._table.note(item.key, is_there=False)
         return outcomes
 
     def _run(self, steps: Sequence[Operation], positions: Sequence[int]) -> dict[int, ipvs_steps.Failure]:
@@ -226,20 +234,20 @@ class IpvsDriver:
         return ((data, start + _GENERIC_HEADER, end) for data, start, end in found)
 
     def _settings(self) -> dict[VirtualServerKey, VirtualServerSettings]:
-        layout = message.Layout(_SETTINGS)
-        found: dict[VirtualServerKey, VirtualServerSettings] = {}
-        for part in self._dump(ipvs_message.Encoder.all_services, "list the virtual servers"):
-            values = layout.read(*part)
-            if values is None or values[1] not in _PROTOCOLS:
-                continue
-            family, protocol, address, port, scheduler, flags, timeout_s = values
-            key = VirtualServerKey(_PROTOCOLS[protocol], _address(family, address), int.from_bytes(port, "big"))
-            name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
-            found[key] = VirtualServerSettings(name, flags & ~HASHED, timeout_s)
-        return found
+        return dict(_read_settings(self._dump(ipvs_message.Encoder.all_services, "list the virtual servers")))
 
-    def _weights(self, key: VirtualServerKey) -> dict[RealServerKey, int]:
-        return {real_server: weight for real_server, (weight,) in self._real_servers(key, _REAL_SERVER)}
+    def _virtual_server(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
+        action = f"look for {key}"
+        try:
+            data, start, end = self._channel.ask(self._encoder.service(key), action)
+        except KernelError as error:
+            if error.errno == errno.ESRCH:
+                return None
+            raise
+        for _, settings in _read_settings([(data, start + _GENERIC_HEADER, end)]):
+            weights = {real_server: weight for real_server, (weight,) in self._real_servers(key, _REAL_SERVER)}
+            return ObservedVirtualServer(settings, weights)
+        raise KernelError(action=action, detail="the answer is not complete")
 
     def _connections(self, key: VirtualServerKey) -> dict[RealServerKey, Connections]:
         return {real_server: Connections(*counts) for real_server, counts in self._real_servers(key, _CONNECTIONS)}
@@ -274,6 +282,19 @@ class AbsentIpvs(IpvsDriver):
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Refuse everything."""
         return [Outcome(operation, f"{operation}: this kernel has no IPVS", errno.ENOENT) for operation in operations]
+
+
+def _read_settings(parts: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[VirtualServerKey, VirtualServerSettings]]:
+    """Of messages about virtual servers; those by firewall mark and of other protocols are left out."""
+    layout = message.Layout(_SETTINGS)
+    for part in parts:
+        values = layout.read(*part)
+        if values is None or values[1] not in _PROTOCOLS:
+            continue
+        family, protocol, address, port, scheduler, flags, timeout_s = values
+        key = VirtualServerKey(_PROTOCOLS[protocol], _address(family, address), int.from_bytes(port, "big"))
+        name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
+        yield key, VirtualServerSettings(name, flags & ~HASHED, timeout_s)
 
 
 def _address(family: int, packed: bytes) -> Address:

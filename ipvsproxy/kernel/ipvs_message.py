@@ -64,6 +64,7 @@ class Encoder:
         self._removal = functools.cache(self._removal_template)
         self._destinations = functools.cache(self._destination_templates)
         self._listing = functools.cache(self._listing_template)
+        self._question = functools.cache(self._question_template)
 
     def encode(self, operations: Sequence[Operation], sequences: Iterator[bytes]) -> list[bytes]:
         """One message per operation, with the sequence numbers in their order.
@@ -121,6 +122,11 @@ class Encoder:
         protocol, address, port = key
         return self._listing(len(address))((_UNNUMBERED, _pack_u16(protocol), address, _pack_port(port)))
 
+    def service(self, key: VirtualServerKey) -> bytes:
+        """The question for one virtual server."""
+        protocol, address, port = key
+        return self._question(len(address))((_UNNUMBERED, _pack_u16(protocol), address, _pack_port(port)))
+
     def _encode_other(self, verb: Verb, item: object, sequence: bytes) -> bytes:
         match item:
             case VirtualServer(key=(protocol, address, port)) if verb is Verb.REMOVE:
@@ -162,6 +168,9 @@ class Encoder:
 
     def _listing_template(self, size: int) -> Encode:
         return self._key_template(ipvs.IPVS_CMD_GET_DEST, size, netlink.REQUEST | netlink.DUMP)
+
+    def _question_template(self, size: int) -> Encode:
+        return self._key_template(ipvs.IPVS_CMD_GET_SERVICE, size, netlink.REQUEST)
 
     def _key_template(self, command: int, size: int, flags: int) -> Encode:
         family = _FAMILIES[size]

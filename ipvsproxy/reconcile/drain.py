@@ -5,12 +5,14 @@ deadline is over. UDP and SCTP real servers are removed at once, as kube-proxy d
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from ipvsproxy.model.kernel import Connections, RealServerKey, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, RealServer, RealServerKey, VirtualServerKey
+from ipvsproxy.model.plan import Operation, Outcome, Verb
 
 SHORTEST_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 30.0
+_NONE = Connections(0, 0)
 _INTERVAL_SHARE = 0.25
 """A drain is looked at again after this share of its age: often at first, seldom when it is an old one."""
 
@@ -108,8 +110,25 @@ class Drains:
             drain.due_s = now + min(LONGEST_INTERVAL_S, max(SHORTEST_INTERVAL_S, age_s * _INTERVAL_SHARE))
             if counts is None:
                 continue
-            drain.connections = counts.get(real_server, Connections(0, 0))
-            if drain.connections == (0, 0):
+            drain.connections = counts.get(real_server, _NONE)
+            if drain.connections == _NONE:
                 drain.over = True
                 empty.append(real_server)
         return empty
+
+
+def removals(
+    outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
+) -> list[Operation]:
+    """The removal of each real server whose drain has just begun by one of these, and that has no connections.
+
+    ``counts`` were read after that; None stands for what could not be read.
+    """
+    found: list[Operation] = []
+    for operation, error, *_ in outcomes:
+        verb, item = operation
+        if verb is Verb.SET and type(item) is RealServer and item.weight == 0 and not error:
+            connections = counts.get(item.virtual_server)
+            if connections is not None and connections.get(item.key, _NONE) == _NONE:
+                found.append(Operation(Verb.REMOVE, item))
+    return found

@@ -337,6 +337,8 @@ class _Steady:
             "fed_s": fed_s,
             "wall_s": wall_s,
             "cpu_percent": cpu_s / wall_s * 100,
+            "kernel_s": self._meter.kernel_s(),
+            "own_percent": (cpu_s - self._meter.kernel_s()) / fed_s * 100,
             "backlog": backlog,
             "syncs": len(watching.syncs),
             "grown_mb": meter.resident_mb() - resident_mb,

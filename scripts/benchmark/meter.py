@@ -36,8 +36,8 @@ class Phase:
 class Meter:
     """Counts from the moment it is made; ``reset`` begins anew. One per process.
 
-    Without ``times`` it counts messages, calls and processes alone: in a thousand syncs a second the clocks would be a tenth of
-    what they measure.
+    Without ``times`` only the kernel's part is timed: in a thousand syncs a second the other clocks would be a tenth of what they
+    measure.
     """
 
     def __init__(self) -> None:

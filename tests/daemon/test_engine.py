@@ -5,6 +5,7 @@ The beginning is in ``test_engine_start``; drift, failures and retries are in ``
 
 import asyncio
 import dataclasses
+import errno
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from ipvsproxy.daemon import engine, reading
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Connections
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.model.plan import Operation, Outcome
+from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.service import (
     ObjectKey,
     ObjectKind,
@@ -249,7 +250,7 @@ async def test_a_changed_zone_has_every_service_translated_again() -> None:
 
 
 @in_virtual_time
-async def test_an_endpoint_that_is_replaced_costs_two_trips_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endpoint_that_is_replaced_costs_one_trip_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     trips: list[str] = []
     call = KernelThread.call
@@ -270,7 +271,32 @@ async def test_an_endpoint_that_is_replaced_costs_two_trips_to_the_kernel(monkey
         "set real_server TCP 10.96.0.10:80 -> 10.244.1.5:8080",
         "remove real_server TCP 10.96.0.10:80 -> 10.244.1.5:8080",
     ]
-    assert len(trips) == 2
+    assert len(trips) == 1
+
+
+@in_virtual_time
+async def test_a_removal_that_fails_on_that_trip_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode()
+    apply = node.kernel.apply
+    refused: list[Operation] = []
+
+    def refuse_once(operations: Sequence[Operation]) -> list[Outcome]:
+        if not refused and all(operation.verb is Verb.REMOVE for operation in operations):
+            refused.extend(operations)
+            return [Outcome(operation, f"{operation}: no memory", errno.ENOMEM) for operation in operations]
+        return apply(operations)
+
+    async with node.running():
+        node.begin_with(WEB, builders.endpoint_slice(builders.endpoint("10.244.1.5", builders.OTHER_NODE)), builders.node())
+        await node.quiet()
+        monkeypatch.setattr(node.kernel, "apply", refuse_once)
+        node.put(builders.endpoint_slice(builders.endpoint("10.244.1.6", builders.OTHER_NODE)))
+        await node.quiet()
+        assert [str(operation) for operation in refused] == ["remove real_server TCP 10.96.0.10:80 -> 10.244.1.5:8080"]
+        assert node.engine.reconciler.pending == 1
+        await node.quiet(5)
+        assert node.engine.reconciler.pending == 0
+        assert_from_scratch(node)
 
 
 @in_virtual_time

@@ -44,20 +44,39 @@ def test_a_failed_start_leaves_the_collector_at_work() -> None:
 
 def test_what_outlives_a_full_round_is_passed_over_until_a_day_has_gone() -> None:
     now_s = 0.0
-    with garbage.in_short_rounds(lambda: now_s):
+    with garbage.in_short_rounds(lambda: now_s) as thaw_if_due:
         knot = Knot()
         gc.collect()
         assert gc.get_freeze_count() > 0
         seen = weakref.ref(knot)
         del knot
+        now_s = garbage.THAW_INTERVAL_S - 1
+        thaw_if_due()
         gc.collect()
         assert seen() is not None
-        now_s = garbage.THAW_INTERVAL_S
-        gc.collect()  # after this round nothing is passed over
-        assert gc.get_freeze_count() == 0
-        gc.collect()
+        now_s += 1
+        thaw_if_due()
         assert seen() is None
         assert gc.get_freeze_count() > 0
+
+
+def test_rounds_are_short_again_after_the_thaw() -> None:
+    now_s = 0.0
+    walked: list[int] = []
+    kept = [[number] for number in range(40 * garbage.YOUNG_OBJECTS)]
+
+    def note(phase: str, info: Mapping[str, int]) -> None:
+        if phase == "start":
+            walked.append(sum(len(gc.get_objects(age)) for age in range(info["generation"] + 1)))
+
+    with garbage.in_short_rounds(lambda: now_s) as thaw_if_due:
+        now_s = garbage.THAW_INTERVAL_S
+        thaw_if_due()
+        gc.callbacks.append(note)
+        kept += [[number] for number in range(20 * garbage.YOUNG_OBJECTS)]
+        gc.callbacks.remove(note)
+    assert len(walked) > 10
+    assert max(walked) <= 3.2 * garbage.YOUNG_OBJECTS
 
 
 def test_young_garbage_is_collected_without_being_asked_for_and_no_round_is_long() -> None:

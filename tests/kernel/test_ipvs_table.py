@@ -1,12 +1,21 @@
 """What a second reading of ``/proc/net/ip_vs`` costs and shows. What is in the file stands in test_ipvs_listing.py."""
 
+import errno
 import pathlib
+from collections.abc import Mapping
 
 import pytest
 
 from ipvsproxy.kernel import ipvs_listing, ipvs_table
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import PERSISTENT, Connections, RealServerKey, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import (
+    PERSISTENT,
+    Connections,
+    ObservedVirtualServer,
+    RealServerKey,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 from ipvsproxy.model.net import Protocol, parse_address
 
 HEADING = """IP Virtual Server version 1.2.1 (size=4096)
@@ -39,12 +48,21 @@ class Table:
         self._path = folder / "ip_vs"
         self.settings = settings
         self.asked = 0
+        self.questions: list[VirtualServerKey] = []
+        self.is_broken = False
         self.real_servers: dict[VirtualServerKey, dict[RealServerKey, int]] = {}
-        self.reader = ipvs_table.TableReader(self._path, self._ask, lambda key: self.real_servers.get(key, {}))
+        self.reader = ipvs_table.TableReader(self._path, self._ask, self._ask_for_one)
 
     def _ask(self) -> ipvs_table.Settings:
         self.asked += 1
         return self.settings
+
+    def _ask_for_one(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
+        if self.is_broken:
+            raise KernelError(action="ask", errno=errno.ENOBUFS)
+        self.questions.append(key)
+        settings = self.settings.get(key)
+        return settings and ObservedVirtualServer(settings, dict(self.real_servers.get(key, {})))
 
     def write(self, *lines: str) -> None:
         self._path.write_text(HEADING + "".join(lines))
@@ -110,41 +128,119 @@ def test_what_was_added_after_the_settings_were_read_is_left_to_the_next_reading
     assert table.reader.read().keys() == {WEB, DNS}
 
 
-def test_what_went_after_the_settings_were_read_has_no_real_servers(table: Table) -> None:
+def test_what_went_after_the_settings_were_read_is_gone(table: Table) -> None:
+    table.settings = {}
     table.write()
-    assert [server.real_servers for server in table.reader.read_with({WEB: RR}).values()] == [{}]
+    assert table.reader.read_with({WEB: RR}) == {}
+
+
+def shown(seen: Mapping[VirtualServerKey, ObservedVirtualServer]) -> dict[VirtualServerKey, dict[RealServerKey, int]]:
+    return {key: dict(server.real_servers) for key, server in seen.items()}
 
 
 def test_what_the_table_skips_is_asked_for(table: Table) -> None:
-    table.write(WEB_TEXT, real())
+    table.settings = {WEB: RR, DNS: RR}
     table.real_servers = {DNS: {POD6: 3}}
-    first = table.reader.read_with({WEB: RR, DNS: RR})
-    assert {key: server.real_servers for key, server in first.items()} == {WEB: {POD: 1}, DNS: {POD6: 3}}
-    second = table.reader.read_with({WEB: RR, DNS: RR})
+    table.write(WEB_TEXT, real())
+    first = table.reader.read_with(table.settings)
+    assert shown(first) == {WEB: {POD: 1}, DNS: {POD6: 3}}
+    second = table.reader.read_with(table.settings)
     assert [second[key] is first[key] for key in (WEB, DNS)] == [True, True]
     table.real_servers = {DNS: {}}
-    assert table.reader.read_with({WEB: RR, DNS: RR})[DNS].real_servers == {}
+    assert shown(table.reader.read_with(table.settings))[DNS] == {}
 
 
 def test_what_was_listed_before_is_asked_for_before_it_counts_as_gone(table: Table) -> None:
     table.settings = {WEB: RR, DNS: RR}
+    table.real_servers = {DNS: {POD6: 1}}
     table.write(WEB_TEXT, real(), DNS_TEXT, real6())
     table.reader.read()
-    assert table.asked == 0
+    assert table.questions == []
     table.write(WEB_TEXT, real())
-    table.real_servers = {DNS: {POD6: 1}}
     skipped = table.reader.read()
-    assert {key: server.real_servers for key, server in skipped.items()} == {WEB: {POD: 1}, DNS: {POD6: 1}}
+    assert shown(skipped) == {WEB: {POD: 1}, DNS: {POD6: 1}}
     assert table.reader.read()[DNS] is skipped[DNS]
-    assert table.asked == 2
+    assert table.questions == [DNS, DNS]
     table.write(WEB_TEXT, real(), DNS_TEXT, real6(weight=2))
-    assert table.reader.read()[DNS].real_servers == {POD6: 2}
-    assert table.asked == 2
+    assert shown(table.reader.read())[DNS] == {POD6: 2}
     table.settings = {WEB: RR}
     table.write(WEB_TEXT, real())
     assert table.reader.read().keys() == {WEB}
     assert table.reader.read().keys() == {WEB}
-    assert table.asked == 3
+    assert table.questions == [DNS, DNS, DNS]
+
+
+@pytest.mark.parametrize("with_settings", [False, True])
+def test_what_was_added_since_is_asked_for_and_what_was_removed_is_not(table: Table, *, with_settings: bool) -> None:
+    def read() -> dict[VirtualServerKey, ObservedVirtualServer]:
+        return table.reader.read_with(dict.fromkeys(table.settings.keys() - {DNS}, RR)) if with_settings else table.reader.read()
+
+    table.settings = {WEB: RR}
+    table.write(WEB_TEXT, real())
+    read()
+    table.settings = {WEB: RR, DNS: RR}
+    table.real_servers = {DNS: {POD6: 1}}
+    table.reader.note(DNS, is_there=True)
+    for _ in range(2):
+        assert shown(read()) == {WEB: {POD: 1}, DNS: {POD6: 1}}
+    assert table.questions == [DNS, DNS]
+    table.reader.note(DNS, is_there=False)
+    table.settings = {WEB: RR}
+    assert read().keys() == {WEB}
+    table.reader.note(DNS, is_there=True)  # and was refused
+    assert read().keys() == {WEB}
+    assert read().keys() == {WEB}
+    assert table.questions == [DNS, DNS, DNS]
+
+
+def many(count: int) -> list[VirtualServerKey]:
+    return [WEB._replace(port=port) for port in range(1, count + 1)]
+
+
+def test_of_many_that_are_skipped_a_part_is_asked_for_each_time_in_turn(table: Table) -> None:
+    keys = many(5 * ipvs_table.ASKED_AT_ONCE // 2)
+    table.settings = dict.fromkeys(keys, RR)
+    table.write()
+    first = table.reader.read_with(table.settings)
+    assert first.keys() == set(keys)
+    table.questions.clear()
+    table.real_servers = {keys[-1]: {POD: 1}}
+    seen = first
+    for _ in range(3):
+        seen = table.reader.read()
+        assert seen.keys() == set(keys)
+    assert len(table.questions) == 3 * ipvs_table.ASKED_AT_ONCE
+    assert set(table.questions) == set(keys)
+    assert seen[keys[-1]].real_servers == {POD: 1}
+    assert all(seen[key] is first[key] for key in keys[:-1])
+
+
+def test_when_one_of_those_asked_for_has_gone_all_are_asked_for(table: Table) -> None:
+    keys = many(5 * ipvs_table.ASKED_AT_ONCE // 2)
+    table.settings = dict.fromkeys(keys, RR)
+    table.write()
+    table.reader.read_with(table.settings)
+    table.settings = {keys[-1]: RR}
+    assert table.reader.read().keys() == {keys[-1]}
+
+
+@pytest.mark.parametrize("with_settings", [False, True])
+def test_a_reading_that_fails_in_the_middle_loses_and_invents_nothing(table: Table, *, with_settings: bool) -> None:
+    table.settings = {WEB: RR, DNS: VirtualServerSettings("rr", PERSISTENT, 10800)}
+    lasting = "UDP  [fd00:0000:0000:0000:0000:0000:0000:0001]:0035 rr persistent 1080000 FFFFFFFF\n"
+    table.write(WEB_TEXT, real(), lasting)
+    before = table.reader.read_with(table.settings)
+    table.write(lasting, "TCP  0A600007:0050 rr persistent 1080000 FFFFFFFF\n")
+    table.is_broken = True
+    for _ in range(2):
+        with pytest.raises(KernelError):
+            table.reader.read_with(table.settings) if with_settings else table.reader.read()
+    table.is_broken = False
+    table.write(lasting)
+    table.real_servers = {WEB: {POD: 1}}
+    after = table.reader.read()
+    assert after == before
+    assert all(after[key] is before[key] for key in before)
 
 
 def test_what_came_while_something_was_skipped_is_shown(table: Table) -> None:
@@ -152,7 +248,7 @@ def test_what_came_while_something_was_skipped_is_shown(table: Table) -> None:
     table.write(DNS_TEXT)
     table.reader.read()
     table.write(WEB_TEXT, real())
-    assert {key: server.real_servers for key, server in table.reader.read().items()} == {WEB: {POD: 1}, DNS: {}}
+    assert shown(table.reader.read()) == {WEB: {POD: 1}, DNS: {}}
 
 
 def test_the_rate_of_ticks_is_asked_for_once(table: Table) -> None:

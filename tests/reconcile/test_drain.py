@@ -2,12 +2,13 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import Connections, RealServerKey
-from ipvsproxy.reconcile.drain import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, Drains
+from ipvsproxy.model.kernel import Connections, RealServer, RealServerKey, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.reconcile.drain import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, Drains, removals
 from tests import builders
 
 KEY, OTHER = builders.frontend("10.96.0.1", 80), builders.frontend("10.96.0.2", 80)
-ONE, TWO = builders.backend("10.244.0.1"), builders.backend("10.244.0.2")
+ONE, TWO, THREE = (builders.backend(f"10.244.0.{number}") for number in (1, 2, 3))
 BUSY, IDLE = Connections(1, 0), Connections(0, 0)
 
 
@@ -139,3 +140,37 @@ def test_only_those_that_are_still_there_are_kept() -> None:
     found.keep_only(KEY, {TWO})
     found.keep_only(OTHER, {TWO})
     assert [real_server for _, real_server, _ in found] == [TWO]
+
+
+def outcome(verb: Verb, key: RealServerKey, weight: int = 0, error: str = "") -> Outcome:
+    return Outcome(Operation(verb, RealServer(KEY, key, weight)), error)
+
+
+def test_what_has_just_begun_to_drain_and_has_no_connections_is_removed() -> None:
+    done = [outcome(Verb.ADD, THREE, 1), outcome(Verb.SET, ONE), outcome(Verb.SET, TWO)]
+    assert removals(done, {KEY: {ONE: IDLE, TWO: IDLE, THREE: IDLE}}) == [
+        Operation(Verb.REMOVE, RealServer(KEY, ONE, 0)),
+        Operation(Verb.REMOVE, RealServer(KEY, TWO, 0)),
+    ]
+    assert removals(done, {KEY: {ONE: BUSY}}) == [Operation(Verb.REMOVE, RealServer(KEY, TWO, 0))], "the other is gone already"
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        outcome(Verb.SET, ONE, 1),
+        outcome(Verb.SET, ONE, error="no memory"),
+        outcome(Verb.REMOVE, ONE),
+        Outcome(Operation(Verb.SET, VirtualServer(KEY, VirtualServerSettings("rr")))),
+    ],
+    ids=["is wanted again", "has its weight still", "is gone", "is no real server"],
+)
+def test_nothing_else_is_removed_with_it(done: Outcome) -> None:
+    assert removals([done], {KEY: {ONE: IDLE}}) == []
+
+
+@pytest.mark.parametrize("counts", [{}, {KEY: None}, {OTHER: {ONE: IDLE}}])
+def test_nothing_is_removed_whose_connections_are_not_known(
+    counts: dict[VirtualServerKey, dict[RealServerKey, Connections] | None],
+) -> None:
+    assert removals([outcome(Verb.SET, ONE)], counts) == []
