@@ -37,7 +37,7 @@ FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system
 """Programmed before all others: with these a new node is usable while the rest is under way."""
 SERVICES_AT_ONCE = 250
 """How many Services are translated before they are programmed: the operations of a batch are planned and booked in one go."""
-REST_FACTOR = 2
+REST_FACTOR = 4
 """After a sync comes a pause of this many times as long, so that in a storm many changes share what a sync costs by itself."""
 LONGEST_REST_S = 0.05
 ERRORS_SHOWN = 5

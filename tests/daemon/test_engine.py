@@ -105,7 +105,7 @@ async def test_a_change_after_a_long_rest_is_served_at_once() -> None:
 
 
 @in_virtual_time
-@pytest.mark.parametrize(("sync_s", "rest_s"), [(0.004, 0.008), (0.02, 0.04), (0.2, engine.LONGEST_REST_S)])
+@pytest.mark.parametrize(("sync_s", "rest_s"), [(0.002, 0.008), (0.01, 0.04), (0.2, engine.LONGEST_REST_S)])
 async def test_after_a_sync_comes_a_rest_in_which_changes_gather(
     monkeypatch: pytest.MonkeyPatch, sync_s: float, rest_s: float
 ) -> None:
