@@ -107,3 +107,10 @@ def test_afterwards_the_collector_is_as_before() -> None:
         raise KeyError
     assert gc.get_threshold() == before
     assert list(gc.callbacks) == callbacks
+
+
+def test_where_rounds_have_no_ages_only_the_young_are_counted_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "_ROUNDS_HAVE_AGES", False)
+    _, *others = gc.get_threshold()
+    with garbage.in_short_rounds():
+        assert gc.get_threshold() == (garbage.YOUNG_OBJECTS, *others)

@@ -311,11 +311,23 @@ def test_a_namespace_without_virtual_servers_is_empty(driver: ipvs.IpvsDriver) -
     assert driver.foreign == 0
 
 
+@pytest.mark.kernel
+def test_what_somebody_else_has_removed_is_gone_and_what_is_not_there_was_never_added(driver: ipvs.IpvsDriver) -> None:
+    one, two = server("10.96.0.1"), server("fd00:96::1")
+    driver.apply(operations(Verb.ADD, one, two, server("10.96.0.2", scheduler="dice")))
+    assert driver.observe().keys() == {one.key, two.key}
+    ipvsadm("-D", "-t", "10.96.0.1:80")
+    assert driver.listing().keys() == {two.key}
+    ipvsadm("-C")
+    assert driver.observe() == {}
+
+
 class Kernel:
     """Answers the family lookup, and everything else as it is told."""
 
     def __init__(self) -> None:
         self.answers: list[fake_netlink.Answer] | None = None
+        self.answer: Callable[[int], fake_netlink.Answer] = fake_netlink.error
 
     def __call__(self, data: bytes) -> list[fake_netlink.Answer]:
         _, kind, flags, sequence, _ = fake_netlink.split(data)[-1]
@@ -323,7 +335,7 @@ class Kernel:
             return [fake_netlink.message(sequence, bytes(4) + fake_netlink.attribute(1, struct.pack("=H", 33)))]
         if flags & netlink.DUMP:
             return [fake_netlink.done(sequence)]
-        return [fake_netlink.error(sequence)] if self.answers is None else self.answers
+        return [self.answer(sequence)] if self.answers is None else self.answers
 
 
 def fake(tmp_path: pathlib.Path, content: str) -> tuple[ipvs.IpvsDriver, Kernel]:
@@ -371,3 +383,28 @@ def test_a_missing_listing_is_an_error(tmp_path: pathlib.Path) -> None:
     (tmp_path / "ip_vs").unlink()
     with pytest.raises(KernelError, match="No such file"):
         driver.observe()
+
+
+@pytest.mark.parametrize("read", [ipvs.IpvsDriver.listing, ipvs.IpvsDriver.observe])
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda sequence: fake_netlink.error(sequence, errno.EPERM), "Operation not permitted"),
+        (lambda sequence: fake_netlink.message(sequence, bytes(4)), "the answer is not complete"),
+    ],
+    ids=["refused", "incomplete"],
+)
+def test_what_the_listing_lacks_and_the_kernel_does_not_tell_of_is_an_error(
+    tmp_path: pathlib.Path,
+    answer: Callable[[int], fake_netlink.Answer],
+    reason: str,
+    read: Callable[[ipvs.IpvsDriver], object],
+) -> None:
+    driver, kernel = fake(tmp_path, LISTING)
+    driver.apply(operations(Verb.ADD, server("10.96.0.1")))
+    kernel.answer = answer
+    for _ in range(2):  # it is not forgotten by the failure
+        with pytest.raises(KernelError, match=f"look for TCP 10.96.0.1:80: .*{reason}"):
+            read(driver)
+    kernel.answer = lambda sequence: fake_netlink.error(sequence, errno.ESRCH)
+    assert read(driver) == {}
