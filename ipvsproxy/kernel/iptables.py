@@ -74,6 +74,9 @@ class IptablesDriver:
     ``chains`` and ``jumps`` are all that count as ours; nothing else is read into an image or ever removed. ``commands`` are the
     programs by name, to be found in PATH. ``proc`` is where the kernel's process file system is mounted. ``mark`` tells a
     family's rules from what they were: while it is the same, and not None, what was listed is not listed again.
+
+    What we have just written is known without a listing, but for what others did in that moment. So it only tells the next
+    writing, which writes all of our chains anew, which jumps are there; what is observed was always listed.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class IptablesDriver:
         self._commands = commands
         self._mark = mark
         self._listed: dict[Family, tuple[object, Listing]] = {}
+        self._written: dict[Family, tuple[object, Listing]] = {}
         self._chains = frozenset(chains)
         self._jumps = frozenset(jumps)
         self._proc = proc
@@ -147,12 +151,12 @@ class IptablesDriver:
         return ""
 
     def observe(self, family: Family) -> SkeletonImage:
-        """What the kernel holds of our rules.
+        """What the kernel holds of our rules; what was listed last, if nobody has changed a rule since.
 
         Raises:
             KernelError: iptables-save failed or stopped in the middle.
         """
-        moved = self._moved(family, listing := self._list(family))
+        moved = self._moved(family, listing := self._known(family, self._listed) or self._list(family))
         for jump in listing.jumps.keys() - moved:
             self._below[family, jump] = listing.below.get(jump, frozenset())
         return SkeletonImage(family=family, chains=listing.chains, jumps=frozenset(listing.jumps.keys() - moved))
@@ -179,25 +183,36 @@ class IptablesDriver:
 
     def _apply(self, operation: Operation, skeleton: Skeleton) -> Outcome:
         try:
-            listing = self._known(skeleton.family) or self._list(skeleton.family)
             if operation.verb is Verb.REMOVE:
-                self._restore(skeleton.family, render_removal(skeleton, listing))
-                kept = [
-                    f"{key} was only emptied: the rule {listing.strangers[key]!r} leads to it"
-                    for key in skeleton.chains
-                    if key in listing.strangers
-                ]
-                return Outcome(operation, error="; ".join(kept))
-            moved = self._moved(skeleton.family, listing)
-            self._restore(skeleton.family, render_restore(skeleton, listing, moved))
-            self._put_back.update((skeleton.family, jump) for jump in moved)
+                return Outcome(operation, error=self._remove(skeleton))
+            self._put(skeleton)
         except KernelError as error:
+            for kept in (self._listed, self._written):  # what is believed may be why
+                kept.pop(skeleton.family, None)
             return Outcome(operation, error=str(error), errno=error.errno)
         return Outcome(operation)
 
-    def _known(self, family: Family) -> Listing | None:
-        """What was listed last, if nobody has changed a rule since."""
-        mark, listing = self._listed.get(family, (None, None))
+    def _remove(self, skeleton: Skeleton) -> str:
+        """Returns why not all of it could be."""
+        listing = self._known(skeleton.family, self._listed) or self._list(skeleton.family)
+        self._restore(skeleton.family, render_removal(skeleton, listing))
+        return "; ".join(
+            f"{key} was only emptied: the rule {listing.strangers[key]!r} leads to it"
+            for key in skeleton.chains
+            if key in listing.strangers
+        )
+
+    def _put(self, skeleton: Skeleton) -> None:
+        family = skeleton.family
+        listing = self._known(family, self._written) or self._known(family, self._listed) or self._list(family)
+        moved = self._moved(family, listing)
+        self._restore(family, render_restore(skeleton, listing, moved))
+        self._put_back.update((family, jump) for jump in moved)
+        self._written[family] = self._mark(family), Listing(chains={}, jumps=dict.fromkeys(skeleton.jumps, 1), strangers={})
+
+    def _known(self, family: Family, kept: Mapping[Family, tuple[object, Listing]]) -> Listing | None:
+        """What is kept of a family, if nobody has changed a rule since."""
+        mark, listing = kept.get(family, (None, None))
         return listing if mark is not None and mark == self._mark(family) else None
 
     def _list(self, family: Family) -> Listing:

@@ -246,17 +246,81 @@ def test_nothing_is_written_when_the_tables_cannot_be_read(programs: pathlib.Pat
     assert not (programs / "written").exists()
 
 
+class Marked:
+    """A driver, programs that note what they do, and a mark: each writing makes it another one, ours and that of ``others``."""
+
+    def __init__(self, programs: pathlib.Path) -> None:
+        self.others = 0
+        self._log = programs / "log"
+        self._told = 0
+        self.driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, mark=lambda _: self._mark())
+        make_program(programs, "iptables", "echo iptables v1.8.9")
+        make_program(programs, "iptables-save", f"echo listed >> {self._log}; printf '*nat\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n'")
+        make_program(programs, "iptables-restore", f"echo written >> {self._log}; cat > {programs}/stdin")
+
+    def _mark(self) -> tuple[int, int]:
+        return self.others, self._whole_log().count("written")
+
+    def _whole_log(self) -> list[str]:
+        return self._log.read_text().split() if self._log.exists() else []
+
+    def change(self, verb: Verb = Verb.SET) -> str:
+        (outcome,) = self.driver.apply([Operation(verb, SKELETON)])
+        return outcome.error
+
+    def news(self) -> list[str]:
+        """What the programs did since this was asked last."""
+        told, self._told = self._told, len(self._whole_log())
+        return self._whole_log()[told:]
+
+
 def test_rules_that_nobody_has_changed_since_they_were_listed_are_not_listed_again(programs: pathlib.Path) -> None:
-    make_program(programs, "iptables", "echo iptables v1.8.9")
-    make_program(programs, "iptables-save", f"echo listed >> {programs}/log")
-    make_program(programs, "iptables-restore", f"echo written >> {programs}/log; cat > {programs}/stdin")
-    generation = 1
-    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, mark=lambda _: generation)
-    driver.observe(Family.IPV4)
-    driver.apply([Operation(Verb.SET, SKELETON)])
-    generation = 2
-    driver.apply([Operation(Verb.SET, SKELETON)])
-    assert (programs / "log").read_text().split() == ["listed", "written", "listed", "written"]
+    marked = Marked(programs)
+    first = marked.driver.observe(Family.IPV4)
+    assert first.chains.keys() == {MARK}
+    assert marked.news() == ["listed"]
+    assert marked.driver.observe(Family.IPV4) == first
+    assert marked.change() == ""
+    assert marked.news() == ["written"]
+    assert marked.driver.observe(Family.IPV4) == first
+    assert marked.news() == ["listed"]
+    marked.others += 1
+    assert marked.driver.observe(Family.IPV4) == first
+    assert marked.news() == ["listed"]
+
+
+def test_what_was_written_tells_the_next_writing_which_jumps_are_there_until_somebody_changes_a_rule(
+    programs: pathlib.Path,
+) -> None:
+    marked = Marked(programs)
+    assert marked.change() == ""
+    assert "-I " in (programs / "stdin").read_text()
+    assert marked.change() == ""
+    assert marked.news() == ["listed", "written", "written"]
+    assert (programs / "stdin").read_text() == iptables.render_restore(SKELETON, IN_FORCE)
+    marked.others += 1
+    assert marked.change() == ""
+    assert marked.news() == ["listed", "written"]
+    assert "-I " in (programs / "stdin").read_text()
+
+
+def test_what_was_written_is_no_reason_to_remove_anything(programs: pathlib.Path) -> None:
+    marked = Marked(programs)
+    marked.change()
+    marked.change(Verb.REMOVE)
+    assert marked.news() == ["listed", "written", "listed", "written"]
+    assert (programs / "stdin").read_text() == "*nat\n:KUBE-MARK-MASQ - [0:0]\n-X KUBE-MARK-MASQ\nCOMMIT\n"
+
+
+def test_after_a_failure_nothing_is_believed(programs: pathlib.Path) -> None:
+    marked = Marked(programs)
+    marked.change()
+    make_program(programs, "iptables-restore", "echo it has failed >&2; exit 2")
+    assert "it has failed" in marked.change()
+    assert "it has failed" in marked.change()
+    marked.driver.observe(Family.IPV4)
+    marked.driver.observe(Family.IPV4)
+    assert marked.news() == ["listed", "written", "listed", "listed"], "once for the second writing, and once after it"
 
 
 def test_where_the_kernel_does_not_tell_of_changes_rules_are_listed_each_time(programs: pathlib.Path) -> None:

@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from ipvsproxy.kernel import iptables, preload
+from ipvsproxy.kernel import iptables, iptables_process, preload
+from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.model.net import Family, Protocol, parse_network
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMatch, Skeleton
@@ -120,6 +121,37 @@ def test_what_is_written_is_what_is_read_back(variant: str, family: Family) -> N
     assert driver.observe(family) == skeleton.image
     assert change(driver, Verb.SET, skeleton) == ""
     assert driver.observe(family) == skeleton.image
+
+
+@pytest.mark.parametrize("family", Family)
+def test_a_jump_that_somebody_deletes_between_two_writings_is_put_back_by_the_second(
+    variant: str, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_set(family)
+    changes, skeleton = RuleChanges(), every_kind_of_rule(family)
+    named = {"nft": "nf_tables", "legacy": "legacy"}[variant]
+    driver = iptables.IptablesDriver(chains=skeleton.chains, jumps=JUMPS, mark=lambda one: changes.mark(one, named))
+    started: list[str] = []
+    start = iptables_process.run
+
+    def noted(command: str, *arguments: str, stdin: str = "") -> str:
+        started.append(command.rpartition("-")[2])
+        return start(command, *arguments, stdin=stdin)
+
+    assert driver.program(family).variant == named
+    monkeypatch.setattr(iptables_process, "run", noted)
+    assert change(driver, Verb.SET, skeleton) == change(driver, Verb.SET, skeleton) == ""
+    assert started == ["save", "restore", "restore"]
+    command = iptables.COMMANDS[family]
+    assert len(built_in_rules(command)) == len(JUMPS), "each jump once"
+    before = built_in_rules(command)
+    run(command, "-t", "nat", "-D", "OUTPUT", "1")
+    assert change(driver, Verb.SET, skeleton) == ""
+    assert started[3:] == ["save", "restore"]
+    assert built_in_rules(command) == before
+    assert driver.observe(family) == driver.observe(family) == skeleton.image
+    assert started[5:] == ["save"], "once for both"
+    changes.close()
 
 
 @pytest.mark.usefixtures("variant")
