@@ -244,7 +244,7 @@ class Engine:
 
     async def _apply(self, plan: Plan) -> Report:
         """Do what is planned; what begins to drain by it and has no connections, as most of it, is removed in the same trip."""
-        applied = await self._kernel.call(_apply, self._kernel.target, plan)
+        applied = await self._kernel.call(_apply, self._kernel.target, plan, self.reconciler.room(self._clock()))
         journal.tell_outcomes(applied.outcomes)
         now = self._clock()
         report = self.reconciler.settle(applied.outcomes, now)
@@ -336,13 +336,13 @@ class _Applied(NamedTuple):
     removed: Sequence[Outcome]
 
 
-def _apply(kernel: NodeKernel, plan: Plan) -> _Applied:
+def _apply(kernel: NodeKernel, plan: Plan, room: int) -> _Applied:
     outcomes = kernel.apply(plan.operations)
     draining = plan.draining
     if not draining:
         return _Applied(outcomes, {}, ())
     counts = kernel.connections(draining)
-    removals = drain.removals(outcomes, counts)
+    removals = drain.removals(outcomes, counts, room)
     return _Applied(outcomes, counts, kernel.apply(removals) if removals else ())
 
 

@@ -59,6 +59,7 @@ class Snapshot:
     doubted: Mapping[str, int]
     conflicts: int
     drains: int
+    waiting_removals: int
     oldest_drain_age_s: float
     untaken: Mapping[ObjectKind, int]
     oldest_change_age_s: float
@@ -89,8 +90,9 @@ def look(sources: Sources) -> Snapshot:
         drifted={kind: sum(one.drifted for one in of_kind) for kind, of_kind in tables.items() if kind not in NEVER_READ},
         doubted={kind.value: of.missing for kind, of in sources.store.doubts.items()},
         conflicts=sum(1 for _ in claims.conflicts()),
-        drains=len(drains),
-        oldest_drain_age_s=max((now - drain.since_s for _, _, drain in drains), default=0.0),
+        drains=len(drains) - drains.waiting,
+        waiting_removals=drains.waiting,
+        oldest_drain_age_s=drains.oldest_age_s(now),
         untaken=dict(sources.store.untaken),
         oldest_change_age_s=sources.status.oldest_change_age_s,
         watches={
@@ -140,6 +142,8 @@ def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Gauges]:
     yield _labelled("ipvsproxy_doubted_deletions", doubted, "kind", seen.doubted)
     yield _one("ipvsproxy_conflicts", "Addresses and ports that several Services want.", seen.conflicts)
     yield _one("ipvsproxy_drains", "Real servers that keep their connections and get no new ones.", seen.drains)
+    waiting = "Real servers without connections, at weight 0, that are removed when the kernel has forgotten others."
+    yield _one("ipvsproxy_waiting_removals", waiting, seen.waiting_removals)
     yield _one("ipvsproxy_oldest_drain_age_seconds", "Age of the oldest drain.", seen.oldest_drain_age_s)
     connected = {kind.value: watch.is_open for kind, watch in seen.watches.items()}
     yield _labelled("ipvsproxy_watch_connected", "Whether a watch is open.", "kind", connected)

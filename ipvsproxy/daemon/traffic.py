@@ -137,7 +137,7 @@ class Traffic:
         known = _Known(
             virtual_servers=dict(self._reconciler.claims.virtual_servers.desired),
             services=dict(self._store.services),
-            drains=[(key, real_server, drain.connections) for key, real_server, drain in self._reconciler.drains],
+            drains=[(one.virtual_server, one.key, one.connections) for one in self._reconciler.drains if not one.waits],
         )
         await asyncio.to_thread(self._book, known, counters, endpoints)
         self._read_s = now

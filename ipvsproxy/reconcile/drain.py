@@ -1,10 +1,15 @@
 """Graceful termination: a TCP real server that is not wanted any more keeps its connections, and gets no new ones.
 
-It has weight 0 from the moment it is not wanted. It is removed when both of its connection counts are 0, or when its
-deadline is over. UDP and SCTP real servers are removed at once, as kube-proxy does.
+It has weight 0 from the moment it is not wanted. It is removed when both of its connection counts are 0 and there is room for
+it on the kernel's list of removed ones (see ``pace``), or when its deadline is over. UDP and SCTP real servers are removed at
+once, as kube-proxy does.
 """
 
+import collections
 import dataclasses
+import heapq
+import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ipvsproxy.model.kernel import Connections, RealServer, RealServerKey, VirtualServerKey
@@ -15,52 +20,90 @@ LONGEST_INTERVAL_S = 30.0
 _NONE = Connections(0, 0)
 _INTERVAL_SHARE = 0.25
 """A drain is looked at again after this share of its age: often at first, seldom when it is an old one."""
+_ENDED_KEPT = 1000
+"""So many drains that have ended may stand in a queue before it is built anew."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Drain:
-    """One real server that is being emptied. ``connections`` is None until it has been looked at."""
+    """One real server that is being emptied. ``connections`` is None until it has been looked at.
 
+    ``due_s`` is infinite when there is nothing more to look at: it ``waits`` for room, it is ``over``, or it has ended.
+    """
+
+    virtual_server: VirtualServerKey
+    key: RealServerKey
     since_s: float
     due_s: float
     connections: Connections | None = None
+    waits: bool = False
     over: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is to be done about it any more but its removal."""
+        return self.due_s == math.inf and not self.waits
 
 
 class Drains:
-    """All real servers with weight 0 that are waiting for their connections to end."""
+    """All real servers with weight 0 that are waiting for their connections to end.
+
+    What a call costs depends on what it concerns, not on how many there are, but where all are listed. So what has ended stays
+    in the queues until it comes to their front, or there is more of it than of others.
+    """
 
     def __init__(self, deadline_s: float) -> None:
         """``deadline_s`` 0 means as long as it takes."""
         self.deadline_s = deadline_s
         self._drains: dict[VirtualServerKey, dict[RealServerKey, Drain]] = {}
+        self._count = 0
+        self.waiting = 0
+        """How many are empty and wait for room."""
+        self._by_age: collections.deque[Drain] = collections.deque()
+        self._empty: collections.deque[Drain] = collections.deque()
+        """Those that wait for room, the longest waiting first."""
+        self._looks: list[tuple[float, int, Drain]] = []
+        self._numbers = itertools.count()
+        self._released_s = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._drains)
 
     def __len__(self) -> int:
-        return sum(len(drains) for drains in self._drains.values())
+        return self._count
 
-    def __iter__(self) -> Iterator[tuple[VirtualServerKey, RealServerKey, Drain]]:
-        for key, drains in self._drains.items():
-            for real_server, drain in drains.items():
-                yield key, real_server, drain
+    def __iter__(self) -> Iterator[Drain]:
+        for drains in self._drains.values():
+            yield from drains.values()
+
+    @property
+    def virtual_servers(self) -> Collection[VirtualServerKey]:
+        """Those of which a real server drains."""
+        return self._drains.keys()
 
     def begin(self, key: VirtualServerKey, real_server: RealServerKey, now: float) -> None:
         """It has weight 0 now. Beginning again changes nothing."""
-        self._drains.setdefault(key, {}).setdefault(real_server, Drain(since_s=now, due_s=now))
+        drains = self._drains.setdefault(key, {})
+        if real_server not in drains:
+            drains[real_server] = drain = Drain(key, real_server, since_s=now, due_s=now)
+            self._count += 1
+            self._tidy()
+            self._by_age.append(drain)
+            self._look_at(drain, now)
 
     def end(self, key: VirtualServerKey, real_server: RealServerKey) -> None:
         """It is gone, or wanted again."""
-        drains = self._drains.get(key)
-        if drains is not None:
-            drains.pop(real_server, None)
+        drains = self._drains.get(key, {})
+        drain = drains.pop(real_server, None)
+        if drain is not None:
+            self._count -= 1
+            self._leave(drain)
             if not drains:
                 del self._drains[key]
 
     def end_all(self, key: VirtualServerKey) -> None:
         """The virtual server is gone, and all of its real servers with it."""
-        self._drains.pop(key, None)
+        self.keep_only(key, ())
 
     def keep_only(self, key: VirtualServerKey, real_servers: Collection[RealServerKey]) -> None:
         """End all drains of a virtual server but these."""
@@ -68,66 +111,127 @@ class Drains:
             self.end(key, real_server)
 
     def is_over(self, key: VirtualServerKey, real_server: RealServerKey) -> bool | None:
-        """Whether it may be removed: it was seen empty, or its deadline has passed. None: its drain has not begun."""
+        """Whether it may be removed: seen empty with room for it, or past its deadline. None: its drain has not begun."""
         drain = self._drains.get(key, {}).get(real_server)
         return drain.over if drain else None
 
     def expire(self, now: float) -> Collection[VirtualServerKey]:
         """End the patience with those whose deadline is over; returns their virtual servers."""
         late = []
-        for key, _, drain in self if self.deadline_s > 0 else ():
-            if not drain.over and now >= drain.since_s + self.deadline_s:
-                drain.over = True
-                late.append(key)
+        while (oldest := self._oldest()) and 0 < self.deadline_s <= now - oldest.since_s:
+            self._finish(oldest)
+            late.append(oldest.virtual_server)
         return late
 
+    def release(self, room: int, now: float) -> Collection[VirtualServerKey]:
+        """End the waiting of so many empty ones, the oldest first; returns their virtual servers."""
+        self._released_s = now
+        released: list[VirtualServerKey] = []
+        while self._empty and len(released) < room:
+            drain = self._empty.popleft()
+            if drain.waits:
+                self._finish(drain)
+                released.append(drain.virtual_server)
+        return released
+
     def due(self, now: float) -> Collection[VirtualServerKey]:
-        """The virtual servers whose connection counts should be read now."""
-        return [
-            key for key, drains in self._drains.items() if any(drain.due_s <= now and not drain.over for drain in drains.values())
-        ]
+        """The virtual servers whose connection counts should be read now; booked by ``note``, or they are due again."""
+        found = []
+        while self._looks and self._looks[0][0] <= now:
+            look = heapq.heappop(self._looks)
+            if look[0] == look[2].due_s:
+                found.append(look)
+        for look in found:
+            heapq.heappush(self._looks, look)
+        return list(dict.fromkeys(drain.virtual_server for _, _, drain in found))
 
     def next_s(self) -> float | None:
-        """When the next one is due, by interval or deadline."""
-        times = [
-            min(drain.due_s, drain.since_s + self.deadline_s) if self.deadline_s > 0 else drain.due_s
-            for _, _, drain in self
-            if not drain.over
-        ]
+        """When the next one is due, by interval or deadline, or room may have come for one that waits for it."""
+        while self._looks and self._looks[0][0] != self._looks[0][2].due_s:
+            heapq.heappop(self._looks)
+        while self._empty and not self._empty[0].waits:
+            self._empty.popleft()
+        times = [self._looks[0][0]] if self._looks else []
+        if self.deadline_s > 0 and (oldest := self._oldest()):
+            times.append(oldest.since_s + self.deadline_s)
+        if self._empty:
+            times.append(self._released_s + SHORTEST_INTERVAL_S)
         return min(times, default=None)
 
     def note(
-        self, key: VirtualServerKey, counts: Mapping[RealServerKey, Connections] | None, now: float
+        self, key: VirtualServerKey, counts: Mapping[RealServerKey, Connections] | None, now: float, *, may_wait: int = 0
     ) -> Collection[RealServerKey]:
-        """Book the connection counts of a virtual server; returns its real servers that are empty now.
+        """Book the connection counts of a virtual server; returns its real servers whose drain is over now.
 
         None means that they could not be read: asked again later. A real server that is not among the counts is not in the
-        kernel any more, and so is empty.
+        kernel any more, and so is empty. ``may_wait``: so many of them wait for ``release`` when they are empty.
         """
-        empty: list[RealServerKey] = []
-        for real_server, drain in self._drains.get(key, {}).items():
-            age_s = now - drain.since_s
-            drain.due_s = now + min(LONGEST_INTERVAL_S, max(SHORTEST_INTERVAL_S, age_s * _INTERVAL_SHARE))
-            if counts is None:
+        over: list[RealServerKey] = []
+        drains = self._drains.get(key, {})
+        waiting = sum(drain.waits for drain in drains.values())
+        for real_server, drain in drains.items():
+            if drain.waits or drain.over:
                 continue
-            drain.connections = counts.get(real_server, _NONE)
-            if drain.connections == _NONE:
-                drain.over = True
-                empty.append(real_server)
-        return empty
+            if counts is not None:
+                drain.connections = counts.get(real_server, _NONE)
+            if counts is None or drain.connections != _NONE:
+                share_s = (now - drain.since_s) * _INTERVAL_SHARE
+                self._look_at(drain, now + min(LONGEST_INTERVAL_S, max(SHORTEST_INTERVAL_S, share_s)))
+            elif waiting < may_wait:
+                waiting += 1
+                drain.waits, drain.due_s = True, math.inf
+                self.waiting += 1
+                self._empty.append(drain)
+            else:
+                self._finish(drain)
+                over.append(real_server)
+        return over
+
+    def oldest_age_s(self, now: float) -> float:
+        """For how long the oldest one has kept its connections; 0 where there is none."""
+        self._oldest()
+        return max(0.0, next((now - drain.since_s for drain in self._by_age if not (drain.waits or drain.has_ended)), 0.0))
+
+    def _look_at(self, drain: Drain, due_s: float) -> None:
+        drain.due_s = due_s
+        heapq.heappush(self._looks, (due_s, next(self._numbers), drain))
+
+    def _oldest(self) -> Drain | None:
+        while self._by_age and self._by_age[0].has_ended:
+            self._by_age.popleft()
+        return self._by_age[0] if self._by_age else None
+
+    def _tidy(self) -> None:
+        """Build queues anew that have more in them of what has ended than of anything else."""
+        most = 2 * self._count + _ENDED_KEPT
+        if len(self._by_age) > most:
+            self._by_age = collections.deque(drain for drain in self._by_age if not drain.has_ended)
+        if len(self._empty) > most:
+            self._empty = collections.deque(drain for drain in self._empty if drain.waits)
+        if len(self._looks) > most:
+            self._looks = [look for look in self._looks if look[0] == look[2].due_s]
+            heapq.heapify(self._looks)
+
+    def _finish(self, drain: Drain) -> None:
+        drain.over = True
+        self._leave(drain)
+
+    def _leave(self, drain: Drain) -> None:
+        self.waiting -= drain.waits
+        drain.due_s, drain.waits = math.inf, False
 
 
 def removals(
-    outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
+    outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None], room: int
 ) -> list[Operation]:
     """The removal of each real server whose drain has just begun by one of these, and that has no connections.
 
-    ``counts`` were read after that; None stands for what could not be read.
+    ``counts`` were read after that; None stands for what could not be read. ``room`` is how many they may be.
     """
     found: list[Operation] = []
     for operation, error, *_ in outcomes:
         verb, item = operation
-        if verb is Verb.SET and type(item) is RealServer and item.weight == 0 and not error:
+        if len(found) < room and verb is Verb.SET and type(item) is RealServer and item.weight == 0 and not error:
             connections = counts.get(item.virtual_server)
             if connections is not None and connections.get(item.key, _NONE) == _NONE:
                 found.append(Operation(Verb.REMOVE, item))

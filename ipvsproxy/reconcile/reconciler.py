@@ -18,6 +18,7 @@ from typing import Any, assert_never
 
 from ipvsproxy.model.kernel import (
     IP_SETS,
+    PERSISTENT,
     BoundAddress,
     Connections,
     Device,
@@ -41,10 +42,15 @@ from ipvsproxy.reconcile import diff, order, ownership, wishes
 from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
 from ipvsproxy.reconcile.drain import Drains
 from ipvsproxy.reconcile.drift import Drifts, Place
+from ipvsproxy.reconcile.pace import Pace
 from ipvsproxy.reconcile.retry import Retries
 from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
 
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
+_REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
+_FEW_WAITING = 10
+"""So many empty real servers may wait for their removal in any virtual server; in a larger one, as many as it has others. Its
+scheduler walks over them for each connection."""
 _ERRORS_SHOWN = 5
 """How many failures a report holds in full."""
 
@@ -75,6 +81,7 @@ class Reconciler:
         self._has_seen_all = False
         self._host: frozenset[Address] = frozenset()
         self.drains = Drains(policy.drain_deadline_s)
+        self._pace = Pace()
         self.claims = Claims(lambda wanted, seen: diff.differs(wanted, seen, self.drains.is_over), self._is_excluded)
 
     def _is_excluded(self, key: VirtualServerKey) -> bool:
@@ -131,7 +138,7 @@ class Reconciler:
 
     def _recall_drains(self, seen: Mapping[VirtualServerKey, ObservedVirtualServer], now: float) -> Iterator[None]:
         """Take up drains that a former process began; drop those whose real server is gone."""
-        known = {key for key, _, _ in self.drains}
+        known = set(self.drains.virtual_servers)
         desired, believed = self.claims.virtual_servers.desired, self.claims.virtual_servers.observed
         for key in known:
             if key not in seen or key not in desired:
@@ -153,15 +160,26 @@ class Reconciler:
     def note_connections(self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None], now: float) -> None:
         """Book the connection counts of virtual servers that ``drains.due`` asked for."""
         for key, of_real_servers in counts.items():
-            if self.drains.note(key, of_real_servers, now):
+            if self.drains.note(key, of_real_servers, now, may_wait=self._may_wait(key)):
                 self.claims.virtual_servers.touch(key)
+
+    def _may_wait(self, key: VirtualServerKey) -> int:
+        """How many empty real servers may wait for their removal: none with session affinity, which ends when they are gone."""
+        wanted = self.claims.virtual_servers.desired.get(key)
+        if wanted is None or wanted.settings.flags & PERSISTENT:
+            return 0
+        return max(_FEW_WAITING, len(wanted.real_servers))
+
+    def room(self, now: float) -> int:
+        """How many real servers without connections may be removed now (see ``pace``)."""
+        return self._pace.room(now)
 
     def plan(self, now: float, *, only_additions: bool = False) -> Plan:
         """What can be done now, in the order in which it must be done.
 
         ``only_additions``: while not every Service has been put, what nobody wants may only not be wanted yet.
         """
-        for key in self.drains.expire(now):
+        for key in (*self.drains.expire(now), *self.drains.release(self.room(now), now)):
             self.claims.virtual_servers.touch(key)
         operations = list(wishes.wanted(self.claims, self.drains, self._seed))
         if only_additions:
@@ -246,7 +264,7 @@ class Reconciler:
         failed: Counter[tuple[str, str]] = Counter()
         errors: list[Outcome] = []
         touched: set[VirtualServerKey] = set()
-        surprises = 0
+        surprises = buried = 0
         filled: VirtualServerKey | None = None
         real_servers: dict[RealServerKey, int] = {}
         for outcome in outcomes:
@@ -269,12 +287,16 @@ class Reconciler:
                     errors.append(outcome)
                 continue
             done[what] += 1
+            if verb is Verb.REMOVE and type(item) is VirtualServer:
+                seen = self.claims.virtual_servers.observed.get(item.key)
+                buried += len(seen.real_servers) if seen else 0
             if self._retries:
                 self._retries.forget(_identity(operation))
             self._book(operation, touched, now)
         virtual_servers = self.claims.virtual_servers
         for key in touched:
             virtual_servers.confirm(key, virtual_servers.observed.get(key))
+        self._pace.note(added=done[_REAL_SERVER_ADDED], removed=done[_REAL_SERVER_REMOVED] + buried, now=now)
         return Report(done=done, failed=failed, errors=tuple(errors), pending=self.pending, surprises=surprises)
 
     def _book_failure(self, outcome: Outcome, now: float) -> None:

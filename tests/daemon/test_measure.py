@@ -10,6 +10,7 @@ from ipvsproxy.daemon.store import Store
 from ipvsproxy.model.kernel import (
     DEVICE,
     NODE_OWNER,
+    Connections,
     Device,
     IpSet,
     ObservedVirtualServer,
@@ -96,6 +97,20 @@ def test_drains_have_a_number_and_the_age_of_the_oldest() -> None:
     seen = figures.read()
     assert seen["ipvsproxy_drains"] == {(): 2}
     assert seen["ipvsproxy_oldest_drain_age_seconds"] == {(): 60}
+
+
+def test_what_is_empty_and_waits_for_its_removal_does_not_drain_any_more() -> None:
+    figures = Figures()
+    key, drains = builders.frontend("10.96.0.10", 80), figures.reconciler.drains
+    for address, since_s in (("10.244.0.5", 40.0), ("10.244.0.6", 70.0)):
+        drains.begin(key, builders.backend(address), since_s)
+    drains.note(key, {builders.backend("10.244.0.6"): Connections(1, 0)}, 80, may_wait=10)
+    seen = figures.read()
+    assert seen["ipvsproxy_drains"] == {(): 1}
+    assert seen["ipvsproxy_waiting_removals"] == {(): 1}
+    assert seen["ipvsproxy_oldest_drain_age_seconds"] == {(): 30}
+    drains.end(key, builders.backend("10.244.0.5"))
+    assert figures.read()["ipvsproxy_waiting_removals"] == {(): 0}
 
 
 def test_changes_that_no_sync_has_taken_are_pending_and_grow_old() -> None:

@@ -63,7 +63,7 @@ def test_a_real_server_with_active_or_closing_connections_is_kept(counts: Connec
     found = drains(ONE)
     assert found.note(KEY, {ONE: counts}, 100) == []
     assert found.is_over(KEY, ONE) is False
-    assert [drain.connections for _, _, drain in found] == [counts]
+    assert [drain.connections for drain in found] == [counts]
 
 
 def test_one_that_is_not_in_the_kernel_any_more_is_over() -> None:
@@ -123,7 +123,7 @@ def test_ending_a_drain_that_never_began_is_no_error() -> None:
     found.end_all(OTHER)
     found.end(KEY, ONE)
     found.end(KEY, ONE)
-    assert [(key, real_server) for key, real_server, _ in found] == [(KEY, TWO)]
+    assert [(drain.virtual_server, drain.key) for drain in found] == [(KEY, TWO)]
     found.end(KEY, TWO)
     assert len(found) == 0
 
@@ -132,14 +132,80 @@ def test_all_drains_end_with_their_virtual_server() -> None:
     found = drains(ONE, TWO)
     found.begin(OTHER, ONE, 100)
     found.end_all(KEY)
-    assert [(key, real_server) for key, real_server, _ in found] == [(OTHER, ONE)]
+    assert [(drain.virtual_server, drain.key) for drain in found] == [(OTHER, ONE)]
 
 
 def test_only_those_that_are_still_there_are_kept() -> None:
     found = drains(ONE, TWO)
     found.keep_only(KEY, {TWO})
     found.keep_only(OTHER, {TWO})
-    assert [real_server for _, real_server, _ in found] == [TWO]
+    assert [drain.key for drain in found] == [TWO]
+
+
+def test_empty_ones_wait_for_room_and_the_oldest_goes_first() -> None:
+    found = drains(ONE, TWO, THREE)
+    assert found.note(KEY, {ONE: BUSY, TWO: IDLE}, 100, may_wait=10) == []
+    found.note(KEY, {}, 101, may_wait=10)
+    assert (found.due(1000), len(found)) == ([], 3), "there is nothing more to look at"
+    assert found.release(0, 102) == []
+    assert found.next_s() == 102 + SHORTEST_INTERVAL_S
+    assert found.release(2, 103) == [KEY, KEY]
+    assert [found.is_over(KEY, one) for one in (ONE, TWO, THREE)] == [False, True, True]
+    assert found.release(9, 104) == [KEY]
+    assert found.next_s() is None
+
+
+def test_more_than_may_wait_do_not() -> None:
+    found = drains(ONE, TWO, THREE)
+    assert found.note(KEY, {ONE: IDLE, TWO: BUSY, THREE: IDLE}, 100, may_wait=1) == [THREE]
+    assert found.note(KEY, {TWO: IDLE}, 101, may_wait=1) == [TWO], "those that wait already are counted"
+    assert found.release(9, 101) == [KEY]
+
+
+def test_one_that_waits_and_is_wanted_again_or_whose_virtual_server_goes_waits_no_more() -> None:
+    found = drains(ONE, TWO)
+    found.begin(OTHER, ONE, 100)
+    found.note(KEY, {}, 100, may_wait=10)
+    found.note(OTHER, {}, 100, may_wait=10)
+    found.end(KEY, ONE)
+    found.end_all(OTHER)
+    assert found.release(9, 101) == [KEY]
+    assert found.is_over(KEY, TWO) is True
+
+
+def test_the_deadline_ends_the_waiting_too() -> None:
+    found = drains(ONE, deadline_s=60)
+    found.note(KEY, {ONE: IDLE}, 100, may_wait=10)
+    assert found.expire(160) == [KEY]
+    assert found.release(9, 160) == []
+
+
+def test_a_shorter_deadline_counts_for_drains_that_are_under_way() -> None:
+    found = drains(ONE, deadline_s=600)
+    found.deadline_s = 50
+    assert found.next_s() == 100
+    assert found.due(100) == [KEY]
+    assert found.expire(150) == [KEY]
+
+
+def test_what_is_due_is_due_until_it_has_been_looked_at() -> None:
+    found = drains(ONE, TWO)
+    found.begin(OTHER, ONE, 100)
+    assert list(found.due(100)) == list(found.due(100)) == [KEY, OTHER]
+    found.note(KEY, None, 100)
+    assert found.due(100) == [OTHER]
+
+
+def test_what_has_ended_does_not_pile_up() -> None:
+    found = drains(ONE, TWO)
+    found.note(KEY, {ONE: BUSY}, 99, may_wait=10)
+    for number in range(10_000):
+        found.begin(OTHER, TWO, 100 + number)
+        found.note(OTHER, {}, 100 + number, may_wait=10)
+        found.end(OTHER, TWO)
+    assert len(found._empty) < 2_000
+    assert len(found._looks) < 2_000 > len(found._by_age)
+    assert found.due(100) == [KEY]
 
 
 def outcome(verb: Verb, key: RealServerKey, weight: int = 0, error: str = "") -> Outcome:
@@ -148,11 +214,18 @@ def outcome(verb: Verb, key: RealServerKey, weight: int = 0, error: str = "") ->
 
 def test_what_has_just_begun_to_drain_and_has_no_connections_is_removed() -> None:
     done = [outcome(Verb.ADD, THREE, 1), outcome(Verb.SET, ONE), outcome(Verb.SET, TWO)]
-    assert removals(done, {KEY: {ONE: IDLE, TWO: IDLE, THREE: IDLE}}) == [
+    assert removals(done, {KEY: {ONE: IDLE, TWO: IDLE, THREE: IDLE}}, 9) == [
         Operation(Verb.REMOVE, RealServer(KEY, ONE, 0)),
         Operation(Verb.REMOVE, RealServer(KEY, TWO, 0)),
     ]
-    assert removals(done, {KEY: {ONE: BUSY}}) == [Operation(Verb.REMOVE, RealServer(KEY, TWO, 0))], "the other is gone already"
+    assert removals(done, {KEY: {ONE: BUSY}}, 9) == [Operation(Verb.REMOVE, RealServer(KEY, TWO, 0))], "the other is gone already"
+
+
+def test_no_more_are_removed_than_there_is_room_for() -> None:
+    done = [outcome(Verb.SET, ONE), outcome(Verb.SET, TWO), outcome(Verb.SET, THREE)]
+    counts = {KEY: {ONE: IDLE, TWO: BUSY, THREE: IDLE}}
+    assert [operation.item for operation in removals(done, counts, 1)] == [RealServer(KEY, ONE, 0)]
+    assert removals(done, counts, 0) == []
 
 
 @pytest.mark.parametrize(
@@ -166,11 +239,11 @@ def test_what_has_just_begun_to_drain_and_has_no_connections_is_removed() -> Non
     ids=["is wanted again", "has its weight still", "is gone", "is no real server"],
 )
 def test_nothing_else_is_removed_with_it(done: Outcome) -> None:
-    assert removals([done], {KEY: {ONE: IDLE}}) == []
+    assert removals([done], {KEY: {ONE: IDLE}}, 9) == []
 
 
 @pytest.mark.parametrize("counts", [{}, {KEY: None}, {OTHER: {ONE: IDLE}}])
 def test_nothing_is_removed_whose_connections_are_not_known(
     counts: dict[VirtualServerKey, dict[RealServerKey, Connections] | None],
 ) -> None:
-    assert removals([outcome(Verb.SET, ONE)], counts) == []
+    assert removals([outcome(Verb.SET, ONE)], counts, 9) == []

@@ -1,0 +1,37 @@
+"""How many real servers may be removed, after what was added and removed lately."""
+
+from ipvsproxy.reconcile.pace import FEWEST_KEPT, KEPT_S, MOST_KEPT, RATE_WINDOW_S, STEPS_PER_S, Pace
+
+
+def test_when_nothing_is_added_there_is_room_for_many() -> None:
+    assert Pace().room(5) == MOST_KEPT
+
+
+def test_what_was_removed_takes_room_until_the_kernel_has_forgotten_it() -> None:
+    pace = Pace()
+    pace.note(added=0, removed=4_000, now=100.9)
+    pace.note(added=0, removed=1_000, now=101.5)
+    assert pace.room(102) == MOST_KEPT - 5_000
+    assert pace.room(100 + KEPT_S) == MOST_KEPT - 1_000
+    assert pace.room(101 + KEPT_S) == MOST_KEPT
+
+
+def test_more_removals_than_there_was_room_for_leave_none() -> None:
+    pace = Pace()
+    pace.note(added=0, removed=2 * MOST_KEPT, now=100)
+    assert pace.room(101) == 0
+
+
+def test_the_more_is_added_the_shorter_the_list_must_be() -> None:
+    pace = Pace()
+    pace.note(added=2_000, removed=0, now=100)
+    assert pace.room(100) == STEPS_PER_S * RATE_WINDOW_S / 2_000
+    pace.note(added=98_000, removed=0, now=101)
+    assert pace.room(101) == FEWEST_KEPT
+    assert pace.room(101 + RATE_WINDOW_S) == MOST_KEPT
+
+
+def test_few_additions_leave_as_much_room_as_none() -> None:
+    pace = Pace()
+    pace.note(added=1, removed=0, now=100)
+    assert pace.room(100) == MOST_KEPT

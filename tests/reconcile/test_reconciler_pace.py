@@ -1,0 +1,99 @@
+"""Many real servers that go at once: some wait at weight 0, so that those which come do not pay for them."""
+
+import pytest
+
+from ipvsproxy.model.kernel import Connections, RealServer, VirtualServer
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.reconcile import pace
+from tests import builders
+from tests.reconcile import simulation
+
+KEY = builders.frontend(builders.CLUSTER_IP, 80)
+POOL = [f"10.244.0.{number}" for number in range(1, 31)]
+ROOM = 3
+
+
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "MOST_KEPT", ROOM)
+    monkeypatch.setattr(pace, "FEWEST_KEPT", ROOM)
+
+
+def put(node: simulation.SimulatedNode, addresses: list[str], **service: object) -> list[Operation]:
+    wanted = builders.service("web", **service)  # type: ignore[arg-type]  # names of fields
+    node.put(wanted, builders.endpoint_slice(*map(builders.endpoint, addresses)))
+    return node.sync()
+
+
+def weights(node: simulation.SimulatedNode) -> list[int]:
+    return sorted(node.kernel.virtual_servers[KEY].real_servers.values())
+
+
+def test_what_goes_in_a_storm_waits_at_weight_0_and_goes_when_the_kernel_has_forgotten_the_others() -> None:
+    node = simulation.SimulatedNode()
+    put(node, POOL[:10])
+    put(node, POOL[10:20])
+    assert weights(node) == [0] * (10 - ROOM) + [1] * 10
+    assert node.reconciler.pending == 0, "what waits is done with"
+    assert not node.sync(after_s=pace.KEPT_S / 2)
+    node.sync(after_s=pace.KEPT_S)
+    assert weights(node) == [0] * (10 - 2 * ROOM) + [1] * 10
+    for _ in range(2):
+        node.sync(after_s=pace.KEPT_S)
+    assert weights(node) == [1] * 10
+    assert node.reconciler.next_s() is None
+
+
+def test_what_waits_and_is_wanted_again_gets_its_weight_back_and_nothing_else() -> None:
+    node = simulation.SimulatedNode()
+    put(node, POOL[:6])
+    put(node, POOL[6:12])
+    waiting = {key for key, weight in node.kernel.virtual_servers[KEY].real_servers.items() if not weight}
+    assert len(waiting) == 6 - ROOM
+    done = put(node, POOL[6:12] + [str(key.address) for key in waiting])
+    assert {operation.verb for operation in done if isinstance(operation.item, RealServer)} == {Verb.SET}
+    assert weights(node) == [1] * (12 - ROOM)
+    assert len(node.reconciler.drains) == 0
+
+
+def test_with_session_affinity_nobody_waits_for_clients_would_be_sent_there() -> None:
+    node = simulation.SimulatedNode()
+    put(node, POOL[:10], affinity_timeout_s=60)
+    put(node, POOL[10:20], affinity_timeout_s=60)
+    assert weights(node) == [1] * 10
+
+
+def test_no_more_wait_than_there_are_others_but_a_few() -> None:
+    node = simulation.SimulatedNode()
+    put(node, POOL[:20])
+    put(node, POOL[20:])
+    assert weights(node) == [0] * (10 - ROOM) + [1] * 10, "ten of twenty may wait, and there is room for three of these"
+
+
+def test_a_virtual_server_goes_at_once_and_takes_up_room() -> None:
+    node = simulation.SimulatedNode()
+    put(node, POOL[:10])
+    node.remove("web")
+    node.sync()
+    assert KEY not in node.kernel.virtual_servers
+    assert node.reconciler.room(node.now) == 0
+
+
+def test_a_new_process_takes_up_what_waits() -> None:
+    node = simulation.SimulatedNode()
+    put(node, POOL[:10])
+    put(node, POOL[10:20])
+    node.restart()
+    node.observe()
+    node.sync()
+    assert weights(node) == [0] * (10 - 2 * ROOM) + [1] * 10, "it knows nothing of what was removed before"
+    assert not any(isinstance(operation.item, VirtualServer) for operation in node.applied)
+
+
+def test_connections_are_waited_for_first() -> None:
+    node = simulation.SimulatedNode()
+    put(node, POOL[:2])
+    busy = builders.backend(POOL[0])
+    node.kernel.connection_counts[KEY, busy] = Connections(1, 0)
+    put(node, POOL[2:4])
+    assert set(node.kernel.virtual_servers[KEY].real_servers) == {busy, *map(builders.backend, POOL[2:4])}
