@@ -111,6 +111,7 @@ class _Node:
         work = (
             # Interfaces are followed before they are read: nothing falls in between.
             interfaces.follow(engine, kernel.target),
+            kernel.call(kernel.target.read_rules, tuple(self._programs)),  # these processes run while the lists come
             self._source.run(lambda events: self._deliver(events, engine)),
             engine.run(),
             self._staleness.run(),

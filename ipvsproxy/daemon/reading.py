@@ -21,8 +21,9 @@ from ipvsproxy.model.plan import Report
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.reconciler import Reconciler
 
-SLICE_S = 0.005
-"""How long the loop may be kept without a pause."""
+SLICE_S = 0.002
+"""How long the loop may be kept without a pause. Who waits for a time is kept by three such slices: that in which it comes, that
+in which the loop sees it, that in which the waiting task wakes."""
 LOOK_INTERVAL_S = 3.0
 """Between two looks at the kernel, at least."""
 LONGEST_LOOK_INTERVAL_S = 60.0

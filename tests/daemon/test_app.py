@@ -11,7 +11,7 @@ import os
 import pathlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -55,6 +55,11 @@ class Kernel(FakeKernel):
         self.on_apply: Callable[[], None] = lambda: None
         self.ipvs = self
         self.schedulers = {"rr", "wlc"}
+        self.read_ahead: list[Family] = []
+
+    def read_rules(self, families: Iterable[Family]) -> None:
+        assert not self.applied
+        self.read_ahead += families
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         self.on_apply()
@@ -96,6 +101,7 @@ def test_a_signal_ends_it_in_order_and_leaves_the_kernel_as_it_is(
     kernel.on_apply = lambda: os.kill(os.getpid(), number)
     assert run(configured(f"--manifests={tmp_path}")) == 0
     assert kernel.device, "what was under way is done"
+    assert kernel.read_ahead == list(Family)
     assert not [operation for operation in kernel.applied if operation.verb.value == "remove"]
 
 

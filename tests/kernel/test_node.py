@@ -218,6 +218,17 @@ def test_a_look_reads_the_rules_only_where_somebody_changed_them_since_they_were
     assert look(target).skeletons == {}
 
 
+def test_rules_are_read_ahead_and_a_failure_is_left_to_the_reading_that_counts(kernel: Kernel) -> None:
+    target = new_node()
+    kernel.broken = {"iptables"}
+    target.read_rules(Family)
+    assert "iptables" not in kernel.asked
+    kernel.broken = set()
+    target.read_rules([Family.IPV6])
+    assert kernel.asked["iptables"] == (Family.IPV6,)
+    assert observe(target).skeletons == IMAGES, "what was read ahead is observed all the same"
+
+
 def test_a_look_shows_no_scheduler_flags_and_all_else(kernel: Kernel) -> None:
     target = new_node()
     whole = observe(target)
