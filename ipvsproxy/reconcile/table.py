@@ -6,13 +6,14 @@ Rule 2: where several owners want one key, the lowest owner has it and the other
 Rule 3: what was observed and nobody wants is removed only if it is ours, and not protected.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from ipvsproxy.model.kernel import Owner
 
-KEYS_AT_ONCE = 500
-"""How many keys are compared without a pause: about a millisecond of work."""
+KEYS_AT_ONCE = 100
+"""How many keys are compared without a pause: a few tenths of a millisecond of work."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -139,7 +140,11 @@ class Table(Generic[K, V, W]):
         Only keys that came or went, or whose value is another object than the one that is believed to be there, are compared.
         """
         observed, foreign = self._observed, self._foreign
-        suspects = {key: None for key in observed if key not in listing}
+        suspects: dict[K, None] = {}
+        remaining = iter(observed)
+        while keys := list(itertools.islice(remaining, KEYS_AT_ONCE)):
+            suspects |= {key: None for key in keys if key not in listing}
+            yield
         for number, (key, value) in enumerate(listing.items(), 1):
             if observed.get(key) is not value:
                 suspects[key] = None
