@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from ipvsproxy.model.kernel import InterfaceAddress, RealServerKey, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_address, parse_network
 from ipvsproxy.model.service import (
+    Conditions,
     Endpoint,
     EndpointPort,
     EndpointSlice,
@@ -78,12 +79,13 @@ def endpoint(
     nodes: Iterable[str] = (),
 ) -> Endpoint:
     """An endpoint. ``zones`` and ``nodes`` are its hints."""
-    return Endpoint(parse_address(address), ready, serving, terminating, node, frozenset(zones), frozenset(nodes))
+    conditions = Conditions(ready, serving, terminating, node, frozenset(zones), frozenset(nodes))
+    return Endpoint(parse_address(address), conditions)
 
 
-def draining(address: str, node: str = THIS_NODE) -> Endpoint:
+def draining(address: str, node: str = THIS_NODE, *, zones: Iterable[str] = ()) -> Endpoint:
     """An endpoint that is terminating but still serves."""
-    return endpoint(address, node, ready=False, terminating=True)
+    return endpoint(address, node, ready=False, terminating=True, zones=zones)
 
 
 def dead(address: str, node: str = THIS_NODE) -> Endpoint:
@@ -110,7 +112,8 @@ def endpoint_slice(
         service=ServiceName(namespace, service),
         family=family or (endpoints[0].address.family if endpoints else Family.IPV4),
         ports=tuple(ports),
-        endpoints=endpoints,
+        addresses=b"".join(one.address for one in endpoints),
+        conditions=tuple(one.conditions for one in endpoints),
     )
 
 
@@ -168,4 +171,4 @@ def frontend(address: str, port: int, protocol: Protocol = Protocol.TCP) -> Virt
 
 def backend(address: str, port: int = 8080) -> RealServerKey:
     """The key of a real server."""
-    return RealServerKey(parse_address(address), port)
+    return RealServerKey.of(parse_address(address), port)

@@ -28,7 +28,7 @@ from tests import fake_kernel, fake_sets
 
 KEY = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 443)
 SERVER = VirtualServer(KEY, VirtualServerSettings("rr"))
-REAL = RealServer(KEY, RealServerKey(parse_address("10.244.0.9"), 6443))
+REAL = RealServer(KEY, RealServerKey.of(parse_address("10.244.0.9"), 6443))
 CLUSTER_IP = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
 
 
@@ -148,7 +148,7 @@ def test_connections_are_those_that_the_test_says() -> None:
 def test_flows_are_cleaned_but_for_those_to_keep() -> None:
     kernel = fake_kernel.FakeKernel()
     flow = Flow(Family.IPV4, Protocol.UDP, KEY.address, 53)
-    gone, kept = RealServerKey(parse_address("10.244.0.9"), 53), RealServerKey(parse_address("10.244.0.10"), 53)
+    gone, kept = RealServerKey.of(parse_address("10.244.0.9"), 53), RealServerKey.of(parse_address("10.244.0.10"), 53)
     kernel.flows[flow] = {gone: 4, kept: 2}
     cleaning = Operation(Verb.REMOVE, FlowCleaning(flow, frozenset({kept})))
     assert [kernel.apply([cleaning])[0].removed for _ in range(2)] == [4, 0]

@@ -299,10 +299,10 @@ class Engine:
     def _api_servers(self) -> frozenset[RealServerKey]:
         """Where the API servers are, as their own Service says."""
         return frozenset(
-            RealServerKey(endpoint.address, port.port)
+            key
             for item in self._store.slices_of(refusal.KUBERNETES)
             for port in item.ports
-            for endpoint in item.endpoints
+            for key in state.real_servers(item, port.port)
         )
 
     async def _translate_all(self, names: Iterable[ServiceName]) -> None:

@@ -238,17 +238,17 @@ def _real_server(key: RealServerKey, weight: int, counts: Connections | None, wa
 
 
 def _endpoint(use: explain.EndpointUse) -> Document:
-    endpoint = use.endpoint
+    address, conditions = use.endpoint
     return {
-        "address": str(endpoint.address),
+        "address": str(address),
         "port": use.port,
-        "node": endpoint.node_name,
+        "node": conditions.node_name,
         "slice": str(use.slice),
-        "ready": endpoint.ready,
-        "serving": endpoint.serving,
-        "terminating": endpoint.terminating,
-        "zoneHints": sorted(endpoint.zone_hints),
-        "nodeHints": sorted(endpoint.node_hints),
+        "ready": conditions.ready,
+        "serving": conditions.serving,
+        "terminating": conditions.terminating,
+        "zoneHints": sorted(conditions.zone_hints),
+        "nodeHints": sorted(conditions.node_hints),
         **{scope: _use(why) for scope, why in (("internal", use.internal), ("external", use.external))},
     }
 

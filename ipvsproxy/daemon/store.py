@@ -153,7 +153,7 @@ class Store:
             shrunk, self._shrunk = self._shrunk or {}, None
         if kind is not ObjectKind.NODE:
             lost, of = self._weight(kind, missing), self._weight(kind, self._keys(kind))
-            lost += sum(len(self._slices[name].endpoints) - len(item.endpoints) for name, item in shrunk.items())
+            lost += sum(len(self._slices[name].conditions) - len(item.conditions) for name, item in shrunk.items())
             if not self._believes(event, lost, of, now):
                 return
         for item in shrunk.values():
@@ -173,12 +173,12 @@ class Store:
         if kind is ObjectKind.SERVICE:
             return len(keys)
         slices = (self._slices.get(EndpointSliceName(*key)) for key in keys)
-        return sum(len(item.endpoints) for item in slices if item)
+        return sum(len(item.conditions) for item in slices if item)
 
     def _is_held(self, item: EndpointSlice) -> bool:
         """Keep a slice of a list back that has fewer endpoints than before: the whole list is judged by all of these."""
         before = self._slices.get(item.name)
-        if self._shrunk is None or before is None or len(item.endpoints) >= len(before.endpoints):
+        if self._shrunk is None or before is None or len(item.conditions) >= len(before.conditions):
             return False
         self._shrunk[item.name] = item
         return True

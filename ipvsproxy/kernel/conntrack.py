@@ -11,7 +11,7 @@ from pyroute2.netlink.nfnetlink.nfctsocket import IPCTNL_MSG_CT_DELETE, IPCTNL_M
 
 from ipvsproxy.kernel import message, netlink
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import FlowCleaning, RealServerKey
+from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome
 
@@ -69,11 +69,9 @@ class ConntrackDriver:
     def _stale(self, family: Family, cleanings: Mapping[int, FlowCleaning]) -> list[_Stale]:
         """One message that deletes each stale flow, and the position of the operation that wants it."""
         frontends: dict[tuple[int, bytes, bytes], int] = {}
-        keep: dict[int, frozenset[tuple[bytes, bytes]]] = {}
         for position, cleaning in cleanings.items():
             flow, port = cleaning.flow, cleaning.flow.port.to_bytes(2, "big")
             frontends[flow.protocol, flow.address, port] = position
-            keep[position] = _packed(cleaning.keep)
         layout = _layout(family)
         head = _head(family)
         found: list[_Stale] = []
@@ -83,7 +81,8 @@ class ConntrackDriver:
                 continue
             protocol, address, port, source, source_port = values
             position = frontends.get((protocol, address, port), -1)
-            if position >= 0 and (source, source_port) not in keep[position]:
+            # A real server's key is its address and port, as they stand here.
+            if position >= 0 and source + source_port not in cleanings[position].keep:
                 found.append(_Stale(position, _deletion(head, data, start, end)))
         return found
 
@@ -113,10 +112,6 @@ class ConntrackDriver:
                 elif number != errno.ENOENT and not outcome.error:
                     error = f"{outcome.operation}: {netlink.explain(number)}"
                     outcomes[flow.position] = outcome._replace(error=error, errno=max(number, 0))
-
-
-def _packed(real_servers: Collection[RealServerKey]) -> frozenset[tuple[bytes, bytes]]:
-    return frozenset((key.address, key.port.to_bytes(2, "big")) for key in real_servers)
 
 
 def _layout(family: Family) -> message.Layout:

@@ -256,12 +256,12 @@ class IpvsDriver:
         self, key: VirtualServerKey, fields: Sequence[message.Field]
     ) -> Iterator[tuple[RealServerKey, Sequence[int]]]:
         """The real servers of a virtual server, none if it does not exist; with the fields that follow address and port."""
-        layout = message.Layout(fields)
+        layout, size = message.Layout(fields), len(key.address)
         for part in self._dump(lambda encoder: encoder.destinations(key), f"list the real servers of {key}"):
             values = layout.read(*part)
             if values is not None:
                 address, port, *others = values
-                yield RealServerKey(_address(key.address.family, address), int.from_bytes(port, "big")), others
+                yield RealServerKey(address[:size] + port), others
 
 
 class AbsentIpvs(IpvsDriver):

@@ -109,7 +109,7 @@ def parse_block(lines: Iterable[str]) -> Listing:
             if words[0] == "->":
                 where = words[1]
                 digits = where[:8] if where[0] != "[" else where[1:40].replace(":", "")
-                key = RealServerKey(_address(digits), int(where[-4:], 16))
+                key = RealServerKey(_packed(digits, where[-4:]))
                 weights[key] = int(words[3])
                 pair = (words[4], words[5])
                 count = counts.get(pair)
@@ -144,6 +144,10 @@ def _endpoint(where: str) -> tuple[Address, int]:
 
 
 def _address(digits: str) -> Address:
+    return Address(_packed(digits))
+
+
+def _packed(digits: str, port: str = "") -> bytes:
     if len(digits) not in _DIGITS:
         raise ValueError(digits)
-    return Address(bytes.fromhex(digits))
+    return bytes.fromhex(digits + port)

@@ -10,7 +10,7 @@ from pyroute2.netlink import genlmsg
 from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel import message, netlink
-from ipvsproxy.model.kernel import HASHED, RealServer, Timeouts, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import HASHED, PORT_SIZE, RealServer, Timeouts, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 
@@ -32,6 +32,11 @@ _U32 = (0, 0xFFFFFFFF)
 _NETMASKS: Mapping[Family, str] = {
     Family.IPV4: "255.255.255.255",
     Family.IPV6: socket.inet_ntoa(struct.pack("=I", Family.IPV6.bits)),
+}
+_DESTINATION_COMMANDS: Mapping[Verb, int] = {
+    Verb.ADD: ipvs.IPVS_CMD_NEW_DEST,
+    Verb.SET: ipvs.IPVS_CMD_SET_DEST,
+    Verb.REMOVE: ipvs.IPVS_CMD_DEL_DEST,
 }
 _UNNUMBERED = bytes(4)
 _pack_port = struct.Struct(">H").pack
@@ -62,7 +67,7 @@ class Encoder:
         # By the length of an address, which is quicker to have and to hash than its family.
         self._service = functools.cache(self._service_template)
         self._removal = functools.cache(self._removal_template)
-        self._destinations = functools.cache(self._destination_templates)
+        self._destination = functools.cache(self._destination_template)
         self._listing = functools.cache(self._listing_template)
         self._question = functools.cache(self._question_template)
 
@@ -74,29 +79,33 @@ class Encoder:
                 fit its field.
         """
         messages: list[bytes] = []
-        last: VirtualServerKey | None = None
-        add: Encode = _no_encoder
-        change = remove = add
-        service: tuple[bytes, ...] = ()
+        last: tuple[VirtualServerKey | None, Verb | None, int] = (None, None, 0)
+        head = middle = between = tail = b""
         size = 0
         for (verb, item), sequence in zip(operations, sequences, strict=False):
             if type(item) is not RealServer:
                 messages.append(self._encode_other(verb, item, sequence))
                 continue
-            key, (address, port), weight = item
-            if key is not last:
-                protocol, virtual, virtual_port = last = key
-                service = (_pack_u16(protocol), virtual, _pack_port(virtual_port))
-                size = len(virtual)
-                add, change, remove = self._destinations(size)
-            if len(address) != size:
+            key, real_server, weight = item
+            if key is not last[0] or verb is not last[1] or weight != last[2]:
+                head, middle, between, tail = self._around_real_server(key, verb, weight)
+                size = len(key.address)
+                last = key, verb, weight
+            if len(real_server) != size + PORT_SIZE:
                 raise ValueError("the real server's address is not of the virtual server's family")
-            if verb is Verb.REMOVE:
-                messages.append(remove((sequence, *service, address, _pack_port(port))))
-            else:
-                encode = add if verb is Verb.ADD else change
-                messages.append(encode((sequence, *service, address, _pack_port(port), _pack_u32(weight))))
+            messages.append(b"".join((head, sequence, middle, real_server[:size], between, real_server[size:], tail)))
         return messages
+
+    def _around_real_server(self, key: VirtualServerKey, verb: Verb, weight: int) -> tuple[bytes, bytes, bytes, bytes]:
+        """What stands before the sequence number, before and after a real server's address, and after its port."""
+        protocol, address, port = key
+        service = (_pack_u16(protocol), address, _pack_port(port))
+        template = self._destination(verb, len(address))
+        if verb is Verb.REMOVE:
+            head, middle, between, tail = template.parts(*service)
+            return head, middle, between, tail
+        head, middle, between, behind, tail = template.parts(*service)
+        return head, middle, between, behind + _pack_u32(weight) + tail
 
     def all_services(self) -> bytes:
         """The dump of all virtual servers."""
@@ -181,9 +190,9 @@ class Encoder:
 
         return message.Template(build, _key_samples(family)).encode
 
-    def _destination_templates(self, size: int) -> tuple[Encode, Encode, Encode]:
-        """Those that add, set and remove."""
+    def _destination_template(self, verb: Verb, size: int) -> message.Template:
         family = _FAMILIES[size]
+        command = _DESTINATION_COMMANDS[verb]
         samples: dict[str, message.Sample] = {
             "protocol": _U16,
             "virtual": _ADDRESSES[family],
@@ -192,7 +201,7 @@ class Encoder:
             "port": _U16,
         }
 
-        def build(*, command: int, weight: int | None = None, **values: Any) -> bytes:
+        def build(weight: int | None = None, **values: Any) -> bytes:
             service = _key(family, values["protocol"], values["virtual"], values["virtual_port"])
             destination = [
                 ["IPVS_DEST_ATTR_ADDR_FAMILY", int(family)],
@@ -209,12 +218,7 @@ class Encoder:
             attributes = [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}], ["IPVS_CMD_ATTR_DEST", {"attrs": destination}]]
             return self._message(command, attributes)
 
-        weighted = samples | {"weight": _U32}
-        return (
-            message.Template(functools.partial(build, command=ipvs.IPVS_CMD_NEW_DEST), weighted).encode,
-            message.Template(functools.partial(build, command=ipvs.IPVS_CMD_SET_DEST), weighted).encode,
-            message.Template(functools.partial(build, command=ipvs.IPVS_CMD_DEL_DEST), samples).encode,
-        )
+        return message.Template(build, samples if verb is Verb.REMOVE else samples | {"weight": _U32})
 
     def _message(self, command: int, attributes: list[Any], flags: int = netlink.REQUEST, layout: Any = None) -> bytes:
         encoded = layout or ipvs.ipvsmsg()
@@ -222,10 +226,6 @@ class Encoder:
         encoded["version"] = ipvs.GENL_VERSION
         encoded["attrs"] = attributes
         return message.encode(encoded, self._number, flags)
-
-
-def _no_encoder(_: tuple[bytes, ...]) -> bytes:
-    raise LookupError
 
 
 def _key_samples(family: Family) -> dict[str, message.Sample]:

@@ -46,7 +46,7 @@ def read_endpoints(parts: Iterable[Part], family: Family) -> dict[RealServerKey,
         values = layout.read(*part)
         if values is not None:
             address, port, active, inactive, *counters = values
-            key = RealServerKey(_address(family, address), int.from_bytes(port, "big"))
+            key = RealServerKey(_address(family, address) + port)
             found[key] = EndpointTraffic(Connections(active, inactive), Counters._make(counters))
     return found
 

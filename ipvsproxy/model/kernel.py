@@ -43,15 +43,54 @@ class VirtualServerKey(NamedTuple):
         return f"{self.protocol.name} {host_port(self.address, self.port)}"
 
 
-class RealServerKey(NamedTuple):
-    """What names a real server inside its virtual server."""
+class RealServerKey(bytes):
+    """What names a real server inside its virtual server: its packed address, and behind it its port in network order.
 
-    address: Address
-    port: int
+    Bytes, because the kernel's messages want these, and a node of a large cluster holds hundreds of thousands of them. One of
+    IPv4 has 6 bytes and one of IPv6 has 18, so they never equal each other, or an address. Those of one family are ordered by
+    address, then port.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, address: Address, port: int) -> "RealServerKey":
+        """The real server at this address and port.
+
+        Raises:
+            OverflowError: the port is outside 0..65535.
+        """
+        return cls(address + port.to_bytes(PORT_SIZE, "big"))
+
+    @classmethod
+    def at_each(cls, addresses: bytes, size: int, port: int) -> list["RealServerKey"]:
+        """The real servers on one port of all these packed addresses, of ``size`` bytes each, in their order.
+
+        Raises:
+            OverflowError: the port is outside 0..65535.
+        """
+        packed_port = port.to_bytes(PORT_SIZE, "big")
+        return [cls(addresses[at : at + size] + packed_port) for at in range(0, len(addresses), size)]
+
+    @property
+    def address(self) -> Address:
+        """Its address, made at each call."""
+        return Address(self[:-PORT_SIZE])
+
+    @property
+    def port(self) -> int:
+        """Its port."""
+        return int.from_bytes(self[-PORT_SIZE:], "big")
 
     def __str__(self) -> str:
         return host_port(self.address, self.port)
 
+    def __repr__(self) -> str:
+        return f"RealServerKey({str(self)!r})"
+
+
+PORT_SIZE = 2
+"""Bytes of a packed port."""
 
 PERSISTENT = 0x1
 """Virtual-server flag: session affinity."""

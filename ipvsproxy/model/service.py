@@ -78,19 +78,22 @@ class Service:
     skipped: tuple[Skipped, ...] = ()
 
 
-class Endpoint(NamedTuple):
-    """One entry of ``endpoints`` of an EndpointSlice: its first address, and its conditions with the API's defaults applied.
+class Conditions(NamedTuple):
+    """What an EndpointSlice says of an endpoint but its addresses, with the API's defaults applied."""
 
-    A tuple, not a dataclass: a first list makes 100,000 of them, and a tuple is made three times as fast.
-    """
-
-    address: Address
     ready: bool = True
     serving: bool = True
     terminating: bool = False
     node_name: str = ""
     zone_hints: frozenset[str] = frozenset()
     node_hints: frozenset[str] = frozenset()
+
+
+class Endpoint(NamedTuple):
+    """One entry of ``endpoints`` of an EndpointSlice, by its first address."""
+
+    address: Address
+    conditions: Conditions = Conditions()
 
 
 class EndpointPort(NamedTuple):
@@ -117,6 +120,8 @@ class EndpointSlice:
 
     ``service`` is None when it serves nobody: the label ``kubernetes.io/service-name`` is missing, or the label
     ``service.kubernetes.io/headless`` is there. ``family`` is None for an address type that has no addresses (FQDN).
+    ``addresses`` are those of all endpoints, packed and one after the other, and ``conditions`` theirs, in the same order. An
+    object for each endpoint would be most of what is to be made and kept in a large cluster; different conditions are few.
     ``trigger_s`` is the annotation ``endpoints.kubernetes.io/last-change-trigger-time`` in seconds since the epoch, 0 when
     absent; it says when the change began, not what is served, so two slices that differ only there are equal.
     """
@@ -125,9 +130,17 @@ class EndpointSlice:
     service: ServiceName | None
     family: Family | None
     ports: tuple[EndpointPort, ...] = ()
-    endpoints: tuple[Endpoint, ...] = ()
+    addresses: bytes = b""
+    conditions: tuple[Conditions, ...] = ()
     trigger_s: float = dataclasses.field(default=0, compare=False)
     skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The endpoints one by one, made at each call."""
+        size = self.family.bits // 8 if self.family else 0
+        each = (Address(self.addresses[number * size : (number + 1) * size]) for number in range(len(self.conditions)))
+        return tuple(map(Endpoint, each, self.conditions))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,4 +93,4 @@ def virtual_server_operations(
 
 def shuffled(real_servers: Iterable[RealServerKey], seed: int) -> list[RealServerKey]:
     """In an order that depends on the seed, and on nothing else: the same at every start of the same node."""
-    return sorted(real_servers, key=lambda one: (zlib.crc32(one.address + one.port.to_bytes(2, "big"), seed), one))
+    return sorted(real_servers, key=lambda one: (zlib.crc32(one, seed), one))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ipvsproxy.model.kernel import RealServerKey, VirtualServer
 from ipvsproxy.model.net import Address, Family
-from ipvsproxy.model.service import Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
+from ipvsproxy.model.service import Conditions, Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate import state, topology
 from ipvsproxy.translate.view import NodeView, Settings
@@ -96,7 +96,8 @@ def _port_use(
     mine = [item for item in slices if item.family is family]
     endpoints = state.find_endpoints(mine, port)
     choice = state.choose(service, port, family, endpoints, view)
-    uses = [use for item in mine for use in _uses(item, port, endpoints, choice)]
+    told: set[RealServerKey] = set()
+    uses = [use for item in mine for use in _uses(item, port, endpoints, choice, told)]
     frontends = _frontends(service, wanted, port, view.node_port_addresses[family], family)
     return PortUse(port=port, family=family, frontends=tuple(frontends), endpoints=tuple(uses))
 
@@ -121,8 +122,9 @@ def _frontends(
 def _uses(
     item: EndpointSlice,
     port: ServicePort,
-    endpoints: Mapping[RealServerKey, Endpoint],
+    endpoints: Mapping[RealServerKey, Conditions],
     choice: topology.Choice,
+    told: set[RealServerKey],
 ) -> Iterator[EndpointUse]:
     numbers = [one.port for one in item.ports if one.name == port.name and one.protocol is port.protocol]
     if not numbers:
@@ -132,9 +134,12 @@ def _uses(
             yield EndpointUse(slice=item.name, endpoint=endpoint, port=0, internal=reason, external=reason)
     for number in numbers:
         for endpoint in item.endpoints:
-            counts = endpoints[RealServerKey(endpoint.address, number)] is endpoint
+            key, conditions = RealServerKey.of(endpoint.address, number), endpoint.conditions
+            counts = endpoints[key] == conditions and key not in told  # of two that are alike, the one that is told first
+            if counts:
+                told.add(key)
             internal, external = (
-                _reason(route.scope.why_not(endpoint)) if counts else _DUPLICATE for route in (choice.internal, choice.external)
+                _reason(route.scope.why_not(conditions)) if counts else _DUPLICATE for route in (choice.internal, choice.external)
             )
             yield EndpointUse(slice=item.name, endpoint=endpoint, port=number, internal=internal, external=external)
 

@@ -6,13 +6,12 @@ Field rules are those of the Kubernetes API reference (Service v1, EndpointSlice
 
 import datetime as dt
 import functools
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_address, parse_network
+from ipvsproxy.model.net import Address, Family, Network, Protocol, pack_address, parse_address, parse_network
 from ipvsproxy.model.service import (
-    Endpoint,
+    Conditions,
     EndpointPort,
     EndpointSlice,
     EndpointSliceName,
@@ -37,6 +36,7 @@ MOST_SKIPPED = 20
 """How many unusable parts of one object are told one by one: a log has other readers too."""
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
+_ABSENT = wire.EndpointConditions()
 _NONE: frozenset[str] = frozenset()
 _PROTOCOLS = {protocol.name: protocol for protocol in Protocol}
 _SHOWN = 64
@@ -261,12 +261,15 @@ def parse_endpoint_slice(
         known = raw.address_type == "FQDN"
         reason = "FQDN has no addresses" if known else f"{str(raw.address_type)[:_SHOWN]!r} is none of IPv4, IPv6"
         skipped.append(Skipped("addressType", reason, invalid=not known))
+    ports = tuple(_endpoint_ports(raw.ports or (), skipped, default_port_names=default_port_names))
+    addresses, conditions = _endpoints(_bounded(raw.endpoints or [], skipped), family, skipped) if family else (b"", ())
     return EndpointSlice(
         name=name,
         service=ServiceName(name.namespace, service) if service else None,
         family=family,
-        ports=tuple(_endpoint_ports(raw.ports or (), skipped, default_port_names=default_port_names)),
-        endpoints=tuple(_endpoints(_bounded(raw.endpoints or [], skipped), family, skipped)) if family else (),
+        ports=ports,
+        addresses=addresses,
+        conditions=conditions,
         trigger_s=_seconds(metadata.annotations.trigger_time if metadata.annotations else None),
         skipped=_told(skipped),
     )
@@ -295,36 +298,43 @@ def _bounded(endpoints: list[wire.EndpointWire], skipped: list[Skipped]) -> list
     return endpoints[:MOST_ENDPOINTS]
 
 
-def _endpoints(endpoints: Iterable[wire.EndpointWire], family: Family, skipped: list[Skipped]) -> list[Endpoint]:
+def _endpoints(
+    endpoints: Iterable[wire.EndpointWire], family: Family, skipped: list[Skipped]
+) -> tuple[bytes, tuple[Conditions, ...]]:
     # The first list of a large cluster comes through here a hundred thousand times: no call that could be spared.
-    found: list[Endpoint] = []
+    addresses: list[bytes] = []
+    conditions: list[Conditions] = []
     length = family.bits // 8
     for number, raw in enumerate(endpoints):
         if not raw.addresses:
             skipped.append(Skipped(f"endpoints[{number}].addresses", "is empty"))
             continue
         try:
-            address = parse_address(raw.addresses[0])
+            address = pack_address(raw.addresses[0])
         except ValueError as error:
             skipped.append(Skipped(f"endpoints[{number}].addresses[0]", str(error)))
             continue
         if len(address) != length:
-            skipped.append(Skipped(f"endpoints[{number}].addresses[0]", f"{address} is not an {family.label} address"))
+            reason = f"{Address(address)} is not an {family.label} address"
+            skipped.append(Skipped(f"endpoints[{number}].addresses[0]", reason))
             continue
-        conditions, hints = raw.conditions, raw.hints
-        found.append(
-            Endpoint(
-                address,
-                # Nil counts as true, true, false (EndpointConditions, discovery/v1).
-                conditions is None or conditions.ready is not False,
-                conditions is None or conditions.serving is not False,
-                conditions is not None and conditions.terminating is True,
-                sys.intern(raw.node_name or ""),
-                _NONE if hints is None else _names(hints.for_zones),
-                _NONE if hints is None else _names(hints.for_nodes),
-            )
-        )
-    return found
+        given, hints = raw.conditions or _ABSENT, raw.hints
+        zones, nodes = (_NONE, _NONE) if hints is None else (_names(hints.for_zones), _names(hints.for_nodes))
+        addresses.append(address)
+        conditions.append(_shared_conditions((given.ready, given.serving, given.terminating), raw.node_name, zones, nodes))
+    return b"".join(addresses), tuple(conditions)
+
+
+@functools.lru_cache(maxsize=16384)
+def _shared_conditions(
+    given: tuple[bool | None, bool | None, bool | None],
+    node_name: str | None,
+    zone_hints: frozenset[str],
+    node_hints: frozenset[str],
+) -> Conditions:
+    """One object for all endpoints of a node that are alike. Nil counts as true, true, false (discovery/v1)."""
+    ready, serving, terminating = given
+    return Conditions(ready is not False, serving is not False, terminating is True, node_name or "", zone_hints, node_hints)
 
 
 def _names(hints: list[wire.Hint] | None) -> frozenset[str]:

@@ -24,7 +24,7 @@ from ipvsproxy.model.kernel import (
     network_entry,
 )
 from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.service import Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
+from ipvsproxy.model.service import Conditions, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate import refusal, topology
 from ipvsproxy.translate.view import NodeView, Settings
@@ -121,10 +121,10 @@ class _FamilyState:
         here = self.view.name
         for port in self.service.ports:
             endpoints = find_endpoints(slices, port)
-            local = {key: endpoint for key, endpoint in endpoints.items() if endpoint.node_name == here}
+            local = {key: conditions for key, conditions in endpoints.items() if conditions.node_name == here}
             self._add_port(port, endpoints, local)
             if local:
-                local_ready.update(endpoint.address for endpoint in local.values() if endpoint.ready)
+                local_ready.update(key.address for key, conditions in local.items() if conditions.ready)
         if self.service.health_check_node_port:
             port_number = self.service.health_check_node_port
             self._enter(SetKind.HEALTH_CHECK_NODE_PORT, port=port_number)
@@ -132,11 +132,12 @@ class _FamilyState:
             self.local_endpoints[listener] = len(local_ready)
 
     def _add_port(
-        self, port: ServicePort, endpoints: Mapping[RealServerKey, Endpoint], local_endpoints: Iterable[RealServerKey]
+        self, port: ServicePort, endpoints: Mapping[RealServerKey, Conditions], local_endpoints: Iterable[RealServerKey]
     ) -> None:
         for key in local_endpoints:
             # A pod that reaches itself through a service address must not see its own address as the client's.
-            self._enter(SetKind.LOOP_BACK, key.address, port.protocol, key.port, key.address)
+            address = key.address
+            self._enter(SetKind.LOOP_BACK, address, port.protocol, key.port, address)
         choice = choose(self.service, port, self.family, endpoints, self.view)
         self.without_local_internal |= choice.lacks_local and self.service.internal_traffic_local
         self.without_local_external |= choice.lacks_local and _is_external_local(self.service, port, self.family)
@@ -192,9 +193,9 @@ class _FamilyState:
         else:
             self.refused.append(key)
 
-    def _add_flows(self, port: ServicePort, endpoints: Mapping[RealServerKey, Endpoint]) -> None:
+    def _add_flows(self, port: ServicePort, endpoints: Mapping[RealServerKey, Conditions]) -> None:
         """Tracked flows outlive their endpoint; only a port with a serving endpoint has somewhere to send them instead."""
-        serving = frozenset(key for key, endpoint in endpoints.items() if endpoint.serving)
+        serving = frozenset(key for key, conditions in endpoints.items() if conditions.serving)
         if not serving:
             return
         for address in (self.cluster_address, *self.external_addresses, *self.load_balancer_addresses):
@@ -241,7 +242,7 @@ def _virtual_server_settings(scheduler: str, affinity_timeout_s: int) -> Virtual
 
 
 def choose(
-    service: Service, port: ServicePort, family: Family, endpoints: Mapping[RealServerKey, Endpoint], view: NodeView
+    service: Service, port: ServicePort, family: Family, endpoints: Mapping[RealServerKey, Conditions], view: NodeView
 ) -> topology.Choice:
     """Which of the endpoints of a port serve it in a family, by the Service's traffic policies."""
     return topology.choose(
@@ -264,19 +265,22 @@ def _is_external_local(service: Service, port: ServicePort, family: Family) -> b
     )
 
 
-def find_endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Mapping[RealServerKey, Endpoint]:
+def find_endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Mapping[RealServerKey, Conditions]:
     """The endpoints of a service port: those of slices that have a port of its name and protocol, with that port's number.
 
     An address that stands there twice counts once: the later entry replaces the earlier one unless it is terminating, as a
     new pod may have got the address of one that is just going.
     """
-    found: dict[RealServerKey, Endpoint] = {}
+    found: dict[RealServerKey, Conditions] = {}
     for item in slices:
         for one in item.ports:
             if one.name == port.name and one.protocol is port.protocol:
-                number = one.port
-                for endpoint in item.endpoints:
-                    key = RealServerKey(endpoint.address, number)
-                    if not endpoint.terminating or key not in found:
-                        found[key] = endpoint
+                for key, conditions in zip(real_servers(item, one.port), item.conditions, strict=True):
+                    if not conditions.terminating or key not in found:
+                        found[key] = conditions
     return found
+
+
+def real_servers(item: EndpointSlice, port: int) -> list[RealServerKey]:
+    """The endpoints of a slice as real servers on a port, in their order."""
+    return RealServerKey.at_each(item.addresses, item.family.bits // 8, port) if item.family else []

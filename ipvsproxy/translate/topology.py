@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.model.kernel import RealServerKey
-from ipvsproxy.model.service import Endpoint
+from ipvsproxy.model.service import Conditions
 
 
 class WhyNot(enum.StrEnum):
@@ -41,7 +41,7 @@ class Scope(NamedTuple):
     node_hint: str = ""
     zone_hint: str = ""
 
-    def why_not(self, endpoint: Endpoint) -> WhyNot | None:
+    def why_not(self, endpoint: Conditions) -> WhyNot | None:
         """Why an endpoint is not used; None when it is."""
         if self.node and endpoint.node_name != self.node:
             return WhyNot.OTHER_NODE
@@ -53,14 +53,14 @@ class Scope(NamedTuple):
             return None if self.last_resort else WhyNot.TERMINATING
         return self._hinted_away(endpoint) if self.node_hint or self.zone_hint else None
 
-    def _hinted_away(self, endpoint: Endpoint) -> WhyNot | None:
+    def _hinted_away(self, endpoint: Conditions) -> WhyNot | None:
         if self.node_hint and self.node_hint not in endpoint.node_hints:
             return WhyNot.HINT_FOR_OTHER_NODE
         if self.zone_hint and self.zone_hint not in endpoint.zone_hints:
             return WhyNot.HINT_FOR_OTHER_ZONE
         return None
 
-    def real_servers(self, endpoints: Mapping[RealServerKey, Endpoint]) -> frozenset[RealServerKey]:
+    def real_servers(self, endpoints: Mapping[RealServerKey, Conditions]) -> frozenset[RealServerKey]:
         """Those of the endpoints that are used."""
         if not any(self) and all([endpoint.ready for endpoint in endpoints.values()]):  # noqa: C419 - a generator costs twice that
             return frozenset(endpoints)  # nearly always so, and without a call for each
@@ -92,7 +92,7 @@ class Choice(NamedTuple):
     lacks_local: bool
 
 
-def find_scopes(endpoints: Collection[Endpoint], node: str, zone: str) -> Scopes:
+def find_scopes(endpoints: Collection[Conditions], node: str, zone: str) -> Scopes:
     """The scopes of one service port with these endpoints.
 
     Cluster scope: the ready ones that topology hints leave; if there is none, all that are terminating but serve, wherever
@@ -101,18 +101,18 @@ def find_scopes(endpoints: Collection[Endpoint], node: str, zone: str) -> Scopes
     return Scopes(_cluster_scope(endpoints, node, zone), _local_scope(endpoints, node))
 
 
-def _cluster_scope(endpoints: Collection[Endpoint], node: str, zone: str) -> Scope:
+def _cluster_scope(endpoints: Collection[Conditions], node: str, zone: str) -> Scope:
     ready = [endpoint for endpoint in endpoints if endpoint.ready]
     node_hint, zone_hint = _hints(ready, node, zone)
     return Scope(last_resort=not ready, node_hint=node_hint, zone_hint=zone_hint)
 
 
-def _local_scope(endpoints: Collection[Endpoint], node: str) -> Scope:
+def _local_scope(endpoints: Collection[Conditions], node: str) -> Scope:
     return Scope(node=node, last_resort=not any(endpoint.ready and endpoint.node_name == node for endpoint in endpoints))
 
 
 def choose(
-    endpoints: Mapping[RealServerKey, Endpoint], node: str, zone: str, *, internal_local: bool, external_local: bool
+    endpoints: Mapping[RealServerKey, Conditions], node: str, zone: str, *, internal_local: bool, external_local: bool
 ) -> Choice:
     """Where the traffic of one service port goes, by its traffic policies.
 
@@ -133,7 +133,7 @@ def choose(
     )
 
 
-def _hints(ready: Collection[Endpoint], node: str, zone: str) -> tuple[str, str]:
+def _hints(ready: Collection[Conditions], node: str, zone: str) -> tuple[str, str]:
     """The node and the zone that a ready endpoint must be hinted for, empty where it need not.
 
     A hint counts only if every ready endpoint has one of its kind (a partly hinted list is one that is being rewritten) and

@@ -53,7 +53,7 @@ def clients(family: Family, protocol: str = "udp") -> set[str]:
 
 def cleaning(family: Family, *keep: int, protocol: Protocol = Protocol.UDP, port: int = 53) -> Operation:
     address = parse_address(SERVICE[family])
-    real_servers = frozenset(RealServerKey(parse_address(POD[family].format(pod)), 5353) for pod in keep)
+    real_servers = frozenset(RealServerKey.of(parse_address(POD[family].format(pod)), 5353) for pod in keep)
     return Operation(Verb.REMOVE, FlowCleaning(Flow(family, protocol, address, port), real_servers))
 
 
@@ -94,7 +94,7 @@ def test_sctp_flows_are_deleted_too(driver: conntrack.ConntrackDriver, family: F
 @pytest.mark.kernel
 def test_a_real_server_on_another_port_does_not_keep_a_flow(driver: conntrack.ConntrackDriver) -> None:
     flow(Family.IPV4, 1, 5)
-    key = RealServerKey(parse_address(POD[Family.IPV4].format(5)), 5354)
+    key = RealServerKey.of(parse_address(POD[Family.IPV4].format(5)), 5354)
     wanted = FlowCleaning(Flow(Family.IPV4, Protocol.UDP, parse_address(SERVICE[Family.IPV4]), 53), frozenset({key}))
     assert removed(driver.apply([Operation(Verb.REMOVE, wanted)])) == [1]
 

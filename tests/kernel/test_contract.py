@@ -88,7 +88,7 @@ def server(
 
 
 def real_server(virtual_server: VirtualServer, *, port: int = 8080, weight: int = 1) -> RealServer:
-    return RealServer(virtual_server.key, RealServerKey(POD[virtual_server.key.address.family], port), weight)
+    return RealServer(virtual_server.key, RealServerKey.of(POD[virtual_server.key.address.family], port), weight)
 
 
 def apply(kernel: Kernel, verb: Verb, *items: Item) -> list[Outcome]:
@@ -142,7 +142,7 @@ def test_virtual_and_real_servers_come_back_as_they_were_added(kernel: Kernel, f
     add(kernel, wanted, real_server(wanted, port=1), real_server(wanted, port=2, weight=0))
     seen = virtual_servers(kernel)[wanted.key]
     assert seen.settings == wanted.settings
-    assert seen.real_servers == {RealServerKey(POD[family], 1): 1, RealServerKey(POD[family], 2): 0}
+    assert seen.real_servers == {RealServerKey.of(POD[family], 1): 1, RealServerKey.of(POD[family], 2): 0}
 
 
 def test_adding_a_virtual_server_that_is_there_sets_it_and_keeps_its_real_servers(kernel: Kernel) -> None:
@@ -217,7 +217,7 @@ def test_a_real_server_without_its_virtual_server_is_refused(kernel: Kernel, ver
 def test_a_real_server_that_cannot_be_one_is_refused(kernel: Kernel, text: str) -> None:
     wanted = server()
     add(kernel, wanted)
-    impossible = RealServer(wanted.key, RealServerKey(parse_address(text), 8080))
+    impossible = RealServer(wanted.key, RealServerKey.of(parse_address(text), 8080))
     assert refusal(kernel, Verb.ADD, impossible) == errno.EINVAL
     assert virtual_servers(kernel)[wanted.key].real_servers == {}
 

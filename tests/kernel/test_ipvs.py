@@ -59,7 +59,7 @@ def server(
 
 
 def real(virtual_server: VirtualServer, address: str, port: int = 8080, weight: int = 1) -> RealServer:
-    return RealServer(virtual_server.key, RealServerKey(parse_address(address), port), weight)
+    return RealServer(virtual_server.key, RealServerKey.of(parse_address(address), port), weight)
 
 
 def operations(verb: Verb, *items: Item) -> list[Operation]:
@@ -101,7 +101,7 @@ def test_what_ipvsadm_made_is_observed_and_what_is_not_ours_is_counted(driver: i
     tcp, udp = server("10.96.0.1").key, server("fd00::1", 53, protocol=Protocol.UDP).key
     seen = driver.observe()
     assert {key: (value.settings, value.real_servers, value.flags_known) for key, value in seen.items()} == {
-        tcp: (VirtualServerSettings("mh", 0x19, 600), {RealServerKey(parse_address("10.1.0.1"), 8080): 7}, True),
+        tcp: (VirtualServerSettings("mh", 0x19, 600), {RealServerKey.of(parse_address("10.1.0.1"), 8080): 7}, True),
         udp: (VirtualServerSettings("wlc", 0x4), {}, True),
     }
     assert driver.foreign == 2

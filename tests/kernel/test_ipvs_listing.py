@@ -43,11 +43,11 @@ def test_every_kind_of_line_is_read() -> None:
     }
     server = found[key(Protocol.TCP, "10.0.0.1", 80)]
     assert server.weights == {
-        RealServerKey(parse_address("10.1.0.2"), 80): 1,
-        RealServerKey(parse_address("10.1.0.1"), 8080): 0,
+        RealServerKey.of(parse_address("10.1.0.2"), 80): 1,
+        RealServerKey.of(parse_address("10.1.0.1"), 8080): 0,
     }
-    assert server.connections[RealServerKey(parse_address("10.1.0.1"), 8080)] == Connections(3, 12)
-    assert found[key(Protocol.TCP, "fd00::1", 80)].weights == {RealServerKey(parse_address("fd01::1"), 8080): 1}
+    assert server.connections[RealServerKey.of(parse_address("10.1.0.1"), 8080)] == Connections(3, 12)
+    assert found[key(Protocol.TCP, "fd00::1", 80)].weights == {RealServerKey.of(parse_address("fd01::1"), 8080): 1}
 
 
 def test_real_servers_of_a_firewall_mark_belong_to_nobody_else() -> None:

@@ -28,7 +28,7 @@ def addresses(family: Family) -> st.SearchStrategy[Address]:
 def real_servers(draw: st.DrawFn) -> RealServer:
     family = draw(st.sampled_from(Family))
     key = VirtualServerKey(draw(st.sampled_from(Protocol)), draw(addresses(family)), draw(PORTS))
-    return RealServer(key, RealServerKey(draw(addresses(family)), draw(PORTS)), draw(U32))
+    return RealServer(key, RealServerKey.of(draw(addresses(family)), draw(PORTS)), draw(U32))
 
 
 @st.composite
@@ -129,9 +129,8 @@ VIRTUAL = VirtualServerKey(Protocol.TCP, parse_address("10.0.0.1"), 80)
 @pytest.mark.parametrize(
     "item",
     [
-        RealServer(VIRTUAL, RealServerKey(parse_address("fd00::1"), 80)),
-        RealServer(VIRTUAL, RealServerKey(parse_address("10.1.0.1"), 65536)),
-        RealServer(VIRTUAL, RealServerKey(parse_address("10.1.0.1"), 80), -1),
+        RealServer(VIRTUAL, RealServerKey.of(parse_address("fd00::1"), 80)),
+        RealServer(VIRTUAL, RealServerKey.of(parse_address("10.1.0.1"), 80), -1),
         VirtualServer(VIRTUAL, VirtualServerSettings("")),
         VirtualServer(VIRTUAL, VirtualServerSettings("x" * 16)),
     ],

@@ -24,8 +24,8 @@ Prot LocalAddress:Port Scheduler Flags
 """
 WEB = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 80)
 DNS = VirtualServerKey(Protocol.UDP, parse_address("fd00::1"), 53)
-POD = RealServerKey(parse_address("10.244.0.9"), 8080)
-POD6 = RealServerKey(parse_address("fd00:244::9"), 8080)
+POD = RealServerKey.of(parse_address("10.244.0.9"), 8080)
+POD6 = RealServerKey.of(parse_address("fd00:244::9"), 8080)
 RR = VirtualServerSettings("rr", 0, 0)
 
 

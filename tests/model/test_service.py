@@ -1,8 +1,10 @@
-"""How Services and reasons are named in log lines."""
+"""How Services and reasons are named in log lines, and what an EndpointSlice holds."""
 
 import pytest
 
-from ipvsproxy.model.service import EndpointSliceName, ObjectKey, ServiceName, Skipped
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, ObjectKey, ServiceName, Skipped
+from tests import builders
 
 NAME = ServiceName("shop", "web")
 
@@ -20,3 +22,19 @@ NAME = ServiceName("shop", "web")
 )
 def test_names_and_reasons_are_written_as_log_lines_show_them(item: object, text: str) -> None:
     assert str(item) == text
+
+
+@pytest.mark.parametrize("texts", [("10.244.0.1", "10.244.0.2"), ("fd00::1", "fd00::2"), ()])
+def test_the_endpoints_of_a_slice_are_its_addresses_with_the_conditions_of_each(texts: tuple[str, ...]) -> None:
+    makers = (builders.endpoint, builders.draining)
+    endpoints = tuple(make(text) for make, text in zip(makers, texts, strict=False))
+    assert builders.endpoint_slice(*endpoints).endpoints == endpoints
+
+
+def test_a_slice_of_no_family_has_no_endpoints() -> None:
+    assert EndpointSlice(name=EndpointSliceName("shop", "web-1"), service=NAME, family=None).endpoints == ()
+
+
+def test_slices_with_other_addresses_or_conditions_differ() -> None:
+    first, other, gone = builders.endpoint("10.0.0.1"), builders.endpoint("10.0.0.2"), builders.draining("10.0.0.1")
+    assert len({builders.endpoint_slice(one, family=Family.IPV4) for one in (first, other, gone, first)}) == 3

@@ -69,6 +69,12 @@ def test_of_two_entries_for_one_address_one_counts() -> None:
     assert [use.internal and use.internal.code for use in port.endpoints] == [None, "duplicate"]
 
 
+def test_of_two_entries_that_are_alike_the_first_counts() -> None:
+    slices = [builders.endpoint_slice(endpoint("10.244.0.1"), suffix=suffix) for suffix in ("1", "2")]
+    (port,) = _explain(builders.service(), *slices).ports
+    assert [use.internal and use.internal.code for use in port.endpoints] == [None, "duplicate"]
+
+
 def test_slices_of_a_family_that_the_service_has_not_are_named() -> None:
     item = builders.endpoint_slice(endpoint("fd00::1"))
     ((found, why),) = explain.unserved_slices(builders.service(), [item], Settings())
@@ -165,6 +171,8 @@ def test_an_endpoint_is_in_exactly_where_its_real_server_is_programmed(
     for frontend in port.frontends:
         reasons = [use.internal if frontend.role is Role.CLUSTER_IP else use.external for use in port.endpoints]
         used = {
-            RealServerKey(use.endpoint.address, use.port) for use, why in zip(port.endpoints, reasons, strict=True) if why is None
+            RealServerKey.of(use.endpoint.address, use.port)
+            for use, why in zip(port.endpoints, reasons, strict=True)
+            if why is None
         }
         assert used == frontend.virtual_server.real_servers

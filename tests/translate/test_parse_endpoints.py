@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.service import (
+    Conditions,
     Endpoint,
     EndpointPort,
     EndpointSlice,
@@ -150,21 +151,27 @@ def test_conditions_that_are_absent_have_the_apis_defaults(
     conditions: dict[str, Any] | None, expected: tuple[bool, bool, bool]
 ) -> None:
     (endpoint,) = _slice({"endpoints": [{"addresses": ["10.244.0.5"], "conditions": conditions}]}).endpoints
-    assert (endpoint.ready, endpoint.serving, endpoint.terminating) == expected
+    assert endpoint.conditions[:3] == expected
+
+
+def test_endpoints_of_one_node_that_are_alike_share_their_conditions() -> None:
+    entries = [{"addresses": [f"10.244.0.{number}"], "nodeName": f"node-{number % 2}"} for number in range(4)]
+    first, second, third, fourth = _slice({"endpoints": entries}).conditions
+    assert first is third
+    assert second is fourth
+    assert (first.node_name, second.node_name) == ("node-0", "node-1")
 
 
 def test_an_endpoint_is_its_first_address_on_its_node_with_its_hints() -> None:
     hints = {"forZones": [{"name": "zone-a"}, {"name": ""}, {}], "forNodes": [{"name": "node-a"}]}
     entry = {"addresses": ["010.244.0.5", "10.244.0.6"], "nodeName": "node-a", "hints": hints}
-    expected = Endpoint(
-        parse_address("10.244.0.5"), node_name="node-a", zone_hints=frozenset({"zone-a"}), node_hints=frozenset({"node-a"})
-    )
-    assert _slice({"endpoints": [entry]}).endpoints == (expected,)
+    expected = Conditions(node_name="node-a", zone_hints=frozenset({"zone-a"}), node_hints=frozenset({"node-a"}))
+    assert _slice({"endpoints": [entry]}).endpoints == (Endpoint(parse_address("10.244.0.5"), expected),)
 
 
 def test_hints_may_be_there_and_empty() -> None:
     (endpoint,) = _slice({"endpoints": [{"addresses": ["10.244.0.5"], "hints": {}}]}).endpoints
-    assert (endpoint.zone_hints, endpoint.node_hints) == (frozenset(), frozenset())
+    assert (endpoint.conditions.zone_hints, endpoint.conditions.node_hints) == (frozenset(), frozenset())
 
 
 @pytest.mark.parametrize(

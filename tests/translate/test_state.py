@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ipvsproxy.model.kernel import PERSISTENT, SCHEDULER_PORT, Flow, Owner, SetEntry, SetKind, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.service import EndpointSlice, Service, Skipped
+from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, Skipped
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate.view import Settings
 from tests import builders
@@ -337,7 +337,11 @@ def _as_sets(state: ServiceState) -> tuple[object, ...]:
 
 
 def _shuffled_endpoints(item: EndpointSlice) -> st.SearchStrategy[EndpointSlice]:
-    return st.permutations(item.endpoints).map(lambda endpoints: dataclasses.replace(item, endpoints=tuple(endpoints)))
+    def with_endpoints(endpoints: list[Endpoint]) -> EndpointSlice:
+        addresses = b"".join(one.address for one in endpoints)
+        return dataclasses.replace(item, addresses=addresses, conditions=tuple(one.conditions for one in endpoints))
+
+    return st.permutations(item.endpoints).map(with_endpoints)
 
 
 @hypothesis.given(st.data(), strategies.services(), strategies.slice_lists())

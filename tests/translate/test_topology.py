@@ -16,8 +16,8 @@ HERE, HERE_TOO, THERE, THERE_TOO = "10.244.0.1", "10.244.0.2", "10.244.1.1", "10
 
 def _choose(*endpoints: Endpoint, zone: str = builders.ZONE) -> tuple[set[str], set[str]]:
     """Addresses in cluster scope, and those in local scope."""
-    keyed = {RealServerKey(item.address, 8080): item for item in endpoints}
-    cluster, local = topology.find_scopes(endpoints, THIS_NODE, zone)
+    keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
+    cluster, local = topology.find_scopes([item.conditions for item in endpoints], THIS_NODE, zone)
     return {str(key.address) for key in cluster.real_servers(keyed)}, {str(key.address) for key in local.real_servers(keyed)}
 
 
@@ -107,7 +107,7 @@ def test_hints_that_point_elsewhere_never_keep_a_local_endpoint_from_local_traff
 
 
 def test_draining_endpoints_serve_whatever_their_hints_say() -> None:
-    leaving = draining(HERE), draining(THERE, OTHER_NODE)._replace(zone_hints=frozenset({"zone-b"}))
+    leaving = draining(HERE), draining(THERE, OTHER_NODE, zones=["zone-b"])
     assert _choose(*leaving)[0] == {HERE, THERE}
 
 
@@ -115,7 +115,7 @@ def test_draining_endpoints_serve_whatever_their_hints_say() -> None:
 def test_whatever_the_endpoints_traffic_goes_to_usable_ones_and_nowhere_only_when_there_is_none(
     endpoints: list[Endpoint], zone: str
 ) -> None:
-    keyed = {RealServerKey(item.address, 8080): item for item in endpoints}
+    keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     usable = {key for key, item in keyed.items() if item.ready or (item.serving and item.terminating)}
     choice = topology.choose(keyed, THIS_NODE, zone, internal_local=True, external_local=False)
     cluster, local = choice.external.real_servers, choice.internal.real_servers
@@ -133,30 +133,30 @@ def test_whatever_the_endpoints_traffic_goes_to_usable_ones_and_nowhere_only_whe
     [
         (endpoint(HERE_TOO, ready=False), topology.WhyNot.NOT_READY),
         (draining(HERE_TOO), topology.WhyNot.TERMINATING),
-        (dead(HERE_TOO)._replace(terminating=True), topology.WhyNot.NOT_SERVING),
+        (endpoint(HERE_TOO, ready=False, serving=False, terminating=True), topology.WhyNot.NOT_SERVING),
         (endpoint(HERE_TOO, zones=["zone-b"]), topology.WhyNot.HINT_FOR_OTHER_ZONE),
     ],
 )
 def test_an_endpoint_that_is_not_used_has_a_reason(item: Endpoint, reason: topology.WhyNot) -> None:
-    cluster, _ = topology.find_scopes([endpoint(HERE, zones=["zone-a"]), item], THIS_NODE, "zone-a")
-    assert cluster.why_not(item) is reason
+    cluster, _ = topology.find_scopes([endpoint(HERE, zones=["zone-a"]).conditions, item.conditions], THIS_NODE, "zone-a")
+    assert cluster.why_not(item.conditions) is reason
 
 
 def test_local_traffic_gives_the_node_as_its_reason_before_all_others() -> None:
     there = dead(THERE, OTHER_NODE)
-    _, local = topology.find_scopes([endpoint(HERE), there], THIS_NODE, "")
-    assert local.why_not(there) is topology.WhyNot.OTHER_NODE
+    _, local = topology.find_scopes([endpoint(HERE).conditions, there.conditions], THIS_NODE, "")
+    assert local.why_not(there.conditions) is topology.WhyNot.OTHER_NODE
 
 
 def test_a_node_hint_for_another_node_is_a_reason_of_its_own() -> None:
     there = endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE])
-    cluster, _ = topology.find_scopes([endpoint(HERE, nodes=[THIS_NODE]), there], THIS_NODE, "")
-    assert cluster.why_not(there) is topology.WhyNot.HINT_FOR_OTHER_NODE
+    cluster, _ = topology.find_scopes([endpoint(HERE, nodes=[THIS_NODE]).conditions, there.conditions], THIS_NODE, "")
+    assert cluster.why_not(there.conditions) is topology.WhyNot.HINT_FOR_OTHER_NODE
 
 
 def test_external_traffic_goes_everywhere_when_none_is_here_and_stays_when_one_is() -> None:
-    there = RealServerKey(endpoint(THERE).address, 8080), endpoint(THERE, OTHER_NODE)
-    here = RealServerKey(endpoint(HERE).address, 8080), endpoint(HERE)
+    there = RealServerKey.of(endpoint(THERE).address, 8080), endpoint(THERE, OTHER_NODE).conditions
+    here = RealServerKey.of(endpoint(HERE).address, 8080), endpoint(HERE).conditions
     for pairs, expected in (((there,), {there[0]}), ((there, here), {here[0]})):
         choice = topology.choose(dict(pairs), THIS_NODE, "", internal_local=False, external_local=True)
         assert choice.external.real_servers == expected
@@ -164,6 +164,6 @@ def test_external_traffic_goes_everywhere_when_none_is_here_and_stays_when_one_i
 
 
 def test_without_a_policy_nothing_is_lacking_here() -> None:
-    there = {RealServerKey(endpoint(THERE).address, 8080): endpoint(THERE, OTHER_NODE)}
+    there = {RealServerKey.of(endpoint(THERE).address, 8080): endpoint(THERE, OTHER_NODE).conditions}
     assert not topology.choose(there, THIS_NODE, "", internal_local=False, external_local=False).lacks_local
     assert topology.choose(there, THIS_NODE, "", internal_local=True, external_local=False).lacks_local
