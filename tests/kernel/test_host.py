@@ -163,18 +163,25 @@ def test_ipvs_without_connection_tracking_is_told(proc: pathlib.Path) -> None:
     assert "CONFIG_IP_VS_NFCT" in missing.remedy
 
 
-def test_all_modules_are_asked_for_in_one_go(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_modules_that_are_not_there_are_asked_for_in_one_go(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "modprobe"
     program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/arguments\necho "FATAL: Module ip_vs not found." >&2\nexit 1\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert host.load_modules(("ip_vs", "dummy")) == "FATAL: Module ip_vs not found."
+    (tmp_path / "module/xt_set").mkdir(parents=True)
+    assert host.load_modules(("ip_vs", "xt_set", "dummy"), tmp_path) == "FATAL: Module ip_vs not found."
     assert (tmp_path / "arguments").read_text() == "-a ip_vs dummy\n"
+
+
+def test_modprobe_is_not_started_where_all_modules_are_there(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module/ip_vs").mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert host.load_modules(("ip_vs",), tmp_path) == ""
 
 
 def test_a_host_without_modprobe_is_no_error(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert host.load_modules() == "modprobe is not in PATH"
+    assert host.load_modules(sys=tmp_path) == "modprobe is not in PATH"
 
 
 def test_the_real_host_answers() -> None:
