@@ -99,13 +99,9 @@ class Encoder:
     def _around_real_server(self, key: VirtualServerKey, verb: Verb, weight: int) -> tuple[bytes, bytes, bytes, bytes]:
         """What stands before the sequence number, before and after a real server's address, and after its port."""
         protocol, address, port = key
-        service = (_pack_u16(protocol), address, _pack_port(port))
-        template = self._destination(verb, len(address))
-        if verb is Verb.REMOVE:
-            head, middle, between, tail = template.parts(*service)
-            return head, middle, between, tail
-        head, middle, between, behind, tail = template.parts(*service)
-        return head, middle, between, behind + _pack_u32(weight) + tail
+        head, first, second, third, last, between, *behind = self._destination(verb, len(address)).fixed
+        middle = b"".join((first, _pack_u16(protocol), second, address, third, _pack_port(port), last))
+        return head, middle, between, behind[0] if verb is Verb.REMOVE else _pack_u32(weight).join(behind)
 
     def all_services(self) -> bytes:
         """The dump of all virtual servers."""

@@ -4,7 +4,6 @@ The layouts themselves are pyroute2's: a template is compiled from bytes that on
 encoder takes 300 µs for a message that the kernel handles in 2 µs.
 """
 
-import itertools
 import operator
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,13 +30,16 @@ class Template:
     are named, for whole messages preceded by ``nlmsg_seq`` (4 bytes, host order). It takes 0.3 µs and does not look at
     lengths: contents of another length than the field's make a message that the kernel cuts off in silence.
 
+    ``fixed`` is what stands before, between and behind the holes. Where many messages share most contents, joining what they
+    share once and each of them after that takes less than half the time.
+
     Bytes formatting is as fast as a generated ``struct`` call, and needs no generated code.
 
     Raises:
         ValueError: a field has no fixed place, or lies before the one named before it.
     """
 
-    __slots__ = ("_fixed", "encode")
+    __slots__ = ("encode", "fixed")
 
     def __init__(self, build: Callable[..., bytes], samples: Mapping[str, Sample], *, whole_message: bool = True) -> None:
         low = {name: sample[0] for name, sample in samples.items()}
@@ -52,19 +54,9 @@ class Template:
                 raise ValueError(f"{name} lies before the field that is named before it")
             holes.append((changed[0], changed[-1] + 1))
         starts, ends = zip(*holes, strict=True)
-        self._fixed = [base[start:end] for start, end in zip((0, *ends), (*starts, len(base)), strict=True)]
-        pattern = b"%b".join(part.replace(b"%", b"%%") for part in self._fixed)
+        self.fixed = [base[start:end] for start, end in zip((0, *ends), (*starts, len(base)), strict=True)]
+        pattern = b"%b".join(part.replace(b"%", b"%%") for part in self.fixed)
         self.encode: Callable[[tuple[bytes, ...]], bytes] = pattern.__mod__
-
-    def parts(self, *first: bytes) -> list[bytes]:
-        """What stands before and after each hole of a whole message but the first fields', which hold ``first``.
-
-        Joining these and the contents of the other holes is ``encode`` for many messages that share their first fields, in
-        less than half the time.
-        """
-        before, *between = self._fixed
-        filled = b"".join(itertools.chain(*zip(between, first, strict=False), between[len(first) : len(first) + 1]))
-        return [before, filled, *between[len(first) + 1 :]]
 
 
 def encode(message: Any, kind: int, flags: int) -> bytes:
