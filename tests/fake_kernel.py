@@ -8,6 +8,7 @@ connections by changing the attributes.
 import collections
 import dataclasses
 import errno
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import assert_never
 
@@ -26,6 +27,7 @@ from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
     RealServer,
     RealServerKey,
+    RealServers,
     SetEntry,
     SetType,
     Sysctl,
@@ -34,7 +36,7 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
 )
 from ipvsproxy.model.net import Address, Family
-from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of
+from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of, one_by_one
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton, SkeletonImage
 from ipvsproxy.model.state import Observation
 from tests import fake_sets
@@ -174,10 +176,18 @@ class FakeKernel:
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Do operations in their order. Raises AssertionError where one object occurs twice: drivers may reorder those."""
-        keys = [_identity(operation.item) for operation in operations]
+        keys = [_identity(operation.item) for operation in one_by_one(operations)]
         twice = [key for key, count in collections.Counter(keys).items() if count > 1]
         assert not twice, f"in one go, at most one operation per object: {twice}"
-        return [self._apply(operation) for operation in operations]
+        return [outcome for operation in operations for outcome in self._apply_all(operation)]
+
+    def _apply_all(self, operation: Operation) -> list[Outcome]:
+        item, outcomes = operation.item, [self._apply(one) for one in one_by_one([operation])]
+        if not isinstance(item, RealServers):
+            return outcomes
+        plain = [not (outcome.error or outcome.surprise) for outcome in outcomes]
+        several = Outcome(Operation(operation.verb, item._replace(keys=tuple(itertools.compress(item.keys, plain)))))
+        return [several] * any(plain) + [outcome for outcome, is_plain in zip(outcomes, plain, strict=True) if not is_plain]
 
     def _apply(self, operation: Operation) -> Outcome:
         self.applied.append(operation)
@@ -219,8 +229,8 @@ class FakeKernel:
                     self._set_sysctl(path, value)
             case Timeouts():
                 self.timeouts = Timeouts(*(new or old for new, old in zip(item, self.timeouts, strict=True)))
-            case FlowCleaning():
-                raise AssertionError("a cleaning has a count, not a surprise")
+            case RealServers() | FlowCleaning():
+                raise AssertionError("added one by one; counted, and no surprise")
             case never:
                 assert_never(never)
         return surprise

@@ -13,7 +13,7 @@ from ipvsproxy.daemon.mass_deletion import CONFIRMED_AFTER_S, Doubt
 from ipvsproxy.daemon.store import Complaint
 from ipvsproxy.daemon.summary import SyncSummary
 from ipvsproxy.model.kernel import BoundAddress, Sysctl
-from ipvsproxy.model.plan import Outcome, Verb
+from ipvsproxy.model.plan import Outcome, Verb, one_by_one
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
 from ipvsproxy.model.state import ServiceState
@@ -71,7 +71,8 @@ def tell_outcomes(outcomes: Iterable[Outcome]) -> None:
     """Say what was done to the kernel: at first what goes and what is written as a whole, and then all of it."""
     if logs.tells(logs.DEBUG_VERBOSITY):
         for outcome in outcomes:
-            log.debug("operation", operation=str(outcome.operation), **({"error": outcome.error} if outcome.error else {}))
+            for operation in one_by_one([outcome.operation]):
+                log.debug("operation", operation=str(operation), **({"error": outcome.error} if outcome.error else {}))
     elif logs.tells(logs.CHANGES_VERBOSITY):
         for outcome in outcomes:
             verb, item = outcome.operation

@@ -27,6 +27,7 @@ from ipvsproxy.model.kernel import (
     FlowCleaning,
     IpSet,
     RealServer,
+    RealServers,
     SetEntry,
     Sysctl,
     Timeouts,
@@ -45,6 +46,7 @@ _OPEN_FORMAT: Callable[[Collector], bytes] = openmetrics.generate_latest
 _DRIVERS: Mapping[type, str] = {
     VirtualServer: "ipvs",
     RealServer: "ipvs",
+    RealServers: "ipvs",
     Timeouts: "ipvs",
     SetEntry: "ipset",
     IpSet: "ipset",

@@ -19,7 +19,7 @@ from ipvsproxy.daemon.summary import SyncSummary
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.model.kernel import Connections, InterfaceAddress, RealServer, RealServerKey, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
+from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of, one_by_one
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import compare, order
 from ipvsproxy.reconcile.claims import Claims
@@ -75,7 +75,9 @@ class RehearsalKernel(NodeKernel):
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Nothing is applied. Timeouts, which the loop sets at each start, are noted only where they change something."""
-        self.operations += (one for one in operations if not isinstance(one.item, Timeouts) or self._would_change(one.item))
+        self.operations += (
+            one for one in one_by_one(operations) if not isinstance(one.item, Timeouts) or self._would_change(one.item)
+        )
         return list(map(Outcome, operations))
 
     def _would_change(self, wanted: Timeouts) -> bool:

@@ -22,7 +22,7 @@ from ipvsproxy.model.kernel import (
     VirtualServerSettings,
 )
 from ipvsproxy.model.net import Address, Family, Protocol
-from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
 
 DUMP_LIMIT = 500
 """Most virtual servers whose connections are asked for one by one; for more, ``/proc/net/ip_vs`` as a whole is cheaper."""
@@ -152,60 +152,74 @@ class IpvsDriver:
         """Add, set and remove virtual and real servers, set timeouts; at most one operation per object.
 
         The operations take effect in their order, except that one which finds another state than its verb expects is
-        repeated after the others (an add as a set, a set as an add). Outcomes come in the operations' order.
+        repeated after the others (an add as a set, a set as an add). Outcomes come in the operations' order; those of several
+        real servers that were not simply added have one each.
         """
-        outcomes = list(map(Outcome, operations))
         for _, item in operations:
             if type(item) is VirtualServer:
                 self._table.note(item.key, is_there=True)  # whatever comes of it, it is asked for before it counts as gone
         failed = self._run(*ipvs_steps.steps(operations))
-        again: list[Operation] = []
-        positions: list[int] = []
-        for position in sorted(failed):
-            verb = ipvs_steps.opposite(operations[position], failed[position].number)
+        told: dict[ipvs_steps.Place, Outcome] = {}
+        again: dict[ipvs_steps.Place, Operation] = {}
+        for place in sorted(failed):
+            operation = ipvs_steps.single(operations, place)
+            verb = ipvs_steps.opposite(operation, failed[place].number)
             if verb is not None:
-                again.append(Operation(verb, operations[position].item))
-                positions.append(position)
-                outcomes[position] = Outcome(operations[position], surprise=True)
-                del failed[position]
-        failed |= self._run(again, positions)
-        for position, failure in failed.items():
-            operation = operations[position]
+                again[place] = Operation(verb, operation.item)
+                told[place] = Outcome(operation, surprise=True)
+                del failed[place]
+        repeated = list(again)
+        failed |= {repeated[number]: failure for (number, _), failure in self._run(list(again.values())).items()}
+        for place, failure in failed.items():
+            operation = ipvs_steps.single(operations, place)
             if operation.verb is Verb.REMOVE and failure.number in (errno.ENOENT, errno.ESRCH):
-                outcomes[position] = Outcome(operation, surprise=True)
+                told[place] = Outcome(operation, surprise=True)
             else:
-                outcomes[position] = Outcome(
-                    operation, f"{operation}: {ipvs_steps.explain(operation, failure)}", max(failure.number, 0)
-                )
-        for (verb, item), outcome in zip(operations, outcomes, strict=True):
-            if verb is Verb.REMOVE and type(item) is VirtualServer and not outcome.error:
-                self._table.note(item.key, is_there=False)
-        return outcomes
+                told[place] = Outcome(operation, f"{operation}: {ipvs_steps.explain(operation, failure)}", max(failure.number, 0))
+        for position, (verb, item) in enumerate(operations):
+            if verb is Verb.REMOVE and type(item) is VirtualServer:
+                outcome = told.get(ipvs_steps.Place(position))
+                if outcome is None or not outcome.error:
+                    self._table.note(item.key, is_there=False)
+        return ipvs_steps.outcomes(operations, told)
 
-    def _run(self, steps: Sequence[Operation], positions: Sequence[int]) -> dict[int, ipvs_steps.Failure]:
-        """Have steps done, each for the operation at its position; returns the first failure of each position that has one."""
-        failed: dict[int, ipvs_steps.Failure] = {}
+    def _run(
+        self, steps: Sequence[Operation], positions: Sequence[int] | None = None
+    ) -> dict[ipvs_steps.Place, ipvs_steps.Failure]:
+        """Have steps done, each for the operation at its position; returns the first failure of each place that has one."""
+        failed: dict[ipvs_steps.Place, ipvs_steps.Failure] = {}
+        positions = positions or range(len(steps))
         limit = self._channel.limit
         for start in range(0, len(steps), limit):
-            for index, failure in self._run_chunk(steps[start : start + limit]).items():
-                failed.setdefault(positions[start + index], failure)
+            failures = self._run_chunk(steps[start : start + limit])
+            if failures:
+                places = ipvs_steps.places(steps[start : start + limit], positions[start : start + limit])
+                for index, failure in failures.items():
+                    failed.setdefault(places[index], failure)
         return failed
 
-    def _run_chunk(self, operations: Sequence[Operation]) -> dict[int, ipvs_steps.Failure]:
+    def _run_chunk(self, steps: Sequence[Operation]) -> dict[int, ipvs_steps.Failure]:
+        """Have steps done; returns failures by the number of the message among all that these steps take."""
         try:
-            messages = self._encoder.encode(operations, self._channel.sequences(len(operations)))
+            messages = self._encoder.encode(steps, self._channel.sequences(ipvs_steps.messages(steps)))
         except (ValueError, struct.error) as error:
-            if len(operations) == 1:
+            singles = list(one_by_one(steps))
+            if len(singles) == 1:
                 return {0: ipvs_steps.Failure(errno.EINVAL, str(error))}
-            alone = ((index, self._run_chunk([operation])) for index, operation in enumerate(operations))
+            alone = ((index, self._run_chunk([operation])) for index, operation in enumerate(singles))
             return {index: failed[0] for index, failed in alone if failed}
-        numbers = self._channel.run(messages)
+        numbers: dict[int, int] = {}
+        limit = self._channel.limit
+        for start in range(0, len(messages), limit):
+            for index, number in self._channel.run(messages[start : start + limit]).items():
+                numbers[start + index] = number
         failed = {index: ipvs_steps.Failure(number) for index, number in sorted(numbers.items())}
         unknown = [index for index, number in numbers.items() if number == errno.ENOENT]
         if unknown and self._renew_quietly():
+            singles = list(one_by_one(steps))
             for index in unknown:
                 del failed[index]
-            for index, failure in self._run_chunk([operations[index] for index in unknown]).items():
+            for index, failure in self._run_chunk([singles[index] for index in unknown]).items():
                 failed[unknown[index]] = failure
         return failed
 

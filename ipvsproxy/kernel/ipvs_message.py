@@ -10,7 +10,16 @@ from pyroute2.netlink import genlmsg
 from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel import message, netlink
-from ipvsproxy.model.kernel import HASHED, PORT_SIZE, RealServer, Timeouts, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import (
+    HASHED,
+    PORT_SIZE,
+    RealServer,
+    RealServers,
+    Timeouts,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 
@@ -72,7 +81,7 @@ class Encoder:
         self._question = functools.cache(self._question_template)
 
     def encode(self, operations: Sequence[Operation], sequences: Iterator[bytes]) -> list[bytes]:
-        """One message per operation, with the sequence numbers in their order.
+        """One message per operation, or per real server of one, with the sequence numbers in their order.
 
         Raises:
             ValueError, struct.error: a real server's address is not of its virtual server's family, or something does not
@@ -82,7 +91,11 @@ class Encoder:
         last: tuple[VirtualServerKey | None, Verb | None, int] = (None, None, 0)
         head = middle = between = tail = b""
         size = 0
-        for (verb, item), sequence in zip(operations, sequences, strict=False):
+        for verb, item in operations:
+            if type(item) is RealServers:
+                messages += self._encode_several(item, sequences)
+                continue
+            sequence = next(sequences)
             if type(item) is not RealServer:
                 messages.append(self._encode_other(verb, item, sequence))
                 continue
@@ -95,6 +108,15 @@ class Encoder:
                 raise ValueError("the real server's address is not of the virtual server's family")
             messages.append(b"".join((head, sequence, middle, real_server[:size], between, real_server[size:], tail)))
         return messages
+
+    def _encode_several(self, item: RealServers, sequences: Iterator[bytes]) -> Iterator[bytes]:
+        key, real_servers = item
+        head, middle, between, tail = self._around_real_server(key, Verb.ADD, 1)
+        size = len(key.address)
+        for real_server, sequence in zip(real_servers, sequences, strict=False):
+            if len(real_server) != size + PORT_SIZE:
+                raise ValueError("the real server's address is not of the virtual server's family")
+            yield b"".join((head, sequence, middle, real_server[:size], between, real_server[size:], tail))
 
     def _around_real_server(self, key: VirtualServerKey, verb: Verb, weight: int) -> tuple[bytes, bytes, bytes, bytes]:
         """What stands before the sequence number, before and after a real server's address, and after its port."""

@@ -2,12 +2,12 @@
 
 import dataclasses
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel import netlink
-from ipvsproxy.model.kernel import RealServer, VirtualServer
-from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.kernel import RealServer, RealServerKey, RealServers, VirtualServer
+from ipvsproxy.model.plan import Operation, Outcome, Verb
 
 PREPARED_SCHEDULERS = frozenset({"mh"})
 """Schedulers that build a large table again for each real server: a new virtual server gets them after its real servers."""
@@ -20,6 +20,55 @@ class Failure(NamedTuple):
 
     number: int
     detail: str = ""
+
+
+class Place(NamedTuple):
+    """The position of an operation, and which of its real servers, where it is about several."""
+
+    position: int
+    real_server: RealServerKey | None = None
+
+
+def places(steps: Sequence[Operation], positions: Sequence[int]) -> list[Place]:
+    """The place of each message that these steps take."""
+    found: list[Place] = []
+    for (_, item), position in zip(steps, positions, strict=True):
+        found += [Place(position, key) for key in item.keys] if type(item) is RealServers else [Place(position)]
+    return found
+
+
+def messages(steps: Sequence[Operation]) -> int:
+    """How many messages these steps take."""
+    return sum(len(item.keys) if type(item) is RealServers else 1 for _, item in steps)
+
+
+def single(operations: Sequence[Operation], place: Place) -> Operation:
+    """The operation at this place, as one on a single object."""
+    operation = operations[place.position]
+    if type(operation.item) is RealServers and place.real_server is not None:
+        return Operation(operation.verb, RealServer(operation.item.virtual_server, place.real_server))
+    return operation
+
+
+def outcomes(operations: Sequence[Operation], told: Mapping[Place, Outcome]) -> list[Outcome]:
+    """One for each operation: what is told of it, or that it is in force; of several real servers, each one that is told of."""
+    if not told:
+        return list(map(Outcome, operations))
+    of_several: dict[int, dict[RealServerKey, Outcome]] = {}
+    for place, outcome in told.items():
+        if place.real_server is not None:
+            of_several.setdefault(place.position, {})[place.real_server] = outcome
+    found: list[Outcome] = []
+    for position, operation in enumerate(operations):
+        others = of_several.get(position, {})
+        if type(operation.item) is RealServers and others:
+            added = tuple(key for key in operation.item.keys if key not in others)
+            if added:
+                found.append(Outcome(Operation(operation.verb, operation.item._replace(keys=added))))
+            found += others.values()
+        else:
+            found.append(told.get(Place(position)) or Outcome(operation))
+    return found
 
 
 def opposite(operation: Operation, number: int) -> Verb | None:
@@ -43,7 +92,7 @@ def steps(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequenc
     last = {
         item.virtual_server: position
         for position, (verb, item) in enumerate(operations)
-        if type(item) is RealServer and verb is Verb.ADD and new.get(item.virtual_server, position) < position
+        if isinstance(item, RealServer | RealServers) and verb is Verb.ADD and new.get(item.virtual_server, position) < position
     }
     finished = {position: new[key] for key, position in last.items()}
     steps: list[Operation] = []

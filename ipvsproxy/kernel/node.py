@@ -29,6 +29,7 @@ from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
     RealServer,
     RealServerKey,
+    RealServers,
     SetEntry,
     Sysctl,
     Timeouts,
@@ -86,6 +87,7 @@ class NodeKernel:
         self._drivers: Mapping[type, Driver] = {
             VirtualServer: self.ipvs,
             RealServer: self.ipvs,
+            RealServers: self.ipvs,
             Timeouts: self.ipvs,
             SetEntry: self._ipset,
             IpSet: self._ipset,

@@ -146,6 +146,16 @@ class RealServer(NamedTuple):
         return f"{self.virtual_server} -> {self.key}"
 
 
+class RealServers(NamedTuple):
+    """All real servers that a new virtual server gets, with weight 1, in this order: one value, for a start adds very many."""
+
+    virtual_server: VirtualServerKey
+    keys: tuple[RealServerKey, ...]
+
+    def __str__(self) -> str:
+        return f"{self.virtual_server} -> {', '.join(map(str, self.keys))}"
+
+
 class Connections(NamedTuple):
     """Connections of a real server as IPVS counts them: established ones, and those that are closing."""
 

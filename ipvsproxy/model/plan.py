@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.model.kernel import (
@@ -11,6 +11,7 @@ from ipvsproxy.model.kernel import (
     FlowCleaning,
     IpSet,
     RealServer,
+    RealServers,
     SetEntry,
     Sysctl,
     Timeouts,
@@ -31,13 +32,26 @@ class Verb(enum.StrEnum):
     REMOVE = "remove"
 
 
-Item = VirtualServer | RealServer | SetEntry | IpSet | BoundAddress | Device | Sysctl | Timeouts | Skeleton | FlowCleaning
+Item = (
+    VirtualServer
+    | RealServer
+    | RealServers
+    | SetEntry
+    | IpSet
+    | BoundAddress
+    | Device
+    | Sysctl
+    | Timeouts
+    | Skeleton
+    | FlowCleaning
+)
 
 
 class Operation(NamedTuple):
-    """One change of one kernel object.
+    """One change of one kernel object, or the addition of all real servers of a new virtual server.
 
     A ``VirtualServer`` is added or set without its real servers: those are operations of their own, and follow it.
+    ``RealServers`` are only ever added.
     """
 
     verb: Verb
@@ -57,6 +71,7 @@ class Operation(NamedTuple):
 _KINDS: Mapping[type, str] = {
     VirtualServer: "virtual_server",
     RealServer: "real_server",
+    RealServers: "real_server",
     SetEntry: "set_entry",
     IpSet: "set",
     BoundAddress: "address",
@@ -73,8 +88,20 @@ def kind_of(item: Item) -> str:
     return _KINDS[type(item)]
 
 
+def one_by_one(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """The same, with an operation of its own for each real server."""
+    for operation in operations:
+        if isinstance(operation.item, RealServers):
+            for key in operation.item.keys:
+                yield Operation(operation.verb, RealServer(operation.item.virtual_server, key))
+        else:
+            yield operation
+
+
 class Outcome(NamedTuple):
     """What became of an operation. ``error`` is empty when the kernel holds what was asked, else one line for the operator.
+
+    That of ``RealServers`` is about those of them that were added; each other one has an outcome of its own, as ``RealServer``.
 
     ``errno`` is the kernel's number where there is one, else 0. ``surprise`` means that the kernel held something else than
     we believed (an add found the object there, a removal found it gone): what was asked is in force, but the view is old.

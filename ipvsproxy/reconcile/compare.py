@@ -18,6 +18,7 @@ from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
     Owner,
     RealServer,
+    RealServers,
     SetEntry,
     SetKind,
     Timeouts,
@@ -128,7 +129,7 @@ def _virtual_server(reconciler: Reconciler, key: VirtualServerKey) -> Iterator[D
                     wanted=_describe(wanted.settings, len(wanted.real_servers)) if wanted else STALE,
                     found=_describe(seen.settings, len(seen.real_servers)) if seen else MISSING,
                 )
-            case RealServer(key=real_server) if seen:  # those of a missing one are counted in its line
+            case RealServer(key=real_server) if seen:
                 found = seen.real_servers.get(real_server)
                 yield Difference(
                     kind="real_server",
@@ -137,7 +138,7 @@ def _virtual_server(reconciler: Reconciler, key: VirtualServerKey) -> Iterator[D
                     wanted=_wanted_weight(operation),
                     found=MISSING if found is None else f"weight {found}",
                 )
-            case _:
+            case _:  # those of a missing one are counted in its line
                 pass
 
 
@@ -192,7 +193,7 @@ def foreign(claims: Claims) -> Iterator[tuple[VirtualServerKey, ObservedVirtualS
 def owner_of(claims: Claims, item: Item) -> Owner | None:
     """Who wants a kernel object; ``NODE_OWNER`` for what the node needs, None for what nobody wants."""
     match item:
-        case VirtualServer(key=key) | RealServer(virtual_server=key):
+        case VirtualServer(key=key) | RealServer(virtual_server=key) | RealServers(virtual_server=key):
             wanted = claims.virtual_servers.desired.get(key)
             return wanted.owner if wanted else None
         case SetEntry():

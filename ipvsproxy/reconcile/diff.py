@@ -7,6 +7,7 @@ from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
     RealServer,
     RealServerKey,
+    RealServers,
     VirtualServer,
     VirtualServerKey,
     VirtualServerSettings,
@@ -79,9 +80,12 @@ def virtual_server_operations(
         return
     if seen is None:
         yield Operation(Verb.ADD, wanted)
-    elif settings_differ(wanted.settings, seen):
+        if wanted.real_servers:
+            yield Operation(Verb.ADD, RealServers(key, tuple(shuffled(wanted.real_servers, seed))))
+        return
+    if settings_differ(wanted.settings, seen):
         yield Operation(Verb.SET, wanted)
-    weights = seen.real_servers if seen else {}
+    weights = seen.real_servers
     missing = [real_server for real_server in wanted.real_servers if weights.get(real_server) != 1]
     for real_server in shuffled(missing, seed) if len(missing) > 1 else missing:
         verb = Verb.SET if real_server in weights else Verb.ADD

@@ -19,6 +19,7 @@ from ipvsproxy.model.kernel import (
     FlowCleaning,
     IpSet,
     RealServer,
+    RealServers,
     SetEntry,
     SetKind,
     Sysctl,
@@ -58,6 +59,8 @@ _RANKS: Mapping[tuple[Verb, type], int] = {
     (Verb.SET, Skeleton): 6,
     (Verb.ADD, VirtualServer): 8,
     (Verb.SET, VirtualServer): 8,
+    (Verb.ADD, RealServers): 8,
+    (Verb.ADD, RealServer): 8,
     (Verb.SET, RealServer): 8,
     (Verb.ADD, BoundAddress): 9,
     (Verb.REMOVE, RealServer): 10,
@@ -66,7 +69,7 @@ _RANKS: Mapping[tuple[Verb, type], int] = {
     (Verb.REMOVE, BoundAddress): 14,
     (Verb.REMOVE, FlowCleaning): 15,
 }
-_RANGES, _FIREWALL_ENTRIES, _FILLING, _DRAINING, _FIREWALL_REMOVALS = 4, 7, 8, 10, 12
+_RANGES, _FIREWALL_ENTRIES, _DRAINING, _FIREWALL_REMOVALS = 4, 7, 10, 12
 
 
 def rank(operation: Operation) -> int:
@@ -76,8 +79,6 @@ def rank(operation: Operation) -> int:
         KeyError: nobody ever plans such an operation.
     """
     verb, item = operation
-    if type(item) is RealServer and verb is Verb.ADD:
-        return _FILLING  # nearly all of a start's
     if isinstance(item, SetEntry):
         if verb is Verb.ADD and item.set in RANGE_SETS:
             return _RANGES

@@ -27,6 +27,7 @@ from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
     RealServer,
     RealServerKey,
+    RealServers,
     SetEntry,
     Sysctl,
     Timeouts,
@@ -225,7 +226,7 @@ class Reconciler:
         """Where drift would be noted that this item heals, and what is wished there."""
         claims = self.claims
         match item:
-            case VirtualServer(key=key) | RealServer(virtual_server=key):
+            case VirtualServer(key=key) | RealServer(virtual_server=key) | RealServers(virtual_server=key):
                 return Place("virtual_server", key), claims.virtual_servers.desired.get(key)
             case SetEntry():
                 return Place("set_entry", item), claims.entries[item.set].desired.get(item)
@@ -250,7 +251,7 @@ class Reconciler:
         missing: set[VirtualServerKey] = set()
         for identity, operation in zip(identities, operations, strict=True):
             item = operation.item
-            if isinstance(item, RealServer) and item.virtual_server in missing:
+            if isinstance(item, RealServer | RealServers) and item.virtual_server in missing:
                 self._retries.forget(identity)  # or it would wake us at a time of its own, for nothing
             elif self._retries.may_try(identity, operation, now):
                 due.append(operation)
@@ -265,28 +266,19 @@ class Reconciler:
         errors: list[Outcome] = []
         touched: set[VirtualServerKey] = set()
         surprises = buried = 0
-        filled: VirtualServerKey | None = None
-        real_servers: dict[RealServerKey, int] = {}
         for outcome in outcomes:
             operation = outcome.operation
             verb, item = operation
             surprises += outcome.surprise
-            if type(item) is RealServer and verb is Verb.ADD and not outcome.error and not self._retries and not self.drains:
-                # At a start nearly all are of this kind, many of one virtual server in a row.
-                if item.virtual_server is not filled:
-                    filled, real_servers = item.virtual_server, self._weights_to_change(item.virtual_server, touched)
-                real_servers[item.key] = item.weight
-                done[_REAL_SERVER_ADDED] += 1
-                continue
-            filled = None
             what = (verb, kind_of(item))
+            count = len(item.keys) if type(item) is RealServers else 1
             if outcome.error:
-                failed[what] += 1
+                failed[what] += count
                 self._book_failure(outcome, now)
                 if len(errors) < _ERRORS_SHOWN:
                     errors.append(outcome)
                 continue
-            done[what] += 1
+            done[what] += count
             if verb is Verb.REMOVE and type(item) is VirtualServer:
                 seen = self.claims.virtual_servers.observed.get(item.key)
                 buried += len(seen.real_servers) if seen else 0
@@ -301,7 +293,7 @@ class Reconciler:
 
     def _book_failure(self, outcome: Outcome, now: float) -> None:
         operation, virtual_servers = outcome.operation, self.claims.virtual_servers
-        if isinstance(operation.item, RealServer) and outcome.errno == errno.ESRCH:
+        if isinstance(operation.item, RealServer | RealServers) and outcome.errno == errno.ESRCH:
             key = operation.item.virtual_server
             if key not in virtual_servers.observed:
                 return  # it is the virtual server that is to be tried again, and all of its real servers with it
@@ -319,6 +311,8 @@ class Reconciler:
         match item:
             case RealServer():
                 self._book_real_server(verb, item, touched, now)
+            case RealServers():
+                self._weights_to_change(item.virtual_server, touched).update(dict.fromkeys(item.keys, 1))
             case VirtualServer():
                 self._book_virtual_server(verb, item, touched)
             case SetEntry():
@@ -396,6 +390,8 @@ def _identity(operation: Operation) -> tuple[str, object]:
             return kind_of(item), item.key
         case RealServer():
             return kind_of(item), item[:2]
+        case RealServers():
+            return kind_of(item), item.virtual_server
         case Skeleton():
             return kind_of(item), item.family
         case FlowCleaning():

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
-from ipvsproxy.model.kernel import BoundAddress, FlowCleaning, RealServer
+from ipvsproxy.model.kernel import BoundAddress, FlowCleaning, RealServer, RealServers
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.reconcile import diff, ownership, precondition
 from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
@@ -36,7 +36,10 @@ def wanted(claims: Claims, drains: Drains, seed: int) -> Iterator[Operation]:
 
 def _gives_traffic(operation: Operation) -> bool:
     """Whether a real server gets new connections by this."""
-    return isinstance(operation.item, RealServer) and operation.verb is not Verb.REMOVE and operation.item.weight > 0
+    item = operation.item
+    return isinstance(item, RealServers) or (
+        isinstance(item, RealServer) and operation.verb is not Verb.REMOVE and item.weight > 0
+    )
 
 
 def _foundation(claims: Claims) -> Iterator[Operation]:

@@ -26,6 +26,7 @@ from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
     RealServer,
     RealServerKey,
+    RealServers,
     SetEntry,
     SetKind,
     Sysctl,
@@ -389,3 +390,45 @@ def test_cleaning_where_nothing_flows_removes_nothing(kernel: Kernel) -> None:
     flow = Flow(Family.IPV4, Protocol.UDP, SERVICE[Family.IPV4], 53)
     (outcome,) = apply(kernel, Verb.REMOVE, FlowCleaning(flow, frozenset()))
     assert (outcome.error, outcome.removed) == ("", 0)
+
+
+def several(virtual_server: VirtualServer, *ports: int) -> RealServers:
+    return RealServers(virtual_server.key, tuple(real_server(virtual_server, port=port).key for port in ports))
+
+
+@FAMILIES
+@pytest.mark.parametrize("scheduler", ["rr", "mh"])
+def test_several_real_servers_are_added_with_their_virtual_server(kernel: Kernel, family: Family, scheduler: str) -> None:
+    wanted = server(family, scheduler=scheduler, flags=SCHEDULER_PORT if scheduler == "mh" else 0)
+    items = wanted, several(wanted, 1, 2, 3)
+    outcomes = apply(kernel, Verb.ADD, *items)
+    assert outcomes == [Outcome(Operation(Verb.ADD, item)) for item in items]
+    seen = virtual_servers(kernel)[wanted.key]
+    assert (seen.settings, seen.real_servers) == (wanted.settings, dict.fromkeys(items[1].keys, 1))
+
+
+def test_of_several_real_servers_each_that_was_there_already_is_told_by_itself(kernel: Kernel) -> None:
+    wanted = server()
+    add(kernel, wanted, real_server(wanted, port=2, weight=0))
+    others, there = apply(kernel, Verb.ADD, several(wanted, 1, 2, 3))
+    assert others == Outcome(Operation(Verb.ADD, several(wanted, 1, 3)))
+    assert there == Outcome(Operation(Verb.ADD, real_server(wanted, port=2)), surprise=True)
+    assert set(virtual_servers(kernel)[wanted.key].real_servers.values()) == {1}
+
+
+def test_of_several_real_servers_each_that_is_refused_is_told_by_itself(kernel: Kernel) -> None:
+    wanted = server()
+    impossible = RealServerKey.of(parse_address("224.0.0.1"), 80)
+    items = several(wanted, 1, 2)
+    _, added, refused = apply(kernel, Verb.ADD, wanted, items._replace(keys=(items.keys[0], impossible, items.keys[1])))
+    assert added == Outcome(Operation(Verb.ADD, items))
+    assert refused.operation == Operation(Verb.ADD, RealServer(wanted.key, impossible))
+    assert (refused.errno, bool(refused.error)) == (errno.EINVAL, True)
+    assert virtual_servers(kernel)[wanted.key].real_servers == dict.fromkeys(items.keys, 1)
+
+
+def test_several_real_servers_without_their_virtual_server_are_refused_one_by_one(kernel: Kernel) -> None:
+    wanted = server()
+    outcomes = apply(kernel, Verb.ADD, several(wanted, 1, 2))
+    assert [outcome.operation.item for outcome in outcomes] == [real_server(wanted, port=port) for port in (1, 2)]
+    assert {outcome.errno for outcome in outcomes} == {errno.ESRCH}

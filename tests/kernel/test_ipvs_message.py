@@ -9,9 +9,17 @@ from hypothesis import strategies as st
 from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel import ipvs_message, message, netlink
-from ipvsproxy.model.kernel import RealServer, RealServerKey, Timeouts, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import (
+    RealServer,
+    RealServerKey,
+    RealServers,
+    Timeouts,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
-from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.plan import Operation, Verb, one_by_one
 
 FAMILY_NUMBER = 33
 ENCODER = ipvs_message.Encoder(FAMILY_NUMBER)
@@ -117,6 +125,14 @@ def test_messages_of_a_mixed_run_are_those_of_each_alone(items: list[RealServer 
     assert encode(*operations, first=100) == alone
 
 
+@given(st.lists(real_servers(), min_size=1, max_size=8), virtual_servers())
+def test_several_real_servers_are_encoded_as_each_would_be_alone(items: list[RealServer], last: VirtualServer) -> None:
+    key = items[0].virtual_server
+    several = RealServers(key, tuple(item.key for item in items if item.key.address.family is key.address.family))
+    alone = [*one_by_one([Operation(Verb.ADD, several)]), Operation(Verb.ADD, last)]
+    assert encode(Operation(Verb.ADD, several), Operation(Verb.ADD, last)) == encode(*alone)
+
+
 def test_a_timeout_of_zero_is_left_out() -> None:
     (data,) = encode(Operation(Verb.SET, Timeouts(900, 0, 300)))
     found = message.attributes(data, 20, len(data))
@@ -130,11 +146,14 @@ VIRTUAL = VirtualServerKey(Protocol.TCP, parse_address("10.0.0.1"), 80)
     "item",
     [
         RealServer(VIRTUAL, RealServerKey.of(parse_address("fd00::1"), 80)),
+        RealServers(VIRTUAL, (RealServerKey.of(parse_address("10.1.0.1"), 80), RealServerKey.of(parse_address("fd00::1"), 80))),
         RealServer(VIRTUAL, RealServerKey.of(parse_address("10.1.0.1"), 80), -1),
         VirtualServer(VIRTUAL, VirtualServerSettings("")),
         VirtualServer(VIRTUAL, VirtualServerSettings("x" * 16)),
     ],
 )
-def test_what_does_not_fit_its_field_is_refused_before_the_kernel_would_cut_it_off(item: RealServer | VirtualServer) -> None:
+def test_what_does_not_fit_its_field_is_refused_before_the_kernel_would_cut_it_off(
+    item: RealServer | RealServers | VirtualServer,
+) -> None:
     with pytest.raises((ValueError, struct.error)):
         encode(Operation(Verb.ADD, item))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ipvsproxy.model.kernel import SetEntry, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Network, parse_address
-from ipvsproxy.model.plan import Operation, Outcome, Plan, Report
+from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, one_by_one
 from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.state import ServiceState
@@ -112,7 +112,7 @@ class SimulatedNode:
         outcomes = []
         for operation in operations:
             outcomes += self.kernel.apply([operation])
-            self.applied.append(operation)
+            self.applied += one_by_one([operation])
             self.after_each(operation)
         return outcomes
 

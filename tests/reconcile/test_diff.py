@@ -10,6 +10,7 @@ from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
     RealServer,
     RealServerKey,
+    RealServers,
     VirtualServer,
     VirtualServerKey,
     VirtualServerSettings,
@@ -74,7 +75,9 @@ def test_what_such_a_listing_does_show_is_compared(settings: VirtualServerSettin
 @pytest.mark.checklist(69)
 def test_a_missing_virtual_server_is_added_before_its_real_servers() -> None:
     wanted = examples.virtual_server(KEY, ONE)
-    assert operations(wanted, None) == [Operation(Verb.ADD, wanted), Operation(Verb.ADD, RealServer(KEY, ONE, 1))]
+    assert operations(wanted, None) == [Operation(Verb.ADD, wanted), Operation(Verb.ADD, RealServers(KEY, (ONE,)))]
+    empty = examples.virtual_server(KEY)
+    assert operations(empty, None) == [Operation(Verb.ADD, empty)]
 
 
 @pytest.mark.checklist(72)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ipvsproxy.model.kernel import FlowCleaning, RealServer, SetEntry, SetKind, VirtualServerKey
+from ipvsproxy.model.kernel import FlowCleaning, RealServer, RealServers, SetEntry, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
@@ -263,7 +263,7 @@ def test_another_services_endpoints_do_not_wait_for_the_change_of_a_policy() -> 
     node.sync()
     node.put(*shop(Protocol.TCP, local=False))
     node.put(builders.service("web", cluster=("10.96.0.99",)), endpoints())
-    given_traffic = {one.item.virtual_server for one in node.plan().operations if isinstance(one.item, RealServer)}
+    given_traffic = {one.item.virtual_server for one in node.plan().operations if isinstance(one.item, RealServer | RealServers)}
     assert given_traffic >= {builders.frontend("10.96.0.99", 80)}
     assert not given_traffic & local_entries(Protocol.TCP).keys()
 

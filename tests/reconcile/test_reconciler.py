@@ -20,6 +20,7 @@ from ipvsproxy.model.kernel import (
     IpSet,
     RealServer,
     RealServerKey,
+    RealServers,
     SetEntry,
     SetKind,
     Sysctl,
@@ -882,6 +883,41 @@ def test_real_servers_that_fail_wait_each_for_itself() -> None:
     node.put(*web("10.244.0.1", "10.244.0.2"))
     assert sum(isinstance(operation.item, RealServer) for operation in node.sync()) == 2
     assert sum(isinstance(operation.item, RealServer) for operation in node.sync(after_s=1)) == 2
+
+
+def test_of_several_new_real_servers_one_that_fails_waits_alone() -> None:
+    node = simulation.SimulatedNode()
+    refused = builders.backend("10.244.0.2")
+    node.kernel.fail(lambda operation: isinstance(operation.item, RealServer) and operation.item.key == refused, times=1)
+    node.put(*web("10.244.0.1", "10.244.0.2", "10.244.0.3"))
+    node.sync()
+    assert node.kernel.virtual_servers[KEY].real_servers == {builders.backend(f"10.244.0.{one}"): 1 for one in (1, 3)}
+    assert sum(report.failed["add", "real_server"] for report in node.reports) == 1
+    assert node.sync(after_s=1) == [Operation(Verb.ADD, RealServer(KEY, refused))]
+
+
+def test_new_real_servers_whose_answer_was_lost_are_failures_each_and_wait_together() -> None:
+    node = simulation.SimulatedNode()
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    operations = node.plan().operations
+    report = node.reconciler.settle([Outcome(one, "no answer") for one in operations], node.now)
+    assert report.failed["add", "real_server"] == 2
+    assert not node.plan().operations
+    assert node.reconciler.next_s() == node.now + 1
+    node.sync(after_s=1)
+    assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
+
+
+def test_new_real_servers_are_told_nothing_by_the_failure_of_their_virtual_server() -> None:
+    node = simulation.SimulatedNode()
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    for operation in node.plan().operations:
+        missing = isinstance(operation.item, RealServers)
+        failed = missing or isinstance(operation.item, VirtualServer)
+        number = errno.ESRCH if missing else errno.ENOENT
+        node.reconciler.settle([Outcome(operation, "no", number) if failed else Outcome(operation)], node.now)
+    node.sync(after_s=1)
+    assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
 
 
 def test_what_has_succeeded_since_wakes_nobody() -> None:
