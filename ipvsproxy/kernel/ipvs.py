@@ -189,11 +189,10 @@ class IpvsDriver:
         """Have steps done, each for the operation at its position; returns the first failure of each place that has one."""
         failed: dict[ipvs_steps.Place, ipvs_steps.Failure] = {}
         positions = positions or range(len(steps))
-        limit = self._channel.limit
-        for start in range(0, len(steps), limit):
-            failures = self._run_chunk(steps[start : start + limit])
+        for start, end in ipvs_steps.chunks(steps, self._channel.limit):
+            failures = self._run_chunk(steps[start:end])
             if failures:
-                places = ipvs_steps.places(steps[start : start + limit], positions[start : start + limit])
+                places = ipvs_steps.places(steps[start:end], positions[start:end])
                 for index, failure in failures.items():
                     failed.setdefault(places[index], failure)
         return failed

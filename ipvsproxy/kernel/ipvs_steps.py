@@ -2,7 +2,7 @@
 
 import dataclasses
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel import netlink
@@ -37,9 +37,26 @@ def places(steps: Sequence[Operation], positions: Sequence[int]) -> list[Place]:
     return found
 
 
-def messages(steps: Sequence[Operation]) -> int:
+def messages(steps: Iterable[Operation]) -> int:
     """How many messages these steps take."""
     return sum(len(item.keys) if type(item) is RealServers else 1 for _, item in steps)
+
+
+def chunks(steps: Sequence[Operation], limit: int) -> Iterator[tuple[int, int]]:
+    """Where to cut, so that each part takes at most ``limit`` messages; a step that alone takes more is a part of its own.
+
+    What is encoded for a part is gone before the next one: Python gives memory back that was free for a moment, and has to
+    fetch it again.
+    """
+    start = count = 0
+    for position, step in enumerate(steps):
+        size = messages((step,))
+        if count + size > limit and start < position:
+            yield start, position
+            start, count = position, 0
+        count += size
+    if start < len(steps):
+        yield start, len(steps)
 
 
 def single(operations: Sequence[Operation], place: Place) -> Operation:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import KeysView, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.model.net import Address, Family, Network, Protocol, host_port
@@ -114,12 +114,21 @@ class VirtualServerSettings(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VirtualServer:
-    """A virtual server as one owner wants it. Real servers are wanted with weight 1, in no order."""
+    """A virtual server as one owner wants it.
+
+    ``weights`` are 1 for each of its real servers, in no order. Nobody changes them: several virtual servers may share them,
+    and so may what is believed to be in force.
+    """
 
     key: VirtualServerKey
     settings: VirtualServerSettings
-    real_servers: frozenset[RealServerKey] = frozenset()
+    weights: dict[RealServerKey, int] = dataclasses.field(default_factory=dict)
     owner: Owner = dataclasses.field(default=NODE_OWNER, compare=False)
+
+    @property
+    def real_servers(self) -> KeysView[RealServerKey]:
+        """The real servers that it wants."""
+        return self.weights.keys()
 
 
 @dataclasses.dataclass(slots=True)
@@ -127,7 +136,8 @@ class ObservedVirtualServer:
     """A virtual server as the kernel holds it: its settings, and the weight of each real server.
 
     ``flags_known`` is false for a listing that does not show the scheduler's flags (``/proc/net/ip_vs``): they then count as
-    equal. Who has read it may show the same object again: others copy it before they change anything.
+    equal. Who has read it may show the same object again, and its weights may be those of a ``VirtualServer``: others copy it
+    before they change anything.
     """
 
     settings: VirtualServerSettings

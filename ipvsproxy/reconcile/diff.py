@@ -39,11 +39,11 @@ def differs(
     if settings_differ(wanted.settings, seen):
         return True
     weights = seen.real_servers
-    if any(weights.get(key) != 1 for key in wanted.real_servers):
-        return True
-    if len(weights) == len(wanted.real_servers):
+    if weights is wanted.weights or weights == wanted.weights:
         return False
-    return any(_parting(wanted.key, key, weight, is_over) for key, weight in weights.items() if key not in wanted.real_servers)
+    if any(weights.get(key) != 1 for key in wanted.weights):
+        return True
+    return any(_parting(wanted.key, key, weight, is_over) for key, weight in weights.items() if key not in wanted.weights)
 
 
 def _parting(
@@ -80,18 +80,18 @@ def virtual_server_operations(
         return
     if seen is None:
         yield Operation(Verb.ADD, wanted)
-        if wanted.real_servers:
-            yield Operation(Verb.ADD, RealServers(key, tuple(shuffled(wanted.real_servers, seed))))
+        if wanted.weights:
+            yield Operation(Verb.ADD, RealServers(key, tuple(shuffled(wanted.weights, seed))))
         return
     if settings_differ(wanted.settings, seen):
         yield Operation(Verb.SET, wanted)
     weights = seen.real_servers
-    missing = [real_server for real_server in wanted.real_servers if weights.get(real_server) != 1]
+    missing = [real_server for real_server in wanted.weights if weights.get(real_server) != 1]
     for real_server in shuffled(missing, seed) if len(missing) > 1 else missing:
         verb = Verb.SET if real_server in weights else Verb.ADD
         yield Operation(verb, RealServer(key, real_server, 1))
     for real_server, weight in weights.items():
-        if real_server not in wanted.real_servers and (parting := _parting(key, real_server, weight, is_over)):
+        if real_server not in wanted.weights and (parting := _parting(key, real_server, weight, is_over)):
             yield Operation(parting, RealServer(key, real_server, 0))
 
 

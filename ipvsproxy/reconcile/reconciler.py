@@ -49,6 +49,8 @@ from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
 
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
+Touched = dict[VirtualServerKey, dict[RealServerKey, int] | None]
+"""The virtual servers that a settling changes, with their weights as an object that nobody else has, as soon as there is one."""
 _FEW_WAITING = 10
 """So many empty real servers may wait for their removal in any virtual server; in a larger one, as many as it has others. Its
 scheduler walks over them for each connection."""
@@ -264,7 +266,7 @@ class Reconciler:
         done: Counter[tuple[str, str]] = Counter()
         failed: Counter[tuple[str, str]] = Counter()
         errors: list[Outcome] = []
-        touched: set[VirtualServerKey] = set()
+        touched: Touched = {}
         surprises = buried = 0
         for outcome in outcomes:
             operation = outcome.operation
@@ -304,7 +306,7 @@ class Reconciler:
         else:
             self._retries.fail(_identity(operation), operation, now)
 
-    def _book(self, operation: Operation, touched: set[VirtualServerKey], now: float) -> None:
+    def _book(self, operation: Operation, touched: Touched, now: float) -> None:
         verb, item = operation
         claims = self.claims
         is_there = True if verb is not Verb.REMOVE else None
@@ -312,7 +314,7 @@ class Reconciler:
             case RealServer():
                 self._book_real_server(verb, item, touched, now)
             case RealServers():
-                self._weights_to_change(item.virtual_server, touched).update(dict.fromkeys(item.keys, 1))
+                self._book_real_servers(item, touched)
             case VirtualServer():
                 self._book_virtual_server(verb, item, touched)
             case SetEntry():
@@ -334,17 +336,17 @@ class Reconciler:
             case never:
                 assert_never(never)
 
-    def _book_virtual_server(self, verb: Verb, item: VirtualServer, touched: set[VirtualServerKey]) -> None:
+    def _book_virtual_server(self, verb: Verb, item: VirtualServer, touched: Touched) -> None:
         table = self.claims.virtual_servers
         seen = table.observed.get(item.key)
         if verb is Verb.REMOVE:
             self.drains.end_all(item.key)
             table.confirm(item.key, None)
         else:
-            table.confirm(item.key, ObservedVirtualServer(item.settings, dict(seen.real_servers) if seen else {}))
-            touched.add(item.key)
+            table.confirm(item.key, ObservedVirtualServer(item.settings, seen.real_servers if seen else {}))
+            touched.setdefault(item.key, None)
 
-    def _book_real_server(self, verb: Verb, item: RealServer, touched: set[VirtualServerKey], now: float) -> None:
+    def _book_real_server(self, verb: Verb, item: RealServer, touched: Touched, now: float) -> None:
         if item.virtual_server not in self.claims.virtual_servers.observed:
             return
         real_servers = self._weights_to_change(item.virtual_server, touched)
@@ -357,18 +359,29 @@ class Reconciler:
         elif self.drains:
             self.drains.end(item.virtual_server, item.key)
 
-    def _weights_to_change(self, key: VirtualServerKey, touched: set[VirtualServerKey]) -> dict[RealServerKey, int]:
+    def _book_real_servers(self, item: RealServers, touched: Touched) -> None:
+        """Where these are all that are wanted, and all that are there, one object stands for both."""
+        table, key = self.claims.virtual_servers, item.virtual_server
+        wanted, seen = table.desired.get(key), table.observed.get(key)
+        added = dict.fromkeys(item.keys, 1)
+        if wanted is not None and seen is not None and not seen.real_servers and added == wanted.weights:
+            touched[key] = None
+            table.exchange(key, dataclasses.replace(seen, real_servers=wanted.weights))
+        else:
+            self._weights_to_change(key, touched).update(added)
+
+    def _weights_to_change(self, key: VirtualServerKey, touched: Touched) -> dict[RealServerKey, int]:
         """The weights that are believed to be there, as an object that nobody else has; of no virtual server if it is gone."""
         table = self.claims.virtual_servers
         seen = table.observed.get(key)
         if seen is None:
             return {}
-        if key not in touched:
-            touched.add(key)
+        weights = touched.get(key)
+        if weights is None:
             # What was observed stays as it is: who reads the kernel shows it again where nothing has changed.
-            seen = dataclasses.replace(seen, real_servers=dict(seen.real_servers))
-            table.exchange(key, seen)
-        return seen.real_servers
+            weights = touched[key] = dict(seen.real_servers)
+            table.exchange(key, dataclasses.replace(seen, real_servers=weights))
+        return weights
 
     @property
     def pending(self) -> int:

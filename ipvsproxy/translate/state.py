@@ -141,8 +141,8 @@ class _FamilyState:
         choice = choose(self.service, port, self.family, endpoints, self.view)
         self.without_local_internal |= choice.lacks_local and self.service.internal_traffic_local
         self.without_local_external |= choice.lacks_local and _is_external_local(self.service, port, self.family)
-        external = choice.external.real_servers
-        self._serve(self.cluster_address, port, choice.internal.real_servers)
+        external = choice.external.weights
+        self._serve(self.cluster_address, port, choice.internal.weights)
         self._enter(SetKind.CLUSTER_IP, self.cluster_address, port.protocol, port.port)
         self._bind(self.cluster_address)
         local = self.service.external_traffic_local
@@ -163,18 +163,18 @@ class _FamilyState:
         if port.protocol is not Protocol.TCP:
             self._add_flows(port, endpoints)
 
-    def _serve(self, address: Address, port: ServicePort, real_servers: frozenset[RealServerKey]) -> VirtualServerKey:
+    def _serve(self, address: Address, port: ServicePort, weights: dict[RealServerKey, int]) -> VirtualServerKey:
         key = VirtualServerKey(port.protocol, address, port.port)
-        self.virtual_servers.setdefault(key, VirtualServer(key, self.virtual_server_settings, real_servers, self.owner))
+        self.virtual_servers.setdefault(key, VirtualServer(key, self.virtual_server_settings, weights, self.owner))
         return key
 
-    def _add_node_port(self, port: ServicePort, real_servers: frozenset[RealServerKey]) -> None:
+    def _add_node_port(self, port: ServicePort, weights: dict[RealServerKey, int]) -> None:
         addresses = self.view.node_port_addresses[self.family]
         every, local = _NODE_PORT_SETS[port.protocol]
         kinds = (every, local) if self.service.external_traffic_local else (every,)
         for address in addresses:
             key = VirtualServerKey(port.protocol, address, port.node_port)
-            self.virtual_servers.setdefault(key, VirtualServer(key, self.virtual_server_settings, real_servers, self.owner))
+            self.virtual_servers.setdefault(key, VirtualServer(key, self.virtual_server_settings, weights, self.owner))
         for kind in kinds if addresses else ():
             if port.protocol is Protocol.SCTP:
                 for address in addresses:

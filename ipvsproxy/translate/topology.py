@@ -6,7 +6,7 @@ Rule: whether an endpoint is used, and why not, is one question: ``Scope.why_not
 """
 
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, KeysView, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.model.kernel import RealServerKey
@@ -60,11 +60,11 @@ class Scope(NamedTuple):
             return WhyNot.HINT_FOR_OTHER_ZONE
         return None
 
-    def real_servers(self, endpoints: Mapping[RealServerKey, Conditions]) -> frozenset[RealServerKey]:
-        """Those of the endpoints that are used."""
+    def weights(self, endpoints: Mapping[RealServerKey, Conditions]) -> dict[RealServerKey, int]:
+        """Those of the endpoints that are used, with the weight that they get."""
         if not any(self) and all([endpoint.ready for endpoint in endpoints.values()]):  # noqa: C419 - a generator costs twice that
-            return frozenset(endpoints)  # nearly always so, and without a call for each
-        return frozenset([key for key, endpoint in endpoints.items() if self.why_not(endpoint) is None])
+            return dict.fromkeys(endpoints, 1)  # nearly always so, and without a call for each
+        return {key: 1 for key, endpoint in endpoints.items() if self.why_not(endpoint) is None}
 
 
 class Scopes(NamedTuple):
@@ -75,10 +75,15 @@ class Scopes(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A scope, and the real servers that it takes."""
+    """A scope, and the real servers that it takes, each with weight 1."""
 
     scope: Scope
-    real_servers: frozenset[RealServerKey]
+    weights: dict[RealServerKey, int]
+
+    @property
+    def real_servers(self) -> KeysView[RealServerKey]:
+        """The real servers alone."""
+        return self.weights.keys()
 
 
 class Choice(NamedTuple):
@@ -121,15 +126,15 @@ def choose(
     those outside, and the latter are sent elsewhere by the load balancer's health check.
     """
     cluster = _cluster_scope(endpoints.values(), node, zone)
-    everywhere = Route(cluster, cluster.real_servers(endpoints))
+    everywhere = Route(cluster, cluster.weights(endpoints))
     if not (internal_local or external_local):
         return Choice(everywhere, everywhere, lacks_local=False)
     local = _local_scope(endpoints.values(), node)
-    here = Route(local, local.real_servers(endpoints))
+    here = Route(local, local.weights(endpoints))
     return Choice(
         here if internal_local else everywhere,
-        here if external_local and here.real_servers else everywhere,
-        lacks_local=bool(everywhere.real_servers) and not here.real_servers,
+        here if external_local and here.weights else everywhere,
+        lacks_local=bool(everywhere.weights) and not here.weights,
     )
 
 

@@ -132,7 +132,7 @@ def test_the_older_service_comes_first_then_the_name_and_the_node_before_all() -
 
 def test_virtual_servers_are_equal_whoever_wants_them() -> None:
     settings = VirtualServerSettings("rr")
-    one, other = (VirtualServer(FRONTEND, settings, frozenset({BACKEND}), Owner(0, "shop", name)) for name in ("a", "b"))
+    one, other = (VirtualServer(FRONTEND, settings, {BACKEND: 1}, Owner(0, "shop", name)) for name in ("a", "b"))
     assert one == other
 
 

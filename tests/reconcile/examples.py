@@ -30,7 +30,7 @@ def virtual_server(
     settings: VirtualServerSettings = ROUND_ROBIN,
 ) -> VirtualServer:
     """A virtual server that an owner wants."""
-    return VirtualServer(key, settings, frozenset(real_servers), owner)
+    return VirtualServer(key, settings, dict.fromkeys(real_servers, 1), owner)
 
 
 def observed(
@@ -53,7 +53,7 @@ def state(
     refused: Iterable[VirtualServerKey] = (),
 ) -> ServiceState:
     """What one Service wants; all of its virtual servers have the same real servers."""
-    wanted = frozenset(real_servers)
+    wanted = dict.fromkeys(real_servers, 1)
     return ServiceState(
         owner=owner,
         virtual_servers={key: VirtualServer(key, ROUND_ROBIN, wanted, owner) for key in virtual_servers},

@@ -1034,3 +1034,24 @@ def test_an_outcome_for_a_virtual_server_that_is_not_there_changes_nothing() -> 
     report = node.reconciler.settle([Outcome(Operation(Verb.ADD, elsewhere))], node.now)
     assert report.done == {("add", "real_server"): 1}
     assert not node.plan().operations
+
+
+def test_what_is_in_force_as_it_was_wanted_shares_its_weights_and_a_change_leaves_the_wish_alone() -> None:
+    node = running("10.244.0.1", "10.244.0.2")
+    table = node.reconciler.claims.virtual_servers
+    wanted = table.desired[KEY]
+    assert table.observed[KEY].real_servers is wanted.weights
+    node.put(*web("10.244.0.1"))
+    node.sync()
+    assert set(wanted.weights) == {builders.backend("10.244.0.1"), builders.backend("10.244.0.2")}
+    assert set(table.observed[KEY].real_servers) == {builders.backend("10.244.0.1")}
+
+
+def test_a_real_server_that_is_changed_with_its_virtual_server_leaves_the_wish_alone() -> None:
+    node = simulation.SimulatedNode()
+    node.put(*web("10.244.0.1"))
+    outcomes = [Outcome(one) for one in node.plan().operations]
+    gone = Outcome(Operation(Verb.REMOVE, RealServer(KEY, builders.backend("10.244.0.1"))))
+    node.reconciler.settle([*outcomes, gone], node.now)
+    assert node.reconciler.claims.virtual_servers.desired[KEY].weights == {builders.backend("10.244.0.1"): 1}
+    assert node.reconciler.claims.virtual_servers.observed[KEY].real_servers == {}

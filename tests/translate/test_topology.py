@@ -18,7 +18,7 @@ def _choose(*endpoints: Endpoint, zone: str = builders.ZONE) -> tuple[set[str], 
     """Addresses in cluster scope, and those in local scope."""
     keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     cluster, local = topology.find_scopes([item.conditions for item in endpoints], THIS_NODE, zone)
-    return {str(key.address) for key in cluster.real_servers(keyed)}, {str(key.address) for key in local.real_servers(keyed)}
+    return {str(key.address) for key in cluster.weights(keyed)}, {str(key.address) for key in local.weights(keyed)}
 
 
 def test_ready_endpoints_serve_wherever_they_are_and_those_here_serve_here() -> None:
