@@ -14,7 +14,7 @@ import errno
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any
 
 from ipvsproxy.model.kernel import (
     IP_SETS,
@@ -30,7 +30,6 @@ from ipvsproxy.model.kernel import (
     RealServers,
     SetEntry,
     Sysctl,
-    Timeouts,
     VirtualServer,
     VirtualServerKey,
 )
@@ -40,7 +39,8 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Observation, ServiceState
 from ipvsproxy.reconcile import diff, order, ownership, wishes
-from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
+from ipvsproxy.reconcile.booking import Booking
+from ipvsproxy.reconcile.claims import Claims
 from ipvsproxy.reconcile.drain import Drains
 from ipvsproxy.reconcile.drift import Drifts, Place
 from ipvsproxy.reconcile.pace import Pace
@@ -49,8 +49,6 @@ from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
 
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
-Touched = dict[VirtualServerKey, dict[RealServerKey, int] | None]
-"""The virtual servers that a settling changes, with their weights as an object that nobody else has, as soon as there is one."""
 _FEW_WAITING = 10
 """So many empty real servers may wait for their removal in any virtual server; in a larger one, as many as it has others. Its
 scheduler walks over them for each connection."""
@@ -266,8 +264,8 @@ class Reconciler:
         done: Counter[tuple[str, str]] = Counter()
         failed: Counter[tuple[str, str]] = Counter()
         errors: list[Outcome] = []
-        touched: Touched = {}
-        surprises = buried = 0
+        surprises = 0
+        booking = Booking(self.claims, self.drains, now)
         for outcome in outcomes:
             operation = outcome.operation
             verb, item = operation
@@ -281,16 +279,11 @@ class Reconciler:
                     errors.append(outcome)
                 continue
             done[what] += count
-            if verb is Verb.REMOVE and type(item) is VirtualServer:
-                seen = self.claims.virtual_servers.observed.get(item.key)
-                buried += len(seen.real_servers) if seen else 0
             if self._retries:
                 self._retries.forget(_identity(operation))
-            self._book(operation, touched, now)
-        virtual_servers = self.claims.virtual_servers
-        for key in touched:
-            virtual_servers.confirm(key, virtual_servers.observed.get(key))
-        self._pace.note(added=done[_REAL_SERVER_ADDED], removed=done[_REAL_SERVER_REMOVED] + buried, now=now)
+            booking.book(operation)
+        booking.close()
+        self._pace.note(added=done[_REAL_SERVER_ADDED], removed=done[_REAL_SERVER_REMOVED] + booking.gone_with, now=now)
         return Report(done=done, failed=failed, errors=tuple(errors), pending=self.pending, surprises=surprises)
 
     def _book_failure(self, outcome: Outcome, now: float) -> None:
@@ -305,83 +298,6 @@ class Reconciler:
             self.claims.give_up_setting(operation.item, outcome.error)
         else:
             self._retries.fail(_identity(operation), operation, now)
-
-    def _book(self, operation: Operation, touched: Touched, now: float) -> None:
-        verb, item = operation
-        claims = self.claims
-        is_there = True if verb is not Verb.REMOVE else None
-        match item:
-            case RealServer():
-                self._book_real_server(verb, item, touched, now)
-            case RealServers():
-                self._book_real_servers(item, touched)
-            case VirtualServer():
-                self._book_virtual_server(verb, item, touched)
-            case SetEntry():
-                claims.entries[item.set].confirm(item, is_there)
-            case BoundAddress():
-                claims.addresses.confirm(item.address, is_there)
-            case IpSet():
-                claims.sets.confirm(item, is_there)
-            case Device():
-                claims.devices.confirm(item, is_there)
-            case Sysctl():
-                claims.sysctls.confirm(item.path, item.value)
-            case Timeouts():
-                claims.timeouts.confirm(TIMEOUTS, item)
-            case Skeleton():
-                claims.skeletons.confirm(item.family, item.image)
-            case FlowCleaning():
-                claims.flows.confirm(item.flow, item.keep)
-            case never:
-                assert_never(never)
-
-    def _book_virtual_server(self, verb: Verb, item: VirtualServer, touched: Touched) -> None:
-        table = self.claims.virtual_servers
-        seen = table.observed.get(item.key)
-        if verb is Verb.REMOVE:
-            self.drains.end_all(item.key)
-            table.confirm(item.key, None)
-        else:
-            table.confirm(item.key, ObservedVirtualServer(item.settings, seen.real_servers if seen else {}))
-            touched.setdefault(item.key, None)
-
-    def _book_real_server(self, verb: Verb, item: RealServer, touched: Touched, now: float) -> None:
-        if item.virtual_server not in self.claims.virtual_servers.observed:
-            return
-        real_servers = self._weights_to_change(item.virtual_server, touched)
-        if verb is Verb.REMOVE:
-            real_servers.pop(item.key, None)
-        else:
-            real_servers[item.key] = item.weight
-        if verb is Verb.SET and item.weight == 0:
-            self.drains.begin(item.virtual_server, item.key, now)
-        elif self.drains:
-            self.drains.end(item.virtual_server, item.key)
-
-    def _book_real_servers(self, item: RealServers, touched: Touched) -> None:
-        """Where these are all that are wanted, and all that are there, one object stands for both."""
-        table, key = self.claims.virtual_servers, item.virtual_server
-        wanted, seen = table.desired.get(key), table.observed.get(key)
-        added = dict.fromkeys(item.keys, 1)
-        if wanted is not None and seen is not None and not seen.real_servers and added == wanted.weights:
-            touched[key] = None
-            table.exchange(key, dataclasses.replace(seen, real_servers=wanted.weights))
-        else:
-            self._weights_to_change(key, touched).update(added)
-
-    def _weights_to_change(self, key: VirtualServerKey, touched: Touched) -> dict[RealServerKey, int]:
-        """The weights that are believed to be there, as an object that nobody else has; of no virtual server if it is gone."""
-        table = self.claims.virtual_servers
-        seen = table.observed.get(key)
-        if seen is None:
-            return {}
-        weights = touched.get(key)
-        if weights is None:
-            # What was observed stays as it is: who reads the kernel shows it again where nothing has changed.
-            weights = touched[key] = dict(seen.real_servers)
-            table.exchange(key, dataclasses.replace(seen, real_servers=weights))
-        return weights
 
     @property
     def pending(self) -> int:

@@ -1,0 +1,122 @@
+"""What the kernel was made to hold, on its way into the tables: all operations of one plan that were done."""
+
+import dataclasses
+from typing import assert_never
+
+from ipvsproxy.model.kernel import (
+    BoundAddress,
+    Device,
+    FlowCleaning,
+    IpSet,
+    ObservedVirtualServer,
+    RealServer,
+    RealServerKey,
+    RealServers,
+    SetEntry,
+    Sysctl,
+    Timeouts,
+    VirtualServer,
+    VirtualServerKey,
+)
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
+from ipvsproxy.reconcile.drain import Drains
+
+
+class Booking:
+    """Books one operation after the other; virtual servers are compared with what is wanted when all of them are booked."""
+
+    def __init__(self, claims: Claims, drains: Drains, now: float) -> None:
+        self._claims = claims
+        self._drains = drains
+        self._now = now
+        self._changed: dict[VirtualServerKey, dict[RealServerKey, int] | None] = {}
+        """The virtual servers to compare, with their weights as an object that nobody else has, as soon as there is one."""
+        self.gone_with = 0
+        """How many real servers went with their virtual server."""
+
+    def book(self, operation: Operation) -> None:
+        """The kernel has done this."""
+        verb, item = operation
+        claims = self._claims
+        is_there = True if verb is not Verb.REMOVE else None
+        match item:
+            case RealServer():
+                self._real_server(verb, item)
+            case RealServers():
+                self._real_servers(item)
+            case VirtualServer():
+                self._virtual_server(verb, item)
+            case SetEntry():
+                claims.entries[item.set].confirm(item, is_there)
+            case BoundAddress():
+                claims.addresses.confirm(item.address, is_there)
+            case IpSet():
+                claims.sets.confirm(item, is_there)
+            case Device():
+                claims.devices.confirm(item, is_there)
+            case Sysctl():
+                claims.sysctls.confirm(item.path, item.value)
+            case Timeouts():
+                claims.timeouts.confirm(TIMEOUTS, item)
+            case Skeleton():
+                claims.skeletons.confirm(item.family, item.image)
+            case FlowCleaning():
+                claims.flows.confirm(item.flow, item.keep)
+            case never:
+                assert_never(never)
+
+    def close(self) -> None:
+        """All operations of the plan have been booked."""
+        table = self._claims.virtual_servers
+        for key in self._changed:
+            table.confirm(key, table.observed.get(key))
+
+    def _virtual_server(self, verb: Verb, item: VirtualServer) -> None:
+        table = self._claims.virtual_servers
+        seen = table.observed.get(item.key)
+        if verb is Verb.REMOVE:
+            self.gone_with += len(seen.real_servers) if seen else 0
+            self._drains.end_all(item.key)
+            table.confirm(item.key, None)
+        else:
+            table.confirm(item.key, ObservedVirtualServer(item.settings, seen.real_servers if seen else {}))
+            self._changed.setdefault(item.key, None)
+
+    def _real_server(self, verb: Verb, item: RealServer) -> None:
+        if item.virtual_server not in self._claims.virtual_servers.observed:
+            return
+        weights = self._weights_to_change(item.virtual_server)
+        if verb is Verb.REMOVE:
+            weights.pop(item.key, None)
+        else:
+            weights[item.key] = item.weight
+        if verb is Verb.SET and item.weight == 0:
+            self._drains.begin(item.virtual_server, item.key, self._now)
+        elif self._drains:
+            self._drains.end(item.virtual_server, item.key)
+
+    def _real_servers(self, item: RealServers) -> None:
+        """Where these are all that are wanted, and all that are there, one object stands for both."""
+        table, key = self._claims.virtual_servers, item.virtual_server
+        wanted, seen = table.desired.get(key), table.observed.get(key)
+        added = dict.fromkeys(item.keys, 1)
+        if wanted is not None and seen is not None and not seen.real_servers and added == wanted.weights:
+            self._changed[key] = None
+            table.exchange(key, dataclasses.replace(seen, real_servers=wanted.weights))
+        else:
+            self._weights_to_change(key).update(added)
+
+    def _weights_to_change(self, key: VirtualServerKey) -> dict[RealServerKey, int]:
+        """The weights that are believed to be there, as an object that nobody else has; of no virtual server if it is gone."""
+        table = self._claims.virtual_servers
+        seen = table.observed.get(key)
+        if seen is None:
+            return {}
+        weights = self._changed.get(key)
+        if weights is None:
+            # What was observed stays as it is: who reads the kernel shows it again where nothing has changed.
+            weights = self._changed[key] = dict(seen.real_servers)
+            table.exchange(key, dataclasses.replace(seen, real_servers=weights))
+        return weights
