@@ -196,6 +196,16 @@ def test_what_is_due_is_due_until_it_has_been_looked_at() -> None:
     assert found.due(100) == [OTHER]
 
 
+def test_the_oldest_is_the_one_that_has_kept_its_connections_longest() -> None:
+    found = drains(ONE, TWO)
+    assert drains().oldest_age_s(500) == 0
+    found.begin(KEY, THREE, 130)
+    assert found.oldest_age_s(150) == 50
+    found.note(KEY, {TWO: BUSY, THREE: BUSY}, 150, may_wait=10)
+    found.end(KEY, TWO)
+    assert found.oldest_age_s(160) == 30, "one waits for its removal, one has ended"
+
+
 def test_what_has_ended_does_not_pile_up() -> None:
     found = drains(ONE, TWO)
     found.note(KEY, {ONE: BUSY}, 99, may_wait=10)
