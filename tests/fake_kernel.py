@@ -66,7 +66,7 @@ class FakeKernel:
 
     def __init__(self, *, set_capacity: int = SET_CAPACITY, schedulers: Collection[str] = SCHEDULERS) -> None:
         self.set_capacity = set_capacity
-        self.schedulers = schedulers
+        self.schedulers = frozenset(schedulers)
         self.virtual_servers: dict[VirtualServerKey, ObservedVirtualServer] = {}
         self.foreign_virtual_servers = 0
         self.connection_counts: dict[tuple[VirtualServerKey, RealServerKey], Connections] = {}

@@ -248,10 +248,10 @@ class Engine:
         journal.tell_outcomes(applied.outcomes)
         now = self._clock()
         report = self.reconciler.settle(applied.outcomes, now)
-        self.reconciler.note_connections(applied.connections, now)
         if applied.removed:
             journal.tell_outcomes(applied.removed)
             report = _sum(report, self.reconciler.settle(applied.removed, now))
+        self.reconciler.note_connections(applied.connections, now)
         return report
 
     async def _look_at_drains(self) -> bool:

@@ -76,7 +76,8 @@ class IptablesDriver:
     family's rules from what they were: while it is the same, and not None, what was listed is not listed again.
 
     What we have just written is known without a listing, but for what others did in that moment. So it only tells the next
-    writing, which writes all of our chains anew, which jumps are there; what is observed was always listed.
+    writing, which writes all of our chains anew, which jumps are there, and only until the rules are listed again; what is
+    observed was always listed.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class IptablesDriver:
 
     def _put(self, skeleton: Skeleton) -> None:
         family = skeleton.family
-        listing = self._known(family, self._written) or self._known(family, self._listed) or self._list(family)
+        listing = self._known(family, self._listed) or self._known(family, self._written) or self._list(family)
         moved = self._moved(family, listing)
         self._restore(family, render_restore(skeleton, listing, moved))
         self._put_back.update((family, jump) for jump in moved)
@@ -223,6 +224,7 @@ class IptablesDriver:
         except ValueError as error:
             raise KernelError(action=f"{self._commands[family]}-save", errno=0, detail=str(error)) from error
         self._listed[family] = mark, listing
+        self._written.pop(family, None)
         return listing
 
     def _restore(self, family: Family, text: str) -> None:

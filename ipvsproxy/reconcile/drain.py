@@ -59,12 +59,13 @@ class Drains:
         self._count = 0
         self.waiting = 0
         """How many are empty and wait for room."""
+        self.over = 0
+        """How many may be removed and have not been."""
         self._by_age: collections.deque[Drain] = collections.deque()
         self._empty: collections.deque[Drain] = collections.deque()
         """Those that wait for room, the longest waiting first."""
         self._looks: list[tuple[float, int, Drain]] = []
         self._numbers = itertools.count()
-        self._released_s = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._drains)
@@ -97,6 +98,7 @@ class Drains:
         drain = drains.pop(real_server, None)
         if drain is not None:
             self._count -= 1
+            self.over -= drain.over
             self._leave(drain)
             if not drains:
                 del self._drains[key]
@@ -123,9 +125,8 @@ class Drains:
             late.append(oldest.virtual_server)
         return late
 
-    def release(self, room: int, now: float) -> Collection[VirtualServerKey]:
+    def release(self, room: int) -> Collection[VirtualServerKey]:
         """End the waiting of so many empty ones, the oldest first; returns their virtual servers."""
-        self._released_s = now
         released: list[VirtualServerKey] = []
         while self._empty and len(released) < room:
             drain = self._empty.popleft()
@@ -146,16 +147,12 @@ class Drains:
         return list(dict.fromkeys(drain.virtual_server for _, _, drain in found))
 
     def next_s(self) -> float | None:
-        """When the next one is due, by interval or deadline, or room may have come for one that waits for it."""
+        """When the next one is due, by interval or deadline; those that wait for room are not looked at."""
         while self._looks and self._looks[0][0] != self._looks[0][2].due_s:
             heapq.heappop(self._looks)
-        while self._empty and not self._empty[0].waits:
-            self._empty.popleft()
         times = [self._looks[0][0]] if self._looks else []
         if self.deadline_s > 0 and (oldest := self._oldest()):
             times.append(oldest.since_s + self.deadline_s)
-        if self._empty:
-            times.append(self._released_s + SHORTEST_INTERVAL_S)
         return min(times, default=None)
 
     def note(
@@ -185,6 +182,7 @@ class Drains:
             else:
                 self._finish(drain)
                 over.append(real_server)
+        self._tidy()
         return over
 
     def oldest_age_s(self, now: float) -> float:
@@ -203,17 +201,18 @@ class Drains:
 
     def _tidy(self) -> None:
         """Build queues anew that have more in them of what has ended than of anything else."""
-        most = 2 * self._count + _ENDED_KEPT
-        if len(self._by_age) > most:
+        kept = self._count - self.over
+        if len(self._by_age) > 2 * kept + _ENDED_KEPT:
             self._by_age = collections.deque(drain for drain in self._by_age if not drain.has_ended)
-        if len(self._empty) > most:
+        if len(self._empty) > 2 * self.waiting + _ENDED_KEPT:
             self._empty = collections.deque(drain for drain in self._empty if drain.waits)
-        if len(self._looks) > most:
+        if len(self._looks) > 2 * (kept - self.waiting) + _ENDED_KEPT:
             self._looks = [look for look in self._looks if look[0] == look[2].due_s]
             heapq.heapify(self._looks)
 
     def _finish(self, drain: Drain) -> None:
         drain.over = True
+        self.over += 1
         self._leave(drain)
 
     def _leave(self, drain: Drain) -> None:

@@ -3,9 +3,12 @@
 The kernel keeps a removed real server on a list for two to three minutes, and each one that is added walks the whole list, with
 packets held off meanwhile (``ip_vs_trash_get_dest`` and ``IP_VS_DEST_TRASH_PERIOD``, net/netfilter/ipvs/ip_vs_ctl.c): 0.05 to
 0.1 µs for each entry. After a thousand replaced endpoints a second, for a minute, that is 4 ms for each one more.
+
+That helps in a burst. Where so many are replaced for longer, all that may wait do so already, and the list grows as without.
 """
 
 import collections
+import math
 
 KEPT_S = 180.0
 """How long a removed real server stays on the kernel's list, at most, if nothing holds it."""
@@ -17,6 +20,12 @@ MOST_KEPT = 10_000
 """Longest list when next to nothing is added: half a millisecond to one for an addition."""
 FEWEST_KEPT = 1_000
 """A list of this length costs next to nothing, however much is added."""
+
+PATIENT_SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed", "nq", "fo", "ovf"})
+"""Schedulers that pass over a real server of weight 0. Others refuse clients in its place (sh, dh, mh), or are not known."""
+FEW_WAITING = 2
+"""So many empty real servers may wait in any virtual server; in a larger one, as many as it has others. Its scheduler walks over
+them for each connection."""
 
 
 class _Window:
@@ -34,6 +43,10 @@ class _Window:
         else:
             self._counts.append((second, count))
         self._total += count
+
+    @property
+    def shrinks_s(self) -> float:
+        return self._counts[0][0] + self._length_s if self._counts else math.inf
 
     def total(self, now: float) -> int:
         while self._counts and self._counts[0][0] <= now - self._length_s:
@@ -54,6 +67,10 @@ class Pace:
             self._added.add(added, now)
         if removed:
             self._removed.add(removed, now)
+
+    def changes_s(self) -> float:
+        """When there will be more room by itself, if nothing is added or removed; infinite where that will not be."""
+        return min(self._added.shrinks_s, self._removed.shrinks_s)
 
     def room(self, now: float) -> int:
         """How many more may be removed now; 0 or more."""

@@ -38,20 +38,15 @@ from ipvsproxy.model.plan import Item, Operation, Outcome, Plan, Report, Verb, k
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Observation, ServiceState
-from ipvsproxy.reconcile import diff, order, ownership, wishes
+from ipvsproxy.reconcile import diff, drain, order, ownership, pace, wishes
 from ipvsproxy.reconcile.booking import Booking
 from ipvsproxy.reconcile.claims import Claims
-from ipvsproxy.reconcile.drain import Drains
 from ipvsproxy.reconcile.drift import Drifts, Place
-from ipvsproxy.reconcile.pace import Pace
 from ipvsproxy.reconcile.retry import Retries
 from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
 
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
-_FEW_WAITING = 10
-"""So many empty real servers may wait for their removal in any virtual server; in a larger one, as many as it has others. Its
-scheduler walks over them for each connection."""
 _ERRORS_SHOWN = 5
 """How many failures a report holds in full."""
 
@@ -81,8 +76,9 @@ class Reconciler:
         """What witnesses that virtual servers are ours, as far as it could not be read yet."""
         self._has_seen_all = False
         self._host: frozenset[Address] = frozenset()
-        self.drains = Drains(policy.drain_deadline_s)
-        self._pace = Pace()
+        self.drains = drain.Drains(policy.drain_deadline_s)
+        self._pace = pace.Pace()
+        self._room_due_s = 0.0
         self.claims = Claims(lambda wanted, seen: diff.differs(wanted, seen, self.drains.is_over), self._is_excluded)
 
     def _is_excluded(self, key: VirtualServerKey) -> bool:
@@ -165,23 +161,27 @@ class Reconciler:
                 self.claims.virtual_servers.touch(key)
 
     def _may_wait(self, key: VirtualServerKey) -> int:
-        """How many empty real servers may wait for their removal: none with session affinity, which ends when they are gone."""
+        """How many empty real servers may wait for their removal.
+
+        None with session affinity, which ends when they are gone, or where the scheduler would still choose them.
+        """
         wanted = self.claims.virtual_servers.desired.get(key)
-        if wanted is None or wanted.settings.flags & PERSISTENT:
+        if wanted is None or wanted.settings.flags & PERSISTENT or wanted.settings.scheduler not in pace.PATIENT_SCHEDULERS:
             return 0
-        return max(_FEW_WAITING, len(wanted.real_servers))
+        return max(pace.FEW_WAITING, len(wanted.weights))
 
     def room(self, now: float) -> int:
-        """How many real servers without connections may be removed now (see ``pace``)."""
-        return self._pace.room(now)
+        """How many real servers without connections may be removed now, beside those that are to be removed anyway."""
+        return max(0, self._pace.room(now) - self.drains.over)
 
     def plan(self, now: float, *, only_additions: bool = False) -> Plan:
         """What can be done now, in the order in which it must be done.
 
         ``only_additions``: while not every Service has been put, what nobody wants may only not be wanted yet.
         """
-        for key in (*self.drains.expire(now), *self.drains.release(self.room(now), now)):
+        for key in self.drains.expire(now):
             self.claims.virtual_servers.touch(key)
+        self._release(0 if only_additions else self.room(now), now)
         operations = list(wishes.wanted(self.claims, self.drains, self._seed))
         if only_additions:
             operations = [
@@ -196,6 +196,11 @@ class Reconciler:
             operations = self._due(operations, now)
         operations.sort(key=order.rank)
         return Plan(operations)
+
+    def _release(self, room: int, now: float) -> None:
+        for key in self.drains.release(room):
+            self.claims.virtual_servers.touch(key)
+        self._room_due_s = min(max(now + drain.SHORTEST_INTERVAL_S, self._pace.changes_s()), now + drain.LONGEST_INTERVAL_S)
 
     def _loses_rules(self, operation: Operation) -> bool:
         """Whether an operation would take away a rule that is there: a Service that has not spoken yet may need it."""
@@ -307,8 +312,9 @@ class Reconciler:
 
     def next_s(self) -> float | None:
         """When there will be something to do without any event: a retry, healing that waits, or a look at a drain."""
-        times = [time_s for time_s in (self._retries.next_s(), self.drifts.next_s(), self.drains.next_s()) if time_s is not None]
-        return min(times, default=None)
+        room_due_s = self._room_due_s if self.drains.waiting else None
+        times = (self._retries.next_s(), self.drifts.next_s(), self.drains.next_s(), room_due_s)
+        return min((time_s for time_s in times if time_s is not None), default=None)
 
 
 def _identity(operation: Operation) -> tuple[str, object]:

@@ -54,7 +54,7 @@ class Kernel(FakeKernel):
         self.ports: set[int] = set()
         self.on_apply: Callable[[], None] = lambda: None
         self.ipvs = self
-        self.schedulers = {"rr", "wlc"}
+        self.schedulers = frozenset({"rr", "wlc"})
         self.read_ahead: list[Family] = []
 
     def read_rules(self, families: Iterable[Family]) -> None:
@@ -167,7 +167,7 @@ def refusal(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_a_kernel_without_any_usable_scheduler_is_refused(
     kernel: Kernel, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
-    kernel.schedulers = set()
+    kernel.schedulers = frozenset()
     config = configured(f"--manifests={tmp_path}", "--ipvs-scheduler=nosuch")
     assert refusal(config, capsys) == ["no scheduler nosuch", "no scheduler rr"]
     assert refusal(configured(f"--manifests={tmp_path}"), capsys) == ["no scheduler rr"]

@@ -304,6 +304,18 @@ def test_what_was_written_tells_the_next_writing_which_jumps_are_there_until_som
     assert "-I " in (programs / "stdin").read_text()
 
 
+def test_a_jump_that_vanished_before_its_writing_was_marked_is_put_back(programs: pathlib.Path) -> None:
+    marked = Marked(programs)
+    marked.change()
+    assert not marked.driver.observe(Family.IPV4).jumps, "the mark is that of the writing, and the jumps are not there"
+    assert marked.change() == ""
+    assert "-I " in (programs / "stdin").read_text()
+    marked.others += 1
+    marked.driver.observe(Family.IPV4)
+    assert marked.change() == ""
+    assert "-I " in (programs / "stdin").read_text()
+
+
 def test_what_was_written_is_no_reason_to_remove_anything(programs: pathlib.Path) -> None:
     marked = Marked(programs)
     marked.change()

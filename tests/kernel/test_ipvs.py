@@ -32,6 +32,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from ipvsproxy.reconcile import pace
 from tests.kernel import fake_netlink
 
 LISTING = """\
@@ -303,6 +304,34 @@ def test_traffic_is_counted_by_virtual_and_by_real_server(driver: ipvs.IpvsDrive
     assert of_endpoints[virtual.key][backend.key].counters.bytes_in > 1000
     assert of_endpoints[virtual.key][real(virtual, loopback, 9).key].counters == Counters()
     assert of_endpoints[idle.key] == of_endpoints[server("10.96.0.3").key] == {}
+
+
+def refused_clients(driver: ipvs.IpvsDriver, scheduler: str) -> int:
+    """How many of 24 clients are refused where one of two real servers has weight 0."""
+    virtual = server("127.0.0.1", scheduler=scheduler)
+    refused = 0
+    with socket.create_server(("127.0.0.2", 8080), backlog=50), socket.create_server(("127.0.0.3", 8080), backlog=50):
+        serving, emptied = real(virtual, "127.0.0.2"), real(virtual, "127.0.0.3")
+        assert clean(driver.apply(operations(Verb.ADD, virtual, serving, emptied)))
+        assert clean(driver.apply(operations(Verb.SET, emptied._replace(weight=0))))
+        for number in range(1, 25):
+            try:
+                socket.create_connection(("127.0.0.1", 80), timeout=5, source_address=(f"127.0.1.{number}", 0)).close()
+            except ConnectionRefusedError:
+                refused += 1
+    return refused
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("scheduler", sorted(pace.PATIENT_SCHEDULERS))
+def test_where_real_servers_wait_for_their_removal_none_is_chosen_meanwhile(driver: ipvs.IpvsDriver, scheduler: str) -> None:
+    assert refused_clients(driver, scheduler) == 0
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("scheduler", ["sh", "mh"])
+def test_where_none_waits_the_scheduler_would_choose_it_and_refuse_the_client(driver: ipvs.IpvsDriver, scheduler: str) -> None:
+    assert 0 < refused_clients(driver, scheduler) < 24
 
 
 @pytest.mark.kernel

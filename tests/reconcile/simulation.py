@@ -34,6 +34,7 @@ class SimulatedNode:
         *,
         drain_deadline_s: float = 0,
         excluded: Iterable[str] = (),
+        scheduler: str = "rr",
         after_each: Callable[[Operation], None] = lambda _: None,
     ) -> None:
         self.kernel = kernel or new_kernel()
@@ -43,7 +44,8 @@ class SimulatedNode:
         self.reports: list[Report] = []
         self.states: dict[ServiceName, ServiceState] = {}
         self._families = frozenset({Family.IPV4})
-        self._settings = view.Settings(families=self._families)
+        self._settings = view.Settings(families=self._families, scheduler=scheduler)
+        self.kernel.schedulers |= {scheduler}
         self._view = builders.node_view()
         self._policy = Policy(
             node_name=builders.THIS_NODE, drain_deadline_s=drain_deadline_s, excluded=builders.networks(*excluded)

@@ -147,19 +147,21 @@ def test_empty_ones_wait_for_room_and_the_oldest_goes_first() -> None:
     assert found.note(KEY, {ONE: BUSY, TWO: IDLE}, 100, may_wait=10) == []
     found.note(KEY, {}, 101, may_wait=10)
     assert (found.due(1000), len(found)) == ([], 3), "there is nothing more to look at"
-    assert found.release(0, 102) == []
-    assert found.next_s() == 102 + SHORTEST_INTERVAL_S
-    assert found.release(2, 103) == [KEY, KEY]
-    assert [found.is_over(KEY, one) for one in (ONE, TWO, THREE)] == [False, True, True]
-    assert found.release(9, 104) == [KEY]
+    assert found.release(0) == []
     assert found.next_s() is None
+    assert found.release(2) == [KEY, KEY]
+    assert [found.is_over(KEY, one) for one in (ONE, TWO, THREE)] == [False, True, True]
+    assert (found.waiting, found.over) == (1, 2)
+    assert found.release(9) == [KEY]
+    found.end_all(KEY)
+    assert (found.waiting, found.over, len(found)) == (0, 0, 0)
 
 
 def test_more_than_may_wait_do_not() -> None:
     found = drains(ONE, TWO, THREE)
     assert found.note(KEY, {ONE: IDLE, TWO: BUSY, THREE: IDLE}, 100, may_wait=1) == [THREE]
     assert found.note(KEY, {TWO: IDLE}, 101, may_wait=1) == [TWO], "those that wait already are counted"
-    assert found.release(9, 101) == [KEY]
+    assert found.release(9) == [KEY]
 
 
 def test_one_that_waits_and_is_wanted_again_or_whose_virtual_server_goes_waits_no_more() -> None:
@@ -169,7 +171,7 @@ def test_one_that_waits_and_is_wanted_again_or_whose_virtual_server_goes_waits_n
     found.note(OTHER, {}, 100, may_wait=10)
     found.end(KEY, ONE)
     found.end_all(OTHER)
-    assert found.release(9, 101) == [KEY]
+    assert found.release(9) == [KEY]
     assert found.is_over(KEY, TWO) is True
 
 
@@ -177,7 +179,7 @@ def test_the_deadline_ends_the_waiting_too() -> None:
     found = drains(ONE, deadline_s=60)
     found.note(KEY, {ONE: IDLE}, 100, may_wait=10)
     assert found.expire(160) == [KEY]
-    assert found.release(9, 160) == []
+    assert found.release(9) == []
 
 
 def test_a_shorter_deadline_counts_for_drains_that_are_under_way() -> None:

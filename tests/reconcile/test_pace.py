@@ -1,5 +1,7 @@
 """How many real servers may be removed, after what was added and removed lately."""
 
+import math
+
 from ipvsproxy.reconcile.pace import FEWEST_KEPT, KEPT_S, MOST_KEPT, RATE_WINDOW_S, STEPS_PER_S, Pace
 
 
@@ -29,6 +31,16 @@ def test_the_more_is_added_the_shorter_the_list_must_be() -> None:
     pace.note(added=98_000, removed=0, now=101)
     assert pace.room(101) == FEWEST_KEPT
     assert pace.room(101 + RATE_WINDOW_S) == MOST_KEPT
+
+
+def test_it_tells_when_there_will_be_more_room() -> None:
+    pace = Pace()
+    assert pace.changes_s() == math.inf
+    pace.note(added=0, removed=5, now=100.5)
+    pace.note(added=0, removed=5, now=150)
+    assert pace.changes_s() == 100 + KEPT_S
+    pace.note(added=5, removed=0, now=160)
+    assert pace.changes_s() == 160 + RATE_WINDOW_S
 
 
 def test_few_additions_leave_as_much_room_as_none() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from ipvsproxy.model.kernel import Connections, RealServer, VirtualServer
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.reconcile import pace
+from ipvsproxy.reconcile import drain, pace
 from tests import builders
 from tests.reconcile import simulation
 
@@ -35,9 +35,11 @@ def test_what_goes_in_a_storm_waits_at_weight_0_and_goes_when_the_kernel_has_for
     put(node, POOL[10:20])
     assert weights(node) == [0] * (10 - ROOM) + [1] * 10
     assert node.reconciler.pending == 0, "what waits is done with"
+    assert node.reconciler.next_s() == node.now + pace.RATE_WINDOW_S, "then the rate of additions is another one"
     assert not node.sync(after_s=pace.KEPT_S / 2)
     node.sync(after_s=pace.KEPT_S)
     assert weights(node) == [0] * (10 - 2 * ROOM) + [1] * 10
+    assert node.reconciler.next_s() == node.now + drain.LONGEST_INTERVAL_S
     for _ in range(2):
         node.sync(after_s=pace.KEPT_S)
     assert weights(node) == [1] * 10
@@ -63,11 +65,44 @@ def test_with_session_affinity_nobody_waits_for_clients_would_be_sent_there() ->
     assert weights(node) == [1] * 10
 
 
+@pytest.mark.parametrize("scheduler", ["sh", "mh", "dh", "twos"])
+def test_where_the_scheduler_would_still_choose_them_nobody_waits(scheduler: str) -> None:
+    node = simulation.SimulatedNode(scheduler=scheduler)
+    put(node, POOL[:10])
+    put(node, POOL[10:20])
+    assert weights(node) == [1] * 10
+
+
+def test_what_may_not_be_removed_yet_takes_no_room_from_what_waits() -> None:
+    node = simulation.SimulatedNode()
+    put(node, POOL[:10])
+    put(node, POOL[10:20])
+    node.now += 2 * pace.KEPT_S
+    for _ in range(5):
+        assert not node.reconciler.plan(node.now, only_additions=True).operations
+        assert node.reconciler.drains.waiting == 10 - ROOM
+        wake_s = node.reconciler.next_s()
+        assert wake_s is not None
+        assert wake_s > node.now, "or the loop would not rest"
+    assert len([one for one in node.sync() if isinstance(one.item, RealServer)]) == ROOM
+
+
+def test_what_is_to_be_removed_and_has_not_been_takes_room() -> None:
+    node = simulation.SimulatedNode()
+    put(node, POOL[:10])
+    node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE, times=100)
+    put(node, POOL[10:20])
+    assert node.reconciler.drains.over == ROOM
+    assert node.reconciler.room(node.now) == 0
+    node.sync(after_s=1)
+    assert node.reconciler.drains.over == ROOM
+
+
 def test_no_more_wait_than_there_are_others_but_a_few() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:20])
     put(node, POOL[20:])
-    assert weights(node) == [0] * (10 - ROOM) + [1] * 10, "ten of twenty may wait, and there is room for three of these"
+    assert weights(node) == [0] * 10 + [1] * 10, "ten of twenty may wait, and the other ten take more than the room"
 
 
 def test_a_virtual_server_goes_at_once_and_takes_up_room() -> None:
