@@ -24,19 +24,24 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
 
-DUMP_LIMIT = 500
-"""Most virtual servers whose connections are asked for one by one; for more, ``/proc/net/ip_vs`` as a whole is cheaper."""
+LISTED_PER_QUESTION = 2
+"""So many virtual servers of ``/proc/net/ip_vs`` are read in the time in which one is asked for by itself."""
 
 _PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
 _GENERIC_HEADER = 4
 _SERVICE, _DESTINATION = 1, 2
-_SETTINGS = tuple(
-    message.Field((_SERVICE, kind), code)
-    for kind, code in ((1, "H"), (2, "H"), (3, "16s"), (4, "2s"), (6, "s"), (7, "I"), (8, "I"))
+# One layout for all listings: a new one has to find its way through its first message, which takes as long as a listing.
+_SETTINGS = message.Layout(
+    [
+        message.Field((_SERVICE, kind), code)
+        for kind, code in ((1, "H"), (2, "H"), (3, "16s"), (4, "2s"), (6, "s"), (7, "I"), (8, "I"))
+    ]
 )
-_TIMEOUTS = tuple(message.Field((kind,), "I") for kind in (4, 5, 6))
-_REAL_SERVER = tuple(message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (4, "I")))
-_CONNECTIONS = tuple(message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (7, "I"), (8, "I")))
+_TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
+_REAL_SERVER = message.Layout([message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (4, "I"))])
+_CONNECTIONS = message.Layout(
+    [message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (7, "I"), (8, "I"))]
+)
 
 
 class IpvsDriver:
@@ -106,7 +111,7 @@ class IpvsDriver:
         Raises:
             KernelError: they could not be read.
         """
-        if len(keys) > DUMP_LIMIT:
+        if len(keys) * LISTED_PER_QUESTION > self._table.size:
             listed = self._table.connections()
             return {key: listed[key] if key in listed else self._connections(key) for key in keys}
         return {key: self._connections(key) for key in keys}
@@ -143,7 +148,7 @@ class IpvsDriver:
         """
         action = "read the IPVS timeouts"
         data, start, end = self._channel.ask(self._encoder.configuration(), action)
-        values = message.Layout(_TIMEOUTS).read(data, start + _GENERIC_HEADER, end)
+        values = _TIMEOUTS.read(data, start + _GENERIC_HEADER, end)
         if values is None:
             raise KernelError(action=action, detail="the answer is not complete")
         return Timeouts(*values)
@@ -265,11 +270,9 @@ class IpvsDriver:
     def _connections(self, key: VirtualServerKey) -> dict[RealServerKey, Connections]:
         return {real_server: Connections(*counts) for real_server, counts in self._real_servers(key, _CONNECTIONS)}
 
-    def _real_servers(
-        self, key: VirtualServerKey, fields: Sequence[message.Field]
-    ) -> Iterator[tuple[RealServerKey, Sequence[int]]]:
+    def _real_servers(self, key: VirtualServerKey, layout: message.Layout) -> Iterator[tuple[RealServerKey, Sequence[int]]]:
         """The real servers of a virtual server, none if it does not exist; with the fields that follow address and port."""
-        layout, size = message.Layout(fields), len(key.address)
+        size = len(key.address)
         for part in self._dump(lambda encoder: encoder.destinations(key), f"list the real servers of {key}"):
             values = layout.read(*part)
             if values is not None:
@@ -299,9 +302,8 @@ class AbsentIpvs(IpvsDriver):
 
 def _read_settings(parts: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[VirtualServerKey, VirtualServerSettings]]:
     """Of messages about virtual servers; those by firewall mark and of other protocols are left out."""
-    layout = message.Layout(_SETTINGS)
     for part in parts:
-        values = layout.read(*part)
+        values = _SETTINGS.read(*part)
         if values is None or values[1] not in _PROTOCOLS:
             continue
         family, protocol, address, port, scheduler, flags, timeout_s = values

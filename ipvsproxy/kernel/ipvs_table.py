@@ -146,6 +146,11 @@ class TableReader:
         self._known, self._found, self._changed = known, found, {}
         self.foreign = sum(one is None for one in known.values())
 
+    @property
+    def size(self) -> int:
+        """How many virtual servers there are, as far as is known: found by the last reading, added or removed since."""
+        return len(self._found) + len(self._changed)
+
     def connections(self) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]]:
         """The connections of the real servers of all virtual servers that the table does not skip.
 

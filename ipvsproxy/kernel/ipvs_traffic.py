@@ -13,9 +13,16 @@ Part = tuple[bytes, int, int]
 _PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
 _SERVICE, _DESTINATION = 1, 2
 # IPVS_SVC_ATTR_STATS64 and IPVS_DEST_ATTR_STATS64: connections, packets in and out, bytes in and out.
-_COUNTERS = tuple(message.Field((12, counter), "Q") for counter in range(1, 6))
-_OF_SERVICE = (*(message.Field((kind,), code) for kind, code in ((1, "H"), (2, "H"), (3, "16s"), (4, "2s"))), *_COUNTERS)
-_OF_DESTINATION = (*(message.Field((kind,), code) for kind, code in ((1, "16s"), (2, "2s"), (7, "I"), (8, "I"))), *_COUNTERS)
+_COUNTERS = tuple(((12, counter), "Q") for counter in range(1, 6))
+_OF_SERVICE = message.Layout(
+    [message.Field((_SERVICE, *path), code) for path, code in (((1,), "H"), ((2,), "H"), ((3,), "16s"), ((4,), "2s"), *_COUNTERS)]
+)
+_OF_DESTINATION = message.Layout(
+    [
+        message.Field((_DESTINATION, *path), code)
+        for path, code in (((1,), "16s"), ((2,), "2s"), ((7,), "I"), ((8,), "I"), *_COUNTERS)
+    ]
+)
 
 
 class EndpointTraffic(NamedTuple):
@@ -27,10 +34,9 @@ class EndpointTraffic(NamedTuple):
 
 def read_services(parts: Iterable[Part]) -> dict[VirtualServerKey, Counters]:
     """The counters of all virtual servers in a dump but those by firewall mark."""
-    layout = _layout(_SERVICE, _OF_SERVICE)
     found: dict[VirtualServerKey, Counters] = {}
     for part in parts:
-        values = layout.read(*part)
+        values = _OF_SERVICE.read(*part)
         if values is not None and values[1] in _PROTOCOLS:
             family, protocol, address, port, *counters = values
             key = VirtualServerKey(_PROTOCOLS[protocol], _address(family, address), int.from_bytes(port, "big"))
@@ -40,19 +46,14 @@ def read_services(parts: Iterable[Part]) -> dict[VirtualServerKey, Counters]:
 
 def read_endpoints(parts: Iterable[Part], family: Family) -> dict[RealServerKey, EndpointTraffic]:
     """All real servers in a dump of those of one virtual server."""
-    layout = _layout(_DESTINATION, _OF_DESTINATION)
     found: dict[RealServerKey, EndpointTraffic] = {}
     for part in parts:
-        values = layout.read(*part)
+        values = _OF_DESTINATION.read(*part)
         if values is not None:
             address, port, active, inactive, *counters = values
             key = RealServerKey(_address(family, address) + port)
             found[key] = EndpointTraffic(Connections(active, inactive), Counters._make(counters))
     return found
-
-
-def _layout(top: int, fields: Iterable[message.Field]) -> message.Layout:
-    return message.Layout([message.Field((top, *field.path), field.code) for field in fields])
 
 
 def _address(family: int, packed: bytes) -> Address:

@@ -266,11 +266,11 @@ def test_virtual_servers_of_another_network_namespace_hide_none_of_ours(new_netw
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("limit", [0, ipvs.DUMP_LIMIT])
+@pytest.mark.parametrize("listed", [0, 1000], ids=["asked for", "listed"])
 def test_connections_are_the_same_by_dump_and_by_listing(
-    driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch, limit: int
+    driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch, listed: int
 ) -> None:
-    monkeypatch.setattr(ipvs, "DUMP_LIMIT", limit)
+    monkeypatch.setattr(ipvs, "LISTED_PER_QUESTION", listed)
     four, six, missing = server("10.96.0.1"), server("fd00:96::1"), server("10.96.0.2")
     driver.apply(operations(Verb.ADD, four, six, real(four, "10.1.0.1"), real(four, "10.1.0.2"), real(six, "fd00::1")))
     assert driver.connections([four.key, six.key, missing.key]) == {
