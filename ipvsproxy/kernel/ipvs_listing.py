@@ -92,8 +92,8 @@ def parse(lines: Iterable[str]) -> Listing:
     return parse_block(_behind_heading(lines))
 
 
-def parse_block(lines: Iterable[str]) -> Listing:
-    """As ``parse``, without the heading.
+def parse_block(lines: Iterable[str], *, only_weights: bool = False) -> Listing:
+    """As ``parse``, without the heading. ``only_weights`` leaves the connections out.
 
     Raises:
         ValueError: a line is not understood; the message holds it.
@@ -111,6 +111,8 @@ def parse_block(lines: Iterable[str]) -> Listing:
                 digits = where[:8] if where[0] != "[" else where[1:40].replace(":", "")
                 key = RealServerKey(_packed(digits, where[-4:]))
                 weights[key] = int(words[3])
+                if only_weights:
+                    continue
                 pair = (words[4], words[5])
                 count = counts.get(pair)
                 if count is None:

@@ -168,7 +168,7 @@ class TableReader:
         return _Parsed(known, dict(filter(None, known.values())))
 
     def _understand(self, lines: Iterable[str], settings: Settings | None) -> _Known:
-        for key, server in ipvs_listing.parse_block(lines).virtual_servers.items():
+        for key, server in ipvs_listing.parse_block(lines, only_weights=True).virtual_servers.items():
             persistent = PERSISTENT if server.timeout_ticks else 0
             value = VirtualServerSettings(
                 server.scheduler,

@@ -8,7 +8,6 @@ import gc
 import itertools
 import json
 import pathlib
-import pickle
 import resource
 import socket
 import statistics
@@ -21,6 +20,7 @@ from typing import Any, BinaryIO
 
 from ipvsproxy.daemon import log as logs
 from scripts.benchmark import api, beside, meter, pretence, program, workload
+from scripts.benchmark import recording as recordings
 
 LATENCY_PERIOD_S = 0.06
 """Between single changes: longer than the longest rest after a sync, or they would be a storm."""
@@ -36,7 +36,7 @@ def cold(pages: str, recording: str = "") -> Figures:
     """From the first byte of the lists until everything is programmed."""
     measured = meter.Meter()
     if recording:
-        measured.recorded = []
+        measured.recording = recordings.Recording(pathlib.Path(recording))
     before_mb = meter.resident_mb()
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
@@ -59,8 +59,8 @@ def cold(pages: str, recording: str = "") -> Figures:
             }
 
     figures = asyncio.run(run())
-    if recording:
-        measured.save(pathlib.Path(recording))
+    if measured.recording:
+        measured.recording.close()
     return figures | measured.figures()
 
 
@@ -78,8 +78,7 @@ def own(what: str, arguments: Figures) -> Figures:
 
 def replay(recording: str) -> Figures:
     """What the kernel itself takes: recorded messages from a file by a minimal loop, and one iptables-restore."""
-    with pathlib.Path(recording).open("rb") as opened:
-        chunks, rules = pickle.load(opened)  # noqa: S301 - we wrote it ourselves a moment ago
+    chunks, rules = recordings.read(pathlib.Path(recording))
     sockets = {}
     for protocol in sorted({protocol for protocol, _ in chunks}):
         sockets[protocol] = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)

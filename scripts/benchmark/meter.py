@@ -8,7 +8,6 @@ import asyncio
 import dataclasses
 import functools
 import pathlib
-import pickle
 import subprocess
 import time
 from collections import Counter, defaultdict
@@ -19,6 +18,7 @@ from ipvsproxy.daemon import engine, reading, store
 from ipvsproxy.kernel import iptables_process, ipvs_message, netlink, node
 from ipvsproxy.reconcile import reconciler
 from ipvsproxy.translate import decode
+from scripts.benchmark import recording
 
 PROTOCOLS = {0: "addresses", 12: "ipset and conntrack", 16: "ipvs"}
 """By number of netlink protocol."""
@@ -45,8 +45,7 @@ class Meter:
         self.phases: dict[str, Phase] = defaultdict(Phase)
         self.counts: Counter[str] = Counter()
         self.acknowledged_s: list[float] = []
-        self.recorded: list[tuple[int, bytes]] | None = None
-        self.rules: list[tuple[str, ...]] = []
+        self.recording: recording.Recording | None = None
         self._cover()
 
     def reset(self) -> None:
@@ -54,11 +53,6 @@ class Meter:
         self.phases.clear()
         self.counts.clear()
         self.acknowledged_s.clear()
-
-    def save(self, file: pathlib.Path) -> None:
-        """Write what was recorded, for ``replay``."""
-        with file.open("wb") as opened:
-            pickle.dump((self.recorded, self.rules), opened)
 
     def kernel_s(self) -> float:
         """How long netlink messages have been with the kernel, on the wall."""
@@ -135,10 +129,8 @@ class Meter:
         @functools.wraps(run)
         def measured(channel: netlink.Channel, messages: Sequence[bytes]) -> dict[int, int]:
             protocol = channel._protocol
-            if self.recorded is not None:
-                final = bytearray(messages[-1])
-                final[6] |= netlink.ACKNOWLEDGE
-                self.recorded.append((protocol, b"".join((*messages[:-1], final))))
+            if self.recording is not None:
+                self.recording.add(protocol, messages)
             began = self._now()
             failed = run(channel, messages)
             self._book(f"kernel: {PROTOCOLS[protocol]}", began)
@@ -155,8 +147,8 @@ class Meter:
     def _rules(self, run: Callable[..., str]) -> Callable[..., str]:
         @functools.wraps(run)
         def measured(command: str, *arguments: str, stdin: str = "") -> str:
-            if self.recorded is not None and stdin and "KUBE-SERVICES" in stdin:
-                self.rules.append((command, *arguments, stdin))
+            if self.recording is not None and stdin and "KUBE-SERVICES" in stdin:
+                self.recording.rules.append((command, *arguments, stdin))
             began = self._now()
             try:
                 return run(command, *arguments, stdin=stdin)
