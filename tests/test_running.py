@@ -202,7 +202,9 @@ def test_who_is_asked_to_stop_while_modprobe_hangs_does_not_wait_for_it(folder: 
     modprobe = folder / "modprobe"
     modprobe.write_text(f"#!/bin/sh\ntouch {folder}/asked\nexec sleep 60\n")
     modprobe.chmod(0o755)
-    by = ("env", f"PATH={folder}:{os.environ['PATH']}", "unshare", "--pid", "--fork", "--kill-child=SIGTERM")
+    # Where no module is to be seen, modprobe is asked for them.
+    unseen = ("sh", "-c", 'mount -t tmpfs none /sys/module && exec "$@"', "sh")
+    by = ("env", f"PATH={folder}:{os.environ['PATH']}", "unshare", "--pid", "--mount", "--fork", "--kill-child=SIGTERM", *unseen)
     with Started(folder, *FLAGS, flag, by=by) as program:  # as the first process of a container, whom no signal ends by default
         program.wait_until((folder / "asked").exists, "at modprobe", 60)
         (inner,) = run("pgrep", "--parent", str(program.process.pid)).split()
