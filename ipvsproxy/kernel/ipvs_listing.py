@@ -111,9 +111,9 @@ def parse_block(lines: Iterable[str], *, only_weights: bool = False) -> Listing:
                 digits = where[:8] if where[0] != "[" else where[1:40].replace(":", "")
                 key = RealServerKey(_packed(digits, where[-4:]))
                 weights[key] = int(words[3])
+                pair = (words[4], words[5])
                 if only_weights:
                     continue
-                pair = (words[4], words[5])
                 count = counts.get(pair)
                 if count is None:
                     count = counts[pair] = Connections(int(pair[0]), int(pair[1]))

@@ -11,7 +11,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -278,6 +278,29 @@ def test_connections_are_the_same_by_dump_and_by_listing(
         six.key: {real(six, "fd00::1").key: Connections(0, 0)},
         missing.key: {},
     }
+
+
+@pytest.mark.kernel
+def test_all_connections_are_read_only_where_more_than_half_of_all_virtual_servers_are_asked_for(
+    driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = [server(f"10.96.0.{number}") for number in range(1, 11)]
+    driver.apply(operations(Verb.ADD, *servers))
+    keys = [one.key for one in servers]
+    readings: list[int] = []
+    read = driver._table.connections
+
+    def counted() -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]]:
+        readings.append(1)
+        return read()
+
+    monkeypatch.setattr(driver._table, "connections", counted)
+    driver.connections(keys[:5])
+    driver.observe()
+    driver.connections(keys[:5])
+    assert readings == []
+    driver.connections(keys[:6])
+    assert readings == [1]
 
 
 @pytest.mark.kernel

@@ -55,6 +55,15 @@ def test_real_servers_of_a_firewall_mark_belong_to_nobody_else() -> None:
     assert found[key(Protocol.UDP, "10.0.0.1", 53)].weights == {}
 
 
+def test_weights_alone_are_read_of_whole_lines_alone() -> None:
+    lines = ["TCP  0A000001:0050 rr", "  -> 0A010001:1F90      Masq    7      3          12"]
+    (server,) = ipvs_listing.parse_block(lines, only_weights=True).virtual_servers.values()
+    assert server.weights == {RealServerKey.of(parse_address("10.1.0.1"), 8080): 7}
+    assert server.connections == {}
+    with pytest.raises(ValueError, match="is not understood"):
+        ipvs_listing.parse_block([lines[0], lines[1][:40]], only_weights=True)
+
+
 def test_an_empty_table_is_empty() -> None:
     assert ipvs_listing.parse(HEADING.splitlines()) == ({}, 0)
 
