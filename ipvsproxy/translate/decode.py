@@ -56,27 +56,27 @@ class WatchLine(NamedTuple):
     resource_version: str
 
 
-class _Page(wire.Wire, Generic[T]):
+class _Page(wire.Wire, Generic[T], frozen=True):
     metadata: "_ListMetadata"
     items: list[T] | None = None
 
 
-class _ListMetadata(wire.Wire):
+class _ListMetadata(wire.Wire, frozen=True):
     resource_version: str | None = None
     continue_token: str | None = msgspec.field(name="continue", default=None)
 
 
-class _LoosePage(wire.Wire):
+class _LoosePage(wire.Wire, frozen=True):
     metadata: _ListMetadata
     items: list[msgspec.Raw] | None = None
 
 
-class _Line(wire.Wire, Generic[T]):
+class _Line(wire.Wire, Generic[T], frozen=True):
     type: str
     object: T
 
 
-class _LooseLine(wire.Wire):
+class _LooseLine(wire.Wire, frozen=True):
     type: str
     object: msgspec.Raw
 

@@ -6,7 +6,7 @@ Field rules are those of the Kubernetes API reference (Service v1, EndpointSlice
 
 import datetime as dt
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from ipvsproxy.model.net import Address, Family, Network, Protocol, pack_address, parse_address, parse_network
@@ -36,9 +36,16 @@ MOST_SKIPPED = 20
 """How many unusable parts of one object are told one by one: a log has other readers too."""
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
-_ABSENT = wire.EndpointConditions()
-_NONE: frozenset[str] = frozenset()
+_NO_METADATA = wire.Metadata()
+_NO_LABELS = wire.ObjectLabels()
+_NO_SPEC = wire.ServiceSpec()
+_NO_CONDITIONS = wire.EndpointConditions()
+_NO_HINTS = wire.EndpointHints()
 _PROTOCOLS = {protocol.name: protocol for protocol in Protocol}
+_SERVICE_TYPES = {kind.value: kind for kind in ServiceType}
+_FAMILIES = {family.label: family for family in Family}
+_FEW_PORTS = 8
+"""So many ports of an object are looked up as a whole, as most objects have the ports of others; more would fill the caches."""
 _SHOWN = 64
 """How much of a bad value is repeated in a reason, in characters: reasons end in log lines."""
 
@@ -47,24 +54,28 @@ T = TypeVar("T")
 
 def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
     """A Service; what of it can not be used stands in its ``skipped`` or, for the whole, in ``not_served``."""
-    metadata, spec = raw.metadata or wire.Metadata(), raw.spec or wire.ServiceSpec()
+    metadata, spec = raw.metadata or _NO_METADATA, raw.spec or _NO_SPEC
     skipped: list[Skipped] = []
     kind = _service_type(spec.type, skipped)
-    not_served = _why_not_served(kind, metadata.labels or wire.ObjectLabels(), spec)
+    not_served = _why_not_served(kind, metadata.labels or _NO_LABELS, spec)
     if not_served:
         return Service(name=name, uid=metadata.uid or "", type=kind, not_served=not_served, skipped=tuple(skipped))
-    external = _addresses("spec.externalIPs", spec.external_ips or (), skipped)
+    # Nearly all of ten thousand Services have none of the following: what is absent is not looked into.
+    external = _addresses("spec.externalIPs", spec.external_ips, skipped) if spec.external_ips else ()
     external_local = spec.external_traffic_policy == "Local" and (
         kind in {ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT} or bool(external)
     )
-    health_port = _port("spec.healthCheckNodePort", spec.health_check_node_port or 0, skipped)
+    health_port = _port("spec.healthCheckNodePort", spec.health_check_node_port, skipped) if spec.health_check_node_port else 0
     cluster = _cluster_addresses(spec, skipped)
-    balanced = _load_balancer_addresses(raw.status, skipped)
+    ingress = raw.status and raw.status.load_balancer and raw.status.load_balancer.ingress
+    balanced = _load_balancer_addresses(ingress, skipped) if ingress else ()
     if cluster and (external or balanced):
         skipped.extend(_left_alone("spec.externalIPs", external, cluster))
         skipped.extend(_left_alone("status.loadBalancer.ingress", balanced, cluster))
-    source_ranges, admits_nobody = _source_ranges(spec, skipped)
-    ports = tuple(_service_ports(spec.ports or (), skipped))
+    ranges = spec.load_balancer_source_ranges
+    source_ranges, admits_nobody = _source_ranges(ranges, skipped) if ranges else ((), False)
+    ports, complaints = _service_ports(spec.ports or ())
+    skipped.extend(complaints)
     return Service(
         name=name,
         uid=metadata.uid or "",
@@ -76,23 +87,20 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
         load_balancer_addresses=balanced,
         source_ranges=source_ranges,
         admits_nobody=admits_nobody,
-        affinity_timeout_s=_affinity_timeout(spec, skipped),
+        affinity_timeout_s=_affinity_timeout(spec, skipped) if spec.session_affinity == "ClientIP" else 0,
         internal_traffic_local=spec.internal_traffic_policy == "Local",
         external_traffic_local=external_local,
         health_check_node_port=health_port if kind is ServiceType.LOAD_BALANCER and external_local else 0,
         not_served=None if cluster else Skipped("spec.clusterIPs", "none is a usable address"),
-        skipped=_told(skipped),
+        skipped=_told(skipped) if skipped else (),
     )
 
 
 def _service_type(text: str | None, skipped: list[Skipped]) -> ServiceType:
-    if not text:
-        return ServiceType.CLUSTER_IP
-    try:
-        return ServiceType(text)
-    except ValueError:
-        skipped.append(Skipped("spec.type", f"{text[:_SHOWN]!r} is not known; served as ClusterIP"))
-        return ServiceType.CLUSTER_IP
+    kind = _SERVICE_TYPES.get(text or "ClusterIP")
+    if kind is None:
+        skipped.append(Skipped("spec.type", f"{str(text)[:_SHOWN]!r} is not known; served as ClusterIP"))
+    return kind or ServiceType.CLUSTER_IP
 
 
 def _why_not_served(kind: ServiceType, labels: wire.ObjectLabels, spec: wire.ServiceSpec) -> Skipped | None:
@@ -111,6 +119,8 @@ def _why_not_served(kind: ServiceType, labels: wire.ObjectLabels, spec: wire.Ser
 def _cluster_addresses(spec: wire.ServiceSpec, skipped: list[Skipped]) -> tuple[Address, ...]:
     texts = spec.cluster_ips or ([spec.cluster_ip] if spec.cluster_ip else [])
     found = _addresses("spec.clusterIPs", texts, skipped)
+    if len(found) == 1:
+        return found
     first = {address.family: address for address in reversed(found)}
     more = [address for address in found if first[address.family] is not address]
     skipped.extend(Skipped("spec.clusterIPs", f"{address}: a second address of one family") for address in more)
@@ -125,7 +135,20 @@ def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Addr
             yield Skipped(field, f"{address}: the Service has no cluster IP of {address.family.label}", invalid=False)
 
 
-def _service_ports(ports: Iterable[wire.ServicePortWire], skipped: list[Skipped]) -> Iterable[ServicePort]:
+def _service_ports(ports: tuple[wire.ServicePortWire, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+    """The ports that can be used, and why the others can not."""
+    return _shared_service_ports(ports) if len(ports) <= _FEW_PORTS else _read_service_ports(ports)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared_service_ports(ports: tuple[wire.ServicePortWire, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+    """One object for all Services with such ports: most of them call them the same."""
+    return _read_service_ports(ports)
+
+
+def _read_service_ports(ports: tuple[wire.ServicePortWire, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+    found: list[ServicePort] = []
+    skipped: list[Skipped] = []
     seen: set[tuple[str, Protocol]] = set()
     used: set[tuple[Protocol, int]] = set()
     for number, raw in enumerate(ports):
@@ -145,7 +168,8 @@ def _service_ports(ports: Iterable[wire.ServicePortWire], skipped: list[Skipped]
             seen.add((name, protocol))
             used.add((protocol, port))
             node_port = _port(f"{field}.nodePort", raw.node_port or 0, skipped)
-            yield _shared_port(name, protocol, port, node_port)
+            found.append(ServicePort(name=name, protocol=protocol, port=port, node_port=node_port))
+    return tuple(found), tuple(skipped)
 
 
 def _bounded_ports(
@@ -164,18 +188,6 @@ def _bounded_ports(
     return ports[:most]
 
 
-@functools.lru_cache(maxsize=4096)
-def _shared_port(name: str, protocol: Protocol, port: int, node_port: int) -> ServicePort:
-    """One object for all Services with such a port: most of them call it the same."""
-    return ServicePort(name=name, protocol=protocol, port=port, node_port=node_port)
-
-
-@functools.lru_cache(maxsize=4096)
-def _shared_endpoint_port(name: str, protocol: Protocol, port: int) -> EndpointPort:
-    """One object for all slices with such a port."""
-    return EndpointPort(name, protocol, port)
-
-
 def _port(field: str, port: int, skipped: list[Skipped]) -> int:
     if 0 <= port <= HIGHEST_PORT:
         return port
@@ -183,16 +195,14 @@ def _port(field: str, port: int, skipped: list[Skipped]) -> int:
     return 0
 
 
-def _load_balancer_addresses(status: wire.ServiceStatus | None, skipped: list[Skipped]) -> tuple[Address, ...]:
-    ingress = (status and status.load_balancer and status.load_balancer.ingress) or ()
+def _load_balancer_addresses(ingress: Iterable[wire.LoadBalancerIngress], skipped: list[Skipped]) -> tuple[Address, ...]:
     texts = [entry.ip for entry in ingress if entry.ip and (entry.ip_mode or "VIP") == "VIP"]
     return _addresses("status.loadBalancer.ingress", texts, skipped)
 
 
-def _source_ranges(spec: wire.ServiceSpec, skipped: list[Skipped]) -> tuple[tuple[Network, ...], bool]:
+def _source_ranges(texts: Collection[str], skipped: list[Skipped]) -> tuple[tuple[Network, ...], bool]:
     """Who may come in, and whether that is nobody: a typing error must not open what somebody wanted closed."""
     field = "spec.loadBalancerSourceRanges"
-    texts = spec.load_balancer_source_ranges or ()
     found = _networks(field, texts, skipped)
     admits_nobody = not found and any(text.strip() for text in texts)
     if admits_nobody:
@@ -201,8 +211,6 @@ def _source_ranges(spec: wire.ServiceSpec, skipped: list[Skipped]) -> tuple[tupl
 
 
 def _affinity_timeout(spec: wire.ServiceSpec, skipped: list[Skipped]) -> int:
-    if spec.session_affinity != "ClientIP":
-        return 0
     config = spec.session_affinity_config.client_ip if spec.session_affinity_config else None
     if config is None or config.timeout_seconds is None:
         return DEFAULT_AFFINITY_TIMEOUT_S
@@ -228,9 +236,10 @@ def _parsed(field: str, texts: Iterable[str], read: Callable[[str], T], skipped:
     """Each text read once, in order; blank ones are passed over, as the API allows them."""
     found: dict[T, None] = {}
     for text in texts:
-        if text.strip():
+        bare = text.strip()
+        if bare:
             try:
-                found[read(text.strip())] = None
+                found[read(bare)] = None
             except ValueError as error:
                 skipped.append(Skipped(field, str(error)))
     return tuple(found)
@@ -248,20 +257,24 @@ def parse_endpoint_slice(
     raw: wire.EndpointSliceWire, name: EndpointSliceName, *, default_port_names: bool = False
 ) -> EndpointSlice:
     """An EndpointSlice. ``default_port_names``: an absent port name is the empty one, as the API server would write it."""
-    metadata = raw.metadata or wire.Metadata()
+    metadata = raw.metadata or _NO_METADATA
     skipped: list[Skipped] = []
-    labels = metadata.labels or wire.ObjectLabels()
+    labels = metadata.labels or _NO_LABELS
     service = labels.service if labels.headless is None else None
     if labels.headless is not None:
         skipped.append(Skipped("metadata.labels", "service.kubernetes.io/headless: not for proxies", invalid=False))
     elif not service:
         skipped.append(Skipped("metadata.labels", "kubernetes.io/service-name is missing: it belongs to no Service"))
-    family = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}.get(raw.address_type or "")
+    family = _FAMILIES.get(raw.address_type or "")
     if family is None:
         known = raw.address_type == "FQDN"
         reason = "FQDN has no addresses" if known else f"{str(raw.address_type)[:_SHOWN]!r} is none of IPv4, IPv6"
         skipped.append(Skipped("addressType", reason, invalid=not known))
-    ports = tuple(_endpoint_ports(raw.ports or (), skipped, default_port_names=default_port_names))
+    raw_ports = raw.ports or ()
+    if default_port_names:
+        raw_ports = tuple(wire.EndpointPortWire(one.name or "", one.protocol, one.port) for one in raw_ports)
+    ports, complaints = _endpoint_ports(raw_ports)
+    skipped.extend(complaints)
     addresses, conditions = _endpoints(_bounded(raw.endpoints or [], skipped), family, skipped) if family else (b"", ())
     return EndpointSlice(
         name=name,
@@ -271,24 +284,36 @@ def parse_endpoint_slice(
         addresses=addresses,
         conditions=conditions,
         trigger_s=_seconds(metadata.annotations.trigger_time if metadata.annotations else None),
-        skipped=_told(skipped),
+        skipped=_told(skipped) if skipped else (),
     )
 
 
-def _endpoint_ports(
-    ports: Iterable[wire.EndpointPortWire], skipped: list[Skipped], *, default_port_names: bool
-) -> Iterable[EndpointPort]:
+def _endpoint_ports(ports: tuple[wire.EndpointPortWire, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
+    """As ``_service_ports``."""
+    return _shared_endpoint_ports(ports) if len(ports) <= _FEW_PORTS else _read_endpoint_ports(ports)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared_endpoint_ports(ports: tuple[wire.EndpointPortWire, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
+    """One object for all slices with such ports."""
+    return _read_endpoint_ports(ports)
+
+
+def _read_endpoint_ports(ports: tuple[wire.EndpointPortWire, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
+    found: list[EndpointPort] = []
+    skipped: list[Skipped] = []
     for number, raw in enumerate(ports):
         protocol = _PROTOCOLS.get(raw.protocol or "TCP")
         port = raw.port or 0
         if protocol is None:
             skipped.append(Skipped(f"ports[{number}].protocol", f"{str(raw.protocol)[:_SHOWN]!r} is none of TCP, UDP, SCTP"))
-        elif raw.name is None and not default_port_names:
+        elif raw.name is None:
             skipped.append(Skipped(f"ports[{number}].name", "is missing"))
         elif not 0 < port <= HIGHEST_PORT:
             skipped.append(Skipped(f"ports[{number}].port", f"{raw.port} is outside 1..{HIGHEST_PORT}"))
         else:
-            yield _shared_endpoint_port(raw.name or "", protocol, port)
+            found.append(EndpointPort(raw.name, protocol, port))
+    return tuple(found), tuple(skipped)
 
 
 def _bounded(endpoints: list[wire.EndpointWire], skipped: list[Skipped]) -> list[wire.EndpointWire]:
@@ -318,32 +343,34 @@ def _endpoints(
             reason = f"{Address(address)} is not an {family.label} address"
             skipped.append(Skipped(f"endpoints[{number}].addresses[0]", reason))
             continue
-        given, hints = raw.conditions or _ABSENT, raw.hints
-        zones, nodes = (_NONE, _NONE) if hints is None else (_names(hints.for_zones), _names(hints.for_nodes))
         addresses.append(address)
-        conditions.append(_shared_conditions((given.ready, given.serving, given.terminating), raw.node_name, zones, nodes))
+        conditions.append(_shared_conditions(raw.conditions, raw.node_name, raw.hints))
     return b"".join(addresses), tuple(conditions)
 
 
 @functools.lru_cache(maxsize=16384)
 def _shared_conditions(
-    given: tuple[bool | None, bool | None, bool | None],
-    node_name: str | None,
-    zone_hints: frozenset[str],
-    node_hints: frozenset[str],
+    given: wire.EndpointConditions | None, node_name: str | None, hints: wire.EndpointHints | None
 ) -> Conditions:
     """One object for all endpoints of a node that are alike. Nil counts as true, true, false (discovery/v1)."""
-    ready, serving, terminating = given
-    return Conditions(ready is not False, serving is not False, terminating is True, node_name or "", zone_hints, node_hints)
+    given, hints = given or _NO_CONDITIONS, hints or _NO_HINTS
+    return Conditions(
+        given.ready is not False,
+        given.serving is not False,
+        given.terminating is True,
+        node_name or "",
+        _names(hints.for_zones),
+        _names(hints.for_nodes),
+    )
 
 
-def _names(hints: list[wire.Hint] | None) -> frozenset[str]:
+def _names(hints: tuple[wire.Hint, ...] | None) -> frozenset[str]:
     return frozenset(hint.name for hint in hints or () if hint.name)
 
 
 def parse_node(raw: wire.NodeWire, name: str) -> Node:
     """A Node. InternalIPs come before ExternalIPs, as the first usable one is the node's own."""
-    metadata, spec = raw.metadata or wire.Metadata(), raw.spec or wire.NodeSpec()
+    metadata, spec = raw.metadata or _NO_METADATA, raw.spec or wire.NodeSpec()
     skipped: list[Skipped] = []
     listed = (raw.status and raw.status.addresses) or ()
     texts = [entry.address or "" for kind in ("InternalIP", "ExternalIP") for entry in listed if entry.type == kind]
@@ -359,6 +386,7 @@ def parse_node(raw: wire.NodeWire, name: str) -> Node:
     )
 
 
+@functools.lru_cache(maxsize=1024)
 def _seconds(text: str | None) -> float:
     """An RFC 3339 time as seconds since the epoch; 0 where there is none, none that can be read, or an earlier one."""
     if not text:

@@ -6,8 +6,12 @@ These types live between the bytes and ``parse``; nothing else sees them.
 import msgspec
 
 
-class Wire(msgspec.Struct, rename="camel", gc=False):
-    """Base of all: camelCase on the wire, and no garbage-collector tracking, since none of these refers back."""
+class Wire(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    """Base of all: camelCase on the wire, no garbage-collector tracking, since none of these refers back, and frozen.
+
+    Those without lists in them can be keys: what was made of one is found again for the next that is alike. What many objects
+    have alike is therefore a tuple where the API has a list.
+    """
 
 
 _LABELS = {
@@ -18,7 +22,7 @@ _LABELS = {
 }
 
 
-class ObjectLabels(Wire, rename=_LABELS):
+class ObjectLabels(Wire, frozen=True, rename=_LABELS):
     """The labels that mean something here. Of the last two only the presence counts, whatever the value."""
 
     service: str | None = None
@@ -27,13 +31,13 @@ class ObjectLabels(Wire, rename=_LABELS):
     headless: str | None = None
 
 
-class ObjectAnnotations(Wire, rename={"trigger_time": "endpoints.kubernetes.io/last-change-trigger-time"}):
+class ObjectAnnotations(Wire, frozen=True, rename={"trigger_time": "endpoints.kubernetes.io/last-change-trigger-time"}):
     """The annotations that mean something here."""
 
     trigger_time: str | None = None
 
 
-class Metadata(Wire):
+class Metadata(Wire, frozen=True):
     """``metadata`` of any object, or of a list or bookmark."""
 
     name: str | None = None
@@ -46,7 +50,7 @@ class Metadata(Wire):
     annotations: ObjectAnnotations | None = None
 
 
-class AnyObject(Wire):
+class AnyObject(Wire, frozen=True):
     """What is left to read of an object that does not have the shape of its kind: its name."""
 
     api_version: str | None = None
@@ -54,7 +58,7 @@ class AnyObject(Wire):
     metadata: Metadata | None = None
 
 
-class ServicePortWire(Wire):
+class ServicePortWire(Wire, frozen=True):
     """``spec.ports[]`` of a Service."""
 
     name: str | None = None
@@ -63,19 +67,19 @@ class ServicePortWire(Wire):
     node_port: int | None = None
 
 
-class ClientIPConfig(Wire):
+class ClientIPConfig(Wire, frozen=True):
     """``spec.sessionAffinityConfig.clientIP``."""
 
     timeout_seconds: int | None = None
 
 
-class SessionAffinityConfig(Wire):
+class SessionAffinityConfig(Wire, frozen=True):
     """``spec.sessionAffinityConfig``."""
 
     client_ip: ClientIPConfig | None = msgspec.field(name="clientIP", default=None)
 
 
-class ServiceSpec(Wire):
+class ServiceSpec(Wire, frozen=True):
     """``spec`` of a Service."""
 
     type: str | None = None
@@ -83,7 +87,7 @@ class ServiceSpec(Wire):
     cluster_ips: list[str] | None = msgspec.field(name="clusterIPs", default=None)
     external_ips: list[str] | None = msgspec.field(name="externalIPs", default=None)
     load_balancer_source_ranges: list[str] | None = None
-    ports: list[ServicePortWire] | None = None
+    ports: tuple[ServicePortWire, ...] | None = None
     session_affinity: str | None = None
     session_affinity_config: SessionAffinityConfig | None = None
     internal_traffic_policy: str | None = None
@@ -91,26 +95,26 @@ class ServiceSpec(Wire):
     health_check_node_port: int | None = None
 
 
-class LoadBalancerIngress(Wire):
+class LoadBalancerIngress(Wire, frozen=True):
     """``status.loadBalancer.ingress[]``."""
 
     ip: str | None = None
     ip_mode: str | None = None
 
 
-class LoadBalancerStatus(Wire):
+class LoadBalancerStatus(Wire, frozen=True):
     """``status.loadBalancer``."""
 
     ingress: list[LoadBalancerIngress] | None = None
 
 
-class ServiceStatus(Wire):
+class ServiceStatus(Wire, frozen=True):
     """``status`` of a Service."""
 
     load_balancer: LoadBalancerStatus | None = None
 
 
-class ServiceWire(Wire):
+class ServiceWire(Wire, frozen=True):
     """A core/v1 Service."""
 
     metadata: Metadata | None = None
@@ -118,7 +122,7 @@ class ServiceWire(Wire):
     status: ServiceStatus | None = None
 
 
-class EndpointPortWire(Wire):
+class EndpointPortWire(Wire, frozen=True):
     """``ports[]`` of an EndpointSlice."""
 
     name: str | None = None
@@ -126,7 +130,7 @@ class EndpointPortWire(Wire):
     port: int | None = None
 
 
-class EndpointConditions(Wire):
+class EndpointConditions(Wire, frozen=True):
     """``endpoints[].conditions``; an absent condition has the API's default."""
 
     ready: bool | None = None
@@ -134,20 +138,20 @@ class EndpointConditions(Wire):
     terminating: bool | None = None
 
 
-class Hint(Wire):
+class Hint(Wire, frozen=True):
     """``endpoints[].hints.forZones[]`` or ``forNodes[]``."""
 
     name: str | None = None
 
 
-class EndpointHints(Wire):
+class EndpointHints(Wire, frozen=True):
     """``endpoints[].hints``."""
 
-    for_zones: list[Hint] | None = None
-    for_nodes: list[Hint] | None = None
+    for_zones: tuple[Hint, ...] | None = None
+    for_nodes: tuple[Hint, ...] | None = None
 
 
-class EndpointWire(Wire):
+class EndpointWire(Wire, frozen=True):
     """``endpoints[]`` of an EndpointSlice."""
 
     addresses: list[str] | None = None
@@ -156,22 +160,22 @@ class EndpointWire(Wire):
     hints: EndpointHints | None = None
 
 
-class EndpointSliceWire(Wire):
+class EndpointSliceWire(Wire, frozen=True):
     """A discovery.k8s.io/v1 EndpointSlice."""
 
     metadata: Metadata | None = None
     address_type: str | None = None
-    ports: list[EndpointPortWire] | None = None
+    ports: tuple[EndpointPortWire, ...] | None = None
     endpoints: list[EndpointWire] | None = None
 
 
-class Taint(Wire):
+class Taint(Wire, frozen=True):
     """``spec.taints[]`` of a Node."""
 
     key: str | None = None
 
 
-class NodeSpec(Wire):
+class NodeSpec(Wire, frozen=True):
     """``spec`` of a Node."""
 
     pod_cidr: str | None = msgspec.field(name="podCIDR", default=None)
@@ -179,20 +183,20 @@ class NodeSpec(Wire):
     taints: list[Taint] | None = None
 
 
-class NodeAddress(Wire):
+class NodeAddress(Wire, frozen=True):
     """``status.addresses[]`` of a Node."""
 
     type: str | None = None
     address: str | None = None
 
 
-class NodeStatus(Wire):
+class NodeStatus(Wire, frozen=True):
     """``status`` of a Node."""
 
     addresses: list[NodeAddress] | None = None
 
 
-class NodeWire(Wire):
+class NodeWire(Wire, frozen=True):
     """A core/v1 Node."""
 
     metadata: Metadata | None = None
@@ -200,7 +204,7 @@ class NodeWire(Wire):
     status: NodeStatus | None = None
 
 
-class Status(Wire):
+class Status(Wire, frozen=True):
     """A ``Status`` object: what an ERROR event and a refused request carry."""
 
     code: int | None = None

@@ -31,7 +31,7 @@ def documents(shape: type[wire.Wire]) -> st.SearchStrategy[dict[str, Any]]:
 
 def _values(kind: Any) -> st.SearchStrategy[Any]:
     arguments = typing.get_args(kind)
-    if typing.get_origin(kind) is list:
+    if typing.get_origin(kind) in {list, tuple}:
         return st.lists(_values(arguments[0]), max_size=3)
     if arguments:
         return st.one_of(*map(_values, arguments))

@@ -138,6 +138,19 @@ def test_ports_of_all_protocols_are_used_in_order() -> None:
     )
 
 
+def test_services_with_the_same_ports_share_them() -> None:
+    ports = [{"name": "http", "port": 80}, {"name": "https", "port": 443}]
+    assert _service({"ports": ports}).ports is _service({"ports": ports}).ports
+
+
+@pytest.mark.parametrize("count", [parse._FEW_PORTS, parse._FEW_PORTS + 1])
+def test_few_ports_and_many_are_read_alike(count: int) -> None:
+    ports = [{"name": f"p{number}", "port": number + 1} for number in range(count)]
+    service = _service({"ports": [*ports[:-1], {"name": "bad", "port": 0}, ports[-1]][1:]})
+    assert service.ports == tuple(builders.service_port(number + 1, name=f"p{number}") for number in range(1, count))
+    assert _reasons(service) == [f"spec.ports[{count - 2}].port: 0 is outside 1..65535"]
+
+
 @pytest.mark.parametrize(
     ("port", "reason"),
     [

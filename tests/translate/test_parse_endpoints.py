@@ -132,6 +132,19 @@ def test_a_bad_endpoint_port_costs_itself_only(port: dict[str, Any], reason: str
     assert _reasons(parsed) == [reason]
 
 
+def test_slices_with_the_same_ports_share_them() -> None:
+    ports = [{"name": "http", "port": 8080}]
+    assert _slice({"ports": ports}).ports is _slice({"ports": ports}).ports
+
+
+@pytest.mark.parametrize("count", [parse._FEW_PORTS, parse._FEW_PORTS + 1])
+def test_few_ports_and_many_are_read_alike(count: int) -> None:
+    ports = [{"name": f"p{number}", "port": number} for number in range(count)]
+    parsed = _slice({"ports": ports})
+    assert parsed.ports == tuple(builders.endpoint_port(number, name=f"p{number}") for number in range(1, count))
+    assert _reasons(parsed) == ["ports[0].port: 0 is outside 1..65535"]
+
+
 def test_in_a_manifest_an_absent_port_name_is_the_empty_one() -> None:
     assert _slice({"ports": [{"port": 80}]}, default_port_names=True).ports == (EndpointPort("", Protocol.TCP, 80),)
 

@@ -51,7 +51,7 @@ def test_every_field_of_a_service_that_means_something_is_read_by_its_name_in_th
         cluster_ips=["10.96.0.10", "fd00::10"],
         external_ips=["192.0.2.1"],
         load_balancer_source_ranges=["10.0.0.0/8"],
-        ports=[wire.ServicePortWire(name="http", protocol="TCP", port=80, node_port=30080)],
+        ports=(wire.ServicePortWire(name="http", protocol="TCP", port=80, node_port=30080),),
         session_affinity="ClientIP",
         session_affinity_config=wire.SessionAffinityConfig(client_ip=wire.ClientIPConfig(timeout_seconds=600)),
         internal_traffic_policy="Local",
@@ -68,13 +68,13 @@ def test_every_field_of_an_endpoint_slice_that_means_something_is_read_by_its_na
     assert raw.metadata.labels == wire.ObjectLabels(service="web")
     assert raw.metadata.annotations == wire.ObjectAnnotations(trigger_time="2026-01-02T03:04:05Z")
     assert raw.address_type == "IPv4"
-    assert raw.ports == [wire.EndpointPortWire(name="", protocol="UDP", port=53)]
+    assert raw.ports == (wire.EndpointPortWire(name="", protocol="UDP", port=53),)
     assert raw.endpoints == [
         wire.EndpointWire(
             addresses=["10.244.0.5"],
             conditions=wire.EndpointConditions(ready=False, serving=True, terminating=True),
             node_name="node-a",
-            hints=wire.EndpointHints(for_zones=[wire.Hint(name="zone-a")], for_nodes=[wire.Hint(name="node-a")]),
+            hints=wire.EndpointHints(for_zones=(wire.Hint(name="zone-a"),), for_nodes=(wire.Hint(name="node-a"),)),
         )
     ]
 
