@@ -296,6 +296,18 @@ def test_no_endpoint_slice_is_too_strange_to_parse(document: dict[str, Any], def
     assert all(0 < port.port <= 65535 for port in parsed.ports)
 
 
+_USUAL = st.fixed_dictionaries({"addresses": st.sampled_from([["10.244.0.5"], ["10.244.0.6", "10.244.0.7"], ["fd00::5"]])})
+
+
+@hypothesis.given(st.sampled_from(["IPv4", "IPv6"]), st.lists(_USUAL | strategies.documents(wire.EndpointWire), max_size=4))
+def test_an_endpoint_is_read_alike_whatever_stands_beside_it(family: str, endpoints: list[dict[str, Any]]) -> None:
+    parsed = _slice({"addressType": family, "endpoints": endpoints})
+    alone = [_slice({"addressType": family, "endpoints": [one]}) for one in endpoints]
+    assert parsed.addresses == b"".join(one.addresses for one in alone)
+    assert parsed.conditions == tuple(conditions for one in alone for conditions in one.conditions)
+    assert [skipped.reason for skipped in parsed.skipped] == [skipped.reason for one in alone for skipped in one.skipped]
+
+
 @hypothesis.given(strategies.documents(wire.NodeWire))
 def test_no_node_is_too_strange_to_parse(document: dict[str, Any]) -> None:
     node = _node(document)
