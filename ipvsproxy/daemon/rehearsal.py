@@ -158,7 +158,7 @@ def _describe(operation: Operation, claims: Claims) -> Document:
         "verb": verb,
         "kind": kind,
         "object": str(operation).removeprefix(f"{verb} {kind} "),
-        "service": str(owner) if owner and owner.namespace else None,
+        "service": str(owner) if owner and owner.service.namespace else None,
     }
     return {**found, "weight": operation.item.weight} if isinstance(operation.item, RealServer) else found
 

@@ -51,7 +51,7 @@ def describe(node_name: str, shadow: Shadow, differences: Sequence[Difference]) 
             {
                 "kind": one.kind,
                 "object": one.name,
-                "service": str(one.owner) if one.owner and one.owner.namespace else None,
+                "service": str(one.owner) if one.owner and one.owner.service.namespace else None,
                 "wanted": one.wanted,
                 "found": one.found,
             }

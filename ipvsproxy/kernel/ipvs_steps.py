@@ -1,6 +1,5 @@
 """Which steps programming virtual and real servers takes, and what it means when the kernel refuses one."""
 
-import dataclasses
 import errno
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -117,7 +116,7 @@ def steps(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequenc
     for position, operation in enumerate(operations):
         item = operation.item
         if type(item) is VirtualServer and new.get(item.key) == position and item.key in last:
-            bare = dataclasses.replace(item, settings=item.settings._replace(scheduler=NO_SCHEDULER))
+            bare = VirtualServer(item.key, item.settings._replace(scheduler=NO_SCHEDULER), item.weights, item.owner)
             steps.append(Operation(Verb.ADD, bare))
         else:
             steps.append(operation)

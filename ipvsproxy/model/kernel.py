@@ -1,9 +1,10 @@
 """What the kernel holds: virtual and real servers, set entries, addresses, sysctls, and who wants them."""
 
-import dataclasses
 import enum
 from collections.abc import KeysView, Mapping
 from typing import NamedTuple
+
+import msgspec
 
 from ipvsproxy.model.net import Address, Family, Network, Protocol, host_port
 from ipvsproxy.model.service import ServiceName
@@ -16,19 +17,13 @@ class Owner(NamedTuple):
     """Who wants a kernel object. Owners are ordered: where two want one key, the lower one gets it (the older Service)."""
 
     created_s: float
-    namespace: str
-    name: str
-
-    @property
-    def service(self) -> ServiceName:
-        """The Service that this owner stands for."""
-        return ServiceName(self.namespace, self.name)
+    service: ServiceName
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return str(self.service) if self.service.namespace else self.service.name
 
 
-NODE_OWNER = Owner(-1, "", "(node)")
+NODE_OWNER = Owner(-1, ServiceName("", "(node)"))
 """Owner of what the node needs whatever the Services are: device, sets, rules, sysctls."""
 
 
@@ -112,8 +107,7 @@ class VirtualServerSettings(NamedTuple):
     timeout_s: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class VirtualServer:
+class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     """A virtual server as one owner wants it.
 
     ``weights`` are 1 for each of its real servers, in no order. Nobody changes them: several virtual servers may share them,
@@ -122,8 +116,8 @@ class VirtualServer:
 
     key: VirtualServerKey
     settings: VirtualServerSettings
-    weights: dict[RealServerKey, int] = dataclasses.field(default_factory=dict)
-    owner: Owner = dataclasses.field(default=NODE_OWNER, compare=False)
+    weights: dict[RealServerKey, int] = msgspec.field(default_factory=dict)
+    owner: Owner = NODE_OWNER
 
     @property
     def real_servers(self) -> KeysView[RealServerKey]:
@@ -131,8 +125,7 @@ class VirtualServer:
         return self.weights.keys()
 
 
-@dataclasses.dataclass(slots=True)
-class ObservedVirtualServer:
+class ObservedVirtualServer(msgspec.Struct, gc=False):
     """A virtual server as the kernel holds it: its settings, and the weight of each real server.
 
     ``flags_known`` is false for a listing that does not show the scheduler's flags (``/proc/net/ip_vs``): they then count as

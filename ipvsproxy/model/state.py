@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
+import msgspec
+
 from ipvsproxy.model.kernel import (
     Flow,
     HealthListener,
@@ -19,8 +21,7 @@ from ipvsproxy.model.rules import SkeletonImage
 from ipvsproxy.model.service import Skipped
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceState:
+class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that one Service wants here, in both families.
 
     ``addresses`` are to be bound to the dummy device. ``refused`` are the virtual servers that this node itself may not use,
@@ -31,12 +32,12 @@ class ServiceState:
     """
 
     owner: Owner
-    virtual_servers: Mapping[VirtualServerKey, VirtualServer] = dataclasses.field(default_factory=dict)
+    virtual_servers: Mapping[VirtualServerKey, VirtualServer] = msgspec.field(default_factory=dict)
     entries: tuple[SetEntry, ...] = ()
     addresses: tuple[Address, ...] = ()
     refused: tuple[VirtualServerKey, ...] = ()
-    flows: Mapping[Flow, frozenset[RealServerKey]] = dataclasses.field(default_factory=dict)
-    local_endpoints: Mapping[HealthListener, int] = dataclasses.field(default_factory=dict)
+    flows: Mapping[Flow, frozenset[RealServerKey]] = msgspec.field(default_factory=dict)
+    local_endpoints: Mapping[HealthListener, int] = msgspec.field(default_factory=dict)
     without_local_internal: frozenset[Family] = frozenset()
     without_local_external: frozenset[Family] = frozenset()
     skipped: tuple[Skipped, ...] = ()

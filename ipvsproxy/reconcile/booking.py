@@ -1,6 +1,5 @@
 """What the kernel was made to hold, on its way into the tables: all operations of one plan that were done."""
 
-import dataclasses
 from typing import assert_never
 
 from ipvsproxy.model.kernel import (
@@ -81,7 +80,7 @@ class Booking:
             self._drains.end_all(item.key)
             table.confirm(item.key, None)
         else:
-            table.confirm(item.key, ObservedVirtualServer(item.settings, seen.real_servers if seen else {}))
+            table.exchange(item.key, ObservedVirtualServer(item.settings, seen.real_servers if seen else {}))
             self._changed.setdefault(item.key, None)
 
     def _real_server(self, verb: Verb, item: RealServer) -> None:
@@ -104,7 +103,7 @@ class Booking:
         added = dict.fromkeys(item.keys, 1)
         if wanted is not None and seen is not None and not seen.real_servers and added == wanted.weights:
             self._changed[key] = None
-            table.exchange(key, dataclasses.replace(seen, real_servers=wanted.weights))
+            table.exchange(key, ObservedVirtualServer(seen.settings, wanted.weights, seen.flags_known))
         else:
             self._weights_to_change(key).update(added)
 
@@ -118,5 +117,5 @@ class Booking:
         if weights is None:
             # What was observed stays as it is: who reads the kernel shows it again where nothing has changed.
             weights = self._changed[key] = dict(seen.real_servers)
-            table.exchange(key, dataclasses.replace(seen, real_servers=weights))
+            table.exchange(key, ObservedVirtualServer(seen.settings, weights, seen.flags_known))
         return weights

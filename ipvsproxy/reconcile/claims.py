@@ -36,6 +36,9 @@ from ipvsproxy.reconcile.table import Conflict, Table, presence
 TIMEOUTS = "timeouts"
 """The one key of the table of timeouts."""
 
+_NOTHING = ServiceState(owner=NODE_OWNER)
+"""What a Service wants that is not there yet, or not any more."""
+
 K = TypeVar("K")
 
 
@@ -130,25 +133,24 @@ class Claims:
         self._restricting.pop(name, None)
         affected: set[Owner] = set()
         if before and (state is None or before.owner != state.owner):
-            affected |= self._claim(before, ServiceState(owner=before.owner))
+            affected |= self._claim(before.owner, before, _NOTHING)
             before = None
         if state:
             self._states[name] = state
             if state.refused:
                 self._restricting[name] = state
-            affected |= self._claim(before or ServiceState(owner=state.owner), state)
+            affected |= self._claim(state.owner, before or _NOTHING, state)
         for owner in affected:
-            self._claim_entries(self._states[owner.service])
+            self._claim_entries(owner, self._states[owner.service])
 
-    def _claim(self, before: ServiceState, after: ServiceState) -> set[Owner]:
-        owner = after.owner
+    def _claim(self, owner: Owner, before: ServiceState, after: ServiceState) -> set[Owner]:
         affected = self.virtual_servers.claim(owner, before.virtual_servers, after.virtual_servers)
         if before.addresses != after.addresses:
             self.addresses.claim(owner, presence(before.addresses, owner), presence(after.addresses, owner))
         if before.flows != after.flows:
             self._claim_flows(owner, before.flows, after.flows)
-        self._claim_entries(after)
-        return affected - {owner}
+        self._claim_entries(owner, after)
+        return affected - {owner} if affected else affected
 
     def _claim_flows(
         self, owner: Owner, before: Mapping[Flow, frozenset[RealServerKey]], after: Mapping[Flow, frozenset[RealServerKey]]
@@ -162,34 +164,39 @@ class Claims:
             elif seen is not None and seen <= wanted.real_servers:
                 self.flows.confirm(flow, wanted.real_servers)
 
-    def _claim_entries(self, state: ServiceState) -> None:
-        name, owner = state.owner.service, state.owner
+    def _claim_entries(self, owner: Owner, state: ServiceState) -> None:
+        name = owner.service
         before = self._entry_claims.pop(name, ())
-        after = tuple(self._rightful_entries(state))
+        after = self._rightful_entries(owner, state)
         if after:
             self._entry_claims[name] = after
         if before == after:
             return
-        for set_name in {entry.set for entry in (*before, *after)}:
-            self.entries[set_name].claim(
-                owner,
-                presence([entry for entry in before if entry.set == set_name], owner),
-                presence([entry for entry in after if entry.set == set_name], owner),
-            )
+        if before:
+            wanted = frozenset(after)
+            for entry in before:
+                if entry not in wanted:
+                    self.entries[entry.set].release(entry, owner)
+        known = frozenset(before)
+        for entry in after:
+            if entry not in known:
+                self.entries[entry.set].want(entry, owner, owner)
 
-    def _rightful_entries(self, state: ServiceState) -> Iterable[SetEntry]:
-        lost = {key for key in state.virtual_servers if not self.virtual_servers.is_held_by(key, state.owner)}
+    def _rightful_entries(self, owner: Owner, state: ServiceState) -> tuple[SetEntry, ...]:
+        if not self.virtual_servers.is_contested:
+            return state.entries
+        lost = {key for key in state.virtual_servers if not self.virtual_servers.is_held_by(key, owner)}
         if not lost:
             return state.entries
         # What no entry names by its address is the virtual server of a node port; one that is held keeps the port's entry.
         named = {ownership.virtual_server_of(entry) for entry in state.entries}
         held_ports = {ownership.node_port(key) for key in state.virtual_servers.keys() - lost - named}
         lost_ports = {ownership.node_port(key) for key in lost - named} - held_ports
-        return [
+        return tuple(
             entry
             for entry in state.entries
             if ownership.virtual_server_of(entry) not in lost and ownership.node_port_of(entry) not in lost_ports
-        ]
+        )
 
     def occupied(self, family: Family) -> frozenset[SetKind]:
         """The kinds of set that hold an entry, or are about to hold one."""

@@ -55,7 +55,7 @@ class Difference:
     found: str
 
     def __str__(self) -> str:
-        owner = f" of {self.owner}" if self.owner and self.owner.namespace else ""
+        owner = f" of {self.owner}" if self.owner and self.owner.service.namespace else ""
         return f"{self.kind} {self.name}{owner}: wanted {self.wanted}, found {self.found}"
 
 

@@ -50,12 +50,12 @@ LOCAL_SETS = frozenset(
 )
 """Sets of what is not masqueraded because it is to stay on this node."""
 
+_RANGES, _ENTRIES, _FIREWALL_ENTRIES, _DRAINING, _FIREWALL_REMOVALS, _ENTRY_REMOVALS = 4, 5, 7, 10, 12, 13
 _RANKS: Mapping[tuple[Verb, type], int] = {
     (Verb.SET, Sysctl): 0,
     (Verb.SET, Timeouts): 1,
     (Verb.ADD, Device): 2,
     (Verb.ADD, IpSet): 3,
-    (Verb.ADD, SetEntry): 5,
     (Verb.SET, Skeleton): 6,
     (Verb.ADD, VirtualServer): 8,
     (Verb.SET, VirtualServer): 8,
@@ -65,11 +65,16 @@ _RANKS: Mapping[tuple[Verb, type], int] = {
     (Verb.ADD, BoundAddress): 9,
     (Verb.REMOVE, RealServer): 10,
     (Verb.REMOVE, VirtualServer): 11,
-    (Verb.REMOVE, SetEntry): 13,
     (Verb.REMOVE, BoundAddress): 14,
     (Verb.REMOVE, FlowCleaning): 15,
 }
-_RANGES, _FIREWALL_ENTRIES, _DRAINING, _FIREWALL_REMOVALS = 4, 7, 10, 12
+_RANKS_OF_ENTRIES: Mapping[tuple[Verb, str], int] = (
+    {(Verb.ADD, name): _ENTRIES for name in IP_SETS}
+    | {(Verb.REMOVE, name): _ENTRY_REMOVALS for name in IP_SETS}
+    | {(Verb.ADD, name): _RANGES for name in RANGE_SETS}
+    | {(Verb.ADD, name): _FIREWALL_ENTRIES for name in FIREWALL_SETS}
+    | {(Verb.REMOVE, name): _FIREWALL_REMOVALS for name in FIREWALL_SETS}
+)
 
 
 def rank(operation: Operation) -> int:
@@ -79,12 +84,9 @@ def rank(operation: Operation) -> int:
         KeyError: nobody ever plans such an operation.
     """
     verb, item = operation
-    if isinstance(item, SetEntry):
-        if verb is Verb.ADD and item.set in RANGE_SETS:
-            return _RANGES
-        if item.set in FIREWALL_SETS:
-            return _FIREWALL_ENTRIES if verb is Verb.ADD else _FIREWALL_REMOVALS
-    elif isinstance(item, RealServer) and verb is Verb.SET and item.weight == 0:
+    if type(item) is SetEntry:
+        return _RANKS_OF_ENTRIES[verb, item.set]
+    if verb is Verb.SET and type(item) is RealServer and item.weight == 0:
         return _DRAINING
     return _RANKS[verb, type(item)]
 

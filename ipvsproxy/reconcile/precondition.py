@@ -11,7 +11,7 @@ Rule 5: an address is local as soon as it is on our device: without a virtual se
 Service's port would answer in its place. The rules that close the host's ports leave out those of Services.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from ipvsproxy.model.kernel import IP_SETS, Flow, IpSet, SetEntry, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Address
@@ -21,6 +21,8 @@ from ipvsproxy.reconcile.claims import Claims, Keep
 
 def held_back(claims: Claims) -> Collection[VirtualServerKey]:
     """The virtual servers that are wanted and missing, and may not be added yet (rule 1)."""
+    if not any(claims.entries[name].desired for name in order.FIREWALL_SETS):
+        return frozenset()
     table = claims.virtual_servers
     return {key for key in table.pending if key not in table.observed and not _may_be_reached(claims, key)}
 
@@ -28,18 +30,20 @@ def held_back(claims: Claims) -> Collection[VirtualServerKey]:
 def may_be_bound(claims: Claims, address: Address) -> bool:
     """Whether an address has a virtual server (rule 5)."""
     seen = claims.virtual_servers.observed
-    return any(
-        key.address == address and key in seen
-        for owner in claims.addresses.wanting(address)
-        for key in claims.states[owner.service].virtual_servers
-    )
+    for owner in claims.addresses.wanting(address):
+        for key in claims.states[owner.service].virtual_servers:
+            if key in seen and key.address == address:
+                return True
+    return False
 
 
-def may_be_added(claims: Claims, entry: SetEntry) -> bool:
-    """False for an entry as long as it would shut out somebody whom the source ranges let in (rule 2), or lose answers (4)."""
-    if entry.set in order.FIREWALL_SETS:
-        return _has_ranges_in_force(claims, entry)
-    return entry.set not in order.LOCAL_SETS or not _leads_elsewhere(claims, entry)
+def may_be_added(claims: Claims, name: str, entries: Iterable[SetEntry]) -> Iterable[SetEntry]:
+    """Those entries of one set that shut out nobody whom the source ranges let in (rule 2), and lose no answers (rule 4)."""
+    if name in order.FIREWALL_SETS:
+        return (entry for entry in entries if _has_ranges_in_force(claims, entry))
+    if name in order.LOCAL_SETS:
+        return (entry for entry in entries if not _leads_elsewhere(claims, entry))
+    return entries
 
 
 def may_be_removed(claims: Claims, entry: SetEntry) -> bool:

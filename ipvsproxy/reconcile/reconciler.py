@@ -271,20 +271,23 @@ class Reconciler:
         errors: list[Outcome] = []
         surprises = 0
         booking = Booking(self.claims, self.drains, now)
+        any_failed = bool(self._retries)
         for outcome in outcomes:
             operation = outcome.operation
             verb, item = operation
-            surprises += outcome.surprise
             what = (verb, kind_of(item))
             count = len(item.keys) if type(item) is RealServers else 1
+            if outcome.surprise:
+                surprises += 1
             if outcome.error:
+                any_failed = True
                 failed[what] += count
                 self._book_failure(outcome, now)
                 if len(errors) < _ERRORS_SHOWN:
                     errors.append(outcome)
                 continue
             done[what] += count
-            if self._retries:
+            if any_failed:
                 self._retries.forget(_identity(operation))
             booking.book(operation)
         booking.close()

@@ -85,38 +85,46 @@ class Table(Generic[K, V, W]):
 
     def claim(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> set[Owner]:
         """Replace what this owner wanted (``before``) by what it wants now; returns other owners who gained or lost a key."""
-        affected: set[Owner] = set()
+        affected: set[Owner | None] = set()
         for key in before:
             if key not in after:
-                self._release(key, owner, affected)
+                affected.add(self.release(key, owner))
         for key, value in after.items():
             if before.get(key) != value:
-                self._want(key, owner, value, affected)
-        return affected
+                affected.add(self.want(key, owner, value))
+        return {other for other in affected if other}
 
-    def _want(self, key: K, owner: Owner, value: V, affected: set[Owner]) -> None:
-        held = self._desired.get(key)
+    @property
+    def is_contested(self) -> bool:
+        """Whether any key is wanted by more than one owner; else each owner has all that it claimed."""
+        return bool(self._waiting)
+
+    def want(self, key: K, owner: Owner, value: V) -> Owner | None:
+        """Have an owner want a key; returns another owner who lost it by this."""
+        held, loser = self._desired.get(key), None
         if held is not None and (holder := self._owner_of(held)) != owner:
             waiting = self._waiting.setdefault(key, {})
             if holder < owner:
                 waiting[owner] = value
-                return
+                return None
             waiting[holder] = held
-            affected.add(holder)
+            loser = holder
         self._desired[key] = value
         self.touch(key)
+        return loser
 
-    def _release(self, key: K, owner: Owner, affected: set[Owner]) -> None:
-        waiting = self._waiting.get(key)
+    def release(self, key: K, owner: Owner) -> Owner | None:
+        """Have an owner want a key no more; returns another owner who gained it by this."""
+        waiting, heir = self._waiting.get(key), None
         if waiting is None:
             self._desired.pop(key, None)
         elif waiting.pop(owner, None) is None:
             heir = min(waiting)
             self._desired[key] = waiting.pop(heir)
-            affected.add(heir)
         if not waiting:
             self._waiting.pop(key, None)
         self.touch(key)
+        return heir
 
     def is_held_by(self, key: K, owner: Owner) -> bool:
         """Whether this owner has the key."""
@@ -206,21 +214,21 @@ class Table(Generic[K, V, W]):
         """Compare the two sides of a key again."""
         wanted, seen = self._desired.get(key), self._observed.get(key)
         if wanted is not None:
-            differs, due, other = seen is None or self._differs(wanted, seen), self._pending, self._surplus
+            differs = seen is None or self._differs(wanted, seen)
+            is_pending, is_surplus = differs, False
         else:
-            differs = seen is not None and key not in self._foreign and not self._is_protected(key)
-            due, other = self._surplus, self._pending
-        if differs:
-            due[key] = None
-        elif key in due:
-            del due[key]
-        if key in other:
-            del other[key]
-        # A dictionary that was large is walked at its old size for ever.
-        if not self._pending:
-            self._pending = {}
-        if not self._surplus:
-            self._surplus = {}
+            is_pending, is_surplus = False, seen is not None and key not in self._foreign and not self._is_protected(key)
+        if is_pending:
+            self._pending[key] = None
+        elif key in self._pending:
+            del self._pending[key]
+            # A dictionary that was large is walked at its old size for ever.
+            self._pending = self._pending or {}
+        if is_surplus:
+            self._surplus[key] = None
+        elif key in self._surplus:
+            del self._surplus[key]
+            self._surplus = self._surplus or {}
 
 
 def presence(keys: Iterable[K], owner: Owner) -> Mapping[K, Owner]:

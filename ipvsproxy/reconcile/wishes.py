@@ -13,10 +13,9 @@ from ipvsproxy.reconcile.drain import Drains
 def wanted(claims: Claims, drains: Drains, seed: int) -> Iterator[Operation]:
     """What is to be done for the keys that somebody wants, as far as it may be done now."""
     yield from _foundation(claims)
-    for table in claims.entries.values():
-        for entry in table.pending:
-            if precondition.may_be_added(claims, entry):
-                yield Operation(Verb.ADD, entry)
+    for name, table in claims.entries.items():
+        for entry in precondition.may_be_added(claims, name, table.pending):
+            yield Operation(Verb.ADD, entry)
     held_back = precondition.held_back(claims)
     not_masqueraded_yet = precondition.not_masqueraded_yet(claims)
     virtual_servers = claims.virtual_servers

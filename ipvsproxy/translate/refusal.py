@@ -55,7 +55,7 @@ def _refused(service: Service, view: NodeView, settings: Settings) -> Iterator[t
 
 def _why(service: Service, address: Address, view: NodeView, settings: Settings, *, is_external: bool) -> str:
     """Why an address is refused; empty when it is not."""
-    if address.is_unspecified or address.is_link_local_v6 or _is_multicast(address):
+    if _is_special(address):
         return "is an unspecified, multicast or link-local address"
     if is_external and address in view.elsewhere:
         own = {KUBELET_PORT, *(server.port for server in view.api_servers if server.address == address)}
@@ -70,5 +70,10 @@ def _why(service: Service, address: Address, view: NodeView, settings: Settings,
     return "is the address of an API server" if any(server.address == address for server in view.api_servers) else ""
 
 
-def _is_multicast(address: Address) -> bool:
-    return address[0] & 0xF0 == 0xE0 if address.family is Family.IPV4 else address[0] == 0xFF  # noqa: PLR2004 - 224/4, ff00::/8
+def _is_special(address: Address) -> bool:
+    """Whether an address is unspecified, multicast or link-local; all of these begin with the lowest byte or a high one."""
+    first = address[0]
+    if 0 < first < 0xE0:  # noqa: PLR2004 - 224.0.0.0/4
+        return False
+    is_multicast = first & 0xF0 == 0xE0 if address.family is Family.IPV4 else first == 0xFF  # noqa: PLR2004 - 224/4, ff00::/8
+    return is_multicast or address.is_unspecified or address.is_link_local_v6

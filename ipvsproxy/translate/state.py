@@ -43,7 +43,7 @@ _NAMES: Mapping[tuple[Family, SetKind], str] = {(family, kind): IpSet(kind, fami
 
 def translate(service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings) -> ServiceState:
     """What the Service wants here. The slices are those labelled with its name, in any order."""
-    owner = Owner(service.created_s, *service.name)
+    owner = Owner(service.created_s, service.name)
     if service.not_served:
         return ServiceState(owner=owner, skipped=(service.not_served, *service.skipped))
     service, refused = refusal.admit(service, view, settings)
@@ -275,9 +275,13 @@ def find_endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Mappin
     for item in slices:
         for one in item.ports:
             if one.name == port.name and one.protocol is port.protocol:
-                for key, conditions in zip(real_servers(item, one.port), item.conditions, strict=True):
-                    if not conditions.terminating or key not in found:
-                        found[key] = conditions
+                each = zip(real_servers(item, one.port), item.conditions, strict=True)
+                if any([conditions.terminating for conditions in item.conditions]):  # noqa: C419 - a generator costs twice that
+                    for key, conditions in each:
+                        if not conditions.terminating or key not in found:
+                            found[key] = conditions
+                else:
+                    found.update(each)
     return found
 
 

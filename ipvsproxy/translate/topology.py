@@ -6,7 +6,7 @@ Rule: whether an endpoint is used, and why not, is one question: ``Scope.why_not
 """
 
 import enum
-from collections.abc import Collection, KeysView, Mapping
+from collections.abc import Collection, KeysView, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.model.kernel import RealServerKey
@@ -138,7 +138,7 @@ def choose(
     )
 
 
-def _hints(ready: Collection[Conditions], node: str, zone: str) -> tuple[str, str]:
+def _hints(ready: Sequence[Conditions], node: str, zone: str) -> tuple[str, str]:
     """The node and the zone that a ready endpoint must be hinted for, empty where it need not.
 
     A hint counts only if every ready endpoint has one of its kind (a partly hinted list is one that is being rewritten) and
@@ -147,8 +147,9 @@ def _hints(ready: Collection[Conditions], node: str, zone: str) -> tuple[str, st
     """
     if not ready:
         return "", ""
-    if all(endpoint.node_hints for endpoint in ready) and any(node in endpoint.node_hints for endpoint in ready):
+    first = ready[0]  # nearly always it has none, and then the others need not be asked
+    if first.node_hints and all(one.node_hints for one in ready) and any(node in one.node_hints for one in ready):
         return node, ""
-    if zone and all(endpoint.zone_hints for endpoint in ready) and any(zone in endpoint.zone_hints for endpoint in ready):
+    if first.zone_hints and zone and all(one.zone_hints for one in ready) and any(zone in one.zone_hints for one in ready):
         return "", zone
     return "", ""

@@ -55,7 +55,7 @@ def state(
     """What a Service wants; ``ports`` are health-check ports, with the number of its endpoints on this node."""
     service = ServiceName(builders.NAMESPACE, name)
     return ServiceState(
-        owner=Owner(created_s, *service),
+        owner=Owner(created_s, service),
         local_endpoints={
             HealthListener(family, port, service): count for family in families for port, count in (ports or {}).items()
         },

@@ -242,7 +242,7 @@ async def test_parts_that_break_the_rules_are_told_at_their_object() -> None:
 
 async def test_a_conflict_is_told_at_the_services_that_wait() -> None:
     stage = Stage()
-    conflict = Conflict(builders.frontend("10.96.0.10", 80), Owner(1, "shop", "old"), (Owner(2, *WEB),))
+    conflict = Conflict(builders.frontend("10.96.0.10", 80), Owner(1, ServiceName("shop", "old")), (Owner(2, WEB),))
     stage.announcer.synced(summary(conflicts=[conflict]))
     ((name, reason, note),) = await stage.told()
     assert (name, reason) == ("web", "AddressConflict")

@@ -15,7 +15,7 @@ from tests import builders
 from tests.reconcile import examples
 
 KEY = builders.frontend("10.96.0.10", 80)
-OLD, YOUNG, YOUNGEST = (Owner(age, "default", name) for age, name in ((1, "old"), (2, "young"), (3, "youngest")))
+OLD, YOUNG, YOUNGEST = (Owner(age, ServiceName("default", name)) for age, name in ((1, "old"), (2, "young"), (3, "youngest")))
 
 
 def summary(report: Report, *services: str) -> SyncSummary:

@@ -22,8 +22,6 @@ from ipvsproxy.model.kernel import (
     SetType,
     Sysctl,
     Timeouts,
-    VirtualServer,
-    VirtualServerSettings,
     network_entry,
 )
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address, parse_network
@@ -108,7 +106,7 @@ def test_entries_are_written_as_ipset_prints_them(entry: SetEntry, text: str) ->
         (ChainKey("nat", "KUBE-SERVICES"), "nat/KUBE-SERVICES"),
         (Jump("nat", "OUTPUT", "KUBE-SERVICES", "portals"), "nat/OUTPUT -> KUBE-SERVICES"),
         (Skeleton(family=Family.IPV6, chains={}, jumps=()), "IPv6 rules"),
-        (Owner(7, "shop", "web"), "shop/web"),
+        (Owner(7, ServiceName("shop", "web")), "shop/web"),
         (NODE_OWNER, "(node)"),
     ],
 )
@@ -125,15 +123,9 @@ def test_a_setting_that_is_a_lower_bound_is_met_by_more(seen: str, exactly: bool
 
 
 def test_the_older_service_comes_first_then_the_name_and_the_node_before_all() -> None:
-    older, younger, namesake = Owner(1, "b", "b"), Owner(2, "a", "a"), Owner(2, "a", "b")
+    older, younger, namesake = (Owner(age, ServiceName(*name)) for age, name in ((1, "bb"), (2, "aa"), (2, "ab")))
     assert sorted([namesake, younger, older, NODE_OWNER]) == [NODE_OWNER, older, younger, namesake]
     assert older.service == ServiceName("b", "b")
-
-
-def test_virtual_servers_are_equal_whoever_wants_them() -> None:
-    settings = VirtualServerSettings("rr")
-    one, other = (VirtualServer(FRONTEND, settings, {BACKEND: 1}, Owner(0, "shop", name)) for name in ("a", "b"))
-    assert one == other
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1", "fd00::1"])

@@ -16,11 +16,12 @@ from ipvsproxy.model.kernel import (
     network_entry,
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
+from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 
 ROUND_ROBIN = VirtualServerSettings("rr")
-OLD = Owner(1.0, "default", "old")
-YOUNG = Owner(2.0, "default", "young")
+OLD = Owner(1.0, ServiceName("default", "old"))
+YOUNG = Owner(2.0, ServiceName("default", "young"))
 
 
 def virtual_server(

@@ -107,7 +107,7 @@ def test_the_other_takes_over_with_its_own_entries_when_the_winner_goes(order: t
 def test_a_service_made_anew_is_as_young_as_it_is() -> None:
     claims = new_claims()
     put(claims, restricted(OLD), free(YOUNG))
-    again = Owner(3.0, OLD.namespace, OLD.name)
+    again = Owner(3.0, OLD.service)
     put(claims, restricted(again))
     assert claims.virtual_servers.desired[KEY].owner == YOUNG
     assert entries(claims, YOUNG) == {LOAD_BALANCER}

@@ -22,6 +22,7 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item
 from ipvsproxy.model.rules import ChainKey, Jump, Rule, Skeleton, SkeletonImage
+from ipvsproxy.model.service import ServiceName
 from ipvsproxy.reconcile import compare
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import state
@@ -32,7 +33,7 @@ from tests.translate.test_trace import BY_CLUSTER
 WEB_KEY = builders.frontend(builders.CLUSTER_IP, 80)
 KEY = builders.frontend(builders.CLUSTER_IP, 53, Protocol.UDP)
 SERVICE = builders.service("dns", builders.service_port(53, Protocol.UDP))
-OWNER = Owner(builders.CREATED_S, "default", "dns")
+OWNER = Owner(builders.CREATED_S, ServiceName("default", "dns"))
 FLOW = Flow(Family.IPV4, Protocol.UDP, parse_address(builders.CLUSTER_IP), 53)
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Collection
 
 from ipvsproxy.model.kernel import Owner
+from ipvsproxy.model.service import ServiceName
 from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Conflict, Table, presence
 
-OLD, MIDDLE, YOUNG = Owner(1, "ns", "old"), Owner(2, "ns", "middle"), Owner(3, "ns", "young")
+OLD, MIDDLE, YOUNG = (Owner(age, ServiceName("ns", name)) for age, name in ((1, "old"), (2, "middle"), (3, "young")))
 
 
 def table(is_protected: Callable[[str], bool] = lambda _: False) -> Table[str, tuple[Owner, int], int]:

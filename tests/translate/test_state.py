@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ipvsproxy.model.kernel import PERSISTENT, SCHEDULER_PORT, Flow, Owner, SetEntry, SetKind, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, Skipped
+from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceName, Skipped
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate.view import Settings
 from tests import builders
@@ -45,7 +45,7 @@ def test_an_entry_holds_what_its_set_s_type_has_and_nothing_else() -> None:
 
 def test_all_of_a_state_has_the_service_for_its_owner() -> None:
     state = state_of(service("web", namespace="shop", created_s=7))
-    owner = Owner(7, "shop", "web")
+    owner = Owner(7, ServiceName("shop", "web"))
     assert state.owner == owner
     assert {server.owner for server in state.virtual_servers.values()} == {owner}
 
@@ -55,7 +55,7 @@ def test_a_service_that_is_not_served_wants_nothing_and_says_why() -> None:
     detail = Skipped("spec.type", "is not known")
     unserved = dataclasses.replace(service(), not_served=headless, skipped=(detail,))
     state = state_of(unserved, endpoint_slice(endpoint("10.244.0.5")))
-    assert state == ServiceState(owner=Owner(builders.CREATED_S, "default", "web"), skipped=(headless, detail))
+    assert state == ServiceState(owner=Owner(builders.CREATED_S, ServiceName("default", "web")), skipped=(headless, detail))
 
 
 def test_what_the_service_says_wrongly_is_passed_on() -> None:
