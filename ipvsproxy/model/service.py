@@ -7,14 +7,20 @@ from typing import NamedTuple
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 
 
-class ServiceName(NamedTuple):
-    """Namespace and name of a Service."""
+class ObjectKey(NamedTuple):
+    """What names one object of one kind; the namespace of a Node is empty."""
 
     namespace: str
     name: str
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+class ServiceName(ObjectKey):
+    """Namespace and name of a Service."""
+
+    __slots__ = ()
 
 
 class Skipped(NamedTuple):
@@ -104,14 +110,10 @@ class EndpointPort(NamedTuple):
     port: int
 
 
-class EndpointSliceName(NamedTuple):
+class EndpointSliceName(ObjectKey):
     """Namespace and name of an EndpointSlice."""
 
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+    __slots__ = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,16 +172,6 @@ class ObjectKind(enum.StrEnum):
 
 
 ApiObject = Service | EndpointSlice | Node
-
-
-class ObjectKey(NamedTuple):
-    """What names one object of one kind; the namespace of a Node is empty."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
 class Put(NamedTuple):

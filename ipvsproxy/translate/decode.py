@@ -18,6 +18,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """All that msgspec raises for bytes: also those that are no JSON, or nested deeper than the interpreter can follow."""
 
 T = TypeVar("T", wire.ServiceWire, wire.EndpointSliceWire, wire.NodeWire)
+K = TypeVar("K", bound=ObjectKey)
 
 
 class UndecodableError(Exception):
@@ -81,19 +82,26 @@ class _LooseLine(wire.Wire, frozen=True):
     object: msgspec.Raw
 
 
-class _Reader(Generic[T]):
-    """What is different between the kinds: their shape, and how they are read."""
+class _Reader(Generic[T, K]):
+    """What is different between the kinds: their shape, what names them, and how they are read."""
 
-    def __init__(self, kind: ObjectKind, shape: type[T], read: Callable[[T, ObjectKey], ApiObject]) -> None:
+    def __init__(self, kind: ObjectKind, shape: type[T], key: type[K], read: Callable[[T, K], ApiObject]) -> None:
         self.kind = kind
+        self._key = key
         self.page: msgspec.json.Decoder[_Page[T]] = msgspec.json.Decoder(_Page[shape])  # type: ignore[valid-type]  # made at run time
         self.line: msgspec.json.Decoder[_Line[T]] = msgspec.json.Decoder(_Line[shape])  # type: ignore[valid-type]  # as above
         self.one: msgspec.json.Decoder[T] = msgspec.json.Decoder(shape)
-        self.read: Callable[[T, ObjectKey], ApiObject] = read
+        self.read: Callable[[T, K], ApiObject] = read
+
+    def key(self, metadata: wire.Metadata | None) -> K | None:
+        """What names an object with this metadata. The object has the same one for its name, where it is more than a text."""
+        if metadata is None or not metadata.name:
+            return None
+        return self._key("" if self.kind is ObjectKind.NODE else sys.intern(metadata.namespace or "default"), metadata.name)
 
     def event(self, raw: T, where: str = "") -> Put | Rejected:
         """The object with its key, or why it can not have one."""
-        key = _key(self.kind, raw.metadata)
+        key = self.key(raw.metadata)
         if key is None:
             return Rejected(self.kind, None, where, "metadata.name is missing")
         return Put(self.kind, key, self.read(raw, key))
@@ -106,15 +114,9 @@ class _Reader(Generic[T]):
             return Rejected(self.kind, _loose_key(self.kind, raw), where, _reason(error))
 
 
-def _key(kind: ObjectKind, metadata: wire.Metadata | None) -> ObjectKey | None:
-    if metadata is None or not metadata.name:
-        return None
-    return ObjectKey("" if kind is ObjectKind.NODE else sys.intern(metadata.namespace or "default"), metadata.name)
-
-
 def _loose_key(kind: ObjectKind, raw: msgspec.Raw) -> ObjectKey | None:
     try:
-        return _key(kind, msgspec.json.decode(raw, type=wire.AnyObject).metadata)
+        return _READERS[kind].key(msgspec.json.decode(raw, type=wire.AnyObject).metadata)
     except _UNREADABLE:
         return None
 
@@ -127,16 +129,12 @@ def _reason(error: Exception) -> str:
     return f"{field}: {text[:1].lower()}{text[1:]}" if field else text
 
 
-_READERS: Mapping[ObjectKind, _Reader[Any]] = {
-    ObjectKind.SERVICE: _Reader(
-        ObjectKind.SERVICE, wire.ServiceWire, lambda raw, key: parse.parse_service(raw, ServiceName(*key))
-    ),
+_READERS: Mapping[ObjectKind, _Reader[Any, Any]] = {
+    ObjectKind.SERVICE: _Reader(ObjectKind.SERVICE, wire.ServiceWire, ServiceName, parse.parse_service),
     ObjectKind.ENDPOINT_SLICE: _Reader(
-        ObjectKind.ENDPOINT_SLICE,
-        wire.EndpointSliceWire,
-        lambda raw, key: parse.parse_endpoint_slice(raw, EndpointSliceName(*key)),
+        ObjectKind.ENDPOINT_SLICE, wire.EndpointSliceWire, EndpointSliceName, parse.parse_endpoint_slice
     ),
-    ObjectKind.NODE: _Reader(ObjectKind.NODE, wire.NodeWire, lambda raw, key: parse.parse_node(raw, key.name)),
+    ObjectKind.NODE: _Reader(ObjectKind.NODE, wire.NodeWire, ObjectKey, lambda raw, key: parse.parse_node(raw, key.name)),
 }
 
 
@@ -149,7 +147,7 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
     reader = _READERS[kind]
     try:
         page = reader.page.decode(body)
-        events = tuple(reader.event(item) for item in page.items or ())
+        events = tuple(map(reader.event, page.items or ()))
     except _MISSHAPEN:
         try:
             page = msgspec.json.decode(body, type=_LoosePage)
@@ -179,7 +177,7 @@ def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
     if what in {"ADDED", "MODIFIED"}:
         return WatchLine(reader.event(raw), version)
     if what == "DELETED":
-        key = _key(kind, raw.metadata)
+        key = reader.key(raw.metadata)
         return WatchLine(Gone(kind, key) if key else Rejected(kind, None, "", "metadata.name is missing"), version)
     if what == "BOOKMARK":
         return WatchLine(Bookmark(), version)
@@ -203,7 +201,7 @@ def _loose_line(kind: ObjectKind, line: bytes) -> WatchLine:
     except _UNREADABLE:
         metadata = None
     version = (metadata and metadata.resource_version) or ""
-    key = _key(kind, metadata)
+    key = _READERS[kind].key(metadata)
     if decoded.type == "DELETED" and key:
         return WatchLine(Gone(kind, key), version)
     if decoded.type not in {"ADDED", "MODIFIED", "DELETED"}:
@@ -231,7 +229,7 @@ def decode_document(document: object, where: str) -> Put | Rejected | None:
     kind = _MANIFESTS.get((head.api_version or "", head.kind or ""))
     if kind is None:
         return None
-    key = _key(kind, head.metadata)
+    key = _READERS[kind].key(head.metadata)
     if key is None:
         return Rejected(kind, None, where, "metadata.name is missing")
     try:

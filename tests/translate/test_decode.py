@@ -54,6 +54,7 @@ def test_a_list_page_is_its_objects_with_version_and_continuation() -> None:
     assert (event.kind, event.key) == (ObjectKind.SERVICE, KEY)
     assert isinstance(event.object, Service)
     assert event.object.name == ServiceName("shop", "web")
+    assert event.object.name is event.key, "a hundred thousand are not named twice"
     assert event.object.cluster_addresses == builders.addresses("10.96.0.10")
     assert (page.resource_version, page.continue_token) == ("77", "next")
 
