@@ -3,7 +3,7 @@
 import functools
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pyroute2.netlink import genlmsg
@@ -18,7 +18,6 @@ from ipvsproxy.model.kernel import (
     Timeouts,
     VirtualServer,
     VirtualServerKey,
-    VirtualServerSettings,
 )
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
@@ -47,6 +46,7 @@ _DESTINATION_COMMANDS: Mapping[Verb, int] = {
     Verb.SET: ipvs.IPVS_CMD_SET_DEST,
     Verb.REMOVE: ipvs.IPVS_CMD_DEL_DEST,
 }
+_ADD, _REMOVE = Verb.ADD, Verb.REMOVE  # to reach them by their class takes ten times as long
 _UNNUMBERED = bytes(4)
 _pack_port = struct.Struct(">H").pack
 _pack_u16 = struct.Struct("=H").pack
@@ -80,24 +80,27 @@ class Encoder:
         self._listing = functools.cache(self._listing_template)
         self._question = functools.cache(self._question_template)
 
-    def encode(self, operations: Sequence[Operation], sequences: Iterator[bytes]) -> list[bytes]:
-        """One message per operation, or per real server of one, with the sequence numbers in their order.
+    def encode(self, operations: Sequence[Operation], sequences: Iterable[bytes]) -> list[bytes]:
+        """One message per operation, or per real server of one, with the sequence numbers in their order, as many of them.
 
         Raises:
             ValueError, struct.error: a real server's address is not of its virtual server's family, or something does not
                 fit its field.
         """
-        messages: list[bytes] = []
+        messages = list(sequences)  # each is replaced by its message
+        several: dict[int, list[tuple[int, RealServers]]] = {}
         last: tuple[VirtualServerKey | None, Verb | None, int] = (None, None, 0)
         head = middle = between = tail = b""
-        size = 0
+        position = size = 0
         for verb, item in operations:
             if type(item) is RealServers:
-                messages += self._encode_several(item, sequences)
+                several.setdefault(len(item.virtual_server.address), []).append((position, item))
+                position += len(item.keys)
                 continue
-            sequence = next(sequences)
+            sequence = messages[position]
             if type(item) is not RealServer:
-                messages.append(self._encode_other(verb, item, sequence))
+                messages[position] = self._encode_other(verb, item, sequence)
+                position += 1
                 continue
             key, real_server, weight = item
             if key is not last[0] or verb is not last[1] or weight != last[2]:
@@ -106,17 +109,36 @@ class Encoder:
                 last = key, verb, weight
             if len(real_server) != size + PORT_SIZE:
                 raise ValueError("the real server's address is not of the virtual server's family")
-            messages.append(b"".join((head, sequence, middle, real_server[:size], between, real_server[size:], tail)))
+            messages[position] = b"".join((head, sequence, middle, real_server[:size], between, real_server[size:], tail))
+            position += 1
+        for size, items in several.items():
+            self._encode_several(size, items, messages)
         return messages
 
-    def _encode_several(self, item: RealServers, sequences: Iterator[bytes]) -> Iterator[bytes]:
-        key, real_servers = item
-        head, middle, between, tail = self._around_real_server(key, Verb.ADD, 1)
-        size = len(key.address)
-        for real_server, sequence in zip(real_servers, sequences, strict=False):
-            if len(real_server) != size + PORT_SIZE:
-                raise ValueError("the real server's address is not of the virtual server's family")
-            yield b"".join((head, sequence, middle, real_server[:size], between, real_server[size:], tail))
+    def _encode_several(self, size: int, items: Sequence[tuple[int, RealServers]], messages: list[bytes]) -> None:
+        """Replace the sequence numbers of the real servers of new virtual servers, from the position of each of these on."""
+        numbers: list[bytes] = []
+        protocols: list[bytes] = []
+        addresses: list[bytes] = []
+        ports: list[bytes] = []
+        real_servers: list[bytes] = []
+        for position, ((protocol, address, port), keys) in items:
+            count = len(keys)
+            protocols.append(_pack_u16(protocol) * count)
+            addresses.append(address * count)
+            ports.append(_pack_port(port) * count)
+            numbers += messages[position : position + count]
+            real_servers += keys
+        if set(map(len, real_servers)) - {size + PORT_SIZE}:
+            raise ValueError("the real server's address is not of the virtual server's family")
+        template = self._destination(Verb.ADD, size)
+        count = len(real_servers)
+        columns = (*map(b"".join, (numbers, protocols, addresses, ports, real_servers)), _pack_u32(1) * count)
+        encoded = message.cut(template.encode_all(count, columns), template.size)
+        first = 0
+        for position, (_, keys) in items:
+            messages[position : position + len(keys)] = encoded[first : first + len(keys)]
+            first += len(keys)
 
     def _around_real_server(self, key: VirtualServerKey, verb: Verb, weight: int) -> tuple[bytes, bytes, bytes, bytes]:
         """What stands before the sequence number, before and after a real server's address, and after its port."""
@@ -155,17 +177,18 @@ class Encoder:
         return self._question(len(address))((_UNNUMBERED, _pack_u16(protocol), address, _pack_port(port)))
 
     def _encode_other(self, verb: Verb, item: object, sequence: bytes) -> bytes:
-        match item:
-            case VirtualServer(key=(protocol, address, port)) if verb is Verb.REMOVE:
-                return self._removal(len(address))((sequence, _pack_u16(protocol), address, _pack_port(port)))
-            case VirtualServer(key=(protocol, address, port), settings=VirtualServerSettings(scheduler, flags, timeout_s)):
-                if not 0 < len(scheduler) <= SCHEDULER_NAME_LIMIT:
-                    raise ValueError(f"a scheduler's name has 1 to {SCHEDULER_NAME_LIMIT} characters")
-                return self._service(verb is Verb.ADD, len(address), scheduler)(
-                    (sequence, _pack_u16(protocol), address, _pack_port(port), _pack_u32(flags & ~HASHED), _pack_u32(timeout_s))
-                )
-            case Timeouts():
-                return self._timeouts(item, sequence)
+        if isinstance(item, VirtualServer):
+            protocol, address, port = item.key
+            key = sequence, _pack_u16(protocol), address, _pack_port(port)
+            if verb is _REMOVE:
+                return self._removal(len(address))(key)
+            scheduler, flags, timeout_s = item.settings
+            if not 0 < len(scheduler) <= SCHEDULER_NAME_LIMIT:
+                raise ValueError(f"a scheduler's name has 1 to {SCHEDULER_NAME_LIMIT} characters")
+            encode = self._service(verb is _ADD, len(address), scheduler)
+            return encode((*key, _pack_u32(flags & ~HASHED), _pack_u32(timeout_s)))
+        if isinstance(item, Timeouts):
+            return self._timeouts(item, sequence)
         raise TypeError(f"not an IPVS object: {item}")
 
     def _timeouts(self, timeouts: Timeouts, sequence: bytes) -> bytes:

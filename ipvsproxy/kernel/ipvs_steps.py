@@ -48,8 +48,8 @@ def chunks(steps: Sequence[Operation], limit: int) -> Iterator[tuple[int, int]]:
     fetch it again.
     """
     start = count = 0
-    for position, step in enumerate(steps):
-        size = messages((step,))
+    for position, (_, item) in enumerate(steps):
+        size = len(item.keys) if type(item) is RealServers else 1
         if count + size > limit and start < position:
             yield start, position
             start, count = position, 0

@@ -1,6 +1,5 @@
 """IPVS messages: what a template makes equals what pyroute2 encodes for the same values."""
 
-import itertools
 import struct
 
 import pytest
@@ -85,7 +84,8 @@ def destination(item: RealServer, *, whole: bool) -> list[object]:
 
 
 def encode(*operations: Operation, first: int = 0x01020304) -> list[bytes]:
-    return ENCODER.encode(operations, (struct.pack("=I", number) for number in itertools.count(first)))
+    count = len(list(one_by_one(operations)))
+    return ENCODER.encode(operations, (struct.pack("=I", number) for number in range(first, first + count)))
 
 
 @given(real_servers(), st.sampled_from([(Verb.ADD, ipvs.IPVS_CMD_NEW_DEST), (Verb.SET, ipvs.IPVS_CMD_SET_DEST)]))
@@ -131,6 +131,20 @@ def test_several_real_servers_are_encoded_as_each_would_be_alone(items: list[Rea
     several = RealServers(key, tuple(item.key for item in items if item.key.address.family is key.address.family))
     alone = [*one_by_one([Operation(Verb.ADD, several)]), Operation(Verb.ADD, last)]
     assert encode(Operation(Verb.ADD, several), Operation(Verb.ADD, last)) == encode(*alone)
+
+
+def test_real_servers_of_several_virtual_servers_stand_behind_their_own() -> None:
+    operations = []
+    for number, text in enumerate(("10.0.0.1", "fd00::1", "10.0.0.2", "fd00::2", "10.0.0.3")):
+        address = parse_address(text)
+        key = VirtualServerKey(Protocol.UDP if number % 2 else Protocol.TCP, address, 80 + number)
+        keys = tuple(RealServerKey.of(Address(address[:-1] + bytes((place,))), 8000 + place) for place in range(number))
+        operations += [
+            Operation(Verb.ADD, VirtualServer(key, VirtualServerSettings("rr"))),
+            Operation(Verb.ADD, RealServers(key, keys)),
+        ]
+        operations.append(Operation(Verb.SET, RealServer(key, RealServerKey.of(address, 1), 7)))
+    assert encode(*operations) == encode(*one_by_one(operations))
 
 
 def test_a_timeout_of_zero_is_left_out() -> None:
