@@ -2,47 +2,22 @@
 
 import errno
 import hashlib
-import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel import ipset_enlarge, ipset_message, message, netlink
+from ipvsproxy.kernel import ipset_batch, ipset_enlarge, ipset_message, message, netlink
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, SetEntry, SetType
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 
-SEND_LIMIT = 120_000
-"""Most bytes of entries in one ``send``, so that a socket with the usual buffers takes it."""
-
 HASH_FULL = 4352
 """IPSET_ERR_HASH_FULL; for a set of ports the number has another meaning."""
 
-_OWN_ERRORS, _TYPE_SPECIFIC = 4096, 4352
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-
-_MEANINGS: Mapping[int, str] = {
-    errno.ENOENT: "the set does not exist",
-    4097: "the kernel does not understand the message (another family, or an older ipset protocol)",
-    4098: "the kernel does not know this type of set: its module is not there or cannot be loaded",
-    4099: "there is no room for another set in the kernel",
-    4100: "the set is in use by a rule",
-    4103: "the entry exists, or does not",
-    4104: "the kernel refuses this prefix length (a set holds no /0 range; two /1 ranges say the same)",
-    4106: "the kernel refuses this family",
-    4109: "an IPv4 address is missing",
-    4110: "an IPv6 address is missing",
-}
-_HASH_MEANINGS: Mapping[int, str] = {
-    4352: f"the set is full: it holds at most {SET_CAPACITY} entries",
-    4353: "the kernel refuses this entry in this type of set",
-    4354: "the kernel refuses this protocol",
-    4355: "the protocol is missing",
-}
-_BITMAP_MEANINGS: Mapping[int, str] = {_TYPE_SPECIFIC: "the port lies outside the set's range"}
 
 
 class ObservedSet(NamedTuple):
@@ -121,8 +96,8 @@ class IpsetDriver:
         entry by entry, after the others. Outcomes come in the operations' order.
         """
         outcomes = list(map(Outcome, operations))
-        batch = _Batch(self._channel, operations, outcomes)
-        for start, end in _runs(operations):
+        batch = ipset_batch.Batch(self._channel, operations, outcomes)
+        for start, end in ipset_batch.runs(operations):
             operation = operations[start]
             match operation.item:
                 case SetEntry(set=name):
@@ -172,7 +147,7 @@ class IpsetDriver:
         if number == 0:
             return False
         if number != errno.EEXIST:
-            raise KernelError(action=action, errno=max(number, 0), detail=explain(number, ip_set.type))
+            raise KernelError(action=action, errno=max(number, 0), detail=ipset_batch.explain(number, ip_set.type))
         observed = self._observe(ip_set.name, header_only=True)
         difference = observed.differs_from(ip_set) if observed else "it came and went meanwhile"
         if difference:
@@ -183,7 +158,7 @@ class IpsetDriver:
         """True when there was none."""
         number = self._channel.do(ipset_message.destruction(ip_set.name))
         if number not in (0, errno.ENOENT):
-            raise KernelError(action=f"destroy {ip_set}", errno=max(number, 0), detail=explain(number, ip_set.type))
+            raise KernelError(action=f"destroy {ip_set}", errno=max(number, 0), detail=ipset_batch.explain(number, ip_set.type))
         return number == errno.ENOENT
 
     def _revision(self, ip_set: IpSet) -> int:
@@ -213,7 +188,8 @@ class IpsetDriver:
         except KernelError as error:
             if error.errno == errno.ENOENT:
                 return None
-            raise KernelError(action=error.action, errno=error.errno, detail=explain(error.errno) or error.detail) from error
+            detail = ipset_batch.explain(error.errno) or error.detail
+            raise KernelError(action=error.action, errno=error.errno, detail=detail) from error
 
 
 def _digest(parts: Iterable[netlink.Found]) -> bytes:
@@ -236,102 +212,6 @@ def _read(name: str, parts: Iterable[netlink.Found]) -> ObservedSet | None:
                 if entry is not None:
                     observed.entries.add(entry)
     return observed
-
-
-class _Batch:
-    """Entry messages that go to the kernel together, and the outcomes of the operations that they carry."""
-
-    def __init__(self, channel: netlink.Channel, operations: Sequence[Operation], outcomes: list[Outcome]) -> None:
-        self._channel = channel
-        self._operations = operations
-        self._outcomes = outcomes
-        self._pending: list[tuple[list[int], list[bytes]]] = []
-        self._size = 0
-
-    def add(self, start: int, end: int) -> None:
-        """Take a run of entries of one set and verb."""
-        codec = ipset_message.codec(self._entry(start).set)
-        step = codec.entries_per_message
-        for first in range(start, end, step):
-            positions: list[int] = []
-            elements: list[bytes] = []
-            for position in range(first, min(first + step, end)):
-                try:
-                    elements.append(codec.encode(self._entry(position)))
-                    positions.append(position)
-                except (ValueError, struct.error) as error:
-                    self._fail(position, errno.EINVAL, str(error))
-            if positions:
-                self._pending.append((positions, elements))
-                self._size += sum(map(len, elements))
-            if self._size >= SEND_LIMIT - ipset_message.CONTAINER_LIMIT:
-                self.flush()
-
-    def flush(self) -> None:
-        """Have the kernel do what was taken."""
-        pending, self._pending, self._size = self._pending, [], 0
-        limit = self._channel.limit if pending else 1
-        for start in range(0, len(pending), limit):
-            chunk = pending[start : start + limit]
-            for index, number in self._run(chunk).items():
-                positions, elements = chunk[index]
-                if len(positions) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
-                    for position in positions:
-                        self._settle(position, number)
-                else:
-                    self._repeat(positions, elements, limit)
-
-    def _repeat(self, positions: Sequence[int], elements: Sequence[bytes], limit: int) -> None:
-        """One entry per message, so that each gets the outcome that is its own."""
-        alone = [([position], [element]) for position, element in zip(positions, elements, strict=True)]
-        for start in range(0, len(alone), limit):
-            for index, number in self._run(alone[start : start + limit]).items():
-                self._settle(positions[start + index], number)
-
-    def _run(self, chunk: Sequence[tuple[list[int], list[bytes]]]) -> dict[int, int]:
-        sequences = self._channel.sequences(len(chunk))
-        messages = []
-        for (positions, elements), sequence in zip(chunk, sequences, strict=True):
-            verb = self._operations[positions[0]].verb
-            messages.append(ipset_message.codec(self._entry(positions[0]).set).request(verb, elements, sequence))
-        return self._channel.run(messages)
-
-    def _settle(self, position: int, number: int) -> None:
-        operation = self._operations[position]
-        if operation.verb is Verb.REMOVE and number == errno.ENOENT:
-            self._outcomes[position] = Outcome(operation, surprise=True)
-        else:
-            self._fail(position, max(number, 0), explain(number, IP_SETS[self._entry(position).set].type))
-
-    def _fail(self, position: int, number: int, reason: str) -> None:
-        operation = self._operations[position]
-        self._outcomes[position] = Outcome(operation, f"{operation}: {reason}", number)
-
-    def _entry(self, position: int) -> SetEntry:
-        item = self._operations[position].item
-        assert isinstance(item, SetEntry)  # noqa: S101 - a run holds nothing else
-        return item
-
-
-def explain(number: int, set_type: SetType | None = None) -> str:
-    """What an error number of ipset means; those above 4096 are its own."""
-    own = _BITMAP_MEANINGS if set_type is SetType.PORT else _HASH_MEANINGS
-    meaning = own.get(number) or _MEANINGS.get(number)
-    return meaning or (f"ipset error {number}" if number > _OWN_ERRORS else netlink.explain(number))
-
-
-def _runs(operations: Sequence[Operation]) -> Iterator[tuple[int, int]]:
-    """First position and the one behind the last of each run of entries of one set and verb; anything else is alone."""
-    start = 0
-    current: tuple[Verb, str] | None = None
-    for position, (verb, item) in enumerate(operations):
-        kind = (verb, item.set) if type(item) is SetEntry else None
-        if position and (kind is None or kind != current):
-            yield start, position
-            start = position
-        current = kind
-    if operations:
-        yield start, len(operations)
 
 
 def _header(data: bytes, found: Mapping[int, tuple[int, int]], before: ObservedSet | None) -> ObservedSet:

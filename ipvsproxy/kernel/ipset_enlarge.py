@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import structlog
 
-from ipvsproxy.kernel import ipset_message, netlink
+from ipvsproxy.kernel import ipset_message, message, netlink
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import IpSet, SetEntry
 from ipvsproxy.model.plan import Verb
@@ -44,13 +44,12 @@ def enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Col
 def _fill(channel: netlink.Channel, ip_set: IpSet, entries: Collection[SetEntry], action: str) -> None:
     codec = ipset_message.EntryCodec(ip_set, COPY)
     try:
-        elements = [codec.encode(entry) for entry in entries]
+        encoded = codec.encode(list(entries)) if entries else b""
     except (ValueError, struct.error) as error:
         raise KernelError(action=action, detail=str(error)) from error
-    step = codec.entries_per_message
-    for start in range(0, len(elements), step):
+    for part in message.cut(encoded, codec.entries_per_message * codec.entry_size):
         (sequence,) = channel.sequences(1)
-        for number in channel.run([codec.request(Verb.ADD, elements[start : start + step], sequence)]).values():
+        for number in channel.run([codec.request(Verb.ADD, part, sequence)]).values():
             raise KernelError(action=action, errno=max(number, 0), detail=netlink.explain(number))
 
 

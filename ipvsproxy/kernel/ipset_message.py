@@ -41,8 +41,12 @@ _FIELDS: Mapping[SetType, tuple[str, ...]] = {
 }
 _NUMBERS = {"address": 1, "port": 4, "protocol": 7, "other": 20, "prefix_length": 21}
 _CODES = {"port": "2s", "protocol": "B", "prefix_length": "B"}
+_WRONG = {
+    "address": "the address is not of the set's family",
+    "protocol": "the protocol is missing",
+    "other": "the second address is not of the set's family",
+}
 _PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
-_pack_port = struct.Struct(">H").pack
 
 
 def _encoded(command: int, family: int, attributes: list[Any], flags: int) -> bytes:
@@ -108,46 +112,43 @@ class EntryCodec:
             "prefix_length": (0, 0xFF),
         }
         chosen = {field: samples[field] for field in self._fields}
-        self._encode = message.Template(self._element, chosen, whole_message=False).encode
-        self.entries_per_message = CONTAINER_LIMIT // len(self._element(**{field: low for field, (low, _) in chosen.items()}))
+        self._template = message.Template(self._element, chosen, whole_message=False)
+        self.entry_size = self._template.size
+        self.entries_per_message = CONTAINER_LIMIT // self.entry_size
         self._heads = {verb: self._head(command) for verb, command in _COMMANDS.items()}
         self._layout = message.Layout(self._places()) if len(self._fields) > 1 else None
 
-    def encode(self, entry: SetEntry) -> bytes:
-        """One entry as it stands in a message.
+    def encode(self, entries: Sequence[SetEntry]) -> bytes:
+        """Entries as they stand in a message, one behind the other, each of ``entry_size`` bytes.
 
         Raises:
             ValueError, struct.error: an address is missing or not of the set's family, or a number does not fit its field.
         """
-        _, address, protocol, port, other, prefix_length = entry
-        kind = self._type
-        if kind is SetType.PORT:
-            return self._encode((_pack_port(port),))
-        if address is None or len(address) != self._size:
-            raise ValueError("the address is not of the set's family")
-        if kind is SetType.ADDRESS:
-            return self._encode((address,))
-        if protocol is None:
-            raise ValueError("the protocol is missing")
-        if kind is SetType.ADDRESS_PORT:
-            return self._encode((address, _pack_port(port), bytes((protocol,))))
-        if other is None or len(other) != self._size:
-            raise ValueError("the second address is not of the set's family")
-        if kind is SetType.ADDRESS_PORT_ADDRESS:
-            return self._encode((address, _pack_port(port), bytes((protocol,)), other))
-        return self._encode((address, _pack_port(port), bytes((protocol,)), other, bytes((prefix_length,))))
+        values = dict(zip(SetEntry._fields, zip(*entries, strict=True), strict=True))
+        return self._template.encode_all(len(entries), [self._column(field, values[field]) for field in self._fields])
 
-    def request(self, verb: Verb, elements: Sequence[bytes], sequence: bytes) -> bytes:
+    def _column(self, field: str, values: Sequence[Any]) -> bytes:
+        if field == "port":
+            return struct.pack(f">{len(values)}H", *values)
+        try:
+            if field in ("protocol", "prefix_length"):
+                return bytes(values)
+            if set(map(len, values)) == {self._size}:
+                return b"".join(values)
+        except TypeError:  # one is None
+            pass
+        raise ValueError(_WRONG[field])
+
+    def request(self, verb: Verb, entries: bytes, sequence: bytes) -> bytes:
         """A message that adds or removes encoded entries, as many as ``entries_per_message`` or fewer.
 
         Adding what is there and removing what is not succeeds.
         """
         head = self._heads[verb]
-        body = b"".join(elements)
-        whole = bytearray(head + body)
+        whole = bytearray(head + entries)
         struct.pack_into("=I", whole, 0, len(whole))
         struct.pack_into("=4s", whole, message.SEQUENCE_OFFSET, sequence)
-        struct.pack_into("=H", whole, len(head) - 4, 4 + len(body))
+        struct.pack_into("=H", whole, len(head) - 4, 4 + len(entries))
         return bytes(whole)
 
     def decode(self, data: bytes, start: int, end: int) -> SetEntry | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipvsproxy.kernel import ipset, netlink
+from ipvsproxy.kernel import ipset
 from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, SetEntry, SetKind, SetType
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
@@ -286,17 +286,3 @@ def test_a_revision_that_is_not_one_byte_is_an_error_of_the_kernel(revision: byt
     driver = ipset.IpsetDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
     (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
     assert "the kernel's answer is not understood" in outcome.error
-
-
-@pytest.mark.parametrize(
-    ("number", "set_type", "text"),
-    [
-        (4352, SetType.ADDRESS_PORT, "the set is full: it holds at most 65536 entries"),
-        (4352, SetType.PORT, "the port lies outside the set's range"),
-        (4999, SetType.PORT, "ipset error 4999"),
-        (errno.EPERM, None, "Operation not permitted"),
-        (netlink.UNANSWERED, None, "the kernel's answer was lost, so this may or may not be in force"),
-    ],
-)
-def test_error_numbers_have_readable_texts(number: int, set_type: SetType | None, text: str) -> None:
-    assert ipset.explain(number, set_type) == text

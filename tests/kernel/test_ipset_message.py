@@ -41,14 +41,14 @@ def contents(data: bytes) -> list[tuple[int, int]]:
 @given(entries())
 def test_an_entry_is_read_as_it_was_written(entry: SetEntry) -> None:
     codec = ipset_message.codec(entry.set)
-    data = codec.encode(entry)
+    data = codec.encode([entry])
     assert codec.decode(data, 4, len(data)) == entry
 
 
 def test_a_message_holds_its_entries_and_says_how_long_it_is() -> None:
     codec = ipset_message.codec("KUBE-CLUSTER-IP")
     some = [SetEntry("KUBE-CLUSTER-IP", parse_address(f"10.0.0.{number}"), Protocol.TCP, 80) for number in range(200)]
-    data = codec.request(Verb.ADD, [codec.encode(entry) for entry in some], b"SEQN")
+    data = codec.request(Verb.ADD, codec.encode(some), b"SEQN")
     assert struct.unpack_from("=I", data)[0] == len(data)
     assert data[8:12] == b"SEQN"
     assert [codec.decode(data, *at) for at in contents(data)] == some
@@ -57,8 +57,8 @@ def test_a_message_holds_its_entries_and_says_how_long_it_is() -> None:
 def test_a_full_message_stays_below_the_limit_of_the_container() -> None:
     for ip_set in IP_SETS.values():
         codec = ipset_message.codec(ip_set.name)
-        element = len(codec.encode(entry_of(ip_set)))
-        assert 50_000 < codec.entries_per_message * element <= ipset_message.CONTAINER_LIMIT
+        assert len(codec.encode([entry_of(ip_set)] * 3)) == 3 * codec.entry_size
+        assert 50_000 < codec.entries_per_message * codec.entry_size <= ipset_message.CONTAINER_LIMIT
 
 
 def entry_of(ip_set: IpSet) -> SetEntry:
@@ -80,13 +80,13 @@ def entry_of(ip_set: IpSet) -> SetEntry:
 )
 def test_an_entry_that_its_set_cannot_hold_is_refused(entry: SetEntry) -> None:
     with pytest.raises((ValueError, struct.error)):
-        ipset_message.codec(entry.set).encode(entry)
+        ipset_message.codec(entry.set).encode([entry])
 
 
 @pytest.mark.parametrize("family", Family)
 def test_an_entry_of_a_foreign_protocol_or_form_is_nobodys(family: Family) -> None:
     codec = ipset_message.codec(IpSet(SetKind.CLUSTER_IP, family).name)
-    data = codec.encode(entry_of(IpSet(SetKind.CLUSTER_IP, family)))
+    data = codec.encode([entry_of(IpSet(SetKind.CLUSTER_IP, family))])
     (at,) = [place for kind, place, _ in message.walk(data, 4, len(data)) if kind == 7]
     icmp = data[:at] + b"\x01" + data[at + 1 :]
     assert codec.decode(icmp, 4, len(icmp)) is None

@@ -1,0 +1,54 @@
+"""Entries that go to the kernel together, on a fake socket."""
+
+import errno
+
+import pytest
+
+from ipvsproxy.kernel import ipset_batch, ipset_message, netlink
+from ipvsproxy.model.kernel import IpSet, SetEntry, SetKind, SetType
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from tests.kernel import fake_netlink
+
+NAME = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name
+
+
+def entry(number: int) -> SetEntry:
+    return SetEntry(NAME, parse_address(f"10.0.0.{number}"), Protocol.TCP, 80)
+
+
+def test_a_run_is_of_one_set_and_one_verb() -> None:
+    other = SetEntry("KUBE-NODE-PORT-TCP", port=80)
+    added = [Operation(Verb.ADD, item) for item in (entry(1), entry(2), other, IpSet(SetKind.IPVS_IPS, Family.IPV4), entry(3))]
+    assert list(ipset_batch.runs([*added, Operation(Verb.REMOVE, entry(4))])) == [(0, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
+    assert not list(ipset_batch.runs([]))
+
+
+def test_an_entry_that_can_not_be_encoded_does_not_keep_the_others_from_their_message() -> None:
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        return [fake_netlink.error(fake_netlink.sequences(data)[-1])]
+
+    fake = fake_netlink.FakeSocket(answer)
+    operations = [Operation(Verb.ADD, item) for item in (entry(1), entry(2)._replace(protocol=None), entry(3))]
+    outcomes = list(map(Outcome, operations))
+    batch = ipset_batch.Batch(netlink.Channel(0, lambda _protocol: fake), operations, outcomes)
+    batch.add(0, 3)
+    batch.flush()
+    assert [outcome.error for outcome in outcomes] == ["", f"{operations[1]}: the protocol is missing", ""]
+    assert outcomes[1].errno == errno.EINVAL
+    (sent,) = fake.sent
+    assert sent.endswith(ipset_message.codec(NAME).encode([entry(1), entry(3)]))
+
+
+@pytest.mark.parametrize(
+    ("number", "set_type", "text"),
+    [
+        (4352, SetType.ADDRESS_PORT, "the set is full: it holds at most 65536 entries"),
+        (4352, SetType.PORT, "the port lies outside the set's range"),
+        (4999, SetType.PORT, "ipset error 4999"),
+        (errno.EPERM, None, "Operation not permitted"),
+        (netlink.UNANSWERED, None, "the kernel's answer was lost, so this may or may not be in force"),
+    ],
+)
+def test_error_numbers_have_readable_texts(number: int, set_type: SetType | None, text: str) -> None:
+    assert ipset_batch.explain(number, set_type) == text
