@@ -1,6 +1,7 @@
 """The address driver: the dummy device that carries the service addresses, and every address of this host."""
 
 import errno
+import functools
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,7 +60,7 @@ class AddressDriver:
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket, device: str = DEVICE) -> None:
         self._device = device
         self._channel = netlink.Channel(NETLINK_ROUTE, connect)
-        self._templates: dict[tuple[bool, Family], message.Template] = {}
+        self._template = functools.cache(_address_template)
         self._digest = b""
         """Of what the kernel said to ``observe_changed``; empty where that does not count any more."""
 
@@ -177,22 +178,16 @@ class AddressDriver:
         step = min(BATCH_SIZE, self._channel.limit)
         for first in range(positions.start, positions.stop, step):
             chunk = operations[first : min(first + step, positions.stop)]
-            messages = [
-                self._encode(operation, index, sequence)
-                for operation, sequence in zip(chunk, self._channel.sequences(len(chunk)), strict=True)
-            ]
-            for place, number in self._channel.run(messages).items():
+            for place, number in self._channel.run(self._encode(chunk, index)).items():
                 outcomes[first + place] = _outcome(chunk[place], number)
 
-    def _encode(self, operation: Operation, index: bytes, sequence: bytes) -> bytes:
-        item = operation.item
-        assert isinstance(item, BoundAddress)  # noqa: S101 - a run holds nothing else
-        address = item.address
-        kind = (operation.verb is Verb.REMOVE, address.family)
-        template = self._templates.get(kind)
-        if template is None:
-            template = self._templates[kind] = _address_template(*kind)
-        return template.encode((sequence, index, address, address))
+    def _encode(self, chunk: Sequence[Operation], index: bytes) -> list[bytes]:
+        messages: list[bytes] = []
+        for (verb, item), sequence in zip(chunk, self._channel.sequences(len(chunk)), strict=True):
+            assert isinstance(item, BoundAddress)  # noqa: S101 - a run holds nothing else
+            address = item.address
+            messages.append(self._template(verb, len(address)).encode((sequence, index, address, address)))
+        return messages
 
     def _find(self) -> _Link | None:
         try:
@@ -259,8 +254,9 @@ def _address_query() -> bytes:
     return message.encode(ifaddrmsg(), RTM_GETADDR, netlink.REQUEST | netlink.DUMP)
 
 
-def _address_template(removal: bool, family: Family) -> message.Template:  # noqa: FBT001 - half of a template's key
-    """Both attributes hold the address, without flags, label or scope, as kube-proxy sends them."""
+def _address_template(verb: Verb, size: int) -> message.Template:
+    """Both attributes hold the address, of this many bytes, without flags, label or scope, as kube-proxy sends them."""
+    family = next(family for family in Family if _SIZES[family] == size)
 
     def build(index: int, local: str, address: str) -> bytes:
         request = ifaddrmsg()
@@ -268,7 +264,7 @@ def _address_template(removal: bool, family: Family) -> message.Template:  # noq
         request["prefixlen"] = family.bits
         request["index"] = index
         request["attrs"] = [["IFA_LOCAL", local], ["IFA_ADDRESS", address]]
-        if removal:
+        if verb is Verb.REMOVE:
             return message.encode(request, RTM_DELADDR, netlink.REQUEST)
         return message.encode(request, RTM_NEWADDR, netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE)
 
