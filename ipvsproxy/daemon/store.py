@@ -8,6 +8,7 @@ Rule 3: an object that cannot be read leaves what was known of it in force.
 import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple, assert_never
 
 from ipvsproxy.daemon.mass_deletion import Doubt, Guard
@@ -74,7 +75,7 @@ class Store:
         self._started_s = started_s
         self._guard = guard or Guard(0)
         self._services: dict[ServiceName, Service] = {}
-        self._slices: dict[EndpointSliceName, EndpointSlice] = {}
+        self._slices: dict[ObjectKey, EndpointSlice] = {}
         self._slices_of: dict[ServiceName, tuple[EndpointSlice, ...]] = {}  # tuples: nearly all have one slice
         self._nodes: dict[str, Node] = {}
         self._rejected: dict[ObjectKind, dict[ObjectKey, Rejected]] = {kind: {} for kind in ObjectKind}
@@ -119,9 +120,9 @@ class Store:
         for event in events:
             match event:
                 case Put():
-                    self._rejected[event.kind].pop(event.key, None)
-                    if not (isinstance(event.object, EndpointSlice) and self._is_held(event.object)):
-                        self._put(event.kind, event.object, now)
+                    if rejected := self._rejected[event.kind]:
+                        rejected.pop(event.key, None)
+                    self._put(event.object, now)
                 case Gone():
                     self._remove(event.kind, event.key, now)
                 case Listing():
@@ -157,7 +158,7 @@ class Store:
             if not self._believes(event, lost, of, now):
                 return
         for item in shrunk.values():
-            self._put(kind, item, now)
+            self._put(item, now)
         for key in missing:
             self._remove(kind, key, now)
 
@@ -172,16 +173,7 @@ class Store:
         """How many Services these are, or how many endpoints their slices hold."""
         if kind is ObjectKind.SERVICE:
             return len(keys)
-        slices = (self._slices.get(EndpointSliceName(*key)) for key in keys)
-        return sum(len(item.conditions) for item in slices if item)
-
-    def _is_held(self, item: EndpointSlice) -> bool:
-        """Keep a slice of a list back that has fewer endpoints than before: the whole list is judged by all of these."""
-        before = self._slices.get(item.name)
-        if self._shrunk is None or before is None or len(item.conditions) >= len(before.conditions):
-            return False
-        self._shrunk[item.name] = item
-        return True
+        return sum(len(item.conditions) for item in map(self._slices.get, keys) if item)
 
     def take(self) -> Changes:
         """Everything that has changed since this was called last."""
@@ -203,28 +195,51 @@ class Store:
         for name in self._services:
             self._dirty.setdefault(name, now)
 
-    def _put(self, kind: ObjectKind, item: ApiObject, now: float) -> None:
+    def _put(self, item: ApiObject, now: float) -> None:
         match item:
             case Service():
-                before: ApiObject | None = self._services.get(item.name)
+                known = self._services.get(item.name)
                 self._services[item.name] = item
-                touched: Iterable[ServiceName | None] = (item.name,)
+                if known is None or known != item:
+                    self._mark(ObjectKind.SERVICE, item.name, now)
+                    if item.skipped:
+                        self._complain(ObjectKind.SERVICE, item, known)
             case EndpointSlice():
-                before = self._slices.get(item.name)
-                self._put_slice(item)
-                touched = (item.service, before.service if before else None)
+                self._put_slice(item, now)
             case Node():
                 before = self._nodes.get(item.name)
                 self._nodes[item.name] = item
-                touched = ()
+                if before is None or before != item:
+                    self._mark_node()
+                    if item.skipped:
+                        self._complain(ObjectKind.NODE, item, before)
             case never:
                 assert_never(never)
-        if before == item:
+
+    def _put_slice(self, item: EndpointSlice, now: float) -> None:
+        before = self._slices.get(item.name)
+        if before is not None:
+            if self._shrunk is not None and len(item.conditions) < len(before.conditions):
+                # It is on a list, with fewer endpoints than before: the whole list is judged by all of these.
+                self._shrunk[item.name] = item
+                return
+            if before.service:
+                self._forget_slice(before.service, item.name)
+        self._slices[item.name] = item
+        if item.service:
+            self._slices_of[item.service] = (*self._slices_of.get(item.service, ()), item)
+        if before is not None and before == item:
             return
-        self._mark(kind, touched, now)
-        if isinstance(item, EndpointSlice) and item.family and item.trigger_s > self._started_s:
+        self._mark(ObjectKind.ENDPOINT_SLICE, item.service, now)
+        if before is not None and before.service:
+            self._dirty.setdefault(before.service, now)
+        if item.trigger_s > self._started_s and item.family:
             self._triggers.append(Trigger(item.family, item.trigger_s))
-        if item.skipped and (before is None or before.skipped != item.skipped):
+        if item.skipped:
+            self._complain(ObjectKind.ENDPOINT_SLICE, item, before)
+
+    def _complain(self, kind: ObjectKind, item: ApiObject, before: ApiObject | None) -> None:
+        if before is None or before.skipped != item.skipped:
             self._complaints.append(Complaint(kind, str(item.name), item.skipped))
 
     def _reject(self, event: Rejected) -> None:
@@ -234,14 +249,6 @@ class Store:
                 return
             self._rejected[event.kind][event.key] = event
         self._complaints.append(Complaint(event.kind, str(event.key or ""), (Skipped("", event.reason),), event.where))
-
-    def _put_slice(self, item: EndpointSlice) -> None:
-        before = self._slices.get(item.name)
-        if before and before.service:
-            self._forget_slice(before.service, item.name)
-        self._slices[item.name] = item
-        if item.service:
-            self._slices_of[item.service] = (*self._slices_of.get(item.service, ()), item)
 
     def _forget_slice(self, service: ServiceName, name: EndpointSliceName) -> None:
         others = tuple(item for item in self._slices_of[service] if item.name != name)
@@ -254,37 +261,40 @@ class Store:
         self._rejected[kind].pop(key, None)
         match kind:
             case ObjectKind.SERVICE:
-                if self._services.pop(ServiceName(*key), None):
-                    self._mark(kind, (ServiceName(*key),), now)
+                service = self._services.pop(ServiceName(*key), None)
+                if service:
+                    self._mark(kind, service.name, now)
             case ObjectKind.ENDPOINT_SLICE:
-                gone = self._slices.pop(EndpointSliceName(*key), None)
+                gone = self._slices.pop(key, None)
                 if gone:
                     if gone.service:
                         self._forget_slice(gone.service, gone.name)
-                    self._mark(kind, (gone.service,), now)
+                    self._mark(kind, gone.service, now)
             case ObjectKind.NODE:
                 node = self._nodes.get(key.name)
                 if node and not node.leaving:
                     # Its last addresses and zone still hold; load balancers must know that it is going.
                     self._nodes[key.name] = dataclasses.replace(node, leaving=True)
-                    self._mark(kind, (), now)
+                    self._mark_node()
             case never:
                 assert_never(never)
 
-    def _keys(self, kind: ObjectKind) -> frozenset[ObjectKey]:
+    def _keys(self, kind: ObjectKind) -> AbstractSet[ObjectKey]:
         match kind:
             case ObjectKind.SERVICE:
-                return frozenset(ObjectKey(*name) for name in self._services)
+                return self._services.keys()
             case ObjectKind.ENDPOINT_SLICE:
-                return frozenset(ObjectKey(*name) for name in self._slices)
+                return self._slices.keys()
             case ObjectKind.NODE:
-                return frozenset(ObjectKey("", name) for name in self._nodes)
+                return {ObjectKey("", name) for name in self._nodes}
             case never:
                 assert_never(never)
 
-    def _mark(self, kind: ObjectKind, services: Iterable[ServiceName | None], now: float) -> None:
+    def _mark(self, kind: ObjectKind, service: ServiceName | None, now: float) -> None:
         self._seen[kind] += 1
-        self._node_changed |= kind is ObjectKind.NODE
-        for name in services:
-            if name:
-                self._dirty.setdefault(name, now)
+        if service:
+            self._dirty.setdefault(service, now)
+
+    def _mark_node(self) -> None:
+        self._seen[ObjectKind.NODE] += 1
+        self._node_changed = True
