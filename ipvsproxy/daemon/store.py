@@ -76,7 +76,8 @@ class Store:
         self._guard = guard or Guard(0)
         self._services: dict[ServiceName, Service] = {}
         self._slices: dict[ObjectKey, EndpointSlice] = {}
-        self._slices_of: dict[ServiceName, tuple[EndpointSlice, ...]] = {}  # tuples: nearly all have one slice
+        # Nearly all have one slice, which stands there without a tuple: for a hundred thousand these would be six megabytes.
+        self._slices_of: dict[ServiceName, EndpointSlice | tuple[EndpointSlice, ...]] = {}
         self._nodes: dict[str, Node] = {}
         self._rejected: dict[ObjectKind, dict[ObjectKey, Rejected]] = {kind: {} for kind in ObjectKind}
         self._listed: set[ObjectKind] = set()
@@ -92,9 +93,10 @@ class Store:
         """Every known Service."""
         return self._services
 
-    def slices_of(self, name: ServiceName) -> Collection[EndpointSlice]:
+    def slices_of(self, name: ServiceName) -> tuple[EndpointSlice, ...]:
         """The EndpointSlices of a Service, in no order."""
-        return self._slices_of.get(name, ())
+        known = self._slices_of.get(name, ())
+        return known if isinstance(known, tuple) else (known,)
 
     def node(self, name: str) -> Node | None:
         """The Node of this name, if it is known."""
@@ -227,7 +229,8 @@ class Store:
                 self._forget_slice(before.service, item.name)
         self._slices[item.name] = item
         if item.service:
-            self._slices_of[item.service] = (*self._slices_of.get(item.service, ()), item)
+            others = self.slices_of(item.service)
+            self._slices_of[item.service] = (*others, item) if others else item
         if before is not None and before == item:
             return
         self._mark(ObjectKind.ENDPOINT_SLICE, item.service, now)
@@ -251,9 +254,9 @@ class Store:
         self._complaints.append(Complaint(event.kind, str(event.key or ""), (Skipped("", event.reason),), event.where))
 
     def _forget_slice(self, service: ServiceName, name: EndpointSliceName) -> None:
-        others = tuple(item for item in self._slices_of[service] if item.name != name)
+        others = tuple(item for item in self.slices_of(service) if item.name != name)
         if others:
-            self._slices_of[service] = others
+            self._slices_of[service] = others if len(others) > 1 else others[0]
         else:
             del self._slices_of[service]
 

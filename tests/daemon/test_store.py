@@ -134,6 +134,18 @@ def test_slices_of_one_name_in_two_namespaces_are_two(store: Store) -> None:
     assert list(store.slices_of(ServiceName("other", "web"))) == [other]
 
 
+def test_slices_of_a_service_come_change_and_go_one_by_one(store: Store) -> None:
+    slices = [builders.endpoint_slice(builders.endpoint(f"10.244.0.{number}"), suffix=str(number)) for number in (1, 2, 3)]
+    deliver(store, *slices)
+    changed = dataclasses.replace(slices[0], ports=())
+    deliver(store, changed)
+    rest = [changed, *slices[1:]]
+    while rest:
+        assert sorted(store.slices_of(WEB.name), key=lambda item: item.name) == rest
+        store.deliver([gone(rest.pop())], 1)
+    assert store.slices_of(WEB.name) == ()
+
+
 def test_endpoints_that_come_before_their_service_are_found_later() -> None:
     store = Store(STARTED_S)
     deliver(store, SLICE)
