@@ -329,9 +329,10 @@ def _endpoints(
     # A hundred thousand endpoints of a first list come through here, and in nearly all slices each has what it should have.
     packed = pack_addresses(family, [raw.addresses[0] if raw.addresses else "" for raw in endpoints])
     if packed is not None:
-        return packed, tuple([_shared_conditions(raw.conditions, raw.node_name, raw.hints) for raw in endpoints])
+        conditions = [_shared_conditions(raw.conditions, raw.node_name, raw.hints) for raw in endpoints]
+        return packed, _alone(conditions[0]) if len(conditions) == 1 else tuple(conditions)
     addresses: list[bytes] = []
-    conditions: list[Conditions] = []
+    conditions = []
     length = family.bits // 8
     for number, raw in enumerate(endpoints):
         if not raw.addresses:
@@ -365,6 +366,12 @@ def _shared_conditions(
         _names(hints.for_zones),
         _names(hints.for_nodes),
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _alone(conditions: Conditions) -> tuple[Conditions, ...]:
+    """One tuple for all slices of one endpoint that is alike: a cluster may have a hundred thousand of these."""
+    return (conditions,)
 
 
 def _names(hints: tuple[wire.Hint, ...] | None) -> frozenset[str]:

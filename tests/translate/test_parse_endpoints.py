@@ -173,6 +173,7 @@ def test_endpoints_of_one_node_that_are_alike_share_their_conditions() -> None:
     assert first is third
     assert second is fourth
     assert (first.node_name, second.node_name) == ("node-0", "node-1")
+    assert _slice({"endpoints": entries[:1]}).conditions is _slice({"endpoints": entries[2:3]}).conditions
 
 
 def test_an_endpoint_is_its_first_address_on_its_node_with_its_hints() -> None:
