@@ -35,6 +35,8 @@ from ipvsproxy.translate import refusal, skeleton, state, view
 
 FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
 """Programmed before all others: with these a new node is usable while the rest is under way."""
+SERVICES_PER_STEP = 10
+"""How many Services are translated before the time is asked for: of usual ones, what takes half a millisecond."""
 SERVICES_AT_ONCE = 250
 """How many Services are translated before they are programmed: the operations of a batch are planned and booked in one go."""
 REST_FACTOR = 4
@@ -158,7 +160,8 @@ class Engine:
         may_begin_s = self._clock() + max(self._settings.min_interval_s, rest_s)
         while not await self._idle():
             pass
-        await asyncio.sleep(may_begin_s - self._clock())
+        if (rest_s := may_begin_s - self._clock()) > 0:
+            await asyncio.sleep(rest_s)
 
     async def _idle(self) -> bool:
         """Wait until something is due or arrives; false when it was only a look at the kernel, and all is as it was left."""
@@ -229,22 +232,24 @@ class Engine:
     async def _add(self, total: Report) -> Report:
         """Add what is wanted and may be added now: some of it may only be after other things; returns ``total`` with that."""
         self._put_skeletons()
-        return _sum(total, await self._apply(self.reconciler.plan(self._clock(), only_additions=True)))
+        now = self._clock()
+        return _sum(total, await self._apply(self.reconciler.plan(now, only_additions=True), now))
 
     async def _program(self, total: Report) -> Report:
         """Plan, apply and settle until nothing can be done now; returns ``total`` with what was done."""
         while True:
             self._put_skeletons()
             # Additions first, and nothing else while it is not sure that the API has nothing else.
-            plan = self.reconciler.plan(self._clock(), only_additions=self._store.may_lack_all)
+            now = self._clock()
+            plan = self.reconciler.plan(now, only_additions=self._store.may_lack_all)
             if plan.operations:
-                total = _sum(total, await self._apply(plan))
+                total = _sum(total, await self._apply(plan, now))
             elif not await self._look_at_drains():
                 return dataclasses.replace(total, pending=self.reconciler.pending)
 
-    async def _apply(self, plan: Plan) -> Report:
+    async def _apply(self, plan: Plan, now: float) -> Report:
         """Do what is planned; what begins to drain by it and has no connections, as most of it, is removed in the same trip."""
-        applied = await self._kernel.call(_apply, self._kernel.target, plan, self.reconciler.room(self._clock()))
+        applied = await self._kernel.call(_apply, self._kernel.target, plan, self.reconciler.room(now))
         journal.tell_outcomes(applied.outcomes)
         now = self._clock()
         report = self.reconciler.settle(applied.outcomes, now)
@@ -306,7 +311,14 @@ class Engine:
         )
 
     async def _translate_all(self, names: Iterable[ServiceName]) -> None:
-        await in_slices(map(self._translate, names), self._clock)
+        await in_slices(self._translate_in_steps(names), self._clock)
+
+    def _translate_in_steps(self, names: Iterable[ServiceName]) -> Iterator[None]:
+        """Pauses after each ``SERVICES_PER_STEP``, and after each Service with many endpoints."""
+        for number, name in enumerate(names, 1):
+            self._translate(name)
+            if number % SERVICES_PER_STEP == 0 or len(self._store.slices_of(name)) > 1:
+                yield
 
     def _translate(self, name: ServiceName) -> None:
         service, wanted = self._store.services.get(name), None

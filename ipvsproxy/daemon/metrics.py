@@ -91,8 +91,9 @@ class Metrics:
 
     def queued(self) -> None:
         """There is something to do."""
+        now_s = self._wall_clock()
         for family in self._families:
-            self._kube.last_queued.labels(family.label).set(self._wall_clock())
+            self._kube.last_queued.labels(family.label).set(now_s)
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""

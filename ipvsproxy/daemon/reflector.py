@@ -309,7 +309,7 @@ class Reflector:
             raise ApiError(Trouble.GARBLED, str(error)) from error
         finally:
             if events:
-                self.status.event_s = self._pace.now()
+                self.status.event_s = self.status.contact_s
                 deliver(events)
 
     def _read_line(self, line: bytes, events: list[Event]) -> None:

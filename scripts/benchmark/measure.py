@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from ipvsproxy.daemon import log as logs
+from ipvsproxy.daemon import reading
 from scripts.benchmark import api, beside, meter, pretence, program, workload
 from scripts.benchmark import recording as recordings
 
@@ -116,7 +117,7 @@ def steady(*, pages: str, services: int, endpoints: int, parts: Sequence[str], c
         async with program.running(api.MemoryApi(pathlib.Path(pages))) as running:
             steadily = _Steady(running, measured, services, endpoints)
             figures: Figures = {"resident_mb": meter.resident_mb()}
-            await asyncio.sleep(1)  # what the first sync left to the kernel's threads
+            await asyncio.sleep(reading.LOOK_INTERVAL_S + 1)  # the first sync's rules are listed by the first look after it
             if "change" in parts:
                 figures["change"] = await steadily.change(changes)
             if "rolling" in parts:
@@ -167,6 +168,7 @@ class _Steady:
         """One endpoint changes, again and again, with a pause between."""
         lines = [self._next_line(number * 7919 % self._services) for number in range(changes)]
         gc.collect()
+        self._meter.times = False
         self._meter.reset()
         latencies_s, own_s, cpu_s, messages, faults = [], [], [], [], []
         for line in lines:
@@ -181,6 +183,7 @@ class _Steady:
             own_s.append(latencies_s[-1] - (self._meter.kernel_s() - kernel_s))
             messages.append(self._meter.counts["messages"] - before)
             faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faulted)
+        self._meter.times = True
         return {
             **_distribution(latencies_s),
             "page_faults": statistics.median(faults),
