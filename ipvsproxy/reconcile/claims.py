@@ -6,6 +6,7 @@ Rule 3: a rule is there as long as its set holds an entry, or a virtual server n
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -62,38 +63,48 @@ class Claims:
         self._states: dict[ServiceName, ServiceState] = {}
         self._entry_claims: dict[ServiceName, tuple[SetEntry, ...]] = {}
         self._restricting: dict[ServiceName, ServiceState] = {}
+        self._in_rules: dict[Family, frozenset[VirtualServerKey]] = {}
+        """The virtual servers that the rules wanted for a family name one by one."""
         self._refused_settings: dict[str, tuple[Sysctl, str | None, str]] = {}
+        self._unequal: dict[Table[Any, Any, Any], None] = {}
         self.virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer] = Table(
-            lambda wanted: wanted.owner, virtual_server_differs, is_excluded
+            lambda wanted: wanted.owner, virtual_server_differs, is_excluded, self._unequal
         )
-        self.entries: Mapping[str, Table[SetEntry, Owner, bool]] = {name: _of_presence(is_protected=False) for name in IP_SETS}
+        self.entries: Mapping[str, Table[SetEntry, Owner, bool]] = {
+            name: self._of_presence(is_protected=False) for name in IP_SETS
+        }
+        self._names = {table: name for name, table in self.entries.items()}
         self._entries_of = {
             family: [(IP_SETS[name].kind, table) for name, table in self.entries.items() if IP_SETS[name].family is family]
             for family in Family
         }
-        self.addresses: Table[Address, Owner, bool] = _of_presence(is_protected=False)
-        self.sets: Table[IpSet, Owner, bool] = _of_presence(is_protected=True)
-        self.devices: Table[Device, Owner, bool] = _of_presence(is_protected=True)
-        self.sysctls: Table[str, Sysctl, str] = Table(_node, lambda wanted, seen: not wanted.is_met_by(seen), lambda _: True)
-        self.timeouts: Table[str, Timeouts, Timeouts] = Table(_node, lambda wanted, seen: wanted != seen, lambda _: True)
+        self.addresses: Table[Address, Owner, bool] = self._of_presence(is_protected=False)
+        self.sets: Table[IpSet, Owner, bool] = self._of_presence(is_protected=True)
+        self.devices: Table[Device, Owner, bool] = self._of_presence(is_protected=True)
+        self.sysctls: Table[str, Sysctl, str] = Table(
+            _node, lambda wanted, seen: not wanted.is_met_by(seen), lambda _: True, self._unequal
+        )
+        self.timeouts: Table[str, Timeouts, Timeouts] = Table(
+            _node, lambda wanted, seen: wanted != seen, lambda _: True, self._unequal
+        )
         self.skeletons: Table[Family, Skeleton, SkeletonImage] = Table(
-            _node, lambda wanted, seen: wanted.image != seen, lambda _: True
+            _node, lambda wanted, seen: wanted.image != seen, lambda _: True, self._unequal
         )
         self.flows: Table[Flow, Keep, frozenset[RealServerKey]] = Table(
-            lambda keep: keep.owner, lambda wanted, seen: not seen <= wanted.real_servers, lambda _: True
+            lambda keep: keep.owner, lambda wanted, seen: not seen <= wanted.real_servers, lambda _: True, self._unequal
         )
 
-    def all(self) -> Iterator[Table[Any, Any, Any]]:
-        """Every table."""
-        yield self.sysctls
-        yield self.timeouts
-        yield self.devices
-        yield self.sets
-        yield from self.entries.values()
-        yield self.skeletons
-        yield self.virtual_servers
-        yield self.addresses
-        yield self.flows
+    def _of_presence(self, *, is_protected: bool) -> Table[K, Owner, bool]:
+        return Table(lambda owner: owner, lambda _wanted, _seen: False, lambda _: is_protected, self._unequal)
+
+    @property
+    def unequal(self) -> Collection[Table[Any, Any, Any]]:
+        """The tables that have pending or surplus keys: of four dozen, most of the time none."""
+        return self._unequal
+
+    def unequal_entries(self) -> list[tuple[str, Table[SetEntry, Owner, bool]]]:
+        """Those of ``entries`` that are among them, with the name of their set."""
+        return [(self._names[table], table) for table in self._unequal if table in self._names]
 
     @property
     def states(self) -> Mapping[ServiceName, ServiceState]:
@@ -125,6 +136,8 @@ class Claims:
         """The rules that a family needs."""
         family = skeleton.family
         before = self.skeletons.desired.get(family)
+        rules = itertools.chain.from_iterable(skeleton.chains.values())
+        self._in_rules[family] = frozenset(rule.virtual_server for rule in rules if rule.virtual_server)
         self.skeletons.claim(NODE_OWNER, {family: before} if before else {}, {family: skeleton})
 
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
@@ -210,13 +223,7 @@ class Claims:
             for key in state.refused
             if self.virtual_servers.is_held_by(key, state.owner)
         }
-        going = {
-            rule.virtual_server
-            for skeleton in self.skeletons.desired.values()
-            for rules in skeleton.chains.values()
-            for rule in rules
-            if rule.virtual_server and self.is_going(rule.virtual_server)
-        }
+        going = {key for keys in self._in_rules.values() for key in keys if self.is_going(key)}
         return frozenset(wanted | going)
 
     def is_going(self, key: VirtualServerKey) -> bool:
@@ -230,10 +237,6 @@ class Claims:
 
 def _keeps(owner: Owner, flows: Mapping[Flow, frozenset[RealServerKey]]) -> Mapping[Flow, Keep]:
     return {flow: Keep(owner, keep) for flow, keep in flows.items()}
-
-
-def _of_presence(*, is_protected: bool) -> Table[K, Owner, bool]:
-    return Table(lambda owner: owner, lambda _wanted, _seen: False, lambda _: is_protected)
 
 
 def _node(_: object) -> Owner:

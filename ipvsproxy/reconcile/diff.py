@@ -43,9 +43,10 @@ def differs(
     weights = seen.real_servers
     if weights is wanted.weights or weights == wanted.weights:
         return False
-    if any(weights.get(key) != 1 for key in wanted.weights):
+    if not wanted.weights.items() <= weights.items():
         return True
-    return any(_parting(wanted.key, key, weight, is_over) for key, weight in weights.items() if key not in wanted.weights)
+    parting = weights.keys() - wanted.weights.keys()
+    return any(_parting(wanted.key, key, weights[key], is_over) for key in parting)
 
 
 def _parting(

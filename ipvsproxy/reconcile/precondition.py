@@ -58,7 +58,7 @@ def may_be_removed(claims: Claims, entry: SetEntry) -> bool:
 
 def not_masqueraded_yet(claims: Claims) -> Collection[VirtualServerKey]:
     """Virtual servers that must not get real servers as long as an entry is there that nobody wants any more (rule 4)."""
-    going = {_names(entry) for name in order.LOCAL_SETS for entry in claims.entries[name].surplus}
+    going = {_names(entry) for name, table in claims.unequal_entries() if name in order.LOCAL_SETS for entry in table.surplus}
     if not going:
         return frozenset()
     return {key for key in claims.virtual_servers.pending if key in going or ownership.node_port(key) in going}

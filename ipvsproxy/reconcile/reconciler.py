@@ -310,7 +310,7 @@ class Reconciler:
     @property
     def pending(self) -> int:
         """How many keys differ; real servers that are draining and settings that cannot be written are not counted."""
-        different = sum(len(table.pending) + len(table.surplus) for table in self.claims.all())
+        different = sum(len(table.pending) + len(table.surplus) for table in self.claims.unequal)
         return different - len(self.claims.settings_given_up)
 
     def next_s(self) -> float | None:

@@ -8,7 +8,7 @@ Rule 3: what was observed and nobody wants is removed only if it is ours, and no
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ipvsproxy.model.kernel import Owner
 
@@ -36,11 +36,16 @@ class Table(Generic[K, V, W]):
         owner_of: Callable[[V], Owner],
         differs: Callable[[V, W], bool],
         is_protected: Callable[[K], bool],
+        unequal: "dict[Table[Any, Any, Any], None] | None" = None,
     ) -> None:
-        """``differs`` compares what is wanted with what is there. Protected keys are never removed, whoever made them."""
+        """``differs`` compares what is wanted with what is there. Protected keys are never removed, whoever made them.
+
+        The table is in ``unequal`` while it has pending or surplus keys.
+        """
         self._owner_of = owner_of
         self._differs = differs
         self._is_protected = is_protected
+        self._unequal: dict[Table[Any, Any, Any], None] = {} if unequal is None else unequal
         self._desired: dict[K, V] = {}
         self._waiting: dict[K, dict[Owner, V]] = {}
         self._observed: dict[K, W] = {}
@@ -229,6 +234,10 @@ class Table(Generic[K, V, W]):
         elif key in self._surplus:
             del self._surplus[key]
             self._surplus = self._surplus or {}
+        if self._pending or self._surplus:
+            self._unequal[self] = None
+        elif self in self._unequal:
+            del self._unequal[self]
 
 
 def presence(keys: Iterable[K], owner: Owner) -> Mapping[K, Owner]:

@@ -13,7 +13,7 @@ from ipvsproxy.reconcile.drain import Drains
 def wanted(claims: Claims, drains: Drains, seed: int) -> Iterator[Operation]:
     """What is to be done for the keys that somebody wants, as far as it may be done now."""
     yield from _foundation(claims)
-    for name, table in claims.entries.items():
+    for name, table in claims.unequal_entries():
         for entry in precondition.may_be_added(claims, name, table.pending):
             yield Operation(Verb.ADD, entry)
     held_back = precondition.held_back(claims)
@@ -64,7 +64,7 @@ def surplus(claims: Claims, drains: Drains, *, has_seen_all: bool) -> Iterator[O
     if not has_seen_all:
         return
     witnesses = ownership.Witnesses(going)
-    for table in claims.entries.values():
+    for _, table in claims.unequal_entries():
         for entry in table.surplus:
             if not witnesses.need(entry) and precondition.may_be_removed(claims, entry):
                 yield Operation(Verb.REMOVE, entry)

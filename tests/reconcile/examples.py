@@ -1,6 +1,7 @@
 """Wishes made by hand, for tests of a single module: who wants which virtual servers, entries, addresses and flows."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ipvsproxy.model.kernel import (
     Flow,
@@ -18,6 +19,8 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.reconcile.claims import Claims
+from ipvsproxy.reconcile.table import Table
 
 ROUND_ROBIN = VirtualServerSettings("rr")
 OLD = Owner(1.0, ServiceName("default", "old"))
@@ -63,6 +66,11 @@ def state(
         flows=flows or {},
         refused=tuple(refused),
     )
+
+
+def tables_of(claims: Claims) -> list[Table[Any, Any, Any]]:
+    """Every table."""
+    return [table for table in vars(claims).values() if isinstance(table, Table)] + list(claims.entries.values())
 
 
 def entry(kind: SetKind, key: VirtualServerKey, other: str | None = None) -> SetEntry:

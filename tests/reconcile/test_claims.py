@@ -4,7 +4,18 @@ import itertools
 
 import pytest
 
-from ipvsproxy.model.kernel import DEVICE, Device, IpSet, Owner, RealServerKey, SetKind, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import (
+    DEVICE,
+    IP_SETS,
+    Device,
+    IpSet,
+    Owner,
+    RealServerKey,
+    SetKind,
+    Sysctl,
+    Timeouts,
+    VirtualServerKey,
+)
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.rules import ChainKey, Rule, Skeleton
 from ipvsproxy.model.service import ServiceName
@@ -311,10 +322,20 @@ def test_what_was_set_for_the_node_and_is_wanted_no_more_is_left_as_it_is() -> N
     for ip_set in list(claims.sets.pending):
         claims.sets.confirm(ip_set, value=True)
     claims.put_node([], [], None)
-    assert [list(table.surplus) for table in claims.all() if table.surplus] == []
+    assert [list(table.surplus) for table in examples.tables_of(claims) if table.surplus] == []
 
 
-def test_every_table_is_among_all() -> None:
+def test_every_table_is_among_the_unequal_ones_exactly_while_it_has_something_pending_or_surplus() -> None:
     claims = new_claims()
-    tables = [table for table in vars(claims).values() if hasattr(table, "pending")] + list(claims.entries.values())
-    assert {id(table) for table in claims.all()} == {id(table) for table in tables}
+    tables = examples.tables_of(claims)
+    assert len(tables) == len(IP_SETS) + 8
+    for number, table in enumerate(tables, 1):
+        table.confirm("surplus or protected", object())
+        table.claim(OLD, {}, {"pending": OLD})
+        assert list(claims.unequal) == tables[:number]
+    for table in tables:
+        for key in (*table.pending, *table.surplus):
+            table.claim(OLD, dict(table.desired), {})
+            table.confirm(key, None)
+        assert table not in claims.unequal
+    assert list(claims.unequal) == []

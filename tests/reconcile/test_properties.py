@@ -251,6 +251,11 @@ class AnyHistory(stateful.RuleBasedStateMachine):
                     assert not simulation.lets_in(kernel, key, STRANGER), operation
 
     @stateful.invariant()
+    def what_differs_is_known_by_its_table(self) -> None:
+        claims = self.node.reconciler.claims
+        assert set(claims.unequal) == {table for table in examples.tables_of(claims) if table.pending or table.surplus}
+
+    @stateful.invariant()
     def what_is_not_ours_is_as_it_was(self) -> None:
         for key, server in self.alien.items():
             assert self.node.kernel.virtual_servers[key] == server
@@ -347,9 +352,9 @@ def _claimed(changes: list[tuple[str, Service | None, EndpointSlice | None]]) ->
             node.put(service, slices)
         claims.put(builders.service(name).name, node.states[service.name] if service else None)
     return {
-        "desired": [table.desired for table in claims.all()],
+        "desired": [table.desired for table in examples.tables_of(claims)],
         "owners": {key: wanted.owner for key, wanted in claims.virtual_servers.desired.items()},
-        "waiting": frozenset(conflict for table in claims.all() for conflict in table.conflicts()),
+        "waiting": frozenset(conflict for table in examples.tables_of(claims) for conflict in table.conflicts()),
         "refused": claims.refused(),
     }
 
