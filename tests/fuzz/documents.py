@@ -87,8 +87,8 @@ def _struct(chooser: Chooser, shape: type[msgspec.Struct]) -> dict[str, Any]:
 
 def _value(chooser: Chooser, hint: Any, name: str) -> Any:
     (wanted,) = [one for one in typing.get_args(hint) or (hint,) if one is not types.NoneType]
-    if typing.get_origin(wanted) is list:
-        (inner,) = typing.get_args(wanted)
+    if typing.get_origin(wanted) in (list, tuple):
+        inner = typing.get_args(wanted)[0]  # of a tuple that goes on with "..."
         return [_value(chooser, inner, name) for _ in range(chooser.integer(0, MOST_ITEMS))]
     if wanted is bool:
         return chooser.chance(2)
