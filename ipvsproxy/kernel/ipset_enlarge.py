@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import structlog
 
-from ipvsproxy.kernel import ipset_message, message, netlink
+from ipvsproxy.kernel import ipset_message, netlink
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import IpSet, SetEntry
 from ipvsproxy.model.plan import Verb
@@ -47,9 +47,10 @@ def _fill(channel: netlink.Channel, ip_set: IpSet, entries: Collection[SetEntry]
         encoded = codec.encode(list(entries)) if entries else b""
     except (ValueError, struct.error) as error:
         raise KernelError(action=action, detail=str(error)) from error
-    for part in message.cut(encoded, codec.entries_per_message * codec.entry_size):
+    step = codec.entries_per_message * codec.entry_size
+    for start in range(0, len(encoded), step):
         (sequence,) = channel.sequences(1)
-        for number in channel.run([codec.request(Verb.ADD, part, sequence)]).values():
+        for number in channel.run([codec.request(Verb.ADD, encoded[start : start + step], sequence)]).values():
             raise KernelError(action=action, errno=max(number, 0), detail=netlink.explain(number))
 
 

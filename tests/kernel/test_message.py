@@ -52,6 +52,13 @@ def test_columns_fill_all_holes_and_nothing_else(columns: list[bytes]) -> None:
         template.encode_all(2, columns)
 
 
+def test_what_is_cut_must_be_whole() -> None:
+    assert message.cut(b"abcdef", 3) == [b"abc", b"def"]
+    assert not message.cut(b"", 3)
+    with pytest.raises(struct.error):
+        message.cut(b"abcde", 3)
+
+
 def test_a_template_of_a_part_has_no_sequence_number() -> None:
     template = message.Template(lambda port: struct.pack(">H", port) + b"tail", {"port": (0, 0xFFFF)}, whole_message=False)
     assert template.encode((b"\0P",)) == b"\0Ptail"
