@@ -182,7 +182,7 @@ class IpvsDriver:
             else:
                 told[place] = Outcome(operation, f"{operation}: {ipvs_steps.explain(operation, failure)}", max(failure.number, 0))
         for position, (verb, item) in enumerate(operations):
-            if verb is Verb.REMOVE and type(item) is VirtualServer:
+            if type(item) is VirtualServer and verb is Verb.REMOVE:
                 outcome = told.get(ipvs_steps.Place(position))
                 if outcome is None or not outcome.error:
                     self._table.note(item.key, is_there=False)

@@ -126,7 +126,7 @@ class Plan(NamedTuple):
         return {
             item.virtual_server
             for verb, item in self.operations
-            if verb is Verb.SET and type(item) is RealServer and item.weight == 0
+            if type(item) is RealServer and item.weight == 0 and verb is Verb.SET
         }
 
 
