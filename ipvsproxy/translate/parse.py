@@ -46,6 +46,8 @@ _SERVICE_TYPES = {kind.value: kind for kind in ServiceType}
 _FAMILIES = {family.label: family for family in Family}
 _FEW_PORTS = 8
 """So many ports of an object are looked up as a whole, as most objects have the ports of others; more would fill the caches."""
+_LONGEST_TIME = 35
+"""Of a time as the API writes it, to the nanosecond. An annotation may hold any text: longer ones would fill the cache."""
 _SHOWN = 64
 """How much of a bad value is repeated in a reason, in characters: reasons end in log lines."""
 
@@ -396,11 +398,20 @@ def parse_node(raw: wire.NodeWire, name: str) -> Node:
     )
 
 
-@functools.lru_cache(maxsize=1024)
 def _seconds(text: str | None) -> float:
     """An RFC 3339 time as seconds since the epoch; 0 where there is none, none that can be read, or an earlier one."""
     if not text:
         return 0
+    return _shared_seconds(text) if len(text) <= _LONGEST_TIME else _read_seconds(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared_seconds(text: str) -> float:
+    """One number for all that was made, or began, in the same second."""
+    return _read_seconds(text)
+
+
+def _read_seconds(text: str) -> float:
     try:
         return max(0, dt.datetime.fromisoformat(text).timestamp())
     except ValueError:
