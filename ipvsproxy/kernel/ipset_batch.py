@@ -59,7 +59,8 @@ class Batch:
     def _encode(self, codec: ipset_message.EntryCodec, positions: range) -> tuple[Sequence[int], bytes]:
         """Encode the entries at these positions; those that can not be have failed, and are left out."""
         try:
-            return positions, codec.encode([self._entry(position) for position in positions])
+            operations = self._operations[positions.start : positions.stop]
+            return positions, codec.encode([item for _, item in operations if isinstance(item, SetEntry)])
         except (ValueError, struct.error) as error:
             if len(positions) == 1:
                 self._fail(positions[0], errno.EINVAL, str(error))

@@ -79,6 +79,8 @@ class Template:
         """
         if sum(map(len, columns)) != count * len(self._places):
             raise ValueError("the columns are not as long as the holes")
+        if count == 1 and len(columns) == len(self.fixed) - 1:
+            return self.encode(tuple(columns))  # one message takes ten times as long by columns
         whole = self._blank * count
         size, places = self.size, iter(self._places)
         for column in columns:
