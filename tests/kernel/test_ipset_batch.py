@@ -25,19 +25,30 @@ def test_a_run_is_of_one_set_and_one_verb() -> None:
 
 
 def test_an_entry_that_can_not_be_encoded_does_not_keep_the_others_from_their_message() -> None:
-    def answer(data: bytes) -> list[fake_netlink.Answer]:
-        return [fake_netlink.error(fake_netlink.sequences(data)[-1])]
+    sent: list[bytes] = []
 
-    fake = fake_netlink.FakeSocket(answer)
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        """Refuse the message that both share, and then the second one of those that have one each."""
+        sent.append(data)
+        *_, last = fake_netlink.sequences(data)
+        return [fake_netlink.error(last, errno.EINVAL)]
+
     operations = [Operation(Verb.ADD, item) for item in (entry(1), entry(2)._replace(protocol=None), entry(3))]
     outcomes = list(map(Outcome, operations))
-    batch = ipset_batch.Batch(netlink.Channel(0, lambda _protocol: fake), operations, outcomes)
+    batch = ipset_batch.Batch(netlink.Channel(0, lambda _protocol: fake_netlink.FakeSocket(answer)), operations, outcomes)
     batch.add(0, 3)
     batch.flush()
-    assert [outcome.error for outcome in outcomes] == ["", f"{operations[1]}: the protocol is missing", ""]
-    assert outcomes[1].errno == errno.EINVAL
-    (sent,) = fake.sent
-    assert sent.endswith(ipset_message.codec(NAME).encode([entry(1), entry(3)]))
+    assert [outcome.error for outcome in outcomes] == [
+        "",
+        f"{operations[1]}: the protocol is missing",
+        f"{operations[2]}: Invalid argument",
+    ]
+    assert [outcome.errno for outcome in outcomes] == [0, errno.EINVAL, errno.EINVAL]
+    together, alone = sent
+    codec = ipset_message.codec(NAME)
+    assert together.endswith(codec.encode([entry(1), entry(3)]))
+    assert codec.encode([entry(1)]) in alone
+    assert alone.endswith(codec.encode([entry(3)]))
 
 
 @pytest.mark.parametrize(
