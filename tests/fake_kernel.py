@@ -10,7 +10,7 @@ import dataclasses
 import errno
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
@@ -20,6 +20,7 @@ from ipvsproxy.model.kernel import (
     BoundAddress,
     Connections,
     Device,
+    EvenWeights,
     Flow,
     FlowCleaning,
     InterfaceAddress,
@@ -56,6 +57,16 @@ class Failure:
     times: int
 
 
+if TYPE_CHECKING:
+
+    class HeldVirtualServer(ObservedVirtualServer):
+        """One whose real servers may be changed, by a test that plays somebody else."""
+
+        real_servers: dict[RealServerKey, int]  # type: ignore[mutable-override]  # that is its point
+else:
+    HeldVirtualServer = ObservedVirtualServer
+
+
 class FakeKernel:
     """What a node's kernel holds, and what was done to it.
 
@@ -67,7 +78,7 @@ class FakeKernel:
     def __init__(self, *, set_capacity: int = SET_CAPACITY, schedulers: Collection[str] = SCHEDULERS) -> None:
         self.set_capacity = set_capacity
         self.schedulers = frozenset(schedulers)
-        self.virtual_servers: dict[VirtualServerKey, ObservedVirtualServer] = {}
+        self.virtual_servers: dict[VirtualServerKey, HeldVirtualServer] = {}
         self.foreign_virtual_servers = 0
         self.connection_counts: dict[tuple[VirtualServerKey, RealServerKey], Connections] = {}
         self.sets: dict[str, fake_sets.HeldSet] = {}
@@ -186,7 +197,8 @@ class FakeKernel:
         if not isinstance(item, RealServers):
             return outcomes
         plain = [not (outcome.error or outcome.surprise) for outcome in outcomes]
-        several = Outcome(Operation(operation.verb, item._replace(keys=tuple(itertools.compress(item.keys, plain)))))
+        keys = EvenWeights.of(list(itertools.compress(item.keys, plain)))
+        several = Outcome(Operation(operation.verb, item._replace(keys=keys)))
         return [several] * any(plain) + [outcome for outcome, is_plain in zip(outcomes, plain, strict=True) if not is_plain]
 
     def _apply(self, operation: Operation) -> Outcome:
@@ -244,7 +256,7 @@ class FakeKernel:
         if item.settings.scheduler not in self.schedulers:
             raise fake_sets.Refusal(errno.ENOENT, f"the kernel has no scheduler {item.settings.scheduler!r}")
         if there is None:
-            self.virtual_servers[item.key] = ObservedVirtualServer(item.settings, {})
+            self.virtual_servers[item.key] = HeldVirtualServer(item.settings, {})
         else:
             there.settings = item.settings
             there.flags_known = True
@@ -328,13 +340,15 @@ class FakeKernel:
         return sum(flows.pop(real_server) for real_server in gone)
 
 
-def _identity(item: Item) -> object:
+def _identity(item: Item) -> object:  # noqa: PLR0911 - one per kind
     """What an operation is about, whatever it makes of it."""
     match item:
         case VirtualServer(key=key):
             return "virtual server", key
         case RealServer(virtual_server=virtual_server, key=key):
             return "real server", virtual_server, key
+        case RealServers(virtual_server=virtual_server):
+            return "real servers", virtual_server
         case Skeleton(family=family):
             return "skeleton", family
         case Sysctl(path=path):

@@ -120,7 +120,7 @@ class MemoryNode:
                 timeouts=TIMEOUTS,
             ),
             translation=self.settings,
-            policy=Policy(node_name=builders.THIS_NODE, drain_deadline_s=drain_deadline_s),
+            policy=Policy(drain_deadline_s=drain_deadline_s),
             store=self.store,
             kernel=thread,
             watcher=self.watcher,
@@ -234,7 +234,7 @@ def from_scratch(store: Store, settings: view.Settings, like: FakeKernel) -> Con
     kernel = new_kernel()
     kernel.host_addresses = list(like.host_addresses)
     seen = view.view_node(settings, builders.THIS_NODE, store.node(builders.THIS_NODE), kernel.host_addresses)
-    reconciler = Reconciler(Policy(node_name=builders.THIS_NODE))
+    reconciler = Reconciler(Policy())
     reconciler.claims.put_node(settings.families, SYSCTLS, TIMEOUTS)
     reconciler.observe(kernel.observe(), 0)
     for name, service in store.services.items():

@@ -57,7 +57,7 @@ def translation_settings(config: Config, random_fully: Mapping[Family, bool], sc
 def policy(config: Config) -> Policy:
     """For the reconciler."""
     ipvs = config.ipvs
-    return Policy(node_name=config.node_name, drain_deadline_s=ipvs.drain_deadline_s, excluded=ipvs.excluded_networks)
+    return Policy(drain_deadline_s=ipvs.drain_deadline_s, excluded=ipvs.excluded_networks)
 
 
 def engine_settings(config: Config, kernel_version: tuple[int, int], processors: int) -> EngineSettings:

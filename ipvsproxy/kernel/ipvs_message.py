@@ -128,11 +128,11 @@ class Encoder:
             addresses.append(address * count)
             ports.append(_pack_port(port) * count)
             numbers += messages[position : position + count]
-            real_servers += keys
-        if set(map(len, real_servers)) - {size + PORT_SIZE}:
-            raise ValueError("the real server's address is not of the virtual server's family")
+            real_servers.append(keys.packed)
+            if len(keys.packed) != count * (size + PORT_SIZE):
+                raise ValueError("the real server's address is not of the virtual server's family")
         template = self._destination(Verb.ADD, size)
-        count = len(real_servers)
+        count = len(numbers)
         columns = (*map(b"".join, (numbers, protocols, addresses, ports, real_servers)), _pack_u32(1) * count)
         encoded = message.cut(template.encode_all(count, columns), template.size)
         first = 0

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel import netlink
-from ipvsproxy.model.kernel import RealServer, RealServerKey, RealServers, VirtualServer
+from ipvsproxy.model.kernel import EvenWeights, RealServer, RealServerKey, RealServers, VirtualServer
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 
 PREPARED_SCHEDULERS = frozenset({"mh"})
@@ -78,9 +78,9 @@ def outcomes(operations: Sequence[Operation], told: Mapping[Place, Outcome]) -> 
     for position, operation in enumerate(operations):
         others = of_several.get(position, {})
         if type(operation.item) is RealServers and others:
-            added = tuple(key for key in operation.item.keys if key not in others)
+            added = [key for key in operation.item.keys if key not in others]
             if added:
-                found.append(Outcome(Operation(operation.verb, operation.item._replace(keys=added))))
+                found.append(Outcome(Operation(operation.verb, operation.item._replace(keys=EvenWeights.of(added)))))
             found += others.values()
         else:
             found.append(told.get(Place(position)) or Outcome(operation))

@@ -1,8 +1,8 @@
 """What the kernel holds: virtual and real servers, set entries, addresses, sysctls, and who wants them."""
 
 import enum
-from collections.abc import KeysView, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, ItemsView, Iterator, KeysView, Mapping
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -87,6 +87,73 @@ class RealServerKey(bytes):
 PORT_SIZE = 2
 """Bytes of a packed port."""
 
+
+class EvenWeights(Mapping[RealServerKey, int]):
+    """Real servers of one virtual server, in an order that stays, each with weight 1, packed: this is what nearly all have.
+
+    A dictionary with its keys takes 100 bytes for each real server, this takes 6 for one of IPv4, and 18 for one of IPv6. Two
+    of them are equal if their order is, too.
+    """
+
+    __slots__ = ("_size", "packed")
+
+    def __init__(self, packed: bytes = b"", size: int = 1) -> None:
+        """``packed``: all keys, none of them twice, of ``size`` bytes each, one after the other."""
+        self.packed = packed
+        self._size = size
+
+    @classmethod
+    def of(cls, keys: Collection[RealServerKey]) -> "EvenWeights":
+        """Of these, which are of one family, and none of which is there twice."""
+        return cls(b"".join(keys), len(next(iter(keys)))) if keys else NO_REAL_SERVERS
+
+    def plain(self) -> dict[bytes, int]:
+        """As a dictionary of plain bytes, which equal the keys and take a third of the time to make."""
+        packed, size = self.packed, self._size
+        return dict.fromkeys([packed[at : at + size] for at in range(0, len(packed), size)], 1)
+
+    def unpacked(self) -> dict[RealServerKey, int]:
+        """As a dictionary that is the caller's own."""
+        return dict.fromkeys(self, 1)
+
+    def keys(self) -> KeysView[RealServerKey]:
+        """As those of a dictionary, made at each call."""
+        return self.unpacked().keys()
+
+    def items(self) -> ItemsView[RealServerKey, int]:
+        """As those of a dictionary, made at each call."""
+        return self.unpacked().items()
+
+    def __iter__(self) -> Iterator[RealServerKey]:
+        packed, size = self.packed, self._size
+        return iter([RealServerKey(packed[at : at + size]) for at in range(0, len(packed), size)])
+
+    def __len__(self) -> int:
+        return len(self.packed) // self._size
+
+    def __getitem__(self, key: RealServerKey) -> int:
+        return self.plain()[key]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, EvenWeights):
+            return self.packed == other.packed
+        return isinstance(other, Mapping) and len(self) == len(other) and self.plain() == other
+
+    __hash__ = None  # type: ignore[assignment]  # as no mapping has one
+
+    def __repr__(self) -> str:
+        return f"EvenWeights.of({list(self)})"
+
+
+NO_REAL_SERVERS = EvenWeights()
+"""The one that has none."""
+
+
+def plain(weights: Mapping[RealServerKey, int]) -> Mapping[bytes, int]:
+    """Weights by the bytes of their keys, for those who ask more than once."""
+    return weights.plain() if isinstance(weights, EvenWeights) else cast("Mapping[bytes, int]", weights)
+
+
 PERSISTENT = 0x1
 """Virtual-server flag: session affinity."""
 HASHED = 0x2
@@ -110,13 +177,13 @@ class VirtualServerSettings(NamedTuple):
 class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     """A virtual server as one owner wants it.
 
-    ``weights`` are 1 for each of its real servers, in no order. Nobody changes them: several virtual servers may share them,
-    and so may what is believed to be in force.
+    ``weights`` are in the order in which its real servers are to be added. Several virtual servers may share them, and so may
+    what is believed to be in force.
     """
 
     key: VirtualServerKey
     settings: VirtualServerSettings
-    weights: dict[RealServerKey, int] = msgspec.field(default_factory=dict)
+    weights: EvenWeights = NO_REAL_SERVERS
     owner: Owner = NODE_OWNER
 
     @property
@@ -134,7 +201,7 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
     """
 
     settings: VirtualServerSettings
-    real_servers: dict[RealServerKey, int]
+    real_servers: Mapping[RealServerKey, int]
     flags_known: bool = True
 
 
@@ -153,7 +220,7 @@ class RealServers(NamedTuple):
     """All real servers that a new virtual server gets, with weight 1, in this order: one value, for a start adds very many."""
 
     virtual_server: VirtualServerKey
-    keys: tuple[RealServerKey, ...]
+    keys: EvenWeights
 
     def __str__(self) -> str:
         return f"{self.virtual_server} -> {', '.join(map(str, self.keys))}"

@@ -1,10 +1,12 @@
 """What the kernel was made to hold, on its way into the tables: all operations of one plan that were done."""
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from ipvsproxy.model.kernel import (
     BoundAddress,
     Device,
+    EvenWeights,
     FlowCleaning,
     IpSet,
     ObservedVirtualServer,
@@ -70,6 +72,9 @@ class Booking:
         """All operations of the plan have been booked."""
         table = self._claims.virtual_servers
         for key in self._changed:
+            wanted, seen = table.desired.get(key), table.observed.get(key)
+            if wanted is not None and seen is not None and seen.real_servers == wanted.weights:
+                table.exchange(key, ObservedVirtualServer(seen.settings, wanted.weights, seen.flags_known))
             table.confirm(key, table.observed.get(key))
 
     def _virtual_server(self, verb: Verb, item: VirtualServer) -> None:
@@ -100,12 +105,11 @@ class Booking:
         """Where these are all that are wanted, and all that are there, one object stands for both."""
         table, key = self._claims.virtual_servers, item.virtual_server
         wanted, seen = table.desired.get(key), table.observed.get(key)
-        added = dict.fromkeys(item.keys, 1)
-        if wanted is not None and seen is not None and not seen.real_servers and added == wanted.weights:
+        if wanted is not None and seen is not None and not seen.real_servers and item.keys == wanted.weights:
             self._changed[key] = None
             table.exchange(key, ObservedVirtualServer(seen.settings, wanted.weights, seen.flags_known))
         else:
-            self._weights_to_change(key).update(added)
+            self._weights_to_change(key).update(item.keys.unpacked())
 
     def _weights_to_change(self, key: VirtualServerKey) -> dict[RealServerKey, int]:
         """The weights that are believed to be there, as an object that nobody else has; of no virtual server if it is gone."""
@@ -116,6 +120,10 @@ class Booking:
         weights = self._changed.get(key)
         if weights is None:
             # What was observed stays as it is: who reads the kernel shows it again where nothing has changed.
-            weights = self._changed[key] = dict(seen.real_servers)
+            weights = self._changed[key] = _changeable(seen.real_servers)
             table.exchange(key, ObservedVirtualServer(seen.settings, weights, seen.flags_known))
         return weights
+
+
+def _changeable(weights: Mapping[RealServerKey, int]) -> dict[RealServerKey, int]:
+    return weights.unpacked() if isinstance(weights, EvenWeights) else dict(weights)

@@ -119,7 +119,7 @@ def _virtual_server(reconciler: Reconciler, key: VirtualServerKey) -> Iterator[D
     table = reconciler.claims.virtual_servers
     wanted, seen = table.desired.get(key), table.observed.get(key)
     owner = wanted.owner if wanted else None
-    for operation in diff.virtual_server_operations(key, wanted, seen, reconciler.drains.is_over, 0):
+    for operation in diff.virtual_server_operations(key, wanted, seen, reconciler.drains.is_over):
         match operation.item:
             case VirtualServer():
                 yield Difference(

@@ -1,9 +1,6 @@
 """The difference of one virtual server, as operations."""
 
-import functools
-import hashlib
-import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
@@ -13,6 +10,7 @@ from ipvsproxy.model.kernel import (
     VirtualServer,
     VirtualServerKey,
     VirtualServerSettings,
+    plain,
 )
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
@@ -40,13 +38,13 @@ def differs(
     """Whether any operation is called for now. A real server that is still draining calls for none."""
     if settings_differ(wanted.settings, seen):
         return True
-    weights = seen.real_servers
-    if weights is wanted.weights or weights == wanted.weights:
+    if seen.real_servers is wanted.weights or seen.real_servers == wanted.weights:
         return False
-    if not wanted.weights.items() <= weights.items():
+    weights, wishes = plain(seen.real_servers), wanted.weights.plain()
+    if not wishes.items() <= weights.items():
         return True
-    parting = weights.keys() - wanted.weights.keys()
-    return any(_parting(wanted.key, key, weights[key], is_over) for key in parting)
+    parting = weights.keys() - wishes.keys()
+    return any(_parting(wanted.key, RealServerKey(key), weights[key], is_over) for key in parting)
 
 
 def _parting(
@@ -69,13 +67,10 @@ def virtual_server_operations(
     wanted: VirtualServer | None,
     seen: ObservedVirtualServer | None,
     is_over: Callable[[VirtualServerKey, RealServerKey], bool | None],
-    seed: int,
 ) -> Iterator[Operation]:
-    """What has to be done for one virtual server, in no order but that it stands before its real servers.
+    """What has to be done for one virtual server: it stands before its real servers, and these are added in their order.
 
-    ``is_over`` tells of a real server whether its drain is over, None where it has not begun. ``seed`` is this node's: real
-    servers are added in an order of its own, or the first connection of every node would go to the same one
-    (kubernetes/kubernetes #121591).
+    ``is_over`` tells of a real server whether its drain is over, None where it has not begun.
     """
     if wanted is None:
         if seen is not None:
@@ -84,27 +79,16 @@ def virtual_server_operations(
     if seen is None:
         yield Operation(Verb.ADD, wanted)
         if wanted.weights:
-            yield Operation(Verb.ADD, RealServers(key, tuple(shuffled(wanted.weights, seed))))
+            yield Operation(Verb.ADD, RealServers(key, wanted.weights))
         return
     if settings_differ(wanted.settings, seen):
         yield Operation(Verb.SET, wanted)
-    weights = seen.real_servers
-    missing = [real_server for real_server in wanted.weights if weights.get(real_server) != 1]
-    for real_server in shuffled(missing, seed) if len(missing) > 1 else missing:
-        verb = Verb.SET if real_server in weights else Verb.ADD
-        yield Operation(verb, RealServer(key, real_server, 1))
-    for real_server, weight in weights.items():
-        if real_server not in wanted.weights and (parting := _parting(key, real_server, weight, is_over)):
-            yield Operation(parting, RealServer(key, real_server, 0))
-
-
-def shuffled(real_servers: Iterable[RealServerKey], seed: int) -> list[RealServerKey]:
-    """In an order that depends on the seed, and on nothing else: the same at every start of the same node."""
-    return sorted(real_servers, key=_scramble(seed))
-
-
-@functools.lru_cache(maxsize=1)
-def _scramble(seed: int) -> Callable[[RealServerKey], bytes]:
-    """Exchanges each byte for another, by a table of the seed's own: for a fifth of what a checksum of each key costs."""
-    table = bytes(sorted(range(256), key=lambda byte: hashlib.sha256(f"{seed} {byte}".encode()).digest()))
-    return operator.methodcaller("translate", table)
+    weights, wishes = plain(seen.real_servers), wanted.weights.plain()
+    for wish in wishes:
+        if (weight := weights.get(wish)) != 1:
+            yield Operation(Verb.ADD if weight is None else Verb.SET, RealServer(key, RealServerKey(wish), 1))
+    for there, weight in weights.items():
+        if there not in wishes:
+            real_server = RealServerKey(there)
+            if parting := _parting(key, real_server, weight, is_over):
+                yield Operation(parting, RealServer(key, real_server, 0))

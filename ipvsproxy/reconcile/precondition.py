@@ -78,9 +78,10 @@ def _leads_elsewhere(claims: Claims, entry: SetEntry) -> bool:
     """Whether new connections to what an entry names may go to a real server that is not wanted there."""
     table, named = claims.virtual_servers, _names(entry)
     return any(
-        weight and real_server not in table.desired[key].weights
+        weight and real_server not in wishes
         for key in claims.states[claims.entries[entry.set].desired[entry].service].virtual_servers
         if key in table.observed and named in (key, ownership.node_port(key))
+        for wishes in (table.desired[key].real_servers,)
         for real_server, weight in table.observed[key].real_servers.items()
     )
 

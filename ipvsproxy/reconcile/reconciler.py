@@ -11,7 +11,6 @@ Rule 4: what witnesses that a virtual server is ours stays until it is gone, and
 
 import dataclasses
 import errno
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -56,10 +55,8 @@ class Policy:
     """The operator's choices that change when and whether something is done.
 
     ``drain_deadline_s`` 0 means as long as it takes. ``excluded`` are ranges whose virtual servers are never removed.
-    ``node_name`` seeds the order in which real servers are added.
     """
 
-    node_name: str
     drain_deadline_s: float = 0
     excluded: tuple[Network, ...] = ()
 
@@ -69,7 +66,6 @@ class Reconciler:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._seed = zlib.crc32(policy.node_name.encode())
         self._retries = Retries()
         self.drifts = Drifts()
         self._unseen = {"sets", "addresses", "interface addresses"}
@@ -147,7 +143,8 @@ class Reconciler:
                 and observed is not believed.get(key)
                 and (key in known or not observed.real_servers.keys() <= wanted.real_servers)
             ):
-                draining = {one for one, weight in observed.real_servers.items() if not weight and one not in wanted.real_servers}
+                weightless = {one for one, weight in observed.real_servers.items() if not weight}
+                draining = weightless - wanted.real_servers
                 self.drains.keep_only(key, draining)
                 for real_server in draining:
                     self.drains.begin(key, real_server, now)
@@ -182,7 +179,7 @@ class Reconciler:
         for key in self.drains.expire(now):
             self.claims.virtual_servers.touch(key)
         self._release(0 if only_additions else self.room(now), now)
-        operations = list(wishes.wanted(self.claims, self.drains, self._seed))
+        operations = list(wishes.wanted(self.claims, self.drains))
         if only_additions:
             operations = [
                 one for one in operations if one.verb is Verb.ADD or not (order.is_removal(one) or self._loses_rules(one))

@@ -10,7 +10,7 @@ from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
 from ipvsproxy.reconcile.drain import Drains
 
 
-def wanted(claims: Claims, drains: Drains, seed: int) -> Iterator[Operation]:
+def wanted(claims: Claims, drains: Drains) -> Iterator[Operation]:
     """What is to be done for the keys that somebody wants, as far as it may be done now."""
     yield from _foundation(claims)
     for name, table in claims.unequal_entries():
@@ -22,7 +22,7 @@ def wanted(claims: Claims, drains: Drains, seed: int) -> Iterator[Operation]:
     for key in virtual_servers.pending:
         if key not in held_back:
             wish, seen = virtual_servers.desired[key], virtual_servers.observed.get(key)
-            operations = diff.virtual_server_operations(key, wish, seen, drains.is_over, seed)
+            operations = diff.virtual_server_operations(key, wish, seen, drains.is_over)
             yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
     for address in claims.addresses.pending:
         if precondition.may_be_bound(claims, address):
@@ -60,7 +60,7 @@ def surplus(claims: Claims, drains: Drains, *, has_seen_all: bool) -> Iterator[O
     going = claims.virtual_servers.surplus
     for key in going:
         seen = claims.virtual_servers.observed[key]
-        yield from diff.virtual_server_operations(key, None, seen, drains.is_over, 0)
+        yield from diff.virtual_server_operations(key, None, seen, drains.is_over)
     if not has_seen_all:
         return
     witnesses = ownership.Witnesses(going)

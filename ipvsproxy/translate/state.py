@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCHEDULER_PORT,
+    EvenWeights,
     Flow,
     HealthListener,
     IpSet,
@@ -163,12 +164,12 @@ class _FamilyState:
         if port.protocol is not Protocol.TCP:
             self._add_flows(port, endpoints)
 
-    def _serve(self, address: Address, port: ServicePort, weights: dict[RealServerKey, int]) -> VirtualServerKey:
+    def _serve(self, address: Address, port: ServicePort, weights: EvenWeights) -> VirtualServerKey:
         key = VirtualServerKey(port.protocol, address, port.port)
         self.virtual_servers.setdefault(key, VirtualServer(key, self.virtual_server_settings, weights, self.owner))
         return key
 
-    def _add_node_port(self, port: ServicePort, weights: dict[RealServerKey, int]) -> None:
+    def _add_node_port(self, port: ServicePort, weights: EvenWeights) -> None:
         addresses = self.view.node_port_addresses[self.family]
         every, local = _NODE_PORT_SETS[port.protocol]
         kinds = (every, local) if self.service.external_traffic_local else (every,)

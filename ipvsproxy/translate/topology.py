@@ -6,10 +6,13 @@ Rule: whether an endpoint is used, and why not, is one question: ``Scope.why_not
 """
 
 import enum
-from collections.abc import Collection, KeysView, Mapping, Sequence
+import functools
+import hashlib
+import operator
+from collections.abc import Callable, Collection, KeysView, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import RealServerKey
+from ipvsproxy.model.kernel import EvenWeights, RealServerKey
 from ipvsproxy.model.service import Conditions
 
 
@@ -60,11 +63,11 @@ class Scope(NamedTuple):
             return WhyNot.HINT_FOR_OTHER_ZONE
         return None
 
-    def weights(self, endpoints: Mapping[RealServerKey, Conditions]) -> dict[RealServerKey, int]:
-        """Those of the endpoints that are used, with the weight that they get."""
+    def used(self, endpoints: Mapping[RealServerKey, Conditions]) -> Collection[RealServerKey]:
+        """Those of the endpoints that are used."""
         if not any(self) and all([endpoint.ready for endpoint in endpoints.values()]):  # noqa: C419 - a generator costs twice that
-            return dict.fromkeys(endpoints, 1)  # nearly always so, and without a call for each
-        return {key: 1 for key, endpoint in endpoints.items() if self.why_not(endpoint) is None}
+            return endpoints.keys()  # nearly always so, and without a call for each
+        return [key for key, endpoint in endpoints.items() if self.why_not(endpoint) is None]
 
 
 class Scopes(NamedTuple):
@@ -75,10 +78,10 @@ class Scopes(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A scope, and the real servers that it takes, each with weight 1."""
+    """A scope, and the real servers that it takes, in this node's order."""
 
     scope: Scope
-    weights: dict[RealServerKey, int]
+    weights: EvenWeights
 
     @property
     def real_servers(self) -> KeysView[RealServerKey]:
@@ -126,16 +129,31 @@ def choose(
     those outside, and the latter are sent elsewhere by the load balancer's health check.
     """
     cluster = _cluster_scope(endpoints.values(), node, zone)
-    everywhere = Route(cluster, cluster.weights(endpoints))
+    everywhere = Route(cluster, in_order(cluster.used(endpoints), node))
     if not (internal_local or external_local):
         return Choice(everywhere, everywhere, lacks_local=False)
     local = _local_scope(endpoints.values(), node)
-    here = Route(local, local.weights(endpoints))
+    here = Route(local, in_order(local.used(endpoints), node))
     return Choice(
         here if internal_local else everywhere,
         here if external_local and here.weights else everywhere,
         lacks_local=bool(everywhere.weights) and not here.weights,
     )
+
+
+def in_order(real_servers: Collection[RealServerKey], node: str) -> EvenWeights:
+    """In an order that depends on the node's name, and on nothing else: the same at every start of the same node.
+
+    In one order for all nodes, the first connection of each would go to the same one (kubernetes/kubernetes #121591).
+    """
+    return EvenWeights.of(sorted(real_servers, key=_scramble(node)) if len(real_servers) > 1 else real_servers)
+
+
+@functools.lru_cache(maxsize=1)
+def _scramble(node: str) -> Callable[[RealServerKey], bytes]:
+    """Exchanges each byte for another, by a table of the node's own: for a fifth of what a checksum of each key costs."""
+    table = bytes(sorted(range(256), key=lambda byte: hashlib.sha256(f"{node} {byte}".encode()).digest()))
+    return operator.methodcaller("translate", table)
 
 
 def _hints(ready: Sequence[Conditions], node: str, zone: str) -> tuple[str, str]:

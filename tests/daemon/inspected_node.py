@@ -40,7 +40,7 @@ def inspected(
             timeouts=timeouts,
         ),
         translation=translation or Settings(),
-        policy=Policy(node_name=builders.THIS_NODE),
+        policy=Policy(),
     )
 
 

@@ -17,13 +17,13 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.iptables_variant import Variant, commands
-from ipvsproxy.model.kernel import IpSet, ObservedVirtualServer, SetKind, VirtualServer, VirtualServerSettings
+from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServer, VirtualServerSettings
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import SkeletonImage
 from ipvsproxy.translate import skeleton, view
 from tests import builders, golden_fixtures, golden_state, lab, memory_node
-from tests.fake_kernel import FakeKernel
+from tests.fake_kernel import FakeKernel, HeldVirtualServer
 from tests.virtual_time import in_virtual_time
 
 FOREIGN = builders.frontend("192.0.2.1", 80)
@@ -61,7 +61,7 @@ def kernel() -> FakeKernel:
 
     in_virtual_time(serve)()
     assert CLUSTER_IP in node.kernel.virtual_servers
-    node.kernel.virtual_servers[FOREIGN] = ObservedVirtualServer(VirtualServerSettings("rr"), {})
+    node.kernel.virtual_servers[FOREIGN] = HeldVirtualServer(VirtualServerSettings("rr"), {})
     node.kernel.forget()
     return node.kernel
 

@@ -4,12 +4,12 @@ import pytest
 
 from ipvsproxy.daemon import explain, explain_text
 from ipvsproxy.daemon.inspection import Document
-from ipvsproxy.model.kernel import Connections, ObservedVirtualServer, VirtualServerSettings
+from ipvsproxy.model.kernel import Connections, VirtualServerSettings
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
 from tests import builders, memory_node
 from tests.builders import OTHER_NODE, endpoint
 from tests.daemon.inspected_node import inspected, synced_kernel
-from tests.fake_kernel import FakeKernel
+from tests.fake_kernel import FakeKernel, HeldVirtualServer
 
 WEB = (
     builders.node(),
@@ -138,7 +138,7 @@ async def test_missing_and_draining_real_servers_are_told() -> None:
 
 async def test_virtual_servers_that_no_service_wants_are_stale_or_of_others() -> None:
     kernel = await synced_kernel(*WEB)
-    kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = ObservedVirtualServer(VirtualServerSettings("wlc"), {})
+    kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = HeldVirtualServer(VirtualServerSettings("wlc"), {})
     ((foreign, _),) = [await _text(kernel, "192.0.2.1:80", *WEB)]
     assert foreign.startswith("TCP 192.0.2.1:80: it is not ours")
     stale = await _text(kernel, "10.96.0.10:80", builders.node())

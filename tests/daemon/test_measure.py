@@ -35,7 +35,7 @@ class Figures:
 
     def __init__(self) -> None:
         self.clock = Clock(100.0)
-        self.reconciler = Reconciler(Policy(node_name="node-a"))
+        self.reconciler = Reconciler(Policy())
         self.store = Store(started_s=0)
         self.status = Status(families=BOTH, sync_period_s=30, clock=self.clock, wall_clock=self.clock)
         self.watches: Mapping[ObjectKind, WatchStatus] = {}

@@ -36,7 +36,7 @@ def _metrics(families: Collection[Family] = BOTH) -> Metrics:
     clock = Clock()
     metrics = Metrics(wall_clock=lambda: WALL_S)
     status = Status(families=families, sync_period_s=30, clock=clock, wall_clock=clock)
-    reconciler = Reconciler(Policy(node_name="node-a"))
+    reconciler = Reconciler(Policy())
     metrics.show(families, Sources(reconciler=reconciler, store=Store(started_s=0), status=status, clock=clock))
     return metrics
 

@@ -3,12 +3,13 @@
 import dataclasses
 
 from ipvsproxy.daemon.engine import EngineSettings
-from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, Sysctl, VirtualServerSettings
+from ipvsproxy.model.kernel import SetKind, Sysctl, VirtualServerSettings
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import skeleton, view
 from tests import builders, memory_node
+from tests.fake_kernel import HeldVirtualServer
 from tests.memory_node import MemoryNode
 from tests.reconcile import examples
 from tests.virtual_time import in_virtual_time
@@ -28,7 +29,7 @@ def settings(*sysctls: Sysctl, audit_interval_s: float = memory_node.AUDIT_INTER
 
 
 def policy(*excluded: str) -> Policy:
-    return Policy(node_name=builders.THIS_NODE, excluded=builders.networks(*excluded))
+    return Policy(excluded=builders.networks(*excluded))
 
 
 async def begun(node: MemoryNode) -> None:
@@ -76,7 +77,7 @@ async def test_a_setting_that_is_not_wanted_any_more_stays_and_a_new_one_is_writ
 async def test_a_range_that_is_not_excluded_any_more_loses_what_nobody_wants() -> None:
     node = MemoryNode()
     stray = builders.frontend("10.96.7.7", 80)
-    node.kernel.virtual_servers[stray] = ObservedVirtualServer(VirtualServerSettings("rr"), {})
+    node.kernel.virtual_servers[stray] = HeldVirtualServer(VirtualServerSettings("rr"), {})
     entry = examples.entry(SetKind.CLUSTER_IP, stray)
     async with node.running():
         node.engine.reconfigure(settings(), node.settings, policy("10.96.7.0/24"))

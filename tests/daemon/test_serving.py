@@ -40,7 +40,7 @@ class Node:
         self.metrics = Metrics()
         config = loading.from_flags("--ipvs-scheduler=wrr")
         self.serving = Serving(dataclasses.replace(config, servers=servers or config.servers), self.status, self.metrics)
-        reconciler = Reconciler(Policy(node_name="node-a"))
+        reconciler = Reconciler(Policy())
         sources = Sources(reconciler=reconciler, store=Store(started_s=0), status=self.status, clock=self.clock)
         self.metrics.show(BOTH, sources)
 

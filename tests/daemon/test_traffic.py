@@ -87,7 +87,7 @@ class Scene:
         self.clock = Clock()
         self.kernel = Ipvs()
         self.store = Store(started_s=0)
-        self.reconciler = Reconciler(Policy(node_name=builders.THIS_NODE))
+        self.reconciler = Reconciler(Policy())
         self.traffic = Traffic(
             kernel=KernelThread(executor or InlineExecutor(), cast(NodeKernel, self.kernel)),
             reconciler=self.reconciler,

@@ -5,13 +5,13 @@ import pytest
 from ipvsproxy.daemon import verify
 from ipvsproxy.daemon.inspection import Document
 from ipvsproxy.daemon.shadow import CannotLookError
-from ipvsproxy.model.kernel import Connections, ObservedVirtualServer, SetEntry, Timeouts, VirtualServerSettings
+from ipvsproxy.model.kernel import Connections, SetEntry, Timeouts, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.model.state import Observation
 from tests import builders
 from tests.daemon.inspected_node import inspected, synced_kernel
-from tests.fake_kernel import FakeKernel
+from tests.fake_kernel import FakeKernel, HeldVirtualServer
 
 WEB = (
     builders.node(),
@@ -115,7 +115,7 @@ async def test_an_unwanted_udp_real_server_is_a_difference_at_any_weight() -> No
 
 async def test_virtual_servers_of_others_are_listed_and_no_difference() -> None:
     kernel = await synced_kernel(*WEB)
-    kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = ObservedVirtualServer(VirtualServerSettings("wlc"), {HERE: 1})
+    kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = HeldVirtualServer(VirtualServerSettings("wlc"), {HERE: 1})
     document = await _verify(kernel)
     assert document["equal"]
     assert document["foreign"] == [{"virtualServer": "TCP 192.0.2.1:80", "scheduler": "wlc", "realServers": 1}]

@@ -44,7 +44,7 @@ def rules(data: bytes) -> None:
     seen = view.view_node(settings, "node-a", node if isinstance(node, Node) else None, carried)
     services = [item for _ in range(chooser.integer(1, 3)) if isinstance(item := _read(chooser, ObjectKind.SERVICE), Service)]
     slices = [item for _ in range(3) if isinstance(item := _read(chooser, ObjectKind.ENDPOINT_SLICE), EndpointSlice)]
-    reconciler = Reconciler(Policy(node_name="node-a"))
+    reconciler = Reconciler(Policy())
     for service in services:
         translated = state.translate(service, [one for one in slices if one.service == service.name], seen, settings)
         reconciler.put(service.name, translated)

@@ -19,6 +19,7 @@ from ipvsproxy.model.kernel import (
     BoundAddress,
     Connections,
     Device,
+    EvenWeights,
     Flow,
     FlowCleaning,
     InterfaceAddress,
@@ -393,7 +394,7 @@ def test_cleaning_where_nothing_flows_removes_nothing(kernel: Kernel) -> None:
 
 
 def several(virtual_server: VirtualServer, *ports: int) -> RealServers:
-    return RealServers(virtual_server.key, tuple(real_server(virtual_server, port=port).key for port in ports))
+    return RealServers(virtual_server.key, EvenWeights.of([real_server(virtual_server, port=port).key for port in ports]))
 
 
 @FAMILIES
@@ -420,7 +421,8 @@ def test_of_several_real_servers_each_that_is_refused_is_told_by_itself(kernel: 
     wanted = server()
     impossible = RealServerKey.of(parse_address("224.0.0.1"), 80)
     items = several(wanted, 1, 2)
-    _, added, refused = apply(kernel, Verb.ADD, wanted, items._replace(keys=(items.keys[0], impossible, items.keys[1])))
+    first, last = items.keys
+    _, added, refused = apply(kernel, Verb.ADD, wanted, RealServers(wanted.key, EvenWeights.of([first, impossible, last])))
     assert added == Outcome(Operation(Verb.ADD, items))
     assert refused.operation == Operation(Verb.ADD, RealServer(wanted.key, impossible))
     assert (refused.errno, bool(refused.error)) == (errno.EINVAL, True)

@@ -22,6 +22,7 @@ from ipvsproxy.model.kernel import (
     SCHEDULER_PORT,
     Connections,
     Counters,
+    EvenWeights,
     RealServer,
     RealServerKey,
     RealServers,
@@ -220,13 +221,14 @@ def test_thousands_of_operations_with_some_surprises_have_their_own_outcomes(dri
 def test_more_real_servers_than_one_chunk_holds_are_added_and_the_unfit_one_is_told(driver: ipvs.IpvsDriver) -> None:
     one, other = server("10.96.0.1"), server("10.96.0.2")
     keys = [RealServerKey.of(parse_address(f"10.{number >> 8}.{number & 255}.7"), 80) for number in range(256, 256 + 2500)]
-    unfit = RealServerKey.of(parse_address("fd00::7"), 80)
-    wanted = [*operations(Verb.ADD, one, RealServers(one.key, tuple(keys)), other, RealServers(other.key, (keys[0], unfit)))]
+    unfit = RealServerKey.of(parse_address("224.0.0.7"), 80)
+    some = RealServers(other.key, EvenWeights.of([keys[0], unfit]))
+    wanted = [*operations(Verb.ADD, one, RealServers(one.key, EvenWeights.of(keys)), other, some)]
     *outcomes, refused = driver.apply(wanted)
     assert clean(outcomes)
     assert [outcome.operation for outcome in outcomes] == [
         *wanted[:3],
-        Operation(Verb.ADD, RealServers(other.key, (keys[0],))),
+        Operation(Verb.ADD, RealServers(other.key, EvenWeights.of(keys[:1]))),
     ]
     assert (refused.errno, refused.operation.item) == (errno.EINVAL, RealServer(other.key, unfit))
     seen = driver.observe()

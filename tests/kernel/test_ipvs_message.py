@@ -9,6 +9,7 @@ from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel import ipvs_message, message, netlink
 from ipvsproxy.model.kernel import (
+    EvenWeights,
     RealServer,
     RealServerKey,
     RealServers,
@@ -128,7 +129,7 @@ def test_messages_of_a_mixed_run_are_those_of_each_alone(items: list[RealServer 
 @given(st.lists(real_servers(), min_size=1, max_size=8), virtual_servers())
 def test_several_real_servers_are_encoded_as_each_would_be_alone(items: list[RealServer], last: VirtualServer) -> None:
     key = items[0].virtual_server
-    several = RealServers(key, tuple(item.key for item in items if item.key.address.family is key.address.family))
+    several = RealServers(key, EvenWeights.of([item.key for item in items if item.key.address.family is key.address.family]))
     alone = [*one_by_one([Operation(Verb.ADD, several)]), Operation(Verb.ADD, last)]
     assert encode(Operation(Verb.ADD, several), Operation(Verb.ADD, last)) == encode(*alone)
 
@@ -138,10 +139,10 @@ def test_real_servers_of_several_virtual_servers_stand_behind_their_own() -> Non
     for number, text in enumerate(("10.0.0.1", "fd00::1", "10.0.0.2", "fd00::2", "10.0.0.3")):
         address = parse_address(text)
         key = VirtualServerKey(Protocol.UDP if number % 2 else Protocol.TCP, address, 80 + number)
-        keys = tuple(RealServerKey.of(Address(address[:-1] + bytes((place,))), 8000 + place) for place in range(number))
+        each = [RealServerKey.of(Address(address[:-1] + bytes((place,))), 8000 + place) for place in range(number)]
         operations += [
             Operation(Verb.ADD, VirtualServer(key, VirtualServerSettings("rr"))),
-            Operation(Verb.ADD, RealServers(key, keys)),
+            Operation(Verb.ADD, RealServers(key, EvenWeights.of(each))),
         ]
         operations.append(Operation(Verb.SET, RealServer(key, RealServerKey.of(address, 1), 7)))
     assert encode(*operations) == encode(*one_by_one(operations))
@@ -160,7 +161,7 @@ VIRTUAL = VirtualServerKey(Protocol.TCP, parse_address("10.0.0.1"), 80)
     "item",
     [
         RealServer(VIRTUAL, RealServerKey.of(parse_address("fd00::1"), 80)),
-        RealServers(VIRTUAL, (RealServerKey.of(parse_address("10.1.0.1"), 80), RealServerKey.of(parse_address("fd00::1"), 80))),
+        RealServers(VIRTUAL, EvenWeights.of([RealServerKey.of(parse_address("fd00::1"), 80)])),
         RealServer(VIRTUAL, RealServerKey.of(parse_address("10.1.0.1"), 80), -1),
         VirtualServer(VIRTUAL, VirtualServerSettings("")),
         VirtualServer(VIRTUAL, VirtualServerSettings("x" * 16)),

@@ -8,6 +8,7 @@ from ipvsproxy.model import plan
 from ipvsproxy.model.kernel import (
     BoundAddress,
     Device,
+    EvenWeights,
     Flow,
     FlowCleaning,
     IpSet,
@@ -27,11 +28,15 @@ from tests import builders
 
 IP = parse_address("10.0.0.1")
 PODS = ("10.244.0.5", "10.244.0.6")
+BACKENDS = EvenWeights.of([builders.backend(one) for one in PODS])
 FRONTEND = builders.frontend("10.0.0.1", 80)
 TEXTS: list[tuple[Item, str]] = [
     (VirtualServer(FRONTEND, VirtualServerSettings("rr")), "virtual_server TCP 10.0.0.1:80"),
     (RealServer(FRONTEND, builders.backend("10.244.0.5")), "real_server TCP 10.0.0.1:80 -> 10.244.0.5:8080"),
-    (RealServers(FRONTEND, tuple(map(builders.backend, PODS))), f"real_server TCP 10.0.0.1:80 -> {PODS[0]}:8080, {PODS[1]}:8080"),
+    (
+        RealServers(FRONTEND, BACKENDS),
+        f"real_server TCP 10.0.0.1:80 -> {PODS[0]}:8080, {PODS[1]}:8080",
+    ),
     (SetEntry("KUBE-IPVS-IPS", IP), "set_entry KUBE-IPVS-IPS 10.0.0.1"),
     (IpSet(SetKind.IPVS_IPS, Family.IPV4), "set KUBE-IPVS-IPS"),
     (BoundAddress(IP), "address 10.0.0.1"),
@@ -57,6 +62,6 @@ def test_every_kind_of_item_has_a_name_and_each_its_own() -> None:
 
 def test_real_servers_are_told_one_by_one_between_the_others() -> None:
     others = [Operation(Verb.ADD, BoundAddress(IP)), Operation(Verb.REMOVE, RealServer(FRONTEND, builders.backend(PODS[0])))]
-    several = Operation(Verb.ADD, RealServers(FRONTEND, tuple(map(builders.backend, PODS))))
+    several = Operation(Verb.ADD, RealServers(FRONTEND, BACKENDS))
     alone = [Operation(Verb.ADD, RealServer(FRONTEND, builders.backend(address))) for address in PODS]
     assert list(plan.one_by_one([others[0], several, others[1]])) == [others[0], *alone, others[1]]

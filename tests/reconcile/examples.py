@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ipvsproxy.model.kernel import (
+    EvenWeights,
     Flow,
     IpSet,
-    ObservedVirtualServer,
     Owner,
     RealServerKey,
     SetEntry,
@@ -21,6 +21,7 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.claims import Claims
 from ipvsproxy.reconcile.table import Table
+from tests.fake_kernel import HeldVirtualServer
 
 ROUND_ROBIN = VirtualServerSettings("rr")
 OLD = Owner(1.0, ServiceName("default", "old"))
@@ -34,7 +35,7 @@ def virtual_server(
     settings: VirtualServerSettings = ROUND_ROBIN,
 ) -> VirtualServer:
     """A virtual server that an owner wants."""
-    return VirtualServer(key, settings, dict.fromkeys(real_servers, 1), owner)
+    return VirtualServer(key, settings, EvenWeights.of(real_servers), owner)
 
 
 def observed(
@@ -42,9 +43,9 @@ def observed(
     *,
     settings: VirtualServerSettings = ROUND_ROBIN,
     flags_known: bool = True,
-) -> ObservedVirtualServer:
+) -> HeldVirtualServer:
     """A virtual server in the kernel."""
-    return ObservedVirtualServer(settings, dict(weights or {}), flags_known)
+    return HeldVirtualServer(settings, dict(weights or {}), flags_known)
 
 
 def state(
@@ -57,7 +58,7 @@ def state(
     refused: Iterable[VirtualServerKey] = (),
 ) -> ServiceState:
     """What one Service wants; all of its virtual servers have the same real servers."""
-    wanted = dict.fromkeys(real_servers, 1)
+    wanted = EvenWeights.of(list(real_servers))
     return ServiceState(
         owner=owner,
         virtual_servers={key: VirtualServer(key, ROUND_ROBIN, wanted, owner) for key in virtual_servers},

@@ -47,9 +47,7 @@ class SimulatedNode:
         self._settings = view.Settings(families=self._families, scheduler=scheduler)
         self.kernel.schedulers |= {scheduler}
         self._view = builders.node_view()
-        self._policy = Policy(
-            node_name=builders.THIS_NODE, drain_deadline_s=drain_deadline_s, excluded=builders.networks(*excluded)
-        )
+        self._policy = Policy(drain_deadline_s=drain_deadline_s, excluded=builders.networks(*excluded))
         self.reconciler = self._new_reconciler()
 
     def _new_reconciler(self) -> Reconciler:

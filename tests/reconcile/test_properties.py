@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from ipvsproxy.model.kernel import (
     BoundAddress,
     Connections,
-    ObservedVirtualServer,
     RealServer,
     RealServerKey,
     SetEntry,
@@ -333,8 +332,8 @@ class AnyHistory(stateful.RuleBasedStateMachine):
                 self.node.kernel.connection_counts.pop(pair, None)
 
 
-def _copy(server: ObservedVirtualServer) -> ObservedVirtualServer:
-    return ObservedVirtualServer(server.settings, dict(server.real_servers), server.flags_known)
+def _copy(server: fake_kernel.HeldVirtualServer) -> fake_kernel.HeldVirtualServer:
+    return fake_kernel.HeldVirtualServer(server.settings, dict(server.real_servers), server.flags_known)
 
 
 AnyHistory.TestCase.settings = hypothesis.settings(

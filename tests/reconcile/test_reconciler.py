@@ -205,7 +205,7 @@ CHAIN, OTHER_CHAIN = ChainKey("filter", "KUBE-FORWARD"), ChainKey("filter", "KUB
 def test_rules_are_added_before_every_service_has_spoken_unless_one_would_be_lost(
     seen: Mapping[ChainKey, tuple[str, ...]] | None, *, is_planned: bool
 ) -> None:
-    reconciler = Reconciler(Policy(node_name=builders.THIS_NODE))
+    reconciler = Reconciler(Policy())
     wanted = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP, RETURN), OTHER_CHAIN: (DROP,)}, jumps=())
     reconciler.claims.put_skeleton(wanted)
     if seen is not None:
@@ -775,11 +775,11 @@ def weights_given(operations: Iterable[Operation]) -> set[RealServerKey]:
 
 def test_another_deadline_counts_for_drains_that_have_begun() -> None:
     node = draining()
-    node.reconciler.adopt(Policy(node_name=builders.THIS_NODE, drain_deadline_s=30))
+    node.reconciler.adopt(Policy(drain_deadline_s=30))
     assert node.sync(after_s=29) == []
     assert node.sync(after_s=1) == [removal(ONE)]
     node = draining(drain_deadline_s=30)
-    node.reconciler.adopt(Policy(node_name=builders.THIS_NODE))
+    node.reconciler.adopt(Policy())
     assert node.sync(after_s=86400) == [], "by default, as long as it takes"
 
 
@@ -790,7 +790,7 @@ def test_what_is_in_ranges_that_are_excluded_no_more_goes() -> None:
     node.remove("web")
     node.sync()
     assert KEY in node.kernel.virtual_servers
-    node.reconciler.adopt(Policy(node_name=builders.THIS_NODE))
+    node.reconciler.adopt(Policy())
     node.sync()
     assert node.kernel.virtual_servers == {}
 
@@ -858,7 +858,7 @@ def test_changed_rules_are_tried_at_once_though_the_former_ones_failed() -> None
 
 
 def test_rules_of_both_families_that_fail_wait_both() -> None:
-    reconciler = Reconciler(Policy(node_name=builders.THIS_NODE))
+    reconciler = Reconciler(Policy())
     for family in Family:
         reconciler.claims.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
     failing = reconciler.plan(0).operations

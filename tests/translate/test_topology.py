@@ -1,5 +1,7 @@
 """Which endpoints of a service port count for traffic that may go anywhere, and for traffic that must stay here."""
 
+import itertools
+
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ def _choose(*endpoints: Endpoint, zone: str = builders.ZONE) -> tuple[set[str], 
     """Addresses in cluster scope, and those in local scope."""
     keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     cluster, local = topology.find_scopes([item.conditions for item in endpoints], THIS_NODE, zone)
-    return {str(key.address) for key in cluster.weights(keyed)}, {str(key.address) for key in local.weights(keyed)}
+    return {str(key.address) for key in cluster.used(keyed)}, {str(key.address) for key in local.used(keyed)}
 
 
 def test_ready_endpoints_serve_wherever_they_are_and_those_here_serve_here() -> None:
@@ -167,3 +169,14 @@ def test_without_a_policy_nothing_is_lacking_here() -> None:
     there = {RealServerKey.of(endpoint(THERE).address, 8080): endpoint(THERE, OTHER_NODE).conditions}
     assert not topology.choose(there, THIS_NODE, "", internal_local=False, external_local=False).lacks_local
     assert topology.choose(there, THIS_NODE, "", internal_local=True, external_local=False).lacks_local
+
+
+def test_nodes_have_orders_of_their_own_that_do_not_change() -> None:
+    keys = [builders.backend(f"10.244.0.{number}") for number in (1, 2, 3)]
+    orders = {
+        tuple(topology.in_order(permutation, f"node-{number}"))
+        for number in range(20)
+        for permutation in itertools.permutations(keys)
+    }
+    assert 3 <= len(orders) <= 6
+    assert all(sorted(order) == keys for order in orders)
