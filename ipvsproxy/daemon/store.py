@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, assert_never
 
+import msgspec
+
 from ipvsproxy.daemon.mass_deletion import Doubt, Guard
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import (
@@ -277,7 +279,7 @@ class Store:
                 node = self._nodes.get(key.name)
                 if node and not node.leaving:
                     # Its last addresses and zone still hold; load balancers must know that it is going.
-                    self._nodes[key.name] = dataclasses.replace(node, leaving=True)
+                    self._nodes[key.name] = msgspec.structs.replace(node, leaving=True)
                     self._mark_node()
             case never:
                 assert_never(never)

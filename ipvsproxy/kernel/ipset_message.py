@@ -1,6 +1,7 @@
 """ipset messages: creating, listing and filling sets, as bytes; entries are encoded and decoded many at once."""
 
 import functools
+import operator
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -103,7 +104,7 @@ class EntryCodec:
     def __init__(self, ip_set: IpSet, name: str = "") -> None:
         self._type, self._family, self._name = ip_set.type, ip_set.family, name or ip_set.name
         self._fields = _FIELDS[ip_set.type]
-        self._columns = [(field, SetEntry._fields.index(field)) for field in self._fields]
+        self._columns = [(field, operator.attrgetter(field)) for field in self._fields]
         self._size = ip_set.family.bits // 8
         samples = {
             "address": _SAMPLES[ip_set.family],
@@ -125,8 +126,8 @@ class EntryCodec:
         Raises:
             ValueError, struct.error: an address is missing or not of the set's family, or a number does not fit its field.
         """
-        columns = list(zip(*entries, strict=True))
-        return self._template.encode_all(len(entries), [self._column(field, columns[place]) for field, place in self._columns])
+        columns = [self._column(field, list(map(get, entries))) for field, get in self._columns]
+        return self._template.encode_all(len(entries), columns)
 
     def _column(self, field: str, values: Sequence[Any]) -> bytes:
         if field == "port":

@@ -318,7 +318,7 @@ IP_SETS: Mapping[str, IpSet] = {ip_set.name: ip_set for family in Family for kin
 """Every set by its name in the kernel."""
 
 
-class SetEntry(NamedTuple):
+class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
     """One entry of a set, named by the set's name (one of ``IP_SETS``). Which fields count follows from the set's type.
 
     ``hash:ip``: address. ``hash:ip,port``: address, protocol, port. ``hash:ip,port,ip``: those and ``other``.

@@ -1,8 +1,9 @@
 """What the API says: Services, EndpointSlices and the Node, as far as a node's proxy needs them."""
 
-import dataclasses
 import enum
 from typing import NamedTuple
+
+import msgspec
 
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 
@@ -46,8 +47,7 @@ class ServiceType(enum.StrEnum):
     EXTERNAL_NAME = "ExternalName"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ServicePort:
+class ServicePort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One entry of ``spec.ports``. ``node_port`` 0 means none."""
 
     name: str
@@ -56,8 +56,7 @@ class ServicePort:
     node_port: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A Service. What it may not have (headless, ExternalName) is said in ``not_served``, and nothing of it is programmed.
 
     ``created_s`` is ``metadata.creationTimestamp`` in seconds since the epoch, 0 when unknown: of two Services that want one
@@ -116,8 +115,7 @@ class EndpointSliceName(ObjectKey):
     __slots__ = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointSlice:
+class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An EndpointSlice.
 
     ``service`` is None when it serves nobody: the label ``kubernetes.io/service-name`` is missing, or the label
@@ -134,8 +132,18 @@ class EndpointSlice:
     ports: tuple[EndpointPort, ...] = ()
     addresses: bytes = b""
     conditions: tuple[Conditions, ...] = ()
-    trigger_s: float = dataclasses.field(default=0, compare=False)
+    trigger_s: float = 0
     skipped: tuple[Skipped, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EndpointSlice) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    @property
+    def _content(self) -> tuple[object, ...]:
+        return (self.name, self.service, self.family, self.ports, self.addresses, self.conditions, self.skipped)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -145,8 +153,7 @@ class EndpointSlice:
         return tuple(map(Endpoint, each, self.conditions))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(msgspec.Struct, frozen=True, kw_only=True):
     """The Node that this process runs on.
 
     ``addresses`` are its InternalIPs, then its ExternalIPs, in the API's order. ``zone`` is the label

@@ -24,15 +24,15 @@ from ipvsproxy.model.service import Skipped
 class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that one Service wants here, in both families.
 
-    ``addresses`` are to be bound to the dummy device. ``refused`` are the virtual servers that this node itself may not use,
-    because their source ranges leave it out. ``flows`` says for each UDP and SCTP frontend which real servers may go on
-    answering. ``local_endpoints`` counts, per health listener, the addresses of ready endpoints on this node.
-    ``without_local_internal`` and ``without_local_external`` are the families in which a Local traffic policy finds no
-    endpoint on this node though there are some elsewhere.
+    ``served`` are its virtual servers, no two with one key. ``addresses`` are to be bound to the dummy device. ``refused`` are
+    the virtual servers that this node itself may not use, because their source ranges leave it out. ``flows`` says for each UDP
+    and SCTP frontend which real servers may go on answering. ``local_endpoints`` counts, per health listener, the addresses of
+    ready endpoints on this node. ``without_local_internal`` and ``without_local_external`` are the families in which a Local
+    traffic policy finds no endpoint on this node though there are some elsewhere.
     """
 
     owner: Owner
-    virtual_servers: Mapping[VirtualServerKey, VirtualServer] = msgspec.field(default_factory=dict)
+    served: tuple[VirtualServer, ...] = ()
     entries: tuple[SetEntry, ...] = ()
     addresses: tuple[Address, ...] = ()
     refused: tuple[VirtualServerKey, ...] = ()
@@ -41,6 +41,11 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     without_local_internal: frozenset[Family] = frozenset()
     without_local_external: frozenset[Family] = frozenset()
     skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def virtual_servers(self) -> Mapping[VirtualServerKey, VirtualServer]:
+        """They by their keys, made at each call."""
+        return {item.key: item for item in self.served}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

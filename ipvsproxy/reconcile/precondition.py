@@ -31,8 +31,8 @@ def may_be_bound(claims: Claims, address: Address) -> bool:
     """Whether an address has a virtual server (rule 5)."""
     seen = claims.virtual_servers.observed
     for owner in claims.addresses.wanting(address):
-        for key in claims.states[owner.service].virtual_servers:
-            if key in seen and key.address == address:
+        for item in claims.states[owner.service].served:
+            if item.key in seen and item.key.address == address:
                 return True
     return False
 

@@ -11,8 +11,9 @@ the Service wants the API server's port or the kubelet's there.
 Rule 4: the API server's address is bound here by nobody, or this node never reaches it again.
 """
 
-import dataclasses
 from collections.abc import Iterator
+
+import msgspec
 
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.service import Service, ServiceName, Skipped
@@ -30,7 +31,7 @@ def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service
     refused = {(field, address): reason for field, address, reason in _refused(service, view, settings)}
     if not refused:
         return service, ()
-    without = dataclasses.replace(
+    without = msgspec.structs.replace(
         service,
         cluster_addresses=tuple(one for one in service.cluster_addresses if ("spec.clusterIPs", one) not in refused),
         external_addresses=tuple(one for one in service.external_addresses if ("spec.externalIPs", one) not in refused),

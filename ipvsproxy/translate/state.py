@@ -63,7 +63,7 @@ def translate(service: Service, slices: Iterable[EndpointSlice], view: NodeView,
         return served[0].whole(skipped)
     return ServiceState(
         owner=owner,
-        virtual_servers={key: value for item in served for key, value in item.virtual_servers.items()},
+        served=tuple(one for item in served for one in item.virtual_servers.values()),
         entries=tuple(entry for item in served for entry in item.entries),
         addresses=tuple(address for item in served for address in item.addresses),
         refused=tuple(key for item in served for key in item.refused),
@@ -105,7 +105,7 @@ class _FamilyState:
         """All of it, for a Service of this family alone."""
         return ServiceState(
             owner=self.owner,
-            virtual_servers=self.virtual_servers,
+            served=tuple(self.virtual_servers.values()),
             entries=tuple(self.entries),
             addresses=tuple(self.addresses),
             refused=tuple(self.refused),

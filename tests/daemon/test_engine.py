@@ -4,12 +4,12 @@ The beginning is in ``test_engine_start``; drift, failures and retries are in ``
 """
 
 import asyncio
-import dataclasses
 import errno
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 import structlog.testing
 
@@ -361,7 +361,7 @@ async def test_two_services_that_want_one_address_are_told_once() -> None:
 
 @in_virtual_time
 async def test_what_is_not_used_is_told_once_per_change() -> None:
-    broken = dataclasses.replace(
+    broken = msgspec.structs.replace(
         WEB, skipped=(Skipped("spec.externalIPs[0]", "no address"), Skipped("", "headless", invalid=False))
     )
     rejected = Rejected(ObjectKind.SERVICE, ObjectKey("default", "bad"), "", "spec.ports: expected array")

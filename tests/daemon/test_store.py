@@ -1,8 +1,8 @@
 """What is known, what has become dirty by it, and what is told once: Services, EndpointSlices, Nodes and bad objects."""
 
-import dataclasses
 import itertools
 
+import msgspec
 import pytest
 
 from ipvsproxy.daemon.mass_deletion import CONFIRMED_AFTER_S, Guard
@@ -48,7 +48,7 @@ def gone(item: ApiObject) -> Event:
 
 
 def with_service(item: EndpointSlice, name: str | None) -> EndpointSlice:
-    return dataclasses.replace(item, service=ServiceName("default", name) if name else None)
+    return msgspec.structs.replace(item, service=ServiceName("default", name) if name else None)
 
 
 def test_nothing_is_known_or_changed_at_first() -> None:
@@ -68,7 +68,7 @@ def test_what_was_delivered_is_known() -> None:
 
 @pytest.mark.parametrize("item", [WEB, SLICE, NODE], ids=lambda item: type(item).__name__)
 def test_an_object_that_equals_the_known_one_changes_nothing(store: Store, item: ApiObject) -> None:
-    deliver(store, dataclasses.replace(item))
+    deliver(store, msgspec.structs.replace(item))
     assert store.take() == Changes()
 
 
@@ -137,7 +137,7 @@ def test_slices_of_one_name_in_two_namespaces_are_two(store: Store) -> None:
 def test_slices_of_a_service_come_change_and_go_one_by_one(store: Store) -> None:
     slices = [builders.endpoint_slice(builders.endpoint(f"10.244.0.{number}"), suffix=str(number)) for number in (1, 2, 3)]
     deliver(store, *slices)
-    changed = dataclasses.replace(slices[0], ports=())
+    changed = msgspec.structs.replace(slices[0], ports=())
     deliver(store, changed)
     rest = [changed, *slices[1:]]
     while rest:
@@ -180,7 +180,7 @@ def test_it_is_complete_when_every_kind_was_listed(order: tuple[ObjectKind, ...]
 @pytest.mark.parametrize("event", [gone(NODE), Listed(ObjectKind.NODE, frozenset())], ids=["deleted", "not listed"])
 def test_a_node_that_is_gone_keeps_its_addresses_but_is_leaving(store: Store, event: Event) -> None:
     store.deliver([event], 1)
-    assert store.node(NODE.name) == dataclasses.replace(NODE, leaving=True)
+    assert store.node(NODE.name) == msgspec.structs.replace(NODE, leaving=True)
     changes = store.take()
     assert changes.node
     assert changes.services == {}
@@ -205,7 +205,7 @@ def test_all_services_can_be_made_dirty(store: Store) -> None:
 
 
 def slice_triggered(at_s: float, address: str) -> EndpointSlice:
-    return dataclasses.replace(builders.endpoint_slice(builders.endpoint(address)), trigger_s=at_s)
+    return msgspec.structs.replace(builders.endpoint_slice(builders.endpoint(address)), trigger_s=at_s)
 
 
 def test_triggers_of_changes_are_kept_if_they_happened_in_our_time(store: Store) -> None:
@@ -227,13 +227,13 @@ def test_changes_are_counted_until_they_are_taken(store: Store) -> None:
 
 def test_unused_parts_of_an_object_are_told_when_they_change(store: Store) -> None:
     skipped = (Skipped("spec.ports[0]", "no protocol"),)
-    deliver(store, dataclasses.replace(WEB, skipped=skipped))
+    deliver(store, msgspec.structs.replace(WEB, skipped=skipped))
     assert store.take().complaints == (Complaint(ObjectKind.SERVICE, "default/web", skipped),)
-    deliver(store, dataclasses.replace(WEB, skipped=skipped, affinity_timeout_s=5))
+    deliver(store, msgspec.structs.replace(WEB, skipped=skipped, affinity_timeout_s=5))
     assert store.take().complaints == ()
     deliver(store, WEB)
     assert store.take().complaints == ()
-    deliver(store, dataclasses.replace(WEB, skipped=skipped))
+    deliver(store, msgspec.structs.replace(WEB, skipped=skipped))
     assert store.take().complaints == (Complaint(ObjectKind.SERVICE, "default/web", skipped),)
 
 
@@ -241,7 +241,7 @@ def test_unused_parts_of_an_object_are_told_when_they_change(store: Store) -> No
 def test_unused_parts_of_new_objects_are_told(item: EndpointSlice) -> None:
     store = Store(STARTED_S)
     skipped = (Skipped("x", "wrong"),)
-    deliver(store, dataclasses.replace(item, skipped=skipped))
+    deliver(store, msgspec.structs.replace(item, skipped=skipped))
     assert store.take().complaints == (Complaint(memory_node.KINDS[type(item)], str(item.name), skipped),)
 
 

@@ -8,6 +8,7 @@ import errno
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol as Interface
 
+import msgspec
 import pytest
 
 from ipvsproxy.kernel import node
@@ -297,7 +298,7 @@ def test_a_set_that_is_there_already_is_a_surprise(kernel: Kernel) -> None:
 
 def test_a_range_of_everything_is_refused(kernel: Kernel) -> None:
     add(kernel, IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV4))
-    everything = entries(Family.IPV4)[4]._replace(other=parse_address("0.0.0.0"), prefix_length=0)
+    everything = msgspec.structs.replace(entries(Family.IPV4)[4], other=parse_address("0.0.0.0"), prefix_length=0)
     assert refusal(kernel, Verb.ADD, everything) == fake_sets.INVALID_PREFIX
 
 

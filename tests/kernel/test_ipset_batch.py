@@ -2,6 +2,7 @@
 
 import errno
 
+import msgspec
 import pytest
 
 from ipvsproxy.kernel import ipset_batch, ipset_message, netlink
@@ -33,7 +34,7 @@ def test_an_entry_that_can_not_be_encoded_does_not_keep_the_others_from_their_me
         *_, last = fake_netlink.sequences(data)
         return [fake_netlink.error(last, errno.EINVAL)]
 
-    operations = [Operation(Verb.ADD, item) for item in (entry(1), entry(2)._replace(protocol=None), entry(3))]
+    operations = [Operation(Verb.ADD, item) for item in (entry(1), msgspec.structs.replace(entry(2), protocol=None), entry(3))]
     outcomes = list(map(Outcome, operations))
     batch = ipset_batch.Batch(netlink.Channel(0, lambda _protocol: fake_netlink.FakeSocket(answer)), operations, outcomes)
     batch.add(0, 3)

@@ -2,6 +2,7 @@
 
 import struct
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,10 +27,10 @@ def entries(draw: st.DrawFn) -> SetEntry:
     entry = SetEntry(ip_set.name, draw(addresses), draw(st.sampled_from(Protocol)), draw(PORTS))
     if ip_set.type is SetType.ADDRESS_PORT:
         return entry
-    entry = entry._replace(other=draw(addresses))
+    entry = msgspec.structs.replace(entry, other=draw(addresses))
     if ip_set.type is SetType.ADDRESS_PORT_ADDRESS:
         return entry
-    return entry._replace(prefix_length=draw(st.integers(0, ip_set.family.bits)))
+    return msgspec.structs.replace(entry, prefix_length=draw(st.integers(0, ip_set.family.bits)))
 
 
 def contents(data: bytes) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from ipvsproxy.kernel import iptables, node
@@ -176,9 +177,14 @@ def test_each_kind_goes_to_its_driver(kernel: Kernel, name: str) -> None:
 
 def test_operations_go_out_in_their_order_in_runs_of_one_driver(kernel: Kernel) -> None:
     (server, real_server, _), (entry, ip_set) = ITEMS["ipvs"], ITEMS["ipset"]
-    asked = operations(entry, ip_set, server, real_server, ENTRY._replace(port=81))
+    last = msgspec.structs.replace(ENTRY, port=81)
+    asked = operations(entry, ip_set, server, real_server, last)
     outcomes = new_node().apply(asked)
-    assert kernel.applied == [("ipset", [entry, ip_set]), ("ipvs", [server, real_server]), ("ipset", [ENTRY._replace(port=81)])]
+    assert kernel.applied == [
+        ("ipset", [entry, ip_set]),
+        ("ipvs", [server, real_server]),
+        ("ipset", [last]),
+    ]
     assert [outcome.operation for outcome in outcomes] == asked
     assert [outcome.surprise for outcome in outcomes] == [True, True, False, False, True], "outcomes are the drivers' own"
 

@@ -61,7 +61,7 @@ def state(
     wanted = EvenWeights.of(list(real_servers))
     return ServiceState(
         owner=owner,
-        virtual_servers={key: VirtualServer(key, ROUND_ROBIN, wanted, owner) for key in virtual_servers},
+        served=tuple(VirtualServer(key, ROUND_ROBIN, wanted, owner) for key in virtual_servers),
         entries=tuple(entries),
         addresses=tuple(map(parse_address, addresses)),
         flows=flows or {},

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from ipvsproxy.model.kernel import VirtualServerKey
@@ -25,7 +26,7 @@ def node_view(**changes: object) -> NodeView:
 
 def service(cluster: str = "10.96.0.10", *external: str, port: int = 80) -> Service:
     item = builders.service("web", builders.service_port(port), cluster=(cluster,))
-    return dataclasses.replace(item, external_addresses=builders.addresses(*external))
+    return msgspec.structs.replace(item, external_addresses=builders.addresses(*external))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_an_external_address_that_the_bridge_of_the_pods_carries_is_the_node_s_a
 
 
 def test_of_a_load_balancer_s_addresses_those_that_are_refused_are_left_out_and_the_others_served() -> None:
-    item = dataclasses.replace(service(), load_balancer_addresses=builders.addresses("203.0.113.5", "192.168.0.99"))
+    item = msgspec.structs.replace(service(), load_balancer_addresses=builders.addresses("203.0.113.5", "192.168.0.99"))
     found, why = refusal.admit(item, node_view(), SETTINGS)
     assert found.load_balancer_addresses == builders.addresses("203.0.113.5")
     assert [str(one) for one in why] == ["status.loadBalancer: 192.168.0.99 is the address of an API server"]
@@ -119,7 +120,7 @@ def test_allowed_addresses_are_served() -> None:
 
 
 def test_the_service_of_the_api_servers_is_never_refused() -> None:
-    item = dataclasses.replace(service("10.244.0.1", "192.168.0.99"), name=ServiceName("default", "kubernetes"))
+    item = msgspec.structs.replace(service("10.244.0.1", "192.168.0.99"), name=ServiceName("default", "kubernetes"))
     assert refusal.admit(item, node_view(pod_networks=builders.networks("10.244.0.0/24")), SETTINGS) == (item, ())
 
 

@@ -4,9 +4,8 @@ Node ports, external and load balancer addresses: ``test_state_exposed.py``. Wha
 ``test_state_changes.py``.
 """
 
-import dataclasses
-
 import hypothesis
+import msgspec
 import pytest
 from hypothesis import strategies as st
 
@@ -53,14 +52,14 @@ def test_all_of_a_state_has_the_service_for_its_owner() -> None:
 def test_a_service_that_is_not_served_wants_nothing_and_says_why() -> None:
     headless = Skipped("spec.clusterIP", "headless", invalid=False)
     detail = Skipped("spec.type", "is not known")
-    unserved = dataclasses.replace(service(), not_served=headless, skipped=(detail,))
+    unserved = msgspec.structs.replace(service(), not_served=headless, skipped=(detail,))
     state = state_of(unserved, endpoint_slice(endpoint("10.244.0.5")))
     assert state == ServiceState(owner=Owner(builders.CREATED_S, ServiceName("default", "web")), skipped=(headless, detail))
 
 
 def test_what_the_service_says_wrongly_is_passed_on() -> None:
     detail = Skipped("spec.externalIPs", "'x' is not an IP address")
-    assert state_of(dataclasses.replace(service(), skipped=(detail,))).skipped == (detail,)
+    assert state_of(msgspec.structs.replace(service(), skipped=(detail,))).skipped == (detail,)
 
 
 def test_a_family_that_this_node_does_not_serve_is_named_and_is_no_fault() -> None:
@@ -339,7 +338,7 @@ def _as_sets(state: ServiceState) -> tuple[object, ...]:
 def _shuffled_endpoints(item: EndpointSlice) -> st.SearchStrategy[EndpointSlice]:
     def with_endpoints(endpoints: list[Endpoint]) -> EndpointSlice:
         addresses = b"".join(one.address for one in endpoints)
-        return dataclasses.replace(item, addresses=addresses, conditions=tuple(one.conditions for one in endpoints))
+        return msgspec.structs.replace(item, addresses=addresses, conditions=tuple(one.conditions for one in endpoints))
 
     return st.permutations(item.endpoints).map(with_endpoints)
 
@@ -356,7 +355,7 @@ def test_the_order_of_slices_and_endpoints_makes_no_difference(
 def test_the_order_of_ports_and_addresses_in_a_service_makes_no_difference(
     data: st.DataObject, wanted: Service, slices: list[EndpointSlice]
 ) -> None:
-    permuted = dataclasses.replace(
+    permuted = msgspec.structs.replace(
         wanted,
         ports=tuple(data.draw(st.permutations(wanted.ports))),
         cluster_addresses=tuple(data.draw(st.permutations(wanted.cluster_addresses))),

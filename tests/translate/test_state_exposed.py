@@ -1,7 +1,6 @@
 """Node ports, external and load balancer addresses, source ranges, health checks: what can be reached from outside."""
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from ipvsproxy.model.kernel import HealthListener, SetKind
@@ -301,7 +300,7 @@ def test_a_range_of_everything_or_none_of_the_family_restricts_nobody(ranges: tu
 
 
 def test_source_ranges_of_which_none_can_be_read_let_nobody_in() -> None:
-    wanted = dataclasses.replace(_load_balancer(), admits_nobody=True)
+    wanted = msgspec.structs.replace(_load_balancer(), admits_nobody=True)
     state = _on_a_node_without_addresses(wanted)
     assert members(SetKind.LOAD_BALANCER_FIREWALL, state) == {"1.2.3.4,tcp:80"}
     assert members(SetKind.LOAD_BALANCER_SOURCE_CIDR, state) == members(SetKind.LOAD_BALANCER_SOURCE_IP, state) == set()
