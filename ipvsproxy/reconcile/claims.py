@@ -61,7 +61,8 @@ class Claims:
     ) -> None:
         """Virtual servers that ``is_excluded`` tells are never removed."""
         self._states: dict[ServiceName, ServiceState] = {}
-        self._entry_claims: dict[ServiceName, tuple[SetEntry, ...]] = {}
+        self._fewer_entries: dict[ServiceName, tuple[SetEntry, ...]] = {}
+        """What is claimed of those that do not claim all of their state's entries, as a virtual server is another's."""
         self._restricting: dict[ServiceName, ServiceState] = {}
         self._in_rules: dict[Family, frozenset[VirtualServerKey]] = {}
         """The virtual servers that the rules wanted for a family name one by one."""
@@ -154,7 +155,8 @@ class Claims:
                 self._restricting[name] = state
             affected |= self._claim(state.owner, before or _NOTHING, state)
         for owner in affected:
-            self._claim_entries(owner, self._states[owner.service])
+            state = self._states[owner.service]
+            self._claim_entries(owner, state, state)
 
     def _claim(self, owner: Owner, before: ServiceState, after: ServiceState) -> set[Owner]:
         affected = self.virtual_servers.claim(owner, before.virtual_servers, after.virtual_servers)
@@ -162,7 +164,7 @@ class Claims:
             self.addresses.claim(owner, presence(before.addresses, owner), presence(after.addresses, owner))
         if before.flows != after.flows:
             self._claim_flows(owner, before.flows, after.flows)
-        self._claim_entries(owner, after)
+        self._claim_entries(owner, before, after)
         return affected - {owner} if affected else affected
 
     def _claim_flows(
@@ -177,12 +179,11 @@ class Claims:
             elif seen is not None and seen <= wanted.real_servers:
                 self.flows.confirm(flow, wanted.real_servers)
 
-    def _claim_entries(self, owner: Owner, state: ServiceState) -> None:
-        name = owner.service
-        before = self._entry_claims.pop(name, ())
+    def _claim_entries(self, owner: Owner, last: ServiceState, state: ServiceState) -> None:
+        before = self._fewer_entries.pop(owner.service, last.entries)
         after = self._rightful_entries(owner, state)
-        if after:
-            self._entry_claims[name] = after
+        if after is not state.entries:
+            self._fewer_entries[owner.service] = after
         if before == after:
             return
         if before:

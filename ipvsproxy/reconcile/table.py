@@ -107,6 +107,12 @@ class Table(Generic[K, V, W]):
     def want(self, key: K, owner: Owner, value: V) -> Owner | None:
         """Have an owner want a key; returns another owner who lost it by this."""
         held, loser = self._desired.get(key), None
+        if held is None and key not in self._observed:
+            # As for all keys of a new Service: nothing is to be compared.
+            self._desired[key] = value
+            self._pending[key] = None
+            self._unequal[self] = None
+            return None
         if held is not None and (holder := self._owner_of(held)) != owner:
             waiting = self._waiting.setdefault(key, {})
             if holder < owner:
@@ -204,7 +210,8 @@ class Table(Generic[K, V, W]):
 
     def confirm(self, key: K, value: W | None) -> None:
         """Book that we made the kernel hold this value, or (None) that it does not hold the key: it is ours now."""
-        self._foreign.discard(key)
+        if self._foreign:
+            self._foreign.discard(key)
         if value is None:
             self._observed.pop(key, None)
         else:
