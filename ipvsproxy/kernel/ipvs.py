@@ -10,6 +10,7 @@ from pyroute2.netlink import NETLINK_GENERIC
 
 from ipvsproxy.kernel import ipvs_message, ipvs_steps, ipvs_table, ipvs_traffic, message, netlink
 from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.ipvs_connections import ConnectionReader
 from ipvsproxy.model.kernel import (
     HASHED,
     Connections,
@@ -55,7 +56,10 @@ class IpvsDriver:
         self,
         connect: Callable[[int], netlink.Socket] = netlink.open_socket,
         table: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs"),
+        counts: ConnectionReader | None = None,
     ) -> None:
+        """``counts`` reads connections, where there is a quicker way than netlink."""
+        self._counts = counts or ConnectionReader()
         self._table = ipvs_table.TableReader(table, self._settings, self._virtual_server)
         self._channel = netlink.Channel(NETLINK_GENERIC, connect)
         self._family_number = 0
@@ -63,8 +67,9 @@ class IpvsDriver:
         self._renew()
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the sockets."""
         self._channel.close()
+        self._counts.close()
 
     @property
     def foreign(self) -> int:
@@ -267,7 +272,10 @@ class IpvsDriver:
             return ObservedVirtualServer(settings, weights)
         raise KernelError(action=action, detail="the answer is not complete")
 
-    def _connections(self, key: VirtualServerKey) -> dict[RealServerKey, Connections]:
+    def _connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections]:
+        found = self._counts.read(key)
+        if found is not None:
+            return found
         return {real_server: Connections(*counts) for real_server, counts in self._real_servers(key, _CONNECTIONS)}
 
     def _real_servers(self, key: VirtualServerKey, layout: message.Layout) -> Iterator[tuple[RealServerKey, Sequence[int]]]:

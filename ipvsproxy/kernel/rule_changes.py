@@ -5,9 +5,7 @@ hands out a table as it holds it, and all of it but the packet counters is hashe
 nf_tables.h, and linux/netfilter_ipv4/ip_tables.h and linux/netfilter_ipv6/ip6_tables.h below it.
 """
 
-import ctypes
 import hashlib
-import os
 import socket
 import struct
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel import message, netlink
+from ipvsproxy.kernel import message, netlink, sockopt
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.net import Family
 
@@ -44,8 +42,6 @@ _LAYOUTS = {
     Family.IPV6: _Layout(level=socket.IPPROTO_IPV6, length_at=142, counters_at=152),
 }
 _COUNTERS = bytes(16)
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RuleChanges:
@@ -85,10 +81,10 @@ def _digest(family: Family, table: str) -> bytes:
     action = f"read the {family.label} table {table}"
     with socket.socket(socket.AF_INET if family is Family.IPV4 else socket.AF_INET6, socket.SOCK_DGRAM) as asking:
         name = table.encode().ljust(_NAME, b"\0")
-        info = _getsockopt(asking, layout.level, _GET_INFO, name.ljust(_INFO.size, b"\0"), action)
+        info = sockopt.ask(asking, layout.level, _GET_INFO, name.ljust(_INFO.size, b"\0"), action)
         size = _INFO.unpack(info)[2]
         question = struct.pack("=32sI4x", name, size) + bytes(size)
-        entries = bytearray(_getsockopt(asking, layout.level, _GET_ENTRIES, question, action)[_ENTRIES_OFFSET:])
+        entries = bytearray(sockopt.ask(asking, layout.level, _GET_ENTRIES, question, action)[_ENTRIES_OFFSET:])
     position = 0
     while position + layout.counters_at + len(_COUNTERS) <= len(entries):
         at = position + layout.counters_at
@@ -98,13 +94,3 @@ def _digest(family: Family, table: str) -> bytes:
             raise KernelError(action=action, detail="an entry has no length")
         position += length
     return hashlib.blake2b(entries, digest_size=16).digest()
-
-
-def _getsockopt(asking: socket.socket, level: int, option: int, question: bytes, action: str) -> bytes:
-    """As ``socket.getsockopt``, for options whose buffer holds a question."""
-    buffer = ctypes.create_string_buffer(question, len(question))
-    length = ctypes.c_uint32(len(question))
-    if _libc.getsockopt(asking.fileno(), level, option, buffer, ctypes.byref(length)) != 0:
-        number = ctypes.get_errno()
-        raise KernelError(action=action, errno=number, detail=os.strerror(number))
-    return buffer.raw[: length.value]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from ipvsproxy.kernel import addresses, host, iptables_process, ipvs, netlink, node
+from ipvsproxy.kernel import addresses, host, iptables_process, ipvs, ipvs_connections, netlink, node
 from ipvsproxy.kernel.ipset import IpsetDriver
 from ipvsproxy.model.plan import Outcome
 from ipvsproxy.model.state import Observation
@@ -32,6 +32,7 @@ def kernel() -> Iterator[None]:
             (netlink.Channel, "run", lambda _channel, _messages: {}),
             (netlink.Channel, "dump", lambda _channel, _request, _action: []),
             (netlink, "resolve_family", lambda *_: FAMILY_NUMBER),
+            (ipvs_connections.ConnectionReader, "read", lambda _reader, _key: None),
             (ipvs.IpvsDriver, "observe", lambda _driver: nothing),
             (node.NodeKernel, "look", lambda _kernel, *_: Observation()),  # nothing has changed
             (addresses.AddressDriver, "_find", lambda _driver: addresses._Link(2, "kube-ipvs0", "dummy")),

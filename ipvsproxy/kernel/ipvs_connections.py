@@ -1,0 +1,74 @@
+"""The connections of one virtual server's real servers, by one system call.
+
+A netlink dump of the same takes three, and its answer is three times as long; in a storm of replaced endpoints these questions
+were the largest part of what the kernel's thread did. The older interface knows IPv4 only, and may not be there one day: netlink
+answers whatever this does not. Layouts: include/uapi/linux/ip_vs.h (``ip_vs_get_dests``, ``ip_vs_dest_entry``).
+"""
+
+import errno
+import socket
+import struct
+from collections.abc import Callable, Mapping
+
+from ipvsproxy.kernel import sockopt
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import Connections, RealServerKey, VirtualServerKey
+from ipvsproxy.model.net import Family
+
+FIRST_ROOM = 32
+"""For so many real servers there is room in the first question; where that is filled, it is asked again with more."""
+MOST_ROOM = 1 << 20
+
+_GET_DESTINATIONS = 64 + 1024 + 64 + 4  # IP_VS_SO_GET_DESTS
+_QUESTION = struct.Struct("=H2x4s2s6xI4x")  # protocol, address, port; no firewall mark; how many there is room for
+_ENTRY = struct.Struct("=4s2s18xII64x")  # address and port, active and inactive connections
+_NO_ENTRY = bytes(4)
+_NOT_THERE = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EINVAL})
+"""Of a kernel that has no such interface, or another one."""
+
+Ask = Callable[[socket.socket, int, int, bytes, str], bytes]
+
+
+class ConnectionReader:
+    """Asks in the network namespace of the thread that asks first, and belongs to that thread."""
+
+    def __init__(self, ask: Ask = sockopt.ask) -> None:
+        """``ask`` is as ``sockopt.ask``."""
+        self._ask = ask
+        self._socket: socket.socket | None = None
+        self._is_there = True
+
+    def close(self) -> None:
+        """Close the socket; the next question opens another."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def read(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections] | None:
+        """The connections by real server, empty for a virtual server that does not exist; None: ask in another way."""
+        if not self._is_there or key.address.family is not Family.IPV4:
+            return None
+        protocol, address, port = key
+        action = f"count the connections of {key}"
+        room = FIRST_ROOM
+        while room <= MOST_ROOM:
+            question = _QUESTION.pack(protocol, address, port.to_bytes(2, "big"), room) + bytes(room * _ENTRY.size)
+            try:
+                answer = self._ask(
+                    self._open(), socket.IPPROTO_IP, _GET_DESTINATIONS, question, f"count the connections of {key}"
+                )
+            except (KernelError, OSError) as error:
+                self._is_there = error.errno not in _NOT_THERE
+                return {} if error.errno == errno.ESRCH else None
+            found: dict[RealServerKey, Connections] = {}
+            for real_address, real_port, active, inactive in _ENTRY.iter_unpack(answer[_QUESTION.size :]):
+                if real_address == _NO_ENTRY:  # no real server has this address: what follows was not written
+                    return found
+                found[RealServerKey(real_address + real_port)] = Connections(active, inactive)
+            room *= 8
+        return None
+
+    def _open(self) -> socket.socket:
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        return self._socket

@@ -1,0 +1,118 @@
+"""Connection counts by one question. That real ones are counted is shown in ``test_ipvs``; here, what is asked and understood."""
+
+import contextlib
+import errno
+import socket
+import struct
+
+import pytest
+
+from ipvsproxy.kernel import ipvs
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.ipvs_connections import FIRST_ROOM, MOST_ROOM, ConnectionReader
+from ipvsproxy.model.kernel import Connections, EvenWeights, RealServer, RealServerKey, RealServers, VirtualServer
+from ipvsproxy.model.kernel import VirtualServerSettings as Settings
+from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.plan import Operation, Verb
+from tests import builders
+
+KEY = builders.frontend("10.96.0.10", 443, Protocol.UDP)
+HEADER, ENTRY = 24, 96
+
+
+class Answers:
+    """What a kernel says in turn: counts, or an error number."""
+
+    def __init__(self, *answers: list[tuple[RealServerKey, int, int]] | int) -> None:
+        self.answers = list(answers)
+        self.asked: list[bytes] = []
+
+    def __call__(self, asking: socket.socket, level: int, option: int, question: bytes, action: str) -> bytes:
+        assert (asking.family, level, option) == (socket.AF_INET, socket.IPPROTO_IP, 1156)
+        self.asked.append(question)
+        answer = self.answers.pop(0)
+        if isinstance(answer, int):
+            raise KernelError(action=action, errno=answer)
+        entries = b"".join(key + bytes(18) + struct.pack("=II", *counts) + bytes(64) for key, *counts in answer)
+        room = struct.unpack_from("=I", question, 16)[0]
+        assert len(question) == HEADER + room * ENTRY
+        return (question[:HEADER] + entries + question[HEADER + len(entries) :])[: len(question)]
+
+
+def counts(number: int) -> list[tuple[RealServerKey, int, int]]:
+    return [(builders.backend(f"10.244.{one >> 8}.{one & 255}"), one, 2 * one) for one in range(1, number + 1)]
+
+
+def test_the_question_names_the_virtual_server_and_the_answer_ends_at_the_first_empty_entry() -> None:
+    answers = Answers(counts(3))
+    reader = ConnectionReader(answers)
+    assert reader.read(KEY) == {key: Connections(active, inactive) for key, active, inactive in counts(3)}
+    (question,) = answers.asked
+    assert question[:HEADER] == struct.pack("=H2x4s2s6xI4x", 17, bytes((10, 96, 0, 10)), (443).to_bytes(2, "big"), FIRST_ROOM)
+    reader.close()
+
+
+@pytest.mark.parametrize("number", [FIRST_ROOM - 1, FIRST_ROOM, FIRST_ROOM + 1])
+def test_where_all_room_is_filled_it_asks_again_with_more(number: int) -> None:
+    answers = Answers(*[counts(number)] * 2)
+    reader = ConnectionReader(answers)
+    found = reader.read(KEY)
+    assert found == {key: Connections(active, inactive) for key, active, inactive in counts(number)}
+    assert len(answers.asked) == (1 if number < FIRST_ROOM else 2)
+    reader.close()
+
+
+def test_room_has_an_end() -> None:
+    reader = ConnectionReader(lambda _socket, _level, _option, question, _action: bytes((1,)) * len(question))
+    assert reader.read(KEY) is None
+    assert FIRST_ROOM * ENTRY < MOST_ROOM
+    reader.close()
+
+
+def test_a_virtual_server_that_is_not_there_has_no_real_servers() -> None:
+    reader = ConnectionReader(Answers(errno.ESRCH, counts(1)))
+    assert reader.read(KEY) == {}
+    assert reader.read(KEY)
+    reader.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOPROTOOPT, errno.EINVAL])
+def test_a_kernel_that_does_not_know_the_question_is_asked_once(number: int) -> None:
+    answers = Answers(number)
+    reader = ConnectionReader(answers)
+    assert [reader.read(KEY), reader.read(KEY)] == [None, None]
+    assert len(answers.asked) == 1
+    reader.close()
+
+
+def test_after_another_error_it_is_asked_again() -> None:
+    reader = ConnectionReader(Answers(errno.EINTR, counts(1)))
+    assert reader.read(KEY) is None
+    assert reader.read(KEY) == {builders.backend("10.244.0.1"): Connections(1, 2)}
+    reader.close()
+
+
+def test_ipv6_is_not_asked_for() -> None:
+    assert ConnectionReader(Answers()).read(builders.frontend("fd00::1", 80)) is None
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("network_namespace")
+@pytest.mark.parametrize("number", [0, 1, FIRST_ROOM - 1, FIRST_ROOM, FIRST_ROOM + 1, 600])
+def test_the_kernel_tells_the_same_as_by_netlink(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(ipvs, "LISTED_PER_QUESTION", 0)
+    keys = [RealServerKey.of(parse_address(f"10.1.{one >> 8}.{one & 255}"), 8080) for one in range(1, number + 1)]
+    with (
+        contextlib.closing(ipvs.IpvsDriver()) as driver,
+        contextlib.closing(ipvs.IpvsDriver(counts=ConnectionReader(Answers(errno.ENOPROTOOPT)))) as plain,
+        contextlib.closing(ConnectionReader()) as reader,
+    ):
+        driver.apply([Operation(Verb.ADD, VirtualServer(KEY, Settings("rr")))])
+        if keys:
+            driver.apply([Operation(Verb.ADD, RealServers(KEY, EvenWeights.of(keys)))])
+            driver.apply([Operation(Verb.SET, RealServer(KEY, keys[0], 0))])
+        found = driver.connections([KEY])
+        assert found == plain.connections([KEY]) == {KEY: dict.fromkeys(keys, Connections(0, 0))}
+        read = reader.read(KEY)
+        assert read is not None, "this kernel knows the question"
+        assert len(read) == number
