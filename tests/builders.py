@@ -5,8 +5,9 @@ Addresses and ranges are given as text. Endpoints are on this node, ready, and w
 
 from collections.abc import Iterable, Mapping
 
-from ipvsproxy.model.kernel import InterfaceAddress, RealServerKey, VirtualServerKey
+from ipvsproxy.model.kernel import InterfaceAddress, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_address, parse_network
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import (
     Conditions,
     Endpoint,

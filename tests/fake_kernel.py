@@ -20,14 +20,12 @@ from ipvsproxy.model.kernel import (
     BoundAddress,
     Connections,
     Device,
-    EvenWeights,
     Flow,
     FlowCleaning,
     InterfaceAddress,
     IpSet,
     ObservedVirtualServer,
     RealServer,
-    RealServerKey,
     RealServers,
     SetEntry,
     SetType,
@@ -38,6 +36,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of, one_by_one
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton, SkeletonImage
 from ipvsproxy.model.state import Observation
 from tests import fake_sets

@@ -13,7 +13,6 @@ from ipvsproxy.model.kernel import (
     InterfaceAddress,
     IpSet,
     RealServer,
-    RealServerKey,
     SetEntry,
     SetKind,
     SetType,
@@ -24,6 +23,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import RealServerKey
 from tests import fake_kernel, fake_sets
 
 KEY = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 443)

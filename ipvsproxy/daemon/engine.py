@@ -25,9 +25,10 @@ from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.summary import SyncSummary, Watcher
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import Connections, InterfaceAddress, RealServerKey, SetKind, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, InterfaceAddress, SetKind, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome, Plan, Report
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Node, ObjectKind, ServiceName
 from ipvsproxy.reconcile import drain
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler

@@ -8,17 +8,9 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import explain_text, inspection
 from ipvsproxy.daemon.inspection import Document, Inspected
 from ipvsproxy.daemon.shadow import Shadow
-from ipvsproxy.model.kernel import (
-    PERSISTENT,
-    Connections,
-    IpSet,
-    RealServerKey,
-    SetEntry,
-    SetKind,
-    VirtualServer,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import PERSISTENT, Connections, IpSet, SetEntry, SetKind, VirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Address, host_port, parse_address
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.reconcile import ownership
 from ipvsproxy.translate import explain, trace

@@ -17,9 +17,10 @@ from ipvsproxy.daemon.inspection import Document, Inspected
 from ipvsproxy.daemon.shadow import CannotLookError
 from ipvsproxy.daemon.summary import SyncSummary
 from ipvsproxy.kernel.node import NodeKernel
-from ipvsproxy.model.kernel import Connections, InterfaceAddress, RealServer, RealServerKey, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, InterfaceAddress, RealServer, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of, one_by_one
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import compare, order
 from ipvsproxy.reconcile.claims import Claims

@@ -19,7 +19,8 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import Connections, Counters, RealServerKey, VirtualServer, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, Counters, VirtualServer, VirtualServerKey
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.reconcile.reconciler import Reconciler
 

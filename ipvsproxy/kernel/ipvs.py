@@ -16,7 +16,6 @@ from ipvsproxy.model.kernel import (
     Connections,
     Counters,
     ObservedVirtualServer,
-    RealServerKey,
     Timeouts,
     VirtualServer,
     VirtualServerKey,
@@ -24,6 +23,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
+from ipvsproxy.model.real_servers import RealServerKey
 
 LISTED_PER_QUESTION = 2
 """So many virtual servers of ``/proc/net/ip_vs`` are read in the time in which one is asked for by itself."""

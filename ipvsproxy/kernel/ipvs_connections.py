@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 
 from ipvsproxy.kernel import sockopt
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import Connections, RealServerKey, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, VirtualServerKey
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.real_servers import RealServerKey
 
 FIRST_ROOM = 32
 """For so many real servers there is room in the first question; where that is filled, it is asked again with more."""
@@ -54,9 +55,7 @@ class ConnectionReader:
         while room <= MOST_ROOM:
             question = _QUESTION.pack(protocol, address, port.to_bytes(2, "big"), room) + bytes(room * _ENTRY.size)
             try:
-                answer = self._ask(
-                    self._open(), socket.IPPROTO_IP, _GET_DESTINATIONS, question, f"count the connections of {key}"
-                )
+                answer = self._ask(self._open(), socket.IPPROTO_IP, _GET_DESTINATIONS, question, action)
             except (KernelError, OSError) as error:
                 self._is_there = error.errno not in _NOT_THERE
                 return {} if error.errno == errno.ESRCH else None

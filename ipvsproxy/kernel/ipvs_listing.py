@@ -17,8 +17,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import Connections, RealServerKey, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.real_servers import RealServerKey
 
 ONE_PACKET = 0x4
 """Virtual-server flag that the listing shows as ``ops``."""

@@ -10,17 +10,10 @@ from pyroute2.netlink import genlmsg
 from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel import message, netlink
-from ipvsproxy.model.kernel import (
-    HASHED,
-    PORT_SIZE,
-    RealServer,
-    RealServers,
-    Timeouts,
-    VirtualServer,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import HASHED, RealServer, RealServers, Timeouts, VirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import PORT_SIZE
 
 Encode = Callable[[tuple[bytes, ...]], bytes]
 

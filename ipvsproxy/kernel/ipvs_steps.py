@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel import netlink
-from ipvsproxy.model.kernel import EvenWeights, RealServer, RealServerKey, RealServers, VirtualServer
+from ipvsproxy.model.kernel import RealServer, RealServers, VirtualServer
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 
 PREPARED_SCHEDULERS = frozenset({"mh"})
 """Schedulers that build a large table again for each real server: a new virtual server gets them after its real servers."""

@@ -15,14 +15,8 @@ from typing import NamedTuple
 
 from ipvsproxy.kernel import ipvs_listing
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import (
-    PERSISTENT,
-    Connections,
-    ObservedVirtualServer,
-    RealServerKey,
-    VirtualServerKey,
-    VirtualServerSettings,
-)
+from ipvsproxy.model.kernel import PERSISTENT, Connections, ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.real_servers import RealServerKey
 
 ASKED_AT_ONCE = 200
 """Most virtual servers that ``read`` asks for in turn because the file skips them, as long as none of them has gone: 20 ms."""

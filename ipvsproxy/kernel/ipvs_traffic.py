@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.kernel import message
-from ipvsproxy.model.kernel import Connections, Counters, RealServerKey, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.real_servers import RealServerKey
 
 Part = tuple[bytes, int, int]
 """A message of a dump, with start and end of its attributes."""

@@ -28,7 +28,6 @@ from ipvsproxy.model.kernel import (
     IpSet,
     ObservedVirtualServer,
     RealServer,
-    RealServerKey,
     RealServers,
     SetEntry,
     Sysctl,
@@ -38,6 +37,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton, SkeletonImage
 from ipvsproxy.model.state import Observation
 

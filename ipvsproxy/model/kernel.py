@@ -1,12 +1,13 @@
 """What the kernel holds: virtual and real servers, set entries, addresses, sysctls, and who wants them."""
 
 import enum
-from collections.abc import Collection, ItemsView, Iterator, KeysView, Mapping
-from typing import NamedTuple, cast
+from collections.abc import KeysView, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from ipvsproxy.model.net import Address, Family, Network, Protocol, host_port
+from ipvsproxy.model.real_servers import NO_REAL_SERVERS, EvenWeights, RealServerKey
 from ipvsproxy.model.service import ServiceName
 
 DEVICE = "kube-ipvs0"
@@ -36,122 +37,6 @@ class VirtualServerKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.protocol.name} {host_port(self.address, self.port)}"
-
-
-class RealServerKey(bytes):
-    """What names a real server inside its virtual server: its packed address, and behind it its port in network order.
-
-    Bytes, because the kernel's messages want these, and a node of a large cluster holds hundreds of thousands of them. One of
-    IPv4 has 6 bytes and one of IPv6 has 18, so they never equal each other, or an address. Those of one family are ordered by
-    address, then port.
-    """
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, address: Address, port: int) -> "RealServerKey":
-        """The real server at this address and port.
-
-        Raises:
-            OverflowError: the port is outside 0..65535.
-        """
-        return cls(address + port.to_bytes(PORT_SIZE, "big"))
-
-    @classmethod
-    def at_each(cls, addresses: bytes, size: int, port: int) -> list["RealServerKey"]:
-        """The real servers on one port of all these packed addresses, of ``size`` bytes each, in their order.
-
-        Raises:
-            OverflowError: the port is outside 0..65535.
-        """
-        packed_port = port.to_bytes(PORT_SIZE, "big")
-        return [cls(addresses[at : at + size] + packed_port) for at in range(0, len(addresses), size)]
-
-    @property
-    def address(self) -> Address:
-        """Its address, made at each call."""
-        return Address(self[:-PORT_SIZE])
-
-    @property
-    def port(self) -> int:
-        """Its port."""
-        return int.from_bytes(self[-PORT_SIZE:], "big")
-
-    def __str__(self) -> str:
-        return host_port(self.address, self.port)
-
-    def __repr__(self) -> str:
-        return f"RealServerKey({str(self)!r})"
-
-
-PORT_SIZE = 2
-"""Bytes of a packed port."""
-
-
-class EvenWeights(Mapping[RealServerKey, int]):
-    """Real servers of one virtual server, in an order that stays, each with weight 1, packed: this is what nearly all have.
-
-    A dictionary with its keys takes 100 bytes for each real server, this takes 6 for one of IPv4, and 18 for one of IPv6. Two
-    of them are equal if their order is, too.
-    """
-
-    __slots__ = ("_size", "packed")
-
-    def __init__(self, packed: bytes = b"", size: int = 1) -> None:
-        """``packed``: all keys, none of them twice, of ``size`` bytes each, one after the other."""
-        self.packed = packed
-        self._size = size
-
-    @classmethod
-    def of(cls, keys: Collection[RealServerKey]) -> "EvenWeights":
-        """Of these, which are of one family, and none of which is there twice."""
-        return cls(b"".join(keys), len(next(iter(keys)))) if keys else NO_REAL_SERVERS
-
-    def plain(self) -> dict[bytes, int]:
-        """As a dictionary of plain bytes, which equal the keys and take a third of the time to make."""
-        packed, size = self.packed, self._size
-        return dict.fromkeys([packed[at : at + size] for at in range(0, len(packed), size)], 1)
-
-    def unpacked(self) -> dict[RealServerKey, int]:
-        """As a dictionary that is the caller's own."""
-        return dict.fromkeys(self, 1)
-
-    def keys(self) -> KeysView[RealServerKey]:
-        """As those of a dictionary, made at each call."""
-        return self.unpacked().keys()
-
-    def items(self) -> ItemsView[RealServerKey, int]:
-        """As those of a dictionary, made at each call."""
-        return self.unpacked().items()
-
-    def __iter__(self) -> Iterator[RealServerKey]:
-        packed, size = self.packed, self._size
-        return iter([RealServerKey(packed[at : at + size]) for at in range(0, len(packed), size)])
-
-    def __len__(self) -> int:
-        return len(self.packed) // self._size
-
-    def __getitem__(self, key: RealServerKey) -> int:
-        return self.plain()[key]
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, EvenWeights):
-            return self.packed == other.packed
-        return isinstance(other, Mapping) and len(self) == len(other) and self.plain() == other
-
-    __hash__ = None  # type: ignore[assignment]  # as no mapping has one
-
-    def __repr__(self) -> str:
-        return f"EvenWeights.of({list(self)})"
-
-
-NO_REAL_SERVERS = EvenWeights()
-"""The one that has none."""
-
-
-def plain(weights: Mapping[RealServerKey, int]) -> Mapping[bytes, int]:
-    """Weights by the bytes of their keys, for those who ask more than once."""
-    return weights.plain() if isinstance(weights, EvenWeights) else cast("Mapping[bytes, int]", weights)
 
 
 PERSISTENT = 0x1

@@ -11,12 +11,12 @@ from ipvsproxy.model.kernel import (
     InterfaceAddress,
     ObservedVirtualServer,
     Owner,
-    RealServerKey,
     SetEntry,
     VirtualServer,
     VirtualServerKey,
 )
 from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import SkeletonImage
 from ipvsproxy.model.service import Skipped
 

@@ -6,12 +6,10 @@ from typing import assert_never
 from ipvsproxy.model.kernel import (
     BoundAddress,
     Device,
-    EvenWeights,
     FlowCleaning,
     IpSet,
     ObservedVirtualServer,
     RealServer,
-    RealServerKey,
     RealServers,
     SetEntry,
     Sysctl,
@@ -20,6 +18,7 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
 )
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
 from ipvsproxy.reconcile.drain import Drains

@@ -19,7 +19,6 @@ from ipvsproxy.model.kernel import (
     IpSet,
     ObservedVirtualServer,
     Owner,
-    RealServerKey,
     SetEntry,
     SetKind,
     Sysctl,
@@ -28,6 +27,7 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
 )
 from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton, SkeletonImage
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState

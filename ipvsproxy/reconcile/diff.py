@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterator
 from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
     RealServer,
-    RealServerKey,
     RealServers,
     VirtualServer,
     VirtualServerKey,
     VirtualServerSettings,
-    plain,
 )
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import RealServerKey, plain
 
 _SCHEDULER_FLAGS = 0x38
 """The three flag bits that belong to the scheduler; ``/proc/net/ip_vs`` does not show them."""

@@ -12,8 +12,9 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from ipvsproxy.model.kernel import Connections, RealServer, RealServerKey, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, RealServer, VirtualServerKey
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.real_servers import RealServerKey
 
 SHORTEST_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 30.0

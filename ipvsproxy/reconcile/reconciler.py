@@ -25,7 +25,6 @@ from ipvsproxy.model.kernel import (
     IpSet,
     ObservedVirtualServer,
     RealServer,
-    RealServerKey,
     RealServers,
     SetEntry,
     Sysctl,
@@ -34,6 +33,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Address, Network
 from ipvsproxy.model.plan import Item, Operation, Outcome, Plan, Report, Verb, kind_of
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Observation, ServiceState

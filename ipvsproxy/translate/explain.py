@@ -8,8 +8,9 @@ import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import RealServerKey, VirtualServer
+from ipvsproxy.model.kernel import VirtualServer
 from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Conditions, Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate import state, topology

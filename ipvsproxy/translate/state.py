@@ -11,12 +11,10 @@ from collections.abc import Iterable, Mapping
 from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCHEDULER_PORT,
-    EvenWeights,
     Flow,
     HealthListener,
     IpSet,
     Owner,
-    RealServerKey,
     SetEntry,
     SetKind,
     VirtualServer,
@@ -25,6 +23,7 @@ from ipvsproxy.model.kernel import (
     network_entry,
 )
 from ipvsproxy.model.net import Address, Family, Network, Protocol
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.service import Conditions, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate import refusal, topology

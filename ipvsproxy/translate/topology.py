@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Collection, KeysView, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.service import Conditions
 
 

@@ -4,8 +4,9 @@ import dataclasses
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 
-from ipvsproxy.model.kernel import DEVICE, InterfaceAddress, RealServerKey
+from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Address, Family, Network, network, parse_address
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Node
 
 LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from ipvsproxy.kernel import conntrack
-from ipvsproxy.model.kernel import Flow, FlowCleaning, RealServerKey
+from ipvsproxy.model.kernel import Flow, FlowCleaning
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.real_servers import RealServerKey
 from tests.kernel import fake_netlink
 
 SERVICE = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:96::10"}

@@ -20,14 +20,12 @@ from ipvsproxy.model.kernel import (
     BoundAddress,
     Connections,
     Device,
-    EvenWeights,
     Flow,
     FlowCleaning,
     InterfaceAddress,
     IpSet,
     ObservedVirtualServer,
     RealServer,
-    RealServerKey,
     RealServers,
     SetEntry,
     SetKind,
@@ -39,6 +37,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Network, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMatch, Skeleton
 from ipvsproxy.model.state import Observation
 from tests import fake_kernel, fake_sets

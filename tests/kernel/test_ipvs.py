@@ -22,9 +22,7 @@ from ipvsproxy.model.kernel import (
     SCHEDULER_PORT,
     Connections,
     Counters,
-    EvenWeights,
     RealServer,
-    RealServerKey,
     RealServers,
     Timeouts,
     VirtualServer,
@@ -33,6 +31,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.reconcile import pace
 from tests.kernel import fake_netlink
 

@@ -10,10 +10,11 @@ import pytest
 from ipvsproxy.kernel import ipvs
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_connections import FIRST_ROOM, MOST_ROOM, ConnectionReader
-from ipvsproxy.model.kernel import Connections, EvenWeights, RealServer, RealServerKey, RealServers, VirtualServer
+from ipvsproxy.model.kernel import Connections, RealServer, RealServers, VirtualServer
 from ipvsproxy.model.kernel import VirtualServerSettings as Settings
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from tests import builders
 
 KEY = builders.frontend("10.96.0.10", 443, Protocol.UDP)

@@ -3,8 +3,9 @@
 import pytest
 
 from ipvsproxy.kernel import ipvs_listing
-from ipvsproxy.model.kernel import Connections, RealServerKey, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, VirtualServerKey
 from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.real_servers import RealServerKey
 
 HEADING = """\
 IP Virtual Server version 1.2.1 (size=4096)

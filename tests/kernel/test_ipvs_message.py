@@ -8,18 +8,10 @@ from hypothesis import strategies as st
 from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel import ipvs_message, message, netlink
-from ipvsproxy.model.kernel import (
-    EvenWeights,
-    RealServer,
-    RealServerKey,
-    RealServers,
-    Timeouts,
-    VirtualServer,
-    VirtualServerKey,
-    VirtualServerSettings,
-)
+from ipvsproxy.model.kernel import RealServer, RealServers, Timeouts, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 
 FAMILY_NUMBER = 33
 ENCODER = ipvs_message.Encoder(FAMILY_NUMBER)

@@ -8,15 +8,9 @@ import pytest
 
 from ipvsproxy.kernel import ipvs_listing, ipvs_table
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import (
-    PERSISTENT,
-    Connections,
-    ObservedVirtualServer,
-    RealServerKey,
-    VirtualServerKey,
-    VirtualServerSettings,
-)
+from ipvsproxy.model.kernel import PERSISTENT, Connections, ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.real_servers import RealServerKey
 
 HEADING = """IP Virtual Server version 1.2.1 (size=4096)
 Prot LocalAddress:Port Scheduler Flags

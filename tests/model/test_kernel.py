@@ -1,7 +1,5 @@
 """How kernel objects are named and written: as ipset, ipvsadm and iptables-save print them."""
 
-import copy
-
 import pytest
 
 from ipvsproxy.model.kernel import (
@@ -16,7 +14,6 @@ from ipvsproxy.model.kernel import (
     IpSet,
     Owner,
     RealServer,
-    RealServerKey,
     SetEntry,
     SetKind,
     SetType,
@@ -24,7 +21,7 @@ from ipvsproxy.model.kernel import (
     Timeouts,
     network_entry,
 )
-from ipvsproxy.model.net import Address, Family, Protocol, parse_address, parse_network
+from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton
 from ipvsproxy.model.service import ServiceName
 from tests import builders
@@ -126,30 +123,3 @@ def test_the_older_service_comes_first_then_the_name_and_the_node_before_all() -
     older, younger, namesake = (Owner(age, ServiceName(*name)) for age, name in ((1, "bb"), (2, "aa"), (2, "ab")))
     assert sorted([namesake, younger, older, NODE_OWNER]) == [NODE_OWNER, older, younger, namesake]
     assert older.service == ServiceName("b", "b")
-
-
-@pytest.mark.parametrize("text", ["10.0.0.1", "fd00::1"])
-def test_a_real_servers_key_is_its_address_and_port_and_survives_a_copy(text: str) -> None:
-    key = RealServerKey.of(parse_address(text), 80)
-    assert (key.address, key.port) == (parse_address(text), 80)
-    assert key.address.family is parse_address(text).family
-    again = copy.deepcopy(key)
-    assert (type(again), again) == (RealServerKey, key)
-
-
-def test_keys_of_real_servers_are_told_apart_by_family_address_and_port_and_sorted_by_these() -> None:
-    first, second = builders.backend("10.0.0.1", 0x0250), builders.backend("10.0.0.2", 0x0150)
-    assert sorted([second, builders.backend("10.0.0.1", 0x0301), first]) == [first, builders.backend("10.0.0.1", 0x0301), second]
-    mapped = RealServerKey.of(Address(bytes(10) + b"\xff\xff" + first.address), 0x0250)
-    assert len({first, second, mapped, first.address, mapped.address}) == 5
-
-
-def test_keys_of_many_real_servers_are_made_at_once() -> None:
-    packed = b"".join(builders.addresses("10.0.0.2", "10.0.0.1"))
-    assert RealServerKey.at_each(packed, 4, 8080) == [builders.backend("10.0.0.2"), builders.backend("10.0.0.1")]
-
-
-@pytest.mark.parametrize("port", [-1, 65536])
-def test_a_port_that_can_not_be_is_refused(port: int) -> None:
-    with pytest.raises(OverflowError):
-        RealServerKey.of(parse_address("10.0.0.1"), port)

@@ -8,7 +8,6 @@ from ipvsproxy.model import plan
 from ipvsproxy.model.kernel import (
     BoundAddress,
     Device,
-    EvenWeights,
     Flow,
     FlowCleaning,
     IpSet,
@@ -23,6 +22,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Verb
+from ipvsproxy.model.real_servers import EvenWeights
 from ipvsproxy.model.rules import Skeleton
 from tests import builders
 

@@ -4,11 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ipvsproxy.model.kernel import (
-    EvenWeights,
     Flow,
     IpSet,
     Owner,
-    RealServerKey,
     SetEntry,
     SetKind,
     VirtualServer,
@@ -17,6 +15,7 @@ from ipvsproxy.model.kernel import (
     network_entry,
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.claims import Claims

@@ -4,19 +4,9 @@ import itertools
 
 import pytest
 
-from ipvsproxy.model.kernel import (
-    DEVICE,
-    IP_SETS,
-    Device,
-    IpSet,
-    Owner,
-    RealServerKey,
-    SetKind,
-    Sysctl,
-    Timeouts,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import DEVICE, IP_SETS, Device, IpSet, Owner, SetKind, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Rule, Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState

@@ -7,10 +7,8 @@ import pytest
 from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCHEDULER_PORT,
-    EvenWeights,
     ObservedVirtualServer,
     RealServer,
-    RealServerKey,
     RealServers,
     VirtualServer,
     VirtualServerKey,
@@ -18,6 +16,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.reconcile import diff, order
 from tests import builders
 from tests.reconcile import examples

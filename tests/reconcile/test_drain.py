@@ -2,8 +2,9 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import Connections, RealServer, RealServerKey, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import Connections, RealServer, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.reconcile.drain import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, Drains, removals
 from tests import builders
 

@@ -11,18 +11,10 @@ import hypothesis
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from ipvsproxy.model.kernel import (
-    BoundAddress,
-    Connections,
-    RealServer,
-    RealServerKey,
-    SetEntry,
-    SetKind,
-    VirtualServer,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import BoundAddress, Connections, RealServer, SetEntry, SetKind, VirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.reconcile.claims import Claims

@@ -19,7 +19,6 @@ from ipvsproxy.model.kernel import (
     InterfaceAddress,
     IpSet,
     RealServer,
-    RealServerKey,
     RealServers,
     SetEntry,
     SetKind,
@@ -30,6 +29,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, SkeletonImage
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
 from ipvsproxy.model.state import Observation

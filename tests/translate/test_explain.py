@@ -3,8 +3,8 @@
 import hypothesis
 from hypothesis import strategies as st
 
-from ipvsproxy.model.kernel import RealServerKey
 from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceType, Skipped
 from ipvsproxy.translate import explain
 from ipvsproxy.translate.explain import Role

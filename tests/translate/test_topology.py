@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from ipvsproxy.model.kernel import RealServerKey
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Endpoint
 from ipvsproxy.translate import topology
 from tests import builders

@@ -1,0 +1,86 @@
+"""The keys of real servers, and their weights: one by one, and packed."""
+
+import copy
+import operator
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from ipvsproxy.model.net import Address, parse_address
+from ipvsproxy.model.real_servers import NO_REAL_SERVERS, EvenWeights, RealServerKey, plain
+from tests import builders
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1", "fd00::1"])
+def test_a_real_servers_key_is_its_address_and_port_and_survives_a_copy(text: str) -> None:
+    key = RealServerKey.of(parse_address(text), 80)
+    assert (key.address, key.port) == (parse_address(text), 80)
+    assert key.address.family is parse_address(text).family
+    again = copy.deepcopy(key)
+    assert (type(again), again) == (RealServerKey, key)
+
+
+def test_keys_of_real_servers_are_told_apart_by_family_address_and_port_and_sorted_by_these() -> None:
+    first, second = builders.backend("10.0.0.1", 0x0250), builders.backend("10.0.0.2", 0x0150)
+    assert sorted([second, builders.backend("10.0.0.1", 0x0301), first]) == [first, builders.backend("10.0.0.1", 0x0301), second]
+    mapped = RealServerKey.of(Address(bytes(10) + b"\xff\xff" + first.address), 0x0250)
+    assert len({first, second, mapped, first.address, mapped.address}) == 5
+
+
+def test_keys_of_many_real_servers_are_made_at_once() -> None:
+    packed = b"".join(builders.addresses("10.0.0.2", "10.0.0.1"))
+    assert RealServerKey.at_each(packed, 4, 8080) == [builders.backend("10.0.0.2"), builders.backend("10.0.0.1")]
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_that_can_not_be_is_refused(port: int) -> None:
+    with pytest.raises(OverflowError):
+        RealServerKey.of(parse_address("10.0.0.1"), port)
+
+
+def keys_of(size: int) -> st.SearchStrategy[list[RealServerKey]]:
+    return st.lists(st.binary(min_size=size, max_size=size).map(RealServerKey), max_size=12, unique=True)
+
+
+@hypothesis.given(keys_of(6) | keys_of(18), st.data())
+def test_even_weights_are_the_mapping_of_each_of_their_keys_to_one(keys: list[RealServerKey], data: st.DataObject) -> None:
+    wanted, packed = dict.fromkeys(keys, 1), EvenWeights.of(keys)
+    assert list(packed) == keys
+    assert {type(key) for key in packed} <= {RealServerKey}
+    assert (len(packed), bool(packed)) == (len(keys), bool(keys))
+    assert packed == wanted == packed
+    assert packed.unpacked() == packed.plain() == dict(packed) == wanted
+    assert (packed.keys(), packed.items(), list(packed.values())) == (wanted.keys(), wanted.items(), list(wanted.values()))
+    other = data.draw(keys_of(6) | keys_of(18) | st.sampled_from([[*keys[1:]], [*reversed(keys)]]))
+    for key in (*keys, *other):
+        assert (key in packed, packed.get(key)) == (key in wanted, wanted.get(key))
+    assert (packed == dict.fromkeys(other, 1)) is (wanted == dict.fromkeys(other, 1))
+    assert (packed == EvenWeights.of(other)) is (keys == other)
+    if keys:
+        assert packed != {**wanted, keys[0]: 2}
+
+
+def test_what_was_unpacked_is_the_callers_own() -> None:
+    packed = EvenWeights.of([builders.backend("10.0.0.1")])
+    packed.unpacked().clear()
+    packed.plain().clear()
+    assert len(packed) == 1
+    assert len(NO_REAL_SERVERS) == 0
+
+
+def test_others_than_mappings_do_not_equal_weights_and_none_has_a_hash() -> None:
+    packed = EvenWeights.of([builders.backend("10.0.0.1")])
+    assert not operator.eq(packed, [builders.backend("10.0.0.1")])
+    with pytest.raises(TypeError):
+        hash(packed)
+    with pytest.raises(KeyError):
+        packed[builders.backend("10.0.0.2")]
+    assert repr(packed) == "EvenWeights.of([RealServerKey('10.0.0.1:8080')])"
+
+
+def test_weights_are_looked_up_by_plain_bytes_whatever_they_are_kept_in() -> None:
+    key = builders.backend("10.0.0.1")
+    uneven = {key: 7}
+    assert plain(uneven) is uneven
+    assert plain(EvenWeights.of([key])) == {bytes(key): 1}
