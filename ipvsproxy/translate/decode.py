@@ -7,7 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, assert_never
 import msgspec
 
 from ipvsproxy.model.service import ApiObject, EndpointSliceName, Gone, ObjectKey, ObjectKind, Put, Rejected, ServiceName
-from ipvsproxy.translate import parse, wire
+from ipvsproxy.translate import parse, parse_endpoints, wire
 
 GONE = 410
 """HTTP status, and code of an ERROR event: the resource version is too old, list again."""
@@ -132,7 +132,7 @@ def _reason(error: Exception) -> str:
 _READERS: Mapping[ObjectKind, _Reader[Any, Any]] = {
     ObjectKind.SERVICE: _Reader(ObjectKind.SERVICE, wire.ServiceWire, ServiceName, parse.parse_service),
     ObjectKind.ENDPOINT_SLICE: _Reader(
-        ObjectKind.ENDPOINT_SLICE, wire.EndpointSliceWire, EndpointSliceName, parse.parse_endpoint_slice
+        ObjectKind.ENDPOINT_SLICE, wire.EndpointSliceWire, EndpointSliceName, parse_endpoints.parse_endpoint_slice
     ),
     ObjectKind.NODE: _Reader(ObjectKind.NODE, wire.NodeWire, ObjectKey, lambda raw, key: parse.parse_node(raw, key.name)),
 }
@@ -244,7 +244,7 @@ def _manifest(kind: ObjectKind, document: object, key: ObjectKey, where: str) ->
             return _manifest_service(msgspec.convert(document, wire.ServiceWire), key, where)
         case ObjectKind.ENDPOINT_SLICE:
             raw = msgspec.convert(document, wire.EndpointSliceWire)
-            return Put(kind, key, parse.parse_endpoint_slice(raw, EndpointSliceName(*key), default_port_names=True))
+            return Put(kind, key, parse_endpoints.parse_endpoint_slice(raw, EndpointSliceName(*key), default_port_names=True))
         case ObjectKind.NODE:
             return Put(kind, key, parse.parse_node(msgspec.convert(document, wire.NodeWire), key.name))
         case never:

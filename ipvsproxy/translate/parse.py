@@ -1,57 +1,27 @@
-"""The API's objects, from the wire's shape to our values.
+"""Services and Nodes, from the wire's shape to our values. EndpointSlices: ``parse_endpoints``.
 
-Untyped in; typed out, with a ``Skipped(field, reason)`` for the smallest part that is wrong: a port, an address, an endpoint.
-Field rules are those of the Kubernetes API reference (Service v1, EndpointSlice discovery/v1, Node v1).
+Untyped in; typed out, with a ``Skipped(field, reason)`` for the smallest part that is wrong: a port, an address, a range.
+Field rules are those of the Kubernetes API reference (Service v1, Node v1).
 """
 
-import datetime as dt
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Sequence
 
-from ipvsproxy.model.net import Address, Family, Network, Protocol, pack_address, pack_addresses, parse_address, parse_network
-from ipvsproxy.model.service import (
-    Conditions,
-    EndpointPort,
-    EndpointSlice,
-    EndpointSliceName,
-    Node,
-    Service,
-    ServiceName,
-    ServicePort,
-    ServiceType,
-    Skipped,
-)
-from ipvsproxy.translate import wire
+from ipvsproxy.model.net import Address, Family, Network, Protocol
+from ipvsproxy.model.service import Node, Service, ServiceName, ServicePort, ServiceType, Skipped
+from ipvsproxy.translate import fields, wire
 
 DEFAULT_AFFINITY_TIMEOUT_S = 10800
 """What the API server writes into ``sessionAffinityConfig`` when it is absent (core/v1 defaults)."""
 LONGEST_AFFINITY_TIMEOUT_S = 86400
-HIGHEST_PORT = 65535
-MOST_ENDPOINTS = 1000
-"""In one EndpointSlice (maxEndpoints, pkg/apis/discovery/validation in kubernetes/kubernetes)."""
 MOST_ENTRIES = 65536
 """Of one Service in one ipset, as many as kube-proxy has room for of all. The API bounds a Service by its size alone."""
-MOST_SKIPPED = 20
-"""How many unusable parts of one object are told one by one: a log has other readers too."""
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 _NO_METADATA = wire.Metadata()
 _NO_LABELS = wire.ObjectLabels()
 _NO_SPEC = wire.ServiceSpec()
-_NO_CONDITIONS = wire.EndpointConditions()
-_NO_HINTS = wire.EndpointHints()
-_PROTOCOLS = {protocol.name: protocol for protocol in Protocol}
 _SERVICE_TYPES = {kind.value: kind for kind in ServiceType}
-_FAMILIES = {family.label: family for family in Family}
-_FEW_PORTS = 8
-"""So many ports of an object are looked up as a whole, as most objects have the ports of others; more would fill the caches."""
-_LONGEST_TIME = 35
-"""Of a time as the API writes it, to the nanosecond. An annotation may hold any text: longer ones would fill the cache."""
-_SHOWN = 64
-"""How much of a bad value is repeated in a reason, in characters: reasons end in log lines."""
-
-T = TypeVar("T")
 
 
 def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
@@ -63,7 +33,7 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
     if not_served:
         return Service(name=name, uid=metadata.uid or "", type=kind, not_served=not_served, skipped=tuple(skipped))
     # Nearly all of ten thousand Services have none of the following: what is absent is not looked into.
-    external = _addresses("spec.externalIPs", spec.external_ips, skipped) if spec.external_ips else ()
+    external = fields.addresses("spec.externalIPs", spec.external_ips, skipped) if spec.external_ips else ()
     external_local = spec.external_traffic_policy == "Local" and (
         kind in {ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT} or bool(external)
     )
@@ -81,7 +51,7 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
     return Service(
         name=name,
         uid=metadata.uid or "",
-        created_s=_seconds(metadata.creation_timestamp),
+        created_s=fields.seconds(metadata.creation_timestamp),
         type=kind,
         ports=_bounded_ports(ports, (external, balanced), source_ranges, skipped),
         cluster_addresses=cluster,
@@ -94,21 +64,21 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
         external_traffic_local=external_local,
         health_check_node_port=health_port if kind is ServiceType.LOAD_BALANCER and external_local else 0,
         not_served=None if cluster else Skipped("spec.clusterIPs", "none is a usable address"),
-        skipped=_told(skipped) if skipped else (),
+        skipped=fields.told(skipped) if skipped else (),
     )
 
 
 def _service_type(text: str | None, skipped: list[Skipped]) -> ServiceType:
     kind = _SERVICE_TYPES.get(text or "ClusterIP")
     if kind is None:
-        skipped.append(Skipped("spec.type", f"{str(text)[:_SHOWN]!r} is not known; served as ClusterIP"))
+        skipped.append(Skipped("spec.type", f"{fields.shown(text)} is not known; served as ClusterIP"))
     return kind or ServiceType.CLUSTER_IP
 
 
 def _why_not_served(kind: ServiceType, labels: wire.ObjectLabels, spec: wire.ServiceSpec) -> Skipped | None:
     cluster_ip = spec.cluster_ip or (spec.cluster_ips[0] if spec.cluster_ips else "")
     if labels.proxy_name is not None:
-        return Skipped("metadata.labels", f"service-proxy-name gives it to {labels.proxy_name[:_SHOWN]!r}", invalid=False)
+        return Skipped("metadata.labels", f"service-proxy-name gives it to {fields.shown(labels.proxy_name)}", invalid=False)
     if kind is ServiceType.EXTERNAL_NAME:
         return Skipped("spec.type", "ExternalName: a DNS matter", invalid=False)
     if cluster_ip == "None":
@@ -120,7 +90,7 @@ def _why_not_served(kind: ServiceType, labels: wire.ObjectLabels, spec: wire.Ser
 
 def _cluster_addresses(spec: wire.ServiceSpec, skipped: list[Skipped]) -> tuple[Address, ...]:
     texts = spec.cluster_ips or ([spec.cluster_ip] if spec.cluster_ip else [])
-    found = _addresses("spec.clusterIPs", texts, skipped)
+    found = fields.addresses("spec.clusterIPs", texts, skipped)
     if len(found) == 1:
         return found
     first = {address.family: address for address in reversed(found)}
@@ -139,7 +109,7 @@ def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Addr
 
 def _service_ports(ports: tuple[wire.ServicePortWire, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
     """The ports that can be used, and why the others can not."""
-    return _shared_service_ports(ports) if len(ports) <= _FEW_PORTS else _read_service_ports(ports)
+    return _shared_service_ports(ports) if len(ports) <= fields.FEW_PORTS else _read_service_ports(ports)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -155,15 +125,15 @@ def _read_service_ports(ports: tuple[wire.ServicePortWire, ...]) -> tuple[tuple[
     used: set[tuple[Protocol, int]] = set()
     for number, raw in enumerate(ports):
         field = f"spec.ports[{number}]"
-        protocol = _PROTOCOLS.get(raw.protocol or "TCP")
+        protocol = fields.PROTOCOLS.get(raw.protocol or "TCP")
         port = raw.port or 0
         name = raw.name or ""
         if protocol is None:
-            skipped.append(Skipped(f"{field}.protocol", f"{str(raw.protocol)[:_SHOWN]!r} is none of TCP, UDP, SCTP"))
-        elif not 0 < port <= HIGHEST_PORT:
-            skipped.append(Skipped(f"{field}.port", f"{port} is outside 1..{HIGHEST_PORT}"))
+            skipped.append(Skipped(f"{field}.protocol", f"{fields.shown(raw.protocol)} is none of TCP, UDP, SCTP"))
+        elif not 0 < port <= fields.HIGHEST_PORT:
+            skipped.append(Skipped(f"{field}.port", f"{port} is outside 1..{fields.HIGHEST_PORT}"))
         elif (name, protocol) in seen:
-            skipped.append(Skipped(f"{field}.name", f"{name[:_SHOWN]!r} stands there twice"))
+            skipped.append(Skipped(f"{field}.name", f"{fields.shown(name)} stands there twice"))
         elif (protocol, port) in used:
             skipped.append(Skipped(f"{field}.port", f"{protocol.name} {port} stands there twice"))
         else:
@@ -191,21 +161,21 @@ def _bounded_ports(
 
 
 def _port(field: str, port: int, skipped: list[Skipped]) -> int:
-    if 0 <= port <= HIGHEST_PORT:
+    if 0 <= port <= fields.HIGHEST_PORT:
         return port
-    skipped.append(Skipped(field, f"{port} is outside 1..{HIGHEST_PORT}"))
+    skipped.append(Skipped(field, f"{port} is outside 1..{fields.HIGHEST_PORT}"))
     return 0
 
 
 def _load_balancer_addresses(ingress: Iterable[wire.LoadBalancerIngress], skipped: list[Skipped]) -> tuple[Address, ...]:
     texts = [entry.ip for entry in ingress if entry.ip and (entry.ip_mode or "VIP") == "VIP"]
-    return _addresses("status.loadBalancer.ingress", texts, skipped)
+    return fields.addresses("status.loadBalancer.ingress", texts, skipped)
 
 
 def _source_ranges(texts: Collection[str], skipped: list[Skipped]) -> tuple[tuple[Network, ...], bool]:
     """Who may come in, and whether that is nobody: a typing error must not open what somebody wanted closed."""
     field = "spec.loadBalancerSourceRanges"
-    found = _networks(field, texts, skipped)
+    found = fields.networks(field, texts, skipped)
     admits_nobody = not found and any(text.strip() for text in texts)
     if admits_nobody:
         skipped.append(Skipped(field, "none can be read: nobody is let in by the load balancer's addresses"))
@@ -226,160 +196,6 @@ def _affinity_timeout(spec: wire.ServiceSpec, skipped: list[Skipped]) -> int:
     return DEFAULT_AFFINITY_TIMEOUT_S
 
 
-def _addresses(field: str, texts: Iterable[str], skipped: list[Skipped]) -> tuple[Address, ...]:
-    return _parsed(field, texts, parse_address, skipped)
-
-
-def _networks(field: str, texts: Iterable[str], skipped: list[Skipped]) -> tuple[Network, ...]:
-    return _parsed(field, texts, parse_network, skipped)
-
-
-def _parsed(field: str, texts: Iterable[str], read: Callable[[str], T], skipped: list[Skipped]) -> tuple[T, ...]:
-    """Each text read once, in order; blank ones are passed over, as the API allows them."""
-    found: dict[T, None] = {}
-    for text in texts:
-        bare = text.strip()
-        if bare:
-            try:
-                found[read(bare)] = None
-            except ValueError as error:
-                skipped.append(Skipped(field, str(error)))
-    return tuple(found)
-
-
-def _told(skipped: list[Skipped]) -> tuple[Skipped, ...]:
-    rest = skipped[MOST_SKIPPED:]
-    if not rest:
-        return tuple(skipped)
-    more = Skipped(rest[0].field, f"{rest[0].reason}; {len(rest)} such parts from here on", any(one.invalid for one in rest))
-    return (*skipped[:MOST_SKIPPED], more)
-
-
-def parse_endpoint_slice(
-    raw: wire.EndpointSliceWire, name: EndpointSliceName, *, default_port_names: bool = False
-) -> EndpointSlice:
-    """An EndpointSlice. ``default_port_names``: an absent port name is the empty one, as the API server would write it."""
-    metadata = raw.metadata or _NO_METADATA
-    skipped: list[Skipped] = []
-    labels = metadata.labels or _NO_LABELS
-    service = labels.service if labels.headless is None else None
-    if labels.headless is not None:
-        skipped.append(Skipped("metadata.labels", "service.kubernetes.io/headless: not for proxies", invalid=False))
-    elif not service:
-        skipped.append(Skipped("metadata.labels", "kubernetes.io/service-name is missing: it belongs to no Service"))
-    family = _FAMILIES.get(raw.address_type or "")
-    if family is None:
-        known = raw.address_type == "FQDN"
-        reason = "FQDN has no addresses" if known else f"{str(raw.address_type)[:_SHOWN]!r} is none of IPv4, IPv6"
-        skipped.append(Skipped("addressType", reason, invalid=not known))
-    raw_ports = raw.ports or ()
-    if default_port_names:
-        raw_ports = tuple(wire.EndpointPortWire(one.name or "", one.protocol, one.port) for one in raw_ports)
-    ports, complaints = _endpoint_ports(raw_ports)
-    skipped.extend(complaints)
-    addresses, conditions = _endpoints(_bounded(raw.endpoints or [], skipped), family, skipped) if family else (b"", ())
-    return EndpointSlice(
-        name=name,
-        service=ServiceName(name.namespace, service) if service else None,
-        family=family,
-        ports=ports,
-        addresses=addresses,
-        conditions=conditions,
-        trigger_s=_seconds(metadata.annotations.trigger_time if metadata.annotations else None),
-        skipped=_told(skipped) if skipped else (),
-    )
-
-
-def _endpoint_ports(ports: tuple[wire.EndpointPortWire, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
-    """As ``_service_ports``."""
-    return _shared_endpoint_ports(ports) if len(ports) <= _FEW_PORTS else _read_endpoint_ports(ports)
-
-
-@functools.lru_cache(maxsize=1024)
-def _shared_endpoint_ports(ports: tuple[wire.EndpointPortWire, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
-    """One object for all slices with such ports."""
-    return _read_endpoint_ports(ports)
-
-
-def _read_endpoint_ports(ports: tuple[wire.EndpointPortWire, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
-    found: list[EndpointPort] = []
-    skipped: list[Skipped] = []
-    for number, raw in enumerate(ports):
-        protocol = _PROTOCOLS.get(raw.protocol or "TCP")
-        port = raw.port or 0
-        if protocol is None:
-            skipped.append(Skipped(f"ports[{number}].protocol", f"{str(raw.protocol)[:_SHOWN]!r} is none of TCP, UDP, SCTP"))
-        elif raw.name is None:
-            skipped.append(Skipped(f"ports[{number}].name", "is missing"))
-        elif not 0 < port <= HIGHEST_PORT:
-            skipped.append(Skipped(f"ports[{number}].port", f"{raw.port} is outside 1..{HIGHEST_PORT}"))
-        else:
-            found.append(EndpointPort(raw.name, protocol, port))
-    return tuple(found), tuple(skipped)
-
-
-def _bounded(endpoints: list[wire.EndpointWire], skipped: list[Skipped]) -> list[wire.EndpointWire]:
-    if len(endpoints) <= MOST_ENDPOINTS:
-        return endpoints
-    skipped.append(Skipped("endpoints", f"{len(endpoints)} of them; the first {MOST_ENDPOINTS} are used, the API allows no more"))
-    return endpoints[:MOST_ENDPOINTS]
-
-
-def _endpoints(
-    endpoints: list[wire.EndpointWire], family: Family, skipped: list[Skipped]
-) -> tuple[bytes, tuple[Conditions, ...]]:
-    # A hundred thousand endpoints of a first list come through here, and in nearly all slices each has what it should have.
-    packed = pack_addresses(family, [raw.addresses[0] if raw.addresses else "" for raw in endpoints])
-    if packed is not None:
-        conditions = [_shared_conditions(raw.conditions, raw.node_name, raw.hints) for raw in endpoints]
-        return packed, _alone(conditions[0]) if len(conditions) == 1 else tuple(conditions)
-    addresses: list[bytes] = []
-    conditions = []
-    length = family.bits // 8
-    for number, raw in enumerate(endpoints):
-        if not raw.addresses:
-            skipped.append(Skipped(f"endpoints[{number}].addresses", "is empty"))
-            continue
-        try:
-            address = pack_address(raw.addresses[0])
-        except ValueError as error:
-            skipped.append(Skipped(f"endpoints[{number}].addresses[0]", str(error)))
-            continue
-        if len(address) != length:
-            reason = f"{Address(address)} is not an {family.label} address"
-            skipped.append(Skipped(f"endpoints[{number}].addresses[0]", reason))
-            continue
-        addresses.append(address)
-        conditions.append(_shared_conditions(raw.conditions, raw.node_name, raw.hints))
-    return b"".join(addresses), tuple(conditions)
-
-
-@functools.lru_cache(maxsize=16384)
-def _shared_conditions(
-    given: wire.EndpointConditions | None, node_name: str | None, hints: wire.EndpointHints | None
-) -> Conditions:
-    """One object for all endpoints of a node that are alike. Nil counts as true, true, false (discovery/v1)."""
-    given, hints = given or _NO_CONDITIONS, hints or _NO_HINTS
-    return Conditions(
-        given.ready is not False,
-        given.serving is not False,
-        given.terminating is True,
-        node_name or "",
-        _names(hints.for_zones),
-        _names(hints.for_nodes),
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _alone(conditions: Conditions) -> tuple[Conditions, ...]:
-    """One tuple for all slices of one endpoint that is alike: a cluster may have a hundred thousand of these."""
-    return (conditions,)
-
-
-def _names(hints: tuple[wire.Hint, ...] | None) -> frozenset[str]:
-    return frozenset(hint.name for hint in hints or () if hint.name)
-
-
 def parse_node(raw: wire.NodeWire, name: str) -> Node:
     """A Node. InternalIPs come before ExternalIPs, as the first usable one is the node's own."""
     metadata, spec = raw.metadata or _NO_METADATA, raw.spec or wire.NodeSpec()
@@ -391,28 +207,8 @@ def parse_node(raw: wire.NodeWire, name: str) -> Node:
         name=name,
         uid=metadata.uid or "",
         zone=(metadata.labels and metadata.labels.zone) or "",
-        addresses=_addresses("status.addresses", texts, skipped),
-        pod_networks=_networks("spec.podCIDRs", pod_cidrs, skipped),
+        addresses=fields.addresses("status.addresses", texts, skipped),
+        pod_networks=fields.networks("spec.podCIDRs", pod_cidrs, skipped),
         leaving=bool(metadata.deletion_timestamp) or any(taint.key == AUTOSCALER_TAINT for taint in spec.taints or ()),
-        skipped=_told(skipped),
+        skipped=fields.told(skipped),
     )
-
-
-def _seconds(text: str | None) -> float:
-    """An RFC 3339 time as seconds since the epoch; 0 where there is none, none that can be read, or an earlier one."""
-    if not text:
-        return 0
-    return _shared_seconds(text) if len(text) <= _LONGEST_TIME else _read_seconds(text)
-
-
-@functools.lru_cache(maxsize=1024)
-def _shared_seconds(text: str) -> float:
-    """One number for all that was made, or began, in the same second."""
-    return _read_seconds(text)
-
-
-def _read_seconds(text: str) -> float:
-    try:
-        return max(0, dt.datetime.fromisoformat(text).timestamp())
-    except ValueError:
-        return 0

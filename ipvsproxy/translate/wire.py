@@ -1,6 +1,6 @@
 """The shape of the API's JSON, as far as it is read. Unknown fields are passed over; null counts as absent.
 
-These types live between the bytes and ``parse``; nothing else sees them.
+These types live between the bytes and ``parse``, ``parse_endpoints``; nothing else sees them.
 """
 
 import msgspec

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Event, Node, ObjectKind, Put, Rejected, Service, Skipped
-from ipvsproxy.translate import decode, parse, state
+from ipvsproxy.translate import decode, fields, parse, parse_endpoints, state
 from ipvsproxy.translate.view import Settings
 from tests import builders
 from tests.fuzz import documents
@@ -63,20 +63,20 @@ def check(events: list[Event]) -> None:
 def _check_object(item: Service | EndpointSlice | Node) -> None:
     match item:
         case Service():
-            assert all(0 < port.port <= parse.HIGHEST_PORT and 0 <= port.node_port <= parse.HIGHEST_PORT for port in item.ports)
+            assert all(0 < port.port <= fields.HIGHEST_PORT and 0 <= port.node_port <= fields.HIGHEST_PORT for port in item.ports)
             assert 0 <= item.affinity_timeout_s <= parse.LONGEST_AFFINITY_TIMEOUT_S
-            assert 0 <= item.health_check_node_port <= parse.HIGHEST_PORT
+            assert 0 <= item.health_check_node_port <= fields.HIGHEST_PORT
             assert item.created_s >= 0
         case EndpointSlice():
-            assert all(0 < port.port <= parse.HIGHEST_PORT for port in item.ports)
+            assert all(0 < port.port <= fields.HIGHEST_PORT for port in item.ports)
             assert all(isinstance(one, Endpoint) and one.address.family is item.family for one in item.endpoints)
-            assert len(item.endpoints) <= parse.MOST_ENDPOINTS
+            assert len(item.endpoints) <= parse_endpoints.MOST_ENDPOINTS
         case Node():
             assert all(0 <= one.prefix_length <= one.family.bits for one in item.pod_networks)
 
 
 def _check_skipped(skipped: tuple[Skipped, ...]) -> None:
-    assert len(skipped) <= parse.MOST_SKIPPED + 2
+    assert len(skipped) <= fields.MOST_SKIPPED + 2
     for one in skipped:
         _check_reason(str(one))
 

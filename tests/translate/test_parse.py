@@ -1,4 +1,4 @@
-"""What of a Service is used, and which reason stands for what is not. EndpointSlices, Nodes: ``test_parse_endpoints.py``."""
+"""What of a Service is used, and which reason stands for what is not. Nodes: ``test_parse_node.py``."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from ipvsproxy.model.service import (
     ServiceType,
     Skipped,
 )
-from ipvsproxy.translate import parse, wire
+from ipvsproxy.translate import fields, parse, wire
 from tests import builders
 from tests.translate import strategies
 
@@ -143,7 +143,7 @@ def test_services_with_the_same_ports_share_them() -> None:
     assert _service({"ports": ports}).ports is _service({"ports": ports}).ports
 
 
-@pytest.mark.parametrize("count", [parse._FEW_PORTS, parse._FEW_PORTS + 1])
+@pytest.mark.parametrize("count", [fields.FEW_PORTS, fields.FEW_PORTS + 1])
 def test_few_ports_and_many_are_read_alike(count: int) -> None:
     ports = [{"name": f"p{number}", "port": number + 1} for number in range(count)]
     service = _service({"ports": [*ports[:-1], {"name": "bad", "port": 0}, ports[-1]][1:]})

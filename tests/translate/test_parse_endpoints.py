@@ -1,4 +1,4 @@
-"""As ``test_parse.py``, for EndpointSlices and Nodes."""
+"""What of an EndpointSlice is used, and which reason stands for what is not."""
 
 from typing import Any
 
@@ -14,30 +14,29 @@ from ipvsproxy.model.service import (
     EndpointPort,
     EndpointSlice,
     EndpointSliceName,
-    Node,
     ServiceName,
     Skipped,
 )
-from ipvsproxy.translate import parse, wire
+from ipvsproxy.translate import fields, parse_endpoints, wire
 from tests import builders
 from tests.translate import strategies
 
 NAME = ServiceName("shop", "web")
 
 
-def _reasons(parsed: EndpointSlice | Node) -> list[str]:
+def _reasons(parsed: EndpointSlice) -> list[str]:
     return [str(skipped) for skipped in parsed.skipped]
 
 
 def _wide_slice(addresses: list[str]) -> EndpointSlice:
     endpoints = [{"addresses": [address]} for address in addresses]
     document = {"addressType": "IPv4", "metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "endpoints": endpoints}
-    return parse.parse_endpoint_slice(msgspec.convert(document, wire.EndpointSliceWire), EndpointSliceName(*NAME))
+    return parse_endpoints.parse_endpoint_slice(msgspec.convert(document, wire.EndpointSliceWire), EndpointSliceName(*NAME))
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_of_more_endpoints_than_the_api_allows_the_first_are_used(beyond: int) -> None:
-    parsed = _wide_slice([f"10.{number >> 8}.{number & 255}.1" for number in range(parse.MOST_ENDPOINTS + beyond)])
+    parsed = _wide_slice([f"10.{number >> 8}.{number & 255}.1" for number in range(parse_endpoints.MOST_ENDPOINTS + beyond)])
     assert len(parsed.endpoints) == 1000
     assert parsed.endpoints[-1].address == parse_address("10.3.231.1")
     assert _reasons(parsed) == ["endpoints: 1001 of them; the first 1000 are used, the API allows no more"] * beyond
@@ -57,20 +56,14 @@ def test_of_many_unusable_parts_the_first_are_told_and_the_others_counted(count:
 @pytest.mark.parametrize("port", [1, 65535])
 def test_the_first_and_the_last_port_are_ports(port: int) -> None:
     document = {"addressType": "IPv4", "ports": [{"name": "", "port": port}]}
-    parsed = parse.parse_endpoint_slice(msgspec.convert(document, wire.EndpointSliceWire), EndpointSliceName(*NAME))
+    parsed = parse_endpoints.parse_endpoint_slice(msgspec.convert(document, wire.EndpointSliceWire), EndpointSliceName(*NAME))
     assert [one.port for one in parsed.ports] == [port]
-
-
-def test_parts_that_are_counted_are_a_fault_if_one_of_them_is() -> None:
-    told = parse._told([Skipped("labels", "not ours", invalid=False)] * 21)
-    assert not told[-1].invalid
-    assert parse._told([*told[:-1], Skipped("a", "not ours", invalid=False), Skipped("b", "wrong")])[-1].invalid
 
 
 def _slice(document: dict[str, Any], **choices: bool) -> EndpointSlice:
     defaults = {"metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4"}
     raw = msgspec.convert(defaults | document, wire.EndpointSliceWire)
-    return parse.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), **choices)
+    return parse_endpoints.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), **choices)
 
 
 def test_an_endpoint_slice_belongs_to_the_service_of_its_label() -> None:
@@ -137,7 +130,7 @@ def test_slices_with_the_same_ports_share_them() -> None:
     assert _slice({"ports": ports}).ports is _slice({"ports": ports}).ports
 
 
-@pytest.mark.parametrize("count", [parse._FEW_PORTS, parse._FEW_PORTS + 1])
+@pytest.mark.parametrize("count", [fields.FEW_PORTS, fields.FEW_PORTS + 1])
 def test_few_ports_and_many_are_read_alike(count: int) -> None:
     ports = [{"name": f"p{number}", "port": number} for number in range(count)]
     parsed = _slice({"ports": ports})
@@ -208,89 +201,17 @@ def test_an_ipv6_slice_has_ipv6_endpoints() -> None:
     assert (parsed.family, parsed.endpoints[0].address) == (Family.IPV6, parse_address("fd00::5"))
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("1970-01-01T00:00:01.123456789Z", 1.123456),
-        ("1970-01-01T01:00:01.123456789+01:00", 1.123456),
-        ("1970-01-01T01:00:01.123456789123456+01:00", 1.123456),
-        pytest.param("x" * 100_000, 0, id="endless"),
-        ("1970-01-01T01:00:00+01:00", 0),
-        ("0001-01-01T00:00:00Z", 0),
-        ("0001-01-01T00:00:00", 0),
-        ("yesterday", 0),
-        ("", 0),
-        (None, 0),
-    ],
-)
-def test_a_trigger_time_is_read_to_the_microsecond_and_nonsense_is_none(text: str | None, seconds: float) -> None:
-    annotations = {"endpoints.kubernetes.io/last-change-trigger-time": text}
-    labels = {"kubernetes.io/service-name": "web"}
-    assert _slice({"metadata": {"labels": labels, "annotations": annotations}}).trigger_s == seconds
+def test_the_trigger_time_is_that_of_the_annotation() -> None:
+    annotations = {"endpoints.kubernetes.io/last-change-trigger-time": "1970-01-01T00:00:01.123456789Z"}
+    assert _slice({"metadata": {"annotations": annotations}}).trigger_s == 1.123456
+    assert _slice({"metadata": {"annotations": {}}}).trigger_s == 0
+    assert _slice({}).trigger_s == 0
 
 
 def test_slices_that_differ_in_their_trigger_time_only_are_equal() -> None:
     annotations = {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-02T03:04:05Z"}
     labels = {"kubernetes.io/service-name": "web"}
     assert _slice({"metadata": {"labels": labels, "annotations": annotations}}) == _slice({"metadata": {"labels": labels}})
-
-
-def _node(document: dict[str, Any]) -> Node:
-    return parse.parse_node(msgspec.convert(document, wire.NodeWire), "node-a")
-
-
-def test_internal_addresses_of_a_node_come_before_external_ones_and_names_are_none() -> None:
-    addresses = [
-        {"type": "Hostname", "address": "node-a"},
-        {"type": "ExternalIP", "address": "203.0.113.5"},
-        {"type": "InternalIP", "address": "192.168.0.10"},
-        {"type": "InternalIP", "address": "fd00::10"},
-    ]
-    assert _node({"status": {"addresses": addresses}}).addresses == builders.addresses("192.168.0.10", "fd00::10", "203.0.113.5")
-
-
-def test_a_bad_node_address_costs_itself_only() -> None:
-    addresses = [
-        {"type": "InternalIP", "address": "node-a"},
-        {"type": "InternalIP"},
-        {"type": "InternalIP", "address": "10.0.0.1"},
-    ]
-    node = _node({"status": {"addresses": addresses}})
-    assert node.addresses == builders.addresses("10.0.0.1")
-    assert _reasons(node) == ["status.addresses: 'node-a' is not an IP address"]
-
-
-@pytest.mark.parametrize(
-    ("spec", "networks"),
-    [
-        ({"podCIDR": "10.244.0.0/24", "podCIDRs": ["10.244.0.0/24", "fd00::/64"]}, ["10.244.0.0/24", "fd00::/64"]),
-        ({"podCIDR": "10.244.0.0/24"}, ["10.244.0.0/24"]),
-        ({}, []),
-        (None, []),
-    ],
-)
-def test_pod_ranges_are_all_of_the_list_or_else_the_single_one(spec: dict[str, Any] | None, networks: list[str]) -> None:
-    assert _node({"spec": spec}).pod_networks == builders.networks(*networks)
-
-
-@pytest.mark.parametrize(
-    ("document", "leaving"),
-    [
-        ({}, False),
-        ({"spec": {"taints": [{"key": "node.kubernetes.io/unschedulable"}]}}, False),
-        ({"spec": {"taints": [{"key": "x"}, {"key": "ToBeDeletedByClusterAutoscaler"}]}}, True),
-        ({"metadata": {"deletionTimestamp": "2026-01-02T03:04:05Z"}}, True),
-    ],
-)
-def test_a_node_that_is_being_deleted_or_is_marked_for_it_is_leaving(document: dict[str, Any], *, leaving: bool) -> None:
-    assert _node(document).leaving is leaving
-
-
-def test_a_nodes_zone_is_its_label_and_its_events_go_by_its_uid() -> None:
-    node = _node({"metadata": {"uid": "u-1", "labels": {"topology.kubernetes.io/zone": "zone-a"}}})
-    assert (node.zone, node.uid) == ("zone-a", "u-1")
-    node = _node({"metadata": {"labels": {}}})
-    assert (node.zone, node.uid) == ("", "")
 
 
 @hypothesis.given(strategies.documents(wire.EndpointSliceWire), st.booleans())
@@ -310,9 +231,3 @@ def test_an_endpoint_is_read_alike_whatever_stands_beside_it(family: str, endpoi
     assert parsed.addresses == b"".join(one.addresses for one in alone)
     assert parsed.conditions == tuple(conditions for one in alone for conditions in one.conditions)
     assert [skipped.reason for skipped in parsed.skipped] == [skipped.reason for one in alone for skipped in one.skipped]
-
-
-@hypothesis.given(strategies.documents(wire.NodeWire))
-def test_no_node_is_too_strange_to_parse(document: dict[str, Any]) -> None:
-    node = _node(document)
-    assert len(set(node.addresses)) == len(node.addresses)
