@@ -69,7 +69,7 @@ def leads_only_to(claims: Claims, flow: Flow, keep: Keep) -> bool:
     table = claims.virtual_servers
     return all(
         key in table.observed and table.observed[key].real_servers.keys() <= keep.real_servers | table.desired[key].real_servers
-        for key in claims.states[keep.owner.service].virtual_servers
+        for key in (item.key for item in claims.states[keep.owner.service].served)
         if key == (flow.protocol, flow.address, flow.port)
     )
 
@@ -79,7 +79,7 @@ def _leads_elsewhere(claims: Claims, entry: SetEntry) -> bool:
     table, named = claims.virtual_servers, _names(entry)
     return any(
         weight and real_server not in wishes
-        for key in claims.states[claims.entries[entry.set].desired[entry].service].virtual_servers
+        for key in (item.key for item in claims.states[claims.entries[entry.set].desired[entry].service].served)
         if key in table.observed and named in (key, ownership.node_port(key))
         for wishes in (table.desired[key].real_servers,)
         for real_server, weight in table.observed[key].real_servers.items()

@@ -16,7 +16,7 @@ from scripts.benchmark import workload
 class MemoryApi:
     """Answers lists with pages from a directory, and watches with what ``tell`` is given.
 
-    All pages are read into one buffer: fresh memory for each of them would be counted as the program's.
+    All pages are read into one buffer. In service, fresh memory for each is the HTTP client's, which is left out here.
 
     ``first_byte_s`` is when the first page was handed out; ``told`` counts the lines that a watch has handed out.
     """

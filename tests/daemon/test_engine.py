@@ -155,9 +155,9 @@ async def test_what_arrives_while_a_sync_is_under_way_is_the_next_ones(monkeypat
 
 
 @in_virtual_time
-@pytest.mark.parametrize(("slices", "each_s", "most"), [(0, 0.00005, 50), (2, 0.001, 3)])
+@pytest.mark.parametrize(("endpoints", "each_s", "most"), [(0, 0.00001, 300), (50, 0.0002, 12), (200, 0.001, 3)])
 async def test_translating_many_services_gives_the_loop_its_turns(
-    monkeypatch: pytest.MonkeyPatch, slices: int, each_s: float, most: int
+    monkeypatch: pytest.MonkeyPatch, endpoints: int, each_s: float, most: int
 ) -> None:
     translated: list[ServiceName] = []
     real = state.translate
@@ -177,15 +177,12 @@ async def test_translating_many_services_gives_the_loop_its_turns(
             await asyncio.sleep(0)
 
     names = [(f"web-{number}", f"10.97.{number >> 8}.{number & 255}") for number in range(5000)]
-    endpoints = [
-        builders.endpoint_slice(builders.endpoint("10.244.1.1"), service=name, suffix=str(part))
-        for name, _ in names
-        for part in range(slices)
-    ]
+    each = [builders.endpoint(f"10.244.1.{number}") for number in range(endpoints)]
+    slices = [builders.endpoint_slice(*each, service=name) for name, _ in names]
     async with node.running():
         turning = asyncio.create_task(take_turns())
         services = [builders.service(name, cluster=(address,)) for name, address in names]
-        node.begin_with(*services, *endpoints, builders.node())
+        node.begin_with(*services, *slices, builders.node())
         await node.watcher.until(lambda: bool(node.watcher.summaries))
         turning.cancel()
     assert len(translated) == 5000

@@ -64,9 +64,21 @@ def test_where_all_room_is_filled_it_asks_again_with_more(number: int) -> None:
 
 
 def test_room_has_an_end() -> None:
-    reader = ConnectionReader(lambda _socket, _level, _option, question, _action: bytes((1,)) * len(question))
+    asked: list[int] = []
+
+    def full(_socket: socket.socket, _level: int, _option: int, question: bytes, _action: str) -> bytes:
+        asked.append(len(question) // ENTRY)
+        return bytes((1,)) * len(question)
+
+    reader = ConnectionReader(full)
+    assert reader.read(KEY) is None, "netlink is quicker"
+    assert asked == [FIRST_ROOM, 256, MOST_ROOM]
+    reader.close()
+
+
+def test_an_answer_that_is_cut_off_is_not_believed() -> None:
+    reader = ConnectionReader(lambda _socket, _level, _option, question, _action: question[:100])
     assert reader.read(KEY) is None
-    assert FIRST_ROOM * ENTRY < MOST_ROOM
     reader.close()
 
 

@@ -1,5 +1,6 @@
 """Which endpoints of a service port count for traffic that may go anywhere, and for traffic that must stay here."""
 
+import collections
 import itertools
 
 import hypothesis
@@ -180,3 +181,10 @@ def test_nodes_have_orders_of_their_own_that_do_not_change() -> None:
     }
     assert 3 <= len(orders) <= 6
     assert all(sorted(order) == keys for order in orders)
+
+
+def test_each_real_server_comes_first_on_its_share_of_the_nodes_wherever_its_address_lies() -> None:
+    keys = [builders.backend(text) for text in (*(f"10.244.7.{number}" for number in range(1, 10)), "10.244.200.1")]
+    first = collections.Counter(next(iter(topology.in_order(keys, f"node-{number}"))) for number in range(2000))
+    assert len(first) == 10
+    assert all(120 < count < 300 for count in first.values()), "of ten, each comes first on a tenth of them"
