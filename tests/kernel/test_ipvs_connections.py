@@ -105,6 +105,18 @@ def test_after_another_error_it_is_asked_again() -> None:
     reader.close()
 
 
+def test_without_a_socket_it_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    reader = ConnectionReader(Answers(counts(1)))
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socket", none_left)
+        assert reader.read(KEY) is None
+    assert reader.read(KEY) == {builders.backend("10.244.0.1"): Connections(1, 2)}
+    reader.close()
+
+
 def test_ipv6_is_not_asked_for() -> None:
     assert ConnectionReader(Answers()).read(builders.frontend("fd00::1", 80)) is None
 
