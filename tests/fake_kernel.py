@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import errno
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from ipvsproxy.kernel.errors import KernelError
@@ -94,6 +94,8 @@ class FakeKernel:
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.unreadable: set[str] = set()
         self.looks = 0
+        self._known: set[VirtualServerKey] = set()
+        """The virtual servers that were told of, or asked for, at any time: a look tells of them when they are gone."""
         self._failures: list[Failure] = []
 
     def fail(self, predicate: Callable[[Operation], bool], number: int = errno.EIO, *, times: int = 1) -> None:
@@ -112,6 +114,7 @@ class FakeKernel:
         sysctls: Iterable[str] | None = None,
     ) -> Observation:
         """What is held now; later changes do not show in it. ``sysctls`` None stands for all there are."""
+        self._known.update(self.virtual_servers)
         parts: dict[str, object] = {
             "virtual_servers": {
                 key: ObservedVirtualServer(server.settings, dict(server.real_servers), server.flags_known)
@@ -144,19 +147,17 @@ class FakeKernel:
         sets: Collection[str] = tuple(IP_SETS),
         families: Iterable[Family] = tuple(Family),
         sysctls: Iterable[str] | None = None,
-    ) -> Observation:
-        """As ``observe``, without scheduler flags."""
+    ) -> Iterator[Observation]:
+        """As ``observe``, part by part, and without scheduler flags."""
         self.looks += 1
         seen = self.observe(sets, families, sysctls)
-        if seen.virtual_servers is None:
-            return seen
-        flagless = {
-            key: ObservedVirtualServer(
-                one.settings._replace(flags=one.settings.flags & ~SCHEDULER_FLAGS), one.real_servers, flags_known=False
-            )
-            for key, one in seen.virtual_servers.items()
-        }
-        return dataclasses.replace(seen, virtual_servers=flagless)
+        told = seen.sets
+        yield dataclasses.replace(
+            seen, virtual_servers=None, sets=None, some_sets={} if told is None else {name: told.get(name) for name in sets}
+        )
+        for key in () if seen.virtual_servers is None else sorted(self._known):
+            held = self.virtual_servers.get(key)
+            yield Observation(some_virtual_servers={key: held and _without_flags(held)})
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
         """The addresses of all interfaces but the device of the service addresses."""
@@ -189,6 +190,7 @@ class FakeKernel:
         keys = [_identity(operation.item) for operation in one_by_one(operations)]
         twice = [key for key, count in collections.Counter(keys).items() if count > 1]
         assert not twice, f"in one go, at most one operation per object: {twice}"
+        self._known.update(operation.item.key for operation in operations if isinstance(operation.item, VirtualServer))
         return [outcome for operation in operations for outcome in self._apply_all(operation)]
 
     def _apply_all(self, operation: Operation) -> list[Outcome]:
@@ -337,6 +339,11 @@ class FakeKernel:
         flows = self.flows.get(item.flow, {})
         gone = [real_server for real_server in flows if real_server not in item.keep]
         return sum(flows.pop(real_server) for real_server in gone)
+
+
+def _without_flags(held: HeldVirtualServer) -> ObservedVirtualServer:
+    settings = held.settings._replace(flags=held.settings.flags & ~SCHEDULER_FLAGS)
+    return ObservedVirtualServer(settings, dict(held.real_servers), flags_known=False)
 
 
 def _identity(item: Item) -> object:  # noqa: PLR0911 - one per kind

@@ -85,6 +85,7 @@ class Engine:
         self._clock = clock
         self.reconciler = Reconciler(policy)
         self._wake = asyncio.Event()
+        self._is_wanted = False
         self._new_choices: tuple[EngineSettings, view.Settings, Policy] | None = None
         self._journal = journal.Journal(clock)
         self._reader = KernelReader(self.reconciler, kernel, self._journal, clock, processor_clock)
@@ -100,11 +101,12 @@ class Engine:
     def changed(self) -> None:
         """The store has something new."""
         self._watcher.queued(self._clock())
+        self._is_wanted = True
         self._wake.set()
 
     def interfaces_changed(self) -> None:
         """Addresses came or went."""
-        self._addresses_changed = True
+        self._addresses_changed = self._is_wanted = True
         self._wake.set()
 
     def kernel_changed(self) -> None:
@@ -156,30 +158,39 @@ class Engine:
         await self._sync(first)
 
     async def _pause(self) -> None:
-        """Wait until there is something to do, and at least the minimum interval since the last sync, or a short rest."""
+        """Wait until there is something to do, and at least the minimum interval since the last sync, or a short rest.
+
+        A look that is due is taken meanwhile; in a storm of changes, one part of it at least in each rest.
+        """
         rest_s = min(LONGEST_REST_S, REST_FACTOR * self._sync_took_s)
         may_begin_s = self._clock() + max(self._settings.min_interval_s, rest_s)
         while not await self._idle():
             pass
+        while (now := self._clock()) < may_begin_s and self._reader.next_part_s <= now:
+            await self._reader.look()
         if (rest_s := may_begin_s - self._clock()) > 0:
             await asyncio.sleep(rest_s)
 
     async def _idle(self) -> bool:
-        """Wait until something is due or arrives; false when it was only a look at the kernel, and all is as it was left."""
+        """Wait until something is due or arrives; false when it was only part of a look, and all is as it was left."""
         due_s = self.reconciler.next_s()
         due_s = min(self._reader.audit_due_s, math.inf if due_s is None else due_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(due_s, self._reader.look_due_s) - self._clock()):
+            async with asyncio.timeout(min(due_s, self._reader.next_part_s) - self._clock()):
                 await self._wake.wait()
-        if self._wake.is_set() or due_s <= self._clock():
+        self._wake.clear()
+        now = self._clock()
+        if self._is_wanted or due_s <= now:
             return True
+        if self._reader.next_part_s > now:
+            return False
         before = self._reader.addresses
         await self._reader.look()
         return self._reader.has_drifted or self._reader.addresses != before
 
     async def _sync(self, done_before: Report = _NOTHING) -> None:
         """Bring everything in force; ``done_before`` was done already, and is told with the rest."""
-        self._wake.clear()
+        self._is_wanted = False
         began = self._clock()
         self._watcher.syncing(began)
         self._adopt_choices()
@@ -187,8 +198,6 @@ class Engine:
             self._addresses_changed = False
             await self._reader.read_addresses()
         was_read = self._reader.audit_due_s <= began and await self._reader.observe()
-        if self._reader.look_due_s <= began:
-            await self._reader.look()
         self._reader.has_drifted = False
         observed = self._clock()
         seen = self._update_view()

@@ -3,11 +3,14 @@
 Rule 1: all of it is read at start-up, after an error or a surprise, and by a slow audit.
 Rule 2: between audits it is looked at, which is cheaper: as often as a small share of a processor allows, and when it tells of a
 change.
+Rule 3: a look is taken in parts, each at its own moment. Between two of them the kernel may be written, so a change in the API
+waits for one part at most.
 """
 
 import asyncio
+import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import structlog
 
@@ -37,11 +40,22 @@ LONGEST_RESYNC_DELAY_S = 60.0
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
+@dataclasses.dataclass(slots=True)
+class _Look:
+    """A look that is under way."""
+
+    parts: Iterator[Observation]
+    began_s: float
+    cost_s: float = 0.0
+    errors: list[str] = dataclasses.field(default_factory=list)
+
+
 class KernelReader:
     """Reads the kernel for a reconciler.
 
-    ``audit_due_s`` and ``look_due_s`` are times of ``clock``; who sets them to 0 has it read now. ``addresses`` are those of all
-    interfaces but our device. ``has_drifted``: something was found that somebody else has changed; who sees to it sets it back.
+    ``audit_due_s`` and ``look_due_s`` are times of ``clock``; who sets them to 0 has it read now, or again after the look that is
+    under way. ``addresses`` are those of all interfaces but our device.
+    ``has_drifted``: something was found that somebody else has changed; who sees to it sets it back.
     """
 
     def __init__(
@@ -59,6 +73,7 @@ class KernelReader:
         self.look_due_s = 0.0
         self.addresses: tuple[InterfaceAddress, ...] = ()
         self.has_drifted = False
+        self._look: _Look | None = None
         self._unreadable: frozenset[str] = frozenset()
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
         self._reconciler = reconciler
@@ -72,40 +87,56 @@ class KernelReader:
         # Before it is read: what changes meanwhile asks for another reading.
         self.audit_due_s = self._clock() + self.audit_interval_s
         self.look_due_s = self._clock() + LOOK_INTERVAL_S
-        return await self._take_in(self._kernel.target.observe, known_errors=frozenset())
+        self._look = None
+        seen = await self._kernel.call(self._kernel.target.observe, *self._subjects())
+        await self._take_in(seen)
+        self._note_errors(seen.errors, known=frozenset())
+        return not seen.errors
+
+    @property
+    def next_part_s(self) -> float:
+        """When ``look`` has something to do: at once while a look is under way."""
+        return self.look_due_s if self._look is None else 0.0
 
     async def look(self) -> None:
-        """As ``observe``, but only what can be read at little cost."""
-        began, used_s = self._clock(), self._processor_clock()
-        self.look_due_s = began + LONGEST_LOOK_INTERVAL_S
-        if await self._take_in(self._kernel.target.look, known_errors=self._unreadable):
-            cost_s = self._processor_clock() - used_s
-            self.look_due_s = min(self.look_due_s, began + max(LOOK_INTERVAL_S, cost_s / LOOK_SHARE))
+        """Take one part of a look; it is begun if none is under way."""
+        now, used_s = self._clock(), self._processor_clock()
+        if self._look is None:
+            self.look_due_s = now + LONGEST_LOOK_INTERVAL_S
+            self._look = _Look(self._kernel.target.look(*self._subjects()), now)
+        seen = await self._kernel.call(next, self._look.parts, None)
+        if seen is not None:
+            await self._take_in(seen)
+            self._look.errors += seen.errors
+        self._look.cost_s += self._processor_clock() - used_s
+        if seen is None:
+            done, self._look = self._look, None
+            pause_s = max(LOOK_INTERVAL_S, done.cost_s / LOOK_SHARE)
+            self.look_due_s = min(self.look_due_s, done.began_s + pause_s)
+            self._note_errors(done.errors, known=self._unreadable)
 
-    async def _take_in(
-        self,
-        read: Callable[[Collection[str], Collection[Family], Collection[str]], Observation],
-        *,
-        known_errors: frozenset[str],
-    ) -> bool:
+    def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
+        """What is read beside what is always read: sets, families, settings."""
         claims = self._reconciler.claims
-        sets = [ip_set.name for ip_set in claims.sets.desired]
-        seen = await self._kernel.call(read, sets, self.families, list(claims.sysctls.desired))
+        return [ip_set.name for ip_set in claims.sets.desired], self.families, list(claims.sysctls.desired)
+
+    async def _take_in(self, seen: Observation) -> None:
         await in_slices(self._reconciler.observing(seen, self._clock()), self._clock)
         news = self._reconciler.drifts.take_news()
         self._journal.tell_drift(news)
         self.has_drifted |= bool(news.found)
         if seen.interface_addresses is not None:
             self.addresses = seen.interface_addresses
-        new_errors = [error for error in seen.errors if error not in known_errors]
+
+    def _note_errors(self, errors: Collection[str], *, known: Collection[str]) -> None:
+        new_errors = [error for error in errors if error not in known]
         for error in new_errors:
             log.error("kernel could not be read", error=error)
-        self._unreadable = frozenset(seen.errors)
-        if seen.errors:
+        self._unreadable = frozenset(errors)
+        if errors:
             self.look_due_s = self._clock() + LOOK_INTERVAL_AFTER_FAILURE_S
         if new_errors:
             self._read_again_soon()
-        return not seen.errors
 
     async def read_addresses(self) -> None:
         """Read ``addresses``; where that fails, all is read soon."""

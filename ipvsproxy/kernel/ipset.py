@@ -50,7 +50,7 @@ class IpsetDriver:
         self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
         self._revisions: dict[tuple[SetType, Family], int] = {}
         self._digests: dict[str, bytes] = {}
-        """Of what the kernel said of a set when ``observe_changed`` read it last, unless it was written since."""
+        """Of what the kernel said of a set when ``observe_changed`` told of it last, unless it was written since."""
 
     def close(self) -> None:
         """Close the socket."""
@@ -65,29 +65,27 @@ class IpsetDriver:
         self._digests.clear()  # what is told now may be otherwise than what was told then
         return {name: observed for name in names if (observed := self._observe(name)) is not None}
 
-    def observe_changed(self, names: Collection[str]) -> tuple[dict[str, ObservedSet], frozenset[str]]:
-        """As ``observe``, but without those that are as they were when this was called last, of which it tells the names.
+    def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
+        """Those of the named sets that are not as they were when this told of them last; None for one that does not exist.
 
-        A set that was written since is not among those, whatever it holds; and none is, if ``observe`` was called since.
+        A set that was written since is told of, whatever it holds; and so is each one, if ``observe`` was called since.
 
         Raises:
-            KernelError: one could not be read.
+            KernelError: one could not be read; nothing is told of any.
         """
-        known, self._digests = self._digests, {}  # if one can not be read, nothing is told of any
+        found: dict[str, ObservedSet | None] = {}
         digests: dict[str, bytes] = {}
-        found: dict[str, ObservedSet] = {}
-        unchanged: set[str] = set()
         for name in names:
             parts = self._dump(name)
-            digest = digests[name] = _digest(parts) if parts is not None else b""
-            if digest and known.get(name) == digest:
-                unchanged.add(name)
+            if parts is None:
+                found[name] = None
                 continue
-            observed = _read(name, parts) if parts is not None else None
-            if observed is not None:
-                found[name] = observed
-        self._digests = digests
-        return found, frozenset(unchanged)
+            digest = _digest(parts)
+            if self._digests.get(name) != digest:
+                found[name] = _read(name, parts)
+                digests[name] = digest
+        self._digests |= digests
+        return found
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Create and destroy sets, add and remove entries, in the order given. Doing it twice is no error.

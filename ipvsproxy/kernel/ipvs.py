@@ -16,6 +16,8 @@ from ipvsproxy.model.kernel import (
     Connections,
     Counters,
     ObservedVirtualServer,
+    RealServer,
+    RealServers,
     Timeouts,
     VirtualServer,
     VirtualServerKey,
@@ -79,21 +81,22 @@ class IpvsDriver:
     def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
         """All virtual servers by address: settings from a netlink dump, real servers from ``/proc/net/ip_vs``.
 
-        What the latter skips (see ``ipvs_table``) is asked for. One that is as it was at the last reading is the same object.
+        What the latter skips (see ``ipvs_table``) is asked for.
 
         Raises:
             KernelError: something could not be read.
         """
         return self._table.read_with(self._settings())
 
-    def listing(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
-        """As ``observe``, by one read, which is cheap, but shows no scheduler flags: those of the last ``observe`` stand.
+    def observe_changed(self) -> Iterator[ipvs_table.Told]:
+        """Part by part, those that are not as they were told last, or were written since; None for one that is gone.
 
+        Each part takes some milliseconds, and others' calls may come between them. This is cheap, but shows no scheduler flags.
         What the list skips is asked for (see ``ipvs_table``), as far as it is known or was added here; what somebody else has
         added waits for ``observe``.
 
         Raises:
-            KernelError: it could not be read.
+            KernelError: it could not be read. What was told until then counts.
         """
         return self._table.read()
 
@@ -166,8 +169,11 @@ class IpvsDriver:
         real servers that were not simply added have one each.
         """
         for _, item in operations:
+            # Whatever comes of it: it is told anew, and asked for before it counts as gone.
             if type(item) is VirtualServer:
-                self._table.note(item.key, is_there=True)  # whatever comes of it, it is asked for before it counts as gone
+                self._table.note(item.key, is_there=True)
+            elif isinstance(item, RealServer | RealServers):
+                self._table.note(item.virtual_server, is_there=True)
         failed = self._run(*ipvs_steps.steps(operations))
         told: dict[ipvs_steps.Place, Outcome] = {}
         again: dict[ipvs_steps.Place, Operation] = {}

@@ -1,4 +1,4 @@
-"""``/proc/net/ip_vs``: every virtual and real server of a network namespace in one read.
+"""``/proc/net/ip_vs``: every virtual and real server of a network namespace.
 
 ::
 
@@ -10,147 +10,221 @@
 Numbers behind addresses are hexadecimal ports; the timeout of a persistent virtual server is in ticks of this kernel, whose
 rate it does not tell. Scheduler flags are not shown, and one-packet scheduling (``ops``) for IPv4 alone
 (net/netfilter/ipvs/ip_vs_ctl.c, ``ip_vs_info_seq_show``).
+
+A hundred thousand lines are an ordinary file, and nearly all look like the second one. So real servers are cut by structs, and
+only what does not look so is read word by word.
 """
 
-import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+import binascii
+import contextlib
+import pathlib
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.model.kernel import Connections, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Protocol
-from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 
 ONE_PACKET = 0x4
 """Virtual-server flag that the listing shows as ``ops``."""
+READ_SIZE = 1 << 20
+"""Bytes that are asked for at once. The kernel gives a page (4 kB), or the largest virtual server before it, if that is more."""
 
-_PROTOCOLS: Mapping[str, Protocol] = {protocol.name: protocol for protocol in Protocol}
+_PROTOCOLS: Mapping[bytes, Protocol] = {protocol.name.encode(): protocol for protocol in Protocol}
 _DIGITS = frozenset(family.bits // 4 for family in Family)
-_HEADING_LINES = 3
-_COUNTS_AT = 39
-"""Column at which the connections of a real server begin (weights of seven digits and more reach into it)."""
-_COUNTS_AT_IPV6 = 72
+_TITLE = re.compile(rb"IP Virtual Server[^\n]*\n[^\n]*\n[^\n]*\n")
+_ADDRESS_AT = 6
+"""Column at which the address of a virtual server has begun, whatever its protocol."""
+_ARROW, _MARK = b"\n  -> ", b"\0"
+"""What a line of a real server begins with, and what stands for it where a virtual server is made one line."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ListedVirtualServer:
-    """A virtual server as the listing shows it. ``timeout_ticks`` is 0 where it is not persistent."""
+class _Columns(NamedTuple):
+    """How real servers of one family look, each with its mark, if no number is wider than its column."""
 
-    scheduler: str
-    one_packet: bool
-    timeout_ticks: int
-    weights: dict[RealServerKey, int] = dataclasses.field(default_factory=dict)
-    connections: dict[RealServerKey, Connections] = dataclasses.field(default_factory=dict)
+    width: int
+    steady: struct.Struct
+    """All but the connections."""
+    keys: struct.Struct
+    """Address and port."""
+    weight: int
+    """Column at which the weight begins."""
 
 
-class Listing(NamedTuple):
-    """What the file shows; ``foreign`` counts virtual servers by firewall mark or of another protocol."""
-
-    virtual_servers: dict[VirtualServerKey, ListedVirtualServer]
-    foreign: int
+_COLUMNS: Mapping[bool, _Columns] = {
+    False: _Columns(56, struct.Struct("35s21x"), struct.Struct("1x8sx4s42x"), 28),
+    True: _Columns(89, struct.Struct("68s21x"), struct.Struct("2x39s2x4s42x"), 61),
+}
+"""By whether addresses are in brackets."""
 
 
 class Block(NamedTuple):
-    """The lines of one virtual server, and their text without what changes with every connection."""
+    """A virtual server: its line, and those of its real servers, with a mark in the place of what each begins with."""
 
-    text: str
-    lines: list[str]
+    heading: bytes
+    real_servers: bytes
+
+    @property
+    def name(self) -> bytes:
+        """Protocol and address as they stand there: see ``name_of``."""
+        return self.heading[: self.heading.find(b" ", _ADDRESS_AT)]
 
 
-def blocks(lines: Iterable[str]) -> Iterator[Block]:
-    """Cut the file into virtual servers: a reader that knows the text of one need not parse it again.
+class Heading(NamedTuple):
+    """What the line of a virtual server says. ``timeout_ticks`` is 0 where it is not persistent."""
+
+    key: VirtualServerKey
+    scheduler: str
+    one_packet: bool
+    timeout_ticks: int
+
+
+def pieces(path: pathlib.Path) -> Iterator[bytes]:
+    """The file without its title, in pieces of whole virtual servers, each as the kernel held it at one moment.
+
+    A read that brings less than was asked for ends with the end of a virtual server (fs/seq_file.c, ``seq_read_iter``).
 
     Raises:
-        ValueError: the heading is missing.
+        OSError: it could not be read.
+        ValueError: the title is missing.
     """
-    texts: list[str] = []
-    block: list[str] = []
-    for line in _behind_heading(lines):
-        if line[2:4] == "->":
-            texts.append(line[:_COUNTS_AT] if line[5:6] != "[" else line[:_COUNTS_AT_IPV6])
-        else:
-            if block:
-                yield Block("\n".join(texts), block)
-            texts, block = [line], []
-        block.append(line)
-    if block:
-        yield Block("\n".join(texts), block)
+    buffer = memoryview(bytearray(READ_SIZE))
+    with path.open("rb", buffering=0) as file:
+        title = _TITLE.match(piece := _piece(file.readinto, buffer))
+        if title is None:
+            raise ValueError("the heading is missing")
+        piece = piece[title.end() :]
+        while piece:
+            yield piece
+            piece = _piece(file.readinto, buffer)
 
 
-def _behind_heading(lines: Iterable[str]) -> Iterator[str]:
-    heading = list(itertools.islice(lines := iter(lines), _HEADING_LINES))
-    if len(heading) < _HEADING_LINES or not heading[0].startswith("IP Virtual Server"):
-        raise ValueError("the heading is missing")
-    return lines
+def _piece(read: Callable[[memoryview], int | None], buffer: memoryview) -> bytes:
+    found: list[bytes] = []
+    while size := read(buffer):
+        found.append(bytes(buffer[:size]))
+        if size < READ_SIZE:
+            break
+    return b"".join(found)
 
 
-def parse(lines: Iterable[str]) -> Listing:
-    """Read the file, line by line.
+def blocks(piece: bytes) -> Iterator[Block]:
+    """The virtual servers of a piece."""
+    for line in piece.removesuffix(b"\n").replace(_ARROW, _MARK).split(b"\n"):
+        end = line.find(_MARK)
+        yield Block(line, b"") if end < 0 else Block(line[:end], line[end:])
+
+
+def name_of(key: VirtualServerKey) -> bytes:
+    """Protocol and address of a virtual server as the file shows them."""
+    digits = key.address.hex().upper() if key.address.family is Family.IPV4 else f"[{key.address.hex(':', 2)}]"
+    return f"{key.protocol.name}  {digits}:{key.port:04X}".encode()
+
+
+def key_of(name: bytes) -> VirtualServerKey:
+    """What a name stands for that ``name_of`` made.
+
+    Raises:
+        ValueError: it is no such name.
+    """
+    protocol, where = name.split()
+    return VirtualServerKey(Protocol[protocol.decode("ascii")], Address(_packed(where)), _port(where))
+
+
+def steady(block: Block) -> bytes:
+    """The text of a virtual server without what changes with every connection."""
+    heading, text = block
+    columns = _columns(text)
+    if columns is not None:
+        return heading + b"".join([part for (part,) in columns.steady.iter_unpack(text)])
+    return heading + b"".join([_MARK + b" ".join(line.split()[:-2]) for line in _lines(text)])
+
+
+def _columns(text: bytes) -> _Columns | None:
+    """How all of these real servers look; None where they do not look alike."""
+    columns = _COLUMNS[text[1:2] == b"["]
+    count, rest = divmod(len(text), columns.width)
+    is_regular = not rest and text[:: columns.width] == _MARK * count and text.count(_MARK) == count
+    return columns if is_regular else None
+
+
+def _lines(text: bytes) -> list[bytes]:
+    return text.split(_MARK)[1:]
+
+
+def heading(line: bytes) -> Heading | None:
+    """What the line of a virtual server says; None for one that is never ours: by firewall mark or of another protocol.
+
+    Raises:
+        ValueError: the line is not understood; the message holds it.
+    """
+    if line.startswith(_ARROW[1:]):
+        raise _not_understood(line)
+    words = line.split()
+    try:
+        where, scheduler, flags = words[1], words[2].decode("ascii"), words[3:]
+        ticks = int(flags[flags.index(b"persistent") + 1]) if b"persistent" in flags else 0
+        protocol = _PROTOCOLS.get(words[0])
+        if protocol is None:
+            return None
+        key = VirtualServerKey(protocol, Address(_packed(where)), _port(where))
+    except (ValueError, IndexError) as error:
+        raise _not_understood(line) from error
+    return Heading(key, scheduler, b"ops" in flags, ticks)
+
+
+def weights(text: bytes) -> Mapping[RealServerKey, int]:
+    """The weights of a block's real servers, in the order in which they were added, which the file turns round.
 
     Raises:
         ValueError: a line is not understood; the message holds it.
     """
-    return parse_block(_behind_heading(lines))
+    columns = _columns(text)
+    if columns is not None and text:
+        keys = [address + port for address, port in columns.keys.iter_unpack(text)]
+        weights = (text[columns.weight :: columns.width], text[columns.weight + 1 :: columns.width])
+        if weights == (b"1" * len(keys), b" " * len(keys)) and len(set(keys)) == len(keys):
+            with contextlib.suppress(ValueError):  # word by word it is told which line it is
+                packed = binascii.unhexlify(b"".join(keys[::-1]).replace(b":", b""))
+                return EvenWeights(packed, len(packed) // len(keys))
+    return {key: weight for key, weight, _ in reversed(list(_words(text)))}
 
 
-def parse_block(lines: Iterable[str], *, only_weights: bool = False) -> Listing:
-    """As ``parse``, without the heading. ``only_weights`` leaves the connections out.
+def connections(text: bytes) -> Mapping[RealServerKey, Connections]:
+    """The connections of a block's real servers.
 
     Raises:
         ValueError: a line is not understood; the message holds it.
     """
-    found: dict[VirtualServerKey, ListedVirtualServer] = {}
-    counts: dict[tuple[str, str], Connections] = {}
-    weights: dict[RealServerKey, int] = {}
-    connections: dict[RealServerKey, Connections] = {}
-    foreign = 0
-    for line in lines:
-        words = line.split()
+    return {key: counts for key, _, counts in _words(text)}
+
+
+def _words(text: bytes) -> Iterator[tuple[RealServerKey, int, Connections]]:
+    for line in _lines(text):
         try:
-            if words[0] == "->":
-                where = words[1]
-                digits = where[:8] if where[0] != "[" else where[1:40].replace(":", "")
-                key = RealServerKey(_packed(digits, where[-4:]))
-                weights[key] = int(words[3])
-                pair = (words[4], words[5])
-                if only_weights:
-                    continue
-                count = counts.get(pair)
-                if count is None:
-                    count = counts[pair] = Connections(int(pair[0]), int(pair[1]))
-                connections[key] = count
-                continue
-            protocol = _PROTOCOLS.get(words[0])
-            listed = _virtual_server(words)
-            weights, connections = listed.weights, listed.connections
-            if protocol is None:
-                foreign += 1
-            else:
-                found[VirtualServerKey(protocol, *_endpoint(words[1]))] = listed
-        except (ValueError, IndexError) as error:
-            raise ValueError(f"the line {line[:120]!r} is not understood") from error
-    return Listing(found, foreign)
+            where, _, weight, active, inactive = line.split()
+            key = RealServerKey.of(Address(_packed(where)), _port(where))
+            yield key, int(weight), Connections(int(active), int(inactive))
+        except ValueError as error:
+            raise _not_understood(_ARROW[1:] + line) from error
 
 
-def _virtual_server(words: list[str]) -> ListedVirtualServer:
-    ticks = int(words[words.index("persistent", 3) + 1]) if "persistent" in words[3:] else 0
-    return ListedVirtualServer(scheduler=words[2], one_packet="ops" in words[3:], timeout_ticks=ticks)
-
-
-def _endpoint(where: str) -> tuple[Address, int]:
-    address, colon, port = where.rpartition(":")
-    if not colon or len(port) != 4:  # noqa: PLR2004 - four hexadecimal digits
-        raise ValueError(where)
-    if address.startswith("["):
-        address = address[1:-1].replace(":", "")
-    return _address(address), int(port, 16)
-
-
-def _address(digits: str) -> Address:
-    return Address(_packed(digits))
-
-
-def _packed(digits: str, port: str = "") -> bytes:
+def _packed(where: bytes) -> bytes:
+    """The address before a port: eight digits, or 32 in groups of four between brackets."""
+    digits = where[1:-6].replace(b":", b"") if where.startswith(b"[") else where[:-5]
     if len(digits) not in _DIGITS:
-        raise ValueError(digits)
-    return bytes.fromhex(digits + port)
+        raise ValueError(where)
+    return binascii.unhexlify(digits)
+
+
+def _port(where: bytes) -> int:
+    """The four digits behind the colon at the end."""
+    if where[-5:-4] != b":":
+        raise ValueError(where)
+    return int.from_bytes(binascii.unhexlify(where[-4:]), "big")
+
+
+def _not_understood(line: bytes) -> ValueError:
+    return ValueError(f"the line {line[:120].decode('ascii', 'replace').rstrip()!r} is not understood")

@@ -1,35 +1,38 @@
-"""Reading ``/proc/net/ip_vs`` again and again: what stands there as it stood the last time is not parsed again.
+"""Reading ``/proc/net/ip_vs`` again and again, in parts: what stands there as it stood the last time is not told again.
 
 The file may leave out virtual servers that are there. Each ``read`` of it goes on at a position that counts those of all network
 namespaces, and looks the position up among those of its own (net/netfilter/ipvs/ip_vs_ctl.c, ``ip_vs_info_seq_next`` and
 ``ip_vs_info_array``, Linux 6.1). So where another namespace of the kernel has virtual servers, some of ours are skipped; and so
 they are when one that stands before them is removed between two reads. Therefore absence from the file means nothing: what the
 last reading showed, or was added since, is asked for by netlink before it counts as gone.
+
+Between two parts others may write. So each part tells only of what it has read itself, at its own moment.
 """
 
 import contextlib
 import errno
+import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
 from ipvsproxy.kernel import ipvs_listing
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import PERSISTENT, Connections, ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.real_servers import RealServerKey
 
+PART_BYTES = 48 << 10
+"""How much of the file is read for one part, at least: a few milliseconds of work if all of it is new."""
 ASKED_AT_ONCE = 200
-"""Most virtual servers that ``read`` asks for in turn because the file skips them, as long as none of them has gone: 20 ms."""
+"""Most virtual servers that a look asks for in turn because the file skips them, as long as none of them has gone: 20 ms."""
+
+_UNKNOWN: Final = None
+_WRITTEN: Final = -1
+"""In the place of the hash of a text, which is never -1 in Python: it was written since it was told."""
 
 Settings = Mapping[VirtualServerKey, VirtualServerSettings]
-_Known = tuple[VirtualServerKey, ObservedVirtualServer] | None
-
-
-class _Parsed(NamedTuple):
-    """What the file shows: by the text of a virtual server, None for one that is never ours; and by its key."""
-
-    known: dict[str, _Known]
-    listed: dict[VirtualServerKey, ObservedVirtualServer]
+Told = dict[VirtualServerKey, ObservedVirtualServer | None]
+"""Virtual servers that were read; None for one that does not exist."""
 
 
 class TableReader:
@@ -53,97 +56,131 @@ class TableReader:
         self._read_settings = read_settings
         self._read_one = read_one
         self._ticks_per_second = 0.0
-        # What follows changes only when a reading has come to its end.
-        self._known: dict[str, _Known] = {}
-        self._found: Mapping[VirtualServerKey, ObservedVirtualServer] = {}
-        self._turn = 0
-        self._changed: dict[VirtualServerKey, bool] = {}
-        """Since the last reading: true for what was added, or perhaps was, false for what was removed."""
-
-    def note(self, key: VirtualServerKey, *, is_there: bool) -> None:
-        """A virtual server has been added, or perhaps has, or it has been removed."""
-        self._changed[key] = is_there
-
-    def read(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
-        """What the table shows, and what it skips; what is as it was at the last reading is the same object.
-
-        Scheduler flags are not among it: those that ``read_with`` was given last stand. Of many that it skips, a part is asked
-        for each time, and the others count as they were.
-
-        Raises:
-            KernelError: it, or what it lacks, could not be read.
-        """
-        parsed = self._parse(None)
-        lacking = [key for key in self._expected() if key not in parsed.listed]
-        found = parsed.listed | self._ask_for(lacking) if lacking else parsed.listed
-        self._finish(parsed.known, found)
-        return found
-
-    def read_with(self, settings: Settings) -> dict[VirtualServerKey, ObservedVirtualServer]:
-        """The virtual servers that have these settings, which were read just before, with the real servers of the table.
-
-        What is expected and in neither is asked for: that listing, too, skips some when another namespace removes others.
-
-        Raises:
-            KernelError: it, or what it lacks, could not be read.
-        """
-        parsed = self._parse(settings)
-        found: dict[VirtualServerKey, ObservedVirtualServer] = {}
-        for key, value in settings.items():
-            seen = parsed.listed.get(key)
-            if seen is None:
-                seen = self._ask(key)
-            elif seen.settings != value or not seen.flags_known:
-                seen = ObservedVirtualServer(settings=value, real_servers=seen.real_servers)
-            if seen is not None:
-                found[key] = seen
-        for key in self._expected():
-            if key not in settings and (seen := self._ask(key)) is not None:
-                found[key] = seen
-        # What came after the settings had been read is to be understood by the next reading, with others.
-        known = {
-            text: known and (known[0], found[known[0]])
-            for text, known in parsed.known.items()
-            if known is None or known[0] in found
-        }
-        self._finish(known, found)
-        return found
-
-    def _expected(self) -> Iterator[VirtualServerKey]:
-        """What is there if nobody else has removed it."""
-        for key in self._found:
-            if self._changed.get(key) is not False:
-                yield key
-        for key, is_there in self._changed.items():
-            if is_there and key not in self._found:
-                yield key
-
-    def _ask_for(self, keys: Sequence[VirtualServerKey]) -> dict[VirtualServerKey, ObservedVirtualServer]:
-        """Those of them that exist."""
-        familiar = [key for key in keys if key in self._found]
-        first = self._turn % len(familiar) if familiar else 0
-        in_turn = [*familiar[first:], *familiar[:first]][:ASKED_AT_ONCE]
-        self._turn = first + len(in_turn)
-        unread = [key for key in keys if key not in self._found]
-        seen = {key: self._ask(key) for key in (*in_turn, *unread)}
-        is_whole = all(seen.values())
-        for key in familiar:
-            if key not in seen:
-                seen[key] = self._found[key] if is_whole else self._ask(key)
-        return {key: value for key, value in seen.items() if value is not None}
-
-    def _ask(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
-        seen, before = self._read_one(key), self._found.get(key)
-        return before if before == seen else seen
-
-    def _finish(self, known: dict[str, _Known], found: Mapping[VirtualServerKey, ObservedVirtualServer]) -> None:
-        self._known, self._found, self._changed = known, found, {}
-        self.foreign = sum(one is None for one in known.values())
+        self._written: dict[VirtualServerKey, bool] = {}
+        """Since the last part: whether they are there."""
+        self._texts: dict[bytes, int | None] = {}
+        """Of what is there, by its name in the file, the hash of the text that was told last."""
+        self._to_come: dict[bytes, int | None] = {}
+        """As ``_texts``, but what the running reading, or one that was left in the middle, has not come by yet."""
 
     @property
     def size(self) -> int:
-        """How many virtual servers there are, as far as is known: found by the last reading, added or removed since."""
-        return len(self._found) + len(self._changed)
+        """How many virtual servers there are, as far as is known."""
+        return len(self._texts) + len(self._to_come) + len(self._written)
+
+    def note(self, key: VirtualServerKey, *, is_there: bool) -> None:
+        """A virtual server, or something in it, has been written, or perhaps has; or it has been removed."""
+        self._written[key] = is_there
+
+    def read(self) -> Iterator[Told]:
+        """Part by part, the virtual servers that are not as they were when they were told last, or were written since.
+
+        Scheduler flags are not known. Of many that the table skips, a part is asked for each time; nothing is told of the others.
+
+        Raises:
+            KernelError: it, or what it lacks, could not be read. What was told until then counts.
+        """
+        self._begin()
+        yield from self._listed(None)
+        self._note_written()
+        lacking = iter(list(self._to_come))
+        has_gone = False
+        while names := list(itertools.islice(lacking, ASKED_AT_ONCE)):
+            told = self._ask(names)
+            yield told
+            has_gone |= None in told.values()
+            if not has_gone:
+                break
+        if self._to_come:
+            # Those that were not asked for stand before the others now, and so they do at the next reading.
+            self._texts, self._to_come = self._to_come | self._texts, {}
+
+    def read_with(self, settings: Settings) -> dict[VirtualServerKey, ObservedVirtualServer]:
+        """All virtual servers; settings are those given, which were read just before.
+
+        What is expected, or has settings, and is not in the table is asked for: listings of settings, too, skip some when
+        another namespace removes others. What came after the settings had been read is left to the next reading.
+
+        Raises:
+            KernelError: it, or what it lacks, could not be read.
+        """
+        self._begin()
+        self._to_come = dict.fromkeys(itertools.chain(map(ipvs_listing.name_of, settings), self._to_come), _UNKNOWN)
+        try:
+            found = {key: seen for told in self._listed(settings) for key, seen in told.items()}
+            found |= self._ask(list(self._to_come))
+        except KernelError:
+            # Nothing of it is told.
+            self._to_come, self._texts = dict.fromkeys(itertools.chain(self._to_come, self._texts), _UNKNOWN), {}
+            raise
+        return {key: seen for key, seen in found.items() if seen is not None}
+
+    def _begin(self) -> None:
+        self._note_written()
+        self._to_come = self._to_come | self._texts if self._to_come else self._texts
+        self._texts = {}
+
+    def _listed(self, settings: Settings | None) -> Iterator[Told]:
+        foreign = 0
+        with self._reading():
+            for part in self._parts():
+                self._note_written()
+                told: Told = {}
+                texts: dict[bytes, int] = {}
+                for block in ipvs_listing.blocks(part):
+                    name, text = block.name, hash(ipvs_listing.steady(block))
+                    if text != self._to_come.get(name, _UNKNOWN):
+                        heading = ipvs_listing.heading(block.heading)
+                        if heading is None:
+                            foreign += 1
+                            continue
+                        if settings is None or heading.key in settings:
+                            told[heading.key] = self._understand(heading, block, settings)
+                        else:
+                            text = _WRITTEN
+                    texts[name] = text
+                for name in texts:
+                    self._to_come.pop(name, None)
+                self._texts |= texts
+                yield told
+        self.foreign = foreign
+
+    def _note_written(self) -> None:
+        """What was written between two parts has come by, if it has, as it was before."""
+        for key, is_there in self._written.items():
+            name = ipvs_listing.name_of(key)
+            if not is_there:
+                self._texts.pop(name, None)
+                self._to_come.pop(name, None)
+            elif name in self._to_come:
+                self._to_come[name] = _WRITTEN
+            else:
+                self._texts[name] = _WRITTEN
+        self._written.clear()
+
+    def _parts(self) -> Iterator[bytes]:
+        found: list[bytes] = []
+        size = 0
+        for piece in ipvs_listing.pieces(self._path):
+            found.append(piece)
+            size += len(piece)
+            if size >= PART_BYTES:
+                yield b"".join(found)
+                found, size = [], 0
+        if found:
+            yield b"".join(found)
+
+    def _ask(self, names: Iterable[bytes]) -> Told:
+        """Ask for those of them that the reading has not come by yet: then it has."""
+        self._note_written()
+        asked = [name for name in names if name in self._to_come]
+        keys = list(map(ipvs_listing.key_of, asked))
+        told = {key: self._read_one(key) for key in keys}
+        for name, key in zip(asked, keys, strict=True):
+            del self._to_come[name]
+            if told[key] is not None:
+                self._texts[name] = _UNKNOWN
+        return told
 
     def connections(self) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]]:
         """The connections of the real servers of all virtual servers that the table does not skip.
@@ -151,47 +188,46 @@ class TableReader:
         Raises:
             KernelError: they could not be read.
         """
-        with self._reading() as file:
-            return {key: server.connections for key, server in ipvs_listing.parse(file).virtual_servers.items()}
+        found: dict[VirtualServerKey, Mapping[RealServerKey, Connections]] = {}
+        with self._reading():
+            for piece in ipvs_listing.pieces(self._path):
+                for block in ipvs_listing.blocks(piece):
+                    heading = ipvs_listing.heading(block.heading)
+                    if heading is not None:
+                        found[heading.key] = ipvs_listing.connections(block.real_servers)
+        return found
 
-    def _parse(self, settings: Settings | None) -> _Parsed:
-        known: dict[str, _Known] = {}
-        with self._reading() as file:
-            for text, lines in ipvs_listing.blocks(file):
-                known[text] = self._known[text] if text in self._known else self._understand(lines, settings)
-        return _Parsed(known, dict(filter(None, known.values())))
+    def _understand(
+        self, heading: ipvs_listing.Heading, block: ipvs_listing.Block, settings: Settings | None
+    ) -> ObservedVirtualServer:
+        ticks = heading.timeout_ticks
+        if ticks and not self._ticks_per_second:
+            self._ticks_per_second = self._rate(heading.key, ticks, settings)
+        weights = ipvs_listing.weights(block.real_servers)
+        if settings is not None:
+            return ObservedVirtualServer(settings[heading.key], weights)
+        flags = (PERSISTENT if ticks else 0) | (ipvs_listing.ONE_PACKET if heading.one_packet else 0)
+        timeout_s = round(ticks / (self._ticks_per_second or 1))
+        return ObservedVirtualServer(VirtualServerSettings(heading.scheduler, flags, timeout_s), weights, flags_known=False)
 
-    def _understand(self, lines: Iterable[str], settings: Settings | None) -> _Known:
-        for key, server in ipvs_listing.parse_block(lines, only_weights=True).virtual_servers.items():
-            persistent = PERSISTENT if server.timeout_ticks else 0
-            value = VirtualServerSettings(
-                server.scheduler,
-                persistent | (ipvs_listing.ONE_PACKET if server.one_packet else 0),
-                self._seconds(key, server.timeout_ticks, settings),
-            )
-            return key, ObservedVirtualServer(settings=value, real_servers=server.weights, flags_known=False)
-        return None
-
-    def _seconds(self, key: VirtualServerKey, ticks: int, settings: Settings | None) -> int:
-        """A timeout, by the rate that the first persistent virtual server tells.
+    def _rate(self, key: VirtualServerKey, ticks: int, settings: Settings | None) -> float:
+        """How many ticks a second has, as a persistent virtual server tells; 0 where that can wait.
 
         Raises:
-            KernelError: nothing tells the rate.
+            KernelError: nothing tells it.
         """
-        if ticks and not self._ticks_per_second:
-            shown = (self._read_settings() if settings is None else settings).get(key)
-            if shown is not None and shown.timeout_s:
-                self._ticks_per_second = ticks / shown.timeout_s
-            elif settings is None:
-                raise KernelError(action=f"read {self._path}", errno=errno.EAGAIN, detail="it changed while it was read")
-        return round(ticks / (self._ticks_per_second or 1))
+        shown = (self._read_settings() if settings is None else settings).get(key)
+        if shown is not None and shown.timeout_s:
+            return ticks / shown.timeout_s
+        if settings is None:
+            raise KernelError(action=f"read {self._path}", errno=errno.EAGAIN, detail="it changed while it was read")
+        return 0.0
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[Iterable[str]]:
+    def _reading(self) -> Iterator[None]:
         action = f"read {self._path}"
         try:
-            with self._path.open(encoding="ascii", errors="replace") as file:
-                yield file
+            yield
         except OSError as error:
             raise KernelError(action=action, errno=error.errno or 0) from error
         except ValueError as error:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from ipvsproxy.kernel import iptables, netlink
@@ -26,7 +26,6 @@ from ipvsproxy.model.kernel import (
     FlowCleaning,
     InterfaceAddress,
     IpSet,
-    ObservedVirtualServer,
     RealServer,
     RealServers,
     SetEntry,
@@ -40,6 +39,9 @@ from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton, SkeletonImage
 from ipvsproxy.model.state import Observation
+
+SETS_AT_ONCE = 9
+"""Of the 34 sets, so many are looked at without a pause: three system calls each."""
 
 T = TypeVar("T")
 
@@ -115,25 +117,41 @@ class NodeKernel:
         addresses = _attempt(self._addresses.observe, errors)
         found = _attempt(lambda: self._ipset.observe(sets), errors)
         skeletons = {family: self._read_rules(family, self._mark(family), errors) for family in families}
-        return self._observation(_attempt(self.ipvs.observe, errors), addresses, found, skeletons, sysctls, errors)
+        virtual_servers = _attempt(self.ipvs.observe, errors)
+        return dataclasses.replace(
+            self._observation(addresses, sysctls, errors),
+            virtual_servers=virtual_servers,
+            foreign_virtual_servers=self.ipvs.foreign,
+            sets=None if found is None else {name: entries for name, entries in _as_ours(found).items() if entries is not None},
+            skeletons={family: image for family, image in skeletons.items() if image is not None},
+        )
 
-    def look(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
-        """As ``observe``, but only what may have changed since the last look, which is cheaper.
+    def look(self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str]) -> Iterator[Observation]:
+        """As ``observe``, but only what may have changed since the last look, and part by part.
 
-        Scheduler flags are not looked at, addresses and sets not where the kernel says the same as before, and rules not where
-        nobody has touched them.
+        Each part takes some milliseconds, and other calls may come between them. Scheduler flags are not looked at, addresses,
+        sets and virtual servers not where the kernel says the same as before, and rules not where nobody has touched them.
         """
         errors: list[str] = []
         addresses = _attempt(self._addresses.observe_changed, errors)
-        found, unchanged = _attempt(lambda: self._ipset.observe_changed(sets), errors) or (None, frozenset())
-        marks = {family: self._mark(family) for family in families}
-        skeletons = {
-            family: self._read_rules(family, mark, errors)
-            for family, mark in marks.items()
-            if mark is not None and mark != self._marks.get(family)
-        }
-        seen = self._observation(_attempt(self.ipvs.listing, errors), addresses, found, skeletons, sysctls, errors)
-        return dataclasses.replace(seen, unchanged_sets=unchanged)
+        yield self._observation(addresses, sysctls, errors)
+        for start in range(0, len(sets), SETS_AT_ONCE):
+            errors = []
+            found = _attempt(functools.partial(self._ipset.observe_changed, sets[start : start + SETS_AT_ONCE]), errors)
+            yield Observation(some_sets={} if found is None else _as_ours(found), errors=tuple(errors))
+            if found is None:
+                break
+        for family in families:
+            mark = self._mark(family)
+            if mark is not None and mark != self._marks.get(family):
+                errors = []
+                image = self._read_rules(family, mark, errors)
+                yield Observation(skeletons={family: image} if image else {}, errors=tuple(errors))
+        try:
+            for told in self.ipvs.observe_changed():
+                yield Observation(some_virtual_servers=told)
+        except KernelError as error:
+            yield Observation(errors=(str(error),))
 
     def read_rules(self, families: Iterable[Family]) -> None:
         """Read the rules ahead: where nobody changes one until then, ``observe`` starts no process. It tells what fails, too."""
@@ -153,24 +171,14 @@ class NodeKernel:
             return self._rule_changes.mark(family, self.iptables.program(family).variant)
         return None
 
-    def _observation(  # noqa: PLR0917 - the parts, in the order in which they are made
-        self,
-        virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None,
-        addresses: ObservedAddresses | None,
-        found: Mapping[str, ObservedSet] | None,
-        skeletons: Mapping[Family, SkeletonImage | None],
-        sysctls: Iterable[str],
-        errors: list[str],
-    ) -> Observation:
+    def _observation(self, addresses: ObservedAddresses | None, sysctls: Iterable[str], errors: list[str]) -> Observation:
+        """What was read of addresses, and settings; ``errors`` are those so far, to which these may add one."""
+        settings = _attempt(lambda: self._sysctls.observe(sysctls), errors)
         return Observation(
-            virtual_servers=virtual_servers,
-            foreign_virtual_servers=self.ipvs.foreign,
-            sets=None if found is None else _as_ours(found),
             device=addresses[0] if addresses else None,
             addresses=addresses[1] if addresses else None,
             interface_addresses=addresses[2] if addresses else None,
-            skeletons={family: image for family, image in skeletons.items() if image is not None},
-            sysctls=_attempt(lambda: self._sysctls.observe(sysctls), errors),
+            sysctls=settings,
             errors=tuple(errors),
         )
 
@@ -216,9 +224,11 @@ class NodeKernel:
         return outcomes
 
 
-def _as_ours(found: Mapping[str, ObservedSet]) -> Mapping[str, frozenset[SetEntry]]:
-    """The entries of those sets that are made as ours are. Where another one has the name, creating ours says what it is."""
-    return {name: frozenset(one.entries) for name, one in found.items() if not one.differs_from(IP_SETS[name])}
+def _as_ours(found: Mapping[str, ObservedSet | None]) -> Mapping[str, frozenset[SetEntry] | None]:
+    """The entries of sets; None where there is none, or one that is not made as ours are: creating ours says what it is."""
+    return {
+        name: None if one is None or one.differs_from(IP_SETS[name]) else frozenset(one.entries) for name, one in found.items()
+    }
 
 
 def _attempt(read: Callable[[], T], errors: list[str]) -> T | None:

@@ -61,8 +61,8 @@ class RealServerKey(bytes):
 class EvenWeights(Mapping[RealServerKey, int]):
     """Real servers of one virtual server, in an order that stays, each with weight 1, packed: this is what nearly all have.
 
-    A dictionary with its keys takes 100 bytes for each real server, this takes 6 for one of IPv4, and 18 for one of IPv6. Two
-    of them are equal if their order is, too.
+    A dictionary with its keys takes 100 bytes for each real server, this takes 6 for one of IPv4, and 18 for one of IPv6. As
+    with other mappings, equality does not ask for the order.
     """
 
     __slots__ = ("_size", "packed")
@@ -105,7 +105,9 @@ class EvenWeights(Mapping[RealServerKey, int]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, EvenWeights):
-            return self.packed == other.packed
+            if self.packed == other.packed:
+                return True
+            return len(self.packed) == len(other.packed) and self.plain() == other.plain()
         return isinstance(other, Mapping) and len(self) == len(other) and self.plain() == other
 
     __hash__ = None  # type: ignore[assignment]  # as no mapping has one

@@ -52,19 +52,20 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Observation:
     """What the kernel was seen to hold.
 
-    None stands for a part that could not be read, or that is as it was at the last reading: what was believed of it stays.
+    None stands for a part that was not read, could not be, or is as it was at the last reading: what was believed of it stays.
 
-    ``sets`` lacks the sets that do not exist, and ``unchanged_sets``: those that are as they were at the last reading.
-    ``skeletons`` lacks the families that are not in use, ``sysctls`` the paths that this kernel does not have. A virtual server
-    that is as it was at the last reading may be the same object. ``addresses`` are those on the dummy device,
+    ``sets`` and ``virtual_servers`` are all that there are; ``some_sets`` and ``some_virtual_servers`` are such as were read by
+    themselves, None for one that does not exist: they say nothing of others. ``skeletons`` lacks the families that are not in
+    use, ``sysctls`` the paths that this kernel does not have. ``addresses`` are those on the dummy device,
     ``interface_addresses`` those on all others. ``foreign_virtual_servers`` counts those by firewall mark, which are never ours.
     ``errors`` has one line per part that could not be read.
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None
+    some_virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer | None] = dataclasses.field(default_factory=dict)
     foreign_virtual_servers: int = 0
     sets: Mapping[str, frozenset[SetEntry]] | None = None
-    unchanged_sets: frozenset[str] = frozenset()
+    some_sets: Mapping[str, frozenset[SetEntry] | None] = dataclasses.field(default_factory=dict)
     device: bool | None = None
     addresses: frozenset[Address] | None = None
     interface_addresses: tuple[InterfaceAddress, ...] | None = None

@@ -11,8 +11,9 @@ Rule 4: what witnesses that a virtual server is ours stays until it is gone, and
 
 import dataclasses
 import errno
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ipvsproxy.model.kernel import (
@@ -33,7 +34,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Address, Network
 from ipvsproxy.model.plan import Item, Operation, Outcome, Plan, Report, Verb, kind_of
-from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.real_servers import RealServerKey, plain
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Observation, ServiceState
@@ -101,12 +102,13 @@ class Reconciler:
         """As ``observe``, with a pause every few hundred keys, in which nothing else may be done to the reconciler."""
         claims = self.claims
         if seen.sets is not None:
-            there = seen.sets.keys() | seen.unchanged_sets
-            claims.sets.observe(dict.fromkeys((IP_SETS[name] for name in there), True), _theirs)
+            claims.sets.observe(dict.fromkeys((IP_SETS[name] for name in seen.sets), True), _theirs)
             for name, table in claims.entries.items():
-                if name not in seen.unchanged_sets:
-                    yield from table.observing(dict.fromkeys(seen.sets.get(name, ()), True), _ours)
+                yield from table.observing(dict.fromkeys(seen.sets.get(name, ()), True), _ours)
             self._unseen.discard("sets")
+        for name, found in seen.some_sets.items():
+            yield from claims.sets.observing_some({IP_SETS[name]: None if found is None else True}, _theirs)
+            yield from claims.entries[name].observing(dict.fromkeys(found or (), True), _ours)
         if seen.device is not None:
             devices = [device for device in claims.devices.desired if seen.device]
             claims.devices.observe(dict.fromkeys(devices, True), _theirs)
@@ -121,30 +123,34 @@ class Reconciler:
         for family, image in seen.skeletons.items():
             claims.skeletons.notice(family, image)
         if seen.virtual_servers is not None:
-            yield from self._recall_drains(seen.virtual_servers, now)
-            entries = {name: table.observed.keys() for name, table in claims.entries.items()}
+            gone = [key for key in self.drains.virtual_servers if key not in seen.virtual_servers]
+            yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), seen.virtual_servers.items()), now)
             left_behind = {} if self._has_seen_all else seen.virtual_servers
-            is_ours = ownership.owned_virtual_servers(entries, claims.addresses.observed, self._host, left_behind)
-            yield from claims.virtual_servers.observing(seen.virtual_servers, is_ours)
+            yield from claims.virtual_servers.observing(seen.virtual_servers, self._is_ours(left_behind))
             self._has_seen_all |= not self._unseen
+        if seen.some_virtual_servers:
+            yield from self._recall_drains(seen.some_virtual_servers.items(), now)
+            yield from claims.virtual_servers.observing_some(seen.some_virtual_servers, self._is_ours({}))
         self._note_drift(now)
 
-    def _recall_drains(self, seen: Mapping[VirtualServerKey, ObservedVirtualServer], now: float) -> Iterator[None]:
-        """Take up drains that a former process began; drop those whose real server is gone."""
+    def _is_ours(self, left_behind: Mapping[VirtualServerKey, ObservedVirtualServer]) -> Callable[[VirtualServerKey], bool]:
+        entries = {name: table.observed.keys() for name, table in self.claims.entries.items()}
+        return ownership.owned_virtual_servers(entries, self.claims.addresses.observed, self._host, left_behind)
+
+    def _recall_drains(
+        self, seen_now: Iterable[tuple[VirtualServerKey, ObservedVirtualServer | None]], now: float
+    ) -> Iterator[None]:
+        """Take up drains that a former process began; drop those whose real server, or all (None), is gone."""
+        desired = self.claims.virtual_servers.desired
         known = set(self.drains.virtual_servers)
-        desired, believed = self.claims.virtual_servers.desired, self.claims.virtual_servers.observed
-        for key in known:
-            if key not in seen or key not in desired:
-                self.drains.end_all(key)
-        for number, (key, wanted) in enumerate(desired.items(), 1):
-            observed = seen.get(key)
-            if (
-                observed
-                and observed is not believed.get(key)
-                and (key in known or not observed.real_servers.keys() <= wanted.real_servers)
-            ):
-                weightless = {one for one, weight in observed.real_servers.items() if not weight}
-                draining = weightless - wanted.real_servers
+        for number, (key, seen) in enumerate(seen_now, 1):
+            wanted = desired.get(key)
+            if wanted is None or seen is None:
+                if key in known:
+                    self.drains.end_all(key)
+            elif key in known or seen.real_servers != wanted.weights:
+                there, wishes = plain(seen.real_servers), wanted.weights.plain()
+                draining = {RealServerKey(one) for one, weight in there.items() if not weight and one not in wishes}
                 self.drains.keep_only(key, draining)
                 for real_server in draining:
                     self.drains.begin(key, real_server, now)

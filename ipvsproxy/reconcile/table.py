@@ -156,38 +156,45 @@ class Table(Generic[K, V, W]):
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> Iterator[None]:
         """As ``observe``, with a pause after each ``KEYS_AT_ONCE`` keys. Nothing else may be done to the table meanwhile.
 
-        Only keys that came or went, or whose value is another object than the one that is believed to be there, are compared.
+        Only keys that came or went, or whose value is another object than the one that is believed to be there, are compared;
+        an equal one stays the object that it is.
         """
-        observed, foreign = self._observed, self._foreign
-        suspects: dict[K, None] = {}
+        observed = self._observed
+        suspects: dict[K, W | None] = {}
         remaining = iter(observed)
         while keys := list(itertools.islice(remaining, KEYS_AT_ONCE)):
             suspects |= {key: None for key in keys if key not in listing}
             yield
         for number, (key, value) in enumerate(listing.items(), 1):
             if observed.get(key) is not value:
-                suspects[key] = None
+                suspects[key] = value
             if number % KEYS_AT_ONCE == 0:
                 yield
-        suspects |= dict.fromkeys(foreign)
-        self._known_to_differ = self._pending.keys() | self._surplus.keys()
-        for number, key in enumerate(suspects, 1):
-            before, seen = observed.get(key), listing.get(key)
-            if seen is None:
-                del observed[key]
-                foreign.discard(key)
-            else:
-                if (before is None or key in foreign) and not is_ours(key):
-                    foreign.add(key)
-                else:
-                    foreign.discard(key)
-                observed[key] = seen
-            self.touch(key)
-            if self._was_observed:
-                self._count_drift(key, before)
-            if number % KEYS_AT_ONCE == 0:
-                yield
+        suspects |= {key: listing.get(key) for key in self._foreign}
+        yield from self.observing_some(suspects, is_ours)
         self._was_observed = True
+
+    def observing_some(self, seen_now: Mapping[K, W | None], is_ours: Callable[[K], bool]) -> Iterator[None]:
+        """As ``observing``, of some keys, None for one that is not there: of others nothing is known."""
+        observed, foreign = self._observed, self._foreign
+        self._known_to_differ = {key for key in seen_now if key in self._pending or key in self._surplus}
+        for number, (key, seen) in enumerate(seen_now.items(), 1):
+            before = observed.get(key)
+            if key in foreign or before != seen:
+                if seen is None:
+                    del observed[key]
+                    foreign.discard(key)
+                else:
+                    if (before is None or key in foreign) and not is_ours(key):
+                        foreign.add(key)
+                    else:
+                        foreign.discard(key)
+                    observed[key] = seen
+                self.touch(key)
+                if self._was_observed:
+                    self._count_drift(key, before)
+            if number % KEYS_AT_ONCE == 0:
+                yield
 
     def notice(self, key: K, value: W) -> None:
         """Book what was seen of one key that can only be ours."""

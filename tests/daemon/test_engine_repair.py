@@ -1,8 +1,9 @@
 """The loop when something is not as it should be: drift, failures, surprises, and a kernel that cannot be read."""
 
+import asyncio
 import errno
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
@@ -151,16 +152,84 @@ async def test_looks_that_take_long_come_more_seldom(monkeypatch: pytest.MonkeyP
     looks_s: list[float] = []
     look = node.kernel.look
 
-    def look_slowly(*arguments: Any) -> Observation:
+    def look_slowly(*arguments: Any) -> Iterator[Observation]:
         looks_s.append(loop().time())
-        loop().pass_time(1.0)
-        return look(*arguments)
+        for part in look(*arguments):
+            loop().pass_time(0.5)
+            yield part
 
     monkeypatch.setattr(node.kernel, "look", look_slowly)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(100)
     assert [round(later - earlier) for earlier, later in itertools.pairwise(looks_s)] == [20, 20, 20, 20]
+
+
+def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Have each look take a second, in so many parts; returns the times at which it comes to its end."""
+    ends_s: list[float] = []
+
+    def look_slowly(*_: Any) -> Iterator[Observation]:
+        for _part in range(parts):
+            loop().pass_time(1 / parts)
+            yield Observation()
+        ends_s.append(loop().time())
+
+    monkeypatch.setattr(node.kernel, "look", look_slowly)
+    return ends_s
+
+
+@in_virtual_time
+async def test_a_change_waits_for_one_part_of_a_look_and_not_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        ends_s = slowly(node, 100, monkeypatch)
+        began_s = loop().time()
+        loop().call_at(began_s + reading.LOOK_INTERVAL_S + 0.105, node.put, OTHER)
+        await node.watcher.until(lambda: OTHER_KEY in node.kernel.virtual_servers)
+        assert loop().time() - began_s == pytest.approx(reading.LOOK_INTERVAL_S + 0.11, abs=0.02)
+        assert not ends_s
+        await node.quiet(1)
+        assert len(ends_s) == 1, "it goes on afterwards"
+
+
+@in_virtual_time
+async def test_a_look_comes_to_its_end_though_changes_never_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+
+    def takes_time(_: Operation) -> bool:
+        loop().pass_time(0.001)
+        return False
+
+    node.kernel.fail(takes_time, times=10**6)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        ends_s = slowly(node, 100, monkeypatch)
+        began_s = loop().time()
+        number = 0
+        while loop().time() < began_s + 20:
+            number += 1
+            node.put(builders.endpoint_slice(builders.endpoint(f"10.244.{number // 200}.{number % 200 + 1}")))
+            await asyncio.sleep(0.001)
+        assert ends_s
+        assert len(node.watcher.syncing_s) > 100
+
+
+@in_virtual_time
+async def test_what_is_told_while_a_look_is_under_way_has_it_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        ends_s = slowly(node, 10, monkeypatch)
+        began_s = loop().time()
+        node.engine.kernel_changed()
+        loop().call_at(began_s + 0.5, node.engine.kernel_changed)
+        await node.quiet(2.5)
+        assert [round(end_s - began_s) for end_s in ends_s] == [1, 2]
 
 
 @pytest.mark.parametrize("spoil", DRIFTS)

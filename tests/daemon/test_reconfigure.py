@@ -3,8 +3,9 @@
 import dataclasses
 
 from ipvsproxy.daemon.engine import EngineSettings
-from ipvsproxy.model.kernel import SetKind, Sysctl, VirtualServerSettings
+from ipvsproxy.model.kernel import IP_SETS, SetKind, Sysctl, VirtualServerSettings
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import skeleton, view
@@ -78,13 +79,11 @@ async def test_a_range_that_is_not_excluded_any_more_loses_what_nobody_wants() -
     node = MemoryNode()
     stray = builders.frontend("10.96.7.7", 80)
     node.kernel.virtual_servers[stray] = HeldVirtualServer(VirtualServerSettings("rr"), {})
-    entry = examples.entry(SetKind.CLUSTER_IP, stray)
+    witness = examples.entry(SetKind.CLUSTER_IP, stray)
+    node.kernel.apply([Operation(Verb.ADD, IP_SETS[witness.set]), Operation(Verb.ADD, witness)])
     async with node.running():
         node.engine.reconfigure(settings(), node.settings, policy("10.96.7.0/24"))
         await begun(node)
-        node.kernel.sets[entry.set].entries.add(entry)
-        node.engine.kernel_changed()
-        await node.quiet()
         assert stray in node.kernel.virtual_servers
         node.engine.reconfigure(settings(), node.settings, policy())
         await node.quiet(after_s=memory_node.AUDIT_INTERVAL_S)

@@ -33,16 +33,24 @@ def netlink_answers(data: bytes) -> None:
 
 def ip_vs(data: bytes) -> None:
     """Any content of ``/proc/net/ip_vs`` behind its heading, or with another one."""
-    text = data.decode("ascii", errors="replace")
-    try:
-        listing = ipvs_listing.parse((text if text.startswith("IP") else _HEADING + text).splitlines(keepends=True))
-    except ValueError as error:
-        _check_reason(error)
-        return
-    for key, server in listing.virtual_servers.items():
-        _check(key.address)
-        for real_server in (*server.weights, *server.connections):
-            _check(real_server.address)
+    with tempfile.NamedTemporaryFile("wb") as file:
+        file.write(data if data.startswith(b"IP") else _HEADING.encode() + data)
+        file.flush()
+        try:
+            for piece in ipvs_listing.pieces(pathlib.Path(file.name)):
+                for block in ipvs_listing.blocks(piece):
+                    _read_block(block)
+        except ValueError as error:
+            _check_reason(error)
+
+
+def _read_block(block: ipvs_listing.Block) -> None:
+    heading = ipvs_listing.heading(block.heading)
+    weights = ipvs_listing.weights(block.real_servers)
+    assert weights.keys() == ipvs_listing.connections(block.real_servers).keys()
+    assert ipvs_listing.steady(block).startswith(block.heading)
+    for address in (*((heading.key.address,) if heading else ()), *(one.address for one in weights)):
+        _check(address)
 
 
 def iptables_save(data: bytes) -> None:

@@ -22,6 +22,7 @@ from ipvsproxy.model.kernel import (
     SCHEDULER_PORT,
     Connections,
     Counters,
+    ObservedVirtualServer,
     RealServer,
     RealServers,
     Timeouts,
@@ -68,6 +69,11 @@ def operations(verb: Verb, *items: Item) -> list[Operation]:
     return [Operation(verb, item) for item in items]
 
 
+def changes(driver: ipvs.IpvsDriver) -> Mapping[VirtualServerKey, ObservedVirtualServer | None]:
+    """What a look at all of the listing tells."""
+    return {key: seen for told in driver.observe_changed() for key, seen in told.items()}
+
+
 def clean(outcomes: Sequence[Outcome]) -> bool:
     return not any(outcome.error or outcome.surprise for outcome in outcomes)
 
@@ -107,10 +113,10 @@ def test_what_ipvsadm_made_is_observed_and_what_is_not_ours_is_counted(driver: i
         udp: (VirtualServerSettings("wlc", 0x4), {}, True),
     }
     assert driver.foreign == 2
-    assert driver.listing() == seen
+    assert changes(driver) == {}
     with contextlib.closing(ipvs.IpvsDriver()) as another:
-        fresh = another.listing()
-    assert {key: (value.settings, value.flags_known) for key, value in fresh.items()} == {
+        fresh = changes(another)
+    assert {key: (value.settings, value.flags_known) for key, value in fresh.items() if value} == {
         tcp: (VirtualServerSettings("mh", PERSISTENT, 600), False),
         udp: (VirtualServerSettings("wlc", 0), False),  # the kernel shows one-packet scheduling for IPv4 alone
     }
@@ -120,7 +126,9 @@ def test_what_ipvsadm_made_is_observed_and_what_is_not_ours_is_counted(driver: i
 @pytest.mark.kernel
 def test_the_first_listing_of_all_knows_timeouts_in_seconds(driver: ipvs.IpvsDriver) -> None:
     ipvsadm("-A", "-t", "10.96.0.1:80", "-s", "rr", "-p", "10800")
-    assert driver.listing()[server("10.96.0.1").key].settings.timeout_s == 10800
+    (seen,) = changes(driver).values()
+    assert seen is not None
+    assert seen.settings.timeout_s == 10800
 
 
 @pytest.mark.kernel
@@ -252,16 +260,18 @@ def test_virtual_servers_of_another_network_namespace_hide_none_of_ours(new_netw
             driver = drivers.enter_context(contextlib.closing(ipvs.IpvsDriver()))
             assert driver.observe() == {}
             assert clean(driver.apply(wanted))
-            assert driver.listing().keys() == {one.key for one in servers}
+            assert None not in changes(driver).values()
         first = driver.observe()
         assert {key: dict(seen.real_servers) for key, seen in first.items()} == {
             one.key: {real(one, "10.1.0.1").key: 1} for one in servers
         }
-        second = driver.listing()
-        assert second.keys() == first.keys()
-        assert all(second[key] is first[key] for key in first)
+        for key, again in changes(driver).items():
+            assert again is not None
+            assert again.real_servers == first[key].real_servers
         assert clean(driver.apply(operations(Verb.REMOVE, servers[0])))
-        assert driver.listing().keys() == first.keys() - {servers[0].key}
+        after = changes(driver)
+        assert servers[0].key not in after
+        assert None not in after.values()
         counted = driver.connections(first.keys())
         assert {len(counts) for key, counts in counted.items() if key != servers[0].key} == {1}
 
@@ -379,7 +389,7 @@ def test_a_family_number_that_changed_is_looked_up_again(driver: ipvs.IpvsDriver
 @pytest.mark.kernel
 def test_a_namespace_without_virtual_servers_is_empty(driver: ipvs.IpvsDriver) -> None:
     assert driver.observe() == {}
-    assert driver.listing() == {}
+    assert changes(driver) == {}
     assert driver.foreign == 0
 
 
@@ -389,7 +399,9 @@ def test_what_somebody_else_has_removed_is_gone_and_what_is_not_there_was_never_
     driver.apply(operations(Verb.ADD, one, two, server("10.96.0.2", scheduler="dice")))
     assert driver.observe().keys() == {one.key, two.key}
     ipvsadm("-D", "-t", "10.96.0.1:80")
-    assert driver.listing().keys() == {two.key}
+    gone = changes(driver)
+    assert gone[one.key] is None
+    assert gone.get(two.key, True)
     ipvsadm("-C")
     assert driver.observe() == {}
 
@@ -441,13 +453,13 @@ def test_a_listing_that_is_not_understood_is_an_error(tmp_path: pathlib.Path, co
     with pytest.raises(KernelError, match="ip_vs"):
         driver.observe()
     with pytest.raises(KernelError, match="ip_vs"):
-        driver.listing()
+        changes(driver)
 
 
 def test_a_listing_whose_timeouts_cannot_be_told_in_seconds_is_an_error(tmp_path: pathlib.Path) -> None:
     driver, _ = fake(tmp_path, LISTING + "TCP  0A600001:0050 rr persistent 60000 FFFFFFFF\n")
     with pytest.raises(KernelError, match="it changed while it was read"):
-        driver.listing()
+        changes(driver)
 
 
 def test_a_missing_listing_is_an_error(tmp_path: pathlib.Path) -> None:
@@ -457,7 +469,7 @@ def test_a_missing_listing_is_an_error(tmp_path: pathlib.Path) -> None:
         driver.observe()
 
 
-@pytest.mark.parametrize("read", [ipvs.IpvsDriver.listing, ipvs.IpvsDriver.observe])
+@pytest.mark.parametrize("read", [changes, ipvs.IpvsDriver.observe])
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
@@ -470,7 +482,7 @@ def test_what_the_listing_lacks_and_the_kernel_does_not_tell_of_is_an_error(
     tmp_path: pathlib.Path,
     answer: Callable[[int], fake_netlink.Answer],
     reason: str,
-    read: Callable[[ipvs.IpvsDriver], object],
+    read: Callable[[ipvs.IpvsDriver], Mapping[VirtualServerKey, ObservedVirtualServer | None]],
 ) -> None:
     driver, kernel = fake(tmp_path, LISTING)
     driver.apply(operations(Verb.ADD, server("10.96.0.1")))
@@ -479,4 +491,4 @@ def test_what_the_listing_lacks_and_the_kernel_does_not_tell_of_is_an_error(
         with pytest.raises(KernelError, match=f"look for TCP 10.96.0.1:80: .*{reason}"):
             read(driver)
     kernel.answer = lambda sequence: fake_netlink.error(sequence, errno.ESRCH)
-    assert read(driver) == {}
+    assert not any(read(driver).values())

@@ -1,19 +1,23 @@
 """The parser of /proc/net/ip_vs, on what a kernel 6.1 printed."""
 
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 import pytest
 
 from ipvsproxy.kernel import ipvs_listing
 from ipvsproxy.model.kernel import Connections, VirtualServerKey
 from ipvsproxy.model.net import Protocol, parse_address
-from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 
-HEADING = """\
+TITLE = """\
 IP Virtual Server version 1.2.1 (size=4096)
 Prot LocalAddress:Port Scheduler Flags
   -> RemoteAddress:Port Forward Weight ActiveConn InActConn
 """
 TABLE = (
-    HEADING
+    TITLE
     + """\
 SCTP  0A000001:0035 wrr \n\
 TCP  [fd00:0000:0000:0000:0000:0000:0000:0001]:0050 mh \n\
@@ -33,10 +37,35 @@ def key(protocol: Protocol, address: str, port: int) -> VirtualServerKey:
     return VirtualServerKey(protocol, parse_address(address), port)
 
 
-def test_every_kind_of_line_is_read() -> None:
-    found, foreign = ipvs_listing.parse(TABLE.splitlines())
-    assert foreign == 2
-    assert {key: (server.scheduler, server.one_packet, server.timeout_ticks) for key, server in found.items()} == {
+class Server(NamedTuple):
+    """A virtual server as the listing shows it."""
+
+    scheduler: str
+    one_packet: bool
+    timeout_ticks: int
+    weights: Mapping[RealServerKey, int]
+    connections: Mapping[RealServerKey, Connections]
+
+
+def read(text: str, folder: pathlib.Path) -> dict[VirtualServerKey | None, Server]:
+    """All that a file of this text shows; by None one of those that are never ours."""
+    path = folder / "ip_vs"
+    path.write_text(text)
+    found: dict[VirtualServerKey | None, Server] = {}
+    for piece in ipvs_listing.pieces(path):
+        for heading_line, real_servers in ipvs_listing.blocks(piece):
+            heading = ipvs_listing.heading(heading_line)
+            key, scheduler, one_packet, ticks = heading or (None, "", False, 0)
+            weights, connections = ipvs_listing.weights(real_servers), ipvs_listing.connections(real_servers)
+            found[key] = Server(scheduler, one_packet, ticks, weights, connections)
+    return found
+
+
+def test_every_kind_of_line_is_read(tmp_path: pathlib.Path) -> None:
+    found = read(TABLE, tmp_path)
+    none_of_ours = found.pop(None)
+    assert none_of_ours == ("", False, 0, {}, {})
+    assert {key: server[:3] for key, server in found.items()} == {
         key(Protocol.SCTP, "10.0.0.1", 53): ("wrr", False, 0),
         key(Protocol.TCP, "fd00::1", 80): ("mh", False, 0),
         key(Protocol.TCP, "10.0.0.1", 80): ("rr", False, 60000),
@@ -51,28 +80,93 @@ def test_every_kind_of_line_is_read() -> None:
     assert found[key(Protocol.TCP, "fd00::1", 80)].weights == {RealServerKey.of(parse_address("fd01::1"), 8080): 1}
 
 
-def test_real_servers_of_a_firewall_mark_belong_to_nobody_else() -> None:
-    found, _ = ipvs_listing.parse(TABLE.splitlines())
-    assert found[key(Protocol.UDP, "10.0.0.1", 53)].weights == {}
+def test_real_servers_of_a_firewall_mark_belong_to_nobody_else(tmp_path: pathlib.Path) -> None:
+    assert read(TABLE, tmp_path)[key(Protocol.UDP, "10.0.0.1", 53)].weights == {}
 
 
-def test_weights_alone_are_read_of_whole_lines_alone() -> None:
-    lines = ["TCP  0A000001:0050 rr", "  -> 0A010001:1F90      Masq    7      3          12"]
-    (server,) = ipvs_listing.parse_block(lines, only_weights=True).virtual_servers.values()
-    assert server.weights == {RealServerKey.of(parse_address("10.1.0.1"), 8080): 7}
-    assert server.connections == {}
-    with pytest.raises(ValueError, match="is not understood"):
-        ipvs_listing.parse_block([lines[0], lines[1][:40]], only_weights=True)
+def line(address: str, *, port: int = 8080, weight: int = 1, active: int = 0, inactive: int = 0) -> str:
+    """A real server as the kernel prints it (``ip_vs_info_seq_show``)."""
+    packed = parse_address(address)
+    where = packed.hex().upper() if len(packed) == 4 else f"[{packed.hex(':', 2)}]"
+    return f"  -> {where}:{port:04X}      {'Masq':<7} {weight:<6} {active:<10} {inactive:<10}\n"
 
 
-def test_an_empty_table_is_empty() -> None:
-    assert ipvs_listing.parse(HEADING.splitlines()) == ({}, 0)
+def backend(address: str) -> RealServerKey:
+    return RealServerKey.of(parse_address(address), 8080)
+
+
+@pytest.mark.parametrize(("one", "two"), [("10.1.0.1", "10.1.0.2"), ("fd01::1", "fd01::2")])
+def test_real_servers_of_weight_one_are_packed_in_the_order_in_which_they_were_added(
+    tmp_path: pathlib.Path, one: str, two: str
+) -> None:
+    text = TITLE + "TCP  0A000001:0050 rr  \n" + line(two, active=4294967295) + line(one, inactive=7)
+    (server,) = read(text, tmp_path).values()
+    assert isinstance(server.weights, EvenWeights)
+    assert list(server.weights) == [backend(one), backend(two)]
+    assert server.connections == {backend(two): (4294967295, 0), backend(one): (0, 7)}
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([line("10.1.0.1", weight=0), line("10.1.0.2")], {"10.1.0.1": 0, "10.1.0.2": 1}),
+        ([line("10.1.0.1", weight=10), line("10.1.0.2")], {"10.1.0.1": 10, "10.1.0.2": 1}),
+        ([line("10.1.0.1", weight=1234567), line("10.1.0.2")], {"10.1.0.1": 1234567, "10.1.0.2": 1}),
+        ([line("10.1.0.1"), line("fd01::1", weight=2)], {"10.1.0.1": 1, "fd01::1": 2}),
+        ([line("fd01::1"), line("10.1.0.1", weight=2)], {"fd01::1": 1, "10.1.0.1": 2}),
+        ([line("10.1.0.1"), line("10.1.0.1")], {"10.1.0.1": 1}),  # one that is added again while the list is walked
+    ],
+)
+def test_real_servers_that_do_not_look_alike_are_read_word_by_word(
+    tmp_path: pathlib.Path, lines: Sequence[str], expected: Mapping[str, int]
+) -> None:
+    (server,) = read(TITLE + "TCP  0A000001:0050 rr  \n" + "".join(lines), tmp_path).values()
+    assert server.weights == {backend(address): weight for address, weight in expected.items()}
+
+
+@pytest.mark.parametrize("weight", [1, 1234567, 2147483647])
+@pytest.mark.parametrize("address", ["10.1.0.1", "fd01::1"])
+def test_connections_are_no_part_of_the_steady_text_and_weights_are(address: str, weight: int) -> None:
+    def steady(*, weight: int, active: int = 0) -> bytes:
+        text = "TCP  0A000001:0050 rr  \n" + line(address) + line(address, port=1, weight=weight, active=active)
+        (block,) = ipvs_listing.blocks(text.encode())
+        return ipvs_listing.steady(block)
+
+    assert steady(weight=weight) == steady(weight=weight, active=3) == steady(weight=weight, active=4294967295)
+    assert steady(weight=weight) != steady(weight=weight - 1)
+
+
+@pytest.mark.parametrize("protocol", Protocol)
+@pytest.mark.parametrize(("address", "port"), [("10.96.171.1", 65535), ("fd00:96::abcd", 53)])
+def test_a_name_is_what_stands_in_the_file_and_tells_the_key(protocol: Protocol, address: str, port: int) -> None:
+    shown = key(protocol, address, port)
+    name = ipvs_listing.name_of(shown)
+    assert ipvs_listing.key_of(name) == shown
+    (block,) = ipvs_listing.blocks(name + b" rr \n")
+    assert block.name == name
+    assert ipvs_listing.heading(block.heading) == (shown, "rr", False, 0)
+
+
+def test_names_are_as_the_kernel_prints_them() -> None:
+    blocks = list(ipvs_listing.blocks(TABLE.removeprefix(TITLE).encode()))
+    headings = [ipvs_listing.heading(block.heading) for block in blocks]
+    assert [ipvs_listing.name_of(heading.key) for heading in headings if heading] == [block.name for block in blocks[:4]]
+
+
+def test_a_virtual_server_larger_than_a_read_comes_in_one_piece(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ipvs_listing, "READ_SIZE", 50)
+    assert read(TABLE, tmp_path).keys() == {None, *(key for key in read(TABLE, tmp_path) if key)}
+    assert len(list(ipvs_listing.pieces(tmp_path / "ip_vs"))) == 1
+
+
+def test_an_empty_table_is_empty(tmp_path: pathlib.Path) -> None:
+    assert read(TITLE, tmp_path) == {}
 
 
 @pytest.mark.parametrize("content", ["", "IP Virtual Server version 1.2.1 (size=4096)\n", "nonsense\n" * 5])
-def test_a_listing_without_its_heading_is_refused(content: str) -> None:
+def test_a_listing_without_its_heading_is_refused(content: str, tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="heading"):
-        ipvs_listing.parse(content.splitlines())
+        read(content, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +182,16 @@ def test_a_listing_without_its_heading_is_refused(content: str) -> None:
         "  -> 0A01             Masq 1 0 0",
         "  -> [fd01:0000:0000:0000:0000:0000:0001]:1F90 Masq 1 0 0",
         "  -> 0A010002:0050      Masq    x      0          0",
+        "  -> 0A0100X2:1F90      Masq    1      0          0         ",
         "",
     ],
 )
-def test_a_line_that_is_not_understood_is_named(line: str) -> None:
+def test_a_line_that_is_not_understood_is_named(line: str, tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="is not understood") as caught:
-        ipvs_listing.parse([*HEADING.splitlines(), "TCP  0A000001:0050 rr", line])
-    assert repr(line) in str(caught.value)
+        read(f"{TITLE}TCP  0A000001:0050 rr\n{line}\n{line}\n", tmp_path)
+    assert repr(line.rstrip()) in str(caught.value)
+
+
+def test_a_real_server_of_nobody_is_not_understood(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="is not understood"):
+        read(TITLE + line("10.1.0.1"), tmp_path)

@@ -2,7 +2,7 @@
 
 import errno
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -34,6 +34,8 @@ def real6(active: int = 0, weight: int = 1) -> str:
 WEB_TEXT = "TCP  0A600001:0050 rr \n"
 DNS_TEXT = "UDP  [fd00:0000:0000:0000:0000:0000:0000:0001]:0035 rr \n"
 
+Shown = dict[VirtualServerKey, dict[RealServerKey, int] | None]
+
 
 class Table:
     """The file, a reader of it, and how often its settings were asked for."""
@@ -61,65 +63,68 @@ class Table:
     def write(self, *lines: str) -> None:
         self._path.write_text(HEADING + "".join(lines))
 
+    def look(self) -> ipvs_table.Told:
+        """What a whole look tells."""
+        return {key: seen for told in self.reader.read() for key, seen in told.items()}
+
+    def shown(self) -> Shown:
+        """What a whole look tells of real servers; None for a virtual server that is gone."""
+        return weights_of(self.look())
+
+
+def weights_of(told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> Shown:
+    return {key: dict(seen.real_servers) if seen else None for key, seen in told.items()}
+
 
 @pytest.fixture
 def table(tmp_path: pathlib.Path) -> Table:
     return Table(tmp_path, {WEB: VirtualServerSettings("rr", PERSISTENT, 10)})
 
 
-def test_connections_that_come_and_go_are_no_change(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_that_come_and_go_are_no_change(table: Table) -> None:
     table.write(WEB_TEXT, real(), DNS_TEXT, real6())
-    first = table.reader.read()
-    monkeypatch.setattr(ipvs_listing, "parse_block", None)  # it is not needed any more
+    assert table.shown() == {WEB: {POD: 1}, DNS: {POD6: 1}}
     table.write(WEB_TEXT, real(active=1234567, inactive=4294967295), DNS_TEXT, real6(active=4294967295))
-    second = table.reader.read()
-    assert first == second
-    assert first[WEB] is second[WEB]
-    assert first[DNS] is second[DNS]
-    assert first[DNS].real_servers == {POD6: 1}
+    assert table.look() == {}
 
 
 @pytest.mark.parametrize("weight", [0, 2, 100000])
-def test_a_weight_that_changes_is_seen_and_the_neighbour_is_the_same_object(table: Table, weight: int) -> None:
+def test_a_weight_that_changes_is_told_and_the_neighbour_is_not(table: Table, weight: int) -> None:
     table.write(WEB_TEXT, real(), DNS_TEXT, real6())
-    first = table.reader.read()
+    table.look()
     table.write(WEB_TEXT, real(weight=weight), DNS_TEXT, real6())
-    second = table.reader.read()
-    assert second[WEB].real_servers == {POD: weight}
-    assert first[WEB].real_servers == {POD: 1}
-    assert first[DNS] is second[DNS]
+    assert table.shown() == {WEB: {POD: weight}}
     table.write(WEB_TEXT, real(), DNS_TEXT, real6(weight=weight))
-    assert table.reader.read()[DNS].real_servers == {POD6: weight}
+    assert table.shown() == {WEB: {POD: 1}, DNS: {POD6: weight}}
 
 
-def test_what_vanishes_is_not_shown_any_more(table: Table) -> None:
+def test_what_vanishes_is_told_once(table: Table) -> None:
     table.write(WEB_TEXT, real(), DNS_TEXT)
-    assert table.reader.read().keys() == {WEB, DNS}
+    assert table.shown() == {WEB: {POD: 1}, DNS: {}}
     table.settings = {WEB: RR}
     table.write(WEB_TEXT)
-    assert {key: server.real_servers for key, server in table.reader.read().items()} == {WEB: {}}
+    assert table.shown() == {WEB: {}, DNS: None}
     table.settings = {}
     table.write()
-    assert table.reader.read() == {}
+    assert table.shown() == {WEB: None}
+    assert table.look() == {}
 
 
-def test_scheduler_flags_stand_until_they_are_read_again(table: Table) -> None:
+def test_scheduler_flags_come_with_settings_alone(table: Table) -> None:
     flagged = VirtualServerSettings("mh", 0x10, 0)
     table.write("TCP  0A600001:0050 mh \n", real())
-    assert not table.reader.read()[WEB].flags_known
+    (seen,) = table.look().values()
+    assert seen is not None
+    assert (seen.settings, seen.flags_known) == (VirtualServerSettings("mh", 0, 0), False)
     (known,) = table.reader.read_with({WEB: flagged}).values()
     assert (known.settings, known.real_servers, known.flags_known) == (flagged, {POD: 1}, True)
-    assert table.reader.read()[WEB] is known
-    assert table.reader.read_with({WEB: flagged})[WEB] is known
-    other = VirtualServerSettings("mh", 0x8, 0)
-    assert table.reader.read_with({WEB: other})[WEB].settings == other
-    assert table.reader.read()[WEB].settings == other
+    assert table.look() == {}, "the text is what it was"
 
 
 def test_what_was_added_after_the_settings_were_read_is_left_to_the_next_reading(table: Table) -> None:
     table.write(WEB_TEXT, real(), DNS_TEXT)
     assert table.reader.read_with({WEB: RR}).keys() == {WEB}
-    assert table.reader.read().keys() == {WEB, DNS}
+    assert table.shown() == {DNS: {}}
 
 
 def test_what_went_after_the_settings_were_read_is_gone(table: Table) -> None:
@@ -128,63 +133,142 @@ def test_what_went_after_the_settings_were_read_is_gone(table: Table) -> None:
     assert table.reader.read_with({WEB: RR}) == {}
 
 
-def shown(seen: Mapping[VirtualServerKey, ObservedVirtualServer]) -> dict[VirtualServerKey, dict[RealServerKey, int]]:
-    return {key: dict(server.real_servers) for key, server in seen.items()}
+def test_all_is_read_anew_with_settings_whatever_was_told(table: Table) -> None:
+    table.write(WEB_TEXT, real(), DNS_TEXT)
+    settings = {WEB: RR, DNS: RR}
+    table.look()
+    for _ in range(2):
+        assert weights_of(table.reader.read_with(settings)) == {WEB: {POD: 1}, DNS: {}}
 
 
 def test_what_the_table_skips_is_asked_for(table: Table) -> None:
     table.settings = {WEB: RR, DNS: RR}
     table.real_servers = {DNS: {POD6: 3}}
     table.write(WEB_TEXT, real())
-    first = table.reader.read_with(table.settings)
-    assert shown(first) == {WEB: {POD: 1}, DNS: {POD6: 3}}
-    second = table.reader.read_with(table.settings)
-    assert [second[key] is first[key] for key in (WEB, DNS)] == [True, True]
+    assert weights_of(table.reader.read_with(table.settings)) == {WEB: {POD: 1}, DNS: {POD6: 3}}
     table.real_servers = {DNS: {}}
-    assert shown(table.reader.read_with(table.settings))[DNS] == {}
+    assert weights_of(table.reader.read_with(table.settings)) == {WEB: {POD: 1}, DNS: {}}
+    assert table.questions == [DNS, DNS]
 
 
 def test_what_was_listed_before_is_asked_for_before_it_counts_as_gone(table: Table) -> None:
     table.settings = {WEB: RR, DNS: RR}
     table.real_servers = {DNS: {POD6: 1}}
     table.write(WEB_TEXT, real(), DNS_TEXT, real6())
-    table.reader.read()
+    table.look()
     assert table.questions == []
     table.write(WEB_TEXT, real())
-    skipped = table.reader.read()
-    assert shown(skipped) == {WEB: {POD: 1}, DNS: {POD6: 1}}
-    assert table.reader.read()[DNS] is skipped[DNS]
+    for _ in range(2):
+        assert table.shown() == {DNS: {POD6: 1}}
     assert table.questions == [DNS, DNS]
     table.write(WEB_TEXT, real(), DNS_TEXT, real6(weight=2))
-    assert shown(table.reader.read())[DNS] == {POD6: 2}
+    assert table.shown() == {DNS: {POD6: 2}}
     table.settings = {WEB: RR}
     table.write(WEB_TEXT, real())
-    assert table.reader.read().keys() == {WEB}
-    assert table.reader.read().keys() == {WEB}
+    assert table.shown() == {DNS: None}
+    assert table.look() == {}
     assert table.questions == [DNS, DNS, DNS]
 
 
 @pytest.mark.parametrize("with_settings", [False, True])
 def test_what_was_added_since_is_asked_for_and_what_was_removed_is_not(table: Table, *, with_settings: bool) -> None:
-    def read() -> dict[VirtualServerKey, ObservedVirtualServer]:
-        return table.reader.read_with(dict.fromkeys(table.settings.keys() - {DNS}, RR)) if with_settings else table.reader.read()
+    def shown() -> Shown:
+        if with_settings:
+            settings = dict.fromkeys(table.settings.keys() - {DNS}, RR)
+            return weights_of(table.reader.read_with(settings))
+        return {WEB: {POD: 1}} | table.shown()
 
     table.settings = {WEB: RR}
     table.write(WEB_TEXT, real())
-    read()
+    shown()
     table.settings = {WEB: RR, DNS: RR}
     table.real_servers = {DNS: {POD6: 1}}
     table.reader.note(DNS, is_there=True)
     for _ in range(2):
-        assert shown(read()) == {WEB: {POD: 1}, DNS: {POD6: 1}}
+        assert shown() == {WEB: {POD: 1}, DNS: {POD6: 1}}
     assert table.questions == [DNS, DNS]
     table.reader.note(DNS, is_there=False)
     table.settings = {WEB: RR}
-    assert read().keys() == {WEB}
+    assert shown() == {WEB: {POD: 1}}
     table.reader.note(DNS, is_there=True)  # and was refused
-    assert read().keys() == {WEB}
-    assert read().keys() == {WEB}
+    assert shown() == {WEB: {POD: 1}} | ({} if with_settings else {DNS: None})
+    assert shown() == {WEB: {POD: 1}}
     assert table.questions == [DNS, DNS, DNS]
+
+
+def test_what_was_written_is_told_though_somebody_has_made_it_what_it_was(table: Table) -> None:
+    table.write(WEB_TEXT, real(), DNS_TEXT)
+    table.look()
+    table.reader.note(WEB, is_there=True)
+    assert table.shown() == {WEB: {POD: 1}}
+    assert table.look() == {}
+
+
+def parts_of(table: Table, monkeypatch: pytest.MonkeyPatch) -> Iterator[ipvs_table.Told]:
+    """A look that pauses after each virtual server."""
+    monkeypatch.setattr(ipvs_table, "PART_BYTES", 1)
+    text = table._path.read_bytes().removeprefix(HEADING.encode())
+    blocks = [block.heading + b"\n" + block.real_servers.replace(b"\0", b"  -> ") for block in ipvs_listing.blocks(text)]
+    monkeypatch.setattr(ipvs_listing, "pieces", lambda _path: iter(blocks))
+    return table.reader.read()
+
+
+def test_a_look_tells_of_each_part_by_itself(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.write(WEB_TEXT, DNS_TEXT)
+    assert list(map(weights_of, parts_of(table, monkeypatch))) == [{WEB: {}}, {DNS: {}}]
+
+
+def test_what_is_written_before_a_look_comes_by_is_told_by_it(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.write(WEB_TEXT, DNS_TEXT)
+    table.look()
+    parts = parts_of(table, monkeypatch)
+    assert next(parts) == {}
+    table.reader.note(DNS, is_there=True)
+    assert weights_of(next(parts)) == {DNS: {}}
+    assert list(parts) == []
+    assert table.look() == {}
+
+
+def test_what_is_written_after_a_look_has_come_by_is_told_by_the_next_one(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.write(WEB_TEXT, DNS_TEXT)
+    table.look()
+    parts = parts_of(table, monkeypatch)
+    next(parts)
+    table.reader.note(WEB, is_there=True)
+    assert list(map(weights_of, parts)) == [{}]
+    assert table.shown() == {WEB: {}}
+
+
+def test_what_is_added_while_a_look_is_under_way_is_not_gone(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.write(WEB_TEXT)
+    parts = parts_of(table, monkeypatch)
+    next(parts)
+    table.reader.note(DNS, is_there=True)
+    assert list(parts) == []
+    table.settings = {WEB: RR, DNS: RR}
+    assert table.shown() == {DNS: {}}
+    assert table.questions == [DNS]
+
+
+def test_what_is_removed_while_a_look_is_under_way_is_not_asked_for(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.write(WEB_TEXT, DNS_TEXT)
+    table.look()
+    table.write(WEB_TEXT)
+    parts = parts_of(table, monkeypatch)
+    next(parts)
+    table.reader.note(DNS, is_there=False)
+    assert list(parts) == []
+    assert table.questions == []
+
+
+def test_a_look_that_is_left_in_the_middle_loses_nothing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.write(WEB_TEXT, DNS_TEXT)
+    table.look()
+    next(parts_of(table, monkeypatch))
+    monkeypatch.undo()
+    table.settings = {}
+    table.write()
+    assert table.shown() == {WEB: None, DNS: None}
 
 
 def many(count: int) -> list[VirtualServerKey]:
@@ -195,18 +279,17 @@ def test_of_many_that_are_skipped_a_part_is_asked_for_each_time_in_turn(table: T
     keys = many(5 * ipvs_table.ASKED_AT_ONCE // 2)
     table.settings = dict.fromkeys(keys, RR)
     table.write()
-    first = table.reader.read_with(table.settings)
-    assert first.keys() == set(keys)
+    assert table.reader.read_with(table.settings).keys() == set(keys)
     table.questions.clear()
     table.real_servers = {keys[-1]: {POD: 1}}
-    seen = first
+    seen: Shown = {}
     for _ in range(3):
-        seen = table.reader.read()
-        assert seen.keys() == set(keys)
+        told = table.shown()
+        assert None not in told.values()
+        seen |= told
     assert len(table.questions) == 3 * ipvs_table.ASKED_AT_ONCE
     assert set(table.questions) == set(keys)
-    assert seen[keys[-1]].real_servers == {POD: 1}
-    assert all(seen[key] is first[key] for key in keys[:-1])
+    assert seen[keys[-1]] == {POD: 1}
 
 
 def test_when_one_of_those_asked_for_has_gone_all_are_asked_for(table: Table) -> None:
@@ -215,7 +298,8 @@ def test_when_one_of_those_asked_for_has_gone_all_are_asked_for(table: Table) ->
     table.write()
     table.reader.read_with(table.settings)
     table.settings = {keys[-1]: RR}
-    assert table.reader.read().keys() == {keys[-1]}
+    assert table.shown() == {key: {} if key is keys[-1] else None for key in keys}
+    assert table.shown() == {keys[-1]: {}}
 
 
 @pytest.mark.parametrize("with_settings", [False, True])
@@ -223,32 +307,51 @@ def test_a_reading_that_fails_in_the_middle_loses_and_invents_nothing(table: Tab
     table.settings = {WEB: RR, DNS: VirtualServerSettings("rr", PERSISTENT, 10800)}
     lasting = "UDP  [fd00:0000:0000:0000:0000:0000:0000:0001]:0035 rr persistent 1080000 FFFFFFFF\n"
     table.write(WEB_TEXT, real(), lasting)
-    before = table.reader.read_with(table.settings)
+    table.reader.read_with(table.settings)
+    new = WEB._replace(address=parse_address("10.96.0.7"))
     table.write(lasting, "TCP  0A600007:0050 rr persistent 1080000 FFFFFFFF\n")
     table.is_broken = True
+    told: Shown = {}
+
+    def read() -> None:
+        if with_settings:
+            table.reader.read_with(table.settings)
+        for part in table.reader.read():
+            told.update(weights_of(part))
+
     for _ in range(2):
         with pytest.raises(KernelError):
-            table.reader.read_with(table.settings) if with_settings else table.reader.read()
+            read()
+    assert None not in told.values()
     table.is_broken = False
+    table.settings = {DNS: table.settings[DNS]}
     table.write(lasting)
-    table.real_servers = {WEB: {POD: 1}}
-    after = table.reader.read()
-    assert after == before
-    assert all(after[key] is before[key] for key in before)
+    assert {DNS: {}} | table.shown() == {WEB: None, DNS: {}, new: None}
+
+
+def test_a_part_that_is_not_understood_is_told_when_it_is(table: Table) -> None:
+    table.write(WEB_TEXT, real(), "TCP  rubbish\n")
+    for _ in range(2):
+        with pytest.raises(KernelError, match="rubbish"):
+            table.look()
+    table.write(WEB_TEXT, real())
+    assert table.shown() == {WEB: {POD: 1}}
 
 
 def test_what_came_while_something_was_skipped_is_shown(table: Table) -> None:
     table.settings = {DNS: RR}
     table.write(DNS_TEXT)
-    table.reader.read()
+    table.look()
     table.write(WEB_TEXT, real())
-    assert shown(table.reader.read()) == {WEB: {POD: 1}, DNS: {}}
+    assert table.shown() == {WEB: {POD: 1}, DNS: {}}
 
 
 def test_the_rate_of_ticks_is_asked_for_once(table: Table) -> None:
     for ticks in (1000, 2000):
         table.write(f"TCP  0A600001:0050 rr persistent {ticks} FFFFFFFF\n")
-        assert table.reader.read()[WEB].settings == VirtualServerSettings("rr", PERSISTENT, ticks // 100)
+        (seen,) = table.look().values()
+        assert seen is not None
+        assert seen.settings == VirtualServerSettings("rr", PERSISTENT, ticks // 100)
     assert table.asked == 1
 
 
@@ -257,13 +360,13 @@ def test_a_timeout_that_no_settings_explain_is_an_error_unless_they_are_what_cou
     assert table.reader.read_with({}) == {}
     assert table.asked == 0
     with pytest.raises(KernelError, match="it changed while it was read"):
-        table.reader.read()
+        table.look()
 
 
 def test_firewall_marks_are_counted_at_each_reading(table: Table) -> None:
     table.write("FWM  00000064 wlc \n", real(), WEB_TEXT)
     for _ in range(2):
-        assert table.reader.read().keys() == {WEB}
+        table.look()
         assert table.reader.foreign == 1
 
 

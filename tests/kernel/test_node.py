@@ -6,7 +6,7 @@ The drivers are doubles here; ``test_contract`` has the real ones on a real kern
 import dataclasses
 import errno
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,6 +16,7 @@ from ipvsproxy.kernel import iptables, node
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
     DEVICE,
+    IP_SETS,
     BoundAddress,
     Connections,
     Device,
@@ -42,6 +43,7 @@ from ipvsproxy.translate import skeleton, view
 from tests import builders
 
 KEY = builders.frontend("10.96.0.1", 80)
+OTHER_KEY = builders.frontend("10.96.0.2", 80)
 BACKEND = builders.backend("10.244.0.5")
 ENTRY = SetEntry("KUBE-CLUSTER-IP", KEY.address, Protocol.TCP, 80)
 SETTINGS = VirtualServerSettings("rr")
@@ -79,7 +81,6 @@ class Kernel:
         self.closed: list[str] = []
         self.broken: set[str] = set()
         self.marks = dict.fromkeys(Family, 1)
-        self.unchanged = frozenset({"KUBE-IPVS-IPS"})
 
     def check(self, name: str) -> None:
         if name in self.broken:
@@ -102,15 +103,17 @@ class Double:
         return self._answer(*arguments)
 
     def observe_changed(self, *arguments: Any) -> Any:
-        answer = self.observe(*arguments)
-        return (answer, self._kernel.unchanged) if self._name == "ipset" else answer
+        if self._name == "ipvs":
+            return self._parts()
+        return self.observe(*arguments)
+
+    def _parts(self) -> Iterator[Any]:
+        yield {KEY: FLAGLESS}
+        self._kernel.check(self._name)
+        yield {OTHER_KEY: None}
 
     def program(self, _family: Family) -> iptables.Program:
         return iptables.Program((1, 8, 9), "legacy")
-
-    def listing(self) -> Any:
-        self._kernel.check(self._name)
-        return {KEY: FLAGLESS}
 
     def mark(self, family: Family, variant: str) -> int:
         self._kernel.check(self._name)
@@ -160,7 +163,18 @@ def observe(target: node.NodeKernel) -> Observation:
 
 
 def look(target: node.NodeKernel) -> Observation:
-    return target.look(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"])
+    """All parts of a look as one."""
+    parts = list(target.look(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"]))
+    whole: dict[str, Any] = {"errors": ()}
+    for part in parts:
+        for field in dataclasses.fields(part):
+            value, before = getattr(part, field.name), whole.get(field.name)
+            if field.name == "errors":
+                whole["errors"] += value
+            elif value not in (field.default, {}):
+                assert before is None or field.name in {"skeletons", "some_virtual_servers", "some_sets"}
+                whole[field.name] = {**before, **value} if before else value
+    return Observation(**whole)
 
 
 def operations(*items: Item) -> list[Operation]:
@@ -238,9 +252,42 @@ def test_rules_are_read_ahead_and_a_failure_is_left_to_the_reading_that_counts(k
 def test_a_look_shows_no_scheduler_flags_and_all_else(kernel: Kernel) -> None:
     target = new_node()
     whole = observe(target)
+    assert kernel.broken == set()
     assert look(target) == dataclasses.replace(
-        whole, virtual_servers={KEY: FLAGLESS}, skeletons={}, unchanged_sets=kernel.unchanged
+        whole,
+        virtual_servers=None,
+        foreign_virtual_servers=0,
+        some_virtual_servers={KEY: FLAGLESS, OTHER_KEY: None},
+        sets=None,
+        some_sets={"KUBE-CLUSTER-IP": frozenset({ENTRY})},
+        skeletons={},
     )
+
+
+def test_a_look_has_parts_between_which_others_may_write(kernel: Kernel) -> None:
+    target = new_node()
+    names = [ip_set.name for ip_set in IP_SETS.values()]
+    parts = list(target.look(names, list(Family), []))
+    asked = [set(part.some_sets) for part in parts if part.some_sets]
+    assert set().union(*asked) == set(names)
+    assert max(map(len, asked)) == node.SETS_AT_ONCE
+    assert [part.some_virtual_servers for part in parts[-2:]] == [{KEY: FLAGLESS}, {OTHER_KEY: None}]
+    assert kernel.applied == []
+
+
+def test_of_sets_that_can_not_be_read_a_look_tells_once(kernel: Kernel) -> None:
+    kernel.broken = {"ipset"}
+    parts = list(new_node().look([ip_set.name for ip_set in IP_SETS.values()], list(Family), []))
+    assert [error for part in parts for error in part.errors] == ["use ipset: No buffer space available"]
+    assert parts[-1].some_virtual_servers == {OTHER_KEY: None}, "the others are looked at"
+
+
+def test_virtual_servers_that_can_not_be_read_to_the_end_are_told_as_far_as_they_were(kernel: Kernel) -> None:
+    parts = new_node().look([], [], [])
+    for part in parts:
+        if part.some_virtual_servers:
+            kernel.broken = {"ipvs"}
+    assert (part.some_virtual_servers, part.errors) == ({}, ("use ipvs: No buffer space available",))
 
 
 def test_rules_that_could_not_be_read_are_read_by_the_next_look(kernel: Kernel) -> None:

@@ -18,6 +18,7 @@ from ipvsproxy.model.kernel import (
     FlowCleaning,
     InterfaceAddress,
     IpSet,
+    ObservedVirtualServer,
     RealServer,
     RealServers,
     SetEntry,
@@ -639,6 +640,33 @@ def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_ag
     assert node.plan().operations
 
 
+def look(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> None:
+    """A part of a look that tells of these."""
+    node.reconciler.observe(Observation(some_virtual_servers=told), node.now)
+
+
+def test_virtual_servers_that_a_look_says_nothing_of_are_believed_to_be_there() -> None:
+    node = running("10.244.0.1")
+    look(node, {builders.frontend("10.96.9.9", 80): examples.observed({})})
+    assert not node.plan().operations, "it is somebody else's, too"
+
+
+def test_what_a_look_tells_to_be_otherwise_is_drift_and_healed() -> None:
+    node = running("10.244.0.1", "10.244.0.2")
+    look(node, {KEY: examples.observed({ONE: 1, TWO: 7})})
+    assert node.reconciler.drifts.take_news().found == {"virtual_server": 1}
+    assert node.plan().operations == [set_weight(TWO, 1)]
+    look(node, {KEY: None})
+    assert Operation(Verb.ADD, node.reconciler.claims.virtual_servers.desired[KEY]) in node.plan().operations
+
+
+def test_a_drain_whose_virtual_server_a_look_tells_to_be_gone_is_over() -> None:
+    node = draining()
+    assert len(node.reconciler.drains) == 1
+    look(node, {KEY: None})
+    assert len(node.reconciler.drains) == 0
+
+
 def test_what_was_read_is_never_changed_by_what_is_done_then() -> None:
     node = running("10.244.0.1")
     seen = dict(node.kernel.observe().virtual_servers or {})
@@ -652,10 +680,12 @@ def test_what_was_read_is_never_changed_by_what_is_done_then() -> None:
 
 def test_sets_and_addresses_that_are_as_they_were_are_believed_to_be_there() -> None:
     node = running("10.244.0.1")
-    names = frozenset(node.kernel.sets)
-    node.observe(sets={}, unchanged_sets=names, addresses=None, interface_addresses=None)
+    node.observe(sets=None, addresses=None, interface_addresses=None)
     assert not node.plan().operations
-    node.observe(sets={}, unchanged_sets=names - {"KUBE-CLUSTER-IP"})
+    held = examples.entry(SetKind.CLUSTER_IP, KEY)
+    node.observe(sets=None, some_sets={"KUBE-CLUSTER-IP": frozenset({held})})
+    assert not node.plan().operations
+    node.observe(sets=None, some_sets={"KUBE-CLUSTER-IP": None})
     lost = [operation.item for operation in node.plan().operations if operation.verb is Verb.ADD]
     assert IP_SETS["KUBE-CLUSTER-IP"] in lost
     assert examples.entry(SetKind.CLUSTER_IP, KEY) in lost

@@ -1,6 +1,6 @@
 """A table of any kind: who has a key, what is pending, what is foreign. Left out: what is in a table (``test_claims``)."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from ipvsproxy.model.kernel import Owner
 from ipvsproxy.model.service import ServiceName
@@ -177,6 +177,31 @@ def test_a_long_listing_is_compared_with_pauses_and_to_the_same_end() -> None:
     assert again == 2 + 2 + 1, "which are gone, which differ; and what is not ours may have become so"
     almost = {str(number): 1 for number in range(KEYS_AT_ONCE - 1)}
     assert list(table().observing(almost, ours())) == []
+
+
+def observe_some(wishes: Table[str, tuple[Owner, int], int], seen: Mapping[str, int | None], *known: str) -> None:
+    for _ in wishes.observing_some(seen, ours(*known)):
+        pass
+
+
+def test_what_is_read_by_itself_says_nothing_of_others() -> None:
+    wishes = table()
+    wishes.claim(OLD, {}, {"kept": (OLD, 1), "lost": (OLD, 1), "changed": (OLD, 1)})
+    wishes.observe({"kept": 1, "lost": 1, "changed": 1, "left": 1}, ours("kept", "lost", "changed"))
+    observe_some(wishes, {"lost": None, "changed": 2, "stray": 1, "never": None, "left": None}, "stray")
+    assert wishes.observed == {"kept": 1, "changed": 2, "stray": 1}
+    assert set(wishes.pending) == {"lost", "changed"}
+    assert set(wishes.surplus) == {"stray"}
+    assert set(wishes.foreign) == set()
+    assert set(wishes.take_drifted()) == {"lost", "changed", "stray"}
+
+
+def test_what_is_seen_as_it_was_stays_the_object_that_it_is() -> None:
+    held, equal = [1], [1]
+    wishes: Table[str, Owner, list[int]] = Table(lambda owner: owner, lambda _wanted, seen: seen != [1], lambda _key: False)
+    wishes.observe({"key": held}, lambda _key: True)
+    wishes.observe({"key": equal}, lambda _key: True)
+    assert wishes.observed["key"] is held
 
 
 def test_presence_is_a_claim_whose_value_is_the_owner() -> None:
