@@ -201,6 +201,7 @@ def _rolling(found: Sequence[Found]) -> Iterator[Row]:
 
 def _idle(found: Sequence[Found]) -> Iterator[Row]:
     yield Row("idle", "processor %", found[0]["idle"]["cpu_percent"], 0.2)
+    yield Row("idle", "processor %, with the looks of a minute", found[0]["idle"]["looking_percent"])
     yield Row("idle", "processes started", found[0]["idle"]["processes"], 0)
 
 

@@ -117,7 +117,8 @@ def steady(*, pages: str, services: int, endpoints: int, parts: Sequence[str], c
         async with program.running(api.MemoryApi(pathlib.Path(pages))) as running:
             steadily = _Steady(running, measured, services, endpoints)
             figures: Figures = {"resident_mb": meter.resident_mb()}
-            await asyncio.sleep(reading.LOOK_INTERVAL_S + 1)  # the first sync's rules are listed by the first look after it
+            await asyncio.sleep(reading.LOOK_INTERVAL_S)
+            await steadily.looked()  # the first look after the first sync is told all that was written
             if "change" in parts:
                 figures["change"] = await steadily.change(changes)
             if "rolling" in parts:
@@ -228,18 +229,32 @@ class _Steady:
             **self._meter.figures(),
         }
 
+    async def looked(self) -> None:
+        """Wait for the end of the look that is due or under way."""
+        while self._running.engine._reader.next_part_s <= time.monotonic():  # noqa: ASYNC110 - a look is no event
+            await asyncio.sleep(0.005)
+
     async def idle(self) -> Figures:
-        """Nothing changes, and no audit or look falls into this time."""
+        """Nothing changes: with the looks that fall into a minute, and in a time in which there is neither audit nor look."""
         await asyncio.sleep(1)
         reader = self._running.engine._reader
-        reader.audit_due_s = reader.look_due_s = time.monotonic() + 3600
-        self._running.engine._wake.set()  # so that it waits for these times
+        reader.audit_due_s = time.monotonic() + 3600
+        share = await self._processor_share(60)
+        reader.look_due_s = reader.audit_due_s
+        self._running.engine.changed()  # so that it waits for these times
         await self._running.synced()
         self._meter.reset()
+        return {
+            "cpu_percent": await self._processor_share(10) * 100,
+            "looking_percent": share * 100,
+            "processes": self._meter.counts["processes"],
+            **self._meter.figures(),
+        }
+
+    async def _processor_share(self, seconds: float) -> float:
         cpu_s, began_s = time.process_time(), time.perf_counter()
-        await asyncio.sleep(10)
-        share = (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
-        return {"cpu_percent": share * 100, "processes": self._meter.counts["processes"], **self._meter.figures()}
+        await asyncio.sleep(seconds)
+        return (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
 
     async def audit(self) -> Figures:
         """Reads of the whole kernel against the model, one after the other, and then looks at what may have changed."""
@@ -255,7 +270,7 @@ class _Steady:
                 if whole:
                     self._running.engine._reader.audit_due_s = 0.0
                 self._running.engine.kernel_changed()
-                await self._running.synced()
+                await (self._running.synced() if whole else self.looked())
                 walls_s.append(time.perf_counter() - began_s)
                 cpus_s.append(time.process_time() - cpu_s)
                 await asyncio.sleep(0.05)

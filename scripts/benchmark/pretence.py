@@ -12,7 +12,6 @@ from unittest import mock
 from ipvsproxy.kernel import addresses, host, iptables_process, ipvs, ipvs_connections, netlink, node
 from ipvsproxy.kernel.ipset import IpsetDriver
 from ipvsproxy.model.plan import Outcome
-from ipvsproxy.model.state import Observation
 
 FAMILY_NUMBER = 30
 SAVED = "".join(f"*{table}\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n" for table in ("nat", "filter", "mangle"))
@@ -34,7 +33,7 @@ def kernel() -> Iterator[None]:
             (netlink, "resolve_family", lambda *_: FAMILY_NUMBER),
             (ipvs_connections.ConnectionReader, "read", lambda _reader, _key: None),
             (ipvs.IpvsDriver, "observe", lambda _driver: nothing),
-            (node.NodeKernel, "look", lambda _kernel, *_: Observation()),  # nothing has changed
+            (node.NodeKernel, "look", lambda _kernel, *_: iter(())),  # nothing has changed
             (addresses.AddressDriver, "_find", lambda _driver: addresses._Link(2, "kube-ipvs0", "dummy")),
             (addresses.AddressDriver, "_apply_device", lambda _driver, operation: Outcome(operation)),
             (IpsetDriver, "_revision", lambda _driver, _set: 6),
