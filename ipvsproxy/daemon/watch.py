@@ -23,11 +23,8 @@ from typing import Any
 import aiohttp
 import structlog
 import yaml
-from kubernetes_asyncio import client
-from kubernetes_asyncio.client import rest
-from kubernetes_asyncio.config import ConfigException, incluster_config, kube_config
 
-from ipvsproxy.daemon import reflector
+from ipvsproxy.daemon import kubernetes_client, reflector
 from ipvsproxy.daemon.reflector import ApiError, Deliver, Trouble
 from ipvsproxy.model.service import ObjectKind
 
@@ -169,9 +166,9 @@ class KubernetesSource:
             self._logged[message] = now
             log.warning("watch_failed", **event, error=message, hint=hint)
 
-    async def _configuration(self) -> client.Configuration:
+    async def _configuration(self) -> kubernetes_client.Configuration:
         """What the library made of configuration and credentials; raises SourceError."""
-        configuration = client.Configuration(host="")
+        configuration = kubernetes_client.Configuration(host="")
         if self._kubeconfig:
             await _load_kubeconfig(pathlib.Path(self._kubeconfig), configuration)
         elif not self._master:
@@ -191,7 +188,7 @@ class KubernetesSource:
         try:
             async with asyncio.timeout(CREDENTIALS_TIMEOUT_S):
                 configuration = await self._configuration()
-            transport = rest.RESTClientObject(configuration)
+            transport = kubernetes_client.RESTClientObject(configuration)
         except TimeoutError as error:
             raise ApiError(Trouble.CREDENTIALS, f"credentials: nothing after {CREDENTIALS_TIMEOUT_S} s") from error
         except (SourceError, OSError) as error:
@@ -211,7 +208,9 @@ async def _follow(each: reflector.Reflector, deliver: Deliver) -> None:
 class _HttpConnection:
     """As ``Connection`` says, over the library's transport."""
 
-    def __init__(self, transport: rest.RESTClientObject, configuration: client.Configuration, on_request: OnRequest) -> None:
+    def __init__(
+        self, transport: kubernetes_client.RESTClientObject, configuration: kubernetes_client.Configuration, on_request: OnRequest
+    ) -> None:
         self._transport = transport
         self._on_request = on_request
         self._host = configuration.host or ""
@@ -296,20 +295,20 @@ def _keep_alive(response: aiohttp.ClientResponse) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
 
 
-async def _load_kubeconfig(path: pathlib.Path, configuration: client.Configuration) -> None:
+async def _load_kubeconfig(path: pathlib.Path, configuration: kubernetes_client.Configuration) -> None:
     try:
         await _kubeconfig_loader(path).load_and_set(configuration)
     except OSError as error:
         file = error.filename or "credentials"
         raise SourceError(f"kubeconfig {path}: {file}: {error.strerror or 'can not be read'}") from error
-    except ConfigException as error:
+    except kubernetes_client.ConfigException as error:
         raise SourceError(f"kubeconfig {path}: {_one_line(str(error))}") from error
     except (ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
         # What the library does with an entry of a wrong type; its text may hold the entry.
         raise SourceError(f"kubeconfig {path}: an entry is empty or of a wrong type ({type(error).__name__})") from error
 
 
-def _kubeconfig_loader(path: pathlib.Path) -> kube_config.KubeConfigLoader:
+def _kubeconfig_loader(path: pathlib.Path) -> kubernetes_client.KubeConfigLoader:
     # The file is read here, because messages of the library's own reader, and of YAML's, may repeat lines with secrets.
     try:
         content: Any = yaml.safe_load(path.read_text())
@@ -320,11 +319,11 @@ def _kubeconfig_loader(path: pathlib.Path) -> kube_config.KubeConfigLoader:
         raise SourceError(f"kubeconfig {path}: is not YAML") from error
     if not isinstance(content, dict):
         raise SourceError(f"kubeconfig {path}: holds no configuration")
-    return kube_config.KubeConfigLoader(config_dict=content, config_base_path=str(path.absolute().parent))
+    return kubernetes_client.KubeConfigLoader(config_dict=content, config_base_path=str(path.absolute().parent))
 
 
-def _load_service_account(directory: pathlib.Path, configuration: client.Configuration) -> None:
-    loader = incluster_config.InClusterConfigLoader(
+def _load_service_account(directory: pathlib.Path, configuration: kubernetes_client.Configuration) -> None:
+    loader = kubernetes_client.InClusterConfigLoader(
         token_filename=str(directory / "token"),
         cert_filename=str(directory / "ca.crt"),
         try_refresh_token=False,
@@ -332,7 +331,7 @@ def _load_service_account(directory: pathlib.Path, configuration: client.Configu
     )
     try:
         loader.load_and_set(configuration)
-    except (ConfigException, OSError, ValueError) as error:
+    except (kubernetes_client.ConfigException, OSError, ValueError) as error:
         reason = _one_line(str(error)).rstrip(".")
         raise SourceError(f"no --kubeconfig was given, and the service account of a pod can not be used: {reason}") from error
 
