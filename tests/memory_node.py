@@ -186,7 +186,7 @@ def listed(kind: ObjectKind, objects: Collection[ApiObject]) -> Listed:
 
 def key_of(item: ApiObject) -> ObjectKey:
     """What names an object."""
-    return ObjectKey("", item.name) if isinstance(item, Node) else ObjectKey(*item.name)
+    return ObjectKey("", item.name) if isinstance(item, Node) else item.name
 
 
 def new_kernel() -> FakeKernel:

@@ -247,7 +247,7 @@ def _describe(service: Service, key: VirtualServerKey) -> str:
         ),
         "",
     )
-    return _labels(*service.name, name, key.protocol.name)
+    return _labels(service.name.namespace, service.name.name, name, key.protocol.name)
 
 
 def _labels(namespace: str, service: str, port: str, protocol: str) -> str:

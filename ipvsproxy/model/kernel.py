@@ -14,7 +14,7 @@ DEVICE = "kube-ipvs0"
 """The dummy device that carries every service address."""
 
 
-class Owner(NamedTuple):
+class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
     """Who wants a kernel object. Owners are ordered: where two want one key, the lower one gets it (the older Service)."""
 
     created_s: float

@@ -8,8 +8,8 @@ import msgspec
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 
 
-class ObjectKey(NamedTuple):
-    """What names one object of one kind; the namespace of a Node is empty."""
+class ObjectKey(msgspec.Struct, frozen=True, order=True, gc=False):
+    """What names one object of one kind; the namespace of a Node is empty. Names of two kinds never equal each other."""
 
     namespace: str
     name: str
@@ -18,10 +18,8 @@ class ObjectKey(NamedTuple):
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
-class ServiceName(ObjectKey):
+class ServiceName(ObjectKey, frozen=True, order=True, gc=False):
     """Namespace and name of a Service."""
-
-    __slots__ = ()
 
 
 class Skipped(NamedTuple):
@@ -109,10 +107,8 @@ class EndpointPort(NamedTuple):
     port: int
 
 
-class EndpointSliceName(ObjectKey):
+class EndpointSliceName(ObjectKey, frozen=True, order=True, gc=False):
     """Namespace and name of an EndpointSlice."""
-
-    __slots__ = ()
 
 
 class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):

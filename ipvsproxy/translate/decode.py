@@ -244,7 +244,8 @@ def _manifest(kind: ObjectKind, document: object, key: ObjectKey, where: str) ->
             return _manifest_service(msgspec.convert(document, wire.ServiceWire), key, where)
         case ObjectKind.ENDPOINT_SLICE:
             raw = msgspec.convert(document, wire.EndpointSliceWire)
-            return Put(kind, key, parse_endpoints.parse_endpoint_slice(raw, EndpointSliceName(*key), default_port_names=True))
+            name = EndpointSliceName(key.namespace, key.name)
+            return Put(kind, key, parse_endpoints.parse_endpoint_slice(raw, name, default_port_names=True))
         case ObjectKind.NODE:
             return Put(kind, key, parse.parse_node(msgspec.convert(document, wire.NodeWire), key.name))
         case never:
@@ -252,7 +253,7 @@ def _manifest(kind: ObjectKind, document: object, key: ObjectKey, where: str) ->
 
 
 def _manifest_service(raw: wire.ServiceWire, key: ObjectKey, where: str) -> Put | Rejected:
-    service = parse.parse_service(raw, ServiceName(*key))
+    service = parse.parse_service(raw, ServiceName(key.namespace, key.name))
     spec = raw.spec or wire.ServiceSpec()
     if spec.type != "ExternalName" and not spec.cluster_ip and not spec.cluster_ips:
         reason = "spec.clusterIP: is missing, and without an API server nobody allots one"

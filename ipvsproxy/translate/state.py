@@ -102,11 +102,12 @@ class _FamilyState:
 
     def whole(self, skipped: tuple[Skipped, ...]) -> ServiceState:
         """All of it, for a Service of this family alone."""
+        addresses, cluster_addresses = tuple(self.addresses), self.service.cluster_addresses
         return ServiceState(
             owner=self.owner,
             served=tuple(self.virtual_servers.values()),
             entries=tuple(self.entries),
-            addresses=tuple(self.addresses),
+            addresses=cluster_addresses if addresses == cluster_addresses else addresses,  # one tuple less for most Services
             refused=tuple(self.refused),
             flows=self.flows or _NO_FLOWS,
             local_endpoints=self.local_endpoints or _NO_LISTENERS,

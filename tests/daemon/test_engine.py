@@ -19,7 +19,6 @@ from ipvsproxy.model.kernel import Connections
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.service import (
-    ObjectKey,
     ObjectKind,
     Rejected,
     Service,
@@ -361,8 +360,8 @@ async def test_what_is_not_used_is_told_once_per_change() -> None:
     broken = msgspec.structs.replace(
         WEB, skipped=(Skipped("spec.externalIPs[0]", "no address"), Skipped("", "headless", invalid=False))
     )
-    rejected = Rejected(ObjectKind.SERVICE, ObjectKey("default", "bad"), "", "spec.ports: expected array")
-    in_file = Rejected(ObjectKind.SERVICE, ObjectKey("default", "bad"), "web.yaml, document 2", "spec.ports: expected array")
+    rejected = Rejected(ObjectKind.SERVICE, ServiceName("default", "bad"), "", "spec.ports: expected array")
+    in_file = Rejected(ObjectKind.SERVICE, ServiceName("default", "bad"), "web.yaml, document 2", "spec.ports: expected array")
     node = MemoryNode()
     async with node.running():
         with structlog.testing.capture_logs() as logs:

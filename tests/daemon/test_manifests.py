@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from ipvsproxy.daemon import manifests
-from ipvsproxy.model.service import EndpointSlice, Event, Gone, Listed, Listing, ObjectKey, ObjectKind, Put, Rejected, Service
+from ipvsproxy.model.service import EndpointSlice, Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, Service, ServiceName
 
 Json = dict[str, Any]
 
@@ -96,7 +96,7 @@ def test_a_list_is_its_items(world: World) -> None:
 def test_json_is_read_too(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "web.json"
     path.write_text(json.dumps(service("web")))
-    assert list(manifests.read_file(path).objects) == [(ObjectKind.SERVICE, ObjectKey("default", "web"))]
+    assert list(manifests.read_file(path).objects) == [(ObjectKind.SERVICE, ServiceName("default", "web"))]
 
 
 def test_json_that_is_nested_too_deeply_is_rejected(tmp_path: pathlib.Path) -> None:
@@ -151,7 +151,7 @@ def test_a_document_that_can_not_be_read_is_rejected_with_its_place_and_field(wo
     odd = service("odd") | {"spec": {"clusterIP": "10.0.0.9", "ports": [{"port": "http"}]}}
     rejected, put = world.write(all=text(service("web"), odd))
     assert isinstance(rejected, Rejected)
-    assert (rejected.where, rejected.key) == ("all.yaml, document 2", ObjectKey("default", "odd"))
+    assert (rejected.where, rejected.key) == ("all.yaml, document 2", ServiceName("default", "odd"))
     assert rejected.reason.startswith("spec.ports[")
     assert told([put]) == ["Put default/web"]
 
@@ -242,7 +242,7 @@ def test_of_two_documents_in_a_file_the_first_is_used(world: World) -> None:
 def test_the_first_delivery_ends_with_a_list_of_each_kind_with_rejected_keys(world: World) -> None:
     events = world.write(all=text(service("web"), service("odd") | {"spec": "none"}))
     assert world.manifests.listed(events) == [
-        Listed(ObjectKind.SERVICE, frozenset({ObjectKey("default", "web"), ObjectKey("default", "odd")})),
+        Listed(ObjectKind.SERVICE, frozenset({ServiceName("default", "web"), ServiceName("default", "odd")})),
         Listed(ObjectKind.ENDPOINT_SLICE, frozenset()),
         Listed(ObjectKind.NODE, frozenset()),
     ]
@@ -268,4 +268,4 @@ def test_endpoint_slices_that_differ_in_their_trigger_time_only_are_equal(world:
 
 def test_gone_names_kind_and_key(world: World) -> None:
     world.write(all=text(service("web")))
-    assert world.remove("all") == [Gone(ObjectKind.SERVICE, ObjectKey("default", "web"))]
+    assert world.remove("all") == [Gone(ObjectKind.SERVICE, ServiceName("default", "web"))]

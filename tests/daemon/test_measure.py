@@ -19,7 +19,7 @@ from ipvsproxy.model.kernel import (
     VirtualServerSettings,
 )
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.model.service import ObjectKey, ObjectKind, Put
+from ipvsproxy.model.service import ObjectKind, Put
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from tests import builders
@@ -116,7 +116,7 @@ def test_what_is_empty_and_waits_for_its_removal_does_not_drain_any_more() -> No
 def test_changes_that_no_sync_has_taken_are_pending_and_grow_old() -> None:
     figures = Figures()
     web = builders.service()
-    figures.store.deliver([Put(ObjectKind.SERVICE, ObjectKey(*web.name), web)], now=100)
+    figures.store.deliver([Put(ObjectKind.SERVICE, web.name, web)], now=100)
     figures.clock.now += 5
     seen = figures.read()
     assert seen["kubeproxy_sync_proxy_rules_service_changes_pending"] == {(): 1}

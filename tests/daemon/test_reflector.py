@@ -14,11 +14,11 @@ import pytest
 
 from ipvsproxy.daemon import reflector
 from ipvsproxy.daemon.reflector import ApiError, Trouble
-from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKey, ObjectKind, Put, Rejected
+from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
 from tests.virtual_time import in_virtual_time
 
 Json = dict[str, Any]
-WEB = ObjectKey("default", "web")
+WEB = ServiceName("default", "web")
 
 
 def service(name: str, version: int = 0, address: str = "10.0.0.1") -> Json:
@@ -183,7 +183,7 @@ async def test_pages_are_delivered_as_they_come_and_the_end_of_the_list_last() -
     assert names(world.delivered) == ["Put a", "Put b", "Put c"]
     assert world.delivered[0] == Listing(ObjectKind.SERVICE)
     assert world.batches == [3, 1, 1]
-    assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset(ObjectKey("default", name) for name in "abc"))
+    assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset(ServiceName("default", name) for name in "abc"))
     assert "limit=500" in world.lists[0]
     assert world.lists[1].endswith("&continue=t1")
 
@@ -193,7 +193,7 @@ async def test_an_object_that_can_not_be_read_is_among_the_keys_of_the_list() ->
     world = World(page(service("web"), broken))
     await world.run()
     assert names(world.delivered) == ["Put web", "Rejected odd"]
-    assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset({WEB, ObjectKey("default", "odd")}))
+    assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset({WEB, ServiceName("default", "odd")}))
 
 
 async def test_a_list_that_breaks_off_is_never_told_as_complete() -> None:
@@ -201,7 +201,7 @@ async def test_a_list_that_breaks_off_is_never_told_as_complete() -> None:
     world = World(page(service("a"), more="t1"), lost, page(service("b"), version=200), [])
     await world.run()
     assert [event for event in world.delivered if isinstance(event, Listed)] == [
-        Listed(ObjectKind.SERVICE, frozenset({ObjectKey("default", "b")}))
+        Listed(ObjectKind.SERVICE, frozenset({ServiceName("default", "b")}))
     ]
 
 
@@ -209,7 +209,7 @@ async def test_a_token_that_expires_between_pages_starts_the_list_again_in_one_p
     world = World(page(service("a"), more="t1"), GONE, page(service("b"), version=120))
     await world.run()
     assert "limit" not in world.lists[2]
-    assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset({ObjectKey("default", "b")}))
+    assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset({ServiceName("default", "b")}))
     assert world.sleeps == []
     assert "resourceVersion=120" in world.watches[0]
 

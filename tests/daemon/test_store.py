@@ -1,6 +1,7 @@
 """What is known, what has become dirty by it, and what is told once: Services, EndpointSlices, Nodes and bad objects."""
 
 import itertools
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -15,9 +16,9 @@ from ipvsproxy.model.service import (
     Gone,
     Listed,
     Listing,
-    ObjectKey,
     ObjectKind,
     Rejected,
+    Service,
     ServiceName,
     Skipped,
 )
@@ -27,7 +28,7 @@ WEB = builders.service("web")
 SLICE = builders.endpoint_slice(builders.endpoint("10.244.0.5"))
 NODE = builders.node()
 STARTED_S = 1_700_000_000.0
-BAD = ObjectKey("default", "bad")
+BAD = ServiceName("default", "bad")
 
 
 @pytest.fixture
@@ -64,6 +65,22 @@ def test_what_was_delivered_is_known() -> None:
     assert list(store.slices_of(WEB.name)) == [SLICE]
     assert store.node(NODE.name) == NODE
     assert store.take() == Changes(services={WEB.name: 7}, node=True, seen=dict.fromkeys(ObjectKind, 1))
+
+
+@pytest.mark.parametrize("order", itertools.permutations(range(3)), ids=str)
+def test_a_service_and_its_slices_have_one_name_between_them_whatever_comes_first_and_changes(order: Sequence[int]) -> None:
+    store = Store(STARTED_S)
+    second = builders.endpoint_slice(builders.endpoint("10.244.0.6"), name="web-2")
+    items: Sequence[Service | EndpointSlice] = [WEB, SLICE, second]
+    for change in ({}, {"skipped": (Skipped("spec", "is odd"),)}):
+        for number in order:
+            item = items[number]
+            own = ServiceName(WEB.name.namespace, WEB.name.name)
+            names = {"name": own} if isinstance(item, Service) else {"service": own}
+            deliver(store, msgspec.structs.replace(item, **names, **change))
+    held = [store.services[WEB.name].name, *(item.service for item in store.slices_of(WEB.name)), *store.take().services]
+    assert len(held) == 4
+    assert len(set(map(id, held))) == 1
 
 
 @pytest.mark.parametrize("item", [WEB, SLICE, NODE], ids=lambda item: type(item).__name__)
@@ -158,7 +175,7 @@ def test_a_complete_list_replaces_what_was_known(store: Store) -> None:
     shop = builders.service("shop")
     deliver(store, shop)
     store.take()
-    store.deliver([Listed(ObjectKind.SERVICE, frozenset({ObjectKey("default", "shop")}))], 9)
+    store.deliver([Listed(ObjectKind.SERVICE, frozenset({ServiceName("default", "shop")}))], 9)
     assert store.services.keys() == {shop.name}
     assert store.take().services == {WEB.name: 9}
     store.deliver([Listed(ObjectKind.ENDPOINT_SLICE, frozenset())], 9)
@@ -246,7 +263,7 @@ def test_unused_parts_of_new_objects_are_told(item: EndpointSlice) -> None:
 
 
 def test_an_object_that_can_not_be_read_leaves_what_was_known_in_force(store: Store) -> None:
-    key = ObjectKey("default", "web")
+    key = ServiceName("default", "web")
     store.deliver([Rejected(ObjectKind.SERVICE, key, "", "bad"), Listed(ObjectKind.SERVICE, frozenset({key}))], 1)
     assert dict(store.services) == {WEB.name: WEB}
     assert store.take() == Changes(complaints=(Complaint(ObjectKind.SERVICE, "default/web", (Skipped("", "bad"),)),))
@@ -254,7 +271,7 @@ def test_an_object_that_can_not_be_read_leaves_what_was_known_in_force(store: St
 
 def test_an_object_that_can_not_be_read_is_told_once_until_it_changes(store: Store) -> None:
     rejected = Rejected(ObjectKind.SERVICE, BAD, "", "no port")
-    listed = Listed(ObjectKind.SERVICE, frozenset({BAD, ObjectKey("default", "web")}))
+    listed = Listed(ObjectKind.SERVICE, frozenset({BAD, ServiceName("default", "web")}))
 
     def complaints(*events: Event) -> list[str]:
         store.deliver(events, 1)
@@ -266,7 +283,7 @@ def test_an_object_that_can_not_be_read_is_told_once_until_it_changes(store: Sto
     assert complaints(rejected._replace(kind=ObjectKind.ENDPOINT_SLICE)) == ["no port"], "of another kind it is another object"
     assert complaints(memory_node.put(builders.service("bad")), rejected._replace(reason="no name")) == ["no name"]
     assert complaints(Gone(ObjectKind.SERVICE, BAD), rejected._replace(reason="no name")) == ["no name"]
-    without_bad = Listed(ObjectKind.SERVICE, frozenset({ObjectKey("default", "web")}))
+    without_bad = Listed(ObjectKind.SERVICE, frozenset({ServiceName("default", "web")}))
     assert complaints(without_bad, rejected._replace(reason="no name")) == ["no name"]
 
 

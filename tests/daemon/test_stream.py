@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipvsproxy.daemon import stream
-from ipvsproxy.model.service import ObjectKey
+from ipvsproxy.model.service import ServiceName
 
-WEB = ObjectKey("default", "web")
-DNS = ObjectKey("kube-system", "dns")
+WEB = ServiceName("default", "web")
+DNS = ServiceName("kube-system", "dns")
 
 
 @given(st.binary(max_size=60).map(lambda data: data.replace(b"a", b"\n")), st.lists(st.integers(0, 60), max_size=8))

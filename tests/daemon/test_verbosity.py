@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from ipvsproxy.daemon import journal, log
 from ipvsproxy.model.kernel import BoundAddress
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Rejected
+from ipvsproxy.model.service import Event, Gone, Listed, ObjectKind, Rejected, ServiceName
 from tests import builders
 from tests.daemon.summaries import state
 from tests.daemon.test_healthchecks import Ports
@@ -74,7 +74,7 @@ async def test_below_level_4_a_change_is_one_line(level: int) -> None:
 
 def test_what_was_received_is_told_whatever_it_is() -> None:
     log._Level.verbosity = 4
-    key = ObjectKey("default", "web")
+    key = ServiceName("default", "web")
     with capture_logs() as lines:
         journal.tell_received(
             [

@@ -23,7 +23,7 @@ import yaml
 
 from ipvsproxy.daemon import reflector, watch
 from ipvsproxy.daemon.reflector import Trouble
-from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKey, ObjectKind, Put, Rejected
+from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
 from tests import api_server
 from tests.api_server import ApiServer, Refusal
 from tests.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
@@ -585,7 +585,7 @@ async def test_statuses_tell_which_watch_is_open(setup: Setup) -> None:
         while not all(status.connected for status in setup.source.statuses.values()):  # noqa: ASYNC110  # as in ``seen``
             await asyncio.sleep(0.001)
     assert set(setup.source.statuses) == set(ObjectKind)
-    assert ObjectKey("default", "web") in {event.key for event in setup.sink.events if isinstance(event, Put)}
+    assert ServiceName("default", "web") in {event.key for event in setup.sink.events if isinstance(event, Put)}
 
 
 async def test_a_vanished_peer_is_looked_for_by_the_kernel(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,11 @@ def test_names_and_reasons_are_written_as_log_lines_show_them(item: object, text
     assert str(item) == text
 
 
+def test_a_name_equals_no_name_of_another_kind() -> None:
+    names = {kind("shop", "web") for kind in (ObjectKey, ServiceName, EndpointSliceName) for _ in range(2)}
+    assert len(names) == 3
+
+
 @pytest.mark.parametrize("texts", [("10.244.0.1", "10.244.0.2"), ("fd00::1", "fd00::2"), ()])
 def test_the_endpoints_of_a_slice_are_its_addresses_with_the_conditions_of_each(texts: tuple[str, ...]) -> None:
     makers = (builders.endpoint, builders.draining)

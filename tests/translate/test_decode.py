@@ -27,7 +27,7 @@ from tests.translate import strategies
 
 SERVICE = {"metadata": {"name": "web", "namespace": "shop"}, "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}}
 BROKEN = {"metadata": {"name": "bad", "namespace": "shop"}, "spec": {"clusterIP": "10.96.0.11", "ports": [{"port": "http"}]}}
-KEY, BROKEN_KEY = ObjectKey("shop", "web"), ObjectKey("shop", "bad")
+KEY, BROKEN_KEY = ServiceName("shop", "web"), ServiceName("shop", "bad")
 REASON = "spec.ports[0].port: expected int | null, got str"
 TOO_DEEP = "[" * 100_000
 
@@ -82,7 +82,7 @@ def test_one_broken_object_costs_itself_only() -> None:
     assert isinstance(first, Put)
     assert second == Rejected(ObjectKind.SERVICE, BROKEN_KEY, "", REASON)
     assert isinstance(third, Put)
-    assert third.key == ObjectKey("default", "c")
+    assert third.key == ServiceName("default", "c")
     assert page.resource_version == "77"
 
 
@@ -226,7 +226,7 @@ def test_a_manifests_absent_endpoint_port_name_is_what_an_api_server_would_write
     put = decode.decode_document(document, "web.yaml")
     assert isinstance(put, Put)
     assert isinstance(put.object, EndpointSlice)
-    assert (put.key, put.object.ports) == (ObjectKey("default", "web-1"), (builders.endpoint_port(8080),))
+    assert (put.key, put.object.ports) == (EndpointSliceName("default", "web-1"), (builders.endpoint_port(8080),))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,9 @@ def _reasons(parsed: EndpointSlice) -> list[str]:
 def _wide_slice(addresses: list[str]) -> EndpointSlice:
     endpoints = [{"addresses": [address]} for address in addresses]
     document = {"addressType": "IPv4", "metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "endpoints": endpoints}
-    return parse_endpoints.parse_endpoint_slice(msgspec.convert(document, wire.EndpointSliceWire), EndpointSliceName(*NAME))
+    return parse_endpoints.parse_endpoint_slice(
+        msgspec.convert(document, wire.EndpointSliceWire), EndpointSliceName("shop", "web-1")
+    )
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
@@ -56,7 +58,9 @@ def test_of_many_unusable_parts_the_first_are_told_and_the_others_counted(count:
 @pytest.mark.parametrize("port", [1, 65535])
 def test_the_first_and_the_last_port_are_ports(port: int) -> None:
     document = {"addressType": "IPv4", "ports": [{"name": "", "port": port}]}
-    parsed = parse_endpoints.parse_endpoint_slice(msgspec.convert(document, wire.EndpointSliceWire), EndpointSliceName(*NAME))
+    parsed = parse_endpoints.parse_endpoint_slice(
+        msgspec.convert(document, wire.EndpointSliceWire), EndpointSliceName("shop", "web-1")
+    )
     assert [one.port for one in parsed.ports] == [port]
 
 
