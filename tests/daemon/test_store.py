@@ -67,10 +67,10 @@ def test_what_was_delivered_is_known() -> None:
     assert store.take() == Changes(services={WEB.name: 7}, node=True, seen=dict.fromkeys(ObjectKind, 1))
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)), ids=str)
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 def test_a_service_and_its_slices_have_one_name_between_them_whatever_comes_first_and_changes(order: Sequence[int]) -> None:
     store = Store(STARTED_S)
-    second = builders.endpoint_slice(builders.endpoint("10.244.0.6"), name="web-2")
+    second = builders.endpoint_slice(builders.endpoint("10.244.0.6"), suffix="2")
     items: Sequence[Service | EndpointSlice] = [WEB, SLICE, second]
     for change in ({}, {"skipped": (Skipped("spec", "is odd"),)}):
         for number in order:
