@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from pyroute2 import IPSet
+from pyroute2.ipset import IPSet
 from pyroute2.netlink.exceptions import NetlinkError
 
 from ipvsproxy.kernel import preload
