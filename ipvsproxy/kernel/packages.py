@@ -34,6 +34,9 @@ def defer(package: str, *modules: str) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         module.__class__ = _Deferred
         sys.modules[package] = module
+        parent, _, name = package.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], name, module)  # as an import does
     for name in modules:
         importlib.import_module(f"{package}.{name}")
     return sys.modules[package]

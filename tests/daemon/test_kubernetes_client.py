@@ -44,7 +44,7 @@ from ipvsproxy.daemon import kubernetes_client
 import kubernetes_asyncio
 from kubernetes_asyncio.client import ApiClient, V1Service, models
 from kubernetes_asyncio.client.api_client import ApiClient as its_own
-whole = [ApiClient is its_own, models.V1Service is V1Service, hasattr(kubernetes_asyncio, "dynamic")]
+whole = [ApiClient is its_own, models.V1Service is V1Service, kubernetes_asyncio.__version__ > "30"]
 print(json.dumps([*whole, kubernetes_client.Configuration is kubernetes_asyncio.client.Configuration]))
 """) == [True, True, True, True]
 
