@@ -19,12 +19,21 @@ import pytest
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
+CORE = tuple(pathlib.Path(__file__).with_name(name) for name in ("translate", "reconcile"))
+"""Where the tests marked ``core`` are."""
+
 _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 0x1
 
 # os.unshare and os.setns came with Python 3.12.
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent in CORE:
+            item.add_marker("core")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,13 +10,18 @@ import pathlib
 import pytest
 
 LONGEST = (
-    "test_golden",
     "test_program",
+    "test_golden",
     "test_running",
-    "test_commands",
     "test_chaos",
+    "test_commands",
     "test_golden_state",
+    "test_runbook",
+    "test_cleanup",
     "test_packets_node_addresses",
+    "test_packets_services",
+    "test_take_over",
+    "test_packets_changes",
 )
 """These modules come first, so that nobody begins with one of them when all others have ended."""
 
