@@ -6,6 +6,7 @@ What keeps it from beginning ends it with status 2 and a sentence, and the kerne
 import asyncio
 import contextlib
 import dataclasses
+import json
 import pathlib
 import shutil
 import socket
@@ -36,6 +37,15 @@ IMPATIENT_MAIN = (
     "from ipvsproxy import cli; from ipvsproxy.daemon import app; app.FIRST_LISTS_S = 5; raise SystemExit(cli.main())",
 )
 """As ``MAIN``, but it gives up soon where there is nothing to list."""
+ONE_AFTER_THE_OTHER = """
+import contextlib, io, json, sys
+from ipvsproxy import cli
+for arguments in json.loads(sys.argv.pop()):
+    with contextlib.redirect_stderr(io.StringIO()) as error:
+        status = cli.main(arguments)
+    print(json.dumps([status, error.getvalue()]))
+"""
+"""Several command lines in one process: on user-mode Linux, a process takes seconds to begin."""
 
 State = Mapping[str, Any]
 
@@ -139,6 +149,23 @@ def kubeconfig(server: ApiServer, tmp_path: pathlib.Path) -> str:
     return f"--kubeconfig={api_server.write_kubeconfig(tmp_path / 'kubeconfig', server.url)}"
 
 
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    """The same objects as files, where it does not matter what they come from: without the API's client it begins sooner."""
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    show(folder, "v1", "Node", NODE)
+    for number in range(1, 4):
+        show(folder, "v1", "Service", service(f"web-{number}", number))
+        slices = endpoint_slice(f"web-{number}", f"10.244.0.{number}", f"10.244.1.{number}")
+        show(folder, "discovery.k8s.io/v1", "EndpointSlice", slices)
+    return folder
+
+
+def show(folder: pathlib.Path, version: str, kind: str, item: Object) -> None:
+    (folder / f"{kind}-{item['metadata']['name']}.json").write_text(json.dumps({"apiVersion": version, "kind": kind} | item))
+
+
 def read_state() -> State:
     return golden_state.read_state()
 
@@ -180,31 +207,30 @@ async def test_a_restart_adopts_everything_without_a_single_operation(server: Ap
     assert read_state() == held
 
 
-async def test_a_restart_finds_what_was_deleted_meanwhile(server: ApiServer, kubeconfig: str) -> None:
-    async with running(kubeconfig) as program:
+async def test_a_restart_finds_what_was_deleted_meanwhile(folder: pathlib.Path) -> None:
+    manifests = f"--manifests={folder}"
+    async with running(manifests) as program:
         await program.read_until("event=synced")
         program.process.kill()
-    server.delete(SERVICES, "web-1")
-    server.delete(ENDPOINT_SLICES, "web-2-1")
-    async with running(kubeconfig) as program:
+    (folder / "Service-web-1.json").unlink()
+    (folder / "EndpointSlice-web-2-1.json").unlink()
+    async with running(manifests) as program:
         await program.read_until("event=synced")
         adopted = read_state()
         assert await program.stop() == 0
     golden_state.clear_state()
-    async with running(kubeconfig) as program:
+    async with running(manifests) as program:
         await program.read_until("event=synced")
         assert read_state() == adopted
 
 
-async def test_node_ports_on_an_address_that_went_meanwhile_go_and_those_of_others_stay(
-    server: ApiServer, kubeconfig: str
-) -> None:
+async def test_node_ports_on_an_address_that_went_meanwhile_go_and_those_of_others_stay(folder: pathlib.Path) -> None:
     gone, kept = "203.0.113.9", "192.0.2.1"
     addresses = [f"address add {address}/24 dev wide" for address in (gone, kept)]
     for words in ("link add wide type dummy", *addresses, "link set wide up"):
         assert (await run("ip", *words.split()))[0] == 0
     others = ("TCP 203.0.113.8:30001", "TCP 203.0.113.7:30001")
-    async with running(kubeconfig) as program:
+    async with running(f"--manifests={folder}") as program:
         await program.read_until("event=synced")
         program.process.kill()
         await program.process.wait()
@@ -215,7 +241,7 @@ async def test_node_ports_on_an_address_that_went_meanwhile_go_and_those_of_othe
         address = row.partition(" ")[2]
         assert (await run("ipvsadm", "-A", "-t", address, "-s", "rr"))[0] == 0
         assert (await run("ipvsadm", "-a", "-t", address, "-r", real_server, "-m"))[0] == 0
-    async with running(kubeconfig) as program:
+    async with running(f"--manifests={folder}") as program:
         await program.read_until("event=synced")
         found = set(read_state()["virtual_servers"])
         assert not ports & found
@@ -227,8 +253,8 @@ async def test_node_ports_on_an_address_that_went_meanwhile_go_and_those_of_othe
     assert "but this host does not have the address" in output
 
 
-async def test_an_address_that_somebody_takes_away_is_back_soon(server: ApiServer, kubeconfig: str) -> None:
-    async with running(kubeconfig, "--ipvs-sync-period=1h") as program:
+async def test_an_address_that_somebody_takes_away_is_back_soon(folder: pathlib.Path) -> None:
+    async with running(f"--manifests={folder}", "--ipvs-sync-period=1h") as program:
         await program.read_until("event=synced")
         held = read_state()
         assert (await run("ip", "address", "del", "10.96.0.1/32", "dev", "kube-ipvs0"))[0] == 0
@@ -287,8 +313,11 @@ WRONG: Sequence[tuple[Sequence[str], str]] = (
 
 async def test_what_is_wrong_is_said_in_a_sentence_and_nothing_is_programmed() -> None:
     before = read_state()
-    answers = await asyncio.gather(*(run(sys.executable, *MAIN, *arguments) for arguments, _ in WRONG))
-    for (status, error), (_, sentence) in zip(answers, WRONG, strict=True):
+    command = (sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps([arguments for arguments, _ in WRONG]))
+    status, output = await told(*command)
+    assert status == 0
+    for line, (_, sentence) in zip(output.splitlines(), WRONG, strict=True):
+        status, error = json.loads(line)
         assert status == 2
         first, *_, last = error.splitlines()
         assert first.startswith(f"ipvsproxy: {sentence}"), error
@@ -296,18 +325,18 @@ async def test_what_is_wrong_is_said_in_a_sentence_and_nothing_is_programmed() -
     assert read_state() == before
 
 
-async def test_without_privileges_it_says_so(kubeconfig: str) -> None:
+async def test_without_privileges_it_says_so(folder: pathlib.Path) -> None:
     before = read_state()
-    status, error = await run(*without_privileges(), sys.executable, *MAIN, *FLAGS, kubeconfig)
+    status, error = await run(*without_privileges(), sys.executable, *MAIN, *FLAGS, f"--manifests={folder}")
     assert status == 2
     assert "it has no CAP_NET_ADMIN" in error.splitlines()[-2]
     assert read_state() == before
 
 
-async def test_a_device_of_our_name_and_of_another_kind_ends_it_and_is_left_alone(kubeconfig: str) -> None:
+async def test_a_device_of_our_name_and_of_another_kind_ends_it_and_is_left_alone(folder: pathlib.Path) -> None:
     assert (await run("ip", "link", "add", "kube-ipvs0", "type", "bridge"))[0] == 0
     before = read_state()
-    status, error = await run(sys.executable, *MAIN, *FLAGS, kubeconfig)
+    status, error = await run(sys.executable, *MAIN, *FLAGS, f"--manifests={folder}")
     assert (status, error.splitlines()[-2:]) == (
         2,
         ["ipvsproxy: kube-ipvs0 is a bridge device, not a dummy: remove or rename it", "ipvsproxy: nothing was programmed"],
