@@ -18,6 +18,7 @@ from ipvsproxy.model.kernel import (
     IP_SETS,
     SET_CAPACITY,
     BoundAddress,
+    BoundAddresses,
     Connections,
     Device,
     Flow,
@@ -27,6 +28,7 @@ from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
     RealServer,
     RealServers,
+    SetEntries,
     SetEntry,
     SetType,
     Sysctl,
@@ -195,9 +197,11 @@ class FakeKernel:
 
     def _apply_all(self, operation: Operation) -> list[Outcome]:
         item, outcomes = operation.item, [self._apply(one) for one in one_by_one([operation])]
+        plain = [not (outcome.error or outcome.surprise) for outcome in outcomes]
+        if isinstance(item, SetEntries | BoundAddresses) and all(plain):
+            return [Outcome(operation)]
         if not isinstance(item, RealServers):
             return outcomes
-        plain = [not (outcome.error or outcome.surprise) for outcome in outcomes]
         keys = EvenWeights.of(list(itertools.compress(item.keys, plain)))
         several = Outcome(Operation(operation.verb, item._replace(keys=keys)))
         return [several] * any(plain) + [outcome for outcome, is_plain in zip(outcomes, plain, strict=True) if not is_plain]
@@ -242,7 +246,7 @@ class FakeKernel:
                     self._set_sysctl(path, value)
             case Timeouts():
                 self.timeouts = Timeouts(*(new or old for new, old in zip(item, self.timeouts, strict=True)))
-            case RealServers() | FlowCleaning():
+            case RealServers() | SetEntries() | BoundAddresses() | FlowCleaning():
                 raise AssertionError("added one by one; counted, and no surprise")
             case never:
                 assert_never(never)

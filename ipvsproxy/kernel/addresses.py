@@ -3,6 +3,7 @@
 import errno
 import functools
 import hashlib
+import itertools
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from ipvsproxy.kernel import message, netlink
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import DEVICE, BoundAddress, Device, InterfaceAddress
 from ipvsproxy.model.net import Address, Family
-from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
 
 BATCH_SIZE = 200
 """Addresses changed in one ``send``: each one walks all addresses of the device under the lock that all of routing shares."""
@@ -122,22 +123,15 @@ class AddressDriver:
         Outcomes come in the operations' order.
         """
         self._digest = b""
-        outcomes = list(map(Outcome, operations))
-        position = 0
-        while position < len(operations):
-            item = operations[position].item
-            if isinstance(item, Device):
-                outcomes[position] = self._apply_device(operations[position])
-                position += 1
-                continue
-            end = position
-            while end < len(operations) and isinstance(operations[end].item, BoundAddress):
-                end += 1
-            if end == position:
-                raise TypeError(f"not a device or an address: {item}")
-            self._apply_addresses(operations, outcomes, range(position, end))
-            position = end
-        return outcomes
+        told: dict[Operation, Outcome] = {}
+        for kind, run in itertools.groupby(one_by_one(operations), lambda operation: type(operation.item)):
+            if kind is Device:
+                told |= {operation: self._apply_device(operation) for operation in run}
+            elif kind is BoundAddress:
+                told |= self._apply_addresses(list(run))
+            else:
+                raise TypeError(f"not a device or an address: {next(run).item}")
+        return outcomes(operations, told)
 
     def _apply_device(self, operation: Operation) -> Outcome:
         try:
@@ -158,28 +152,28 @@ class AddressDriver:
             reason = "the kernel knows no dummy devices: the module dummy is not there or cannot be loaded"
         return Outcome(operation, f"{operation}: {reason}", max(number, 0))
 
-    def _apply_addresses(self, operations: Sequence[Operation], outcomes: list[Outcome], positions: range) -> None:
+    def _apply_addresses(self, operations: Sequence[Operation]) -> Mapping[Operation, Outcome]:
+        """Add and remove these; returns what became of those of which that was not simply done."""
         try:
             link = self._find()
             failure = KernelError(action="", errno=errno.ENODEV, detail=f"the device {self._device} is missing")
         except KernelError as error:
             link, failure = None, error
         if link is None:
-            for position in positions:
-                operation = operations[position]
-                gone = operation.verb is Verb.REMOVE and failure.errno == errno.ENODEV
-                outcomes[position] = (
-                    Outcome(operation, surprise=True)
-                    if gone
-                    else Outcome(operation, f"{operation}: {failure.detail}", failure.errno)
-                )
-            return
+            return {
+                operation: Outcome(operation, surprise=True)
+                if operation.verb is Verb.REMOVE and failure.errno == errno.ENODEV
+                else Outcome(operation, f"{operation}: {failure.detail}", failure.errno)
+                for operation in operations
+            }
+        told: dict[Operation, Outcome] = {}
         index = _pack_index(link.number)
         step = min(BATCH_SIZE, self._channel.limit)
-        for first in range(positions.start, positions.stop, step):
-            chunk = operations[first : min(first + step, positions.stop)]
+        for first in range(0, len(operations), step):
+            chunk = operations[first : first + step]
             for place, number in self._channel.run(self._encode(chunk, index)).items():
-                outcomes[first + place] = _outcome(chunk[place], number)
+                told[chunk[place]] = _outcome(chunk[place], number)
+        return told
 
     def _encode(self, chunk: Sequence[Operation], index: bytes) -> list[bytes]:
         messages: list[bytes] = []

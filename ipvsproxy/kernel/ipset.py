@@ -12,7 +12,7 @@ from ipvsproxy.kernel import ipset_batch, ipset_enlarge, ipset_message, message,
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, SetEntry, SetType
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
 
 HASH_FULL = 4352
 """IPSET_ERR_HASH_FULL; for a set of ports the number has another meaning."""
@@ -91,45 +91,43 @@ class IpsetDriver:
         """Create and destroy sets, add and remove entries, in the order given. Doing it twice is no error.
 
         Entries of one run (one set, one verb) share messages. Where the kernel refuses one of them, that message is repeated
-        entry by entry, after the others. Outcomes come in the operations' order.
+        entry by entry, after the others. Outcomes come in the operations' order; of several entries of which one was not simply
+        added, each has its own.
         """
-        outcomes = list(map(Outcome, operations))
-        batch = ipset_batch.Batch(self._channel, operations, outcomes)
-        for start, end in ipset_batch.runs(operations):
-            operation = operations[start]
-            match operation.item:
-                case SetEntry(set=name):
-                    self._digests.pop(name, None)
-                    batch.add(start, end)
-                case IpSet():
-                    self._digests.pop(operation.item.name, None)
-                    batch.flush()
-                    outcomes[start] = self._apply_set(operation, operation.item)
-                case _:
-                    raise TypeError(f"not a set or an entry: {operation.item}")
+        batch = ipset_batch.Batch(self._channel)
+        told = batch.told
+        for verb, what in ipset_batch.runs(operations):
+            if isinstance(what, IpSet):
+                self._digests.pop(what.name, None)
+                batch.flush()
+                operation = Operation(verb, what)
+                told[operation] = self._apply_set(operation, what)
+            else:
+                self._digests.pop(what[0].set, None)
+                batch.add(verb, what)
         batch.flush()
-        full = {position: outcome for position, outcome in enumerate(outcomes) if outcome.errno == HASH_FULL}
-        if full and self._enlarge_all(operations, full):
-            again = sorted(full)
-            for position, outcome in zip(again, self.apply([operations[position] for position in again]), strict=True):
-                outcomes[position] = outcome
-        return outcomes
+        full = {
+            one: one.item.set for one, outcome in told.items() if outcome.errno == HASH_FULL and isinstance(one.item, SetEntry)
+        }
+        enlarged = self._enlarge_all(dict.fromkeys(full.values()))
+        again = [operation for operation, name in full.items() if name in enlarged]
+        if again:
+            told |= {outcome.operation: outcome for outcome in self.apply(again)}
+        return outcomes(operations, told)
 
-    def _enlarge_all(self, operations: Sequence[Operation], full: dict[int, Outcome]) -> bool:
-        """Enlarge the sets that these entries did not fit into; drops from ``full`` what could not be. Whether any could."""
-        names = {item.set: None for position in full if isinstance(item := operations[position].item, SetEntry)}
+    def _enlarge_all(self, names: Iterable[str]) -> Collection[str]:
+        """Enlarge these sets, which some entries did not fit into; returns those of which that could be done."""
+        enlarged: list[str] = []
         for name in names:
             ip_set = IP_SETS[name]
             try:
                 observed = self._observe(name)
                 if ip_set.type is not SetType.PORT and observed is not None and not observed.differs_from(ip_set):
                     ipset_enlarge.enlarge(self._channel, ip_set, self._revision(ip_set), observed.entries, observed.capacity)
-                    continue
+                    enlarged.append(name)
             except KernelError as error:
                 log.error("set could not be enlarged", set=name, error=str(error))
-            for position in [position for position in full if getattr(operations[position].item, "set", "") == name]:
-                del full[position]
-        return bool(full)
+        return enlarged
 
     def _apply_set(self, operation: Operation, ip_set: IpSet) -> Outcome:
         try:

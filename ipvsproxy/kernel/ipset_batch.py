@@ -3,9 +3,10 @@
 import errno
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ipvsproxy.kernel import ipset_message, message, netlink
-from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SetEntry, SetType
+from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, SetEntries, SetEntry, SetType
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 
 SEND_LIMIT = 120_000
@@ -35,38 +36,39 @@ _BITMAP_MEANINGS: Mapping[int, str] = {_TYPE_SPECIFIC: "the port lies outside th
 
 
 class Batch:
-    """Entry messages that go to the kernel together, and the outcomes of the operations that they carry."""
+    """Entries that go to the kernel together, and what became of them.
 
-    def __init__(self, channel: netlink.Channel, operations: Sequence[Operation], outcomes: list[Outcome]) -> None:
+    ``told`` is about those that were not simply done, by the operation on each entry alone.
+    """
+
+    def __init__(self, channel: netlink.Channel) -> None:
+        self.told: dict[Operation, Outcome] = {}
         self._channel = channel
-        self._operations = operations
-        self._outcomes = outcomes
-        self._pending: list[tuple[Sequence[int], bytes]] = []
+        self._pending: list[_Entries] = []
         self._size = 0
 
-    def add(self, start: int, end: int) -> None:
-        """Take a run of entries of one set and verb."""
-        codec = self._codec(start)
+    def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
+        """Take entries of one set."""
+        codec = ipset_message.codec(entries[0].set)
         step = codec.entries_per_message
-        for first in range(start, end, step):
-            positions, encoded = self._encode(codec, range(first, min(first + step, end)))
-            if positions:
-                self._pending.append((positions, encoded))
-                self._size += len(encoded)
+        for first in range(0, len(entries), step):
+            part = self._encode(codec, verb, entries[first : first + step])
+            if part.entries:
+                self._pending.append(part)
+                self._size += len(part.encoded)
             if self._size >= SEND_LIMIT - ipset_message.CONTAINER_LIMIT:
                 self.flush()
 
-    def _encode(self, codec: ipset_message.EntryCodec, positions: range) -> tuple[Sequence[int], bytes]:
-        """Encode the entries at these positions; those that can not be have failed, and are left out."""
+    def _encode(self, codec: ipset_message.EntryCodec, verb: Verb, entries: Sequence[SetEntry]) -> "_Entries":
+        """Encode entries; those that can not be have failed, and are left out."""
         try:
-            operations = self._operations[positions.start : positions.stop]
-            return positions, codec.encode([item for _, item in operations if isinstance(item, SetEntry)])
+            return _Entries(verb, entries, codec.encode(entries))
         except (ValueError, struct.error) as error:
-            if len(positions) == 1:
-                self._fail(positions[0], errno.EINVAL, str(error))
-                return (), b""
-        alone = [self._encode(codec, range(position, position + 1)) for position in positions]
-        return [position for found, _ in alone for position in found], b"".join(encoded for _, encoded in alone)
+            if len(entries) == 1:
+                self._fail(Operation(verb, entries[0]), errno.EINVAL, str(error))
+                return _Entries(verb, (), b"")
+        alone = [self._encode(codec, verb, (entry,)) for entry in entries]
+        return _Entries(verb, [entry for one in alone for entry in one.entries], b"".join(one.encoded for one in alone))
 
     def flush(self) -> None:
         """Have the kernel do what was taken."""
@@ -75,61 +77,76 @@ class Batch:
         for start in range(0, len(pending), limit):
             chunk = pending[start : start + limit]
             for index, number in self._run(chunk).items():
-                positions, encoded = chunk[index]
-                if len(positions) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
-                    for position in positions:
-                        self._settle(position, number)
+                one = chunk[index]
+                if len(one.entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
+                    for entry in one.entries:
+                        self._tell(Operation(one.verb, entry), number)
                 else:
-                    self._repeat(positions, encoded, limit)
+                    self._repeat(one, limit)
 
-    def _repeat(self, positions: Sequence[int], encoded: bytes, limit: int) -> None:
+    def _repeat(self, several: "_Entries", limit: int) -> None:
         """One entry per message, so that each gets the outcome that is its own."""
-        entries = message.cut(encoded, len(encoded) // len(positions))
-        alone = [((position,), entry) for position, entry in zip(positions, entries, strict=True)]
+        verb, entries, encoded = several
+        parts = message.cut(encoded, len(encoded) // len(entries))
+        alone = [_Entries(verb, (entry,), part) for entry, part in zip(entries, parts, strict=True)]
         for start in range(0, len(alone), limit):
             for index, number in self._run(alone[start : start + limit]).items():
-                self._settle(positions[start + index], number)
+                self._tell(Operation(verb, entries[start + index]), number)
 
-    def _run(self, chunk: Sequence[tuple[Sequence[int], bytes]]) -> dict[int, int]:
+    def _run(self, chunk: Sequence["_Entries"]) -> dict[int, int]:
         sequences = self._channel.sequences(len(chunk))
-        messages = []
-        for (positions, encoded), sequence in zip(chunk, sequences, strict=True):
-            verb = self._operations[positions[0]].verb
-            messages.append(self._codec(positions[0]).request(verb, encoded, sequence))
-        return self._channel.run(messages)
+        return self._channel.run(
+            [
+                ipset_message.codec(entries[0].set).request(verb, encoded, sequence)
+                for (verb, entries, encoded), sequence in zip(chunk, sequences, strict=True)
+            ]
+        )
 
-    def _codec(self, position: int) -> ipset_message.EntryCodec:
-        return ipset_message.codec(self._entry(position).set)
-
-    def _settle(self, position: int, number: int) -> None:
-        operation = self._operations[position]
+    def _tell(self, operation: Operation, number: int) -> None:
+        item = operation.item
+        assert isinstance(item, SetEntry)  # noqa: S101 - a batch holds nothing else
         if operation.verb is Verb.REMOVE and number == errno.ENOENT:
-            self._outcomes[position] = Outcome(operation, surprise=True)
+            self.told[operation] = Outcome(operation, surprise=True)
         else:
-            self._fail(position, max(number, 0), explain(number, IP_SETS[self._entry(position).set].type))
+            self._fail(operation, max(number, 0), explain(number, IP_SETS[item.set].type))
 
-    def _fail(self, position: int, number: int, reason: str) -> None:
-        operation = self._operations[position]
-        self._outcomes[position] = Outcome(operation, f"{operation}: {reason}", number)
-
-    def _entry(self, position: int) -> SetEntry:
-        item = self._operations[position].item
-        assert isinstance(item, SetEntry)  # noqa: S101 - a run holds nothing else
-        return item
+    def _fail(self, operation: Operation, number: int, reason: str) -> None:
+        self.told[operation] = Outcome(operation, f"{operation}: {reason}", number)
 
 
-def runs(operations: Sequence[Operation]) -> Iterator[tuple[int, int]]:
-    """First position and the one behind the last of each run of entries of one set and verb; anything else is alone."""
-    start = 0
-    current: tuple[Verb, str] | None = None
-    for position, (verb, item) in enumerate(operations):
-        kind = (verb, item.set) if type(item) is SetEntry else None
-        if position and (kind is None or kind != current):
-            yield start, position
-            start = position
-        current = kind
-    if operations:
-        yield start, len(operations)
+class _Entries(NamedTuple):
+    """Entries of one set that share a message."""
+
+    verb: Verb
+    entries: Sequence[SetEntry]
+    encoded: bytes
+
+
+def runs(operations: Sequence[Operation]) -> Iterator[tuple[Verb, IpSet | Sequence[SetEntry]]]:
+    """The entries of each run of one set and verb together, and each set alone.
+
+    Raises:
+        TypeError: an operation is on something else.
+    """
+    run: list[SetEntry] = []
+    of: tuple[Verb, str] | None = None
+    for verb, item in operations:
+        if not isinstance(item, SetEntry | SetEntries | IpSet):
+            raise TypeError(f"not a set or an entry: {item}")
+        current = None if isinstance(item, IpSet) else (verb, item.set)
+        if of is not None and current != of:
+            yield of[0], run
+            run = []
+        of = current
+        match item:
+            case IpSet():
+                yield verb, item
+            case SetEntry():
+                run.append(item)
+            case SetEntries():
+                run += item.entries
+    if of is not None:
+        yield of[0], run
 
 
 def explain(number: int, set_type: SetType | None = None) -> str:

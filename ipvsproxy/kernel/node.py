@@ -21,6 +21,7 @@ from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.model.kernel import (
     IP_SETS,
     BoundAddress,
+    BoundAddresses,
     Connections,
     Device,
     FlowCleaning,
@@ -28,6 +29,7 @@ from ipvsproxy.model.kernel import (
     IpSet,
     RealServer,
     RealServers,
+    SetEntries,
     SetEntry,
     Sysctl,
     Timeouts,
@@ -35,7 +37,7 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
 )
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Outcome
+from ipvsproxy.model.plan import Operation, Outcome, as_tried_again
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton, SkeletonImage
 from ipvsproxy.model.state import Observation
@@ -92,8 +94,10 @@ class NodeKernel:
             RealServers: self.ipvs,
             Timeouts: self.ipvs,
             SetEntry: self._ipset,
+            SetEntries: self._ipset,
             IpSet: self._ipset,
             BoundAddress: self._addresses,
+            BoundAddresses: self._addresses,
             Device: self._addresses,
             Sysctl: self._sysctls,
             Skeleton: self.iptables,
@@ -218,7 +222,7 @@ class NodeKernel:
                 applied = driver.apply(run)
             except KernelError as error:
                 # What the driver did before is not known: all of it is done again, which is no error.
-                applied = [Outcome(operation, error=str(error), errno=error.errno) for operation in run]
+                applied = [Outcome(operation, error=str(error), errno=error.errno) for operation in as_tried_again(run)]
             self._on_applied(applied, time.monotonic() - began_s)
             outcomes += applied
         return outcomes

@@ -231,6 +231,16 @@ class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
         return text
 
 
+class SetEntries(NamedTuple):
+    """Several entries that one set gets: one value, for a start adds very many."""
+
+    set: str
+    entries: tuple[SetEntry, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.entries))
+
+
 def network_entry(set_name: str, key: VirtualServerKey, network: Network) -> SetEntry:
     """The ``hash:ip,port,net`` entry for a virtual server and a source range (a /0 range is refused by the kernel)."""
     return SetEntry(set_name, key.address, key.protocol, key.port, network.address, network.prefix_length)
@@ -252,6 +262,15 @@ class BoundAddress(NamedTuple):
 
     def __str__(self) -> str:
         return str(self.address)
+
+
+class BoundAddresses(NamedTuple):
+    """Several service addresses that the dummy device gets: one value, as ``SetEntries``."""
+
+    addresses: tuple[Address, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.addresses))
 
 
 class Sysctl(NamedTuple):

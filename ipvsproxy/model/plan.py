@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 from ipvsproxy.model.kernel import (
     BoundAddress,
+    BoundAddresses,
     Device,
     FlowCleaning,
     IpSet,
     RealServer,
     RealServers,
+    SetEntries,
     SetEntry,
     Sysctl,
     Timeouts,
@@ -37,8 +39,10 @@ Item = (
     | RealServer
     | RealServers
     | SetEntry
+    | SetEntries
     | IpSet
     | BoundAddress
+    | BoundAddresses
     | Device
     | Sysctl
     | Timeouts
@@ -48,10 +52,10 @@ Item = (
 
 
 class Operation(NamedTuple):
-    """One change of one kernel object, or the addition of all real servers of a new virtual server.
+    """One change of one kernel object, or the addition of several of one kind.
 
     A ``VirtualServer`` is added or set without its real servers: those are operations of their own, and follow it.
-    ``RealServers`` are only ever added.
+    ``RealServers``, ``SetEntries`` and ``BoundAddresses`` are only ever added.
     """
 
     verb: Verb
@@ -61,7 +65,7 @@ class Operation(NamedTuple):
         match self.item:
             case VirtualServer(key=key):
                 name = str(key)
-            case SetEntry(set=set_name):
+            case SetEntry(set=set_name) | SetEntries(set=set_name):
                 name = f"{set_name} {self.item}"
             case item:
                 name = str(item)
@@ -73,8 +77,10 @@ _KINDS: Mapping[type, str] = {
     RealServer: "real_server",
     RealServers: "real_server",
     SetEntry: "set_entry",
+    SetEntries: "set_entry",
     IpSet: "set",
     BoundAddress: "address",
+    BoundAddresses: "address",
     Device: "device",
     Sysctl: "sysctl",
     Timeouts: "timeouts",
@@ -89,19 +95,44 @@ def kind_of(item: Item) -> str:
 
 
 def one_by_one(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """The same, with an operation of its own for each real server."""
+    """The same, with an operation of its own for each kernel object."""
     for operation in operations:
-        if isinstance(operation.item, RealServers):
-            for key in operation.item.keys:
-                yield Operation(operation.verb, RealServer(operation.item.virtual_server, key))
-        else:
-            yield operation
+        verb, item = operation
+        match item:
+            case RealServers():
+                yield from (Operation(verb, RealServer(item.virtual_server, key)) for key in item.keys)
+            case SetEntries():
+                yield from (Operation(verb, entry) for entry in item.entries)
+            case BoundAddresses():
+                yield from (Operation(verb, BoundAddress(address)) for address in item.addresses)
+            case _:
+                yield operation
+
+
+def as_tried_again(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """The same as they are tried again after a failure: real servers of a new virtual server together, all else one by one."""
+    for operation in operations:
+        yield from (operation,) if type(operation.item) is RealServers else one_by_one((operation,))
+
+
+def objects(item: Item) -> int:
+    """How many kernel objects an item is about."""
+    match item:
+        case RealServers():
+            return len(item.keys)
+        case SetEntries():
+            return len(item.entries)
+        case BoundAddresses():
+            return len(item.addresses)
+        case _:
+            return 1
 
 
 class Outcome(NamedTuple):
     """What became of an operation. ``error`` is empty when the kernel holds what was asked, else one line for the operator.
 
-    That of ``RealServers`` is about those of them that were added; each other one has an outcome of its own, as ``RealServer``.
+    That of several objects is about those of them that were added; each other one has an outcome of its own, as an operation on
+    it alone.
 
     ``errno`` is the kernel's number where there is one, else 0. ``surprise`` means that the kernel held something else than
     we believed (an add found the object there, a removal found it gone): what was asked is in force, but the view is old.
@@ -113,6 +144,23 @@ class Outcome(NamedTuple):
     errno: int = 0
     surprise: bool = False
     removed: int = 0
+
+
+def outcomes(operations: Iterable[Operation], told: Mapping[Operation, Outcome]) -> list[Outcome]:
+    """One for each operation: what is told of it, or that it is in force.
+
+    ``told`` has operations on one object alone. Where it has one of several, each of these has an outcome of its own.
+    """
+    if not told:
+        return list(map(Outcome, operations))
+    found: list[Outcome] = []
+    for operation in operations:
+        alone = [told.get(one) for one in one_by_one([operation])]
+        if any(alone):
+            found += [outcome or Outcome(one) for one, outcome in zip(one_by_one([operation]), alone, strict=True)]
+        else:
+            found.append(Outcome(operation))
+    return found
 
 
 class Plan(NamedTuple):

@@ -5,12 +5,14 @@ from typing import assert_never
 
 from ipvsproxy.model.kernel import (
     BoundAddress,
+    BoundAddresses,
     Device,
     FlowCleaning,
     IpSet,
     ObservedVirtualServer,
     RealServer,
     RealServers,
+    SetEntries,
     SetEntry,
     Sysctl,
     Timeouts,
@@ -50,12 +52,22 @@ class Booking:
                 self._virtual_server(verb, item)
             case SetEntry():
                 claims.entries[item.set].confirm(item, is_there)
+            case SetEntries():
+                claims.entries[item.set].confirm_all(item.entries, True)
             case BoundAddress():
                 claims.addresses.confirm(item.address, is_there)
+            case BoundAddresses():
+                claims.addresses.confirm_all(item.addresses, True)
             case IpSet():
                 claims.sets.confirm(item, is_there)
             case Device():
                 claims.devices.confirm(item, is_there)
+            case _:
+                self._value(item)
+
+    def _value(self, item: Sysctl | Timeouts | Skeleton | FlowCleaning) -> None:
+        claims = self._claims
+        match item:
             case Sysctl():
                 claims.sysctls.confirm(item.path, item.value)
             case Timeouts():
@@ -72,9 +84,14 @@ class Booking:
         table = self._claims.virtual_servers
         for key in self._changed:
             wanted, seen = table.desired.get(key), table.observed.get(key)
-            if wanted is not None and seen is not None and seen.real_servers == wanted.weights:
-                table.exchange(key, ObservedVirtualServer(seen.settings, wanted.weights, seen.flags_known))
-            table.confirm(key, table.observed.get(key))
+            if (
+                wanted is not None
+                and seen is not None
+                and seen.real_servers is not wanted.weights
+                and seen.real_servers == wanted.weights
+            ):
+                seen = ObservedVirtualServer(seen.settings, wanted.weights, seen.flags_known)
+            table.confirm(key, seen)
 
     def _virtual_server(self, verb: Verb, item: VirtualServer) -> None:
         table = self._claims.virtual_servers

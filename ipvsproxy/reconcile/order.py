@@ -15,11 +15,13 @@ from collections.abc import Mapping
 from ipvsproxy.model.kernel import (
     IP_SETS,
     BoundAddress,
+    BoundAddresses,
     Device,
     FlowCleaning,
     IpSet,
     RealServer,
     RealServers,
+    SetEntries,
     SetEntry,
     SetKind,
     Sysctl,
@@ -63,6 +65,7 @@ _RANKS: Mapping[tuple[Verb, type], int] = {
     (Verb.ADD, RealServer): 8,
     (Verb.SET, RealServer): 8,
     (Verb.ADD, BoundAddress): 9,
+    (Verb.ADD, BoundAddresses): 9,
     (Verb.REMOVE, RealServer): 10,
     (Verb.REMOVE, VirtualServer): 11,
     (Verb.REMOVE, BoundAddress): 14,
@@ -84,7 +87,7 @@ def rank(operation: Operation) -> int:
         KeyError: nobody ever plans such an operation.
     """
     verb, item = operation
-    if type(item) is SetEntry:
+    if isinstance(item, SetEntry | SetEntries):
         return _RANKS_OF_ENTRIES[verb, item.set]
     if verb is Verb.SET and type(item) is RealServer and item.weight == 0:
         return _DRAINING

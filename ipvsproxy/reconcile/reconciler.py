@@ -33,7 +33,7 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
 )
 from ipvsproxy.model.net import Address, Network
-from ipvsproxy.model.plan import Item, Operation, Outcome, Plan, Report, Verb, kind_of
+from ipvsproxy.model.plan import Item, Operation, Outcome, Plan, Report, Verb, as_tried_again, kind_of, objects
 from ipvsproxy.model.real_servers import RealServerKey, plain
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
@@ -185,7 +185,8 @@ class Reconciler:
         for key in self.drains.expire(now):
             self.claims.virtual_servers.touch(key)
         self._release(0 if only_additions else self.room(now), now)
-        operations = list(wishes.wanted(self.claims, self.drains))
+        # What failed, or is fought over, is looked at one by one.
+        operations = list(wishes.wanted(self.claims, self.drains, together=not (self.drifts or self._retries)))
         if only_additions:
             operations = [
                 one for one in operations if one.verb is Verb.ADD or not (order.is_removal(one) or self._loses_rules(one))
@@ -279,7 +280,7 @@ class Reconciler:
             operation = outcome.operation
             verb, item = operation
             what = (verb, kind_of(item))
-            count = len(item.keys) if type(item) is RealServers else 1
+            count = objects(item)
             if outcome.surprise:
                 surprises += 1
             if outcome.error:
@@ -308,7 +309,8 @@ class Reconciler:
         if isinstance(operation.item, Sysctl):
             self.claims.give_up_setting(operation.item, outcome.error)
         else:
-            self._retries.fail(_identity(operation), operation, now)
+            for each in as_tried_again((operation,)):
+                self._retries.fail(_identity(each), each, now)
 
     @property
     def pending(self) -> int:

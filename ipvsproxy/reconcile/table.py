@@ -225,6 +225,21 @@ class Table(Generic[K, V, W]):
             self._observed[key] = value
         self.touch(key)
 
+    def confirm_all(self, keys: Iterable[K], value: W) -> None:
+        """As ``confirm``, of several keys that were pending and now hold the same."""
+        if self._foreign:
+            self._foreign.difference_update(keys)
+        observed, desired, pending, differs = self._observed, self._desired, self._pending, self._differs
+        for key in keys:
+            observed[key] = value
+            wanted = desired.get(key)
+            if wanted is None or key not in pending or differs(wanted, value):
+                self.touch(key)
+            else:
+                del pending[key]
+        self._pending = self._pending or {}
+        self._note_inequality()
+
     def exchange(self, key: K, value: W) -> None:
         """Put an equal object, which is about to change, in the place of an observed one; ``confirm`` it when it has changed."""
         self._observed[key] = value
@@ -248,6 +263,9 @@ class Table(Generic[K, V, W]):
         elif key in self._surplus:
             del self._surplus[key]
             self._surplus = self._surplus or {}
+        self._note_inequality()
+
+    def _note_inequality(self) -> None:
         if self._pending or self._surplus:
             self._unequal[self] = None
         elif self in self._unequal:

@@ -3,19 +3,25 @@
 import itertools
 from collections.abc import Iterator
 
-from ipvsproxy.model.kernel import BoundAddress, FlowCleaning, RealServer, RealServers
+from ipvsproxy.model.kernel import BoundAddress, BoundAddresses, FlowCleaning, RealServer, RealServers, SetEntries
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.reconcile import diff, ownership, precondition
 from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
 from ipvsproxy.reconcile.drain import Drains
 
 
-def wanted(claims: Claims, drains: Drains) -> Iterator[Operation]:
-    """What is to be done for the keys that somebody wants, as far as it may be done now."""
+def wanted(claims: Claims, drains: Drains, *, together: bool = True) -> Iterator[Operation]:
+    """What is to be done for the keys that somebody wants, as far as it may be done now.
+
+    ``together``: several entries of one set are one operation, and so are several addresses.
+    """
     yield from _foundation(claims)
     for name, table in claims.unequal_entries():
-        for entry in precondition.may_be_added(claims, name, table.pending):
-            yield Operation(Verb.ADD, entry)
+        entries = tuple(precondition.may_be_added(claims, name, table.pending))
+        if together and len(entries) > 1:
+            yield Operation(Verb.ADD, SetEntries(name, entries))
+        else:
+            yield from (Operation(Verb.ADD, entry) for entry in entries)
     held_back = precondition.held_back(claims)
     not_masqueraded_yet = precondition.not_masqueraded_yet(claims)
     virtual_servers = claims.virtual_servers
@@ -24,9 +30,11 @@ def wanted(claims: Claims, drains: Drains) -> Iterator[Operation]:
             wish, seen = virtual_servers.desired[key], virtual_servers.observed.get(key)
             operations = diff.virtual_server_operations(key, wish, seen, drains.is_over)
             yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
-    for address in claims.addresses.pending:
-        if precondition.may_be_bound(claims, address):
-            yield Operation(Verb.ADD, BoundAddress(address))
+    addresses = tuple([address for address in claims.addresses.pending if precondition.may_be_bound(claims, address)])
+    if together and len(addresses) > 1:
+        yield Operation(Verb.ADD, BoundAddresses(addresses))
+    else:
+        yield from (Operation(Verb.ADD, BoundAddress(address)) for address in addresses)
     for flow in claims.flows.pending:
         keep = claims.flows.desired[flow]
         if precondition.leads_only_to(claims, flow, keep):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ipvsproxy.kernel import ipset_batch, ipset_message, netlink
-from ipvsproxy.model.kernel import IpSet, SetEntry, SetKind, SetType
+from ipvsproxy.model.kernel import IpSet, SetEntries, SetEntry, SetKind, SetType
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from tests.kernel import fake_netlink
@@ -20,8 +20,17 @@ def entry(number: int) -> SetEntry:
 
 def test_a_run_is_of_one_set_and_one_verb() -> None:
     other = SetEntry("KUBE-NODE-PORT-TCP", port=80)
-    added = [Operation(Verb.ADD, item) for item in (entry(1), entry(2), other, IpSet(SetKind.IPVS_IPS, Family.IPV4), entry(3))]
-    assert list(ipset_batch.runs([*added, Operation(Verb.REMOVE, entry(4))])) == [(0, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
+    ip_set = IpSet(SetKind.IPVS_IPS, Family.IPV4)
+    several = SetEntries(NAME, (entry(5), entry(6)))
+    added = [Operation(Verb.ADD, item) for item in (entry(1), entry(2), other, ip_set, entry(3), several)]
+    assert list(ipset_batch.runs([*added, Operation(Verb.REMOVE, entry(4)), Operation(Verb.REMOVE, ip_set)])) == [
+        (Verb.ADD, [entry(1), entry(2)]),
+        (Verb.ADD, [other]),
+        (Verb.ADD, ip_set),
+        (Verb.ADD, [entry(3), entry(5), entry(6)]),
+        (Verb.REMOVE, [entry(4)]),
+        (Verb.REMOVE, ip_set),
+    ]
     assert not list(ipset_batch.runs([]))
 
 
@@ -34,17 +43,15 @@ def test_an_entry_that_can_not_be_encoded_does_not_keep_the_others_from_their_me
         *_, last = fake_netlink.sequences(data)
         return [fake_netlink.error(last, errno.EINVAL)]
 
-    operations = [Operation(Verb.ADD, item) for item in (entry(1), msgspec.structs.replace(entry(2), protocol=None), entry(3))]
-    outcomes = list(map(Outcome, operations))
-    batch = ipset_batch.Batch(netlink.Channel(0, lambda _protocol: fake_netlink.FakeSocket(answer)), operations, outcomes)
-    batch.add(0, 3)
+    entries = [entry(1), msgspec.structs.replace(entry(2), protocol=None), entry(3)]
+    _, wrong, refused = (Operation(Verb.ADD, item) for item in entries)
+    batch = ipset_batch.Batch(netlink.Channel(0, lambda _protocol: fake_netlink.FakeSocket(answer)))
+    batch.add(Verb.ADD, entries)
     batch.flush()
-    assert [outcome.error for outcome in outcomes] == [
-        "",
-        f"{operations[1]}: the protocol is missing",
-        f"{operations[2]}: Invalid argument",
-    ]
-    assert [outcome.errno for outcome in outcomes] == [0, errno.EINVAL, errno.EINVAL]
+    assert batch.told == {
+        wrong: Outcome(wrong, f"{wrong}: the protocol is missing", errno.EINVAL),
+        refused: Outcome(refused, f"{refused}: Invalid argument", errno.EINVAL),
+    }
     together, alone = sent
     codec = ipset_message.codec(NAME)
     assert together.endswith(codec.encode([entry(1), entry(3)]))

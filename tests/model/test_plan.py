@@ -1,18 +1,21 @@
 """How operations are named, for each kind of item there is."""
 
 import typing
+from collections.abc import Sequence
 
 import pytest
 
 from ipvsproxy.model import plan
 from ipvsproxy.model.kernel import (
     BoundAddress,
+    BoundAddresses,
     Device,
     Flow,
     FlowCleaning,
     IpSet,
     RealServer,
     RealServers,
+    SetEntries,
     SetEntry,
     SetKind,
     Sysctl,
@@ -21,12 +24,14 @@ from ipvsproxy.model.kernel import (
     VirtualServerSettings,
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.plan import Item, Operation, Verb
+from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import EvenWeights
 from ipvsproxy.model.rules import Skeleton
 from tests import builders
 
 IP = parse_address("10.0.0.1")
+OTHER = parse_address("10.0.0.2")
+ENTRIES = (SetEntry("KUBE-IPVS-IPS", IP), SetEntry("KUBE-IPVS-IPS", OTHER))
 PODS = ("10.244.0.5", "10.244.0.6")
 BACKENDS = EvenWeights.of([builders.backend(one) for one in PODS])
 FRONTEND = builders.frontend("10.0.0.1", 80)
@@ -39,7 +44,9 @@ TEXTS: list[tuple[Item, str]] = [
     ),
     (SetEntry("KUBE-IPVS-IPS", IP), "set_entry KUBE-IPVS-IPS 10.0.0.1"),
     (IpSet(SetKind.IPVS_IPS, Family.IPV4), "set KUBE-IPVS-IPS"),
+    (SetEntries("KUBE-IPVS-IPS", (SetEntry("KUBE-IPVS-IPS", IP),)), "set_entry KUBE-IPVS-IPS 10.0.0.1"),
     (BoundAddress(IP), "address 10.0.0.1"),
+    (BoundAddresses((IP, IP)), "address 10.0.0.1, 10.0.0.1"),
     (Device("kube-ipvs0"), "device kube-ipvs0"),
     (Sysctl("net/ipv4/ip_forward", "1"), "sysctl net/ipv4/ip_forward = 1"),
     (Timeouts(0, 0, 300), "timeouts timeouts 0 0 300"),
@@ -56,12 +63,43 @@ def test_an_operation_says_what_is_done_to_which_object(item: Item, text: str) -
 def test_every_kind_of_item_has_a_name_and_each_its_own() -> None:
     kinds = typing.get_args(Item)
     assert {type(item) for item, _ in TEXTS} == set(kinds)
-    assert len({plan.kind_of(item) for item, _ in TEXTS}) == len(kinds) - 1
-    assert plan._KINDS[RealServers] == plan._KINDS[RealServer], "one of them or several, they are counted together"
+    together = {RealServers: RealServer, SetEntries: SetEntry, BoundAddresses: BoundAddress}
+    assert len({plan.kind_of(item) for item, _ in TEXTS}) == len(kinds) - len(together)
+    for several, one in together.items():
+        assert plan._KINDS[several] == plan._KINDS[one], "one of them or several, they are counted together"
 
 
-def test_real_servers_are_told_one_by_one_between_the_others() -> None:
+@pytest.mark.parametrize(
+    ("several", "alone"),
+    [
+        (RealServers(FRONTEND, BACKENDS), [RealServer(FRONTEND, builders.backend(address)) for address in PODS]),
+        (SetEntries("KUBE-IPVS-IPS", ENTRIES), list(ENTRIES)),
+        (BoundAddresses((IP, OTHER)), [BoundAddress(IP), BoundAddress(OTHER)]),
+    ],
+)
+def test_several_objects_are_told_one_by_one_between_the_others(several: Item, alone: Sequence[Item]) -> None:
     others = [Operation(Verb.ADD, BoundAddress(IP)), Operation(Verb.REMOVE, RealServer(FRONTEND, builders.backend(PODS[0])))]
-    several = Operation(Verb.ADD, RealServers(FRONTEND, BACKENDS))
-    alone = [Operation(Verb.ADD, RealServer(FRONTEND, builders.backend(address))) for address in PODS]
-    assert list(plan.one_by_one([others[0], several, others[1]])) == [others[0], *alone, others[1]]
+    each = [Operation(Verb.ADD, item) for item in alone]
+    assert list(plan.one_by_one([others[0], Operation(Verb.ADD, several), others[1]])) == [others[0], *each, others[1]]
+    assert plan.objects(several) == len(alone)
+    assert [plan.objects(item) for item in alone] == [1] * len(alone)
+
+
+def test_real_servers_alone_are_tried_again_together() -> None:
+    several = [Operation(Verb.ADD, item) for item in (RealServers(FRONTEND, BACKENDS), SetEntries("KUBE-IPVS-IPS", ENTRIES))]
+    assert list(plan.as_tried_again(several)) == [several[0], *(Operation(Verb.ADD, entry) for entry in ENTRIES)]
+
+
+def test_what_is_told_of_one_of_several_objects_makes_them_be_told_one_by_one() -> None:
+    entries, addresses = (
+        Operation(Verb.ADD, item) for item in (SetEntries("KUBE-IPVS-IPS", ENTRIES), BoundAddresses((IP, OTHER)))
+    )
+    alone = [Operation(Verb.ADD, item) for item in (IpSet(SetKind.IPVS_IPS, Family.IPV4), BoundAddress(IP), BoundAddress(OTHER))]
+    assert plan.outcomes([entries, addresses], {}) == [Outcome(entries), Outcome(addresses)]
+    told = {one: Outcome(one, "no") for one in alone[:2]}
+    assert plan.outcomes([alone[0], entries, addresses], told) == [
+        told[alone[0]],
+        Outcome(entries),
+        told[alone[1]],
+        Outcome(alone[2]),
+    ]

@@ -10,7 +10,7 @@ import pytest
 
 from ipvsproxy.model.kernel import FlowCleaning, RealServer, RealServers, SetEntry, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Protocol
-from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.plan import Operation, Verb, one_by_one
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
 from tests import builders
 from tests.reconcile import examples, simulation
@@ -289,7 +289,7 @@ def test_only_entries_that_keep_traffic_from_being_masqueraded_wait_for_a_real_s
     for held in node.kernel.sets.values():
         held.entries.clear()
     node.observe()
-    added = {one.item for one in node.plan().operations if isinstance(one.item, SetEntry)}
+    added = {one.item for one in one_by_one(node.plan().operations) if isinstance(one.item, SetEntry)}
     waiting = set(local_entries(Protocol.TCP).values())
     assert not added & waiting
     assert waiting | added == {*node.states[ServiceName(builders.NAMESPACE, "shop")].entries}

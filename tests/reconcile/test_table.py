@@ -1,6 +1,7 @@
 """A table of any kind: who has a key, what is pending, what is foreign. Left out: what is in a table (``test_claims``)."""
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from ipvsproxy.model.kernel import Owner
 from ipvsproxy.model.service import ServiceName
@@ -47,6 +48,32 @@ def test_a_wish_given_up_before_it_was_fulfilled_leaves_nothing_to_do() -> None:
     wishes.claim(OLD, {}, {"key": (OLD, 1)})
     wishes.claim(OLD, {"key": (OLD, 1)}, {})
     assert pending(wishes) == []
+
+
+def test_several_keys_that_are_confirmed_at_once_are_as_one_by_one() -> None:
+    found = []
+    for at_once in (True, False):
+        unequal: dict[Table[Any, Any, Any], None] = {}
+        wishes: Table[str, tuple[Owner, int], int] = Table(
+            lambda wanted: wanted[0], lambda wanted, seen: wanted[1] != seen, lambda _: False, unequal
+        )
+        wishes.observe({"theirs": 3, "unwanted": 3}, lambda _: False)
+        keys = ["new", "other value", "theirs", "unwanted", "in force"]
+        wishes.claim(OLD, {}, {key: (OLD, 1 if key == "other value" else 2) for key in (*keys, "left") if key != "unwanted"})
+        wishes.confirm("in force", 2)
+        for together in (keys,) if at_once else ():
+            wishes.confirm_all(together, 2)
+        for key in () if at_once else keys:
+            wishes.confirm(key, 2)
+        before = pending(wishes), dict(wishes.observed), set(wishes.foreign), bool(unequal)
+        for key in ("other value", "left"):
+            wishes.claim(OLD, {key: (OLD, 1)}, {key: (OLD, 4)})
+        wishes.confirm("unwanted", None)
+        wishes.confirm_all(("other value", "left"), 4)
+        found.append((before, pending(wishes), dict(wishes.observed), bool(unequal)))
+    assert found[0] == found[1]
+    (differing, *_, is_unequal), *_, is_unequal_at_last = found[0]
+    assert (differing, is_unequal, is_unequal_at_last) == (["other value", "left", "unwanted"], True, False)
 
 
 def test_the_oldest_owner_has_the_key_whoever_comes_first() -> None:
