@@ -327,21 +327,22 @@ class Engine:
         """Pauses after each ``WORK_PER_STEP``: a Service counts as one endpoint more than it has, for each of its ports."""
         work = 0
         for name in names:
-            self._translate(name)
-            service = self._store.services.get(name)
-            endpoints = sum(len(item.conditions) for item in self._store.slices_of(name))
-            work += (1 + endpoints) * max(1, len(service.ports) if service else 0)
+            work += self._translate(name)
             if work >= WORK_PER_STEP:
                 work = 0
                 yield
 
-    def _translate(self, name: ServiceName) -> None:
-        service, wanted = self._store.services.get(name), None
+    def _translate(self, name: ServiceName) -> int:
+        """Have the reconciler know what a Service wants now; returns how much work that was, in endpoints."""
+        service, wanted, work = self._store.services.get(name), None, 1
         if service is not None and self._view is not None:
-            wanted = state.translate(service, self._store.slices_of(name), self._view, self._translation)
+            slices = self._store.slices_of(name)
+            wanted = state.translate(service, slices, self._view, self._translation)
+            work = (1 + sum([len(item.conditions) for item in slices])) * max(1, len(service.ports))
         journal.tell_wanted(name, wanted)
         self._refusals.note(name, service, wanted)
         self.reconciler.put(name, wanted)
+        return work
 
     def _put_skeletons(self) -> None:
         if self._view is None:

@@ -1,6 +1,7 @@
 """Real servers by address and port, and the weights of all that one virtual server has."""
 
 import functools
+import struct
 from collections.abc import Collection, ItemsView, Iterator, KeysView, Mapping
 from typing import cast
 
@@ -38,8 +39,7 @@ class RealServerKey(bytes):
         Raises:
             OverflowError: the port is outside 0..65535.
         """
-        packed_port = port.to_bytes(PORT_SIZE, "big")
-        return [cls(addresses[at : at + size] + packed_port) for at in range(0, len(addresses), size)]
+        return list(map(cls, plain_at_each(addresses, size, port)))
 
     @property
     def address(self) -> Address:
@@ -58,6 +58,17 @@ class RealServerKey(bytes):
         return f"RealServerKey({str(self)!r})"
 
 
+def plain_at_each(addresses: bytes, size: int, port: int) -> list[bytes]:
+    """As ``RealServerKey.at_each``, as plain bytes, which equal the keys and take a third of the time to make.
+
+    Raises:
+        OverflowError: the port is outside 0..65535.
+        struct.error: the last address is shorter.
+    """
+    packed_port = port.to_bytes(PORT_SIZE, "big")
+    return [address + packed_port for (address,) in struct.iter_unpack(f"{size}s", addresses)]
+
+
 class EvenWeights(Mapping[RealServerKey, int]):
     """Real servers of one virtual server, in an order that stays, each with weight 1, packed: this is what nearly all have.
 
@@ -73,7 +84,7 @@ class EvenWeights(Mapping[RealServerKey, int]):
         self._size = size
 
     @classmethod
-    def of(cls, keys: Collection[RealServerKey]) -> "EvenWeights":
+    def of(cls, keys: Collection[bytes]) -> "EvenWeights":
         """Of these, which are of one family, and none of which is there twice."""
         return cls(b"".join(keys), len(next(iter(keys)))) if keys else NO_REAL_SERVERS
 

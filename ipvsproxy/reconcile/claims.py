@@ -159,6 +159,8 @@ class Claims:
             self._claim_entries(owner, state, state)
 
     def _claim(self, owner: Owner, before: ServiceState, after: ServiceState) -> set[Owner]:
+        if before is _NOTHING and not after.flows:
+            return self._claim_first(owner, after)
         affected = self.virtual_servers.claim(owner, before.virtual_servers, after.virtual_servers)
         if before.addresses != after.addresses:
             self.addresses.claim(owner, presence(before.addresses, owner), presence(after.addresses, owner))
@@ -166,6 +168,18 @@ class Claims:
             self._claim_flows(owner, before.flows, after.flows)
         self._claim_entries(owner, before, after)
         return affected - {owner} if affected else affected
+
+    def _claim_first(self, owner: Owner, state: ServiceState) -> set[Owner]:
+        """As ``_claim``, for a Service that had nothing: at a start these are all."""
+        affected: set[Owner] = set()
+        for item in state.served:
+            loser = self.virtual_servers.want(item.key, owner, item)
+            if loser is not None:
+                affected.add(loser)
+        for address in state.addresses:
+            self.addresses.want(address, owner, owner)
+        self._claim_entries(owner, _NOTHING, state)
+        return affected
 
     def _claim_flows(
         self, owner: Owner, before: Mapping[Flow, frozenset[RealServerKey]], after: Mapping[Flow, frozenset[RealServerKey]]

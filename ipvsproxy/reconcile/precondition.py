@@ -32,7 +32,8 @@ def may_be_bound(claims: Claims, address: Address) -> bool:
     seen = claims.virtual_servers.observed
     for owner in claims.addresses.wanting(address):
         for item in claims.states[owner.service].served:
-            if item.key in seen and item.key.address == address:
+            key = item.key
+            if key.address == address and key in seen:
                 return True
     return False
 

@@ -7,7 +7,7 @@ Rule 3: what was observed and nobody wants is removed only if it is ours, and no
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ipvsproxy.model.kernel import Owner
@@ -106,13 +106,12 @@ class Table(Generic[K, V, W]):
 
     def want(self, key: K, owner: Owner, value: V) -> Owner | None:
         """Have an owner want a key; returns another owner who lost it by this."""
-        held, loser = self._desired.get(key), None
-        if held is None and key not in self._observed:
+        if key not in self._observed and self._desired.setdefault(key, value) is value:
             # As for all keys of a new Service: nothing is to be compared.
-            self._desired[key] = value
             self._pending[key] = None
             self._unequal[self] = None
             return None
+        held, loser = self._desired.get(key), None
         if held is not None and (holder := self._owner_of(held)) != owner:
             waiting = self._waiting.setdefault(key, {})
             if holder < owner:
@@ -142,11 +141,12 @@ class Table(Generic[K, V, W]):
         held = self._desired.get(key)
         return held is not None and self._owner_of(held) == owner
 
-    def wanting(self, key: K) -> Iterator[Owner]:
+    def wanting(self, key: K) -> Sequence[Owner]:
         """All owners who want a key, the one who has it first."""
-        if (held := self._desired.get(key)) is not None:
-            yield self._owner_of(held)
-            yield from sorted(self._waiting.get(key, ()))
+        held = self._desired.get(key)
+        if held is None:
+            return ()
+        return (self._owner_of(held), *sorted(self._waiting.get(key, ())))
 
     def observe(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> None:
         """Replace all that is believed to be there. What was believed to be ours, and is there, stays ours."""

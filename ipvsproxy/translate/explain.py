@@ -123,7 +123,7 @@ def _frontends(
 def _uses(
     item: EndpointSlice,
     port: ServicePort,
-    endpoints: Mapping[RealServerKey, Conditions],
+    endpoints: Mapping[bytes, Conditions],
     choice: topology.Choice,
     told: set[RealServerKey],
 ) -> Iterator[EndpointUse]:

@@ -23,7 +23,7 @@ from ipvsproxy.model.kernel import (
     network_entry,
 )
 from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, plain_at_each
 from ipvsproxy.model.service import Conditions, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate import refusal, topology
@@ -48,7 +48,9 @@ def translate(service: Service, slices: Iterable[EndpointSlice], view: NodeView,
         return ServiceState(owner=owner, skipped=(service.not_served, *service.skipped))
     service, refused = refusal.admit(service, view, settings)
     skipped = (*service.skipped, *refused) if refused else service.skipped
-    ordered = sorted(slices, key=_name_of)
+    ordered = list(slices)
+    if len(ordered) > 1:
+        ordered.sort(key=_name_of)
     served = []
     for address in service.cluster_addresses:
         if address.family in settings.families:
@@ -125,17 +127,15 @@ class _FamilyState:
             local = {key: conditions for key, conditions in endpoints.items() if conditions.node_name == here}
             self._add_port(port, endpoints, local)
             if local:
-                local_ready.update(key.address for key, conditions in local.items() if conditions.ready)
+                local_ready.update(RealServerKey(key).address for key, conditions in local.items() if conditions.ready)
         if self.service.health_check_node_port:
             port_number = self.service.health_check_node_port
             self._enter(SetKind.HEALTH_CHECK_NODE_PORT, port=port_number)
             listener = HealthListener(self.family, port_number, self.service.name)
             self.local_endpoints[listener] = len(local_ready)
 
-    def _add_port(
-        self, port: ServicePort, endpoints: Mapping[RealServerKey, Conditions], local_endpoints: Iterable[RealServerKey]
-    ) -> None:
-        for key in local_endpoints:
+    def _add_port(self, port: ServicePort, endpoints: Mapping[bytes, Conditions], local_endpoints: Iterable[bytes]) -> None:
+        for key in map(RealServerKey, local_endpoints):
             # A pod that reaches itself through a service address must not see its own address as the client's.
             address = key.address
             self._enter(SetKind.LOOP_BACK, address, port.protocol, key.port, address)
@@ -194,9 +194,9 @@ class _FamilyState:
         else:
             self.refused.append(key)
 
-    def _add_flows(self, port: ServicePort, endpoints: Mapping[RealServerKey, Conditions]) -> None:
+    def _add_flows(self, port: ServicePort, endpoints: Mapping[bytes, Conditions]) -> None:
         """Tracked flows outlive their endpoint; only a port with a serving endpoint has somewhere to send them instead."""
-        serving = frozenset(key for key, conditions in endpoints.items() if conditions.serving)
+        serving = frozenset(RealServerKey(key) for key, conditions in endpoints.items() if conditions.serving)
         if not serving:
             return
         for address in (self.cluster_address, *self.external_addresses, *self.load_balancer_addresses):
@@ -243,7 +243,7 @@ def _virtual_server_settings(scheduler: str, affinity_timeout_s: int) -> Virtual
 
 
 def choose(
-    service: Service, port: ServicePort, family: Family, endpoints: Mapping[RealServerKey, Conditions], view: NodeView
+    service: Service, port: ServicePort, family: Family, endpoints: Mapping[bytes, Conditions], view: NodeView
 ) -> topology.Choice:
     """Which of the endpoints of a port serve it in a family, by the Service's traffic policies."""
     return topology.choose(
@@ -266,17 +266,19 @@ def _is_external_local(service: Service, port: ServicePort, family: Family) -> b
     )
 
 
-def find_endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Mapping[RealServerKey, Conditions]:
+def find_endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Mapping[bytes, Conditions]:
     """The endpoints of a service port: those of slices that have a port of its name and protocol, with that port's number.
+
+    They go by the plain bytes of their keys as real servers, which equal those keys.
 
     An address that stands there twice counts once: the later entry replaces the earlier one unless it is terminating, as a
     new pod may have got the address of one that is just going.
     """
-    found: dict[RealServerKey, Conditions] = {}
+    found: dict[bytes, Conditions] = {}
     for item in slices:
         for one in item.ports:
             if one.name == port.name and one.protocol is port.protocol:
-                each = zip(real_servers(item, one.port), item.conditions, strict=True)
+                each = zip(_keys(item, one.port), item.conditions, strict=True)
                 if any([conditions.terminating for conditions in item.conditions]):  # noqa: C419 - a generator costs twice that
                     for key, conditions in each:
                         if not conditions.terminating or key not in found:
@@ -288,4 +290,8 @@ def find_endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Mappin
 
 def real_servers(item: EndpointSlice, port: int) -> list[RealServerKey]:
     """The endpoints of a slice as real servers on a port, in their order."""
-    return RealServerKey.at_each(item.addresses, item.family.bits // 8, port) if item.family else []
+    return list(map(RealServerKey, _keys(item, port)))
+
+
+def _keys(item: EndpointSlice, port: int) -> list[bytes]:
+    return plain_at_each(item.addresses, item.family.bits // 8, port) if item.family else []

@@ -6,13 +6,17 @@ Rule: whether an endpoint is used, and why not, is one question: ``Scope.why_not
 """
 
 import enum
+import functools
 import itertools
 import zlib
-from collections.abc import Collection, KeysView, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, KeysView, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.service import Conditions
+
+K = TypeVar("K", bound=bytes)
+"""A real server's key, or the plain bytes of one."""
 
 
 class WhyNot(enum.StrEnum):
@@ -62,11 +66,14 @@ class Scope(NamedTuple):
             return WhyNot.HINT_FOR_OTHER_ZONE
         return None
 
-    def used(self, endpoints: Mapping[RealServerKey, Conditions]) -> Collection[RealServerKey]:
+    def used(self, endpoints: Mapping[K, Conditions]) -> Collection[K]:
         """Those of the endpoints that are used."""
-        if not any(self) and all([endpoint.ready for endpoint in endpoints.values()]):  # noqa: C419 - a generator costs twice that
+        if self == _EVERY_READY_ONE and all([endpoint.ready for endpoint in endpoints.values()]):  # noqa: C419 - a generator costs twice that
             return endpoints.keys()  # nearly always so, and without a call for each
         return [key for key, endpoint in endpoints.items() if self.why_not(endpoint) is None]
+
+
+_EVERY_READY_ONE = Scope(last_resort=False)
 
 
 class Scopes(NamedTuple):
@@ -111,6 +118,8 @@ def find_scopes(endpoints: Collection[Conditions], node: str, zone: str) -> Scop
 def _cluster_scope(endpoints: Collection[Conditions], node: str, zone: str) -> Scope:
     ready = [endpoint for endpoint in endpoints if endpoint.ready]
     node_hint, zone_hint = _hints(ready, node, zone)
+    if ready and not (node_hint or zone_hint):
+        return _EVERY_READY_ONE
     return Scope(last_resort=not ready, node_hint=node_hint, zone_hint=zone_hint)
 
 
@@ -118,9 +127,7 @@ def _local_scope(endpoints: Collection[Conditions], node: str) -> Scope:
     return Scope(node=node, last_resort=not any(endpoint.ready and endpoint.node_name == node for endpoint in endpoints))
 
 
-def choose(
-    endpoints: Mapping[RealServerKey, Conditions], node: str, zone: str, *, internal_local: bool, external_local: bool
-) -> Choice:
+def choose(endpoints: Mapping[K, Conditions], node: str, zone: str, *, internal_local: bool, external_local: bool) -> Choice:
     """Where the traffic of one service port goes, by its traffic policies.
 
     With internalTrafficPolicy Local the cluster IP never leads off this node. With externalTrafficPolicy Local and no
@@ -128,11 +135,13 @@ def choose(
     those outside, and the latter are sent elsewhere by the load balancer's health check.
     """
     cluster = _cluster_scope(endpoints.values(), node, zone)
-    everywhere = Route(cluster, in_order(cluster.used(endpoints), node))
+    used = cluster.used(endpoints)
+    everywhere = Route(cluster, in_order(used, node))
     if not (internal_local or external_local):
         return Choice(everywhere, everywhere, lacks_local=False)
     local = _local_scope(endpoints.values(), node)
-    here = Route(local, in_order(local.used(endpoints), node))
+    used = local.used(endpoints)
+    here = Route(local, in_order(used, node))
     return Choice(
         here if internal_local else everywhere,
         here if external_local and here.weights else everywhere,
@@ -140,7 +149,7 @@ def choose(
     )
 
 
-def in_order(real_servers: Collection[RealServerKey], node: str) -> EvenWeights:
+def in_order(real_servers: Collection[bytes], node: str) -> EvenWeights:
     """In an order that depends on the node's name, and on nothing else: the same at every start of the same node.
 
     In one order for all nodes, the first connection of each would go to the same one (kubernetes/kubernetes #121591).
@@ -149,10 +158,16 @@ def in_order(real_servers: Collection[RealServerKey], node: str) -> EvenWeights:
         return EvenWeights.of(real_servers)
     # A checksum alone would not do: it is linear, so that one which differs from all others early would come first on half of
     # the nodes. The hash of two numbers is not, and it is the same in each process; twice, it is even.
-    seed = itertools.repeat(zlib.crc32(node.encode()))
+    seed = _seed(node)
     once = map(hash, zip(seed, map(zlib.crc32, real_servers), strict=False))  # the seed has no end
     marks = map(hash, zip(once, seed, strict=False))
     return EvenWeights.of([key for _, key in sorted(zip(marks, real_servers, strict=True))])
+
+
+@functools.lru_cache(maxsize=1)
+def _seed(node: str) -> Iterable[int]:
+    """The same for ever."""
+    return itertools.repeat(zlib.crc32(node.encode()))
 
 
 def _hints(ready: Sequence[Conditions], node: str, zone: str) -> tuple[str, str]:
