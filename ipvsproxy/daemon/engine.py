@@ -36,6 +36,8 @@ from ipvsproxy.translate import refusal, skeleton, state, view
 
 FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
 """Programmed before all others: with these a new node is usable while the rest is under way."""
+EXPECTED_SETS = frozenset({SetKind.LOOP_BACK})
+"""Sets that hold entries on nearly every node, if not of the first Services: their rules are written with the first ones."""
 WORK_PER_STEP = 100
 """How many endpoints are translated before the time is asked for: about a third of a millisecond."""
 SERVICES_AT_ONCE = 250
@@ -153,7 +155,8 @@ class Engine:
         self._update_view()
         for name in FIRST_SERVICES:
             self._translate(name)
-        first = await self._add(await self._add(_NOTHING))  # addresses are bound when their virtual servers are there
+        first = await self._add(_NOTHING, EXPECTED_SETS)
+        first = await self._add(first)  # addresses are bound when their virtual servers are there
         log.info("first services programmed", duration_s=round(self._clock() - began, 3))
         await self._sync(first)
 
@@ -239,9 +242,9 @@ class Engine:
             return self._translation.families
         return {ip_set.family for ip_set in claims.sets.pending} | set(claims.skeletons.pending)
 
-    async def _add(self, total: Report) -> Report:
+    async def _add(self, total: Report, expected: frozenset[SetKind] = frozenset()) -> Report:
         """Add what is wanted and may be added now: some of it may only be after other things; returns ``total`` with that."""
-        self._put_skeletons()
+        self._put_skeletons(expected)
         now = self._clock()
         return _sum(total, await self._apply(self.reconciler.plan(now, only_additions=True), now))
 
@@ -344,13 +347,17 @@ class Engine:
         self.reconciler.put(name, wanted)
         return work
 
-    def _put_skeletons(self) -> None:
+    def _put_skeletons(self, expected: frozenset[SetKind] = frozenset()) -> None:
+        """``expected``: sets that will hold entries soon, if a family has any; that counts where it has no rules in force yet."""
         if self._view is None:
             return
         claims = self.reconciler.claims
         refused = claims.refused()
         for family in self._translation.families:
-            inputs = (self._view, claims.occupied(family), refused)
+            occupied, seen = claims.occupied(family), claims.skeletons.observed.get(family)
+            if occupied and not (seen and seen.chains):
+                occupied |= expected
+            inputs = (self._view, occupied, refused)
             if self._skeleton_inputs.get(family) != inputs:
                 self._skeleton_inputs[family] = inputs
                 claims.put_skeleton(skeleton.build_skeleton(family, self._translation, *inputs))

@@ -76,6 +76,24 @@ async def test_what_was_done_for_the_first_services_is_told_with_the_first_sync(
     assert [line["error"] for line in logs if line["event"] == "operation failed"] == [report.errors[0].error]
 
 
+@pytest.mark.parametrize(("host", "times"), [(builders.THIS_NODE, 1), (builders.OTHER_NODE, 2)])
+@in_virtual_time
+async def test_rules_for_endpoints_on_this_node_are_written_first_and_stay_where_there_are_some(host: str, times: int) -> None:
+    objects = (KUBERNETES, WEB, builders.endpoint_slice(builders.endpoint("10.244.0.5", host)), builders.node())
+    first = MemoryNode()
+    async with first.running():
+        first.begin_with(*objects)
+        await first.quiet()
+        assert first.done.count("set rules IPv4 rules") == times
+        assert_from_scratch(first)
+    second = MemoryNode(first.kernel)
+    second.kernel.forget()
+    async with second.running():
+        second.begin_with(*objects)
+        await second.quiet()
+        assert "set rules IPv4 rules" not in second.done, "what is in force is not written again for what may come"
+
+
 HERE = builders.endpoint("10.244.0.5", zones=["zone-a"])
 ELSEWHERE = builders.endpoint("10.244.1.6", builders.OTHER_NODE, zones=["zone-b"])
 
