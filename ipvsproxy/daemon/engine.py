@@ -153,12 +153,15 @@ class Engine:
                 break
             await asyncio.sleep(self._reader.audit_due_s - self._clock())
         self._update_view()
-        for name in FIRST_SERVICES:
-            self._translate(name)
-        first = await self._add(_NOTHING, EXPECTED_SETS)
-        first = await self._add(first)  # addresses are bound when their virtual servers are there
-        log.info("first services programmed", duration_s=round(self._clock() - began, 3))
-        await self._sync(first)
+        report = _NOTHING
+        names = [name for name in FIRST_SERVICES if name in self._store.services]
+        if names:
+            for name in names:
+                self._translate(name)
+            report = await self._add(report, EXPECTED_SETS)
+            report = await self._add(report)  # addresses are bound when their virtual servers are there
+            log.info("first services programmed", duration_s=round(self._clock() - began, 3))
+        await self._sync(report)
 
     async def _pause(self) -> None:
         """Wait until there is something to do, and at least the minimum interval since the last sync, or a short rest.

@@ -94,6 +94,18 @@ async def test_rules_for_endpoints_on_this_node_are_written_first_and_stay_where
         assert "set rules IPv4 rules" not in second.done, "what is in force is not written again for what may come"
 
 
+@in_virtual_time
+async def test_where_there_is_none_of_the_first_services_nothing_is_programmed_before_the_others() -> None:
+    node = MemoryNode()
+    with structlog.testing.capture_logs() as logs:
+        async with node.running():
+            node.begin_with(WEB, SLICE, builders.node())
+            await node.quiet()
+            assert node.done.count("set rules IPv4 rules") == 1
+            assert_from_scratch(node)
+    assert not [line for line in logs if line["event"] == "first services programmed"]
+
+
 HERE = builders.endpoint("10.244.0.5", zones=["zone-a"])
 ELSEWHERE = builders.endpoint("10.244.1.6", builders.OTHER_NODE, zones=["zone-b"])
 
