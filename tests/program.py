@@ -1,5 +1,6 @@
 """The real program as a subprocess, fed from a directory of manifests."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,11 +8,38 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 SYNCED_WITHIN_S = 60.0
 STOPPED_WITHIN_S = 10.0
 _BETWEEN_LOOKS_S = 0.05
+_ONE_AFTER_THE_OTHER = """
+import contextlib, io, json, sys
+from ipvsproxy import cli
+for arguments in json.loads(sys.argv.pop()):
+    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(io.StringIO()) as error:
+        status = cli.main(arguments)
+    print(json.dumps([status, output.getvalue(), error.getvalue()]))
+"""
+
+
+class Ended(NamedTuple):
+    """What came of a command line."""
+
+    status: int
+    output: str
+    error: str
+
+
+def run_in_turn(*commands: Sequence[str], within_s: float) -> list[Ended]:
+    """Run several command lines that end by themselves, in one process: on user-mode Linux each takes seconds to begin.
+
+    Raises:
+        subprocess.SubprocessError: one of them ended the process, or they took too long.
+    """
+    command = [sys.executable, "-c", _ONE_AFTER_THE_OTHER, json.dumps(commands)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True, timeout=within_s)
+    return [Ended(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
 class ProgramError(Exception):

@@ -1,17 +1,16 @@
-"""The commands that only look, as whole programs on a real kernel, beside a running ipvsproxy and after it.
+"""The commands that only look, on a real kernel, beside a running ipvsproxy and after it.
 
 What they tell in each case has its own tests; here it is that they agree with the kernel and leave it alone.
 """
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.program import Program
+from tests.program import Ended, Program, run_in_turn
 
 ROOT = Path(__file__).parents[1]
 MANIFESTS = ROOT / "manifests/demo"
@@ -22,15 +21,14 @@ UNWRITABLE = {"net/netfilter/nf_conntrack_max", "/sys/module/nf_conntrack/parame
 pytestmark = pytest.mark.kernel
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ipvsproxy", *arguments, f"--manifests={MANIFESTS}", *FLAGS]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+def _run(*commands: str) -> list[Ended]:
+    return run_in_turn(*([*command.split(), f"--manifests={MANIFESTS}", *FLAGS] for command in commands), within_s=120)
 
 
-def _json(*arguments: str) -> Any:
-    done = _run(*arguments, "--output=json")
-    assert done.stdout, done.stderr
-    return json.loads(done.stdout)
+def _json(*commands: str) -> list[Any]:
+    answers = _run(*(f"{command} --output=json" for command in commands))
+    assert all(answer.output for answer in answers), answers
+    return [json.loads(answer.output) for answer in answers]
 
 
 def _shown(*command: str) -> str:
@@ -53,17 +51,15 @@ def _state() -> list[str]:
 @pytest.mark.usefixtures("_node")
 def test_no_command_changes_an_empty_node() -> None:
     before = _state()
-    assert _run("plan").returncode == 0
-    assert _run("verify").returncode == 1
-    assert _run("explain", "demo/web").returncode == 0
-    assert _run("explain", "demo/none").returncode == 1
-    assert _run("doctor").returncode in (0, 1)
+    *looked, doctor = _run("plan", "verify", "explain demo/web", "explain demo/none", "doctor")
+    assert [answer.status for answer in looked] == [0, 1, 0, 1], looked
+    assert doctor.status in (0, 1)
     assert _state() == before
 
 
 @pytest.mark.usefixtures("_node")
 def test_plan_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path: Path) -> None:
-    planned = _json("plan")
+    (planned,) = _json("plan")
     with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
         program.wait_until_synced()
     servers = {one["object"] for one in planned["operations"] if one["kind"] == "virtual_server"}
@@ -71,19 +67,20 @@ def test_plan_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path: Pa
     assert {name.split()[1] for name in servers} == {words[2] for words in held}
 
     # A network namespace may not change the size of the connection table; a host may.
-    assert {one["object"] for one in _json("verify")["differences"]} <= UNWRITABLE
-    assert {one["kind"] for one in _json("plan")["operations"]} <= {"flow", "sysctl"}
+    verified, planned = _json("verify", "plan")
+    assert {one["object"] for one in verified["differences"]} <= UNWRITABLE
+    assert {one["kind"] for one in planned["operations"]} <= {"flow", "sysctl"}
 
     subprocess.run(("ipvsadm", "-d", "-t", "10.96.0.80:80", "-r", "10.244.1.11:8080"), check=True, timeout=60)
     subprocess.run(("ipvsadm", "-A", "-t", "192.0.2.1:80", "-s", "rr"), check=True, timeout=60)
     before = _state()
-    found = _run("verify")
-    assert found.returncode == 1
+    found, ours, strange = _run("verify", "explain 10.96.0.80:80", "explain 192.0.2.1:80")
+    assert found.status == 1
     line = "demo/web  real_server TCP 10.96.0.80:80 -> 10.244.1.11:8080: wanted weight 1, found missing"
-    assert line in found.stdout.splitlines()
-    assert "foreign, left alone: TCP 192.0.2.1:80 rr, real servers: 0" in found.stdout
-    assert "-> 10.244.1.11:8080 MISSING" in _run("explain", "10.96.0.80:80").stdout
-    assert "it is not ours" in _run("explain", "192.0.2.1:80").stdout
+    assert line in found.output.splitlines()
+    assert "foreign, left alone: TCP 192.0.2.1:80 rr, real servers: 0" in found.output
+    assert "-> 10.244.1.11:8080 MISSING" in ours.output
+    assert "it is not ours" in strange.output
     assert _state() == before
 
 

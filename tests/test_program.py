@@ -20,6 +20,7 @@ import pytest
 from tests import api_server, golden_state
 from tests.api_server import ApiServer
 from tests.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
+from tests.program import run_in_turn
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 
@@ -37,15 +38,6 @@ IMPATIENT_MAIN = (
     "from ipvsproxy import cli; from ipvsproxy.daemon import app; app.FIRST_LISTS_S = 5; raise SystemExit(cli.main())",
 )
 """As ``MAIN``, but it gives up soon where there is nothing to list."""
-ONE_AFTER_THE_OTHER = """
-import contextlib, io, json, sys
-from ipvsproxy import cli
-for arguments in json.loads(sys.argv.pop()):
-    with contextlib.redirect_stderr(io.StringIO()) as error:
-        status = cli.main(arguments)
-    print(json.dumps([status, error.getvalue()]))
-"""
-"""Several command lines in one process: on user-mode Linux, a process takes seconds to begin."""
 
 State = Mapping[str, Any]
 
@@ -311,16 +303,13 @@ WRONG: Sequence[tuple[Sequence[str], str]] = (
 )
 
 
-async def test_what_is_wrong_is_said_in_a_sentence_and_nothing_is_programmed() -> None:
+def test_what_is_wrong_is_said_in_a_sentence_and_nothing_is_programmed() -> None:
     before = read_state()
-    command = (sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps([arguments for arguments, _ in WRONG]))
-    status, output = await told(*command)
-    assert status == 0
-    for line, (_, sentence) in zip(output.splitlines(), WRONG, strict=True):
-        status, error = json.loads(line)
-        assert status == 2
-        first, *_, last = error.splitlines()
-        assert first.startswith(f"ipvsproxy: {sentence}"), error
+    answers = run_in_turn(*(arguments for arguments, _ in WRONG), within_s=SYNCED_WITHIN_S)
+    for answer, (_, sentence) in zip(answers, WRONG, strict=True):
+        assert answer.status == 2
+        first, *_, last = answer.error.splitlines()
+        assert first.startswith(f"ipvsproxy: {sentence}"), answer.error
         assert "nothing was" in last
     assert read_state() == before
 
