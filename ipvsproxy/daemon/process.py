@@ -1,6 +1,7 @@
 """What run, --init-only and --dry-run have in common: how such a process begins, waits, is stopped, and says why it ended."""
 
 import asyncio
+import ctypes
 import pathlib
 import sys
 from collections.abc import Collection, Coroutine, Iterable
@@ -21,6 +22,8 @@ CANNOT_START = 2
 """Exit status when something is missing that this process can not provide. Nothing was programmed."""
 LAST_ANSWERS_S = 0.5
 """For how long a process that was asked to stop still says so to those who ask after its health."""
+LARGE_BYTES = 1 << 20
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD in malloc.h
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -42,6 +45,7 @@ def run(config: Config, main: Coroutine[None, None, int]) -> int:
 
 def begin(config: Config, signals: Signals) -> None:
     """Handle signals from now on, and tell what of the configuration is worth a word."""
+    give_back_large_blocks()
     signals.install(on_hangup=lambda: None)  # the file is read soon enough
     for notice in config.notices:
         log.warning("configuration", notice=str(notice))
@@ -52,6 +56,18 @@ def begin(config: Config, signals: Signals) -> None:
 def set_up_log(config: Config) -> None:
     """Log as the configuration says."""
     logs.set_up(json=config.logging.format is LogFormat.JSON, verbosity=config.logging.verbosity)
+
+
+def give_back_large_blocks() -> None:
+    """Have the kernel get back each block of ``LARGE_BYTES`` and more as soon as it is freed.
+
+    glibc begins so, but takes what is freed for a reason to keep larger ones from then on. A dictionary that has grown to a
+    hundred thousand Services has left all its former sizes behind, and there are a dozen: 13 MB of holes.
+    """
+    try:
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
+    except AttributeError:
+        log.debug("large blocks are left to the C library", reason="it has no mallopt")
 
 
 def set_oom_score(score: int) -> None:

@@ -1,6 +1,10 @@
-"""How the parts of a process end: together, and those who answer for its health last."""
+"""How the parts of a process end: together, and those who answer for its health last; and what memory it gives back."""
 
 import asyncio
+import ctypes
+import platform
+import subprocess
+import sys
 
 import pytest
 
@@ -39,3 +43,28 @@ async def test_a_part_that_ends_by_itself_ends_nothing() -> None:
         asyncio.get_running_loop().call_later(0.01, stopping.set)
 
     await process.until_stopped(stopping, Status(), [end()], [])  # type: ignore[arg-type]  # a double
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others keep no large blocks")
+@pytest.mark.parametrize("is_given_back", [True, False])
+def test_large_blocks_go_back_to_the_kernel_whatever_was_freed_before(*, is_given_back: bool) -> None:
+    program = f"""
+from ipvsproxy.daemon import process
+if {is_given_back}:
+    process.give_back_large_blocks()
+resident_kb = lambda: int(open("/proc/self/status").read().partition("VmRSS:")[2].split()[0])
+large = bytearray(b"x" * (20 << 20))
+del large
+before = resident_kb()
+blocks = [bytearray(b"x" * (2 << 20)) for _ in range(20)]
+last = blocks[-1]
+blocks.clear()
+print(resident_kb() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert (int(done.stdout) < 10 << 10) == is_given_back
+
+
+def test_a_c_library_without_such_a_choice_is_no_reason_not_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
+    process.give_back_large_blocks()
