@@ -95,7 +95,7 @@ class FakeKernel:
         self.applied: list[Operation] = []
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.unreadable: set[str] = set()
-        self.looks = 0
+        self.audits = self.looks = 0
         self._known: set[VirtualServerKey] = set()
         """The virtual servers that were told of, or asked for, at any time: a look tells of them when they are gone."""
         self._failures: list[Failure] = []
@@ -118,10 +118,7 @@ class FakeKernel:
         """What is held now; later changes do not show in it. ``sysctls`` None stands for all there are."""
         self._known.update(self.virtual_servers)
         parts: dict[str, object] = {
-            "virtual_servers": {
-                key: ObservedVirtualServer(server.settings, dict(server.real_servers), server.flags_known)
-                for key, server in self.virtual_servers.items()
-            },
+            "virtual_servers": {key: _copy(server) for key, server in self.virtual_servers.items()},
             "foreign_virtual_servers": self.foreign_virtual_servers,
             "sets": {
                 name: frozenset(() if held.differs_from(IP_SETS[name]) else held.entries)
@@ -149,9 +146,14 @@ class FakeKernel:
         sets: Collection[str] = tuple(IP_SETS),
         families: Iterable[Family] = tuple(Family),
         sysctls: Iterable[str] | None = None,
+        *,
+        thorough: bool = False,
     ) -> Iterator[Observation]:
-        """As ``observe``, part by part, and without scheduler flags."""
-        self.looks += 1
+        """As ``observe``, part by part; without scheduler flags unless it is ``thorough``."""
+        if thorough:
+            self.audits += 1
+        else:
+            self.looks += 1
         seen = self.observe(sets, families, sysctls)
         told = seen.sets
         yield dataclasses.replace(
@@ -159,7 +161,7 @@ class FakeKernel:
         )
         for key in () if seen.virtual_servers is None else sorted(self._known):
             held = self.virtual_servers.get(key)
-            yield Observation(some_virtual_servers={key: held and _without_flags(held)})
+            yield Observation(some_virtual_servers={key: held and (_copy(held) if thorough else _without_flags(held))})
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
         """The addresses of all interfaces but the device of the service addresses."""
@@ -343,6 +345,10 @@ class FakeKernel:
         flows = self.flows.get(item.flow, {})
         gone = [real_server for real_server in flows if real_server not in item.keep]
         return sum(flows.pop(real_server) for real_server in gone)
+
+
+def _copy(held: HeldVirtualServer) -> ObservedVirtualServer:
+    return ObservedVirtualServer(held.settings, dict(held.real_servers), held.flags_known)
 
 
 def _without_flags(held: HeldVirtualServer) -> ObservedVirtualServer:

@@ -166,21 +166,21 @@ class Engine:
     async def _pause(self) -> None:
         """Wait until there is something to do, and at least the minimum interval since the last sync, or a short rest.
 
-        A look that is due is taken meanwhile; in a storm of changes, one part of it at least in each rest.
+        The kernel is read meanwhile, where that is due; in a storm of changes, one part of it at least in each rest.
         """
         rest_s = min(LONGEST_REST_S, REST_FACTOR * self._sync_took_s)
         may_begin_s = self._clock() + max(self._settings.min_interval_s, rest_s)
         while not await self._idle():
             pass
         while (now := self._clock()) < may_begin_s and self._reader.next_part_s <= now:
-            await self._reader.look()
+            await self._reader.read_on()
         if (rest_s := may_begin_s - self._clock()) > 0:
             await asyncio.sleep(rest_s)
 
     async def _idle(self) -> bool:
-        """Wait until something is due or arrives; false when it was only part of a look, and all is as it was left."""
+        """Wait until something is due or arrives; false when only a part of the kernel was read, and is as it was left."""
         due_s = self.reconciler.next_s()
-        due_s = min(self._reader.audit_due_s, math.inf if due_s is None else due_s)
+        due_s = math.inf if due_s is None else due_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(due_s, self._reader.next_part_s) - self._clock()):
                 await self._wake.wait()
@@ -191,8 +191,9 @@ class Engine:
         if self._reader.next_part_s > now:
             return False
         before = self._reader.addresses
-        await self._reader.look()
-        return self._reader.has_drifted or self._reader.addresses != before
+        await self._reader.read_on()
+        # An audit is told as a sync, whatever it finds: who watches this process goes by the time of the last one.
+        return self._reader.has_drifted or self._reader.has_audited or self._reader.addresses != before
 
     async def _sync(self, done_before: Report = _NOTHING) -> None:
         """Bring everything in force; ``done_before`` was done already, and is told with the rest."""
@@ -203,7 +204,6 @@ class Engine:
         if self._addresses_changed:
             self._addresses_changed = False
             await self._reader.read_addresses()
-        was_read = self._reader.audit_due_s <= began and await self._reader.observe()
         self._reader.has_drifted = False
         observed = self._clock()
         seen = self._update_view()
@@ -221,7 +221,7 @@ class Engine:
         translated = self._clock()
         report = await self._program(done_before)
         self._journal.tell_settings(self.reconciler.claims.settings_given_up)
-        self._reader.synced(report, was_read=was_read)
+        self._reader.synced(report)
         summary = SyncSummary(
             report=report,
             changes=changes,

@@ -1,10 +1,10 @@
 """When the kernel is read, and what becomes of that.
 
-Rule 1: all of it is read at start-up, after an error or a surprise, and by a slow audit.
+Rule 1: all of it is read at start-up, and by an audit: slowly, and after an error or a surprise.
 Rule 2: between audits it is looked at, which is cheaper: as often as a small share of a processor allows, and when it tells of a
 change.
-Rule 3: a look is taken in parts, each at its own moment. Between two of them the kernel may be written, so a change in the API
-waits for one part at most.
+Rule 3: audits and looks are taken in parts, each at its own moment. Between two of them the kernel may be written, so a change
+in the API waits for one part at most.
 """
 
 import asyncio
@@ -45,6 +45,7 @@ class _Look:
     """A look that is under way."""
 
     parts: Iterator[Observation]
+    is_audit: bool
     began_s: float
     cost_s: float = 0.0
     errors: list[str] = dataclasses.field(default_factory=list)
@@ -53,9 +54,9 @@ class _Look:
 class KernelReader:
     """Reads the kernel for a reconciler.
 
-    ``audit_due_s`` and ``look_due_s`` are times of ``clock``; who sets them to 0 has it read now, or again after the look that is
-    under way. ``addresses`` are those of all interfaces but our device.
-    ``has_drifted``: something was found that somebody else has changed; who sees to it sets it back.
+    ``audit_due_s`` and ``look_due_s`` are times of ``clock``; who sets them to 0 has it read now, or again after what is under
+    way. ``addresses`` are those of all interfaces but our device. ``has_drifted``: something was found that somebody else has
+    changed; who sees to it sets it back. ``has_audited``: an audit has come to its end; ``synced`` sets it back.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class KernelReader:
         self.look_due_s = 0.0
         self.addresses: tuple[InterfaceAddress, ...] = ()
         self.has_drifted = False
+        self.has_audited = False
         self._look: _Look | None = None
         self._unreadable: frozenset[str] = frozenset()
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
@@ -84,9 +86,7 @@ class KernelReader:
 
     async def observe(self) -> bool:
         """Read the whole kernel; whether all of it could be read. What could not stays as it was believed to be."""
-        # Before it is read: what changes meanwhile asks for another reading.
-        self.audit_due_s = self._clock() + self.audit_interval_s
-        self.look_due_s = self._clock() + LOOK_INTERVAL_S
+        self._set_audit_due(self._clock())
         self._look = None
         seen = await self._kernel.call(self._kernel.target.observe, *self._subjects())
         await self._take_in(seen)
@@ -95,15 +95,19 @@ class KernelReader:
 
     @property
     def next_part_s(self) -> float:
-        """When ``look`` has something to do: at once while a look is under way."""
-        return self.look_due_s if self._look is None else 0.0
+        """When ``read_on`` has something to do: at once while a reading is under way."""
+        return min(self.look_due_s, self.audit_due_s) if self._look is None else 0.0
 
-    async def look(self) -> None:
-        """Take one part of a look; it is begun if none is under way."""
+    async def read_on(self) -> None:
+        """Take one part of an audit or a look; one is begun if none is under way."""
         now, used_s = self._clock(), self._processor_clock()
         if self._look is None:
-            self.look_due_s = now + LONGEST_LOOK_INTERVAL_S
-            self._look = _Look(self._kernel.target.look(*self._subjects()), now)
+            is_audit = self.audit_due_s <= now
+            self._look = _Look(self._kernel.target.look(*self._subjects(), thorough=is_audit), is_audit, now)
+            if is_audit:
+                self._set_audit_due(now)
+            else:
+                self.look_due_s = now + LONGEST_LOOK_INTERVAL_S
         seen = await self._kernel.call(next, self._look.parts, None)
         if seen is not None:
             await self._take_in(seen)
@@ -111,9 +115,19 @@ class KernelReader:
         self._look.cost_s += self._processor_clock() - used_s
         if seen is None:
             done, self._look = self._look, None
+            self._finish(done)
+
+    def _finish(self, done: _Look) -> None:
+        if not done.is_audit:
             pause_s = max(LOOK_INTERVAL_S, done.cost_s / LOOK_SHARE)
             self.look_due_s = min(self.look_due_s, done.began_s + pause_s)
-            self._note_errors(done.errors, known=self._unreadable)
+        self.has_audited |= done.is_audit
+        self._note_errors(done.errors, known=frozenset() if done.is_audit else self._unreadable)
+
+    def _set_audit_due(self, now: float) -> None:
+        """Before it is read: what changes meanwhile asks for another reading."""
+        self.audit_due_s = now + self.audit_interval_s
+        self.look_due_s = now + LOOK_INTERVAL_S
 
     def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
         """What is read beside what is always read: sets, families, settings."""
@@ -146,12 +160,13 @@ class KernelReader:
             self._read_again_soon()
             log.error("addresses could not be read", error=str(error))
 
-    def synced(self, report: Report, *, was_read: bool) -> None:
-        """Read again soon when something was otherwise than believed; the delay grows until a reading changes that."""
+    def synced(self, report: Report) -> None:
+        """Read again soon when something was otherwise than believed; the delay grows until an audit changes that."""
         if report.surprises or report.failed:
             self._read_again_soon()
-        elif was_read:
+        elif self.has_audited and not self._unreadable:
             self._resync_delay_s = FIRST_RESYNC_DELAY_S
+        self.has_audited = False
 
     def _read_again_soon(self) -> None:
         self.audit_due_s = min(self.audit_due_s, self._clock() + self._resync_delay_s)

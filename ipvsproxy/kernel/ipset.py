@@ -62,13 +62,17 @@ class IpsetDriver:
         Raises:
             KernelError: one could not be read.
         """
-        self._digests.clear()  # what is told now may be otherwise than what was told then
+        self.forget()  # what is told now may be otherwise than what was told then
         return {name: observed for name in names if (observed := self._observe(name)) is not None}
+
+    def forget(self) -> None:
+        """Have ``observe_changed`` tell of each set once, whatever it holds."""
+        self._digests.clear()
 
     def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
         """Those of the named sets that are not as they were when this told of them last; None for one that does not exist.
 
-        A set that was written since is told of, whatever it holds; and so is each one, if ``observe`` was called since.
+        A set that was written since is told of, whatever it holds; and so is each one, if ``observe`` or ``forget`` was called.
 
         Raises:
             KernelError: one could not be read; nothing is told of any.

@@ -86,12 +86,26 @@ class IpvsDriver:
         Raises:
             KernelError: something could not be read.
         """
+        try:
+            return {key: seen for told in self.observe_in_parts() for key, seen in told.items() if seen is not None}
+        except KernelError:
+            self._table.forget()  # none of it is told
+            raise
+
+    def observe_in_parts(self) -> Iterator[ipvs_table.Told]:
+        """As ``observe``, part by part: others' calls may come between them. What these write is left to the next look.
+
+        None stands for one that was there and is gone.
+
+        Raises:
+            KernelError: something could not be read. What was told until then counts.
+        """
         return self._table.read_with(self._settings())
 
     def observe_changed(self) -> Iterator[ipvs_table.Told]:
-        """Part by part, those that are not as they were told last, or were written since; None for one that is gone.
+        """As ``observe_in_parts``, but only those that are not as they were told last, or were written since.
 
-        Each part takes some milliseconds, and others' calls may come between them. This is cheap, but shows no scheduler flags.
+        This is cheap, but shows no scheduler flags.
         What the list skips is asked for (see ``ipvs_table``), as far as it is known or was added here; what somebody else has
         added waits for ``observe``.
 

@@ -13,7 +13,8 @@ import contextlib
 import errno
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ipvsproxy.kernel import ipvs_listing
@@ -22,7 +23,9 @@ from ipvsproxy.model.kernel import PERSISTENT, Connections, ObservedVirtualServe
 from ipvsproxy.model.real_servers import RealServerKey
 
 PART_BYTES = 48 << 10
-"""How much of the file is read for one part, at least: a few milliseconds of work if all of it is new."""
+"""How much of the file is read for one part, at most: a few milliseconds of work if all of it is new."""
+PART_S = 0.004
+"""How long is read for one part, at most: the further a page is behind, the longer the kernel takes to find it."""
 ASKED_AT_ONCE = 200
 """Most virtual servers that a look asks for in turn because the file skips them, as long as none of them has gone: 20 ms."""
 
@@ -46,6 +49,7 @@ class TableReader:
         path: pathlib.Path,
         read_settings: Callable[[], Settings],
         read_one: Callable[[VirtualServerKey], ObservedVirtualServer | None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``read_settings`` shows all virtual servers by another way, which knows their timeouts in seconds.
 
@@ -55,6 +59,7 @@ class TableReader:
         self._path = path
         self._read_settings = read_settings
         self._read_one = read_one
+        self._clock = clock
         self._ticks_per_second = 0.0
         self._written: dict[VirtualServerKey, bool] = {}
         """Since the last part: whether they are there."""
@@ -72,6 +77,11 @@ class TableReader:
         """A virtual server, or something in it, has been written, or perhaps has; or it has been removed."""
         self._written[key] = is_there
 
+    def forget(self) -> None:
+        """Have the next reading tell of each virtual server, whatever was told until now."""
+        self._begin()
+        self._to_come = dict.fromkeys(self._to_come, _UNKNOWN)
+
     def read(self) -> Iterator[Told]:
         """Part by part, the virtual servers that are not as they were when they were told last, or were written since.
 
@@ -83,9 +93,8 @@ class TableReader:
         self._begin()
         yield from self._listed(None)
         self._note_written()
-        lacking = iter(list(self._to_come))
         has_gone = False
-        while names := list(itertools.islice(lacking, ASKED_AT_ONCE)):
+        for names in _batches(self._to_come):
             told = self._ask(names)
             yield told
             has_gone |= None in told.values()
@@ -95,25 +104,21 @@ class TableReader:
             # Those that were not asked for stand before the others now, and so they do at the next reading.
             self._texts, self._to_come = self._to_come | self._texts, {}
 
-    def read_with(self, settings: Settings) -> dict[VirtualServerKey, ObservedVirtualServer]:
-        """All virtual servers; settings are those given, which were read just before.
+    def read_with(self, settings: Settings) -> Iterator[Told]:
+        """Part by part, all virtual servers; settings are those given, which were read just before.
 
         What is expected, or has settings, and is not in the table is asked for: listings of settings, too, skip some when
-        another namespace removes others. What came after the settings had been read is left to the next reading.
+        another namespace removes others. What was written or came after the settings had been read is left to the next reading.
 
         Raises:
-            KernelError: it, or what it lacks, could not be read.
+            KernelError: it, or what it lacks, could not be read. What was told until then counts.
         """
-        self._begin()
-        self._to_come = dict.fromkeys(itertools.chain(map(ipvs_listing.name_of, settings), self._to_come), _UNKNOWN)
-        try:
-            found = {key: seen for told in self._listed(settings) for key, seen in told.items()}
-            found |= self._ask(list(self._to_come))
-        except KernelError:
-            # Nothing of it is told.
-            self._to_come, self._texts = dict.fromkeys(itertools.chain(self._to_come, self._texts), _UNKNOWN), {}
-            raise
-        return {key: seen for key, seen in found.items() if seen is not None}
+        self.forget()
+        self._to_come |= dict.fromkeys(map(ipvs_listing.name_of, settings), _UNKNOWN)
+        yield from self._listed(settings)
+        self._note_written()
+        for names in _batches(self._to_come):
+            yield self._ask(names)
 
     def _begin(self) -> None:
         self._note_written()
@@ -129,12 +134,13 @@ class TableReader:
                 texts: dict[bytes, int] = {}
                 for block in ipvs_listing.blocks(part):
                     name, text = block.name, hash(ipvs_listing.steady(block))
-                    if text != self._to_come.get(name, _UNKNOWN):
+                    before = self._to_come.get(name, _UNKNOWN if settings is None else _WRITTEN)
+                    if text != before:
                         heading = ipvs_listing.heading(block.heading)
                         if heading is None:
                             foreign += 1
                             continue
-                        if settings is None or heading.key in settings:
+                        if settings is None or (before is _UNKNOWN and heading.key in settings):
                             told[heading.key] = self._understand(heading, block, settings)
                         else:
                             text = _WRITTEN
@@ -160,13 +166,13 @@ class TableReader:
 
     def _parts(self) -> Iterator[bytes]:
         found: list[bytes] = []
-        size = 0
+        size, began_s = 0, self._clock()
         for piece in ipvs_listing.pieces(self._path):
             found.append(piece)
             size += len(piece)
-            if size >= PART_BYTES:
+            if size >= PART_BYTES or self._clock() - began_s >= PART_S:
                 yield b"".join(found)
-                found, size = [], 0
+                found, size, began_s = [], 0, self._clock()
         if found:
             yield b"".join(found)
 
@@ -232,3 +238,9 @@ class TableReader:
             raise KernelError(action=action, errno=error.errno or 0) from error
         except ValueError as error:
             raise KernelError(action=action, detail=str(error)) from error
+
+
+def _batches(names: Iterable[bytes]) -> Iterator[Sequence[bytes]]:
+    remaining = iter(list(names))
+    while batch := list(itertools.islice(remaining, ASKED_AT_ONCE)):
+        yield batch

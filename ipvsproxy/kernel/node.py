@@ -130,29 +130,34 @@ class NodeKernel:
             skeletons={family: image for family, image in skeletons.items() if image is not None},
         )
 
-    def look(self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str]) -> Iterator[Observation]:
-        """As ``observe``, but only what may have changed since the last look, and part by part.
+    def look(
+        self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool
+    ) -> Iterator[Observation]:
+        """As ``observe``, part by part: each takes some milliseconds, and other calls may come between them.
 
-        Each part takes some milliseconds, and other calls may come between them. Scheduler flags are not looked at, addresses,
+        Unless it is ``thorough``, only what may have changed since the last look: scheduler flags are not looked at, addresses,
         sets and virtual servers not where the kernel says the same as before, and rules not where nobody has touched them.
         """
         errors: list[str] = []
-        addresses = _attempt(self._addresses.observe_changed, errors)
+        if thorough:
+            self._ipset.forget()
+        addresses = _attempt(self._addresses.observe if thorough else self._addresses.observe_changed, errors)
         yield self._observation(addresses, sysctls, errors)
-        for start in range(0, len(sets), SETS_AT_ONCE):
+        step = 1 if thorough else SETS_AT_ONCE
+        for start in range(0, len(sets), step):
             errors = []
-            found = _attempt(functools.partial(self._ipset.observe_changed, sets[start : start + SETS_AT_ONCE]), errors)
+            found = _attempt(functools.partial(self._ipset.observe_changed, sets[start : start + step]), errors)
             yield Observation(some_sets={} if found is None else _as_ours(found), errors=tuple(errors))
             if found is None:
                 break
         for family in families:
             mark = self._mark(family)
-            if mark is not None and mark != self._marks.get(family):
+            if thorough or (mark is not None and mark != self._marks.get(family)):
                 errors = []
                 image = self._read_rules(family, mark, errors)
                 yield Observation(skeletons={family: image} if image else {}, errors=tuple(errors))
         try:
-            for told in self.ipvs.observe_changed():
+            for told in self.ipvs.observe_in_parts() if thorough else self.ipvs.observe_changed():
                 yield Observation(some_virtual_servers=told)
         except KernelError as error:
             yield Observation(errors=(str(error),))

@@ -152,9 +152,9 @@ async def test_looks_that_take_long_come_more_seldom(monkeypatch: pytest.MonkeyP
     looks_s: list[float] = []
     look = node.kernel.look
 
-    def look_slowly(*arguments: Any) -> Iterator[Observation]:
+    def look_slowly(*arguments: Any, thorough: bool) -> Iterator[Observation]:
         looks_s.append(loop().time())
-        for part in look(*arguments):
+        for part in look(*arguments, thorough=thorough):
             loop().pass_time(0.5)
             yield part
 
@@ -169,7 +169,7 @@ def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> lis
     """Have each look take a second, in so many parts; returns the times at which it comes to its end."""
     ends_s: list[float] = []
 
-    def look_slowly(*_: Any) -> Iterator[Observation]:
+    def look_slowly(*_: Any, **__: Any) -> Iterator[Observation]:
         for _part in range(parts):
             loop().pass_time(1 / parts)
             yield Observation()
@@ -179,9 +179,12 @@ def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> lis
     return ends_s
 
 
+@pytest.mark.parametrize("audit_interval_s", [reading.LOOK_INTERVAL_S, 10_000], ids=["audit", "look"])
 @in_virtual_time
-async def test_a_change_waits_for_one_part_of_a_look_and_not_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = MemoryNode(audit_interval_s=10_000)
+async def test_a_change_waits_for_one_part_of_a_reading_and_not_for_all(
+    audit_interval_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = MemoryNode(audit_interval_s=audit_interval_s)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet()

@@ -67,6 +67,10 @@ class Table:
         """What a whole look tells."""
         return {key: seen for told in self.reader.read() for key, seen in told.items()}
 
+    def read_with(self, settings: ipvs_table.Settings) -> ipvs_table.Told:
+        """What a whole reading with these settings tells."""
+        return {key: seen for told in self.reader.read_with(settings) for key, seen in told.items()}
+
     def shown(self) -> Shown:
         """What a whole look tells of real servers; None for a virtual server that is gone."""
         return weights_of(self.look())
@@ -116,21 +120,22 @@ def test_scheduler_flags_come_with_settings_alone(table: Table) -> None:
     (seen,) = table.look().values()
     assert seen is not None
     assert (seen.settings, seen.flags_known) == (VirtualServerSettings("mh", 0, 0), False)
-    (known,) = table.reader.read_with({WEB: flagged}).values()
+    (known,) = table.read_with({WEB: flagged}).values()
+    assert known is not None
     assert (known.settings, known.real_servers, known.flags_known) == (flagged, {POD: 1}, True)
     assert table.look() == {}, "the text is what it was"
 
 
 def test_what_was_added_after_the_settings_were_read_is_left_to_the_next_reading(table: Table) -> None:
     table.write(WEB_TEXT, real(), DNS_TEXT)
-    assert table.reader.read_with({WEB: RR}).keys() == {WEB}
+    assert table.read_with({WEB: RR}).keys() == {WEB}
     assert table.shown() == {DNS: {}}
 
 
 def test_what_went_after_the_settings_were_read_is_gone(table: Table) -> None:
     table.settings = {}
     table.write()
-    assert table.reader.read_with({WEB: RR}) == {}
+    assert table.read_with({WEB: RR}) == {WEB: None}
 
 
 def test_all_is_read_anew_with_settings_whatever_was_told(table: Table) -> None:
@@ -138,16 +143,16 @@ def test_all_is_read_anew_with_settings_whatever_was_told(table: Table) -> None:
     settings = {WEB: RR, DNS: RR}
     table.look()
     for _ in range(2):
-        assert weights_of(table.reader.read_with(settings)) == {WEB: {POD: 1}, DNS: {}}
+        assert weights_of(table.read_with(settings)) == {WEB: {POD: 1}, DNS: {}}
 
 
 def test_what_the_table_skips_is_asked_for(table: Table) -> None:
     table.settings = {WEB: RR, DNS: RR}
     table.real_servers = {DNS: {POD6: 3}}
     table.write(WEB_TEXT, real())
-    assert weights_of(table.reader.read_with(table.settings)) == {WEB: {POD: 1}, DNS: {POD6: 3}}
+    assert weights_of(table.read_with(table.settings)) == {WEB: {POD: 1}, DNS: {POD6: 3}}
     table.real_servers = {DNS: {}}
-    assert weights_of(table.reader.read_with(table.settings)) == {WEB: {POD: 1}, DNS: {}}
+    assert weights_of(table.read_with(table.settings)) == {WEB: {POD: 1}, DNS: {}}
     assert table.questions == [DNS, DNS]
 
 
@@ -175,7 +180,7 @@ def test_what_was_added_since_is_asked_for_and_what_was_removed_is_not(table: Ta
     def shown() -> Shown:
         if with_settings:
             settings = dict.fromkeys(table.settings.keys() - {DNS}, RR)
-            return weights_of(table.reader.read_with(settings))
+            return weights_of(table.read_with(settings))
         return {WEB: {POD: 1}} | table.shown()
 
     table.settings = {WEB: RR}
@@ -191,7 +196,7 @@ def test_what_was_added_since_is_asked_for_and_what_was_removed_is_not(table: Ta
     table.settings = {WEB: RR}
     assert shown() == {WEB: {POD: 1}}
     table.reader.note(DNS, is_there=True)  # and was refused
-    assert shown() == {WEB: {POD: 1}} | ({} if with_settings else {DNS: None})
+    assert shown() == {WEB: {POD: 1}, DNS: None}
     assert shown() == {WEB: {POD: 1}}
     assert table.questions == [DNS, DNS, DNS]
 
@@ -204,13 +209,37 @@ def test_what_was_written_is_told_though_somebody_has_made_it_what_it_was(table:
     assert table.look() == {}
 
 
-def parts_of(table: Table, monkeypatch: pytest.MonkeyPatch) -> Iterator[ipvs_table.Told]:
-    """A look that pauses after each virtual server."""
+def parts_of(
+    table: Table, monkeypatch: pytest.MonkeyPatch, settings: ipvs_table.Settings | None = None
+) -> Iterator[ipvs_table.Told]:
+    """A reading that pauses after each virtual server."""
     monkeypatch.setattr(ipvs_table, "PART_BYTES", 1)
     text = table._path.read_bytes().removeprefix(HEADING.encode())
     blocks = [block.heading + b"\n" + block.real_servers.replace(b"\0", b"  -> ") for block in ipvs_listing.blocks(text)]
     monkeypatch.setattr(ipvs_listing, "pieces", lambda _path: iter(blocks))
-    return table.reader.read()
+    return table.reader.read() if settings is None else table.reader.read_with(settings)
+
+
+def test_a_part_ends_when_it_has_taken_its_time(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.write(WEB_TEXT, DNS_TEXT)
+    parts = parts_of(table, monkeypatch)
+    monkeypatch.setattr(ipvs_table, "PART_BYTES", 1 << 20)
+    assert list(map(weights_of, parts)) == [{WEB: {}, DNS: {}}]
+    times = iter([0.0, ipvs_table.PART_S, 0.0, 0.0])
+    monkeypatch.setattr(table.reader, "_clock", lambda: next(times))
+    table.reader.forget()
+    assert list(map(weights_of, table.reader.read())) == [{WEB: {}}, {DNS: {}}]
+
+
+def test_what_is_written_between_parts_of_a_reading_with_settings_is_left_to_the_next_one(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.write(WEB_TEXT, DNS_TEXT)
+    parts = parts_of(table, monkeypatch, {WEB: RR, DNS: RR})
+    assert weights_of(next(parts)) == {WEB: {}}
+    table.reader.note(DNS, is_there=True)
+    assert list(parts) == [{}]
+    assert table.shown() == {DNS: {}}
 
 
 def test_a_look_tells_of_each_part_by_itself(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +308,7 @@ def test_of_many_that_are_skipped_a_part_is_asked_for_each_time_in_turn(table: T
     keys = many(5 * ipvs_table.ASKED_AT_ONCE // 2)
     table.settings = dict.fromkeys(keys, RR)
     table.write()
-    assert table.reader.read_with(table.settings).keys() == set(keys)
+    assert table.read_with(table.settings).keys() == set(keys)
     table.questions.clear()
     table.real_servers = {keys[-1]: {POD: 1}}
     seen: Shown = {}
@@ -296,7 +325,7 @@ def test_when_one_of_those_asked_for_has_gone_all_are_asked_for(table: Table) ->
     keys = many(5 * ipvs_table.ASKED_AT_ONCE // 2)
     table.settings = dict.fromkeys(keys, RR)
     table.write()
-    table.reader.read_with(table.settings)
+    table.read_with(table.settings)
     table.settings = {keys[-1]: RR}
     assert table.shown() == {key: {} if key is keys[-1] else None for key in keys}
     assert table.shown() == {keys[-1]: {}}
@@ -307,7 +336,7 @@ def test_a_reading_that_fails_in_the_middle_loses_and_invents_nothing(table: Tab
     table.settings = {WEB: RR, DNS: VirtualServerSettings("rr", PERSISTENT, 10800)}
     lasting = "UDP  [fd00:0000:0000:0000:0000:0000:0000:0001]:0035 rr persistent 1080000 FFFFFFFF\n"
     table.write(WEB_TEXT, real(), lasting)
-    table.reader.read_with(table.settings)
+    table.read_with(table.settings)
     new = WEB._replace(address=parse_address("10.96.0.7"))
     table.write(lasting, "TCP  0A600007:0050 rr persistent 1080000 FFFFFFFF\n")
     table.is_broken = True
@@ -315,7 +344,7 @@ def test_a_reading_that_fails_in_the_middle_loses_and_invents_nothing(table: Tab
 
     def read() -> None:
         if with_settings:
-            table.reader.read_with(table.settings)
+            table.read_with(table.settings)
         for part in table.reader.read():
             told.update(weights_of(part))
 
@@ -357,7 +386,7 @@ def test_the_rate_of_ticks_is_asked_for_once(table: Table) -> None:
 
 def test_a_timeout_that_no_settings_explain_is_an_error_unless_they_are_what_counts(table: Table) -> None:
     table.write("TCP  0A600002:0050 rr persistent 1000 FFFFFFFF\n")
-    assert table.reader.read_with({}) == {}
+    assert table.read_with({}) == {}
     assert table.asked == 0
     with pytest.raises(KernelError, match="it changed while it was read"):
         table.look()

@@ -47,6 +47,7 @@ OTHER_KEY = builders.frontend("10.96.0.2", 80)
 BACKEND = builders.backend("10.244.0.5")
 ENTRY = SetEntry("KUBE-CLUSTER-IP", KEY.address, Protocol.TCP, 80)
 SETTINGS = VirtualServerSettings("rr")
+SEEN = ObservedVirtualServer(SETTINGS, {BACKEND: 1})
 FLAGLESS = ObservedVirtualServer(SETTINGS, {BACKEND: 1}, flags_known=False)
 ON_ETH0 = builders.interface_address("eth0", builders.NODE_ADDRESS)
 IMAGES = {family: SkeletonImage(family=family, chains={}, jumps=frozenset()) for family in Family}
@@ -79,6 +80,7 @@ class Kernel:
         self.applied: list[tuple[str, list[Item]]] = []
         self.asked: dict[str, object] = {}
         self.closed: list[str] = []
+        self.forgotten: list[str] = []
         self.broken: set[str] = set()
         self.marks = dict.fromkeys(Family, 1)
 
@@ -104,13 +106,19 @@ class Double:
 
     def observe_changed(self, *arguments: Any) -> Any:
         if self._name == "ipvs":
-            return self._parts()
+            return self._parts(FLAGLESS)
         return self.observe(*arguments)
 
-    def _parts(self) -> Iterator[Any]:
-        yield {KEY: FLAGLESS}
+    def observe_in_parts(self) -> Iterator[Any]:
+        return self._parts(SEEN)
+
+    def _parts(self, seen: ObservedVirtualServer) -> Iterator[Any]:
+        yield {KEY: seen}
         self._kernel.check(self._name)
         yield {OTHER_KEY: None}
+
+    def forget(self) -> None:
+        self._kernel.forgotten.append(self._name)
 
     def program(self, _family: Family) -> iptables.Program:
         return iptables.Program((1, 8, 9), "legacy")
@@ -139,7 +147,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     kernel = Kernel()
     answers: Mapping[str, Callable[..., Any]] = {
         "Iptables": lambda family: IMAGES[family],
-        "Ipvs": lambda: {KEY: ObservedVirtualServer(SETTINGS, {BACKEND: 1})},
+        "Ipvs": lambda: {KEY: SEEN},
         "Ipset": lambda names: {name: Held((ENTRY,)) for name in names},
         "Address": lambda: (True, frozenset({KEY.address}), (ON_ETH0,)),
         "Sysctl": lambda paths: dict.fromkeys(paths, "1"),
@@ -162,9 +170,9 @@ def observe(target: node.NodeKernel) -> Observation:
     return target.observe(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"])
 
 
-def look(target: node.NodeKernel) -> Observation:
+def look(target: node.NodeKernel, *, thorough: bool = False) -> Observation:
     """All parts of a look as one."""
-    parts = list(target.look(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"]))
+    parts = list(target.look(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"], thorough=thorough))
     whole: dict[str, Any] = {"errors": ()}
     for part in parts:
         for field in dataclasses.fields(part):
@@ -264,10 +272,25 @@ def test_a_look_shows_no_scheduler_flags_and_all_else(kernel: Kernel) -> None:
     )
 
 
+def test_a_thorough_look_shows_all_whatever_was_shown_before(kernel: Kernel) -> None:
+    target = new_node()
+    whole = observe(target)
+    for _ in range(2):
+        assert look(target, thorough=True) == dataclasses.replace(
+            whole,
+            virtual_servers=None,
+            foreign_virtual_servers=0,
+            some_virtual_servers={KEY: SEEN, OTHER_KEY: None},
+            sets=None,
+            some_sets={"KUBE-CLUSTER-IP": frozenset({ENTRY})},
+        )
+    assert kernel.forgotten == ["ipset", "ipset"]
+
+
 def test_a_look_has_parts_between_which_others_may_write(kernel: Kernel) -> None:
     target = new_node()
     names = [ip_set.name for ip_set in IP_SETS.values()]
-    parts = list(target.look(names, list(Family), []))
+    parts = list(target.look(names, list(Family), [], thorough=False))
     asked = [set(part.some_sets) for part in parts if part.some_sets]
     assert set().union(*asked) == set(names)
     assert max(map(len, asked)) == node.SETS_AT_ONCE
@@ -277,13 +300,13 @@ def test_a_look_has_parts_between_which_others_may_write(kernel: Kernel) -> None
 
 def test_of_sets_that_can_not_be_read_a_look_tells_once(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
-    parts = list(new_node().look([ip_set.name for ip_set in IP_SETS.values()], list(Family), []))
+    parts = list(new_node().look([ip_set.name for ip_set in IP_SETS.values()], list(Family), [], thorough=False))
     assert [error for part in parts for error in part.errors] == ["use ipset: No buffer space available"]
     assert parts[-1].some_virtual_servers == {OTHER_KEY: None}, "the others are looked at"
 
 
 def test_virtual_servers_that_can_not_be_read_to_the_end_are_told_as_far_as_they_were(kernel: Kernel) -> None:
-    parts = new_node().look([], [], [])
+    parts = new_node().look([], [], [], thorough=False)
     for part in parts:
         if part.some_virtual_servers:
             kernel.broken = {"ipvs"}
