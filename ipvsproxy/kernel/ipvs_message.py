@@ -81,14 +81,15 @@ class Encoder:
                 fit its field.
         """
         messages = list(sequences)  # each is replaced by its message
-        several: dict[int, list[tuple[int, RealServers]]] = {}
+        several: dict[int, list[tuple[int, int, RealServers]]] = {}
         last: tuple[VirtualServerKey | None, Verb | None, int] = (None, None, 0)
         head = middle = between = tail = b""
         position = size = 0
         for verb, item in operations:
             if type(item) is RealServers:
-                several.setdefault(len(item.virtual_server.address), []).append((position, item))
-                position += len(item.keys)
+                count = len(item.keys)
+                several.setdefault(len(item.virtual_server.address), []).append((position, count, item))
+                position += count
                 continue
             sequence = messages[position]
             if type(item) is not RealServer:
@@ -108,30 +109,24 @@ class Encoder:
             self._encode_several(size, items, messages)
         return messages
 
-    def _encode_several(self, size: int, items: Sequence[tuple[int, RealServers]], messages: list[bytes]) -> None:
-        """Replace the sequence numbers of the real servers of new virtual servers, from the position of each of these on."""
+    def _encode_several(self, size: int, items: Sequence[tuple[int, int, RealServers]], messages: list[bytes]) -> None:
+        """Replace the sequence numbers of the real servers of new virtual servers: position and number of messages of each."""
         numbers: list[bytes] = []
-        protocols: list[bytes] = []
-        addresses: list[bytes] = []
-        ports: list[bytes] = []
+        virtual_servers: list[bytes] = []
         real_servers: list[bytes] = []
-        for position, ((protocol, address, port), keys) in items:
-            count = len(keys)
-            protocols.append(_pack_u16(protocol) * count)
-            addresses.append(address * count)
-            ports.append(_pack_port(port) * count)
+        for position, count, ((protocol, address, port), keys) in items:
+            virtual_servers.append(b"".join((_pack_u16(protocol), address, _pack_port(port))) * count)
             numbers += messages[position : position + count]
             real_servers.append(keys.packed)
             if len(keys.packed) != count * (size + PORT_SIZE):
                 raise ValueError("the real server's address is not of the virtual server's family")
         template = self._destination(Verb.ADD, size)
-        count = len(numbers)
-        columns = (*map(b"".join, (numbers, protocols, addresses, ports, real_servers)), _pack_u32(1) * count)
-        encoded = message.cut(template.encode_all(count, columns), template.size)
+        columns = (*map(b"".join, (numbers, virtual_servers, real_servers)), _pack_u32(1) * len(numbers))
+        encoded = message.cut(template.encode_all(len(numbers), columns), template.size)
         first = 0
-        for position, (_, keys) in items:
-            messages[position : position + len(keys)] = encoded[first : first + len(keys)]
-            first += len(keys)
+        for position, count, _ in items:
+            messages[position : position + count] = encoded[first : first + count]
+            first += count
 
     def _around_real_server(self, key: VirtualServerKey, verb: Verb, weight: int) -> tuple[bytes, bytes, bytes, bytes]:
         """What stands before the sequence number, before and after a real server's address, and after its port."""
