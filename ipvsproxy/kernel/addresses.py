@@ -123,15 +123,14 @@ class AddressDriver:
         Outcomes come in the operations' order.
         """
         self._digest = b""
-        told: dict[Operation, Outcome] = {}
-        for kind, run in itertools.groupby(one_by_one(operations), lambda operation: type(operation.item)):
-            if kind is Device:
-                told |= {operation: self._apply_device(operation) for operation in run}
-            elif kind is BoundAddress:
-                told |= self._apply_addresses(list(run))
+        found: list[Outcome] = []
+        for is_device, group in itertools.groupby(operations, lambda operation: isinstance(operation.item, Device)):
+            run = list(group)
+            if is_device:
+                found += map(self._apply_device, run)
             else:
-                raise TypeError(f"not a device or an address: {next(run).item}")
-        return outcomes(operations, told)
+                found += outcomes(run, self._apply_addresses(list(one_by_one(run))))
+        return found
 
     def _apply_device(self, operation: Operation) -> Outcome:
         try:
@@ -178,7 +177,8 @@ class AddressDriver:
     def _encode(self, chunk: Sequence[Operation], index: bytes) -> list[bytes]:
         messages: list[bytes] = []
         for (verb, item), sequence in zip(chunk, self._channel.sequences(len(chunk)), strict=True):
-            assert isinstance(item, BoundAddress)  # noqa: S101 - a run holds nothing else
+            if not isinstance(item, BoundAddress):
+                raise TypeError(f"not a device or an address: {item}")
             address = item.address
             messages.append(self._template(verb, len(address)).encode((sequence, index, address, address)))
         return messages

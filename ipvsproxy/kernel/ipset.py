@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -98,25 +99,26 @@ class IpsetDriver:
         entry by entry, after the others. Outcomes come in the operations' order; of several entries of which one was not simply
         added, each has its own.
         """
+        found: list[Outcome] = []
+        for is_set, group in itertools.groupby(operations, lambda operation: isinstance(operation.item, IpSet)):
+            run = list(group)
+            found += map(self._apply_set, run) if is_set else self._apply_entries(run)
+        return found
+
+    def _apply_entries(self, operations: Sequence[Operation]) -> list[Outcome]:
         batch = ipset_batch.Batch(self._channel)
-        told = batch.told
-        for verb, what in ipset_batch.runs(operations):
-            if isinstance(what, IpSet):
-                self._digests.pop(what.name, None)
-                batch.flush()
-                operation = Operation(verb, what)
-                told[operation] = self._apply_set(operation, what)
-            else:
-                self._digests.pop(what[0].set, None)
-                batch.add(verb, what)
+        for verb, entries in ipset_batch.runs(operations):
+            self._digests.pop(entries[0].set, None)
+            batch.add(verb, entries)
         batch.flush()
+        told = batch.told
         full = {
             one: one.item.set for one, outcome in told.items() if outcome.errno == HASH_FULL and isinstance(one.item, SetEntry)
         }
         enlarged = self._enlarge_all(dict.fromkeys(full.values()))
         again = [operation for operation, name in full.items() if name in enlarged]
         if again:
-            told |= {outcome.operation: outcome for outcome in self.apply(again)}
+            told |= {outcome.operation: outcome for outcome in self._apply_entries(again)}
         return outcomes(operations, told)
 
     def _enlarge_all(self, names: Iterable[str]) -> Collection[str]:
@@ -133,7 +135,10 @@ class IpsetDriver:
                 log.error("set could not be enlarged", set=name, error=str(error))
         return enlarged
 
-    def _apply_set(self, operation: Operation, ip_set: IpSet) -> Outcome:
+    def _apply_set(self, operation: Operation) -> Outcome:
+        ip_set = operation.item
+        assert isinstance(ip_set, IpSet)  # noqa: S101 - it was asked
+        self._digests.pop(ip_set.name, None)
         try:
             surprise = self._destroy(ip_set) if operation.verb is Verb.REMOVE else self._create(ip_set)
         except KernelError as error:

@@ -2,11 +2,11 @@
 
 import errno
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel import ipset_message, message, netlink
-from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, SetEntries, SetEntry, SetType
+from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SetEntries, SetEntry, SetType
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 
 SEND_LIMIT = 120_000
@@ -122,31 +122,27 @@ class _Entries(NamedTuple):
     encoded: bytes
 
 
-def runs(operations: Sequence[Operation]) -> Iterator[tuple[Verb, IpSet | Sequence[SetEntry]]]:
-    """The entries of each run of one set and verb together, and each set alone.
+def runs(operations: Iterable[Operation]) -> Iterator[tuple[Verb, Sequence[SetEntry]]]:
+    """The entries of each run of one set and verb.
 
     Raises:
         TypeError: an operation is on something else.
     """
-    run: list[SetEntry] = []
+    entries: list[SetEntry] = []
     of: tuple[Verb, str] | None = None
     for verb, item in operations:
-        if not isinstance(item, SetEntry | SetEntries | IpSet):
+        if not isinstance(item, SetEntry | SetEntries):
             raise TypeError(f"not a set or an entry: {item}")
-        current = None if isinstance(item, IpSet) else (verb, item.set)
-        if of is not None and current != of:
-            yield of[0], run
-            run = []
-        of = current
-        match item:
-            case IpSet():
-                yield verb, item
-            case SetEntry():
-                run.append(item)
-            case SetEntries():
-                run += item.entries
+        if of is not None and of != (verb, item.set):
+            yield of[0], entries
+            entries = []
+        of = verb, item.set
+        if isinstance(item, SetEntry):
+            entries.append(item)
+        else:
+            entries += item.entries
     if of is not None:
-        yield of[0], run
+        yield of[0], entries
 
 
 def explain(number: int, set_type: SetType | None = None) -> str:

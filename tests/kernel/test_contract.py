@@ -18,6 +18,7 @@ from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCHEDULER_PORT,
     BoundAddress,
+    BoundAddresses,
     Connections,
     Device,
     Flow,
@@ -27,6 +28,7 @@ from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
     RealServer,
     RealServers,
+    SetEntries,
     SetEntry,
     SetKind,
     Sysctl,
@@ -434,3 +436,45 @@ def test_several_real_servers_without_their_virtual_server_are_refused_one_by_on
     outcomes = apply(kernel, Verb.ADD, several(wanted, 1, 2))
     assert [outcome.operation.item for outcome in outcomes] == [real_server(wanted, port=port) for port in (1, 2)]
     assert {outcome.errno for outcome in outcomes} == {errno.ESRCH}
+
+
+@FAMILIES
+def test_several_entries_of_a_set_are_added_together(kernel: Kernel, family: Family) -> None:
+    ip_set = IpSet(SetKind.IPVS_IPS, family)
+    items = ip_set, SetEntries(ip_set.name, (SetEntry(ip_set.name, SERVICE[family]), SetEntry(ip_set.name, POD[family])))
+    assert apply(kernel, Verb.ADD, *items) == [Outcome(Operation(Verb.ADD, item)) for item in items]
+    assert sets(kernel)[ip_set.name] == frozenset(items[1].entries)
+
+
+def test_of_several_entries_of_which_one_is_refused_each_is_told_by_itself(kernel: Kernel) -> None:
+    ip_set = IpSet(SetKind.IPVS_IPS, Family.IPV4)
+    fitting, unfit = SetEntry(ip_set.name, SERVICE[Family.IPV4]), SetEntry(ip_set.name, SERVICE[Family.IPV6])
+    _, added, refused = apply(kernel, Verb.ADD, ip_set, SetEntries(ip_set.name, (fitting, unfit)))
+    assert added == Outcome(Operation(Verb.ADD, fitting))
+    assert (refused.operation, bool(refused.error)) == (Operation(Verb.ADD, unfit), True)
+    assert sets(kernel)[ip_set.name] == {fitting}
+
+
+def test_several_entries_of_a_set_that_is_missing_are_refused_one_by_one(kernel: Kernel) -> None:
+    name = IpSet(SetKind.IPVS_IPS, Family.IPV4).name
+    entries = SetEntry(name, SERVICE[Family.IPV4]), SetEntry(name, POD[Family.IPV4])
+    outcomes = apply(kernel, Verb.ADD, SetEntries(name, entries))
+    assert [outcome.operation.item for outcome in outcomes] == [*entries]
+    assert {outcome.errno for outcome in outcomes} == {errno.ENOENT}
+
+
+def test_several_addresses_are_bound_together_and_told_one_by_one_where_one_was_there(kernel: Kernel) -> None:
+    bound = [BoundAddress(address) for address in (*SERVICE.values(), *POD.values())]
+    addresses = [item.address for item in bound]
+    assert [outcome.surprise for outcome in apply(kernel, Verb.ADD, Device(DEVICE), BoundAddresses(tuple(addresses[:2])))] == [
+        False
+    ] * 2
+    outcomes = apply(kernel, Verb.ADD, BoundAddresses(tuple(addresses[1:])))
+    assert outcomes == [Outcome(Operation(Verb.ADD, item), surprise=item is bound[1]) for item in bound[1:]]
+    assert observe(kernel).addresses == frozenset(addresses)
+
+
+def test_several_addresses_without_their_device_are_refused_one_by_one(kernel: Kernel) -> None:
+    outcomes = apply(kernel, Verb.ADD, BoundAddresses(tuple(SERVICE.values())))
+    assert [outcome.operation.item for outcome in outcomes] == [BoundAddress(address) for address in SERVICE.values()]
+    assert {outcome.errno for outcome in outcomes} == {errno.ENODEV}
