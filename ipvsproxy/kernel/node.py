@@ -42,7 +42,7 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton, SkeletonImage
 from ipvsproxy.model.state import Observation
 
-SETS_AT_ONCE = 9
+SETS_AT_ONCE = 5
 """Of the 34 sets, so many are looked at without a pause: three system calls each."""
 
 T = TypeVar("T")
@@ -123,11 +123,13 @@ class NodeKernel:
         skeletons = {family: self._read_rules(family, self._mark(family), errors) for family in families}
         virtual_servers = _attempt(self.ipvs.observe, errors)
         return dataclasses.replace(
-            self._observation(addresses, sysctls, errors),
+            _of_addresses(addresses),
+            sysctls=_attempt(lambda: self._sysctls.observe(sysctls), errors),
             virtual_servers=virtual_servers,
             foreign_virtual_servers=self.ipvs.foreign,
             sets=None if found is None else {name: entries for name, entries in _as_ours(found).items() if entries is not None},
             skeletons={family: image for family, image in skeletons.items() if image is not None},
+            errors=tuple(errors),
         )
 
     def look(
@@ -142,7 +144,10 @@ class NodeKernel:
         if thorough:
             self._ipset.forget()
         addresses = _attempt(self._addresses.observe if thorough else self._addresses.observe_changed, errors)
-        yield self._observation(addresses, sysctls, errors)
+        yield dataclasses.replace(_of_addresses(addresses), errors=tuple(errors))
+        errors = []
+        settings = _attempt(lambda: self._sysctls.observe(sysctls), errors)
+        yield Observation(sysctls=settings, errors=tuple(errors))
         step = 1 if thorough else SETS_AT_ONCE
         for start in range(0, len(sets), step):
             errors = []
@@ -179,17 +184,6 @@ class NodeKernel:
         with contextlib.suppress(KernelError):
             return self._rule_changes.mark(family, self.iptables.program(family).variant)
         return None
-
-    def _observation(self, addresses: ObservedAddresses | None, sysctls: Iterable[str], errors: list[str]) -> Observation:
-        """What was read of addresses, and settings; ``errors`` are those so far, to which these may add one."""
-        settings = _attempt(lambda: self._sysctls.observe(sysctls), errors)
-        return Observation(
-            device=addresses[0] if addresses else None,
-            addresses=addresses[1] if addresses else None,
-            interface_addresses=addresses[2] if addresses else None,
-            sysctls=settings,
-            errors=tuple(errors),
-        )
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
         """The addresses of this host on all interfaces but our device.
@@ -231,6 +225,12 @@ class NodeKernel:
             self._on_applied(applied, time.monotonic() - began_s)
             outcomes += applied
         return outcomes
+
+
+def _of_addresses(seen: ObservedAddresses | None) -> Observation:
+    if seen is None:
+        return Observation()
+    return Observation(device=seen[0], addresses=seen[1], interface_addresses=seen[2])
 
 
 def _as_ours(found: Mapping[str, ObservedSet | None]) -> Mapping[str, frozenset[SetEntry] | None]:
