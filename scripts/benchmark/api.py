@@ -25,7 +25,7 @@ class MemoryApi:
         self.first_byte_s = 0.0
         self.told = 0
         self._pages = pages
-        self._buffer = bytearray(max(page.stat().st_size for page in pages.iterdir()))
+        self._buffer = bytearray(b" ") * max(page.stat().st_size for page in pages.iterdir())  # written, so that it is there
         self._watches: dict[str, asyncio.Queue[tuple[bytes, int]]] = {kind: asyncio.Queue() for kind in workload.KINDS}
 
     def tell(self, kind: str, chunk: bytes, lines: int) -> None:
