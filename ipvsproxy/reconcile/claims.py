@@ -8,7 +8,7 @@ Rule 3: a rule is there as long as its set holds an entry, or a virtual server n
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from ipvsproxy.model.kernel import (
     DEVICE,
@@ -32,15 +32,14 @@ from ipvsproxy.model.rules import Skeleton, SkeletonImage
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile import ownership
-from ipvsproxy.reconcile.table import Conflict, Table, presence
+from ipvsproxy.reconcile.presence import PresenceTable, presence
+from ipvsproxy.reconcile.table import Conflict, Table
 
 TIMEOUTS = "timeouts"
 """The one key of the table of timeouts."""
 
 _NOTHING = ServiceState(owner=NODE_OWNER)
 """What a Service wants that is not there yet, or not any more."""
-
-K = TypeVar("K")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,16 +71,16 @@ class Claims:
             lambda wanted: wanted.owner, virtual_server_differs, is_excluded, self._unequal
         )
         self.entries: Mapping[str, Table[SetEntry, Owner, bool]] = {
-            name: self._of_presence(is_protected=False) for name in IP_SETS
+            name: PresenceTable(is_protected=False, unequal=self._unequal) for name in IP_SETS
         }
         self._names = {table: name for name, table in self.entries.items()}
         self._entries_of = {
             family: [(IP_SETS[name].kind, table) for name, table in self.entries.items() if IP_SETS[name].family is family]
             for family in Family
         }
-        self.addresses: Table[Address, Owner, bool] = self._of_presence(is_protected=False)
-        self.sets: Table[IpSet, Owner, bool] = self._of_presence(is_protected=True)
-        self.devices: Table[Device, Owner, bool] = self._of_presence(is_protected=True)
+        self.addresses: Table[Address, Owner, bool] = PresenceTable(is_protected=False, unequal=self._unequal)
+        self.sets: Table[IpSet, Owner, bool] = PresenceTable(is_protected=True, unequal=self._unequal)
+        self.devices: Table[Device, Owner, bool] = PresenceTable(is_protected=True, unequal=self._unequal)
         self.sysctls: Table[str, Sysctl, str] = Table(
             _node, lambda wanted, seen: not wanted.is_met_by(seen), lambda _: True, self._unequal
         )
@@ -94,9 +93,6 @@ class Claims:
         self.flows: Table[Flow, Keep, frozenset[RealServerKey]] = Table(
             lambda keep: keep.owner, lambda wanted, seen: not seen <= wanted.real_servers, lambda _: True, self._unequal
         )
-
-    def _of_presence(self, *, is_protected: bool) -> Table[K, Owner, bool]:
-        return Table(lambda owner: owner, lambda _wanted, _seen: False, lambda _: is_protected, self._unequal)
 
     @property
     def unequal(self) -> Collection[Table[Any, Any, Any]]:

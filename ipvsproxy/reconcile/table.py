@@ -7,7 +7,7 @@ Rule 3: what was observed and nobody wants is removed only if it is ours, and no
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ipvsproxy.model.kernel import Owner
@@ -48,7 +48,7 @@ class Table(Generic[K, V, W]):
         self._unequal: dict[Table[Any, Any, Any], None] = {} if unequal is None else unequal
         self._desired: dict[K, V] = {}
         self._waiting: dict[K, dict[Owner, V]] = {}
-        self._observed: dict[K, W] = {}
+        self._observed: MutableMapping[K, W] = {}
         self._foreign: set[K] = set()
         self._pending: dict[K, None] = {}
         self._surplus: dict[K, None] = {}
@@ -237,7 +237,7 @@ class Table(Generic[K, V, W]):
                 self.touch(key)
             else:
                 del pending[key]
-        self._pending = self._pending or {}
+        shrink(pending)
         self._note_inequality()
 
     def exchange(self, key: K, value: W) -> None:
@@ -256,13 +256,12 @@ class Table(Generic[K, V, W]):
             self._pending[key] = None
         elif key in self._pending:
             del self._pending[key]
-            # A dictionary that was large is walked at its old size for ever.
-            self._pending = self._pending or {}
+            shrink(self._pending)
         if is_surplus:
             self._surplus[key] = None
         elif key in self._surplus:
             del self._surplus[key]
-            self._surplus = self._surplus or {}
+            shrink(self._surplus)
         self._note_inequality()
 
     def _note_inequality(self) -> None:
@@ -272,6 +271,7 @@ class Table(Generic[K, V, W]):
             del self._unequal[self]
 
 
-def presence(keys: Iterable[K], owner: Owner) -> Mapping[K, Owner]:
-    """A claim on keys of which only presence counts: the value is the owner itself."""
-    return dict.fromkeys(keys, owner)
+def shrink(emptied: dict[K, None]) -> None:
+    """A dictionary that was large is walked at its old size for ever, unless it is told that it is empty."""
+    if not emptied:
+        emptied.clear()

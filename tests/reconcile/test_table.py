@@ -5,7 +5,7 @@ from typing import Any
 
 from ipvsproxy.model.kernel import Owner
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Conflict, Table, presence
+from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Conflict, Table
 
 OLD, MIDDLE, YOUNG = (Owner(age, ServiceName("ns", name)) for age, name in ((1, "old"), (2, "middle"), (3, "young")))
 
@@ -229,10 +229,6 @@ def test_what_is_seen_as_it_was_stays_the_object_that_it_is() -> None:
     wishes.observe({"key": held}, lambda _key: True)
     wishes.observe({"key": equal}, lambda _key: True)
     assert wishes.observed["key"] is held
-
-
-def test_presence_is_a_claim_whose_value_is_the_owner() -> None:
-    assert presence(["a", "b"], OLD) == {"a": OLD, "b": OLD}
 
 
 def test_a_claim_compares_only_the_keys_it_changes() -> None:

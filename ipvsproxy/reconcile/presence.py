@@ -1,0 +1,116 @@
+"""A table of keys of which only presence counts: entries of sets, addresses, sets, the device.
+
+Its two sides nearly always agree, and there may be hundreds of thousands of keys: what is there is told by what is wanted and by
+what of that is pending, and only what is there and wanted by nobody is kept beside them.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, TypeVar
+
+from ipvsproxy.model.kernel import Owner
+from ipvsproxy.reconcile import table
+
+K = TypeVar("K")
+
+
+class Present(MutableMapping[K, bool]):
+    """The keys that are there; the value of each is True.
+
+    To add or remove one that is wanted is to take it from the pending ones, or to put it among them.
+    """
+
+    __slots__ = ("_desired", "_pending", "unwanted")
+
+    def __init__(self, desired: Mapping[K, object], pending: dict[K, None]) -> None:
+        """``pending`` holds those of the desired keys that are not there, and no others."""
+        self._desired = desired
+        self._pending = pending
+        self.unwanted: dict[K, None] = {}
+        """The keys that are there and that nobody wants."""
+
+    def __contains__(self, key: object) -> bool:
+        return key not in self._pending if key in self._desired else key in self.unwanted
+
+    def __getitem__(self, key: K) -> bool:
+        if key in self:
+            return True
+        raise KeyError(key)
+
+    def get(self, key: K, default: Any = None) -> Any:
+        """As that of a dictionary, without an exception on the way."""
+        return True if key in self else default
+
+    def __setitem__(self, key: K, value: bool) -> None:
+        if key in self._pending:
+            del self._pending[key]
+            table.shrink(self._pending)
+        elif key not in self._desired:
+            self.unwanted[key] = None
+
+    def __delitem__(self, key: K) -> None:
+        if key not in self:
+            raise KeyError(key)
+        if key in self._desired:
+            self._pending[key] = None
+        else:
+            self.forget(key)
+
+    def forget(self, key: K) -> None:
+        """Take a key from ``unwanted``, if it is there."""
+        if key in self.unwanted:
+            del self.unwanted[key]
+            table.shrink(self.unwanted)
+
+    def __iter__(self) -> Iterator[K]:
+        return itertools.chain(itertools.filterfalse(self._pending.__contains__, self._desired), self.unwanted)
+
+    def __len__(self) -> int:
+        return len(self._desired) - len(self._pending) + len(self.unwanted)
+
+
+class PresenceTable(table.Table[K, Owner, bool]):
+    """What an owner wants of a key is the key; the value of a claim on it is the owner itself."""
+
+    def __init__(self, *, is_protected: bool, unequal: dict[table.Table[Any, Any, Any], None] | None = None) -> None:
+        """``is_protected``: no key is ever removed. ``unequal`` as in ``Table``."""
+        super().__init__(lambda owner: owner, lambda _wanted, _seen: False, lambda _: is_protected, unequal)
+        self._observed = self._present = Present(self._desired, self._pending)
+
+    def want(self, key: K, owner: Owner, value: Owner) -> Owner | None:
+        """As in ``Table``; what was there and unwanted stays there."""
+        if key in self._desired:
+            return super().want(key, owner, value)
+        self._desired[key] = value
+        if self._present.unwanted and key in self._present.unwanted:
+            self._present.forget(key)
+            self.touch(key)
+        else:
+            self._pending[key] = None
+            self._unequal[self] = None
+        return None
+
+    def release(self, key: K, owner: Owner) -> Owner | None:
+        """As in ``Table``; what was there and wanted stays there."""
+        if key in self._present:
+            self._present.unwanted[key] = None
+        heir = super().release(key, owner)
+        if key in self._desired:
+            self._present.forget(key)
+        return heir
+
+    def confirm_all(self, keys: Iterable[K], value: bool) -> None:  # noqa: FBT001 - as in ``Table``
+        """As in ``Table``. What is foreign is there, so it is not pending."""
+        pending = self._pending
+        for key in keys:
+            if key in pending:
+                del pending[key]
+            else:
+                self.confirm(key, value)
+        table.shrink(pending)
+        self._note_inequality()
+
+
+def presence(keys: Iterable[K], owner: Owner) -> Mapping[K, Owner]:
+    """A claim on keys of which only presence counts."""
+    return dict.fromkeys(keys, owner)
