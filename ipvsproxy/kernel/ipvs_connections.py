@@ -51,11 +51,10 @@ class ConnectionReader:
         """The connections by real server, empty for a virtual server that does not exist; None: ask in another way."""
         if not self._is_there or key.address.family is not Family.IPV4:
             return None
-        protocol, address, port = key
         action = f"count the connections of {key}"
         room = FIRST_ROOM
         while room <= MOST_ROOM:
-            question = _QUESTION.pack(protocol, address, port.to_bytes(2, "big"), room) + bytes(room * _ENTRY.size)
+            question = _QUESTION.pack(key.protocol, key.address, key.port.to_bytes(2, "big"), room) + bytes(room * _ENTRY.size)
             try:
                 answer = self._ask(self._open(), socket.IPPROTO_IP, _GET_DESTINATIONS, question, action)
             except (KernelError, OSError) as error:

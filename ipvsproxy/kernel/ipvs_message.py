@@ -114,8 +114,8 @@ class Encoder:
         numbers: list[bytes] = []
         virtual_servers: list[bytes] = []
         real_servers: list[bytes] = []
-        for position, count, ((protocol, address, port), keys) in items:
-            virtual_servers.append(b"".join((_pack_u16(protocol), address, _pack_port(port))) * count)
+        for position, count, (key, keys) in items:
+            virtual_servers.append(b"".join((_pack_u16(key.protocol), key.address, _pack_port(key.port))) * count)
             numbers += messages[position : position + count]
             real_servers.append(keys.packed)
             if len(keys.packed) != count * (size + PORT_SIZE):
@@ -130,7 +130,7 @@ class Encoder:
 
     def _around_real_server(self, key: VirtualServerKey, verb: Verb, weight: int) -> tuple[bytes, bytes, bytes, bytes]:
         """What stands before the sequence number, before and after a real server's address, and after its port."""
-        protocol, address, port = key
+        protocol, address, port = key.protocol, key.address, key.port
         head, first, second, third, last, between, *behind = self._destination(verb, len(address)).fixed
         middle = b"".join((first, _pack_u16(protocol), second, address, third, _pack_port(port), last))
         return head, middle, between, behind[0] if verb is Verb.REMOVE else _pack_u32(weight).join(behind)
@@ -156,18 +156,16 @@ class Encoder:
 
     def destinations(self, key: VirtualServerKey) -> bytes:
         """The dump of one virtual server's real servers."""
-        protocol, address, port = key
-        return self._listing(len(address))((_UNNUMBERED, _pack_u16(protocol), address, _pack_port(port)))
+        return self._listing(len(key.address))((_UNNUMBERED, _pack_u16(key.protocol), key.address, _pack_port(key.port)))
 
     def service(self, key: VirtualServerKey) -> bytes:
         """The question for one virtual server."""
-        protocol, address, port = key
-        return self._question(len(address))((_UNNUMBERED, _pack_u16(protocol), address, _pack_port(port)))
+        return self._question(len(key.address))((_UNNUMBERED, _pack_u16(key.protocol), key.address, _pack_port(key.port)))
 
     def _encode_other(self, verb: Verb, item: object, sequence: bytes) -> bytes:
         if isinstance(item, VirtualServer):
-            protocol, address, port = item.key
-            key = sequence, _pack_u16(protocol), address, _pack_port(port)
+            address = item.key.address
+            key = sequence, _pack_u16(item.key.protocol), address, _pack_port(item.key.port)
             if verb is _REMOVE:
                 return self._removal(len(address))(key)
             scheduler, flags, timeout_s = item.settings

@@ -28,7 +28,7 @@ NODE_OWNER = Owner(-1, ServiceName("", "(node)"))
 """Owner of what the node needs whatever the Services are: device, sets, rules, sysctls."""
 
 
-class VirtualServerKey(NamedTuple):
+class VirtualServerKey(msgspec.Struct, frozen=True, order=True, gc=False):
     """What names a virtual server in the kernel."""
 
     protocol: Protocol

@@ -76,7 +76,7 @@ def owned_virtual_servers(
         seen = left_behind.get(key)
         if seen is None or not seen.real_servers or any(one.address in host_addresses for one in seen.real_servers):
             return False
-        twins = (left_behind.get(key._replace(address=address)) for address in host_addresses)
+        twins = (left_behind.get(VirtualServerKey(key.protocol, address, key.port)) for address in host_addresses)
         return any(
             twin is not None and twin.settings == seen.settings and twin.real_servers.keys() == seen.real_servers.keys()
             for twin in twins

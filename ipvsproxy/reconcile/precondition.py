@@ -71,7 +71,7 @@ def leads_only_to(claims: Claims, flow: Flow, keep: Keep) -> bool:
     return all(
         key in table.observed and table.observed[key].real_servers.keys() <= keep.real_servers | table.desired[key].real_servers
         for key in (item.key for item in claims.states[keep.owner.service].served)
-        if key == (flow.protocol, flow.address, flow.port)
+        if key == VirtualServerKey(flow.protocol, flow.address, flow.port)
     )
 
 

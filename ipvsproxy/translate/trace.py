@@ -133,8 +133,8 @@ def _conditions(rule: Rule, is_in_set: Callable[[SetEntry], bool], connection: C
 
 def _entry(match: SetMatch, connection: Connection) -> SetEntry:
     """What is looked up in a set: the sides that its match names, of source and destination."""
-    protocol, address, port = connection.virtual_server
+    asked = connection.virtual_server
     if IP_SETS[match.set].type is SetType.PORT:
-        return SetEntry(match.set, port=port)
-    first = connection.source if match.sides.startswith("src") else address
-    return SetEntry(match.set, first, protocol, port)
+        return SetEntry(match.set, port=asked.port)
+    first = connection.source if match.sides.startswith("src") else asked.address
+    return SetEntry(match.set, first, asked.protocol, asked.port)

@@ -338,7 +338,7 @@ def skeleton(family: Family) -> Skeleton:
                 *(
                     Rule(
                         source=Network(refused.address, family.bits),
-                        virtual_server=refused._replace(protocol=protocol),
+                        virtual_server=msgspec.structs.replace(refused, protocol=protocol),
                         target="DROP",
                     )
                     for protocol in Protocol

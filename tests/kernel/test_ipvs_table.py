@@ -4,6 +4,7 @@ import errno
 import pathlib
 from collections.abc import Iterator, Mapping
 
+import msgspec
 import pytest
 
 from ipvsproxy.kernel import ipvs_listing, ipvs_table
@@ -301,7 +302,7 @@ def test_a_look_that_is_left_in_the_middle_loses_nothing(table: Table, monkeypat
 
 
 def many(count: int) -> list[VirtualServerKey]:
-    return [WEB._replace(port=port) for port in range(1, count + 1)]
+    return [msgspec.structs.replace(WEB, port=port) for port in range(1, count + 1)]
 
 
 def test_of_many_that_are_skipped_a_part_is_asked_for_each_time_in_turn(table: Table) -> None:
@@ -337,7 +338,7 @@ def test_a_reading_that_fails_in_the_middle_loses_and_invents_nothing(table: Tab
     lasting = "UDP  [fd00:0000:0000:0000:0000:0000:0000:0001]:0035 rr persistent 1080000 FFFFFFFF\n"
     table.write(WEB_TEXT, real(), lasting)
     table.read_with(table.settings)
-    new = WEB._replace(address=parse_address("10.96.0.7"))
+    new = msgspec.structs.replace(WEB, address=parse_address("10.96.0.7"))
     table.write(lasting, "TCP  0A600007:0050 rr persistent 1080000 FFFFFFFF\n")
     table.is_broken = True
     told: Shown = {}

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
+import msgspec
 import pytest
 
 from ipvsproxy.kernel import scheduler
@@ -74,9 +75,9 @@ def test_nothing_is_tried_where_a_virtual_server_has_the_scheduler() -> None:
 
 
 def test_a_virtual_server_that_somebody_has_there_is_left_alone() -> None:
-    ipvs = Ipvs({FIRST: "rr", FIRST._replace(port=20001): "rr"})
+    ipvs = Ipvs({FIRST: "rr", msgspec.structs.replace(FIRST, port=20001): "rr"})
     assert why_unusable(ipvs, "wlc") == ""
-    assert {key for _, key, _ in ipvs.calls} == {FIRST._replace(port=20002)}
+    assert {key for _, key, _ in ipvs.calls} == {msgspec.structs.replace(FIRST, port=20002)}
 
 
 def test_one_that_somebody_has_made_meanwhile_is_not_removed() -> None:

@@ -153,7 +153,7 @@ def _passes(kernel: fake_kernel.FakeKernel, chain: str, key: VirtualServerKey, s
 
 
 def _matches(entry: SetEntry, sides: str, key: VirtualServerKey, source: Address) -> bool:
-    if (entry.protocol, entry.address, entry.port) != key:
+    if (entry.protocol, entry.address, entry.port) != (key.protocol, key.address, key.port):
         return False
     if sides == "dst,dst" or entry.other is None:
         return True

@@ -1,5 +1,6 @@
 """What tells a fresh process which virtual servers are ours. Left out: what a running process remembers (``test_table``)."""
 
+import msgspec
 import pytest
 
 from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, VirtualServerKey, VirtualServerSettings
@@ -28,8 +29,8 @@ def test_an_entry_makes_the_virtual_server_that_it_names_ours_and_no_other(kind:
     entry = examples.entry(kind, KEY)
     is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)
     assert is_ours(KEY)
-    assert not is_ours(KEY._replace(port=81))
-    assert not is_ours(KEY._replace(protocol=Protocol.UDP))
+    assert not is_ours(msgspec.structs.replace(KEY, port=81))
+    assert not is_ours(msgspec.structs.replace(KEY, protocol=Protocol.UDP))
 
 
 @pytest.mark.parametrize("kind", [SetKind.LOOP_BACK, SetKind.LOAD_BALANCER_SOURCE_IP])
@@ -47,9 +48,9 @@ def test_an_entry_that_only_restricts_makes_nothing_ours() -> None:
 def test_a_node_port_in_our_set_makes_its_virtual_servers_on_host_addresses_ours(kind: SetKind, protocol: Protocol) -> None:
     entry = examples.port_entry(kind, 30080)
     is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)
-    assert is_ours(NODE_PORT._replace(protocol=protocol))
-    assert not is_ours(NODE_PORT._replace(protocol=Protocol.SCTP))
-    assert not is_ours(NODE_PORT._replace(protocol=protocol, port=30081))
+    assert is_ours(msgspec.structs.replace(NODE_PORT, protocol=protocol))
+    assert not is_ours(msgspec.structs.replace(NODE_PORT, protocol=Protocol.SCTP))
+    assert not is_ours(msgspec.structs.replace(NODE_PORT, protocol=protocol, port=30081))
     assert not is_ours(VirtualServerKey(protocol, parse_address("203.0.113.9"), 30080))
 
 
@@ -116,7 +117,7 @@ def test_what_witnesses_a_virtual_server_that_is_still_there_must_stay() -> None
 
 def test_what_witnesses_something_else_may_go() -> None:
     witnesses = ownership.Witnesses([KEY, NODE_PORT])
-    assert not witnesses.need(examples.entry(SetKind.CLUSTER_IP, KEY._replace(port=81)))
+    assert not witnesses.need(examples.entry(SetKind.CLUSTER_IP, msgspec.structs.replace(KEY, port=81)))
     assert not witnesses.need(examples.port_entry(SetKind.NODE_PORT_UDP, 30080))
     assert not witnesses.need(examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080))
     assert not witnesses.need(examples.bound_entry("10.96.0.2"))
