@@ -38,8 +38,9 @@ class Present(MutableMapping[K, bool]):
         raise KeyError(key)
 
     def get(self, key: K, default: Any = None) -> Any:
-        """As that of a dictionary, without an exception on the way."""
-        return True if key in self else default
+        """As that of a dictionary, without another call on the way: it is asked for each key of each listing."""
+        is_there = key not in self._pending if key in self._desired else key in self.unwanted
+        return True if is_there else default
 
     def __setitem__(self, key: K, value: bool) -> None:
         if key in self._pending:
