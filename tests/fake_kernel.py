@@ -98,6 +98,8 @@ class FakeKernel:
         self.audits = self.looks = 0
         self._known: set[VirtualServerKey] = set()
         """The virtual servers that were told of, or asked for, at any time: a look tells of them when they are gone."""
+        self._told: dict[VirtualServerKey, ObservedVirtualServer | None] = {}
+        """What ``look`` told of them, unless they were written since."""
         self._failures: list[Failure] = []
 
     def fail(self, predicate: Callable[[Operation], bool], number: int = errno.EIO, *, times: int = 1) -> None:
@@ -159,9 +161,14 @@ class FakeKernel:
         yield dataclasses.replace(
             seen, virtual_servers=None, sets=None, some_sets={} if told is None else {name: told.get(name) for name in sets}
         )
+        if thorough:
+            self._told.clear()
         for key in () if seen.virtual_servers is None else sorted(self._known):
             held = self.virtual_servers.get(key)
-            yield Observation(some_virtual_servers={key: held and (_copy(held) if thorough else _without_flags(held))})
+            shown = held and _without_flags(held)
+            if key not in self._told or self._told[key] != shown:
+                self._told[key] = shown
+                yield Observation(some_virtual_servers={key: _copy(held) if held and thorough else shown})
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
         """The addresses of all interfaces but the device of the service addresses."""
@@ -194,7 +201,11 @@ class FakeKernel:
         keys = [_identity(operation.item) for operation in one_by_one(operations)]
         twice = [key for key, count in collections.Counter(keys).items() if count > 1]
         assert not twice, f"in one go, at most one operation per object: {twice}"
-        self._known.update(operation.item.key for operation in operations if isinstance(operation.item, VirtualServer))
+        for _, item in operations:
+            if isinstance(item, VirtualServer | RealServer | RealServers):
+                key = item.key if isinstance(item, VirtualServer) else item.virtual_server
+                self._known.add(key)
+                self._told.pop(key, None)
         return [outcome for operation in operations for outcome in self._apply_all(operation)]
 
     def _apply_all(self, operation: Operation) -> list[Outcome]:

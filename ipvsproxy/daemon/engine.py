@@ -158,7 +158,8 @@ class Engine:
         if names:
             for name in names:
                 self._translate(name)
-            report = await self._add(report, EXPECTED_SETS)
+            # Where lists are doubted, these rules could not be taken back.
+            report = await self._add(report, frozenset() if self._store.may_lack_all else EXPECTED_SETS)
             report = await self._add(report)  # addresses are bound when their virtual servers are there
             log.info("first services programmed", duration_s=round(self._clock() - began, 3))
         await self._sync(report)
@@ -192,8 +193,10 @@ class Engine:
             return False
         before = self._reader.addresses
         await self._reader.read_on()
-        # An audit is told as a sync, whatever it finds: who watches this process goes by the time of the last one.
-        return self._reader.has_drifted or self._reader.has_audited or self._reader.addresses != before
+        # What is found is healed when all has been read, for the parts tell of each other. An audit is told as a sync, whatever
+        # it finds: who watches this process goes by the time of the last one.
+        has_news = self._reader.has_drifted or self._reader.has_audited
+        return (has_news and not self._reader.is_reading) or self._reader.addresses != before
 
     async def _sync(self, done_before: Report = _NOTHING) -> None:
         """Bring everything in force; ``done_before`` was done already, and is told with the rest."""

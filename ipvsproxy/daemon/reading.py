@@ -34,6 +34,9 @@ LOOK_INTERVAL_AFTER_FAILURE_S = 10.0
 """While a part can not be read the others are still looked at. All of it is tried again with growing patience meanwhile."""
 LOOK_SHARE = 0.05
 """Of one processor, for looks: those that take long come more seldom. Of 10,000 Services of 10 endpoints they take 0.2 s."""
+REST_FACTOR = 4
+"""After a reading comes a pause of this many times its cost, up to ``LOOK_INTERVAL_S``, even if the kernel tells of changes: who
+makes them all the time does not get a processor for it."""
 FIRST_RESYNC_DELAY_S = 1.0
 LONGEST_RESYNC_DELAY_S = 60.0
 
@@ -76,6 +79,7 @@ class KernelReader:
         self.has_drifted = False
         self.has_audited = False
         self._look: _Look | None = None
+        self._rest_ends_s = 0.0
         self._unreadable: frozenset[str] = frozenset()
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
         self._reconciler = reconciler
@@ -95,8 +99,8 @@ class KernelReader:
 
     @property
     def next_part_s(self) -> float:
-        """When ``read_on`` has something to do: at once while a reading is under way."""
-        return min(self.look_due_s, self.audit_due_s) if self._look is None else 0.0
+        """When ``read_on`` has something to do: at once while a reading is under way, and after a rest when it is over."""
+        return 0.0 if self._look else max(self._rest_ends_s, min(self.look_due_s, self.audit_due_s))
 
     async def read_on(self) -> None:
         """Take one part of an audit or a look; one is begun if none is under way."""
@@ -115,12 +119,22 @@ class KernelReader:
         self._look.cost_s += self._processor_clock() - used_s
         if seen is None:
             done, self._look = self._look, None
-            self._finish(done)
+            await self._finish(done)
 
-    def _finish(self, done: _Look) -> None:
+    @property
+    def is_reading(self) -> bool:
+        """Whether an audit or a look is under way."""
+        return self._look is not None
+
+    async def _finish(self, done: _Look) -> None:
+        now = self._clock()
+        if not done.errors:
+            self.has_drifted |= self._reconciler.has_newcomers
+            await in_slices(self._reconciler.concluding(now), self._clock)
         if not done.is_audit:
             pause_s = max(LOOK_INTERVAL_S, done.cost_s / LOOK_SHARE)
             self.look_due_s = min(self.look_due_s, done.began_s + pause_s)
+        self._rest_ends_s = now + min(LOOK_INTERVAL_S, REST_FACTOR * done.cost_s)
         self.has_audited |= done.is_audit
         self._note_errors(done.errors, known=frozenset() if done.is_audit else self._unreadable)
 

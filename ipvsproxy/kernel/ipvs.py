@@ -323,6 +323,12 @@ class AbsentIpvs(IpvsDriver):
         """No virtual servers."""
         return {}
 
+    def observe_in_parts(self) -> Iterator[ipvs_table.Told]:
+        """No virtual servers."""
+        return iter(())
+
+    observe_changed = observe_in_parts
+
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Refuse everything."""
         return [Outcome(operation, f"{operation}: this kernel has no IPVS", errno.ENOENT) for operation in operations]

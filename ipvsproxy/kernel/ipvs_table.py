@@ -94,7 +94,8 @@ class TableReader:
         yield from self._listed(None)
         self._note_written()
         has_gone = False
-        for names in _batches(self._to_come):
+        # What was written comes first: nothing has told of it yet.
+        for names in _batches(sorted(self._to_come, key=lambda name: self._to_come[name] != _WRITTEN)):
             told = self._ask(names)
             yield told
             has_gone |= None in told.values()
@@ -140,7 +141,7 @@ class TableReader:
                         if heading is None:
                             foreign += 1
                             continue
-                        if settings is None or (before is _UNKNOWN and heading.key in settings):
+                        if settings is None or (before is _UNKNOWN and self._agree(heading, settings)):
                             told[heading.key] = self._understand(heading, block, settings)
                         else:
                             text = _WRITTEN
@@ -150,6 +151,13 @@ class TableReader:
                 self._texts |= texts
                 yield told
         self.foreign = foreign
+
+    def _agree(self, heading: ipvs_listing.Heading, settings: Settings) -> bool:
+        """Whether these settings are those of the text; they are older, and somebody may have changed them since."""
+        value = settings.get(heading.key)
+        if value is None or value.scheduler != heading.scheduler or bool(value.flags & PERSISTENT) != bool(heading.timeout_ticks):
+            return False
+        return not self._ticks_per_second or round(heading.timeout_ticks / self._ticks_per_second) in (0, value.timeout_s)
 
     def _note_written(self) -> None:
         """What was written between two parts has come by, if it has, as it was before."""

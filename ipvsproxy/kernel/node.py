@@ -135,7 +135,10 @@ class NodeKernel:
     def look(
         self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool
     ) -> Iterator[Observation]:
-        """As ``observe``, part by part: each takes some milliseconds, and other calls may come between them.
+        """As ``observe``, part by part, and other calls may come between them.
+
+        Most parts take some milliseconds; longer ones are the addresses, a large set, the settings of all virtual servers, and
+        rules that have changed.
 
         Unless it is ``thorough``, only what may have changed since the last look: scheduler flags are not looked at, addresses,
         sets and virtual servers not where the kernel says the same as before, and rules not where nobody has touched them.
@@ -222,9 +225,16 @@ class NodeKernel:
             except KernelError as error:
                 # What the driver did before is not known: all of it is done again, which is no error.
                 applied = [Outcome(operation, error=str(error), errno=error.errno) for operation in as_tried_again(run)]
+            self._forget_marks(run)
             self._on_applied(applied, time.monotonic() - began_s)
             outcomes += applied
         return outcomes
+
+    def _forget_marks(self, run: Iterable[Operation]) -> None:
+        """Rules that were written are read by the next look: somebody may have made them again what they were before."""
+        for _, item in run:
+            if isinstance(item, Skeleton):
+                self._marks.pop(item.family, None)
 
 
 def _of_addresses(seen: ObservedAddresses | None) -> Observation:

@@ -6,7 +6,8 @@ Rule 1: a key that differs stays pending until the kernel is known to hold it; a
 Rule 2: what needs something else in force waits until that is known to be in force (see ``precondition``).
 Rule 3: a kernel setting that cannot be written is not this process's to set: it is tried again only when it, or what is wanted
 of it, has changed, and until then it does not count as pending.
-Rule 4: what witnesses that a virtual server is ours stays until it is gone, and until all was read at least once.
+Rule 4: what witnesses that a virtual server is ours stays until it is gone, until all was read at least once, and where it is
+found by one part of a reading until all parts were.
 """
 
 import dataclasses
@@ -47,6 +48,7 @@ from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
 
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
+_WITNESSES = frozenset({"set_entry", "address"})
 _ERRORS_SHOWN = 5
 """How many failures a report holds in full."""
 
@@ -72,6 +74,8 @@ class Reconciler:
         self._unseen = {"sets", "addresses", "interface addresses"}
         """What witnesses that virtual servers are ours, as far as it could not be read yet."""
         self._has_seen_all = False
+        self._newcomers: set[object] = set()
+        """Unwanted entries and addresses that appeared while the kernel was read in parts, until it is read to the end."""
         self._host: frozenset[Address] = frozenset()
         self.drains = drain.Drains(policy.drain_deadline_s)
         self._pace = pace.Pace()
@@ -99,7 +103,10 @@ class Reconciler:
             pass
 
     def observing(self, seen: Observation, now: float) -> Iterator[None]:
-        """As ``observe``, with a pause every few hundred keys, in which nothing else may be done to the reconciler."""
+        """As ``observe``, with a pause every few hundred keys, in which nothing else may be done to the reconciler.
+
+        An observation without all virtual servers is a part of a reading; ``concluding`` follows the last one.
+        """
         claims = self.claims
         if seen.sets is not None:
             claims.sets.observe(dict.fromkeys((IP_SETS[name] for name in seen.sets), True), _theirs)
@@ -128,10 +135,27 @@ class Reconciler:
             left_behind = {} if self._has_seen_all else seen.virtual_servers
             yield from claims.virtual_servers.observing(seen.virtual_servers, self._is_ours(left_behind))
             self._has_seen_all |= not self._unseen
+            self._newcomers.clear()
         if seen.some_virtual_servers:
             yield from self._recall_drains(seen.some_virtual_servers.items(), now)
             yield from claims.virtual_servers.observing_some(seen.some_virtual_servers, self._is_ours({}))
-        self._note_drift(now)
+        self._note_drift(now, in_parts=seen.virtual_servers is None)
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether something that may witness a virtual server waits for the end of the reading that found it."""
+        return bool(self._newcomers)
+
+    def concluding(self, now: float) -> Iterator[None]:
+        """The last part of a reading was observed: whose the virtual servers of others are is judged by all of it.
+
+        Pauses as ``observing`` does.
+        """
+        virtual_servers = self.claims.virtual_servers
+        theirs = {key: virtual_servers.observed[key] for key in virtual_servers.foreign}
+        yield from virtual_servers.observing_some(theirs, self._is_ours({}))
+        self._newcomers.clear()
+        self._note_drift(now, in_parts=False)
 
     def _is_ours(self, left_behind: Mapping[VirtualServerKey, ObservedVirtualServer]) -> Callable[[VirtualServerKey], bool]:
         entries = {name: table.observed.keys() for name, table in self.claims.entries.items()}
@@ -192,7 +216,7 @@ class Reconciler:
                 one for one in operations if one.verb is Verb.ADD or not (order.is_removal(one) or self._loses_rules(one))
             ]
         else:
-            operations += wishes.surplus(self.claims, self.drains, has_seen_all=self._has_seen_all)
+            operations += wishes.surplus(self.claims, self.drains, has_seen_all=self._has_seen_all, keeping=self._newcomers)
         self.drifts.begin_round()
         if self.drifts:
             operations = [operation for operation in operations if self.drifts.may_heal(*self._place(operation.item), now)]
@@ -215,7 +239,7 @@ class Reconciler:
         wanted = item.image.chains
         return any(not set(rules) <= set(wanted.get(chain, ())) for chain, rules in seen.chains.items())
 
-    def _note_drift(self, now: float) -> None:
+    def _note_drift(self, now: float, *, in_parts: bool) -> None:
         claims = self.claims
         self.drifts.forget_calm(now)
         tables: tuple[tuple[str, Table[Any, Any, Any]], ...] = (
@@ -229,7 +253,10 @@ class Reconciler:
         )
         for kind, table in tables:
             for key in table.take_drifted():
-                self.drifts.note(Place(kind, key), table.desired.get(key), now)
+                wish = table.desired.get(key)
+                self.drifts.note(Place(kind, key), wish, now)
+                if in_parts and wish is None and kind in _WITNESSES:
+                    self._newcomers.add(key)
 
     def _place(self, item: Item) -> tuple[Place, object]:  # noqa: PLR0911 - one per kind
         """Where drift would be noted that this item heals, and what is wished there."""

@@ -1,7 +1,7 @@
 """What differs, as operations: the one walk over all pending and surplus keys. Order is ``order``'s, not this module's."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ipvsproxy.model.kernel import BoundAddress, BoundAddresses, FlowCleaning, RealServer, RealServers, SetEntries
 from ipvsproxy.model.plan import Operation, Verb
@@ -63,8 +63,11 @@ def _foundation(claims: Claims) -> Iterator[Operation]:
         yield Operation(Verb.SET, claims.skeletons.desired[family])
 
 
-def surplus(claims: Claims, drains: Drains, *, has_seen_all: bool) -> Iterator[Operation]:
-    """What is to be removed. ``has_seen_all``: whatever may witness that a virtual server is ours has been looked at once."""
+def surplus(claims: Claims, drains: Drains, *, has_seen_all: bool, keeping: Collection[object] = ()) -> Iterator[Operation]:
+    """What is to be removed. ``has_seen_all``: whatever may witness that a virtual server is ours has been looked at once.
+
+    ``keeping`` are entries and addresses that stay for now.
+    """
     going = claims.virtual_servers.surplus
     for key in going:
         seen = claims.virtual_servers.observed[key]
@@ -74,8 +77,8 @@ def surplus(claims: Claims, drains: Drains, *, has_seen_all: bool) -> Iterator[O
     witnesses = ownership.Witnesses(going)
     for _, table in claims.unequal_entries():
         for entry in table.surplus:
-            if not witnesses.need(entry) and precondition.may_be_removed(claims, entry):
+            if entry not in keeping and not witnesses.need(entry) and precondition.may_be_removed(claims, entry):
                 yield Operation(Verb.REMOVE, entry)
     for address in claims.addresses.surplus:
-        if address not in witnesses.addresses:
+        if address not in keeping and address not in witnesses.addresses:
             yield Operation(Verb.REMOVE, BoundAddress(address))

@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.daemon import engine, reading
-from ipvsproxy.model.kernel import RealServer, SetEntry, VirtualServer
+from ipvsproxy.model.kernel import RealServer, SetEntry, VirtualServer, VirtualServerSettings
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.state import Observation
@@ -18,7 +18,7 @@ from ipvsproxy.reconcile import drift
 from ipvsproxy.translate import view
 from tests import builders, memory_node
 from tests.daemon.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
-from tests.fake_kernel import FakeKernel
+from tests.fake_kernel import FakeKernel, HeldVirtualServer
 from tests.memory_node import AUDIT_INTERVAL_S, MemoryNode
 from tests.virtual_time import in_virtual_time, loop
 
@@ -154,9 +154,8 @@ async def test_looks_that_take_long_come_more_seldom(monkeypatch: pytest.MonkeyP
 
     def look_slowly(*arguments: Any, thorough: bool) -> Iterator[Observation]:
         looks_s.append(loop().time())
-        for part in look(*arguments, thorough=thorough):
-            loop().pass_time(0.5)
-            yield part
+        loop().pass_time(1.0)
+        yield from look(*arguments, thorough=thorough)
 
     monkeypatch.setattr(node.kernel, "look", look_slowly)
     async with node.running():
@@ -231,8 +230,97 @@ async def test_what_is_told_while_a_look_is_under_way_has_it_look_again(monkeypa
         began_s = loop().time()
         node.engine.kernel_changed()
         loop().call_at(began_s + 0.5, node.engine.kernel_changed)
-        await node.quiet(2.5)
-        assert [round(end_s - began_s) for end_s in ends_s] == [1, 2]
+        await node.quiet(6)
+        assert [round(end_s - began_s) for end_s in ends_s] == [1, 5], "after a pause"
+
+
+@pytest.mark.parametrize("min_interval_s", [0, 10])
+@in_virtual_time
+async def test_what_was_found_by_several_parts_is_healed_in_one_sync(min_interval_s: float) -> None:
+    node = MemoryNode(min_interval_s=min_interval_s, audit_interval_s=10_000)
+    services = [builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)) for number in range(50)]
+    async with node.running():
+        node.begin_with(*services, builders.node())
+        await node.quiet(60)
+        node.kernel.virtual_servers.clear()
+        before = len(node.watcher.summaries)
+        await node.quiet(2 * reading.LOOK_INTERVAL_S)
+        assert len(node.kernel.virtual_servers) == 50
+        assert len(node.watcher.summaries) == before + 1
+
+
+STRAY_PORT = SetEntry("KUBE-NODE-PORT-TCP", port=30080)
+
+
+def add_stray_on_our_device(kernel: FakeKernel) -> None:
+    key = builders.frontend("10.96.0.77", 80)
+    kernel.addresses.add(key.address)
+    kernel.virtual_servers[key] = HeldVirtualServer(VirtualServerSettings("rr"), {BACKEND: 1})
+
+
+def add_stray_node_port(kernel: FakeKernel) -> None:
+    kernel.sets[STRAY_PORT.set].entries.add(STRAY_PORT)
+    kernel.virtual_servers[builders.frontend(builders.NODE_ADDRESS, 30080)] = HeldVirtualServer(
+        VirtualServerSettings("rr"), {BACKEND: 1}
+    )
+
+
+@pytest.mark.parametrize("is_told", [False, True], ids=["found", "told"])
+@pytest.mark.parametrize("spoil", [add_stray_on_our_device, add_stray_node_port])
+@in_virtual_time
+async def test_a_virtual_server_goes_with_its_witness_whichever_part_finds_it(
+    spoil: Callable[[FakeKernel], None], *, is_told: bool
+) -> None:
+    """As another kube-proxy leaves it: with an address on our device, or an entry in our set, by which it is ours."""
+    node = MemoryNode(audit_interval_s=10_000)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(10)
+        spoil(node.kernel)
+        if is_told:
+            node.engine.kernel_changed()
+        await node.quiet(2 * reading.LOOK_INTERVAL_S)
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_a_witness_stays_while_the_reading_that_found_it_is_under_way_whatever_the_api_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    look = node.kernel.look
+
+    def look_slowly(*arguments: Any, thorough: bool) -> Iterator[Observation]:
+        for part in look(*arguments, thorough=thorough):
+            yield part
+            loop().pass_time(0.5)
+
+    monkeypatch.setattr(node.kernel, "look", look_slowly)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(10)
+        add_stray_node_port(node.kernel)
+        node.engine.kernel_changed()
+        loop().call_later(0.2, node.put, OTHER)
+        await node.watcher.until(lambda: OTHER_KEY in node.kernel.virtual_servers)
+        assert STRAY_PORT in node.kernel.sets[STRAY_PORT.set].entries
+        await node.quiet(30)
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_a_virtual_server_of_others_is_ours_when_a_witness_of_it_appears() -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(10)
+        add_stray_node_port(node.kernel)
+        node.kernel.sets[STRAY_PORT.set].entries.clear()
+        await node.quiet(10)
+        assert len(node.kernel.virtual_servers) == 2, "somebody else's"
+        node.kernel.sets[STRAY_PORT.set].entries.add(STRAY_PORT)
+        await node.quiet(10)
+        assert_from_scratch(node)
 
 
 @pytest.mark.parametrize("spoil", DRIFTS)

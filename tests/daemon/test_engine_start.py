@@ -206,3 +206,13 @@ async def test_a_first_list_that_is_empty_takes_nothing_from_the_kernel_until_an
             assert_from_scratch(node)
     told = sorted(line["kind"] for line in logs if line["event"] == "the first list is empty, which is not believed")
     assert told == ["EndpointSlice", "Service"]
+
+
+@in_virtual_time
+async def test_while_a_first_list_is_doubted_no_rule_is_written_that_could_not_be_taken_back() -> None:
+    node = MemoryNode(guard_percent=50)
+    async with node.running():
+        node.begin_with(builders.service("kubernetes", namespace="default", cluster=("10.96.0.1",)), builders.node())
+        await node.quiet(CONFIRMED_AFTER_S / 2)
+        summary = node.watcher.summaries[-1]
+        assert (list(summary.lacking), summary.report.pending) == ([], 0)

@@ -243,6 +243,37 @@ def test_what_is_written_between_parts_of_a_reading_with_settings_is_left_to_the
     assert table.shown() == {DNS: {}}
 
 
+LASTING = VirtualServerSettings("rr", PERSISTENT, 20)
+
+
+@pytest.mark.parametrize(
+    ("line", "older"),
+    [
+        ("TCP  0A600001:0050 sh \n", RR),
+        ("TCP  0A600001:0050 rr persistent 1000 FFFFFFFF\n", RR),
+        ("TCP  0A600001:0050 rr \n", LASTING),
+        ("TCP  0A600001:0050 rr persistent 3000 FFFFFFFF\n", LASTING),
+    ],
+)
+def test_settings_that_are_older_than_the_text_are_not_told(table: Table, line: str, older: VirtualServerSettings) -> None:
+    table.write("TCP  0A600001:0050 rr persistent 2000 FFFFFFFF\n")
+    assert table.read_with({WEB: LASTING}).keys() == {WEB}, "the rate of ticks is known now"
+    table.write(line)
+    assert table.read_with({WEB: older}) == {}
+    assert table.look().keys() == {WEB}, "the next look tells"
+
+
+def test_of_many_that_are_skipped_what_was_written_is_asked_for_first(table: Table) -> None:
+    keys = many(5 * ipvs_table.ASKED_AT_ONCE // 2)
+    table.settings = dict.fromkeys(keys, RR)
+    table.write()
+    table.read_with(table.settings)
+    table.questions.clear()
+    table.reader.note(keys[-1], is_there=True)
+    table.look()
+    assert table.questions[0] == keys[-1]
+
+
 def test_a_look_tells_of_each_part_by_itself(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.write(WEB_TEXT, DNS_TEXT)
     assert list(map(weights_of, parts_of(table, monkeypatch))) == [{WEB: {}}, {DNS: {}}]

@@ -246,6 +246,14 @@ def test_a_look_reads_the_rules_only_where_somebody_changed_them_since_they_were
     assert look(target).skeletons == {}
 
 
+def test_rules_that_were_written_are_read_by_the_next_look_whatever_their_mark(kernel: Kernel) -> None:
+    target = new_node()
+    look(target)
+    target.apply(operations(*ITEMS["iptables"]))
+    assert look(target).skeletons == {Family.IPV4: IMAGES[Family.IPV4]}
+    assert look(target).skeletons == {}
+
+
 def test_rules_are_read_ahead_and_a_failure_is_left_to_the_reading_that_counts(kernel: Kernel) -> None:
     target = new_node()
     kernel.broken = {"iptables"}

@@ -29,7 +29,7 @@ from ipvsproxy.model.kernel import (
     VirtualServerSettings,
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, SkeletonImage
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
@@ -658,6 +658,19 @@ def test_what_a_look_tells_to_be_otherwise_is_drift_and_healed() -> None:
     assert node.plan().operations == [set_weight(TWO, 1)]
     look(node, {KEY: None})
     assert Operation(Verb.ADD, node.reconciler.claims.virtual_servers.desired[KEY]) in node.plan().operations
+
+
+def test_what_appears_in_a_part_stays_until_the_reading_is_over_and_makes_a_virtual_server_ours() -> None:
+    node = running("10.244.0.1")
+    stray = builders.frontend("10.96.9.9", 80)
+    look(node, {stray: examples.observed({ONE: 1})})
+    bound = frozenset({KEY.address, stray.address})
+    node.reconciler.observe(Observation(addresses=bound, device=True), node.now)
+    assert node.reconciler.has_newcomers
+    assert not node.plan().operations
+    for _ in node.reconciler.concluding(node.now):
+        pass
+    assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
 
 
 def test_a_drain_whose_virtual_server_a_look_tells_to_be_gone_is_over() -> None:
