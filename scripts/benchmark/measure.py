@@ -267,8 +267,10 @@ class _Steady:
                 await asyncio.sleep(0.5)
                 self._heart.longest_s()
                 cpu_s, began_s = time.process_time(), time.perf_counter()
+                reader = self._running.engine._reader
+                reader._rest_ends_s = 0.0
                 if whole:
-                    self._running.engine._reader.audit_due_s = 0.0
+                    reader.audit_due_s = 0.0
                 self._running.engine.kernel_changed()
                 await (self._running.synced() if whole else self.looked())
                 walls_s.append(time.perf_counter() - began_s)

@@ -32,6 +32,13 @@ def test_what_is_wanted_and_there_takes_no_place_of_its_own() -> None:
     assert (table._present.unwanted, list(table.surplus), list(table.pending)) == ({"a": None, "b": None}, ["a", "b"], [])
 
 
+def test_what_nobody_waits_for_is_there_too_when_it_is_confirmed_with_others() -> None:
+    table: PresenceTable[str] = PresenceTable(is_protected=False)
+    table.claim(OLD, {}, presence("a", OLD))
+    table.confirm_all("ab", True)
+    assert (list(table.observed), list(table.pending), list(table.surplus)) == (["a", "b"], [], ["b"])
+
+
 def test_what_is_not_there_is_neither_found_nor_taken_away() -> None:
     table: PresenceTable[str] = PresenceTable(is_protected=False)
     table.claim(OLD, {}, presence("a", OLD))
