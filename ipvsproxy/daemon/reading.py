@@ -44,8 +44,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclasses.dataclass(slots=True)
-class _Look:
-    """A look that is under way."""
+class _Reading:
+    """An audit or a look that is under way."""
 
     parts: Iterator[Observation]
     is_audit: bool
@@ -78,7 +78,7 @@ class KernelReader:
         self.addresses: tuple[InterfaceAddress, ...] = ()
         self.has_drifted = False
         self.has_audited = False
-        self._look: _Look | None = None
+        self._reading: _Reading | None = None
         self._rest_ends_s = 0.0
         self._unreadable: frozenset[str] = frozenset()
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
@@ -91,7 +91,7 @@ class KernelReader:
     async def observe(self) -> bool:
         """Read the whole kernel; whether all of it could be read. What could not stays as it was believed to be."""
         self._set_audit_due(self._clock())
-        self._look = None
+        self._reading = None
         seen = await self._kernel.call(self._kernel.target.observe, *self._subjects())
         await self._take_in(seen)
         self._note_errors(seen.errors, known=frozenset())
@@ -100,33 +100,33 @@ class KernelReader:
     @property
     def next_part_s(self) -> float:
         """When ``read_on`` has something to do: at once while a reading is under way, and after a rest when it is over."""
-        return 0.0 if self._look else max(self._rest_ends_s, min(self.look_due_s, self.audit_due_s))
+        return 0.0 if self._reading else max(self._rest_ends_s, min(self.look_due_s, self.audit_due_s))
 
     async def read_on(self) -> None:
         """Take one part of an audit or a look; one is begun if none is under way."""
         now, used_s = self._clock(), self._processor_clock()
-        if self._look is None:
+        if self._reading is None:
             is_audit = self.audit_due_s <= now
-            self._look = _Look(self._kernel.target.look(*self._subjects(), thorough=is_audit), is_audit, now)
+            self._reading = _Reading(self._kernel.target.look(*self._subjects(), thorough=is_audit), is_audit, now)
             if is_audit:
                 self._set_audit_due(now)
             else:
                 self.look_due_s = now + LONGEST_LOOK_INTERVAL_S
-        seen = await self._kernel.call(next, self._look.parts, None)
+        seen = await self._kernel.call(next, self._reading.parts, None)
         if seen is not None:
             await self._take_in(seen)
-            self._look.errors += seen.errors
-        self._look.cost_s += self._processor_clock() - used_s
+            self._reading.errors += seen.errors
+        self._reading.cost_s += self._processor_clock() - used_s
         if seen is None:
-            done, self._look = self._look, None
+            done, self._reading = self._reading, None
             await self._finish(done)
 
     @property
     def is_reading(self) -> bool:
         """Whether an audit or a look is under way."""
-        return self._look is not None
+        return self._reading is not None
 
-    async def _finish(self, done: _Look) -> None:
+    async def _finish(self, done: _Reading) -> None:
         now = self._clock()
         if not done.errors:
             self.has_drifted |= self._reconciler.has_newcomers

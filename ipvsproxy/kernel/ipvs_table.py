@@ -23,9 +23,9 @@ from ipvsproxy.model.kernel import PERSISTENT, Connections, ObservedVirtualServe
 from ipvsproxy.model.real_servers import RealServerKey
 
 PART_BYTES = 48 << 10
-"""How much of the file is read for one part, at most: a few milliseconds of work if all of it is new."""
+"""A part of the file ends when so much of it has been read: a few milliseconds of work if all of it is new."""
 PART_S = 0.004
-"""How long is read for one part, at most: the further a page is behind, the longer the kernel takes to find it."""
+"""Or when that has taken so long: the further a page is behind, the longer the kernel takes to find it."""
 ASKED_AT_ONCE = 200
 """Most virtual servers that a look asks for in turn because the file skips them, as long as none of them has gone: 20 ms."""
 
@@ -71,7 +71,7 @@ class TableReader:
     @property
     def size(self) -> int:
         """How many virtual servers there are, as far as is known."""
-        return len(self._texts) + len(self._to_come) + len(self._written)
+        return max(len(self._texts) + len(self._to_come), len(self._written))
 
     def note(self, key: VirtualServerKey, *, is_there: bool) -> None:
         """A virtual server, or something in it, has been written, or perhaps has; or it has been removed."""

@@ -309,6 +309,21 @@ async def test_a_witness_stays_while_the_reading_that_found_it_is_under_way_what
 
 
 @in_virtual_time
+async def test_a_witness_stays_as_long_as_virtual_servers_can_not_be_read() -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(10)
+        node.kernel.unreadable = {"virtual_servers"}
+        add_stray_node_port(node.kernel)
+        await node.quiet(20)
+        assert STRAY_PORT in node.kernel.sets[STRAY_PORT.set].entries
+        node.kernel.unreadable = set()
+        await node.quiet(100)
+        assert_from_scratch(node)
+
+
+@in_virtual_time
 async def test_a_virtual_server_of_others_is_ours_when_a_witness_of_it_appears() -> None:
     node = MemoryNode(audit_interval_s=10_000)
     async with node.running():
