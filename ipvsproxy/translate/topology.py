@@ -7,9 +7,9 @@ Rule: whether an endpoint is used, and why not, is one question: ``Scope.why_not
 
 import enum
 import functools
-import itertools
+import operator
 import zlib
-from collections.abc import Collection, Iterable, KeysView, Mapping, Sequence
+from collections.abc import Callable, Collection, KeysView, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
@@ -150,24 +150,39 @@ def choose(endpoints: Mapping[K, Conditions], node: str, zone: str, *, internal_
 
 
 def in_order(real_servers: Collection[bytes], node: str) -> EvenWeights:
-    """In an order that depends on the node's name, and on nothing else: the same at every start of the same node.
+    """In an order that depends on the node's name and on which they are, and on nothing else: the same at every start.
 
-    In one order for all nodes, the first connection of each would go to the same one (kubernetes/kubernetes #121591).
+    In one order for all nodes, the first connection of each would go to the same one (kubernetes/kubernetes #121591). Which comes
+    first is drawn for each of them all; after it they are shuffled as all of that number are on this node.
     """
-    if len(real_servers) < 2:  # noqa: PLR2004 - one has no order
+    count = len(real_servers)
+    if count < 2:  # noqa: PLR2004 - one has no order
         return EvenWeights.of(real_servers)
-    # A checksum alone would not do: it is linear, so that one which differs from all others early would come first on half of
-    # the nodes. The hash of two numbers is not, and it is the same in each process; twice, it is even.
+    packed = b"".join(_shuffled(node, count)(sorted(real_servers)))
+    size = len(packed) // count
+    begin = _mark(_seed(node), zlib.crc32(packed)) % count * size
+    return EvenWeights(packed[begin:] + packed[:begin], size)
+
+
+@functools.lru_cache(maxsize=256)
+def _shuffled(node: str, count: int) -> Callable[[Sequence[bytes]], tuple[bytes, ...]]:
+    """Shuffles so many, on this node always in the same way: to mark each of them anew takes ten times as long."""
     seed = _seed(node)
-    once = map(hash, zip(seed, map(zlib.crc32, real_servers), strict=False))  # the seed has no end
-    marks = map(hash, zip(once, seed, strict=False))
-    return EvenWeights.of([key for _, key in sorted(zip(marks, real_servers, strict=True))])
+    return operator.itemgetter(*sorted(range(count), key=functools.partial(_mark, seed)))
 
 
 @functools.lru_cache(maxsize=1)
-def _seed(node: str) -> Iterable[int]:
-    """The same for ever."""
-    return itertools.repeat(zlib.crc32(node.encode()))
+def _seed(node: str) -> int:
+    return zlib.crc32(node.encode())
+
+
+def _mark(seed: int, number: int) -> int:
+    """Some number, the same in each process.
+
+    A checksum alone would not do: it is linear, so that what differs early would be the same on half of the nodes. The hash of
+    two numbers is not; twice, it is even.
+    """
+    return hash((hash((seed, number)), seed))
 
 
 def _hints(ready: Sequence[Conditions], node: str, zone: str) -> tuple[str, str]:

@@ -188,3 +188,22 @@ def test_each_real_server_comes_first_on_its_share_of_the_nodes_wherever_its_add
     first = collections.Counter(next(iter(topology.in_order(keys, f"node-{number}"))) for number in range(2000))
     assert len(first) == 10
     assert all(120 < count < 300 for count in first.values()), "of ten, each comes first on a tenth of them"
+
+
+def test_endpoints_of_one_host_do_not_follow_each_other_on_a_node() -> None:
+    """A few connections in a row would all go to that host."""
+    keys = [builders.backend(f"10.244.{host}.{number}") for host in range(4) for number in range(1, 6)]
+    neighbours = 0
+    for number in range(100):
+        hosts = [key.address[2] for key in topology.in_order(keys, f"node-{number}")]
+        neighbours += sum(one == other for one, other in itertools.pairwise(hosts))
+    assert neighbours / 100 < 6, "of 19 pairs, 4 by chance; sorted, it would be 15 or 16"
+
+
+def test_services_of_one_node_do_not_all_begin_with_the_lowest_or_another_rank() -> None:
+    first: collections.Counter[int] = collections.Counter()
+    for service in range(2000):
+        keys = [builders.backend(f"10.{service >> 8}.{service & 255}.{number}") for number in range(1, 11)]
+        first[keys.index(next(iter(topology.in_order(keys, "node-1"))))] += 1
+    assert len(first) == 10
+    assert all(120 < count < 300 for count in first.values()), "each rank comes first in a tenth of them"
