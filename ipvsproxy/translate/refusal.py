@@ -11,8 +11,6 @@ the Service wants the API server's port or the kubelet's there.
 Rule 4: the API server's address is bound here by nobody, or this node never reaches it again.
 """
 
-from collections.abc import Iterator
-
 import msgspec
 
 from ipvsproxy.model.net import Address, Family
@@ -23,12 +21,15 @@ KUBERNETES = ServiceName("default", "kubernetes")
 """The Service whose endpoints are the API servers; it is never refused."""
 KUBELET_PORT = 10250
 
+_SPECIAL = "is an unspecified, multicast or link-local address"
+_OWN_POD = "lies in the range of this node's pods"
+
 
 def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service, tuple[Skipped, ...]]:
     """The Service without the addresses that are refused, and why each of them is."""
     if service.name == KUBERNETES:
         return service, ()
-    refused = {(field, address): reason for field, address, reason in _refused(service, view, settings)}
+    refused = _refused(service, view, settings)
     if not refused:
         return service, ()
     without = msgspec.structs.replace(
@@ -42,32 +43,45 @@ def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service
     return without, tuple(Skipped(field, f"{address} {reason}") for (field, address), reason in refused.items())
 
 
-def _refused(service: Service, view: NodeView, settings: Settings) -> Iterator[tuple[str, Address, str]]:
-    for field, addresses in (
-        ("spec.clusterIPs", service.cluster_addresses),
-        ("spec.externalIPs", service.external_addresses),
-        ("status.loadBalancer", service.load_balancer_addresses),
-    ):
-        for address in addresses:
-            reason = _why(service, address, view, settings, is_external=field != "spec.clusterIPs")
-            if reason and not any(network.contains(address) for network in settings.allowed_addresses):
-                yield field, address, reason
+def _refused(service: Service, view: NodeView, settings: Settings) -> dict[tuple[str, Address], str]:
+    """Why each refused address is, by field and address."""
+    found = {("spec.clusterIPs", one): _why_not_cluster(one, view) for one in service.cluster_addresses}
+    if service.external_addresses or service.load_balancer_addresses:
+        for field, addresses in (
+            ("spec.externalIPs", service.external_addresses),
+            ("status.loadBalancer", service.load_balancer_addresses),
+        ):
+            found |= {(field, one): _why_not_external(service, one, view, settings) for one in addresses}
+    if not any(found.values()):
+        return {}
+    return {
+        (field, address): reason
+        for (field, address), reason in found.items()
+        if reason and not any(network.contains(address) for network in settings.allowed_addresses)
+    }
 
 
-def _why(service: Service, address: Address, view: NodeView, settings: Settings, *, is_external: bool) -> str:
-    """Why an address is refused; empty when it is not."""
+def _why_not_cluster(address: Address, view: NodeView) -> str:
+    """Why a cluster IP is refused; empty when it is not."""
     if _is_special(address):
-        return "is an unspecified, multicast or link-local address"
-    if is_external and address in view.elsewhere:
+        return _SPECIAL
+    if view.pod_networks and any(network.contains(address) for network in view.pod_networks):
+        return _OWN_POD
+    return "is the address of this node" if address in view.primary_addresses.values() else ""
+
+
+def _why_not_external(service: Service, address: Address, view: NodeView, settings: Settings) -> str:
+    """Why an address that is no cluster IP is refused; empty when it is not."""
+    if _is_special(address):
+        return _SPECIAL
+    if address in view.elsewhere:
         own = {KUBELET_PORT, *(server.port for server in view.api_servers if server.address == address)}
         taken = sorted({port.port for port in service.ports} & own)
         return f"is an address of this node, whose port {taken[0]} is its own" if taken else ""
     if any(network.contains(address) for network in view.pod_networks):
-        return "lies in the range of this node's pods"
-    if is_external and any(network.contains(address) for network in settings.cluster_networks):
+        return _OWN_POD
+    if any(network.contains(address) for network in settings.cluster_networks):
         return "lies in the range of the cluster's pods"
-    if not is_external:
-        return "is the address of this node" if address in view.primary_addresses.values() else ""
     return "is the address of an API server" if any(server.address == address for server in view.api_servers) else ""
 
 

@@ -120,16 +120,15 @@ class _FamilyState:
 
     def add(self, slices: list[EndpointSlice]) -> None:
         """Add every port, and the health check."""
-        local_ready: set[Address] = set()
+        port_number, local_ready = self.service.health_check_node_port, set[Address]()
         here = self.view.name
         for port in self.service.ports:
             endpoints = find_endpoints(slices, port)
             local = {key: conditions for key, conditions in endpoints.items() if conditions.node_name == here}
             self._add_port(port, endpoints, local)
-            if local:
+            if port_number and local:
                 local_ready.update(RealServerKey(key).address for key, conditions in local.items() if conditions.ready)
-        if self.service.health_check_node_port:
-            port_number = self.service.health_check_node_port
+        if port_number:
             self._enter(SetKind.HEALTH_CHECK_NODE_PORT, port=port_number)
             listener = HealthListener(self.family, port_number, self.service.name)
             self.local_endpoints[listener] = len(local_ready)
