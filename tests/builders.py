@@ -4,6 +4,9 @@ Addresses and ranges are given as text. Endpoints are on this node, ready, and w
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
 
 from ipvsproxy.model.kernel import InterfaceAddress, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_address, parse_network
@@ -17,6 +20,7 @@ from ipvsproxy.model.service import (
     Node,
     Service,
     ServiceName,
+    ServiceOptions,
     ServicePort,
     ServiceType,
 )
@@ -56,17 +60,24 @@ def service(
         name=ServiceName(namespace, name),
         uid=f"uid-of-{name}",
         created_s=created_s,
-        type=kind,
         ports=ports or (service_port(),),
         cluster_addresses=addresses(*cluster),
-        external_addresses=addresses(*external),
-        load_balancer_addresses=addresses(*load_balancer),
-        source_ranges=networks(*source_ranges),
-        affinity_timeout_s=affinity_timeout_s,
-        internal_traffic_local=internal_local,
-        external_traffic_local=external_local,
-        health_check_node_port=health_check_node_port,
+        options=ServiceOptions(
+            type=kind,
+            external_addresses=addresses(*external),
+            load_balancer_addresses=addresses(*load_balancer),
+            source_ranges=networks(*source_ranges),
+            affinity_timeout_s=affinity_timeout_s,
+            internal_traffic_local=internal_local,
+            external_traffic_local=external_local,
+            health_check_node_port=health_check_node_port,
+        ),
     )
+
+
+def with_options(item: Service, **options: Any) -> Service:
+    """The Service, with some of its options changed."""
+    return msgspec.structs.replace(item, options=msgspec.structs.replace(item.options, **options))
 
 
 def endpoint(

@@ -60,7 +60,7 @@ def _rule_rows(
 ) -> Iterator[tuple[str, list[str]]]:
     for family in settings.families:
         occupied = {kind for kind in SetKind if sets[IpSet(kind, family).name]}
-        refused = [key for state in states for key in state.refused]
+        refused = [key for state in states for key in state.rare.refused]
         yield from _skeleton_rows(build_skeleton(family, settings, view, occupied, refused))
 
 

@@ -105,12 +105,12 @@ class _Reader:
         ports = [self._port(explained, use, keys) for use in explained.ports]
         return {
             "service": str(name),
-            "type": service.type.value,
+            "type": service.options.type.value,
             "served": service.not_served is None,
-            "internalTrafficPolicy": "Local" if service.internal_traffic_local else "Cluster",
-            "externalTrafficPolicy": "Local" if service.external_traffic_local else "Cluster",
-            "sessionAffinitySeconds": service.affinity_timeout_s,
-            "sourceRanges": [str(one) for one in service.source_ranges],
+            "internalTrafficPolicy": "Local" if service.options.internal_traffic_local else "Cluster",
+            "externalTrafficPolicy": "Local" if service.options.external_traffic_local else "Cluster",
+            "sessionAffinitySeconds": service.options.affinity_timeout_s,
+            "sourceRanges": [str(one) for one in service.options.source_ranges],
             "notUsed": [
                 {"object": where or f"Service {name}", "field": one.field, "reason": one.reason, "invalid": one.invalid}
                 for where, skipped in explained.skipped.items()
@@ -142,7 +142,7 @@ class _Reader:
         key, owner = wanted.key, explained.wanted.owner
         table = self._claims.virtual_servers
         conflict = next((one for one in self._claims.conflicts() if one.key == key), None)
-        is_restricted = frontend.role is explain.Role.LOAD_BALANCER_IP and bool(explained.service.source_ranges)
+        is_restricted = frontend.role is explain.Role.LOAD_BALANCER_IP and bool(explained.service.options.source_ranges)
         return {
             "virtualServer": str(key),
             "role": frontend.role.value,
@@ -152,7 +152,7 @@ class _Reader:
             "waiting": [str(one) for one in conflict.waiting] if conflict else [],
             "scheduler": wanted.settings.scheduler,
             "sourceRangesApply": is_restricted,
-            "usableByThisNode": key not in explained.wanted.refused,
+            "usableByThisNode": key not in explained.wanted.rare.refused,
             "masquerade": [self._masquerade(client, key) for client in trace.Client],
             "kernel": self._kernel(key, wanted),
         }

@@ -102,7 +102,7 @@ class HealthChecks:
         for name in names:
             state = states.get(name)
             before = self._states.pop(name, None)
-            if state and state.local_endpoints:
+            if state and state.rare.local_endpoints:
                 self._states[name] = state
             if before and (state is None or before.owner != state.owner):
                 self._wanted.claim(before.owner, _checks(before), {})
@@ -184,5 +184,5 @@ class HealthChecks:
 def _checks(state: ServiceState) -> Mapping[HealthCheckPort, HealthCheck]:
     return {
         HealthCheckPort(listener.family, listener.port): HealthCheck(state.owner, count)
-        for listener, count in state.local_endpoints.items()
+        for listener, count in state.rare.local_endpoints.items()
     }

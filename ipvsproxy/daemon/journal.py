@@ -64,7 +64,7 @@ def tell_wanted(name: ServiceName, state: ServiceState | None) -> None:
         log.debug("translated", service=str(name), wants="nothing")
         return
     wanted = [f"{key}({len(server.real_servers)})" for key, server in state.virtual_servers.items()]
-    log.debug("translated", service=str(name), virtual_servers=wanted, entries=len(state.entries), skipped=state.skipped)
+    log.debug("translated", service=str(name), virtual_servers=wanted, entries=len(state.entries), skipped=state.rare.skipped)
 
 
 def tell_outcomes(outcomes: Iterable[Outcome]) -> None:

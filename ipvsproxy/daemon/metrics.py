@@ -130,11 +130,13 @@ class Metrics:
     def _count_without_local(self, names: Collection[ServiceName], states: Mapping[ServiceName, ServiceState]) -> None:
         for name in names:
             before, after = self._without_local.pop(name, None), states.get(name)
-            if after and (after.without_local_internal or after.without_local_external):
+            if after and (after.rare.without_local_internal or after.rare.without_local_external):
                 self._without_local[name] = after
             for state, step in ((before, -1), (self._without_local.get(name), 1)):
                 if state:
-                    found = zip(series.POLICIES, (state.without_local_internal, state.without_local_external), strict=True)
+                    found = zip(
+                        series.POLICIES, (state.rare.without_local_internal, state.rare.without_local_external), strict=True
+                    )
                     for policy, family in ((policy, family) for policy, families in found for family in families):
                         self._kube.no_local_endpoints.labels(policy, family.label).inc(step)
 

@@ -17,9 +17,9 @@ class Refusals:
     def note(self, name: ServiceName, service: Service | None, wanted: ServiceState | None) -> None:
         """A Service was translated; what is skipped of it beyond what could not be read was refused."""
         before = self._refused.pop(name, ())
-        if service is None or wanted is None or service.not_served or len(wanted.skipped) == len(service.skipped):
+        if service is None or wanted is None or service.not_served or len(wanted.rare.skipped) == len(service.skipped):
             return
-        refused = wanted.skipped[len(service.skipped) :]
+        refused = wanted.rare.skipped[len(service.skipped) :]
         self._refused[name] = refused
         if refused != before:
             self._complaints.append(Complaint(ObjectKind.SERVICE, str(name), refused))

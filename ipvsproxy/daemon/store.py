@@ -205,7 +205,7 @@ class Store:
                 known = self._services.get(item.name)
                 if known != item:
                     name = self._known_name(item.name)
-                    self._services[name] = msgspec.structs.replace(item, name=name)
+                    self._services[name] = item if item.name is name else msgspec.structs.replace(item, name=name)
                     self._mark(ObjectKind.SERVICE, name, now)
                     if item.skipped:
                         self._complain(ObjectKind.SERVICE, item, known)

@@ -237,7 +237,7 @@ def _heading(name: str, kind: str, text: str) -> str:
 
 def _describe(service: Service, key: VirtualServerKey) -> str:
     """The labels of the port that this virtual server serves."""
-    here = service.cluster_addresses + service.external_addresses + service.load_balancer_addresses
+    here = service.cluster_addresses + service.options.external_addresses + service.options.load_balancer_addresses
     is_node_port = key.address not in here
     name = next(
         (

@@ -54,21 +54,15 @@ class ServicePort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     node_port: int = 0
 
 
-class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A Service. What it may not have (headless, ExternalName) is said in ``not_served``, and nothing of it is programmed.
+class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What nearly all Services of a cluster have alike, and therefore share: one value for all that are as these defaults.
 
-    ``created_s`` is ``metadata.creationTimestamp`` in seconds since the epoch, 0 when unknown: of two Services that want one
-    address and port the older one gets it. ``affinity_timeout_s`` 0 means no session affinity. ``load_balancer_addresses``
-    are those of ``status.loadBalancer.ingress`` whose ``ipMode`` is VIP or absent. ``admits_nobody``: there are source ranges,
-    but none that can be read; who may come in is not known, so nobody may.
+    ``affinity_timeout_s`` 0 means no session affinity. ``load_balancer_addresses`` are those of ``status.loadBalancer.ingress``
+    whose ``ipMode`` is VIP or absent. ``admits_nobody``: there are source ranges, but none that can be read; who may come in is
+    not known, so nobody may.
     """
 
-    name: ServiceName
-    uid: str = ""
-    created_s: float = 0
     type: ServiceType = ServiceType.CLUSTER_IP
-    ports: tuple[ServicePort, ...] = ()
-    cluster_addresses: tuple[Address, ...] = ()
     external_addresses: tuple[Address, ...] = ()
     load_balancer_addresses: tuple[Address, ...] = ()
     source_ranges: tuple[Network, ...] = ()
@@ -79,6 +73,34 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     health_check_node_port: int = 0
     not_served: Skipped | None = None
     skipped: tuple[Skipped, ...] = ()
+
+
+USUAL_OPTIONS = ServiceOptions()
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A Service. What it may not have (headless, ExternalName) is said in ``not_served``, and nothing of it is programmed.
+
+    ``created_s`` is ``metadata.creationTimestamp`` in seconds since the epoch, 0 when unknown: of two Services that want one
+    address and port the older one gets it.
+    """
+
+    name: ServiceName
+    uid: str = ""
+    created_s: float = 0
+    ports: tuple[ServicePort, ...] = ()
+    cluster_addresses: tuple[Address, ...] = ()
+    options: ServiceOptions = USUAL_OPTIONS
+
+    @property
+    def not_served(self) -> Skipped | None:
+        """Why nothing of it is programmed; None when it is."""
+        return self.options.not_served
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What of it is not used."""
+        return self.options.skipped
 
 
 class Conditions(NamedTuple):

@@ -21,26 +21,37 @@ from ipvsproxy.model.rules import SkeletonImage
 from ipvsproxy.model.service import Skipped
 
 
-class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """All that one Service wants here, in both families.
+class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What few Services of a cluster have: those without any of it share ``NO_RARITIES``.
 
-    ``served`` are its virtual servers, no two with one key. ``addresses`` are to be bound to the dummy device. ``refused`` are
-    the virtual servers that this node itself may not use, because their source ranges leave it out. ``flows`` says for each UDP
-    and SCTP frontend which real servers may go on answering. ``local_endpoints`` counts, per health listener, the addresses of
-    ready endpoints on this node. ``without_local_internal`` and ``without_local_external`` are the families in which a Local
-    traffic policy finds no endpoint on this node though there are some elsewhere.
+    ``refused`` are the virtual servers that this node itself may not use, because their source ranges leave it out. ``flows``
+    says for each UDP and SCTP frontend which real servers may go on answering. ``local_endpoints`` counts, per health listener,
+    the addresses of ready endpoints on this node. ``without_local_internal`` and ``without_local_external`` are the families in
+    which a Local traffic policy finds no endpoint on this node though there are some elsewhere. ``skipped`` is what is not used.
     """
 
-    owner: Owner
-    served: tuple[VirtualServer, ...] = ()
-    entries: tuple[SetEntry, ...] = ()
-    addresses: tuple[Address, ...] = ()
     refused: tuple[VirtualServerKey, ...] = ()
     flows: Mapping[Flow, frozenset[RealServerKey]] = msgspec.field(default_factory=dict)
     local_endpoints: Mapping[HealthListener, int] = msgspec.field(default_factory=dict)
     without_local_internal: frozenset[Family] = frozenset()
     without_local_external: frozenset[Family] = frozenset()
     skipped: tuple[Skipped, ...] = ()
+
+
+NO_RARITIES = Rarities()
+
+
+class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """All that one Service wants here, in both families.
+
+    ``served`` are its virtual servers, no two with one key. ``addresses`` are to be bound to the dummy device.
+    """
+
+    owner: Owner
+    served: tuple[VirtualServer, ...] = ()
+    entries: tuple[SetEntry, ...] = ()
+    addresses: tuple[Address, ...] = ()
+    rare: Rarities = NO_RARITIES
 
     @property
     def virtual_servers(self) -> Mapping[VirtualServerKey, VirtualServer]:

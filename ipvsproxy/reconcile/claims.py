@@ -147,7 +147,7 @@ class Claims:
             before = None
         if state:
             self._states[name] = state
-            if state.refused:
+            if state.rare.refused:
                 self._restricting[name] = state
             affected |= self._claim(state.owner, before or _NOTHING, state)
         for owner in affected:
@@ -155,13 +155,13 @@ class Claims:
             self._claim_entries(owner, state, state)
 
     def _claim(self, owner: Owner, before: ServiceState, after: ServiceState) -> set[Owner]:
-        if before is _NOTHING and not after.flows:
+        if before is _NOTHING and not after.rare.flows:
             return self._claim_first(owner, after)
         affected = self.virtual_servers.claim(owner, before.virtual_servers, after.virtual_servers)
         if before.addresses != after.addresses:
             self.addresses.claim(owner, presence(before.addresses, owner), presence(after.addresses, owner))
-        if before.flows != after.flows:
-            self._claim_flows(owner, before.flows, after.flows)
+        if before.rare.flows != after.rare.flows:
+            self._claim_flows(owner, before.rare.flows, after.rare.flows)
         self._claim_entries(owner, before, after)
         return affected - {owner} if affected else affected
 
@@ -231,7 +231,7 @@ class Claims:
         wanted = {
             key
             for state in self._restricting.values()
-            for key in state.refused
+            for key in state.rare.refused
             if self.virtual_servers.is_held_by(key, state.owner)
         }
         going = {key for keys in self._in_rules.values() for key in keys if self.is_going(key)}

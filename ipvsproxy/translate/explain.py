@@ -87,7 +87,7 @@ def explain(service: Service, slices: Iterable[EndpointSlice], view: NodeView, s
         service=service,
         wanted=wanted,
         ports=tuple(_port_use(wanted, service, port, ordered, view, family=family) for port, family in ports),
-        skipped={name: skipped for name, skipped in {"": wanted.skipped, **by_slice}.items() if skipped},
+        skipped={name: skipped for name, skipped in {"": wanted.rare.skipped, **by_slice}.items() if skipped},
     )
 
 
@@ -108,8 +108,8 @@ def _frontends(
 ) -> Iterator[Frontend]:
     addresses: Mapping[Role, Iterable[Address]] = {
         Role.CLUSTER_IP: service.cluster_addresses,
-        Role.EXTERNAL_IP: service.external_addresses,
-        Role.LOAD_BALANCER_IP: service.load_balancer_addresses,
+        Role.EXTERNAL_IP: service.options.external_addresses,
+        Role.LOAD_BALANCER_IP: service.options.load_balancer_addresses,
     }
     named = {address: role for role, those in reversed([*addresses.items()]) for address in those}
     for key, virtual_server in wanted.virtual_servers.items():

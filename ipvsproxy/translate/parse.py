@@ -8,7 +8,16 @@ import functools
 from collections.abc import Collection, Iterable, Sequence
 
 from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.service import Node, Service, ServiceName, ServicePort, ServiceType, Skipped
+from ipvsproxy.model.service import (
+    USUAL_OPTIONS,
+    Node,
+    Service,
+    ServiceName,
+    ServiceOptions,
+    ServicePort,
+    ServiceType,
+    Skipped,
+)
 from ipvsproxy.translate import fields, wire
 
 DEFAULT_AFFINITY_TIMEOUT_S = 10800
@@ -31,7 +40,8 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
     kind = _service_type(spec.type, skipped)
     not_served = _why_not_served(kind, metadata.labels or _NO_LABELS, spec)
     if not_served:
-        return Service(name=name, uid=metadata.uid or "", type=kind, not_served=not_served, skipped=tuple(skipped))
+        options = ServiceOptions(type=kind, not_served=not_served, skipped=tuple(skipped))
+        return Service(name=name, uid=metadata.uid or "", options=options)
     # Nearly all of ten thousand Services have none of the following: what is absent is not looked into.
     external = fields.addresses("spec.externalIPs", spec.external_ips, skipped) if spec.external_ips else ()
     external_local = spec.external_traffic_policy == "Local" and (
@@ -48,13 +58,9 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
     source_ranges, admits_nobody = _source_ranges(ranges, skipped) if ranges else ((), False)
     ports, complaints = _service_ports(spec.ports or ())
     skipped.extend(complaints)
-    return Service(
-        name=name,
-        uid=metadata.uid or "",
-        created_s=fields.seconds(metadata.creation_timestamp),
+    ports = _bounded_ports(ports, (external, balanced), source_ranges, skipped)
+    options = ServiceOptions(
         type=kind,
-        ports=_bounded_ports(ports, (external, balanced), source_ranges, skipped),
-        cluster_addresses=cluster,
         external_addresses=external,
         load_balancer_addresses=balanced,
         source_ranges=source_ranges,
@@ -65,6 +71,14 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
         health_check_node_port=health_port if kind is ServiceType.LOAD_BALANCER and external_local else 0,
         not_served=None if cluster else Skipped("spec.clusterIPs", "none is a usable address"),
         skipped=fields.told(skipped) if skipped else (),
+    )
+    return Service(
+        name=name,
+        uid=metadata.uid or "",
+        created_s=fields.seconds(metadata.creation_timestamp),
+        ports=ports,
+        cluster_addresses=cluster,
+        options=USUAL_OPTIONS if options == USUAL_OPTIONS else options,
     )
 
 

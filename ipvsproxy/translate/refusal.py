@@ -32,12 +32,16 @@ def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service
     refused = _refused(service, view, settings)
     if not refused:
         return service, ()
+    options = service.options
     without = msgspec.structs.replace(
         service,
         cluster_addresses=tuple(one for one in service.cluster_addresses if ("spec.clusterIPs", one) not in refused),
-        external_addresses=tuple(one for one in service.external_addresses if ("spec.externalIPs", one) not in refused),
-        load_balancer_addresses=tuple(
-            one for one in service.load_balancer_addresses if ("status.loadBalancer", one) not in refused
+        options=msgspec.structs.replace(
+            options,
+            external_addresses=tuple(one for one in options.external_addresses if ("spec.externalIPs", one) not in refused),
+            load_balancer_addresses=tuple(
+                one for one in options.load_balancer_addresses if ("status.loadBalancer", one) not in refused
+            ),
         ),
     )
     return without, tuple(Skipped(field, f"{address} {reason}") for (field, address), reason in refused.items())
@@ -46,10 +50,11 @@ def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service
 def _refused(service: Service, view: NodeView, settings: Settings) -> dict[tuple[str, Address], str]:
     """Why each refused address is, by field and address."""
     found = {("spec.clusterIPs", one): _why_not_cluster(one, view) for one in service.cluster_addresses}
-    if service.external_addresses or service.load_balancer_addresses:
+    options = service.options
+    if options.external_addresses or options.load_balancer_addresses:
         for field, addresses in (
-            ("spec.externalIPs", service.external_addresses),
-            ("status.loadBalancer", service.load_balancer_addresses),
+            ("spec.externalIPs", options.external_addresses),
+            ("status.loadBalancer", options.load_balancer_addresses),
         ):
             found |= {(field, one): _why_not_external(service, one, view, settings) for one in addresses}
     if not any(found.values()):

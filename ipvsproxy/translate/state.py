@@ -6,7 +6,7 @@ Rule 3: every virtual server exists, with or without real servers: without any, 
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ipvsproxy.model.kernel import (
     PERSISTENT,
@@ -25,7 +25,7 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, plain_at_each
 from ipvsproxy.model.service import Conditions, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
-from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
 from ipvsproxy.translate import refusal, topology
 from ipvsproxy.translate.view import NodeView, Settings
 
@@ -34,10 +34,6 @@ _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
     Protocol.UDP: (SetKind.NODE_PORT_UDP, SetKind.NODE_PORT_LOCAL_UDP),
     Protocol.SCTP: (SetKind.NODE_PORT_SCTP, SetKind.NODE_PORT_LOCAL_SCTP),
 }
-# Shared by all that have none: a hundred thousand empty dictionaries are six megabytes.
-_NO_FAMILY: frozenset[Family] = frozenset()
-_NO_FLOWS: Mapping[Flow, frozenset[RealServerKey]] = {}
-_NO_LISTENERS: Mapping[HealthListener, int] = {}
 _NAMES: Mapping[tuple[Family, SetKind], str] = {(family, kind): IpSet(kind, family).name for family in Family for kind in SetKind}
 
 
@@ -45,7 +41,7 @@ def translate(service: Service, slices: Iterable[EndpointSlice], view: NodeView,
     """What the Service wants here. The slices are those labelled with its name, in any order."""
     owner = Owner(service.created_s, service.name)
     if service.not_served:
-        return ServiceState(owner=owner, skipped=(service.not_served, *service.skipped))
+        return ServiceState(owner=owner, rare=Rarities(skipped=(service.not_served, *service.skipped)))
     service, refused = refusal.admit(service, view, settings)
     skipped = (*service.skipped, *refused) if refused else service.skipped
     ordered = list(slices)
@@ -67,12 +63,7 @@ def translate(service: Service, slices: Iterable[EndpointSlice], view: NodeView,
         served=tuple(one for item in served for one in item.virtual_servers.values()),
         entries=tuple(entry for item in served for entry in item.entries),
         addresses=tuple(address for item in served for address in item.addresses),
-        refused=tuple(key for item in served for key in item.refused),
-        flows={key: value for item in served for key, value in item.flows.items()},
-        local_endpoints={key: value for item in served for key, value in item.local_endpoints.items()},
-        without_local_internal=frozenset(item.family for item in served if item.without_local_internal),
-        without_local_external=frozenset(item.family for item in served if item.without_local_external),
-        skipped=skipped,
+        rare=_rarities(served, skipped),
     )
 
 
@@ -83,15 +74,16 @@ class _FamilyState:
         self.family = family = cluster_address.family
         self.owner = owner
         self.service = service
+        self.options = options = service.options
         self.view = view
         self.settings = settings
         self.cluster_address = cluster_address
-        self.load_balancer_addresses = _of(family, service.load_balancer_addresses)
-        self.external_addresses = _of(family, service.external_addresses) if settings.external_addresses else []
-        ranges = [item for item in service.source_ranges if item.family is family] if service.source_ranges else []
+        self.load_balancer_addresses = _of(family, options.load_balancer_addresses)
+        self.external_addresses = _of(family, options.external_addresses) if settings.external_addresses else []
+        ranges = [item for item in options.source_ranges if item.family is family] if options.source_ranges else []
         self.source_ranges: list[Network] = [] if any(item.prefix_length == 0 for item in ranges) else ranges
-        self.is_restricted = bool(self.source_ranges) or service.admits_nobody
-        self.virtual_server_settings = _virtual_server_settings(settings.scheduler, service.affinity_timeout_s)
+        self.is_restricted = bool(self.source_ranges) or options.admits_nobody
+        self.virtual_server_settings = _virtual_server_settings(settings.scheduler, options.affinity_timeout_s)
 
         self.virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
         self.entries: dict[SetEntry, None] = {}
@@ -110,17 +102,19 @@ class _FamilyState:
             served=tuple(self.virtual_servers.values()),
             entries=tuple(self.entries),
             addresses=cluster_addresses if addresses == cluster_addresses else addresses,  # one tuple less for most Services
-            refused=tuple(self.refused),
-            flows=self.flows or _NO_FLOWS,
-            local_endpoints=self.local_endpoints or _NO_LISTENERS,
-            without_local_internal=frozenset((self.family,)) if self.without_local_internal else _NO_FAMILY,
-            without_local_external=frozenset((self.family,)) if self.without_local_external else _NO_FAMILY,
-            skipped=skipped,
+            rare=_rarities([self], skipped) if self.has_rarities or skipped else NO_RARITIES,
+        )
+
+    @property
+    def has_rarities(self) -> bool:
+        """Whether there is any of what few Services have."""
+        return bool(
+            self.refused or self.flows or self.local_endpoints or self.without_local_internal or self.without_local_external
         )
 
     def add(self, slices: list[EndpointSlice]) -> None:
         """Add every port, and the health check."""
-        port_number, local_ready = self.service.health_check_node_port, set[Address]()
+        port_number, local_ready = self.options.health_check_node_port, set[Address]()
         here = self.view.name
         for port in self.service.ports:
             endpoints = find_endpoints(slices, port)
@@ -139,13 +133,13 @@ class _FamilyState:
             address = key.address
             self._enter(SetKind.LOOP_BACK, address, port.protocol, key.port, address)
         choice = choose(self.service, port, self.family, endpoints, self.view)
-        self.without_local_internal |= choice.lacks_local and self.service.internal_traffic_local
+        self.without_local_internal |= choice.lacks_local and self.options.internal_traffic_local
         self.without_local_external |= choice.lacks_local and _is_external_local(self.service, port, self.family)
         external = choice.external.weights
         self._serve(self.cluster_address, port, choice.internal.weights)
         self._enter(SetKind.CLUSTER_IP, self.cluster_address, port.protocol, port.port)
         self._bind(self.cluster_address)
-        local = self.service.external_traffic_local
+        local = self.options.external_traffic_local
         for address in self.external_addresses:
             self._serve(address, port, external)
             self._enter(SetKind.EXTERNAL_IP_LOCAL if local else SetKind.EXTERNAL_IP, address, port.protocol, port.port)
@@ -171,7 +165,7 @@ class _FamilyState:
     def _add_node_port(self, port: ServicePort, weights: EvenWeights) -> None:
         addresses = self.view.node_port_addresses[self.family]
         every, local = _NODE_PORT_SETS[port.protocol]
-        kinds = (every, local) if self.service.external_traffic_local else (every,)
+        kinds = (every, local) if self.options.external_traffic_local else (every,)
         for address in addresses:
             key = VirtualServerKey(port.protocol, address, port.node_port)
             self.virtual_servers.setdefault(key, VirtualServer(key, self.virtual_server_settings, weights, self.owner))
@@ -224,6 +218,17 @@ class _FamilyState:
         self.entries[SetEntry(_NAMES[self.family, kind], address, protocol, port, other)] = None
 
 
+def _rarities(served: Sequence[_FamilyState], skipped: tuple[Skipped, ...]) -> Rarities:
+    return Rarities(
+        refused=tuple(key for item in served for key in item.refused),
+        flows={key: value for item in served for key, value in item.flows.items()},
+        local_endpoints={key: value for item in served for key, value in item.local_endpoints.items()},
+        without_local_internal=frozenset(item.family for item in served if item.without_local_internal),
+        without_local_external=frozenset(item.family for item in served if item.without_local_external),
+        skipped=skipped,
+    )
+
+
 def _name_of(item: EndpointSlice) -> EndpointSliceName:
     return item.name
 
@@ -249,7 +254,7 @@ def choose(
         endpoints,
         view.name,
         view.zone,
-        internal_local=service.internal_traffic_local,
+        internal_local=service.options.internal_traffic_local,
         external_local=_is_external_local(service, port, family),
     )
 
@@ -259,9 +264,10 @@ def _is_external_local(service: Service, port: ServicePort, family: Family) -> b
 
     It looks at spec.externalIPs even where the feature gate keeps them from being programmed.
     """
-    return service.external_traffic_local and (
+    options = service.options
+    return options.external_traffic_local and (
         bool(port.node_port)
-        or any(address.family is family for address in (*service.external_addresses, *service.load_balancer_addresses))
+        or any(address.family is family for address in (*options.external_addresses, *options.load_balancer_addresses))
     )
 
 

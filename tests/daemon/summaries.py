@@ -8,7 +8,7 @@ from ipvsproxy.model.kernel import HealthListener, Owner
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.reconcile.table import Conflict
 from ipvsproxy.translate.view import NodeView
 from tests import builders
@@ -56,11 +56,13 @@ def state(
     service = ServiceName(builders.NAMESPACE, name)
     return ServiceState(
         owner=Owner(created_s, service),
-        local_endpoints={
-            HealthListener(family, port, service): count for family in families for port, count in (ports or {}).items()
-        },
-        without_local_internal=frozenset(without_local_internal),
-        without_local_external=frozenset(without_local_external),
+        rare=Rarities(
+            local_endpoints={
+                HealthListener(family, port, service): count for family in families for port, count in (ports or {}).items()
+            },
+            without_local_internal=frozenset(without_local_internal),
+            without_local_external=frozenset(without_local_external),
+        ),
     )
 
 

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pytest
 import structlog.testing
 
@@ -359,7 +358,7 @@ async def test_two_services_that_want_one_address_are_told_once() -> None:
 
 @in_virtual_time
 async def test_what_is_not_used_is_told_once_per_change() -> None:
-    broken = msgspec.structs.replace(
+    broken = builders.with_options(
         WEB, skipped=(Skipped("spec.externalIPs[0]", "no address"), Skipped("", "headless", invalid=False))
     )
     rejected = Rejected(ObjectKind.SERVICE, ServiceName("default", "bad"), "", "spec.ports: expected array")

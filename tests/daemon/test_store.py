@@ -76,8 +76,10 @@ def test_a_service_and_its_slices_have_one_name_between_them_whatever_comes_firs
         for number in order:
             item = items[number]
             own = ServiceName(WEB.name.namespace, WEB.name.name)
-            names = {"name": own} if isinstance(item, Service) else {"service": own}
-            deliver(store, msgspec.structs.replace(item, **names, **change))
+            if isinstance(item, Service):
+                deliver(store, builders.with_options(msgspec.structs.replace(item, name=own), **change))
+            else:
+                deliver(store, msgspec.structs.replace(item, service=own, **change))
     held = [store.services[WEB.name].name, *(item.service for item in store.slices_of(WEB.name)), *store.take().services]
     assert len(held) == 4
     assert len(set(map(id, held))) == 1
@@ -244,13 +246,13 @@ def test_changes_are_counted_until_they_are_taken(store: Store) -> None:
 
 def test_unused_parts_of_an_object_are_told_when_they_change(store: Store) -> None:
     skipped = (Skipped("spec.ports[0]", "no protocol"),)
-    deliver(store, msgspec.structs.replace(WEB, skipped=skipped))
+    deliver(store, builders.with_options(WEB, skipped=skipped))
     assert store.take().complaints == (Complaint(ObjectKind.SERVICE, "default/web", skipped),)
-    deliver(store, msgspec.structs.replace(WEB, skipped=skipped, affinity_timeout_s=5))
+    deliver(store, builders.with_options(WEB, skipped=skipped, affinity_timeout_s=5))
     assert store.take().complaints == ()
     deliver(store, WEB)
     assert store.take().complaints == ()
-    deliver(store, msgspec.structs.replace(WEB, skipped=skipped))
+    deliver(store, builders.with_options(WEB, skipped=skipped))
     assert store.take().complaints == (Complaint(ObjectKind.SERVICE, "default/web", skipped),)
 
 

@@ -57,15 +57,15 @@ def check(events: list[Event]) -> None:
                 pass
     for name, service in store.services.items():
         translated = state.translate(service, store.slices_of(name), _VIEW, _SETTINGS)
-        _check_skipped(translated.skipped)
+        _check_skipped(translated.rare.skipped)
 
 
 def _check_object(item: Service | EndpointSlice | Node) -> None:
     match item:
         case Service():
             assert all(0 < port.port <= fields.HIGHEST_PORT and 0 <= port.node_port <= fields.HIGHEST_PORT for port in item.ports)
-            assert 0 <= item.affinity_timeout_s <= parse.LONGEST_AFFINITY_TIMEOUT_S
-            assert 0 <= item.health_check_node_port <= fields.HIGHEST_PORT
+            assert 0 <= item.options.affinity_timeout_s <= parse.LONGEST_AFFINITY_TIMEOUT_S
+            assert 0 <= item.options.health_check_node_port <= fields.HIGHEST_PORT
             assert item.created_s >= 0
         case EndpointSlice():
             assert all(0 < port.port <= fields.HIGHEST_PORT for port in item.ports)

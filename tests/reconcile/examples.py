@@ -17,7 +17,7 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.reconcile.claims import Claims
 from ipvsproxy.reconcile.table import Table
 from tests.fake_kernel import HeldVirtualServer
@@ -63,8 +63,7 @@ def state(
         served=tuple(VirtualServer(key, ROUND_ROBIN, wanted, owner) for key in virtual_servers),
         entries=tuple(entries),
         addresses=tuple(map(parse_address, addresses)),
-        flows=flows or {},
-        refused=tuple(refused),
+        rare=Rarities(flows=flows or {}, refused=tuple(refused)),
     )
 
 

@@ -44,7 +44,7 @@ def skeleton_of(
 ) -> Skeleton:
     """The rules of a node with these Services."""
     occupied = {kind for kind in SetKind if members(kind, *states, family=family)}
-    refused = [key for state in states for key in state.refused]
+    refused = [key for state in states for key in state.rare.refused]
     return build_skeleton(family, settings or Settings(), view or builders.node_view(), occupied, refused)
 
 

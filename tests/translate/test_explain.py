@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceType, Skipped
+from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceOptions, ServiceType, Skipped
 from ipvsproxy.translate import explain
 from ipvsproxy.translate.explain import Role
 from ipvsproxy.translate.view import Settings
@@ -154,7 +154,7 @@ def test_a_family_that_this_host_does_not_serve_is_not_explained() -> None:
 
 def test_what_is_not_served_has_no_ports_and_a_reason() -> None:
     why = Skipped("spec.clusterIP", "headless: clients reach the endpoints directly", invalid=False)
-    found = _explain(Service(name=builders.service().name, not_served=why))
+    found = _explain(Service(name=builders.service().name, options=ServiceOptions(not_served=why)))
     assert found.ports == ()
     assert found.skipped == {"": (why,)}
 

@@ -104,7 +104,7 @@ def _state(directory: Path, profile: str, phase: str) -> State:
 def _health_rows(states: list[ServiceState], settings: Settings) -> Iterator[tuple[str, State]]:
     is_restricted = bool(settings.node_port_networks or settings.node_port_primary)
     asked = {Family.IPV4: ["172.18.0.2"] if is_restricted else ["172.18.0.2", "127.0.0.1"], Family.IPV6: ["fc00:f853:ccd::2"]}
-    counts = {listener: count for state in states for listener, count in state.local_endpoints.items()}
+    counts = {listener: count for state in states for listener, count in state.rare.local_endpoints.items()}
     for listener, count in counts.items():
         body = {
             "localEndpoints": count,

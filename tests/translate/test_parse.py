@@ -36,23 +36,23 @@ def _reasons(parsed: Service) -> list[str]:
 
 def test_a_service_is_named_dated_and_typed() -> None:
     service = _service({"type": "NodePort"}, metadata={"uid": "u-1", "creationTimestamp": "1970-01-02T00:00:00Z"})
-    assert (service.name, service.uid, service.created_s, service.type) == (NAME, "u-1", 86400, ServiceType.NODE_PORT)
+    assert (service.name, service.uid, service.created_s, service.options.type) == (NAME, "u-1", 86400, ServiceType.NODE_PORT)
     assert service.not_served is None
     assert service.skipped == ()
 
 
 def test_a_service_that_is_not_served_is_named_all_the_same() -> None:
     service = _service({"type": "ExternalName"}, metadata={"uid": "u-1"})
-    assert (service.name, service.uid, service.type) == (NAME, "u-1", ServiceType.EXTERNAL_NAME)
+    assert (service.name, service.uid, service.options.type) == (NAME, "u-1", ServiceType.EXTERNAL_NAME)
 
 
 def test_a_service_without_a_type_is_a_cluster_ip() -> None:
-    assert _service().type is ServiceType.CLUSTER_IP
+    assert _service().options.type is ServiceType.CLUSTER_IP
 
 
 def test_a_service_of_a_type_from_the_future_is_served_as_cluster_ip_and_says_so() -> None:
     service = _service({"type": "Tunnel"})
-    assert service.type is ServiceType.CLUSTER_IP
+    assert service.options.type is ServiceType.CLUSTER_IP
     assert service.cluster_addresses == builders.addresses("10.96.0.10")
     assert _reasons(service) == ["spec.type: 'Tunnel' is not known; served as ClusterIP"]
 
@@ -184,7 +184,7 @@ def test_a_bad_node_port_costs_the_node_port_only() -> None:
 def test_external_addresses_are_read_once_each_and_bad_ones_named() -> None:
     texts = ["192.0.2.1", " 192.0.2.2 ", "", "192.0.2.1", "nonsense", "2001:db8::1"]
     service = _service({"clusterIPs": ["10.96.0.10", "fd00:10:96::10"], "externalIPs": texts})
-    assert service.external_addresses == builders.addresses("192.0.2.1", "192.0.2.2", "2001:db8::1")
+    assert service.options.external_addresses == builders.addresses("192.0.2.1", "192.0.2.2", "2001:db8::1")
     assert _reasons(service) == ["spec.externalIPs: 'nonsense' is not an IP address"]
 
 
@@ -194,31 +194,31 @@ def test_external_addresses_are_read_once_each_and_bad_ones_named() -> None:
 )
 def test_a_load_balancer_address_is_served_in_mode_vip_or_without_a_mode(mode: dict[str, str], *, served: bool) -> None:
     service = _service({"type": "LoadBalancer"}, {"loadBalancer": {"ingress": [{"ip": "1.2.3.4"} | mode]}})
-    assert service.load_balancer_addresses == (builders.addresses("1.2.3.4") if served else ())
+    assert service.options.load_balancer_addresses == (builders.addresses("1.2.3.4") if served else ())
 
 
 @pytest.mark.parametrize("status", [None, {}, {"loadBalancer": None}, {"loadBalancer": {"ingress": None}}])
 def test_without_an_ingress_there_is_no_load_balancer_address(status: dict[str, Any] | None) -> None:
-    assert _service(status=status).load_balancer_addresses == ()
+    assert _service(status=status).options.load_balancer_addresses == ()
 
 
 def test_an_ingress_that_is_a_host_name_is_a_dns_matter_and_no_fault() -> None:
     service = _service(status={"loadBalancer": {"ingress": [{"hostname": "lb.example"}, {"ip": "1.2.3.4"}]}})
-    assert service.load_balancer_addresses == builders.addresses("1.2.3.4")
+    assert service.options.load_balancer_addresses == builders.addresses("1.2.3.4")
     assert service.skipped == ()
 
 
 def test_source_ranges_are_trimmed_masked_and_read_once_each() -> None:
     ranges = [" 10.0.0.0/8", "10.1.2.3/8", "", "203.0.113.7/32", "2001:db8::/32", "10.0.0.0"]
     service = _service({"loadBalancerSourceRanges": ranges})
-    assert service.source_ranges == builders.networks("10.0.0.0/8", "203.0.113.7/32", "2001:db8::/32")
+    assert service.options.source_ranges == builders.networks("10.0.0.0/8", "203.0.113.7/32", "2001:db8::/32")
     assert _reasons(service) == ["spec.loadBalancerSourceRanges: '10.0.0.0' is not a CIDR range such as 10.0.0.0/8"]
 
 
 def test_source_ranges_of_which_none_can_be_read_admit_nobody() -> None:
     service = _service({"loadBalancerSourceRanges": ["10.0.0.0", " "]})
-    assert service.source_ranges == ()
-    assert service.admits_nobody
+    assert service.options.source_ranges == ()
+    assert service.options.admits_nobody
     assert _reasons(service)[-1] == (
         "spec.loadBalancerSourceRanges: none can be read: nobody is let in by the load balancer's addresses"
     )
@@ -226,7 +226,7 @@ def test_source_ranges_of_which_none_can_be_read_admit_nobody() -> None:
 
 @pytest.mark.parametrize("ranges", [None, [], ["", " "], ["10.0.0.0", "192.0.2.0/24"], ["0.0.0.0/0"]])
 def test_no_source_ranges_or_some_that_can_be_read_do_not_shut_everybody_out(ranges: list[str] | None) -> None:
-    assert not _service({"loadBalancerSourceRanges": ranges}).admits_nobody
+    assert not _service({"loadBalancerSourceRanges": ranges}).options.admits_nobody
 
 
 @pytest.mark.parametrize(
@@ -242,13 +242,13 @@ def test_no_source_ranges_or_some_that_can_be_read_do_not_shut_everybody_out(ran
     ],
 )
 def test_session_affinity_lasts_three_hours_unless_said_otherwise(spec: dict[str, Any], timeout_s: int) -> None:
-    assert _service(spec).affinity_timeout_s == timeout_s
+    assert _service(spec).options.affinity_timeout_s == timeout_s
 
 
 @pytest.mark.parametrize("timeout_s", [86401, 0, -1])
 def test_an_affinity_longer_than_a_day_or_of_no_time_is_replaced_by_the_default(timeout_s: int) -> None:
     service = _service({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": timeout_s}}})
-    assert service.affinity_timeout_s == 10800
+    assert service.options.affinity_timeout_s == 10800
     assert _reasons(service) == [
         f"spec.sessionAffinityConfig.clientIP.timeoutSeconds: {timeout_s} is outside 1..86400; 10800 is used"
     ]
@@ -266,14 +266,14 @@ def test_an_affinity_longer_than_a_day_or_of_no_time_is_replaced_by_the_default(
 def test_external_traffic_policy_counts_for_services_that_can_be_reached_from_outside(
     spec: dict[str, Any], *, is_local: bool
 ) -> None:
-    assert _service(spec | {"externalTrafficPolicy": "Local"}).external_traffic_local is is_local
-    assert _service(spec | {"externalTrafficPolicy": "Cluster"}).external_traffic_local is False
+    assert _service(spec | {"externalTrafficPolicy": "Local"}).options.external_traffic_local is is_local
+    assert _service(spec | {"externalTrafficPolicy": "Cluster"}).options.external_traffic_local is False
 
 
 def test_internal_traffic_policy_is_cluster_unless_it_is_local() -> None:
-    assert _service({"internalTrafficPolicy": "Local"}).internal_traffic_local
-    assert not _service({"internalTrafficPolicy": "Cluster"}).internal_traffic_local
-    assert not _service().internal_traffic_local
+    assert _service({"internalTrafficPolicy": "Local"}).options.internal_traffic_local
+    assert not _service({"internalTrafficPolicy": "Cluster"}).options.internal_traffic_local
+    assert not _service().options.internal_traffic_local
 
 
 @pytest.mark.parametrize(
@@ -282,13 +282,13 @@ def test_internal_traffic_policy_is_cluster_unless_it_is_local() -> None:
 )
 def test_a_health_check_port_belongs_to_a_load_balancer_with_local_traffic(kind: str, policy: str, port: int) -> None:
     spec = {"type": kind, "externalTrafficPolicy": policy, "healthCheckNodePort": 30000}
-    assert _service(spec).health_check_node_port == port
-    assert _service(spec | {"healthCheckNodePort": None}).health_check_node_port == 0
+    assert _service(spec).options.health_check_node_port == port
+    assert _service(spec | {"healthCheckNodePort": None}).options.health_check_node_port == 0
 
 
 def test_a_health_check_port_that_is_none_is_named() -> None:
     service = _service({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 65536})
-    assert service.health_check_node_port == 0
+    assert service.options.health_check_node_port == 0
     assert _reasons(service) == ["spec.healthCheckNodePort: 65536 is outside 1..65535"]
 
 

@@ -25,8 +25,7 @@ def node_view(**changes: object) -> NodeView:
 
 
 def service(cluster: str = "10.96.0.10", *external: str, port: int = 80) -> Service:
-    item = builders.service("web", builders.service_port(port), cluster=(cluster,))
-    return msgspec.structs.replace(item, external_addresses=builders.addresses(*external))
+    return builders.service("web", builders.service_port(port), cluster=(cluster,), external=external)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ def service(cluster: str = "10.96.0.10", *external: str, port: int = 80) -> Serv
 def test_an_external_address_is_refused_with_its_reason(external: str, port: int, reason: str) -> None:
     item = service("10.96.0.10", external, port=port)
     state = translate(item, [], node_view(), SETTINGS)
-    assert [str(one) for one in state.skipped] == ([f"spec.externalIPs: {external} {reason}"] if reason else [])
+    assert [str(one) for one in state.rare.skipped] == ([f"spec.externalIPs: {external} {reason}"] if reason else [])
     key = VirtualServerKey(Protocol.TCP, parse_address(external), port)
     assert (key in state.virtual_servers) is not bool(reason)
     assert VirtualServerKey(Protocol.TCP, parse_address("10.96.0.10"), port) in state.virtual_servers, "the rest is served"
@@ -89,9 +88,9 @@ def test_an_external_address_that_the_bridge_of_the_pods_carries_is_the_node_s_a
 
 
 def test_of_a_load_balancer_s_addresses_those_that_are_refused_are_left_out_and_the_others_served() -> None:
-    item = msgspec.structs.replace(service(), load_balancer_addresses=builders.addresses("203.0.113.5", "192.168.0.99"))
+    item = builders.service(load_balancer=("203.0.113.5", "192.168.0.99"))
     found, why = refusal.admit(item, node_view(), SETTINGS)
-    assert found.load_balancer_addresses == builders.addresses("203.0.113.5")
+    assert found.options.load_balancer_addresses == builders.addresses("203.0.113.5")
     assert [str(one) for one in why] == ["status.loadBalancer: 192.168.0.99 is the address of an API server"]
 
 
@@ -105,7 +104,7 @@ def test_on_a_node_with_an_api_server_only_its_port_is_refused() -> None:
 def test_a_cluster_ip_that_is_the_node_s_address_is_refused_and_its_family_with_it() -> None:
     state = translate(service(builders.NODE_ADDRESS, "203.0.113.5"), [], node_view(), SETTINGS)
     assert (state.virtual_servers, state.addresses) == ({}, ())
-    assert [str(one) for one in state.skipped] == [f"spec.clusterIPs: {builders.NODE_ADDRESS} is the address of this node"]
+    assert [str(one) for one in state.rare.skipped] == [f"spec.clusterIPs: {builders.NODE_ADDRESS} is the address of this node"]
 
 
 def test_a_cluster_ip_within_a_wide_cluster_cidr_is_served() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ipvsproxy.model.kernel import PERSISTENT, SCHEDULER_PORT, Flow, Owner, SetEntry, SetKind, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceName, Skipped
-from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.translate import state
 from ipvsproxy.translate.view import Settings
 from tests import builders
@@ -53,20 +53,22 @@ def test_all_of_a_state_has_the_service_for_its_owner() -> None:
 def test_a_service_that_is_not_served_wants_nothing_and_says_why() -> None:
     headless = Skipped("spec.clusterIP", "headless", invalid=False)
     detail = Skipped("spec.type", "is not known")
-    unserved = msgspec.structs.replace(service(), not_served=headless, skipped=(detail,))
+    unserved = builders.with_options(service(), not_served=headless, skipped=(detail,))
     state = state_of(unserved, endpoint_slice(endpoint("10.244.0.5")))
-    assert state == ServiceState(owner=Owner(builders.CREATED_S, ServiceName("default", "web")), skipped=(headless, detail))
+    assert state == ServiceState(
+        owner=Owner(builders.CREATED_S, ServiceName("default", "web")), rare=Rarities(skipped=(headless, detail))
+    )
 
 
 def test_what_the_service_says_wrongly_is_passed_on() -> None:
     detail = Skipped("spec.externalIPs", "'x' is not an IP address")
-    assert state_of(msgspec.structs.replace(service(), skipped=(detail,))).skipped == (detail,)
+    assert state_of(builders.with_options(service(), skipped=(detail,))).rare.skipped == (detail,)
 
 
 def test_a_family_that_this_node_does_not_serve_is_named_and_is_no_fault() -> None:
     wanted = state_of(service(cluster=["10.96.0.10", "fd00:10:96::10"]), settings=Settings(families=frozenset({Family.IPV4})))
     reason = "fd00:10:96::10: this node does not serve IPv6, so nothing of that family is served"
-    assert wanted.skipped == (Skipped("spec.clusterIPs", reason, invalid=False),)
+    assert wanted.rare.skipped == (Skipped("spec.clusterIPs", reason, invalid=False),)
 
 
 @pytest.mark.checklist(23)
@@ -230,7 +232,7 @@ def test_external_traffic_that_is_local_prefers_draining_endpoints_here_to_ready
 
 def _without_local(state: ServiceState) -> tuple[int, int]:
     """How many families have internal and external traffic that is local but finds no endpoint here."""
-    return len(state.without_local_internal), len(state.without_local_external)
+    return len(state.rare.without_local_internal), len(state.rare.without_local_external)
 
 
 HERE = endpoint_slice(endpoint("10.244.0.5"))
@@ -260,13 +262,13 @@ def test_external_traffic_without_an_endpoint_here_is_counted() -> None:
 @pytest.mark.checklist(87)
 def test_internal_and_external_traffic_without_an_endpoint_here_are_both_counted() -> None:
     state = state_of(_local(internal=True, external=True), ELSEWHERE)
-    assert state.without_local_internal == state.without_local_external == {Family.IPV4}
+    assert state.rare.without_local_internal == state.rare.without_local_external == {Family.IPV4}
 
 
 def test_what_one_family_lacks_is_not_counted_for_the_other() -> None:
     dual = service("web", service_port(node_port=30080), cluster=DUAL, internal_local=True, external_local=True)
     state = state_of(dual, ELSEWHERE, endpoint_slice(endpoint("fd00::5"), suffix="2"))
-    assert state.without_local_internal == state.without_local_external == {Family.IPV4}
+    assert state.rare.without_local_internal == state.rare.without_local_external == {Family.IPV4}
 
 
 @pytest.mark.checklist(88)
@@ -278,7 +280,7 @@ def test_without_any_endpoint_anywhere_there_is_nothing_to_count() -> None:
 def test_a_family_that_can_not_be_reached_from_outside_has_no_external_traffic_to_count() -> None:
     dual = service(cluster=DUAL, external=["192.0.2.1"], external_local=True)
     state = state_of(dual, ELSEWHERE, endpoint_slice(endpoint("fd00::5", OTHER_NODE), suffix="2"))
-    assert state.without_local_external == {Family.IPV4}
+    assert state.rare.without_local_external == {Family.IPV4}
 
 
 @pytest.mark.checklist(52)
@@ -296,7 +298,7 @@ def test_only_the_maglev_scheduler_gets_a_flag(scheduler: str, flags: int) -> No
 
 
 def _flows(state: ServiceState) -> dict[tuple[str, int], set[str]]:
-    return {(str(flow.address), flow.port): {str(key) for key in keep} for flow, keep in state.flows.items()}
+    return {(str(flow.address), flow.port): {str(key) for key in keep} for flow, keep in state.rare.flows.items()}
 
 
 @pytest.mark.parametrize("protocol", [Protocol.UDP, Protocol.SCTP])
@@ -314,12 +316,12 @@ def test_flows_may_go_on_to_every_endpoint_that_serves_whatever_policies_say(pro
     serving = {"10.244.1.5:5353", "10.244.1.6:5353", "10.244.1.7:5353"}
     places = [(CLUSTER_IP, 53), ("192.0.2.1", 53), ("198.51.100.1", 53), (builders.NODE_ADDRESS, 30053)]
     assert _flows(state) == dict.fromkeys(places, serving)
-    assert Flow(Family.IPV4, protocol, parse_address(CLUSTER_IP), 53) in state.flows
+    assert Flow(Family.IPV4, protocol, parse_address(CLUSTER_IP), 53) in state.rare.flows
 
 
 def test_flows_are_left_alone_where_no_endpoint_serves_and_of_tcp() -> None:
-    assert state_of(service("dns", service_port(53, Protocol.UDP)), endpoint_slice(dead("10.244.0.5"))).flows == {}
-    assert state_of(service(), endpoint_slice(endpoint("10.244.0.5"))).flows == {}
+    assert state_of(service("dns", service_port(53, Protocol.UDP)), endpoint_slice(dead("10.244.0.5"))).rare.flows == {}
+    assert state_of(service(), endpoint_slice(endpoint("10.244.0.5"))).rare.flows == {}
 
 
 def _as_sets(state: ServiceState) -> tuple[object, ...]:
@@ -328,11 +330,11 @@ def _as_sets(state: ServiceState) -> tuple[object, ...]:
         state.virtual_servers,
         frozenset(state.entries),
         frozenset(state.addresses),
-        frozenset(state.refused),
-        state.flows,
-        state.local_endpoints,
-        state.without_local_internal,
-        state.without_local_external,
+        frozenset(state.rare.refused),
+        state.rare.flows,
+        state.rare.local_endpoints,
+        state.rare.without_local_internal,
+        state.rare.without_local_external,
     )
 
 
@@ -360,9 +362,12 @@ def test_the_order_of_ports_and_addresses_in_a_service_makes_no_difference(
         wanted,
         ports=tuple(data.draw(st.permutations(wanted.ports))),
         cluster_addresses=tuple(data.draw(st.permutations(wanted.cluster_addresses))),
-        external_addresses=tuple(data.draw(st.permutations(wanted.external_addresses))),
-        load_balancer_addresses=tuple(data.draw(st.permutations(wanted.load_balancer_addresses))),
-        source_ranges=tuple(data.draw(st.permutations(wanted.source_ranges))),
+    )
+    permuted = builders.with_options(
+        permuted,
+        external_addresses=tuple(data.draw(st.permutations(wanted.options.external_addresses))),
+        load_balancer_addresses=tuple(data.draw(st.permutations(wanted.options.load_balancer_addresses))),
+        source_ranges=tuple(data.draw(st.permutations(wanted.options.source_ranges))),
     )
     assert _as_sets(state_of(permuted, *slices)) == _as_sets(state_of(wanted, *slices))
 
@@ -389,7 +394,7 @@ def test_every_address_that_is_bound_is_in_the_set_of_addresses_and_has_a_virtua
     state = state_of(wanted, *slices)
     in_sets = {entry.address for entry in state.entries if entry.set.endswith("IPVS-IPS")}
     assert in_sets == set(state.addresses) <= {key.address for key in state.virtual_servers}
-    assert set(state.refused) <= state.virtual_servers.keys()
+    assert set(state.rare.refused) <= state.virtual_servers.keys()
 
 
 def test_the_endpoints_of_a_slice_are_real_servers_on_a_port_if_it_has_addresses() -> None:

@@ -62,13 +62,15 @@ def test_a_service_that_becomes_a_load_balancer_keeps_its_ports_and_gets_a_healt
     assert members(SetKind.CLUSTER_IP, plain) == members(SetKind.CLUSTER_IP, balancer)
     assert frontends(plain) < frontends(balancer)
     assert (_health_ports(plain), _health_ports(balancer)) == (set(), {"30000"})
-    assert (len(plain.local_endpoints), len(balancer.local_endpoints)) == (0, 1)
+    assert (len(plain.rare.local_endpoints), len(balancer.rare.local_endpoints)) == (0, 1)
 
 
 def test_an_endpoint_of_a_port_that_the_service_has_not_got_makes_the_node_not_healthy() -> None:
     other = endpoint_slice(endpoint("10.0.1.1"), service="lb", suffix="other", ports=[endpoint_port(9090, name="other")])
     mine = endpoint_slice(endpoint("10.0.1.2"), service="lb", suffix="mine", ports=[endpoint_port(9090, name="81")])
-    counts = [set(state_of(_balancer(*THREE_PORTS), *slices).local_endpoints.values()) for slices in ([other], [other, mine])]
+    counts = [
+        set(state_of(_balancer(*THREE_PORTS), *slices).rare.local_endpoints.values()) for slices in ([other], [other, mine])
+    ]
     assert counts == [{0}, {1}]
 
 
@@ -101,15 +103,15 @@ def _slice(*addresses: str, ports: dict[str, int] | None = None, node: str = OTH
 def _answering(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,)) -> dict[int, set[str]]:
     """By service port, the real servers whose flows may go on; what is missing is not cleaned at all."""
     state = state_of(service("dns", *ports), *slices)
-    for flow, keep in state.flows.items():
+    for flow, keep in state.rare.flows.items():
         assert {str(key) for key in keep} == backends(state, CLUSTER_IP, flow.port, Protocol.UDP)
-    return {flow.port: {str(key) for key in keep} for flow, keep in state.flows.items()}
+    return {flow.port: {str(key) for key in keep} for flow, keep in state.rare.flows.items()}
 
 
 def _local_count(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,), name: str = "dns") -> int:
     """How many local endpoints a load balancer's health check of the same endpoints tells."""
     wanted = service(name, *ports, kind=ServiceType.LOAD_BALANCER, external_local=True, health_check_node_port=30000)
-    return state_of(wanted, *slices).local_endpoints[HealthListener(Family.IPV4, 30000, wanted.name)]
+    return state_of(wanted, *slices).rare.local_endpoints[HealthListener(Family.IPV4, 30000, wanted.name)]
 
 
 BOTH_PORTS = {"p11": 11, "p12": 12}
