@@ -8,12 +8,15 @@ That helps in a burst. Where so many are replaced for longer, all that may wait 
 """
 
 import collections
+import itertools
 import math
 
 KEPT_S = 180.0
 """How long a removed real server stays on the kernel's list, at most, if nothing holds it."""
 RATE_WINDOW_S = 10.0
-"""The rate of additions is that of so many seconds."""
+"""The rate of additions is that of so many seconds, or that of the last ones, where this is higher."""
+SURGE_S = 3
+"""How many these are. A storm that begins would otherwise be taken for little, and leave a list for minutes that is too long."""
 STEPS_PER_S = 1_000_000
 """So many entries of the list may all additions of a second walk together: a twentieth to a tenth of a processor."""
 MOST_KEPT = 10_000
@@ -43,6 +46,11 @@ class _Window:
         else:
             self._counts.append((second, count))
         self._total += count
+
+    def most(self, now: float, seconds: int) -> int:
+        """The largest sum of one of so many seconds, this one included."""
+        latest = itertools.takewhile(lambda count: count[0] > int(now) - seconds, reversed(self._counts))
+        return max((count for _, count in latest), default=0)
 
     @property
     def shrinks_s(self) -> float:
@@ -74,6 +82,6 @@ class Pace:
 
     def room(self, now: float) -> int:
         """How many more may be removed now; 0 or more."""
-        added_per_s = self._added.total(now) / RATE_WINDOW_S
+        added_per_s = max(self._added.total(now) / RATE_WINDOW_S, self._added.most(now, SURGE_S))
         most = min(MOST_KEPT, max(FEWEST_KEPT, STEPS_PER_S / added_per_s)) if added_per_s else MOST_KEPT
         return max(0, int(most) - self._removed.total(now))
