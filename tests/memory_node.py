@@ -4,9 +4,9 @@
 """
 
 import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from ipvsproxy.daemon.mass_deletion import Guard
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.summary import SyncSummary
 from ipvsproxy.kernel.node import NodeKernel
-from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.kernel.thread import KernelThread, Worker
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.service import (
     ApiObject,
@@ -48,16 +48,18 @@ KINDS: Mapping[type, ObjectKind] = {
 }
 
 
-class InlineExecutor(concurrent.futures.ThreadPoolExecutor):
-    """Calls at once, without a thread: what the kernel takes is then no matter of chance."""
+class InlineWorker:
+    """Does a job at once, without a thread: what the kernel takes is then no matter of chance. It tells as late as a thread."""
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    def put(self, future: asyncio.Future[Any], job: Callable[[], object]) -> None:
         try:
-            future.set_result(fn(*args, **kwargs))
+            told = functools.partial(future.set_result, job())
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the caller's
-            future.set_exception(error)
-        return future
+            told = functools.partial(future.set_exception, error)
+        future.get_loop().call_soon(lambda: future.cancelled() or told())
+
+    def stop(self) -> None:
+        pass
 
 
 class Watcher:
@@ -93,7 +95,7 @@ class Watcher:
 
 
 class MemoryNode:
-    """One process on a kernel in memory. ``executor`` defaults to one without a thread."""
+    """One process on a kernel in memory. ``worker`` defaults to one without a thread."""
 
     def __init__(
         self,
@@ -104,13 +106,13 @@ class MemoryNode:
         audit_interval_s: float = AUDIT_INTERVAL_S,
         drain_deadline_s: float = 0,
         guard_percent: int = 0,
-        executor: concurrent.futures.ThreadPoolExecutor | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self.kernel = kernel or new_kernel()
         self.settings = settings or view.Settings()
         self.store = Store(started_s=0, guard=Guard(guard_percent))
         self.watcher = Watcher()
-        thread = KernelThread(executor or InlineExecutor(), cast(NodeKernel, self.kernel))
+        thread = KernelThread(worker or InlineWorker(), cast(NodeKernel, self.kernel))
         self.engine = Engine(
             settings=EngineSettings(
                 node_name=builders.THIS_NODE,

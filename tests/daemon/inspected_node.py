@@ -31,7 +31,7 @@ def inspected(
     return Inspected(
         config=load.load(["--proxy-mode=ipvs"], hostname=builders.THIS_NODE, read_file=no_file),
         store=store,
-        kernel=KernelThread(memory_node.InlineExecutor(), cast(NodeKernel, kernel)),
+        kernel=KernelThread(memory_node.InlineWorker(), cast(NodeKernel, kernel)),
         settings=EngineSettings(
             node_name=builders.THIS_NODE,
             min_interval_s=0,

@@ -4,7 +4,6 @@ Left out: that the kernel counts, and that its counters are read (tests/kernel/t
 """
 
 import asyncio
-import concurrent.futures
 import errno
 import threading
 import time
@@ -23,7 +22,7 @@ from ipvsproxy.daemon.traffic import FRESH_S, Traffic
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
 from ipvsproxy.kernel.node import NodeKernel
-from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.kernel.thread import KernelThread, ThreadWorker, Worker
 from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
@@ -32,7 +31,7 @@ from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import state, view
 from tests import builders
 from tests.daemon.summaries import Clock
-from tests.memory_node import InlineExecutor, put
+from tests.memory_node import InlineWorker, put
 
 CLUSTER = builders.frontend("10.96.0.10", 80)
 EXTERNAL = builders.frontend("192.0.2.10", 80)
@@ -83,14 +82,14 @@ class Scene:
         *services: Service,
         limit: int = 100,
         of_endpoints: bool = False,
-        executor: concurrent.futures.ThreadPoolExecutor | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self.clock = Clock()
         self.kernel = Ipvs()
         self.store = Store(started_s=0)
         self.reconciler = Reconciler(Policy())
         self.traffic = Traffic(
-            kernel=KernelThread(executor or InlineExecutor(), cast(NodeKernel, self.kernel)),
+            kernel=KernelThread(worker or InlineWorker(), cast(NodeKernel, self.kernel)),
             reconciler=self.reconciler,
             store=self.store,
             clock=self.clock,
@@ -227,18 +226,19 @@ async def test_counters_that_cannot_be_read_stay_as_they_were() -> None:
 
 async def test_a_scrape_does_not_wait_for_a_kernel_thread_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.daemon.traffic.PATIENCE_S", 0.02)
-    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as executor:
-        scene = Scene(WEB, executor=executor)
-        scene.kernel.counters = {CLUSTER: Counters(8)}
-        programmed = threading.Event()
-        executor.submit(programmed.wait)
-        try:
-            seen = await scene.scrape()
-        finally:
-            programmed.set()
-        assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in seen
-        assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
-        assert scene.kernel.asked == 1, "what nobody waits for any more is not read"
+    worker = ThreadWorker()
+    scene = Scene(WEB, worker=worker)
+    scene.kernel.counters = {CLUSTER: Counters(8)}
+    programmed = threading.Event()
+    worker.put(asyncio.get_running_loop().create_future(), programmed.wait)
+    try:
+        seen = await scene.scrape()
+    finally:
+        programmed.set()
+    assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in seen
+    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
+    assert scene.kernel.asked == 1, "what nobody waits for any more is not read"
+    worker.stop()
 
 
 async def test_draining_endpoints_show_their_connections() -> None:

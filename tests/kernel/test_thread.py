@@ -1,12 +1,19 @@
 """The thread that owns the kernel's sockets: one object, one thread, one call after the other."""
 
 import asyncio
+import pathlib
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
+
+
+def _descriptors() -> int:
+    return len(list(pathlib.Path("/proc/self/fd").iterdir()))
 
 
 class Target:
@@ -87,3 +94,62 @@ async def test_stopping_ends_the_thread_after_the_call_that_runs_and_drops_those
     assert not target.threads[0].is_alive()
     with pytest.raises(RuntimeError):
         await thread.call(target.note, 3)
+
+
+async def test_what_nobody_waits_for_any_more_is_not_done_or_told() -> None:
+    thread = await KernelThread.start(Target)
+    target = thread.target
+    running = asyncio.create_task(thread.call(target.note, 1, wait=True))
+    given_up = asyncio.create_task(thread.call(target.note, 2))
+    await asyncio.to_thread(target.is_waiting.wait, 10)
+    for call in (running, given_up):
+        call.cancel()
+    await asyncio.gather(running, given_up, return_exceptions=True)
+    target.may_go_on.set()
+    assert await thread.call(target.note, 3) == 6
+    assert target.calls == [1, 3]
+    thread.stop()
+
+
+def test_a_loop_that_is_closed_is_not_told_and_the_thread_goes_on() -> None:
+    kept: list[KernelThread[Target]] = []
+
+    async def leave_one_running() -> None:
+        thread = await KernelThread.start(Target)
+        kept.append(thread)
+        thread._worker.put(asyncio.get_running_loop().create_future(), lambda: thread.target.note(1, wait=True))
+        await asyncio.to_thread(thread.target.is_waiting.wait, 10)
+
+    async def ask_again() -> int:
+        kept[0].target.may_go_on.set()
+        return await kept[0].call(kept[0].target.note, 2)
+
+    asyncio.run(leave_one_running())
+    assert asyncio.run(ask_again()) == 4
+    assert kept[0].target.calls == [1, 2]
+    kept[0].stop()
+
+
+def test_a_process_that_ends_lets_the_running_call_end() -> None:
+    script = """
+import asyncio, time
+from ipvsproxy.kernel.thread import KernelThread
+
+async def main():
+    thread = await KernelThread.start(object)
+    asyncio.ensure_future(thread.call(lambda: (time.sleep(0.5), print("done", flush=True))))
+    await asyncio.sleep(0.1)
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+async def test_it_leaves_no_descriptor_behind_and_may_be_stopped_twice() -> None:
+    before = _descriptors()
+    thread = await KernelThread.start(Target)
+    thread.stop()
+    thread.stop()
+    await asyncio.to_thread(thread.target.threads[0].join, 10)
+    assert _descriptors() == before
