@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, Gauge, GCCollector, ProcessCollector
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
@@ -68,6 +68,7 @@ class Metrics:
     def __init__(self, *, wall_clock: Callable[[], float] = time.time) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # kube-proxy has no such series
         self._families: tuple[Family, ...] = ()
+        self._last_queued: Sequence[Gauge] = ()
         self._wall_clock = wall_clock
         self._registry = CollectorRegistry()
         self._rendering = asyncio.Lock()
@@ -86,6 +87,8 @@ class Metrics:
         """Show the series of these families from now on, what these sources tell, and this traffic."""
         self._traffic = traffic
         self._families = tuple(sorted(families))
+        # Looked up once: with each change it would take longer than all else that is told of it before it is programmed.
+        self._last_queued = [self._kube.last_queued.labels(family.label) for family in self._families]
         self._tables.sources = sources
         self._tables.families = self._families
         self._kube.show([family.label for family in self._families])
@@ -96,8 +99,8 @@ class Metrics:
     def queued(self) -> None:
         """There is something to do."""
         now_s = self._wall_clock()
-        for family in self._families:
-            self._kube.last_queued.labels(family.label).set(now_s)
+        for gauge in self._last_queued:
+            gauge.set(now_s)
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
@@ -145,7 +148,7 @@ class Metrics:
         driver = _DRIVERS[type(outcomes[0].operation.item)]
         self._own.driver_duration.observe(duration_s, driver)
         if driver in series.NETLINK_DRIVERS:
-            self._own.batches.labels(driver).inc()
+            self._own.batches_of[driver].inc()
             for outcome in outcomes:
                 if outcome.error:
                     self._own.netlink_errors.labels(driver, errno.errorcode.get(outcome.errno, "other")).inc()

@@ -113,7 +113,7 @@ class OwnSeries:
             histogram.FAST_S,
             registry,
         )
-        self.batches = Counter(
+        batches = Counter(
             "ipvsproxy_netlink_batches_total",
             "Runs of operations that went to one driver by netlink, in as few system calls as they fit into.",
             ("driver",),
@@ -151,8 +151,7 @@ class OwnSeries:
             self.latency.show(phase)
         for driver in drivers:
             self.driver_duration.show(driver)
-        for driver in NETLINK_DRIVERS:
-            self.batches.labels(driver)
+        self.batches_of = {driver: batches.labels(driver) for driver in NETLINK_DRIVERS}
         for kind in ObjectKind:
             for extent in ("object", "part"):
                 self.invalid.labels(kind.value, extent)
