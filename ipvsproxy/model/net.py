@@ -95,6 +95,9 @@ class Network(NamedTuple):
         """Whether the address lies in this range; false for an address of the other family."""
         if len(address) != len(self.address):
             return False
+        whole, rest = divmod(self.prefix_length, 8)
+        if not rest:  # as nearly always
+            return address[:whole] == self.address[:whole]
         shift = len(address) * 8 - self.prefix_length
         return int.from_bytes(address, "big") >> shift == int.from_bytes(self.address, "big") >> shift
 

@@ -11,9 +11,11 @@ the Service wants the API server's port or the kubelet's there.
 Rule 4: the API server's address is bound here by nobody, or this node never reaches it again.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
-from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.net import Address, Family, Network
 from ipvsproxy.model.service import Service, ServiceName, Skipped
 from ipvsproxy.translate.view import NodeView, Settings
 
@@ -62,7 +64,7 @@ def _refused(service: Service, view: NodeView, settings: Settings) -> dict[tuple
     return {
         (field, address): reason
         for (field, address), reason in found.items()
-        if reason and not any(network.contains(address) for network in settings.allowed_addresses)
+        if reason and not _is_in(address, settings.allowed_addresses)
     }
 
 
@@ -70,7 +72,7 @@ def _why_not_cluster(address: Address, view: NodeView) -> str:
     """Why a cluster IP is refused; empty when it is not."""
     if _is_special(address):
         return _SPECIAL
-    if view.pod_networks and any(network.contains(address) for network in view.pod_networks):
+    if _is_in(address, view.pod_networks):
         return _OWN_POD
     return "is the address of this node" if address in view.primary_addresses.values() else ""
 
@@ -83,11 +85,18 @@ def _why_not_external(service: Service, address: Address, view: NodeView, settin
         own = {KUBELET_PORT, *(server.port for server in view.api_servers if server.address == address)}
         taken = sorted({port.port for port in service.ports} & own)
         return f"is an address of this node, whose port {taken[0]} is its own" if taken else ""
-    if any(network.contains(address) for network in view.pod_networks):
+    if _is_in(address, view.pod_networks):
         return _OWN_POD
-    if any(network.contains(address) for network in settings.cluster_networks):
+    if _is_in(address, settings.cluster_networks):
         return "lies in the range of the cluster's pods"
     return "is the address of an API server" if any(server.address == address for server in view.api_servers) else ""
+
+
+def _is_in(address: Address, networks: Iterable[Network]) -> bool:
+    for network in networks:  # noqa: SIM110 - a generator takes longer than all else that an ordinary Service is asked
+        if network.contains(address):
+            return True
+    return False
 
 
 def _is_special(address: Address) -> bool:
