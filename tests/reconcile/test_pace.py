@@ -44,6 +44,13 @@ def test_a_surge_counts_at_once_and_is_less_when_it_is_over() -> None:
     assert pace.room(100 + SURGE_S) == int(STEPS_PER_S * RATE_WINDOW_S / 2_100)
 
 
+def test_what_is_added_within_one_second_is_added_up() -> None:
+    pace = Pace()
+    for tenth in range(4):
+        pace.note(added=100, removed=0, now=100 + tenth / 10)
+    assert pace.room(100.5) == STEPS_PER_S / 400
+
+
 def test_it_tells_when_there_will_be_more_room() -> None:
     pace = Pace()
     assert pace.changes_s() == math.inf

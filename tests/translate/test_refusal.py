@@ -87,6 +87,13 @@ def test_an_external_address_that_the_bridge_of_the_pods_carries_is_the_node_s_a
     assert refusal.admit(service("10.244.0.1"), view, SETTINGS)[1], "a cluster IP would be bound a second time"
 
 
+@pytest.mark.parametrize("address", ["224.0.0.1", "fe80::1"])
+def test_a_cluster_ip_that_is_nobody_s_to_serve_is_refused(address: str) -> None:
+    found, why = refusal.admit(service(address), node_view(), SETTINGS)
+    assert found.cluster_addresses == ()
+    assert [str(one) for one in why] == [f"spec.clusterIPs: {address} is an unspecified, multicast or link-local address"]
+
+
 def test_of_a_load_balancer_s_addresses_those_that_are_refused_are_left_out_and_the_others_served() -> None:
     item = builders.service(load_balancer=("203.0.113.5", "192.168.0.99"))
     found, why = refusal.admit(item, node_view(), SETTINGS)
