@@ -7,9 +7,10 @@ left out. Layouts: include/uapi/linux/ip_vs.h (``ip_vs_get_dests``, ``ip_vs_dest
 """
 
 import errno
+import itertools
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from ipvsproxy.kernel import sockopt
 from ipvsproxy.kernel.errors import KernelError
@@ -24,12 +25,39 @@ MOST_ROOM = 2048
 
 _GET_DESTINATIONS = 64 + 1024 + 64 + 4  # IP_VS_SO_GET_DESTS
 _QUESTION = struct.Struct("=H2x4s2s6xI4x")  # protocol, address, port; no firewall mark; how many there is room for
-_ENTRY = struct.Struct("=4s2s18xII64x")  # address and port, active and inactive connections
-_NO_ENTRY = bytes(4)
+_ENTRY = struct.Struct("=6s18xII64x")  # address and port, active and inactive connections
+_COUNTS = struct.Struct("=24xII")
+_NO_NAME = bytes(6)
+"""No real server has this address: what follows was not written."""
 _NOT_THERE = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EINVAL})
 """Of a kernel that has no such interface, or another one."""
 
 Ask = Callable[[socket.socket, int, int, bytes, str], bytes]
+
+
+class _Counted(Mapping[RealServerKey, Connections]):
+    """An answer, of which no more is read than somebody asks for: nearly always one real server of ten or more."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, entries: bytes) -> None:
+        """``entries``: behind them is nothing but zeros."""
+        self._entries = entries
+
+    def __getitem__(self, key: RealServerKey) -> Connections:
+        at = self._entries.find(key)
+        while at > 0 and at % _ENTRY.size:  # it stands inside an entry by chance
+            at = self._entries.find(key, at + 1)
+        if at < 0:
+            raise KeyError(key)
+        return Connections(*_COUNTS.unpack_from(self._entries, at))
+
+    def __iter__(self) -> Iterator[RealServerKey]:
+        names = (name for name, _, _ in _ENTRY.iter_unpack(self._entries))
+        return map(RealServerKey, itertools.takewhile(_NO_NAME.__ne__, names))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class ConnectionReader:
@@ -62,11 +90,8 @@ class ConnectionReader:
                 return {} if error.errno == errno.ESRCH else None
             if len(answer) != len(question):
                 return None
-            found: dict[RealServerKey, Connections] = {}
-            for real_address, real_port, active, inactive in _ENTRY.iter_unpack(answer[_QUESTION.size :]):
-                if real_address == _NO_ENTRY:  # no real server has this address: what follows was not written
-                    return found
-                found[RealServerKey(real_address + real_port)] = Connections(active, inactive)
+            if not any(answer[-_ENTRY.size :]):  # there was room for all of them
+                return _Counted(answer[_QUESTION.size :])
             room *= 8
         return None
 

@@ -63,6 +63,20 @@ def test_where_all_room_is_filled_it_asks_again_with_more(number: int) -> None:
     reader.close()
 
 
+def test_what_stands_inside_an_entry_is_no_real_server() -> None:
+    first, second = builders.backend("10.244.0.1", 1), builders.backend("10.244.0.2", 2)
+    inside = struct.unpack("=I", first[:4])[0], struct.unpack("=I", first[4:] + bytes(2))[0]
+    reader = ConnectionReader(Answers([(second, *inside), (first, 5, 6)], [(second, *inside)]))
+    found, only_inside = reader.read(KEY), reader.read(KEY)
+    assert found is not None
+    assert only_inside is not None
+    assert (found[first], found[second]) == (Connections(5, 6), Connections(*inside))
+    assert (list(found), len(found)) == ([second, first], 2)
+    assert builders.backend("10.244.0.3", 3) not in found
+    assert first not in only_inside
+    reader.close()
+
+
 def test_room_has_an_end() -> None:
     asked: list[int] = []
 
