@@ -135,7 +135,7 @@ class TableReader:
                 texts: dict[bytes, int] = {}
                 for block in ipvs_listing.blocks(part):
                     name, text = block.name, hash(ipvs_listing.steady(block))
-                    before = self._to_come.get(name, _UNKNOWN if settings is None else _WRITTEN)
+                    before = self._to_come.get(name, _UNKNOWN)
                     if text != before:
                         heading = ipvs_listing.heading(block.heading)
                         if heading is None:
