@@ -7,6 +7,7 @@ neither the event loop nor each other's order waiting.
 import asyncio
 import atexit
 import collections
+import contextlib
 import functools
 import os
 import sys
@@ -44,8 +45,9 @@ class ThreadWorker:
     """
 
     def __init__(self) -> None:
-        self._jobs: collections.deque[tuple[asyncio.Future[Any], Callable[[], object]]] = collections.deque()
-        # One for each job: to wait for it lets go of the interpreter in one system call, and nothing has to be locked.
+        self._jobs: collections.deque[tuple[asyncio.Future[Any], Callable[[], object]] | None] = collections.deque()
+        """Those that wait, and None behind them when that is the end."""
+        # One for each of them: to wait for it lets go of the interpreter in one system call, and nothing has to be locked.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="kernel", daemon=True)
@@ -56,16 +58,22 @@ class ThreadWorker:
         """As in ``Worker``."""
         if self._is_stopped:
             raise RuntimeError("the kernel's thread has been stopped")
-        self._jobs.append((future, job))
-        os.eventfd_write(self._bell, 1)
+        self._append((future, job))
 
     def stop(self) -> None:
         """As in ``Worker``."""
         if self._is_stopped:
             return
         self._is_stopped = True
-        while self._jobs:
-            self._jobs.pop()[0].cancel()
+        # They stay where they are: were there more rings than jobs, the thread could find the end, and close the bell, before it
+        # is rung for the last time. It takes jobs from the other side meanwhile.
+        with contextlib.suppress(IndexError):
+            for back in range(1, len(self._jobs) + 1):
+                _cancel(self._jobs[-back])
+        self._append(None)
+
+    def _append(self, entry: tuple[asyncio.Future[Any], Callable[[], object]] | None) -> None:
+        self._jobs.append(entry)
         os.eventfd_write(self._bell, 1)
 
     def _run(self) -> None:
@@ -75,28 +83,39 @@ class ThreadWorker:
         atexit.unregister(self._leave)
 
     def _serve(self) -> bool:
-        """Wait for a job and do it; false when there is none, for that is the end. Nothing of it is kept until the next one."""
-        os.eventfd_read(self._bell)
+        """Wait for a job and do it; false at the end. Nothing of it is kept until the next one."""
         try:
-            future, job = self._jobs.popleft()
-        except IndexError:
+            os.eventfd_read(self._bell)
+        except InterruptedError:  # by a signal that came to this thread: Python does not wait again by itself here
+            return True
+        entry = self._jobs.popleft()
+        if entry is None:
             return False
+        future, job = entry
         if future.cancelled():
             return True
-        try:
-            told = functools.partial(_tell, future, job(), None)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the caller's
-            told = functools.partial(_tell, future, None, error)
-        try:
-            future.get_loop().call_soon_threadsafe(told)
-        except RuntimeError:
-            return True  # the loop is closed: nobody waits for it
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
+            future.get_loop().call_soon_threadsafe(_tell, future, *_result(job))
+        del entry, future  # an error keeps the variables of all calls that were under way: it would lead back to itself
         return True
 
     def _leave(self) -> None:
         """The process ends: not in the middle of a job."""
         self.stop()
         self._thread.join()
+
+
+def _cancel(entry: tuple[asyncio.Future[Any], Callable[[], object]] | None) -> None:
+    if entry and not entry[0].get_loop().is_closed():
+        entry[0].cancel()
+
+
+def _result(job: Callable[[], object]) -> tuple[object, BaseException | None]:
+    """What it returns, or what it raises."""
+    try:
+        return job(), None
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the caller's
+        return None, error
 
 
 def _tell(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
@@ -147,4 +166,7 @@ class KernelThread(Generic[T]):
 async def _done(worker: Worker, job: Callable[[], R]) -> R:
     future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
     worker.put(future, job)
-    return await future
+    try:
+        return await future
+    finally:
+        del future  # as in ``_serve``

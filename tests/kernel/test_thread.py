@@ -1,10 +1,16 @@
 """The thread that owns the kernel's sockets: one object, one thread, one call after the other."""
 
 import asyncio
+import contextlib
+import gc
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
+import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -153,3 +159,65 @@ async def test_it_leaves_no_descriptor_behind_and_may_be_stopped_twice() -> None
     thread.stop()
     await asyncio.to_thread(thread.target.threads[0].join, 10)
     assert _descriptors() == before
+
+
+async def test_the_bell_is_rung_for_the_last_time_before_the_thread_can_close_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = await KernelThread.start(Target)
+    target, ring = thread.target, os.eventfd_write
+
+    def ring_late(bell: int, count: int) -> None:
+        target.may_go_on.set()
+        target.threads[0].join(0.2)  # a thread that ends by what was rung before does so now
+        ring(bell, count)
+
+    calls = [asyncio.create_task(thread.call(target.note, number, wait=True)) for number in range(3)]
+    await asyncio.to_thread(target.is_waiting.wait, 10)
+    monkeypatch.setattr(os, "eventfd_write", ring_late)
+    thread.stop()
+    assert await calls[0] == 0
+    assert all(isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*calls[1:], return_exceptions=True))
+    await asyncio.to_thread(target.threads[0].join, 10)
+    assert not target.threads[0].is_alive()
+
+
+@contextlib.contextmanager
+def _handled(number: signal.Signals) -> Iterator[threading.Event]:
+    came = threading.Event()
+    before = signal.signal(number, lambda *_: came.set())
+    try:
+        yield came
+    finally:
+        signal.signal(number, before)
+
+
+async def test_a_signal_that_comes_to_the_thread_does_not_end_it() -> None:
+    thread = await KernelThread.start(Target)
+    owner = thread.target.threads[0]
+    with _handled(signal.SIGUSR1) as came:
+        signal.pthread_kill(owner.ident or 0, signal.SIGUSR1)
+        await asyncio.to_thread(came.wait, 10)
+        assert await asyncio.wait_for(thread.call(thread.target.note, 4), 10) == 8
+    thread.stop()
+
+
+class Heavy:
+    """Something that a call is given."""
+
+    def fail(self) -> None:
+        raise KernelError(action="try", errno=1)
+
+
+async def test_what_a_call_was_given_is_freed_without_a_collection_though_it_failed() -> None:
+    thread = await KernelThread.start(Target)
+    heavy = Heavy()
+    kept = weakref.ref(heavy)
+    gc.disable()
+    try:
+        with contextlib.suppress(KernelError):
+            await thread.call(heavy.fail)
+        del heavy
+        await thread.call(thread.target.note, 1)  # the thread has let go of the call before
+        assert kept() is None
+    finally:
+        gc.enable()
+        thread.stop()
