@@ -18,6 +18,9 @@ from ipvsproxy.model.service import Conditions
 K = TypeVar("K", bound=bytes)
 """A real server's key, or the plain bytes of one."""
 
+FEW = 256
+"""Shuffles of fewer real servers than these are kept, one for each number of them."""
+
 
 class WhyNot(enum.StrEnum):
     """Why an endpoint is not used."""
@@ -158,17 +161,28 @@ def in_order(real_servers: Collection[bytes], node: str) -> EvenWeights:
     count = len(real_servers)
     if count < 2:  # noqa: PLR2004 - one has no order
         return EvenWeights.of(real_servers)
-    packed = b"".join(_shuffled(node, count)(sorted(real_servers)))
+    shuffle = _shuffle_of_few if count < FEW else _shuffle
+    packed = b"".join(shuffle(node, count)(sorted(real_servers)))
     size = len(packed) // count
     begin = _mark(_seed(node), zlib.crc32(packed)) % count * size
     return EvenWeights(packed[begin:] + packed[:begin], size)
 
 
-@functools.lru_cache(maxsize=256)
-def _shuffled(node: str, count: int) -> Callable[[Sequence[bytes]], tuple[bytes, ...]]:
-    """Shuffles so many, on this node always in the same way: to mark each of them anew takes ten times as long."""
-    seed = _seed(node)
-    return operator.itemgetter(*sorted(range(count), key=functools.partial(_mark, seed)))
+def _shuffle(node: str, count: int) -> Callable[[Sequence[bytes]], tuple[bytes, ...]]:
+    """Shuffles so many, which are two or more, on this node always in the same way."""
+    return operator.itemgetter(*[place for place in _places(node, (count - 1).bit_length()) if place < count])
+
+
+_shuffle_of_few = functools.lru_cache(maxsize=FEW)(_shuffle)
+
+
+@functools.lru_cache(maxsize=32)
+def _places(node: str, bits: int) -> Sequence[int]:
+    """All numbers of so many bits, shuffled: to mark each of them anew takes ten times as long as to leave out what is too much.
+
+    All of these together are as long as the longest, twice: no number of real servers takes more memory by being another one.
+    """
+    return sorted(range(1 << bits), key=functools.partial(_mark, _seed(node)))
 
 
 @functools.lru_cache(maxsize=1)

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import tracemalloc
 
 import hypothesis
 import pytest
@@ -207,3 +208,23 @@ def test_services_of_one_node_do_not_all_begin_with_the_lowest_or_another_rank()
         first[keys.index(next(iter(topology.in_order(keys, "node-1"))))] += 1
     assert len(first) == 10
     assert all(120 < count < 300 for count in first.values()), "each rank comes first in a tenth of them"
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, topology.FEW - 1, topology.FEW, topology.FEW + 1, 512, 513])
+def test_all_of_any_number_are_there_once_in_an_order_that_does_not_depend_on_how_they_came(count: int) -> None:
+    keys = [builders.backend(f"10.244.{number >> 8}.{number & 255}") for number in range(count)]
+    found = list(topology.in_order(keys, THIS_NODE))
+    assert sorted(found) == sorted(keys)
+    assert list(topology.in_order(keys[::-1], THIS_NODE)) == found
+
+
+def test_a_number_of_real_servers_that_is_another_with_each_event_does_not_take_memory_each_time() -> None:
+    keys = [builders.backend(f"10.244.{number >> 8}.{number & 255}") for number in range(3100)]
+    tracemalloc.start()
+    try:
+        for count in range(3000, 3100):
+            topology.in_order(keys[:count], "node-of-a-rolling-update")
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 500_000, "the shuffle of 4096 takes 160 kB, that of 3000 as much, a hundred times"
