@@ -47,10 +47,11 @@ class _Window:
             self._counts.append((second, count))
         self._total += count
 
-    def most(self, now: float, seconds: int) -> int:
-        """The largest sum of one of so many seconds, this one included."""
+    def peak(self, now: float, seconds: int) -> tuple[int, float]:
+        """The largest sum of one of so many seconds, this one included, and when the last such one is not among them any more."""
         latest = itertools.takewhile(lambda count: count[0] > int(now) - seconds, reversed(self._counts))
-        return max((count for _, count in latest), default=0)
+        count, second = max(((count, second) for second, count in latest), default=(0, -math.inf))
+        return count, second + seconds
 
     @property
     def shrinks_s(self) -> float:
@@ -76,12 +77,14 @@ class Pace:
         if removed:
             self._removed.add(removed, now)
 
-    def changes_s(self) -> float:
+    def changes_s(self, now: float) -> float:
         """When there will be more room by itself, if nothing is added or removed; infinite where that will not be."""
-        return min(self._added.shrinks_s, self._removed.shrinks_s)
+        surge, over_s = self._added.peak(now, SURGE_S)
+        surge_s = over_s if surge > self._added.total(now) / RATE_WINDOW_S else math.inf
+        return min(self._added.shrinks_s, self._removed.shrinks_s, surge_s)
 
     def room(self, now: float) -> int:
         """How many more may be removed now; 0 or more."""
-        added_per_s = max(self._added.total(now) / RATE_WINDOW_S, self._added.most(now, SURGE_S))
+        added_per_s = max(self._added.total(now) / RATE_WINDOW_S, self._added.peak(now, SURGE_S)[0])
         most = min(MOST_KEPT, max(FEWEST_KEPT, STEPS_PER_S / added_per_s)) if added_per_s else MOST_KEPT
         return max(0, int(most) - self._removed.total(now))

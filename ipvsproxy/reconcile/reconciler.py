@@ -228,7 +228,7 @@ class Reconciler:
     def _release(self, room: int, now: float) -> None:
         for key in self.drains.release(room):
             self.claims.virtual_servers.touch(key)
-        self._room_due_s = min(max(now + drain.SHORTEST_INTERVAL_S, self._pace.changes_s()), now + drain.LONGEST_INTERVAL_S)
+        self._room_due_s = min(max(now + drain.SHORTEST_INTERVAL_S, self._pace.changes_s(now)), now + drain.LONGEST_INTERVAL_S)
 
     def _loses_rules(self, operation: Operation) -> bool:
         """Whether an operation would take away a rule that is there: a Service that has not spoken yet may need it."""

@@ -53,12 +53,30 @@ def test_what_is_added_within_one_second_is_added_up() -> None:
 
 def test_it_tells_when_there_will_be_more_room() -> None:
     pace = Pace()
-    assert pace.changes_s() == math.inf
+    assert pace.changes_s(99) == math.inf
     pace.note(added=0, removed=5, now=100.5)
     pace.note(added=0, removed=5, now=150)
-    assert pace.changes_s() == 100 + KEPT_S
+    assert pace.changes_s(150) == 100 + KEPT_S
     pace.note(added=5, removed=0, now=160)
-    assert pace.changes_s() == 160 + RATE_WINDOW_S
+    assert pace.changes_s(160 + SURGE_S) == 160 + RATE_WINDOW_S
+
+
+def test_there_is_more_room_when_a_surge_is_over_and_it_tells_when() -> None:
+    """Additions that come in one burst after the other would otherwise be looked at only while the next surge is on."""
+    pace = Pace()
+    pace.note(added=500, removed=0, now=100.5)
+    pace.note(added=500, removed=0, now=109.5)
+    assert pace.changes_s(109.5) == 100 + RATE_WINDOW_S
+    assert pace.changes_s(110) == 109 + SURGE_S
+    assert pace.room(109 + SURGE_S) > pace.room(109.9 + SURGE_S - 1)
+    assert pace.changes_s(109 + SURGE_S) == 109 + RATE_WINDOW_S
+
+
+def test_additions_that_are_as_many_each_second_are_no_surge() -> None:
+    pace = Pace()
+    for second in range(100, 111):
+        pace.note(added=500, removed=0, now=second)
+    assert pace.changes_s(110) == 101 + RATE_WINDOW_S
 
 
 def test_few_additions_leave_as_much_room_as_none() -> None:

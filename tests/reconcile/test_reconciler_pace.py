@@ -35,7 +35,7 @@ def test_what_goes_in_a_storm_waits_at_weight_0_and_goes_when_the_kernel_has_for
     put(node, POOL[10:20])
     assert weights(node) == [0] * (10 - ROOM) + [1] * 10
     assert node.reconciler.pending == 0, "what waits is done with"
-    assert node.reconciler.next_s() == node.now + pace.RATE_WINDOW_S, "then the rate of additions is another one"
+    assert node.reconciler.next_s() == node.now + pace.SURGE_S, "then the rate of additions is another one"
     assert not node.sync(after_s=pace.KEPT_S / 2)
     node.sync(after_s=pace.KEPT_S)
     assert weights(node) == [0] * (10 - 2 * ROOM) + [1] * 10
