@@ -102,7 +102,7 @@ class _FamilyState:
             served=tuple(self.virtual_servers.values()),
             entries=tuple(self.entries),
             addresses=cluster_addresses if addresses == cluster_addresses else addresses,  # one tuple less for most Services
-            rare=_rarities([self], skipped) if self.has_rarities or skipped else NO_RARITIES,
+            rare=_rarities([self], skipped),
         )
 
     @property
@@ -219,6 +219,8 @@ class _FamilyState:
 
 
 def _rarities(served: Sequence[_FamilyState], skipped: tuple[Skipped, ...]) -> Rarities:
+    if not (skipped or any(item.has_rarities for item in served)):
+        return NO_RARITIES
     return Rarities(
         refused=tuple(key for item in served for key in item.refused),
         flows={key: value for item in served for key, value in item.flows.items()},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ipvsproxy.model.kernel import PERSISTENT, SCHEDULER_PORT, Flow, Owner, SetEntry, SetKind, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceName, Skipped
-from ipvsproxy.model.state import Rarities, ServiceState
+from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
 from ipvsproxy.translate import state
 from ipvsproxy.translate.view import Settings
 from tests import builders
@@ -58,6 +58,17 @@ def test_a_service_that_is_not_served_wants_nothing_and_says_why() -> None:
     assert state == ServiceState(
         owner=Owner(builders.CREATED_S, ServiceName("default", "web")), rare=Rarities(skipped=(headless, detail))
     )
+
+
+@pytest.mark.parametrize("cluster", [DUAL[:1], DUAL[1:], DUAL])
+def test_services_that_have_nothing_rare_share_that(cluster: tuple[str, ...]) -> None:
+    assert state_of(service(cluster=cluster), endpoint_slice(endpoint("10.244.0.5"))).rare is NO_RARITIES
+
+
+def test_what_is_rare_in_one_family_is_there_beside_what_the_other_has() -> None:
+    local = service(cluster=DUAL, internal_local=True)
+    wanted = state_of(local, endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), endpoint_slice(endpoint("fd00::5"), suffix="6"))
+    assert wanted.rare == Rarities(without_local_internal=frozenset({Family.IPV4}))
 
 
 def test_what_the_service_says_wrongly_is_passed_on() -> None:
