@@ -138,8 +138,9 @@ class MemoryNode:
 
     def deliver(self, events: Iterable[Event]) -> None:
         """What a source does with its events."""
-        self.store.deliver(events, self._now())
-        self.engine.changed()
+        now = self._now()
+        self.store.deliver(events, now)
+        self.engine.changed(now)
 
     def put(self, *objects: ApiObject) -> None:
         """Objects appear or change."""

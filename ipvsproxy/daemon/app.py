@@ -153,14 +153,15 @@ class _Node:
 
     def _deliver(self, events: Sequence[Event], engine: Engine) -> None:
         journal.tell_received(events)
-        self._store.deliver(events, time.monotonic())
+        now = time.monotonic()
+        self._store.deliver(events, now)
         for kind, doubt in self._store.doubts.items():
             self._source.list_again(kind, doubt.due_s)
         self._status.node = self._store.node(self._config.node_name)
         if self._store.is_complete:
             before, self._node_trouble = self._node_trouble, self._status.node_trouble
             journal.tell_node(self._config.node_name, before, self._node_trouble)
-        engine.changed()
+        engine.changed(now)
 
 
 async def _usable_scheduler(kernel: KernelThread[NodeKernel], status: Status, config: Config) -> str:

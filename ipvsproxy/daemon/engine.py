@@ -100,9 +100,9 @@ class Engine:
 
     # What comes from outside.
 
-    def changed(self) -> None:
-        """The store has something new."""
-        self._watcher.queued(self._clock())
+    def changed(self, now: float) -> None:
+        """The store has something new. ``now`` is of ``clock``, as all times here: a look at it is not free."""
+        self._watcher.queued(now)
         self._is_wanted = True
         self._wake.set()
 
@@ -119,7 +119,7 @@ class Engine:
     def reconfigure(self, settings: EngineSettings, translation: view.Settings, policy: Policy) -> None:
         """Go by other choices from the next sync on. Node and families stay what they are."""
         self._new_choices = (settings, translation, policy)
-        self.changed()
+        self.changed(self._clock())
 
     # The loop.
 
@@ -130,8 +130,7 @@ class Engine:
             await self._start()
         with garbage.in_short_rounds(self._clock) as thaw_if_due:
             while True:
-                await self._pause()
-                await self._sync()
+                await self._sync(await self._pause())
                 thaw_if_due()
 
     async def _wait_for_lists(self) -> None:
@@ -162,24 +161,31 @@ class Engine:
             report = await self._add(report, frozenset() if self._store.may_lack_all else EXPECTED_SETS)
             report = await self._add(report)  # addresses are bound when their virtual servers are there
             log.info("first services programmed", duration_s=round(self._clock() - began, 3))
-        await self._sync(report)
+        await self._sync(self._clock(), report)
 
-    async def _pause(self) -> None:
+    async def _pause(self) -> float:
         """Wait until there is something to do, and at least the minimum interval since the last sync, or a short rest.
 
-        The kernel is read meanwhile, where that is due; in a storm of changes, one part of it at least in each rest.
+        The kernel is read meanwhile, where that is due; in a storm of changes, one part of it at least in each rest. Returns the
+        time.
         """
         rest_s = min(LONGEST_REST_S, REST_FACTOR * self._sync_took_s)
         may_begin_s = self._clock() + max(self._settings.min_interval_s, rest_s)
-        while not await self._idle():
+        while (now := await self._idle()) is None:
             pass
-        while (now := self._clock()) < may_begin_s and self._reader.next_part_s <= now:
+        while now < may_begin_s and self._reader.next_part_s <= now:
             await self._reader.read_on()
-        if (rest_s := may_begin_s - self._clock()) > 0:
-            await asyncio.sleep(rest_s)
+            now = self._clock()
+        if now < may_begin_s:
+            await asyncio.sleep(may_begin_s - now)
+            now = self._clock()
+        return now
 
-    async def _idle(self) -> bool:
-        """Wait until something is due or arrives; false when only a part of the kernel was read, and is as it was left."""
+    async def _idle(self) -> float | None:
+        """Wait until something is due or arrives; returns the time.
+
+        None when only a part of the kernel was read, and is as it was left.
+        """
         due_s = self.reconciler.next_s()
         due_s = math.inf if due_s is None else due_s
         with contextlib.suppress(TimeoutError):
@@ -188,41 +194,43 @@ class Engine:
         self._wake.clear()
         now = self._clock()
         if self._is_wanted or due_s <= now:
-            return True
+            return now
         if self._reader.next_part_s > now:
-            return False
+            return None
         before = self._reader.addresses
         await self._reader.read_on()
         # What is found is healed when all has been read, for the parts tell of each other. An audit is told as a sync, whatever
         # it finds: who watches this process goes by the time of the last one.
         has_news = self._reader.has_drifted or self._reader.has_audited
-        return (has_news and not self._reader.is_reading) or self._reader.addresses != before
+        is_wanted = (has_news and not self._reader.is_reading) or self._reader.addresses != before
+        return self._clock() if is_wanted else None
 
-    async def _sync(self, done_before: Report = _NOTHING) -> None:
-        """Bring everything in force; ``done_before`` was done already, and is told with the rest."""
+    async def _sync(self, began: float, done_before: Report = _NOTHING) -> None:
+        """Bring everything in force, from now on; ``done_before`` was done already, and is told with the rest."""
         self._is_wanted = False
-        began = self._clock()
+        observed = began
         self._watcher.syncing(began)
         self._adopt_choices()
         if self._addresses_changed:
             self._addresses_changed = False
             await self._reader.read_addresses()
+            observed = self._clock()
         self._reader.has_drifted = False
-        observed = self._clock()
         seen = self._update_view()
         changes = self._store.take()
+        translated = observed
         for names in _batches(changes.services):
             # Many at once, as at the start: each batch is in force before the next one is begun. What they may not want
             # any more goes when all of them have spoken.
-            await self._translate_all(names)
+            await self._translate_all(names, translated)
             if len(names) == SERVICES_AT_ONCE:
                 done_before = await self._add(done_before)
+            translated = self._clock()
         changes = dataclasses.replace(changes, complaints=(*changes.complaints, *self._refusals.take()))
         self._journal.complain(changes.complaints)
         self._journal.tell_doubts(self._store.doubts)
         conflicts = self._journal.tell_conflicts(self.reconciler.claims.conflicts())
-        translated = self._clock()
-        report = await self._program(done_before)
+        report = await self._program(translated, done_before)
         self._journal.tell_settings(self.reconciler.claims.settings_given_up)
         self._reader.synced(report)
         summary = SyncSummary(
@@ -234,10 +242,10 @@ class Engine:
             waited_s=max(0.0, began - min(changes.services.values(), default=began)),
             observed_s=observed - began,
             translated_s=translated - observed,
-            applied_s=self._clock() - translated,
+            applied_s=(ended := self._clock()) - translated,
             conflicts=conflicts,
         )
-        self._sync_took_s = self._clock() - began
+        self._sync_took_s = ended - began
         self._journal.tell_sync(summary, len(self.reconciler.drains))
         self._watcher.synced(summary)
 
@@ -254,21 +262,23 @@ class Engine:
         now = self._clock()
         return _sum(total, await self._apply(self.reconciler.plan(now, only_additions=True), now))
 
-    async def _program(self, total: Report) -> Report:
-        """Plan, apply and settle until nothing can be done now; returns ``total`` with what was done."""
+    async def _program(self, now: float, total: Report) -> Report:
+        """Plan, apply and settle until nothing can be done; returns ``total`` with what was done."""
         while True:
             self._put_skeletons()
             # Additions first, and nothing else while it is not sure that the API has nothing else.
-            now = self._clock()
             plan = self.reconciler.plan(now, only_additions=self._store.may_lack_all)
             if plan.operations:
                 total = _sum(total, await self._apply(plan, now))
-            elif not await self._look_at_drains():
+            elif not await self._look_at_drains(now):
                 return dataclasses.replace(total, pending=self.reconciler.pending)
+            now = self._clock()
 
     async def _apply(self, plan: Plan, now: float) -> Report:
         """Do what is planned; what begins to drain by it and has no connections, as most of it, is removed in the same trip."""
-        applied = await self._kernel.call(_apply, self._kernel.target, plan, self.reconciler.room(now))
+        room = self.reconciler.room(now)
+        asked = self.reconciler.worth_asking(plan, room)
+        applied = await self._kernel.call(_apply, self._kernel.target, plan, asked, room)
         journal.tell_outcomes(applied.outcomes)
         now = self._clock()
         report = self.reconciler.settle(applied.outcomes, now)
@@ -278,9 +288,9 @@ class Engine:
         self.reconciler.note_connections(applied.connections, now)
         return report
 
-    async def _look_at_drains(self) -> bool:
+    async def _look_at_drains(self, now: float) -> bool:
         """Read the connection counts that are due; whether that left something to do."""
-        due = self.reconciler.drains.due(self._clock())
+        due = self.reconciler.drains.due(now)
         if not due:
             return False
         counts = await self._kernel.call(self._kernel.target.connections, due)
@@ -329,8 +339,8 @@ class Engine:
             for key in state.real_servers(item, port.port)
         )
 
-    async def _translate_all(self, names: Iterable[ServiceName]) -> None:
-        await in_slices(self._translate_in_steps(names), self._clock)
+    async def _translate_all(self, names: Iterable[ServiceName], now: float) -> None:
+        await in_slices(self._translate_in_steps(names), self._clock, now)
 
     def _translate_in_steps(self, names: Iterable[ServiceName]) -> Iterator[None]:
         """Pauses after each ``WORK_PER_STEP``: a Service counts as one endpoint more than it has, for each of its ports."""
@@ -370,19 +380,18 @@ class Engine:
 
 
 class _Applied(NamedTuple):
-    """What became of a plan, the connections of what began to drain by it, and what became of the removal of the empty ones."""
+    """What became of a plan, the connections that were asked for, and what became of the removal of the empty ones."""
 
     outcomes: Sequence[Outcome]
     connections: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
     removed: Sequence[Outcome]
 
 
-def _apply(kernel: NodeKernel, plan: Plan, room: int) -> _Applied:
+def _apply(kernel: NodeKernel, plan: Plan, asked: Collection[VirtualServerKey], room: int) -> _Applied:
     outcomes = kernel.apply(plan.operations)
-    draining = plan.draining
-    if not draining:
+    if not asked:
         return _Applied(outcomes, {}, ())
-    counts = kernel.connections(draining)
+    counts = kernel.connections(asked)
     removals = drain.removals(outcomes, counts, room)
     return _Applied(outcomes, counts, kernel.apply(removals) if removals else ())
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Gauge, GCCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
@@ -63,12 +63,14 @@ _DRIVERS: Mapping[type, str] = {
 
 
 class Metrics:
-    """All series of this process. ``wall_clock`` gives seconds since the epoch."""
+    """All series of this process. ``clock`` is that of what it is told, ``wall_clock`` gives seconds since the epoch."""
 
-    def __init__(self, *, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # kube-proxy has no such series
         self._families: tuple[Family, ...] = ()
-        self._last_queued: Sequence[Gauge] = ()
+        self._queued_s: float | None = None
+        """When a sync was last asked for, if that has not been shown yet."""
+        self._clock = clock
         self._wall_clock = wall_clock
         self._registry = CollectorRegistry()
         self._rendering = asyncio.Lock()
@@ -87,20 +89,16 @@ class Metrics:
         """Show the series of these families from now on, what these sources tell, and this traffic."""
         self._traffic = traffic
         self._families = tuple(sorted(families))
-        # Looked up once: with each change it would take longer than all else that is told of it before it is programmed.
-        self._last_queued = [self._kube.last_queued.labels(family.label) for family in self._families]
         self._tables.sources = sources
         self._tables.families = self._families
         self._kube.show([family.label for family in self._families])
-        self.queued()
+        self.queued(self._clock())
 
     # What happens.
 
-    def queued(self) -> None:
-        """There is something to do."""
-        now_s = self._wall_clock()
-        for gauge in self._last_queued:
-            gauge.set(now_s)
+    def queued(self, now: float) -> None:
+        """There is something to do; ``now`` is of ``clock``."""
+        self._queued_s = now
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
@@ -200,9 +198,19 @@ class Metrics:
         """The page, in the richest format that the client takes. One at a time: a scrape never takes more than one processor."""
         async with self._rendering:
             self._tables.look()
+            self._show_queued()
             if self._traffic:
                 await self._traffic.refresh()
             return await asyncio.to_thread(self._render, accept, accept_encoding)
+
+    def _show_queued(self) -> None:
+        """Once for each time, or what is shown would differ by how exact the clocks are."""
+        if self._queued_s is None:
+            return
+        at_s = self._wall_clock() - (self._clock() - self._queued_s)
+        self._queued_s = None
+        for family in self._families:
+            self._kube.last_queued.labels(family.label).set(at_s)
 
     def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept

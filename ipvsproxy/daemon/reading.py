@@ -130,7 +130,7 @@ class KernelReader:
         now = self._clock()
         if not done.errors:
             self.has_drifted |= self._reconciler.has_newcomers
-            await in_slices(self._reconciler.concluding(now), self._clock)
+            await in_slices(self._reconciler.concluding(now), self._clock, now)
         if not done.is_audit:
             pause_s = max(LOOK_INTERVAL_S, done.cost_s / LOOK_SHARE)
             self.look_due_s = min(self.look_due_s, done.began_s + pause_s)
@@ -149,7 +149,8 @@ class KernelReader:
         return [ip_set.name for ip_set in claims.sets.desired], self.families, list(claims.sysctls.desired)
 
     async def _take_in(self, seen: Observation) -> None:
-        await in_slices(self._reconciler.observing(seen, self._clock()), self._clock)
+        now = self._clock()
+        await in_slices(self._reconciler.observing(seen, now), self._clock, now)
         news = self._reconciler.drifts.take_news()
         self._journal.tell_drift(news)
         self.has_drifted |= bool(news.found)
@@ -187,9 +188,9 @@ class KernelReader:
         self._resync_delay_s = min(LONGEST_RESYNC_DELAY_S, self._resync_delay_s * 2)
 
 
-async def in_slices(steps: Iterable[None], clock: Callable[[], float]) -> None:
-    """Take the steps, with a pause for others as often as they have kept the loop for ``SLICE_S``."""
-    slice_ends_s = clock() + SLICE_S
+async def in_slices(steps: Iterable[None], clock: Callable[[], float], now: float) -> None:
+    """Take the steps, with a pause for others as often as they have kept the loop for ``SLICE_S``; it is ``now`` at first."""
+    slice_ends_s = now + SLICE_S
     for _ in steps:
         if clock() >= slice_ends_s:
             await asyncio.sleep(0)

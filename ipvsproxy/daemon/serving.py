@@ -46,7 +46,7 @@ class Serving:
     def queued(self, now: float) -> None:
         """There is something to do."""
         self._status.queued(now)
-        self._metrics.queued()
+        self._metrics.queued(now)
 
     def syncing(self, now: float) -> None:
         """A sync begins."""

@@ -100,10 +100,11 @@ class Status:
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
+        now_s = self._wall_clock()
         for family in self.families:
             if family not in summary.lacking:
                 self._unserved.pop(family, None)
-                self._updated[family] = self._wall_clock()
+                self._updated[family] = now_s
 
     def stop(self) -> None:
         """This process is about to stop: load balancers should look elsewhere."""

@@ -217,17 +217,22 @@ class NodeKernel:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Apply operations in their order, whatever becomes of each; one outcome each, in the same order."""
         outcomes: list[Outcome] = []
+        began_s = time.monotonic()
+        done: list[tuple[list[Outcome], float]] = []
         for driver, group in itertools.groupby(operations, key=lambda operation: self._drivers[type(operation.item)]):
             run = list(group)
-            began_s = time.monotonic()
             try:
                 applied = driver.apply(run)
             except KernelError as error:
                 # What the driver did before is not known: all of it is done again, which is no error.
                 applied = [Outcome(operation, error=str(error), errno=error.errno) for operation in as_tried_again(run)]
             self._forget_marks(run)
-            self._on_applied(applied, time.monotonic() - began_s)
+            ended_s = time.monotonic()
+            done.append((applied, ended_s - began_s))
+            began_s = ended_s
             outcomes += applied
+        for applied, duration_s in done:  # when all is in force: nobody waits for a figure
+            self._on_applied(applied, duration_s)
         return outcomes
 
     def _forget_marks(self, run: Iterable[Operation]) -> None:

@@ -1,6 +1,6 @@
 """What the kernel was made to hold, on its way into the tables: all operations of one plan that were done."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import assert_never
 
 from ipvsproxy.model.kernel import (
@@ -29,10 +29,12 @@ from ipvsproxy.reconcile.drain import Drains
 class Booking:
     """Books one operation after the other; virtual servers are compared with what is wanted when all of them are booked."""
 
-    def __init__(self, claims: Claims, drains: Drains, now: float) -> None:
+    def __init__(self, claims: Claims, drains: Drains, now: float, may_wait: Callable[[VirtualServerKey], int]) -> None:
+        """``may_wait`` is how many real servers of a virtual server may drain and not be looked at."""
         self._claims = claims
         self._drains = drains
         self._now = now
+        self._may_wait = may_wait
         self._changed: dict[VirtualServerKey, dict[RealServerKey, int] | None] = {}
         """The virtual servers to compare, with their weights as an object that nobody else has, as soon as there is one."""
         self.gone_with = 0
@@ -113,7 +115,8 @@ class Booking:
         else:
             weights[item.key] = item.weight
         if verb is Verb.SET and item.weight == 0:
-            self._drains.begin(item.virtual_server, item.key, self._now)
+            may_wait = self._may_wait(item.virtual_server)
+            self._drains.begin(item.virtual_server, item.key, self._now, may_wait=may_wait)
         elif self._drains:
             self._drains.end(item.virtual_server, item.key)
 

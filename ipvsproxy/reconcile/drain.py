@@ -3,6 +3,9 @@
 It has weight 0 from the moment it is not wanted. It is removed when both of its connection counts are 0 and there is room for
 it on the kernel's list of removed ones (see ``pace``), or when its deadline is over. UDP and SCTP real servers are removed at
 once, as kube-proxy does.
+
+Who begins to drain while there is no room is asked for its connections when there is some: they would change nothing before, and
+the kernel then tells of several real servers of a virtual server at once.
 """
 
 import collections
@@ -29,7 +32,8 @@ _ENDED_KEPT = 1000
 class Drain:
     """One real server that is being emptied. ``connections`` is None until it has been looked at.
 
-    ``due_s`` is infinite when there is nothing more to look at: it ``waits`` for room, it is ``over``, or it has ended.
+    ``due_s`` is infinite when it is not to be looked at: it ``waits`` for room, it is ``over``, or it has ended. One that waits
+    has no connections, or has not been looked at.
     """
 
     virtual_server: VirtualServerKey
@@ -59,12 +63,14 @@ class Drains:
         self._drains: dict[VirtualServerKey, dict[RealServerKey, Drain]] = {}
         self._count = 0
         self.waiting = 0
-        """How many are empty and wait for room."""
+        """How many wait for room: they are empty, or were not looked at."""
         self.over = 0
         """How many may be removed and have not been."""
         self._by_age: collections.deque[Drain] = collections.deque()
         self._empty: collections.deque[Drain] = collections.deque()
-        """Those that wait for room, the longest waiting first."""
+        """Those that wait for room and have no connections, the longest waiting first."""
+        self._unseen: collections.deque[Drain] = collections.deque()
+        """Those that wait for room and were not looked at, the longest waiting first."""
         self._looks: list[tuple[float, int, Drain]] = []
         self._numbers = itertools.count()
 
@@ -83,15 +89,25 @@ class Drains:
         """Those of which a real server drains."""
         return self._drains.keys()
 
-    def begin(self, key: VirtualServerKey, real_server: RealServerKey, now: float) -> None:
-        """It has weight 0 now. Beginning again changes nothing."""
+    def begin(self, key: VirtualServerKey, real_server: RealServerKey, now: float, *, may_wait: int = 0) -> None:
+        """It has weight 0 now. Beginning again changes nothing.
+
+        ``may_wait``: where no more than so many drain of the virtual server, it is not looked at before ``ask``.
+        """
         drains = self._drains.setdefault(key, {})
         if real_server not in drains:
             drains[real_server] = drain = Drain(key, real_server, since_s=now, due_s=now)
             self._count += 1
             self._tidy()
             self._by_age.append(drain)
-            self._look_at(drain, now)
+            if len(drains) <= may_wait:
+                self._wait(drain, self._unseen)
+            else:
+                self._look_at(drain, now)
+
+    def has_place(self, key: VirtualServerKey, may_wait: int) -> bool:
+        """Whether one more of this virtual server could begin without being looked at."""
+        return len(self._drains.get(key, ())) < may_wait
 
     def end(self, key: VirtualServerKey, real_server: RealServerKey) -> None:
         """It is gone, or wanted again."""
@@ -136,6 +152,20 @@ class Drains:
                 released.append(drain.virtual_server)
         return released
 
+    @property
+    def any_unseen(self) -> bool:
+        """Whether there may be some that wait and were not looked at."""
+        return bool(self._unseen)
+
+    def ask(self, count: int, now: float) -> None:
+        """Have so many of them looked at, the oldest first."""
+        while self._unseen and count > 0:
+            drain = self._unseen.popleft()
+            if drain.waits and drain.connections is None:
+                self._leave(drain)
+                self._look_at(drain, now)
+                count -= 1
+
     def due(self, now: float) -> Collection[VirtualServerKey]:
         """The virtual servers whose connection counts should be read now; booked by ``note``, or they are due again."""
         found = []
@@ -168,8 +198,11 @@ class Drains:
         drains = self._drains.get(key, {})
         waiting = sum(drain.waits for drain in drains.values())
         for real_server, drain in drains.items():
-            if drain.waits or drain.over:
+            if drain.over or (drain.waits and (counts is None or drain.connections is not None)):
                 continue
+            if drain.waits:  # and was not looked at
+                waiting -= 1
+                self._leave(drain)
             if counts is not None:
                 drain.connections = counts.get(real_server, _NONE)
             if counts is None or drain.connections != _NONE:
@@ -177,9 +210,7 @@ class Drains:
                 self._look_at(drain, now + min(LONGEST_INTERVAL_S, max(SHORTEST_INTERVAL_S, share_s)))
             elif waiting < may_wait:
                 waiting += 1
-                drain.waits, drain.due_s = True, math.inf
-                self.waiting += 1
-                self._empty.append(drain)
+                self._wait(drain, self._empty)
             else:
                 self._finish(drain)
                 over.append(real_server)
@@ -195,6 +226,11 @@ class Drains:
         drain.due_s = due_s
         heapq.heappush(self._looks, (due_s, next(self._numbers), drain))
 
+    def _wait(self, drain: Drain, queue: collections.deque[Drain]) -> None:
+        drain.waits, drain.due_s = True, math.inf
+        self.waiting += 1
+        queue.append(drain)
+
     def _oldest(self) -> Drain | None:
         while self._by_age and self._by_age[0].has_ended:
             self._by_age.popleft()
@@ -207,6 +243,8 @@ class Drains:
             self._by_age = collections.deque(drain for drain in self._by_age if not drain.has_ended)
         if len(self._empty) > 2 * self.waiting + _ENDED_KEPT:
             self._empty = collections.deque(drain for drain in self._empty if drain.waits)
+        if len(self._unseen) > 2 * self.waiting + _ENDED_KEPT:
+            self._unseen = collections.deque(drain for drain in self._unseen if drain.waits and drain.connections is None)
         if len(self._looks) > 2 * (kept - self.waiting) + _ENDED_KEPT:
             self._looks = [look for look in self._looks if look[0] == look[2].due_s]
             heapq.heapify(self._looks)

@@ -14,7 +14,7 @@ import dataclasses
 import errno
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ipvsproxy.model.kernel import (
@@ -51,6 +51,8 @@ _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
 _WITNESSES = frozenset({"set_entry", "address"})
 _ERRORS_SHOWN = 5
 """How many failures a report holds in full."""
+QUESTIONS_AT_ONCE = 250
+"""How many drains that nobody has looked at are asked about in one go, each ``drain.SHORTEST_INTERVAL_S``, when there is room."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,7 @@ class Reconciler:
         self.drains = drain.Drains(policy.drain_deadline_s)
         self._pace = pace.Pace()
         self._room_due_s = 0.0
+        self._asking_due_s = 0.0
         self.claims = Claims(lambda wanted, seen: diff.differs(wanted, seen, self.drains.is_over), self._is_excluded)
 
     def _is_excluded(self, key: VirtualServerKey) -> bool:
@@ -201,6 +204,14 @@ class Reconciler:
         """How many real servers without connections may be removed now, beside those that are to be removed anyway."""
         return max(0, self._pace.room(now) - self.drains.over)
 
+    def worth_asking(self, plan: Plan, room: int) -> Collection[VirtualServerKey]:
+        """The virtual servers whose connections are of interest as soon as this plan is done, with so much room before.
+
+        Those of which a real server begins to drain; without room, only where it may not wait for some.
+        """
+        draining = plan.draining
+        return draining if room else [key for key in draining if not self.drains.has_place(key, self._may_wait(key))]
+
     def plan(self, now: float, *, only_additions: bool = False) -> Plan:
         """What can be done now, in the order in which it must be done.
 
@@ -226,9 +237,18 @@ class Reconciler:
         return Plan(operations)
 
     def _release(self, room: int, now: float) -> None:
-        for key in self.drains.release(room):
+        """Have so many removed that wait; where there is more room, those are looked at that were not, some at a time."""
+        released = self.drains.release(room)
+        for key in released:
             self.claims.virtual_servers.touch(key)
-        self._room_due_s = min(max(now + drain.SHORTEST_INTERVAL_S, self._pace.changes_s(now)), now + drain.LONGEST_INTERVAL_S)
+        soon_s = now + drain.SHORTEST_INTERVAL_S
+        self._room_due_s = min(max(soon_s, self._pace.changes_s(now)), now + drain.LONGEST_INTERVAL_S)
+        left = room - len(released)
+        if left > 0 and self.drains.any_unseen:
+            if now >= self._asking_due_s:
+                self.drains.ask(min(left, QUESTIONS_AT_ONCE), now)
+                self._asking_due_s = soon_s
+            self._room_due_s = self._asking_due_s
 
     def _loses_rules(self, operation: Operation) -> bool:
         """Whether an operation would take away a rule that is there: a Service that has not spoken yet may need it."""
@@ -301,7 +321,7 @@ class Reconciler:
         failed: Counter[tuple[str, str]] = Counter()
         errors: list[Outcome] = []
         surprises = 0
-        booking = Booking(self.claims, self.drains, now)
+        booking = Booking(self.claims, self.drains, now, _none if self.room(now) else self._may_wait)
         any_failed = bool(self._retries)
         for outcome in outcomes:
             operation = outcome.operation
@@ -368,6 +388,10 @@ def _identity(operation: Operation) -> tuple[str, object]:
             return kind_of(item), item.flow
         case _:
             return kind_of(item), item
+
+
+def _none(_: object) -> int:
+    return 0
 
 
 def _ours(_: object) -> bool:

@@ -242,7 +242,7 @@ class _Steady:
         reader.audit_due_s = time.monotonic() + 3600
         share = await self._processor_share(60)
         reader.look_due_s = reader.audit_due_s
-        self._running.engine.changed()  # so that it waits for these times
+        self._running.engine.changed(time.monotonic())  # so that it waits for these times
         await self._running.synced()
         self._meter.reset()
         return {

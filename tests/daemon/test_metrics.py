@@ -32,9 +32,9 @@ SYNC = "kubeproxy_sync_proxy_rules"
 WEB = ServiceName(builders.NAMESPACE, "web")
 
 
-def _metrics(families: Collection[Family] = BOTH) -> Metrics:
-    clock = Clock()
-    metrics = Metrics(wall_clock=lambda: WALL_S)
+def _metrics(families: Collection[Family] = BOTH, clock: Clock | None = None) -> Metrics:
+    clock = clock or Clock()
+    metrics = Metrics(clock=clock, wall_clock=lambda: WALL_S)
     status = Status(families=families, sync_period_s=30, clock=clock, wall_clock=clock)
     reconciler = Reconciler(Policy())
     metrics.show(families, Sources(reconciler=reconciler, store=Store(started_s=0), status=status, clock=clock))
@@ -131,6 +131,19 @@ async def test_only_a_complete_sync_of_a_family_has_a_time() -> None:
     assert rows[f'{SYNC}_last_timestamp_seconds{{ip_family="IPv4"}}'] == WALL_S
     assert rows[f'{SYNC}_last_timestamp_seconds{{ip_family="IPv6"}}'] == 0
     assert rows[f'{SYNC}_last_queued_timestamp_seconds{{ip_family="IPv6"}}'] == WALL_S
+
+
+async def test_a_sync_that_was_asked_for_has_the_time_of_that_moment_however_often_it_is_shown() -> None:
+    clock = Clock()
+    metrics = _metrics(clock=clock)
+    metrics.queued(clock.now)
+    clock.now += 7
+    for _ in range(2):
+        rows = await _rows(metrics)
+        assert rows[f'{SYNC}_last_queued_timestamp_seconds{{ip_family="IPv4"}}'] == WALL_S - 7
+        clock.now += 1
+    metrics.queued(clock.now - 0.5)
+    assert (await _rows(metrics))[f'{SYNC}_last_queued_timestamp_seconds{{ip_family="IPv6"}}'] == WALL_S - 0.5
 
 
 async def test_changes_are_counted_by_kind_and_programming_latency_by_family() -> None:

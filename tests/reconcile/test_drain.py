@@ -176,6 +176,74 @@ def test_one_that_waits_and_is_wanted_again_or_whose_virtual_server_goes_waits_n
     assert found.is_over(KEY, TWO) is True
 
 
+def waiting_unseen(*real_servers: RealServerKey, deadline_s: float = 0) -> Drains:
+    found = Drains(deadline_s)
+    for real_server in real_servers:
+        found.begin(KEY, real_server, 100, may_wait=10)
+    return found
+
+
+def test_what_begins_without_room_is_not_looked_at_before_somebody_asks() -> None:
+    found = waiting_unseen(ONE, TWO, THREE)
+    assert (found.due(1000), found.next_s(), found.waiting) == ([], None, 3)
+    assert found.release(9) == [], "it may have connections"
+    assert found.any_unseen
+    found.ask(1, 200)
+    assert (found.due(200), found.waiting) == ([KEY], 2)
+    assert found.note(KEY, {ONE: BUSY, TWO: IDLE, THREE: BUSY}, 200, may_wait=10) == []
+    assert [(drain.key, drain.connections, drain.waits) for drain in found] == [
+        (ONE, BUSY, False),
+        (TWO, IDLE, True),
+        (THREE, BUSY, False),
+    ], "one answer tells of all"
+    assert found.next_s() == 200 + 0.25 * 100
+    assert found.release(9) == [KEY]
+    assert found.is_over(KEY, TWO) is True
+    found.ask(9, 200)
+    assert (found.due(200), found.any_unseen) == ([], False), "all have been looked at"
+
+
+def test_only_as_many_begin_unseen_as_may_wait() -> None:
+    found = Drains(0)
+    assert found.has_place(KEY, 1)
+    found.begin(KEY, ONE, 100, may_wait=1)
+    assert not found.has_place(KEY, 1)
+    assert found.due(100) == []
+    found.begin(KEY, TWO, 100, may_wait=1)
+    assert found.due(100) == [KEY]
+    assert found.note(KEY, {}, 100, may_wait=1) == [TWO]
+    assert (found.waiting, found.over) == (1, 1)
+
+
+def test_an_answer_that_can_not_be_read_leaves_those_that_wait_as_they_are() -> None:
+    found = waiting_unseen(ONE, TWO)
+    found.ask(1, 200)
+    assert found.note(KEY, None, 200, may_wait=10) == []
+    assert (found.due(200), found.waiting) == ([], 1)
+    assert found.due(200 + 0.25 * 100) == [KEY]
+
+
+def test_the_oldest_are_asked_about_first_and_those_that_have_ended_are_not() -> None:
+    found = waiting_unseen(ONE)
+    found.begin(OTHER, ONE, 101, may_wait=10)
+    found.begin(OTHER, TWO, 102, may_wait=10)
+    found.end(KEY, ONE)
+    found.ask(1, 200)
+    assert found.due(200) == [OTHER]
+    assert found.waiting == 1
+    found.end_all(OTHER)
+    found.ask(9, 200)
+    assert (found.due(200), found.waiting, len(found)) == ([], 0, 0)
+
+
+def test_the_deadline_ends_the_waiting_of_what_was_never_looked_at() -> None:
+    found = waiting_unseen(ONE, deadline_s=60)
+    assert found.expire(160) == [KEY]
+    assert (found.is_over(KEY, ONE), found.waiting) == (True, 0)
+    found.ask(9, 160)
+    assert found.due(160) == []
+
+
 def test_the_deadline_ends_the_waiting_too() -> None:
     found = drains(ONE, deadline_s=60)
     found.note(KEY, {ONE: IDLE}, 100, may_wait=10)
@@ -216,7 +284,9 @@ def test_what_has_ended_does_not_pile_up() -> None:
         found.begin(OTHER, TWO, 100 + number)
         found.note(OTHER, {}, 100 + number, may_wait=10)
         found.end(OTHER, TWO)
-    assert len(found._empty) < 2_000
+        found.begin(OTHER, THREE, 100 + number, may_wait=10)
+        found.end(OTHER, THREE)
+    assert len(found._empty) < 2_000 > len(found._unseen)
     assert len(found._looks) < 2_000 > len(found._by_age)
     assert found.due(100) == [KEY]
 

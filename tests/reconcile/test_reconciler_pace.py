@@ -1,10 +1,12 @@
 """Many real servers that go at once: some wait at weight 0, so that those which come do not pay for them."""
 
+from collections.abc import Collection
+
 import pytest
 
-from ipvsproxy.model.kernel import Connections, RealServer, VirtualServer
-from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.reconcile import drain, pace
+from ipvsproxy.model.kernel import Connections, RealServer, VirtualServer, VirtualServerKey
+from ipvsproxy.model.plan import Operation, Plan, Verb
+from ipvsproxy.reconcile import drain, pace, reconciler
 from tests import builders
 from tests.reconcile import simulation
 
@@ -19,8 +21,8 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "FEWEST_KEPT", ROOM)
 
 
-def put(node: simulation.SimulatedNode, addresses: list[str], **service: object) -> list[Operation]:
-    wanted = builders.service("web", **service)  # type: ignore[arg-type]  # names of fields
+def put(node: simulation.SimulatedNode, addresses: list[str], name: str = "web", **service: object) -> list[Operation]:
+    wanted = builders.service(name, **service)  # type: ignore[arg-type]  # names of fields
     node.put(wanted, builders.endpoint_slice(*map(builders.endpoint, addresses)))
     return node.sync()
 
@@ -132,3 +134,51 @@ def test_connections_are_waited_for_first() -> None:
     node.kernel.connection_counts[KEY, busy] = Connections(1, 0)
     put(node, POOL[2:4])
     assert set(node.kernel.virtual_servers[KEY].real_servers) == {busy, *map(builders.backend, POOL[2:4])}
+
+
+def test_what_begins_to_drain_without_room_is_asked_about_when_there_is_some_and_never_all_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reconciler, "QUESTIONS_AT_ONCE", 2)
+    node = simulation.SimulatedNode()
+    services = [f"web-{number}" for number in range(6)]
+    for number, name in enumerate(services):
+        put(node, POOL[:1], name=name, cluster=[f"10.96.1.{number}"])
+    put(node, POOL[:10])
+    put(node, POOL[10:20])
+    asked: list[int] = []
+    answer = node.kernel.connections
+
+    def connections(keys: Collection[VirtualServerKey]) -> object:
+        asked.append(len(keys))
+        return answer(keys)
+
+    monkeypatch.setattr(node.kernel, "connections", connections)
+    for number, name in enumerate(services):
+        put(node, POOL[1:2], name=name, cluster=[f"10.96.1.{number}"])
+    assert not asked, "there is no room, whatever the answer"
+    assert node.reconciler.drains.waiting == len(services) + 10 - ROOM
+    monkeypatch.setattr(pace, "MOST_KEPT", 100)
+    node.sync(after_s=2 * pace.KEPT_S)
+    assert asked == [2], "what is known to be empty goes first, then two are asked about"
+    node.sync(after_s=drain.SHORTEST_INTERVAL_S / 2)
+    assert asked == [2], "not so soon again"
+    wake_s = node.reconciler.next_s()
+    assert wake_s == node.now + drain.SHORTEST_INTERVAL_S / 2
+    for _ in range(2):
+        node.sync(after_s=drain.SHORTEST_INTERVAL_S)
+    assert asked == [2, 2, 2]
+    assert len(node.reconciler.drains) == 0
+    assert {len(one.real_servers) for one in node.kernel.virtual_servers.values()} == {1, 10}
+
+
+def test_without_room_it_is_asked_about_at_once_where_it_may_not_wait() -> None:
+    node = simulation.SimulatedNode(scheduler="sh")
+    put(node, POOL[:10])
+    put(node, POOL[10:20])
+    plan = Plan([Operation(Verb.SET, RealServer(KEY, builders.backend(POOL[10]), 0))])
+    assert list(node.reconciler.worth_asking(plan, 0)) == [KEY]
+    patient = simulation.SimulatedNode()
+    put(patient, POOL[:10])
+    assert list(patient.reconciler.worth_asking(plan, 0)) == []
+    assert list(patient.reconciler.worth_asking(plan, 1)) == [KEY]
