@@ -12,6 +12,9 @@ from ipvsproxy.daemon import reflector
 from ipvsproxy.model.service import Event, ObjectKind
 from scripts.benchmark import workload
 
+CHUNK_BYTES = 1 << 16
+"""So much is read from a socket at once."""
+
 
 class MemoryApi:
     """Answers lists with pages from a directory, and watches with what ``tell`` is given.
@@ -26,11 +29,17 @@ class MemoryApi:
         self.told = 0
         self._pages = pages
         self._buffer = bytearray(b" ") * max(page.stat().st_size for page in pages.iterdir())  # written, so that it is there
-        self._watches: dict[str, asyncio.Queue[tuple[bytes, int]]] = {kind: asyncio.Queue() for kind in workload.KINDS}
+        self._watches: dict[str, asyncio.Queue[tuple[bytes, int] | asyncio.StreamReader]] = {
+            kind: asyncio.Queue() for kind in workload.KINDS
+        }
 
     def tell(self, kind: str, chunk: bytes, lines: int) -> None:
         """Have the watch of this kind hand out this chunk of whole lines."""
         self._watches[kind].put_nowait((chunk, lines))
+
+    def feed(self, kind: str, lines: asyncio.StreamReader) -> None:
+        """Have the watch of this kind hand out what comes from there, as a client reads it from its socket, until that ends."""
+        self._watches[kind].put_nowait(lines)
 
     async def get(self, path: str) -> bytes:
         """One page of a list."""
@@ -48,9 +57,15 @@ class MemoryApi:
         queue = self._watches[_kind(urllib.parse.urlsplit(path).path)]
         yield b""
         while True:
-            chunk, lines = await queue.get()
-            self.told += lines
-            yield chunk
+            next_one = await queue.get()
+            if isinstance(next_one, asyncio.StreamReader):
+                while chunk := await next_one.read(CHUNK_BYTES):
+                    self.told += chunk.count(b"\n")
+                    yield chunk
+            else:
+                chunk, lines = next_one
+                self.told += lines
+                yield chunk
 
     @property
     def waiting(self) -> int:

@@ -5,7 +5,6 @@ python -m scripts.benchmark.measure WHAT '{"argument": …}'
 
 import asyncio
 import gc
-import itertools
 import json
 import pathlib
 import resource
@@ -16,17 +15,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 from ipvsproxy.daemon import log as logs
 from ipvsproxy.daemon import reading
-from scripts.benchmark import api, beside, meter, pretence, program, workload
+from scripts.benchmark import api, beside, feeder, meter, pretence, program, workload
 from scripts.benchmark import recording as recordings
 
 LATENCY_PERIOD_S = 0.06
 """Between single changes: longer than the longest rest after a sync, or they would be a storm."""
 CHURN_PER_S = 1000
-CHURN_TICK_S = 0.004
+CHURN_DELAY_S = 3.0
+"""After the feeder was started."""
 ROLLING = 999_000
 """Number of the Service that has a thousand endpoints."""
 
@@ -314,44 +314,43 @@ class _Steady:
         }
 
     async def churn(self, seconds: float) -> Figures:
-        """A thousand changes of endpoints a second, told in time, whatever becomes of those before."""
+        """A thousand changes of endpoints a second, told in time by another process, whatever becomes of those before."""
         count = int(seconds * CHURN_PER_S)
         with tempfile.TemporaryFile() as lines:  # in memory they would be taken for the program's
             for number in range(count):
                 lines.write(self._next_line(number * 7919 % self._services))
             lines.seek(0)
             self._pods.clear()
-            return await self._churn(lines, count)
+            begins_s = time.perf_counter() + CHURN_DELAY_S
+            ours, process = feeder.start(lines, begins_s=begins_s, per_s=CHURN_PER_S)
+            reader, writer = await asyncio.open_connection(sock=ours)
+            await asyncio.sleep(begins_s - time.perf_counter())
+            self._running.api.feed("endpointslices", reader)
+            try:
+                return await self._churn(begins_s, count)
+            finally:
+                writer.close()
+                process.wait()
 
-    async def _churn(self, lines: BinaryIO, count: int) -> Figures:
+    async def _churn(self, began_s: float, count: int) -> Figures:
         resident_mb = meter.resident_mb()
         self._meter.times = False
         self._meter.reset()
-        watching, served = self._running.watching, self._running.api
+        watching = self._running.watching
         watching.syncs.clear()
-        told_before = served.told
-        cpu_s, began_s = time.process_time(), time.perf_counter()
-        due_s: list[float] = []
-        backlog = 0
-        while len(due_s) < count:
-            gone_s = time.perf_counter() - began_s
-            upto = min(count, int(gone_s * CHURN_PER_S) + 1)
-            if upto > len(due_s):
-                served.tell("endpointslices", b"".join(itertools.islice(lines, upto - len(due_s))), upto - len(due_s))
-                due_s += [began_s + number / CHURN_PER_S for number in range(len(due_s), upto)]
-            programmed = watching.syncs[-1].told - told_before if watching.syncs else 0
-            backlog = max(backlog, len(due_s) - programmed)
-            await asyncio.sleep(CHURN_TICK_S)
-        fed_s = time.perf_counter() - began_s
+        told_before = self._running.api.told
+        cpu_s = time.process_time()
         while not watching.syncs or watching.syncs[-1].told - told_before < count:
             await self._running.synced()
         cpu_s = time.process_time() - cpu_s
-        wall_s = time.perf_counter() - began_s
-        latencies_s, position = [], 0
+        fed_s, wall_s = count / CHURN_PER_S, time.perf_counter() - began_s
+        latencies_s: list[float] = []
+        backlog = 0
         for sync in watching.syncs:
+            due = min(count, int((sync.ended_s - began_s) * CHURN_PER_S) + 1)
+            backlog = max(backlog, due - len(latencies_s))
             upto = sync.told - told_before
-            latencies_s += [sync.ended_s - due for due in due_s[position:upto]]
-            position = max(position, upto)
+            latencies_s += [sync.ended_s - began_s - number / CHURN_PER_S for number in range(len(latencies_s), upto)]
         return {
             **_distribution(latencies_s),
             "fed_s": fed_s,

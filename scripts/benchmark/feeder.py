@@ -1,0 +1,47 @@
+"""Feeds a watch from a process of its own, in time, whatever becomes of what was fed before: its own work is nobody else's.
+
+python -m scripts.benchmark.feeder DESCRIPTOR BEGINS_S PER_S < LINES
+"""
+
+import itertools
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import BinaryIO
+
+TICK_S = 0.004
+BUFFER_BYTES = 4 << 20
+"""Of the socket: a second of lines, so that the feeder does not wait for the one who reads."""
+
+
+def start(lines: BinaryIO, *, begins_s: float, per_s: int) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+    """Feed these lines; the socket is at its end after the last one. ``begins_s`` is a time of ``time.perf_counter``."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.setsockopt(socket.SOL_SOCKET, 32, BUFFER_BYTES)  # SO_SNDBUFFORCE
+        command = [sys.executable, "-m", "scripts.benchmark.feeder", str(theirs.fileno()), str(begins_s), str(per_s)]
+        process = subprocess.Popen(command, stdin=lines, pass_fds=[theirs.fileno()])
+    ours.setblocking(False)
+    return ours, process
+
+
+def main(arguments: Sequence[str]) -> None:
+    """As the command line says."""
+    begins_s, per_s = float(arguments[1]), int(arguments[2])
+    with socket.socket(fileno=int(arguments[0])) as reader:
+        fed = 0
+        while True:
+            due = int((time.perf_counter() - begins_s) * per_s) + 1
+            if due > fed:
+                chunk = b"".join(itertools.islice(sys.stdin.buffer, due - fed))
+                if not chunk:
+                    return
+                reader.sendall(chunk)
+                fed = due
+            time.sleep(TICK_S)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
