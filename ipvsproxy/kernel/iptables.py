@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ipvsproxy.kernel import iptables_process
 from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.rule_changes import NO_RULES
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton, SkeletonImage
@@ -68,12 +69,16 @@ class Listing:
     below: Mapping[Jump, frozenset[str]] = dataclasses.field(default_factory=dict)
 
 
+NOTHING_LISTED = Listing(chains={}, jumps={}, strangers={})
+
+
 class IptablesDriver:
     """Reads and writes the fixed rules of both families.
 
     ``chains`` and ``jumps`` are all that count as ours; nothing else is read into an image or ever removed. ``commands`` are the
     programs by name, to be found in PATH. ``proc`` is where the kernel's process file system is mounted. ``mark`` tells a
-    family's rules from what they were: while it is the same, and not None, what was listed is not listed again.
+    family's rules from what they were: while it is the same, and not None, what was listed is not listed again, and where it is
+    ``NO_RULES`` nothing has to be.
 
     What we have just written is known without a listing, but for what others did in that moment. So it only tells the next
     writing, which writes all of our chains anew, which jumps are there, and only until the rules are listed again; what is
@@ -218,14 +223,17 @@ class IptablesDriver:
 
     def _list(self, family: Family) -> Listing:
         mark = self._mark(family)  # before it is listed: what changes meanwhile makes another one
-        text = iptables_process.run(f"{self._commands[family]}-save")
-        try:
-            listing = parse_save(text, self._chains, self._jumps)
-        except ValueError as error:
-            raise KernelError(action=f"{self._commands[family]}-save", errno=0, detail=str(error)) from error
+        listing = NOTHING_LISTED if mark == NO_RULES else self._read(family)
         self._listed[family] = mark, listing
         self._written.pop(family, None)
         return listing
+
+    def _read(self, family: Family) -> Listing:
+        text = iptables_process.run(f"{self._commands[family]}-save")
+        try:
+            return parse_save(text, self._chains, self._jumps)
+        except ValueError as error:
+            raise KernelError(action=f"{self._commands[family]}-save", errno=0, detail=str(error)) from error
 
     def _restore(self, family: Family, text: str) -> None:
         if text:

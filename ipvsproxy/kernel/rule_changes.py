@@ -19,12 +19,15 @@ from ipvsproxy.model.net import Family
 
 TABLES = ("nat", "filter")
 """Those that our rules are in."""
+NO_RULES = (b"",) * len(TABLES)
+"""The mark where these tables hold no rule, and no chain but those that they were made with. The nf_tables variant has none."""
 
 _GET_GENERATION = 10 << 8 | 16  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETGEN
 _GENERATION_ID = 1
 _NETFILTER_HEADER = 4
 _GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; the same numbers for IPv6
-_INFO = struct.Struct("=32s44xII")  # ipt_getinfo: name, hooks, number of entries, their size in bytes
+_INFO = struct.Struct("=32sI40xII")  # ipt_getinfo: name, a bit for each hook, number of entries, their size in bytes
+_OWN_ENTRIES = 1  # of a table without rules: this one at its end, and the policy of each hook
 _ENTRIES_OFFSET = 40
 _NAME = 32
 
@@ -58,7 +61,7 @@ class RuleChanges:
         self._channel.close()
 
     def mark(self, family: Family, variant: str) -> object:
-        """The mark of a family's rules now; ``variant`` is ``nf_tables`` or ``legacy``.
+        """The mark of a family's rules now, perhaps ``NO_RULES``; ``variant`` is ``nf_tables`` or ``legacy``.
 
         Raises:
             KernelError: the kernel does not tell.
@@ -76,13 +79,15 @@ class RuleChanges:
 
 
 def _digest(family: Family, table: str) -> bytes:
-    """A hash of a table of the legacy variant, without its counters."""
+    """A hash of a table of the legacy variant, without its counters; empty where it is as it was made, but for its policies."""
     layout = _LAYOUTS[family]
     action = f"read the {family.label} table {table}"
     with socket.socket(socket.AF_INET if family is Family.IPV4 else socket.AF_INET6, socket.SOCK_DGRAM) as asking:
         name = table.encode().ljust(_NAME, b"\0")
         info = sockopt.ask(asking, layout.level, _GET_INFO, name.ljust(_INFO.size, b"\0"), action)
-        size = _INFO.unpack(info)[2]
+        _, hooks, count, size = _INFO.unpack(info)
+        if count == hooks.bit_count() + _OWN_ENTRIES:
+            return b""
         question = struct.pack("=32sI4x", name, size) + bytes(size)
         entries = bytearray(sockopt.ask(asking, layout.level, _GET_ENTRIES, question, action)[_ENTRIES_OFFSET:])
     position = 0

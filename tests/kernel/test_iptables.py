@@ -8,6 +8,7 @@ import pytest
 
 from ipvsproxy.kernel import iptables, iptables_process
 from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.rule_changes import NO_RULES
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMatch, Skeleton
@@ -251,6 +252,7 @@ class Marked:
 
     def __init__(self, programs: pathlib.Path) -> None:
         self.others = 0
+        self.has_rules = True
         self._log = programs / "log"
         self._told = 0
         self.driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, mark=lambda _: self._mark())
@@ -258,8 +260,8 @@ class Marked:
         make_program(programs, "iptables-save", f"echo listed >> {self._log}; printf '*nat\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n'")
         make_program(programs, "iptables-restore", f"echo written >> {self._log}; cat > {programs}/stdin")
 
-    def _mark(self) -> tuple[int, int]:
-        return self.others, self._whole_log().count("written")
+    def _mark(self) -> object:
+        return (self.others, self._whole_log().count("written")) if self.has_rules else NO_RULES
 
     def _whole_log(self) -> list[str]:
         return self._log.read_text().split() if self._log.exists() else []
@@ -286,6 +288,19 @@ def test_rules_that_nobody_has_changed_since_they_were_listed_are_not_listed_aga
     assert marked.news() == ["listed"]
     marked.others += 1
     assert marked.driver.observe(Family.IPV4) == first
+    assert marked.news() == ["listed"]
+
+
+def test_where_the_kernel_says_that_there_are_no_rules_no_process_is_asked(programs: pathlib.Path) -> None:
+    marked = Marked(programs)
+    marked.has_rules = False
+    seen = marked.driver.observe(Family.IPV4)
+    assert (seen.chains, seen.jumps) == ({}, frozenset())
+    assert marked.change() == ""
+    assert marked.news() == ["written"]
+    assert (programs / "stdin").read_text() == iptables.render_restore(SKELETON, iptables.NOTHING_LISTED)
+    marked.has_rules = True
+    assert marked.driver.observe(Family.IPV4).chains.keys() == {MARK}
     assert marked.news() == ["listed"]
 
 

@@ -141,16 +141,19 @@ def test_a_jump_that_somebody_deletes_between_two_writings_is_put_back_by_the_se
     assert driver.program(family).variant == named
     monkeypatch.setattr(iptables_process, "run", noted)
     assert change(driver, Verb.SET, skeleton) == change(driver, Verb.SET, skeleton) == ""
-    assert started == ["save", "restore", "restore"]
+    first = ["restore"] if variant == "legacy" else ["save", "restore"]
+    assert started == [*first, "restore"], "the kernel says that legacy tables are empty"
+    started.clear()
     command = iptables.COMMANDS[family]
     assert len(built_in_rules(command)) == len(JUMPS), "each jump once"
     before = built_in_rules(command)
     run(command, "-t", "nat", "-D", "OUTPUT", "1")
     assert change(driver, Verb.SET, skeleton) == ""
-    assert started[3:] == ["save", "restore"]
+    assert started == ["save", "restore"]
+    started.clear()
     assert built_in_rules(command) == before
     assert driver.observe(family) == driver.observe(family) == skeleton.image
-    assert started[5:] == ["save"], "once for both"
+    assert started == ["save"], "once for both"
     changes.close()
 
 

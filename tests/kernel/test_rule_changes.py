@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.rule_changes import RuleChanges
+from ipvsproxy.kernel.rule_changes import NO_RULES, RuleChanges
 from ipvsproxy.model.net import Family
 
 CASES = [(family, variant) for family in Family for variant in ("nf_tables", "legacy")]
@@ -49,6 +49,23 @@ def test_a_change_gives_another_mark_and_a_packet_does_not(family: Family, varia
         assert mark not in seen[-1:]
         seen.append(mark)
     changes.close()
+
+
+@pytest.mark.usefixtures("network_namespace")
+@pytest.mark.parametrize("family", Family)
+def test_legacy_tables_without_rules_have_a_mark_of_their_own(family: Family) -> None:
+    changes = RuleChanges()
+    run(family, "legacy", "nat", "-P", "OUTPUT", "ACCEPT")
+    run(family, "legacy", "filter", "-P", "FORWARD", "DROP")
+    assert changes.mark(family, "legacy") == NO_RULES, "a policy is no rule"
+    for first, last in (
+        (("nat", "-A", "OUTPUT", "-j", "RETURN"), ("nat", "-F", "OUTPUT")),
+        (("filter", "-N", "SOME"), ("filter", "-X", "SOME")),
+    ):
+        run(family, "legacy", *first)
+        assert changes.mark(family, "legacy") != NO_RULES
+        run(family, "legacy", *last)
+        assert changes.mark(family, "legacy") == NO_RULES
 
 
 @pytest.mark.usefixtures("network_namespace")
