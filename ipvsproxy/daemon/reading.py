@@ -29,7 +29,9 @@ SLICE_S = 0.002
 in which the loop sees it, that in which the waiting task wakes."""
 LOOK_INTERVAL_S = 3.0
 """Between two looks at the kernel, at least."""
-LONGEST_LOOK_INTERVAL_S = 60.0
+AUDIT_SHARE = 0.1
+"""Likewise for audits: where one takes longer than a tenth of the interval that is asked for, the interval is longer. The kernel
+walks its table from the beginning for each 4 kB that it prints, so reading it costs with the square of its size."""
 LOOK_INTERVAL_AFTER_FAILURE_S = 10.0
 """While a part can not be read the others are still looked at. All of it is tried again with growing patience meanwhile."""
 LOOK_SHARE = 0.05
@@ -82,6 +84,7 @@ class KernelReader:
         self._rest_ends_s = 0.0
         self._unreadable: frozenset[str] = frozenset()
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
+        self._look_cost_s = 0.0
         self._reconciler = reconciler
         self._kernel = kernel
         self._journal = journal
@@ -90,7 +93,9 @@ class KernelReader:
 
     async def observe(self) -> bool:
         """Read the whole kernel; whether all of it could be read. What could not stays as it was believed to be."""
-        self._set_audit_due(self._clock())
+        now = self._clock()
+        # Before it is read: what changes meanwhile asks for another reading.
+        self.audit_due_s, self.look_due_s = now + self.audit_interval_s, now + LOOK_INTERVAL_S
         self._reading = None
         seen = await self._kernel.call(self._kernel.target.observe, *self._subjects())
         await self._take_in(seen)
@@ -108,10 +113,10 @@ class KernelReader:
         if self._reading is None:
             is_audit = self.audit_due_s <= now
             self._reading = _Reading(self._kernel.target.look(*self._subjects(), thorough=is_audit), is_audit, now)
+            # Until it is over, and known what it costs; what changes meanwhile asks for another reading.
+            self.look_due_s = math.inf
             if is_audit:
-                self._set_audit_due(now)
-            else:
-                self.look_due_s = now + LONGEST_LOOK_INTERVAL_S
+                self.audit_due_s = math.inf
         seen = await self._kernel.call(next, self._reading.parts, None)
         if seen is not None:
             await self._take_in(seen)
@@ -131,17 +136,14 @@ class KernelReader:
         if not done.errors:
             self.has_drifted |= self._reconciler.has_newcomers
             await in_slices(self._reconciler.concluding(now), self._clock, now)
-        if not done.is_audit:
-            pause_s = max(LOOK_INTERVAL_S, done.cost_s / LOOK_SHARE)
-            self.look_due_s = min(self.look_due_s, done.began_s + pause_s)
+        if done.is_audit:
+            self.audit_due_s = min(self.audit_due_s, done.began_s + max(self.audit_interval_s, done.cost_s / AUDIT_SHARE))
+        else:
+            self._look_cost_s = done.cost_s
+        self.look_due_s = min(self.look_due_s, done.began_s + max(LOOK_INTERVAL_S, self._look_cost_s / LOOK_SHARE))
         self._rest_ends_s = now + min(LOOK_INTERVAL_S, REST_FACTOR * done.cost_s)
         self.has_audited |= done.is_audit
         self._note_errors(done.errors, known=frozenset() if done.is_audit else self._unreadable)
-
-    def _set_audit_due(self, now: float) -> None:
-        """Before it is read: what changes meanwhile asks for another reading."""
-        self.audit_due_s = now + self.audit_interval_s
-        self.look_due_s = now + LOOK_INTERVAL_S
 
     def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
         """What is read beside what is always read: sets, families, settings."""

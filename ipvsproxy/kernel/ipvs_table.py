@@ -24,7 +24,7 @@ from ipvsproxy.model.real_servers import RealServerKey
 
 PART_BYTES = 48 << 10
 """A part of the file ends when so much of it has been read: a few milliseconds of work if all of it is new."""
-PART_S = 0.004
+PART_S = 0.003
 """Or when that has taken so long: the further a page is behind, the longer the kernel takes to find it."""
 ASKED_AT_ONCE = 200
 """Most virtual servers that a look asks for in turn because the file skips them, as long as none of them has gone: 20 ms."""

@@ -3,7 +3,8 @@
 import asyncio
 import errno
 import itertools
-from collections.abc import Callable, Collection, Iterator
+import statistics
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -149,19 +150,51 @@ async def test_looks_that_find_nothing_are_no_syncs() -> None:
 @in_virtual_time
 async def test_looks_that_take_long_come_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=10_000)
-    looks_s: list[float] = []
+    begun = noting_readings(node, monkeypatch, look_s=30)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(2000)
+    assert intervals(begun, thorough=False) == [30 / reading.LOOK_SHARE] * 3
+
+
+@pytest.mark.parametrize(("audit_s", "interval_s"), [(1, 30), (2.9, 30), (27, 270)])
+@in_virtual_time
+async def test_audits_that_take_long_come_more_seldom_than_asked_for_and_looks_as_often_as_their_own_share_allows(
+    audit_s: float, interval_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = MemoryNode(audit_interval_s=30)
+    begun = noting_readings(node, monkeypatch, audit_s=audit_s, look_s=0.5)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(1000)
+    of_audits = intervals(begun, thorough=True)
+    assert len(of_audits) >= 3
+    assert set(of_audits) == {interval_s}
+    of_looks = intervals(begun, thorough=False)
+    assert min(of_looks) >= 10
+    assert statistics.median(of_looks) == 10
+
+
+def noting_readings(
+    node: MemoryNode, monkeypatch: pytest.MonkeyPatch, *, look_s: float = 0, audit_s: float = 0
+) -> list[tuple[float, bool]]:
+    """Have looks and audits take so long; returns when each one began, and whether it is an audit."""
+    begun: list[tuple[float, bool]] = []
     look = node.kernel.look
 
     def look_slowly(*arguments: Any, thorough: bool) -> Iterator[Observation]:
-        looks_s.append(loop().time())
-        loop().pass_time(1.0)
+        begun.append((loop().time(), thorough))
+        loop().pass_time(audit_s if thorough else look_s)
         yield from look(*arguments, thorough=thorough)
 
     monkeypatch.setattr(node.kernel, "look", look_slowly)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(100)
-    assert [round(later - earlier) for earlier, later in itertools.pairwise(looks_s)] == [20, 20, 20, 20]
+    return begun
+
+
+def intervals(begun: Iterable[tuple[float, bool]], *, thorough: bool) -> list[int]:
+    """Between the audits, or the looks, in whole seconds."""
+    times_s = [at_s for at_s, is_audit in begun if is_audit is thorough]
+    return [round(later - earlier) for earlier, later in itertools.pairwise(times_s)]
 
 
 def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
