@@ -142,7 +142,7 @@ def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Gauges]:
     yield _labelled("ipvsproxy_doubted_deletions", doubted, "kind", seen.doubted)
     yield _one("ipvsproxy_conflicts", "Addresses and ports that several Services want.", seen.conflicts)
     yield _one("ipvsproxy_drains", "Real servers that keep their connections and get no new ones.", seen.drains)
-    waiting = "Real servers without connections, at weight 0, that are removed when the kernel has forgotten others."
+    waiting = "Real servers at weight 0 that wait until the kernel has forgotten others: empty, or not asked about yet."
     yield _one("ipvsproxy_waiting_removals", waiting, seen.waiting_removals)
     yield _one("ipvsproxy_oldest_drain_age_seconds", "Age of the oldest drain.", seen.oldest_drain_age_s)
     connected = {kind.value: watch.is_open for kind, watch in seen.watches.items()}
