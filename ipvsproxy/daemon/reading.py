@@ -138,6 +138,8 @@ class KernelReader:
             await in_slices(self._reconciler.concluding(now), self._clock, now)
         if done.is_audit:
             self.audit_due_s = min(self.audit_due_s, done.began_s + max(self.audit_interval_s, done.cost_s / AUDIT_SHARE))
+            # No look costs more than an audit: one that did once would keep all others away, if audits come more often than that.
+            self._look_cost_s = min(self._look_cost_s, done.cost_s)
         else:
             self._look_cost_s = done.cost_s
         self.look_due_s = min(self.look_due_s, done.began_s + max(LOOK_INTERVAL_S, self._look_cost_s / LOOK_SHARE))

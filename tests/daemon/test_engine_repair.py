@@ -175,6 +175,23 @@ async def test_audits_that_take_long_come_more_seldom_than_asked_for_and_looks_a
     assert statistics.median(of_looks) == 10
 
 
+@in_virtual_time
+async def test_one_look_that_takes_longer_than_audits_allow_for_does_not_keep_the_others_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = MemoryNode(audit_interval_s=30)
+    begun = noting_readings(node, monkeypatch, look_s=0.1)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(1)
+        with monkeypatch.context() as once:
+            noting_readings(node, once, look_s=30 * reading.LOOK_SHARE + 1)
+            await node.quiet(5)
+        begun.clear()
+        await node.quiet(300)
+    assert intervals(begun, thorough=False).count(3) > 50
+
+
 def noting_readings(
     node: MemoryNode, monkeypatch: pytest.MonkeyPatch, *, look_s: float = 0, audit_s: float = 0
 ) -> list[tuple[float, bool]]:
