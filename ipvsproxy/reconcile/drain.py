@@ -137,7 +137,7 @@ class Drains:
     def expire(self, now: float) -> Collection[VirtualServerKey]:
         """End the patience with those whose deadline is over; returns their virtual servers."""
         late = []
-        while (oldest := self._oldest()) and 0 < self.deadline_s <= now - oldest.since_s:
+        while self.deadline_s > 0 and (oldest := self._oldest()) and oldest.since_s + self.deadline_s <= now:
             self._finish(oldest)
             late.append(oldest.virtual_server)
         return late

@@ -42,6 +42,15 @@ def test_a_deadline_of_less_than_a_second_counts() -> None:
     assert found.expire(100.5) == [KEY]
 
 
+def test_a_deadline_is_over_at_the_time_that_was_told_for_it_however_that_was_rounded() -> None:
+    found = drains(ONE, deadline_s=200, now=2021.07)
+    found.note(KEY, {ONE: BUSY}, 2200)
+    due_s = found.next_s()
+    assert due_s is not None
+    assert due_s - 2021.07 < 200, "as it happens"
+    assert found.expire(due_s) == [KEY]
+
+
 def test_without_drains_there_is_nothing_to_look_at() -> None:
     found = drains()
     assert (found.next_s(), found.due(100), found.expire(100)) == (None, [], [])
