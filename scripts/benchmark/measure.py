@@ -239,8 +239,10 @@ class _Steady:
         """Nothing changes: with the looks that fall into a minute, and in a time in which there is neither audit nor look."""
         await asyncio.sleep(1)
         reader = self._running.engine._reader
+        await self._nothing_read()
         reader.audit_due_s = time.monotonic() + 3600
         share = await self._processor_share(60)
+        await self._nothing_read()
         reader.look_due_s = reader.audit_due_s
         self._running.engine.changed(time.monotonic())  # so that it waits for these times
         await self._running.synced()
@@ -251,6 +253,11 @@ class _Steady:
             "processes": self._meter.counts["processes"],
             **self._meter.figures(),
         }
+
+    async def _nothing_read(self) -> None:
+        """Wait for the end of the audit or look that is under way: at its end it sets the times of the next ones anew."""
+        while self._running.engine._reader.is_reading:  # noqa: ASYNC110 - a look is no event
+            await asyncio.sleep(0.005)
 
     async def _processor_share(self, seconds: float) -> float:
         cpu_s, began_s = time.process_time(), time.perf_counter()
@@ -330,6 +337,7 @@ class _Steady:
                 return await self._churn(begins_s, count)
             finally:
                 writer.close()
+                process.kill()  # it is over, or else waits for a reader, and the one who waits for it keeps the loop
                 process.wait()
 
     async def _churn(self, began_s: float, count: int) -> Figures:
