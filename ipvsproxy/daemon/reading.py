@@ -29,13 +29,13 @@ SLICE_S = 0.002
 in which the loop sees it, that in which the waiting task wakes."""
 LOOK_INTERVAL_S = 3.0
 """Between two looks at the kernel, at least."""
-AUDIT_SHARE = 0.1
-"""Likewise for audits: where one takes longer than a tenth of the interval that is asked for, the interval is longer. The kernel
-walks its table from the beginning for each 4 kB that it prints, so reading it costs with the square of its size."""
 LOOK_INTERVAL_AFTER_FAILURE_S = 10.0
 """While a part can not be read the others are still looked at. All of it is tried again with growing patience meanwhile."""
 LOOK_SHARE = 0.05
 """Of one processor, for looks: those that take long come more seldom. Of 10,000 Services of 10 endpoints they take 0.2 s."""
+AUDIT_SHARE = 0.1
+"""Likewise for audits: where one takes longer than a tenth of the interval that is asked for, the interval is longer. The kernel
+walks its table from the beginning for each 4 kB that it prints, so reading it costs with the square of its size."""
 REST_FACTOR = 4
 """After a reading comes a pause of this many times its cost, up to ``LOOK_INTERVAL_S``, even if the kernel tells of changes: who
 makes them all the time does not get a processor for it."""
