@@ -27,6 +27,7 @@ LATENCY_PERIOD_S = 0.06
 CHURN_PER_S = 1000
 CHURN_DELAY_S = 3.0
 """After the feeder was started."""
+LONGEST_SILENCE_S = 120.0
 ROLLING = 999_000
 """Number of the Service that has a thousand endpoints."""
 
@@ -349,7 +350,8 @@ class _Steady:
         told_before = self._running.api.told
         cpu_s = time.process_time()
         while not watching.syncs or watching.syncs[-1].told - told_before < count:
-            await self._running.synced()
+            async with asyncio.timeout(LONGEST_SILENCE_S):  # the feeder may have failed
+                await self._running.synced()
         cpu_s = time.process_time() - cpu_s
         fed_s, wall_s = count / CHURN_PER_S, time.perf_counter() - began_s
         latencies_s: list[float] = []
