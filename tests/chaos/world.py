@@ -54,7 +54,11 @@ HELD = (*(question for question in QUESTIONS if question.protocol == "TCP"), Que
 
 
 def anchors() -> Iterator[Object]:
-    """The Node and the Services that never change, with their endpoints."""
+    """The Node and the Services that never change, with their endpoints.
+
+    Those that one client asks share no endpoint. IPVS tells answers apart by the client's address and port and the endpoint, so
+    that of two connections from one port of a client, through two virtual servers, one would lose its answers.
+    """
     addresses = [{"type": "InternalIP", "address": address} for address in ("172.18.0.2", "fc00:f853:ccd::2")]
     yield _object("v1", "Node", {"name": NODE}, status={"addresses": addresses}, spec={"podCIDR": "10.244.0.0/24"})
     yield _service("anchor", ["10.96.0.10", "fd00:96::10"], [_port("http", "TCP", 80)])
@@ -68,7 +72,7 @@ def anchors() -> Iterator[Object]:
     balanced_ports = [_port("http", "TCP", 80, 30081)]
     item = _service("anchor-balanced", ["10.96.0.12"], balanced_ports, **balanced)
     yield item | {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.12"}]}}}
-    yield _slice("anchor-balanced-a", "anchor-balanced", ["TCP"], {"10.244.0.11": {}, "10.244.1.12": {}})
+    yield _slice("anchor-balanced-a", "anchor-balanced", ["TCP"], {"10.244.0.11": {}, "10.244.1.11": {}})
     yield _service("flapping", ["10.96.0.20"], [_port("http", "TCP", 80)])
     yield _slice("flapping-a", "flapping", ["TCP"], {address: {} for address in ANSWERING})
 
