@@ -82,6 +82,8 @@ class FakeKernel:
         self.virtual_servers: dict[VirtualServerKey, HeldVirtualServer] = {}
         self.foreign_virtual_servers = 0
         self.connection_counts: dict[tuple[VirtualServerKey, RealServerKey], Connections] = {}
+        self.asked: list[int] = []
+        """How many virtual servers each question for connections was about."""
         self.sets: dict[str, fake_sets.HeldSet] = {}
         self.device = False
         self.addresses: set[Address] = set()
@@ -186,6 +188,7 @@ class FakeKernel:
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
         """The connections of each real server of these virtual servers; none unless ``connection_counts`` says so."""
+        self.asked.append(len(keys))
         if "connections" in self.unreadable:
             return dict.fromkeys(keys)
         none = Connections(0, 0)

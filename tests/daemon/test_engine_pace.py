@@ -1,11 +1,9 @@
 """The loop where more real servers go than may be removed at once."""
 
 import asyncio
-from collections.abc import Collection
 
 import pytest
 
-from ipvsproxy.model.kernel import VirtualServerKey
 from ipvsproxy.reconcile import pace
 from tests import builders
 from tests.memory_node import MemoryNode
@@ -42,14 +40,8 @@ async def test_a_storm_asks_the_kernel_for_no_connections_until_there_is_room(mo
     async with node.running():
         node.begin_with(WEB, builders.endpoint_slice(*map(builders.endpoint, OLD)), builders.node())
         await node.quiet()
-        asked: list[int] = []
-        answer = node.kernel.connections
-
-        def connections(keys: Collection[VirtualServerKey]) -> object:
-            asked.append(len(keys))
-            return answer(keys)
-
-        monkeypatch.setattr(node.kernel, "connections", connections)
+        asked = node.kernel.asked
+        asked.clear()
         for count in range(1, len(OLD) + 1):
             node.put(builders.endpoint_slice(*map(builders.endpoint, OLD[count:] + NEW[:count])))
             await node.quiet()
