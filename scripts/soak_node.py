@@ -17,7 +17,8 @@ from tests.chaos.figures import Figures
 
 BATCH_S = 0.1
 WATCHES_CUT_S = 60.0
-METRICS = "http://127.0.0.1:10249/metrics"
+METRICS_PORT, HEALTHZ_PORT = 10249, 10256
+METRICS = f"http://127.0.0.1:{METRICS_PORT}/metrics"
 SETTLED_WITHIN_S = 60.0
 
 
@@ -50,6 +51,7 @@ class Soak:
                 with self._clients.asking(self._began_s) as unanswered:
                     self._live()
                     self._verify()
+                    self._compare_ports()
                 self._clients.close()
                 self.wrong += unanswered
         finally:
@@ -108,6 +110,13 @@ class Soak:
             if time.monotonic() > deadline_s:
                 self.wrong.append(f"verify: status {status}: {said[-2000:]}")
                 return
+
+    def _compare_ports(self) -> None:
+        """At the end the program must listen on the ports that the Services ask for, and on its own."""
+        found = usage.listening_ports(self._running.process_id)
+        wanted = self._world.health_check_ports() | {METRICS_PORT, HEALTHZ_PORT}
+        if found != wanted:
+            self.wrong.append(f"it listens on the ports {sorted(found)}, and not on {sorted(wanted)}")
 
     def _summary(self) -> dict[str, object]:
         first, last = self._samples[0], self._samples[-1]

@@ -68,7 +68,8 @@ def _ours(kind: str, item: Object) -> Object:
 def growth(samples: Sequence[Usage]) -> list[str]:
     """A sentence for each thing of which there is more in the last third of the samples than in the second.
 
-    The first third is left out: until everything has happened once, memory grows.
+    The first third is left out: until everything has happened once, memory grows. What listens is not judged here: it follows the
+    Services.
     """
     third = len(samples) // 3
     second, last = samples[third : 2 * third], samples[2 * third :]

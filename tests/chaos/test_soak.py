@@ -2,13 +2,14 @@
 
 import os
 import random
+import socket
 from pathlib import Path
 
 from tests.chaos import soak, usage
 from tests.chaos.usage import Usage
 from tests.chaos.world import Key, Object, key_of
 
-CALM = Usage(resident_mb=100, descriptors=17, sockets=13, threads=5, tasks=14, processor_s=1)
+CALM = Usage(resident_mb=100, descriptors=17, sockets=13, listening=4, threads=5, tasks=14, processor_s=1)
 
 
 def test_nothing_grows_where_a_descriptor_comes_and_goes() -> None:
@@ -40,6 +41,15 @@ def test_the_usage_of_this_process_is_what_the_kernel_says(tmp_path: Path) -> No
     assert after.descriptors == before.descriptors + 1
     assert 5 < before.resident_mb < 5000
     assert (before.tasks, usage.read(os.getpid(), tmp_path / "none").tasks) == (3, -1)
+
+
+def test_what_listens_is_counted_for_itself_for_it_follows_the_services(tmp_path: Path) -> None:
+    before = usage.read(os.getpid(), tmp_path / "none")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        after = usage.read(os.getpid(), tmp_path / "none")
+        assert usage.listening_ports(os.getpid()) >= {server.getsockname()[1]}
+    assert (after.listening, after.sockets, after.descriptors) == (before.listening + 1, before.sockets, before.descriptors)
+    assert soak.growth([CALM] * 6 + [CALM._replace(listening=9)] * 3) == []
 
 
 def test_changes_add_up_to_services_with_one_slice_each_and_most_of_them_stand() -> None:

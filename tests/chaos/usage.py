@@ -1,18 +1,27 @@
 """What a process uses that could grow: memory, file descriptors, sockets, threads and tasks."""
 
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 _MEBIBYTE = 1 << 20
 
 
+_LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
+
+
 class Usage(NamedTuple):
-    """``resident_mb`` in units of 2**20 bytes; ``processor_s`` since the process began; ``tasks`` -1 where nobody tells."""
+    """``resident_mb`` in units of 2**20 bytes; ``processor_s`` since the process began; ``tasks`` -1 where nobody tells.
+
+    ``listening`` sockets are not among the ``descriptors`` and ``sockets``: there is one for each health-check port, so that
+    they come and go with the Services.
+    """
 
     resident_mb: float
     descriptors: int
     sockets: int
+    listening: int
     threads: int
     tasks: int
     processor_s: float
@@ -25,17 +34,42 @@ def read(process_id: int, tasks: Path) -> Usage:
         OSError: there is no such process any more.
     """
     process = Path(f"/proc/{process_id}")
-    targets = [_target(link) for link in (process / "fd").iterdir()]
+    targets = _targets(process)
+    listening = len(_listening(process, targets))
     # Behind the name, which may hold blanks and brackets: fields from the third on, see proc(5).
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     return Usage(
         resident_mb=round(int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / _MEBIBYTE, 2),
-        descriptors=len(targets),
-        sockets=sum(target.startswith("socket:") for target in targets),
+        descriptors=len(targets) - listening,
+        sockets=sum(target.startswith("socket:") for target in targets) - listening,
+        listening=listening,
         threads=int(fields[17]),
         tasks=int(tasks.read_text() or -1) if tasks.exists() else -1,
         processor_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
     )
+
+
+def listening_ports(process_id: int) -> frozenset[int]:
+    """The TCP ports that a process listens on, in its network namespace.
+
+    Raises:
+        OSError: there is no such process any more.
+    """
+    process = Path(f"/proc/{process_id}")
+    return frozenset(_listening(process, _targets(process)).values())
+
+
+def _listening(process: Path, targets: Collection[str]) -> Mapping[str, int]:
+    """Those of the descriptors' targets that listen, with their ports."""
+    # Fields: slot, local address and port, remote, state, queues, timer, retransmits, user, timeout, inode; see proc(5).
+    lines = (line.split() for table in ("tcp", "tcp6") for line in (process / "net" / table).read_text().splitlines()[1:])
+    found = {f"socket:[{fields[9]}]": int(fields[1].rpartition(":")[2], 16) for fields in lines if fields[3] == _LISTENING}
+    return {target: found[target] for target in targets if target in found}
+
+
+def _targets(process: Path) -> list[str]:
+    """What the open descriptors are."""
+    return [_target(link) for link in (process / "fd").iterdir()]
 
 
 def _target(link: Path) -> str:

@@ -109,6 +109,11 @@ class World:
                 service = self.objects[Key("Service", name)]
                 return self._replace(f"{what} of {name}", name, self._random_slices(name, service))
 
+    def health_check_ports(self) -> frozenset[int]:
+        """Those that the Services of now ask for."""
+        ports = (item["spec"].get("healthCheckNodePort") for item in self.objects.values() if item["kind"] == "Service")
+        return frozenset(port for port in ports if port)
+
     def _replace(
         self, what: str, name: str, slices: list[Object], also: list[Object] | None = None
     ) -> tuple[str, list[Object], list[Key]]:
