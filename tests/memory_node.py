@@ -239,7 +239,7 @@ def from_scratch(store: Store, settings: view.Settings, like: FakeKernel) -> Con
     seen = view.view_node(settings, builders.THIS_NODE, store.node(builders.THIS_NODE), kernel.host_addresses)
     reconciler = Reconciler(Policy())
     reconciler.claims.put_node(settings.families, SYSCTLS, TIMEOUTS)
-    reconciler.observe(kernel.observe(), 0)
+    reconciler.observer.observe(kernel.observe(), 0)
     for name, service in store.services.items():
         reconciler.put(name, state.translate(service, store.slices_of(name), seen, settings))
     while True:

@@ -134,8 +134,8 @@ class KernelReader:
     async def _finish(self, done: _Reading) -> None:
         now = self._clock()
         if not done.errors:
-            self.has_drifted |= self._reconciler.has_newcomers
-            await in_slices(self._reconciler.concluding(now), self._clock, now)
+            self.has_drifted |= bool(self._reconciler.observer.newcomers)
+            await in_slices(self._reconciler.observer.concluding(now), self._clock, now)
         if done.is_audit:
             self.audit_due_s = min(self.audit_due_s, done.began_s + max(self.audit_interval_s, done.cost_s / AUDIT_SHARE))
             # No look costs more than an audit: one that did once would keep all others away, if audits come more often than that.
@@ -154,7 +154,7 @@ class KernelReader:
 
     async def _take_in(self, seen: Observation) -> None:
         now = self._clock()
-        await in_slices(self._reconciler.observing(seen, now), self._clock, now)
+        await in_slices(self._reconciler.observer.observing(seen, now), self._clock, now)
         news = self._reconciler.drifts.take_news()
         self._journal.tell_drift(news)
         self.has_drifted |= bool(news.found)

@@ -76,7 +76,7 @@ class Shadow:
         for family in self.translation.families:
             occupied = compare.occupied_in_the_end(claims, family)
             claims.put_skeleton(skeleton.build_skeleton(family, self.translation, view, occupied, refused))
-        self.reconciler.observe(seen, self._clock())
+        self.reconciler.observer.observe(seen, self._clock())
         compare.note_timeouts(claims, timeouts)
         return changes
 

@@ -6,45 +6,31 @@ Rule 1: a key that differs stays pending until the kernel is known to hold it; a
 Rule 2: what needs something else in force waits until that is known to be in force (see ``precondition``).
 Rule 3: a kernel setting that cannot be written is not this process's to set: it is tried again only when it, or what is wanted
 of it, has changed, and until then it does not count as pending.
-Rule 4: what witnesses that a virtual server is ours stays until it is gone, until all was read at least once, and where it is
-found by one part of a reading until all parts were.
 """
 
 import dataclasses
 import errno
-import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 from ipvsproxy.model.kernel import (
-    IP_SETS,
     PERSISTENT,
-    BoundAddress,
     Connections,
-    Device,
-    FlowCleaning,
-    IpSet,
-    ObservedVirtualServer,
     RealServer,
     RealServers,
-    SetEntry,
     Sysctl,
-    VirtualServer,
     VirtualServerKey,
 )
-from ipvsproxy.model.net import Address, Network
-from ipvsproxy.model.plan import Item, Operation, Outcome, Plan, Report, Verb, as_tried_again, kind_of, objects
-from ipvsproxy.model.real_servers import RealServerKey, plain
+from ipvsproxy.model.net import Network
+from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, Verb, as_tried_again, kind_of, objects
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.state import Observation, ServiceState
-from ipvsproxy.reconcile import diff, drain, order, ownership, pace, wishes
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.reconcile import diff, drain, observer, order, pace, retry, wishes
 from ipvsproxy.reconcile.booking import Booking
 from ipvsproxy.reconcile.claims import Claims
-from ipvsproxy.reconcile.drift import Drifts, Place
-from ipvsproxy.reconcile.retry import Retries
-from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
+from ipvsproxy.reconcile.drift import Drifts
 
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
@@ -71,19 +57,14 @@ class Reconciler:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._retries = Retries()
+        self._retries = retry.Retries()
         self.drifts = Drifts()
-        self._unseen = {"sets", "addresses", "interface addresses"}
-        """What witnesses that virtual servers are ours, as far as it could not be read yet."""
-        self._has_seen_all = False
-        self._newcomers: set[object] = set()
-        """Unwanted entries and addresses that appeared while the kernel was read in parts, until it is read to the end."""
-        self._host: frozenset[Address] = frozenset()
         self.drains = drain.Drains(policy.drain_deadline_s)
         self._pace = pace.Pace()
         self._room_due_s = 0.0
         self._asking_due_s = 0.0
         self.claims = Claims(lambda wanted, seen: diff.differs(wanted, seen, self.drains.is_over), self._is_excluded)
+        self.observer = observer.Observer(self.claims, self.drains, self.drifts)
 
     def _is_excluded(self, key: VirtualServerKey) -> bool:
         return any(item.contains(key.address) for item in self._policy.excluded)
@@ -99,90 +80,6 @@ class Reconciler:
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
         """What a Service wants now; None when it is gone."""
         self.claims.put(name, state)
-
-    def observe(self, seen: Observation, now: float) -> None:
-        """Replace what is believed of the kernel by what was seen; parts that could not be read stay as they were."""
-        for _ in self.observing(seen, now):
-            pass
-
-    def observing(self, seen: Observation, now: float) -> Iterator[None]:
-        """As ``observe``, with a pause every few hundred keys, in which nothing else may be done to the reconciler.
-
-        An observation without all virtual servers is a part of a reading; ``concluding`` follows the last one.
-        """
-        claims = self.claims
-        if seen.sets is not None:
-            claims.sets.observe(dict.fromkeys((IP_SETS[name] for name in seen.sets), True), _theirs)
-            for name, table in claims.entries.items():
-                yield from table.observing(dict.fromkeys(seen.sets.get(name, ()), True), _ours)
-            self._unseen.discard("sets")
-        for name, found in seen.some_sets.items():
-            yield from claims.sets.observing_some({IP_SETS[name]: None if found is None else True}, _theirs)
-            yield from claims.entries[name].observing(dict.fromkeys(found or (), True), _ours)
-        if seen.device is not None:
-            devices = [device for device in claims.devices.desired if seen.device]
-            claims.devices.observe(dict.fromkeys(devices, True), _theirs)
-        if seen.addresses is not None:
-            yield from claims.addresses.observing(dict.fromkeys(seen.addresses, True), _ours)
-            self._unseen.discard("addresses")
-        if seen.interface_addresses is not None:
-            self._host = frozenset(item.address for item in seen.interface_addresses)
-            self._unseen.discard("interface addresses")
-        if seen.sysctls is not None:
-            claims.sysctls.observe(seen.sysctls, _theirs)
-        for family, image in seen.skeletons.items():
-            claims.skeletons.notice(family, image)
-        if seen.virtual_servers is not None:
-            gone = [key for key in self.drains.virtual_servers if key not in seen.virtual_servers]
-            yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), seen.virtual_servers.items()), now)
-            left_behind = {} if self._has_seen_all else seen.virtual_servers
-            yield from claims.virtual_servers.observing(seen.virtual_servers, self._is_ours(left_behind))
-            self._has_seen_all |= not self._unseen
-            self._newcomers.clear()
-        if seen.some_virtual_servers:
-            yield from self._recall_drains(seen.some_virtual_servers.items(), now)
-            yield from claims.virtual_servers.observing_some(seen.some_virtual_servers, self._is_ours({}))
-        self._note_drift(now, in_parts=seen.virtual_servers is None)
-
-    @property
-    def has_newcomers(self) -> bool:
-        """Whether something that may witness a virtual server waits for the end of the reading that found it."""
-        return bool(self._newcomers)
-
-    def concluding(self, now: float) -> Iterator[None]:
-        """The last part of a reading was observed: whose the virtual servers of others are is judged by all of it.
-
-        Pauses as ``observing`` does.
-        """
-        virtual_servers = self.claims.virtual_servers
-        theirs = {key: virtual_servers.observed[key] for key in virtual_servers.foreign}
-        yield from virtual_servers.observing_some(theirs, self._is_ours({}))
-        self._newcomers.clear()
-        self._note_drift(now, in_parts=False)
-
-    def _is_ours(self, left_behind: Mapping[VirtualServerKey, ObservedVirtualServer]) -> Callable[[VirtualServerKey], bool]:
-        entries = {name: table.observed.keys() for name, table in self.claims.entries.items()}
-        return ownership.owned_virtual_servers(entries, self.claims.addresses.observed, self._host, left_behind)
-
-    def _recall_drains(
-        self, seen_now: Iterable[tuple[VirtualServerKey, ObservedVirtualServer | None]], now: float
-    ) -> Iterator[None]:
-        """Take up drains that a former process began; drop those whose real server, or all (None), is gone."""
-        desired = self.claims.virtual_servers.desired
-        known = set(self.drains.virtual_servers)
-        for number, (key, seen) in enumerate(seen_now, 1):
-            wanted = desired.get(key)
-            if wanted is None or seen is None:
-                if key in known:
-                    self.drains.end_all(key)
-            elif key in known or seen.real_servers != wanted.weights:
-                there, wishes = plain(seen.real_servers), wanted.weights.plain()
-                draining = {RealServerKey(one) for one, weight in there.items() if not weight and one not in wishes}
-                self.drains.keep_only(key, draining)
-                for real_server in draining:
-                    self.drains.begin(key, real_server, now)
-            if number % KEYS_AT_ONCE == 0:
-                yield
 
     def note_connections(self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None], now: float) -> None:
         """Book the connection counts of virtual servers that ``drains.due`` asked for."""
@@ -227,12 +124,14 @@ class Reconciler:
                 one for one in operations if one.verb is Verb.ADD or not (order.is_removal(one) or self._loses_rules(one))
             ]
         else:
-            operations += wishes.surplus(self.claims, self.drains, has_seen_all=self._has_seen_all, keeping=self._newcomers)
+            seen_all, newcomers = self.observer.has_seen_all, self.observer.newcomers
+            operations += wishes.surplus(self.claims, self.drains, has_seen_all=seen_all, keeping=newcomers)
         self.drifts.begin_round()
         if self.drifts:
-            operations = [operation for operation in operations if self.drifts.may_heal(*self._place(operation.item), now)]
+            claims, may_heal = self.claims, self.drifts.may_heal
+            operations = [operation for operation in operations if may_heal(*observer.healed_place(claims, operation.item), now)]
         if self._retries:
-            operations = self._due(operations, now)
+            operations = self._retries.due(operations, now)
         operations.sort(key=order.rank)
         return Plan(operations)
 
@@ -259,62 +158,6 @@ class Reconciler:
         wanted = item.image.chains
         return any(not set(rules) <= set(wanted.get(chain, ())) for chain, rules in seen.chains.items())
 
-    def _note_drift(self, now: float, *, in_parts: bool) -> None:
-        claims = self.claims
-        self.drifts.forget_calm(now)
-        tables: tuple[tuple[str, Table[Any, Any, Any]], ...] = (
-            ("virtual_server", claims.virtual_servers),
-            *(("set_entry", table) for table in claims.entries.values()),
-            ("address", claims.addresses),
-            ("set", claims.sets),
-            ("device", claims.devices),
-            ("sysctl", claims.sysctls),
-            ("rules", claims.skeletons),
-        )
-        for kind, table in tables:
-            for key in table.take_drifted():
-                wish = table.desired.get(key)
-                self.drifts.note(Place(kind, key), wish, now)
-                if in_parts and wish is None and kind in _WITNESSES:
-                    self._newcomers.add(key)
-
-    def _place(self, item: Item) -> tuple[Place, object]:  # noqa: PLR0911 - one per kind
-        """Where drift would be noted that this item heals, and what is wished there."""
-        claims = self.claims
-        match item:
-            case VirtualServer(key=key) | RealServer(virtual_server=key) | RealServers(virtual_server=key):
-                return Place("virtual_server", key), claims.virtual_servers.desired.get(key)
-            case SetEntry():
-                return Place("set_entry", item), claims.entries[item.set].desired.get(item)
-            case BoundAddress(address=address):
-                return Place("address", address), claims.addresses.desired.get(address)
-            case IpSet():
-                return Place("set", item), claims.sets.desired.get(item)
-            case Device():
-                return Place("device", item), claims.devices.desired.get(item)
-            case Sysctl(path=path):
-                return Place("sysctl", path), claims.sysctls.desired.get(path)
-            case Skeleton(family=family):
-                return Place("rules", family), claims.skeletons.desired.get(family)
-            case _:
-                return Place(kind_of(item), item), None
-
-    def _due(self, operations: Sequence[Operation], now: float) -> list[Operation]:
-        """Leave out what failed a short while ago; the real servers of a virtual server that is missing wait for it."""
-        identities = [_identity(operation) for operation in operations]
-        self._retries.keep_only(frozenset(identities))
-        due: list[Operation] = []
-        missing: set[VirtualServerKey] = set()
-        for identity, operation in zip(identities, operations, strict=True):
-            item = operation.item
-            if isinstance(item, RealServer | RealServers) and item.virtual_server in missing:
-                self._retries.forget(identity)  # or it would wake us at a time of its own, for nothing
-            elif self._retries.may_try(identity, operation, now):
-                due.append(operation)
-            elif isinstance(item, VirtualServer) and operation.verb is Verb.ADD:
-                missing.add(item.key)
-        return due
-
     def settle(self, outcomes: Sequence[Outcome], now: float) -> Report:
         """Book what became of the operations of a plan."""
         done: Counter[tuple[str, str]] = Counter()
@@ -339,7 +182,7 @@ class Reconciler:
                 continue
             done[what] += count
             if any_failed:
-                self._retries.forget(_identity(operation))
+                self._retries.forget(retry.identity(operation))
             booking.book(operation)
         booking.close()
         self._pace.note(added=done[_REAL_SERVER_ADDED], removed=done[_REAL_SERVER_REMOVED] + booking.gone_with, now=now)
@@ -357,7 +200,7 @@ class Reconciler:
             self.claims.give_up_setting(operation.item, outcome.error)
         else:
             for each in as_tried_again((operation,)):
-                self._retries.fail(_identity(each), each, now)
+                self._retries.fail(retry.identity(each), each, now)
 
     @property
     def pending(self) -> int:
@@ -372,31 +215,5 @@ class Reconciler:
         return min((time_s for time_s in times if time_s is not None), default=None)
 
 
-def _identity(operation: Operation) -> tuple[str, object]:
-    """What a failure is remembered by: the object, whatever is to be done about it and whatever its value."""
-    item = operation.item
-    match item:
-        case VirtualServer():
-            return kind_of(item), item.key
-        case RealServer():
-            return kind_of(item), item[:2]
-        case RealServers():
-            return kind_of(item), item.virtual_server
-        case Skeleton():
-            return kind_of(item), item.family
-        case FlowCleaning():
-            return kind_of(item), item.flow
-        case _:
-            return kind_of(item), item
-
-
 def _none(_: object) -> int:
     return 0
-
-
-def _ours(_: object) -> bool:
-    return True
-
-
-def _theirs(_: object) -> bool:
-    return False

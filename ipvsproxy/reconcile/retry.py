@@ -1,7 +1,11 @@
 """When a failed operation may be tried again."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
+
+from ipvsproxy.model.kernel import FlowCleaning, RealServer, RealServers, VirtualServer, VirtualServerKey
+from ipvsproxy.model.plan import Operation, Verb, kind_of
+from ipvsproxy.model.rules import Skeleton
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
@@ -49,3 +53,40 @@ class Retries:
     def next_s(self) -> float | None:
         """When the first of them may be tried again."""
         return min((failure.due_s for failure in self._failures.values()), default=None)
+
+    def due(self, operations: Sequence[Operation], now: float) -> list[Operation]:
+        """Leave out what failed a short while ago, and forget what is not among these operations.
+
+        The real servers of a virtual server that is missing wait for it.
+        """
+        identities = [identity(operation) for operation in operations]
+        self.keep_only(frozenset(identities))
+        due: list[Operation] = []
+        missing: set[VirtualServerKey] = set()
+        for what, operation in zip(identities, operations, strict=True):
+            item = operation.item
+            if isinstance(item, RealServer | RealServers) and item.virtual_server in missing:
+                self.forget(what)  # or it would wake us at a time of its own, for nothing
+            elif self.may_try(what, operation, now):
+                due.append(operation)
+            elif isinstance(item, VirtualServer) and operation.verb is Verb.ADD:
+                missing.add(item.key)
+        return due
+
+
+def identity(operation: Operation) -> tuple[str, object]:
+    """What a failure is remembered by: the object, whatever is to be done about it and whatever its value."""
+    item = operation.item
+    match item:
+        case VirtualServer():
+            return kind_of(item), item.key
+        case RealServer():
+            return kind_of(item), item[:2]
+        case RealServers():
+            return kind_of(item), item.virtual_server
+        case Skeleton():
+            return kind_of(item), item.family
+        case FlowCleaning():
+            return kind_of(item), item.flow
+        case _:
+            return kind_of(item), item

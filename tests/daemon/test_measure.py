@@ -55,7 +55,7 @@ def test_virtual_and_real_servers_of_ours_are_counted_by_family_and_those_of_oth
     figures = Figures()
     ours = builders.frontend("10.96.0.10", 80), builders.frontend("fd00:10:96::10", 80)
     foreign = builders.frontend("192.0.2.1", 80)
-    figures.reconciler.observe(
+    figures.reconciler.observer.observe(
         Observation(
             virtual_servers={
                 ours[0]: _server("10.244.0.5", "10.244.0.6"),
@@ -142,6 +142,6 @@ def test_drift_is_counted_by_kind() -> None:
     address = parse_address("10.96.0.10")
     figures.reconciler.claims.addresses.claim(NODE_OWNER, {}, {address: NODE_OWNER})
     for addresses in (frozenset({address}), frozenset()):
-        figures.reconciler.observe(Observation(addresses=addresses), now=0)
+        figures.reconciler.observer.observe(Observation(addresses=addresses), now=0)
     drift = figures.read()["ipvsproxy_drift_total"]
     assert drift == {(kind,): float(kind == "address") for kind in KINDS}

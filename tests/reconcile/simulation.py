@@ -53,7 +53,7 @@ class SimulatedNode:
     def _new_reconciler(self) -> Reconciler:
         reconciler = Reconciler(self._policy)
         reconciler.claims.put_node(self._families, (SYSCTL,), TIMEOUTS)
-        reconciler.observe(self.kernel.observe(), self.now)
+        reconciler.observer.observe(self.kernel.observe(), self.now)
         return reconciler
 
     def restart(self) -> None:
@@ -79,7 +79,7 @@ class SimulatedNode:
 
     def observe(self, **changes: object) -> None:
         """Read the kernel; ``changes`` replace parts of what it says."""
-        self.reconciler.observe(dataclasses.replace(self.kernel.observe(), **changes), self.now)  # type: ignore[arg-type]  # names of fields
+        self.reconciler.observer.observe(dataclasses.replace(self.kernel.observe(), **changes), self.now)  # type: ignore[arg-type]  # names of fields
 
     def plan(self) -> Plan:
         """What would be done now."""

@@ -1,4 +1,7 @@
-"""Drains by themselves: when to look, when one is over. What begins and ends them is ``test_reconciler``'s."""
+"""Drains by themselves: when to look, when one is over.
+
+What begins and ends them: ``test_reconciler_drains``.
+"""
 
 import pytest
 

@@ -1,0 +1,180 @@
+"""What the kernel was found to hold, taken into the tables: whose it is, what drains in it, and what somebody else has changed.
+
+Rule: what witnesses that a virtual server is ours stays until it is gone, until all was read at least once, and where it is
+found by one part of a reading until all parts were.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from ipvsproxy.model.kernel import (
+    IP_SETS,
+    BoundAddress,
+    Device,
+    IpSet,
+    ObservedVirtualServer,
+    RealServer,
+    RealServers,
+    SetEntry,
+    Sysctl,
+    VirtualServer,
+    VirtualServerKey,
+)
+from ipvsproxy.model.net import Address
+from ipvsproxy.model.plan import Item, kind_of
+from ipvsproxy.model.real_servers import RealServerKey, plain
+from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile import ownership
+from ipvsproxy.reconcile.claims import Claims
+from ipvsproxy.reconcile.drain import Drains
+from ipvsproxy.reconcile.drift import Drifts, Place
+from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
+
+_WITNESSES = frozenset({"set_entry", "address"})
+
+
+class Observer:
+    """Takes in observations of the whole kernel, or of parts of it.
+
+    ``has_seen_all``: all that may witness whose a virtual server is was read at least once. ``newcomers`` are set entries and
+    addresses that nobody wants and that appeared while the kernel was read in parts, until it is read to the end.
+    """
+
+    def __init__(self, claims: Claims, drains: Drains, drifts: Drifts) -> None:
+        self.has_seen_all = False
+        self.newcomers: set[object] = set()
+        self._claims = claims
+        self._drains = drains
+        self._drifts = drifts
+        self._unseen = {"sets", "addresses", "interface addresses"}
+        """What witnesses that virtual servers are ours, as far as it could not be read yet."""
+        self._host: frozenset[Address] = frozenset()
+
+    def observe(self, seen: Observation, now: float) -> None:
+        """Replace what is believed of the kernel by what was seen; parts that could not be read stay as they were."""
+        for _ in self.observing(seen, now):
+            pass
+
+    def observing(self, seen: Observation, now: float) -> Iterator[None]:
+        """As ``observe``, with a pause every few hundred keys, in which nothing else may be done to the reconciler.
+
+        An observation without all virtual servers is a part of a reading; ``concluding`` follows the last one.
+        """
+        claims = self._claims
+        if seen.sets is not None:
+            claims.sets.observe(dict.fromkeys((IP_SETS[name] for name in seen.sets), True), _theirs)
+            for name, table in claims.entries.items():
+                yield from table.observing(dict.fromkeys(seen.sets.get(name, ()), True), _ours)
+            self._unseen.discard("sets")
+        for name, found in seen.some_sets.items():
+            yield from claims.sets.observing_some({IP_SETS[name]: None if found is None else True}, _theirs)
+            yield from claims.entries[name].observing(dict.fromkeys(found or (), True), _ours)
+        if seen.device is not None:
+            devices = [device for device in claims.devices.desired if seen.device]
+            claims.devices.observe(dict.fromkeys(devices, True), _theirs)
+        if seen.addresses is not None:
+            yield from claims.addresses.observing(dict.fromkeys(seen.addresses, True), _ours)
+            self._unseen.discard("addresses")
+        if seen.interface_addresses is not None:
+            self._host = frozenset(item.address for item in seen.interface_addresses)
+            self._unseen.discard("interface addresses")
+        if seen.sysctls is not None:
+            claims.sysctls.observe(seen.sysctls, _theirs)
+        for family, image in seen.skeletons.items():
+            claims.skeletons.notice(family, image)
+        if seen.virtual_servers is not None:
+            gone = [key for key in self._drains.virtual_servers if key not in seen.virtual_servers]
+            yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), seen.virtual_servers.items()), now)
+            left_behind = {} if self.has_seen_all else seen.virtual_servers
+            yield from claims.virtual_servers.observing(seen.virtual_servers, self._is_ours(left_behind))
+            self.has_seen_all |= not self._unseen
+            self.newcomers.clear()
+        if seen.some_virtual_servers:
+            yield from self._recall_drains(seen.some_virtual_servers.items(), now)
+            yield from claims.virtual_servers.observing_some(seen.some_virtual_servers, self._is_ours({}))
+        self._note_drift(now, in_parts=seen.virtual_servers is None)
+
+    def concluding(self, now: float) -> Iterator[None]:
+        """The last part of a reading was observed: whose the virtual servers of others are is judged by all of it.
+
+        Pauses as ``observing`` does.
+        """
+        virtual_servers = self._claims.virtual_servers
+        theirs = {key: virtual_servers.observed[key] for key in virtual_servers.foreign}
+        yield from virtual_servers.observing_some(theirs, self._is_ours({}))
+        self.newcomers.clear()
+        self._note_drift(now, in_parts=False)
+
+    def _is_ours(self, left_behind: Mapping[VirtualServerKey, ObservedVirtualServer]) -> Callable[[VirtualServerKey], bool]:
+        entries = {name: table.observed.keys() for name, table in self._claims.entries.items()}
+        return ownership.owned_virtual_servers(entries, self._claims.addresses.observed, self._host, left_behind)
+
+    def _recall_drains(
+        self, seen_now: Iterable[tuple[VirtualServerKey, ObservedVirtualServer | None]], now: float
+    ) -> Iterator[None]:
+        """Take up drains that a former process began; drop those whose real server, or all (None), is gone."""
+        desired = self._claims.virtual_servers.desired
+        known = set(self._drains.virtual_servers)
+        for number, (key, seen) in enumerate(seen_now, 1):
+            wanted = desired.get(key)
+            if wanted is None or seen is None:
+                if key in known:
+                    self._drains.end_all(key)
+            elif key in known or seen.real_servers != wanted.weights:
+                there, wishes = plain(seen.real_servers), wanted.weights.plain()
+                draining = {RealServerKey(one) for one, weight in there.items() if not weight and one not in wishes}
+                self._drains.keep_only(key, draining)
+                for real_server in draining:
+                    self._drains.begin(key, real_server, now)
+            if number % KEYS_AT_ONCE == 0:
+                yield
+
+    def _note_drift(self, now: float, *, in_parts: bool) -> None:
+        claims = self._claims
+        self._drifts.forget_calm(now)
+        tables: tuple[tuple[str, Table[Any, Any, Any]], ...] = (
+            ("virtual_server", claims.virtual_servers),
+            *(("set_entry", table) for table in claims.entries.values()),
+            ("address", claims.addresses),
+            ("set", claims.sets),
+            ("device", claims.devices),
+            ("sysctl", claims.sysctls),
+            ("rules", claims.skeletons),
+        )
+        for kind, table in tables:
+            for key in table.take_drifted():
+                wish = table.desired.get(key)
+                self._drifts.note(Place(kind, key), wish, now)
+                if in_parts and wish is None and kind in _WITNESSES:
+                    self.newcomers.add(key)
+
+
+def healed_place(claims: Claims, item: Item) -> tuple[Place, object]:  # noqa: PLR0911 - one per kind
+    """Where drift is noted that an operation on this item heals, and what is wished there."""
+    match item:
+        case VirtualServer(key=key) | RealServer(virtual_server=key) | RealServers(virtual_server=key):
+            return Place("virtual_server", key), claims.virtual_servers.desired.get(key)
+        case SetEntry():
+            return Place("set_entry", item), claims.entries[item.set].desired.get(item)
+        case BoundAddress(address=address):
+            return Place("address", address), claims.addresses.desired.get(address)
+        case IpSet():
+            return Place("set", item), claims.sets.desired.get(item)
+        case Device():
+            return Place("device", item), claims.devices.desired.get(item)
+        case Sysctl(path=path):
+            return Place("sysctl", path), claims.sysctls.desired.get(path)
+        case Skeleton(family=family):
+            return Place("rules", family), claims.skeletons.desired.get(family)
+        case _:
+            return Place(kind_of(item), item), None
+
+
+def _ours(_: object) -> bool:
+    return True
+
+
+def _theirs(_: object) -> bool:
+    return False

@@ -1,0 +1,289 @@
+"""The core on a kernel in memory: what it was found to hold, what is not ours in it, and what could not be read."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ipvsproxy.model.kernel import (
+    IP_SETS,
+    BoundAddress,
+    InterfaceAddress,
+    ObservedVirtualServer,
+    SetEntry,
+    SetKind,
+    VirtualServerKey,
+)
+from ipvsproxy.model.plan import Operation, Verb, kind_of
+from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
+from tests import builders
+from tests.reconcile import examples, simulation
+from tests.reconcile.serving import BUSY, FOREIGN, KEY, ONE, TWO, draining, running, set_weight, web, weights
+
+# What is not ours.
+
+
+def test_virtual_servers_of_others_are_left_alone_with_their_real_servers() -> None:
+    kernel = simulation.new_kernel()
+    kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7, TWO: 0})
+    node = simulation.SimulatedNode(kernel)
+    for _ in range(2):
+        node.put(*web("10.244.0.1"))
+        node.sync()
+        node.observe()
+        node.sync(after_s=1000)
+        node.restart()
+    assert node.kernel.virtual_servers[FOREIGN] == examples.observed({ONE: 7, TWO: 0})
+    assert set(node.reconciler.claims.virtual_servers.foreign) == {FOREIGN}
+
+
+def test_a_foreign_virtual_server_survives_a_service_that_wanted_it_only_for_a_moment() -> None:
+    kernel = simulation.new_kernel()
+    kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7})
+    node = simulation.SimulatedNode(kernel)
+    node.put_state(examples.state(examples.OLD, FOREIGN, real_servers=[TWO]))
+    node.remove("old")
+    node.sync()
+    assert kernel.virtual_servers[FOREIGN] == examples.observed({ONE: 7})
+
+
+def test_a_foreign_virtual_server_that_a_service_wants_is_served_and_is_ours_from_then_on() -> None:
+    kernel = simulation.new_kernel()
+    kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7, TWO: 0})
+    node = simulation.SimulatedNode(kernel)
+    node.put_state(examples.state(examples.OLD, FOREIGN, real_servers=[builders.backend("10.244.0.3")]))
+    node.sync()
+    assert weights(node, FOREIGN) == {builders.backend("10.244.0.3"): 1}
+    node.remove("old")
+    node.sync()
+    assert FOREIGN not in kernel.virtual_servers
+
+
+@pytest.mark.checklist(71)
+def test_virtual_servers_that_a_former_process_left_are_removed_and_those_of_excluded_ranges_stay() -> None:
+    wanted, stale = builders.frontend("10.96.0.1", 80), builders.frontend("10.96.0.2", 80)
+    excluded = [builders.frontend("198.51.100.7", 80), builders.frontend("2001:db8::7", 80)]
+    former = simulation.SimulatedNode()
+    former.put_state(examples.state(examples.OLD, wanted, stale, *excluded, addresses=["10.96.0.2", "198.51.100.7"]))
+    former.sync()
+    node = simulation.SimulatedNode(former.kernel, excluded=("198.51.100.0/24", "2001:db8::/32"))
+    node.put_state(examples.state(examples.OLD, wanted))
+    node.sync()
+    assert set(node.kernel.virtual_servers) == {wanted, *excluded}
+
+
+@pytest.mark.checklist(75)
+@pytest.mark.parametrize(
+    ("ranges", "kept"),
+    [
+        (("198.51.100.0/24", "2001:db8::/32"), {"198.51.100.7", "2001:db8::7"}),
+        (("198.51.100.0/24",), {"198.51.100.7"}),
+        (("2001:db8::/32",), {"2001:db8::7"}),
+        (("0.0.0.0/0",), {"198.51.100.7"}),
+        (("::/0",), {"2001:db8::7"}),
+        ((), set()),
+    ],
+)
+def test_excluded_ranges_protect_virtual_servers_of_their_own_family_alone(ranges: tuple[str, ...], kept: set[str]) -> None:
+    stale = [builders.frontend("198.51.100.7", 80), builders.frontend("2001:db8::7", 80)]
+    former = simulation.SimulatedNode()
+    former.put_state(examples.state(examples.OLD, *stale, addresses=["198.51.100.7", "2001:db8::7"]))
+    former.sync()
+    node = simulation.SimulatedNode(former.kernel, excluded=ranges)
+    node.sync()
+    assert {str(key.address) for key in node.kernel.virtual_servers} == kept
+
+
+@pytest.mark.checklist(73)
+def test_real_servers_of_an_excluded_virtual_server_are_not_even_drained() -> None:
+    excluded = builders.frontend("198.51.100.7", 80)
+    kernel = simulation.new_kernel()
+    kernel.virtual_servers[excluded] = examples.observed({ONE: 0, TWO: 1})
+    kernel.device = True
+    kernel.addresses.add(excluded.address)
+    node = simulation.SimulatedNode(kernel, excluded=("198.51.100.0/24",))
+    node.sync()
+    node.observe()
+    node.sync(after_s=1000)
+    assert weights(node, excluded) == {ONE: 0, TWO: 1}
+
+
+def test_an_excluded_virtual_server_is_served_while_it_is_wanted_and_left_as_it_is_then() -> None:
+    excluded = builders.frontend("198.51.100.7", 80)
+    node = simulation.SimulatedNode(excluded=("198.51.100.0/24",))
+    node.put_state(examples.state(examples.OLD, excluded, real_servers=[ONE, TWO]))
+    node.sync()
+    node.kernel.connection_counts[excluded, ONE] = BUSY
+    node.put_state(examples.state(examples.OLD, excluded, real_servers=[TWO]))
+    node.sync()
+    node.remove("old")
+    node.sync()
+    node.observe()
+    assert node.sync(after_s=1000) == []
+    assert weights(node, excluded) == {ONE: 0, TWO: 1}
+    assert node.reconciler.next_s() is None
+
+
+@pytest.mark.checklist(71)
+@pytest.mark.parametrize("lost", ["entries", "addresses", "nothing"])
+def test_either_witness_tells_a_fresh_process_that_a_virtual_server_is_ours(lost: str) -> None:
+    node = running("10.244.0.1")
+    if lost == "addresses":
+        node.kernel.addresses.clear()
+    if lost == "entries":
+        for held in node.kernel.sets.values():
+            held.entries.clear()
+    fresh = simulation.SimulatedNode(node.kernel)
+    fresh.sync()
+    assert not fresh.kernel.virtual_servers
+
+
+def test_node_ports_are_known_by_our_set_and_the_hosts_addresses() -> None:
+    node = simulation.SimulatedNode()
+    node.put(builders.service("web", builders.service_port(80, node_port=30080)))
+    node.sync()
+    foreign = builders.frontend(builders.NODE_ADDRESS, 30081)
+    node.kernel.virtual_servers[foreign] = examples.observed({ONE: 1})
+    fresh = simulation.SimulatedNode(node.kernel)
+    fresh.sync()
+    assert set(node.kernel.virtual_servers) == {foreign}
+
+
+# What could not be read.
+
+
+@pytest.mark.parametrize("part", ["virtual_servers", "sets", "addresses", "device", "sysctls", "interface_addresses"])
+def test_a_part_that_could_not_be_read_changes_nothing(part: str) -> None:
+    node = running("10.244.0.1")
+    node.observe(**{part: None})
+    assert not node.plan().operations
+
+
+@pytest.mark.parametrize("part", ["virtual_servers", "sets", "addresses", "interface_addresses"])
+def test_a_fresh_process_that_could_not_read_a_part_loses_no_trace_of_what_is_ours(part: str) -> None:
+    former = simulation.SimulatedNode()
+    former.put(builders.service("web", builders.service_port(80, node_port=30080)))
+    former.sync()
+    former.kernel.unreadable = {part}
+    node = simulation.SimulatedNode(former.kernel)
+    removed = [operation.item for operation in node.sync() if operation.verb is Verb.REMOVE]
+    assert not [item for item in removed if isinstance(item, (SetEntry, BoundAddress))]
+    node.kernel.unreadable = set()
+    node.observe()
+    node.sync()
+    assert not node.kernel.virtual_servers
+    assert not node.kernel.addresses
+
+
+@pytest.mark.parametrize(("number", "pauses"), [(KEYS_AT_ONCE - 1, 0), (KEYS_AT_ONCE, 3), (2 * KEYS_AT_ONCE, 6)])
+def test_a_look_at_many_virtual_servers_pauses_in_search_of_drains_and_of_changes_and_when_it_compares(
+    number: int, pauses: int
+) -> None:
+    node = simulation.SimulatedNode()
+    keys = [builders.frontend(builders.CLUSTER_IP, port) for port in range(1, number + 1)]
+    node.put_state(examples.state(examples.OLD, *keys))
+    seen = Observation(virtual_servers={key: examples.observed({}) for key in keys})
+    assert sum(1 for _ in node.reconciler.observer.observing(seen, node.now)) == pauses
+
+
+def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = running("10.244.0.1", "10.244.0.2")
+    seen = dict(node.kernel.observe().virtual_servers or {})
+    node.observe(virtual_servers=seen)
+    compared: list[VirtualServerKey] = []
+    touch = Table.touch
+
+    def noted(table: Table[VirtualServerKey, Any, Any], key: VirtualServerKey) -> None:
+        if table is node.reconciler.claims.virtual_servers:
+            compared.append(key)
+        touch(table, key)
+
+    monkeypatch.setattr(Table, "touch", noted)
+    node.observe(virtual_servers=dict(seen))
+    assert not compared
+    seen[KEY] = examples.observed({TWO: 1})
+    node.observe(virtual_servers=seen)
+    assert compared == [KEY]
+    assert node.plan().operations
+
+
+def look(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> None:
+    """A part of a look that tells of these."""
+    node.reconciler.observer.observe(Observation(some_virtual_servers=told), node.now)
+
+
+def test_virtual_servers_that_a_look_says_nothing_of_are_believed_to_be_there() -> None:
+    node = running("10.244.0.1")
+    look(node, {builders.frontend("10.96.9.9", 80): examples.observed({})})
+    assert not node.plan().operations, "it is somebody else's, too"
+
+
+def test_what_a_look_tells_to_be_otherwise_is_drift_and_healed() -> None:
+    node = running("10.244.0.1", "10.244.0.2")
+    look(node, {KEY: examples.observed({ONE: 1, TWO: 7})})
+    assert node.reconciler.drifts.take_news().found == {"virtual_server": 1}
+    assert node.plan().operations == [set_weight(TWO, 1)]
+    look(node, {KEY: None})
+    assert Operation(Verb.ADD, node.reconciler.claims.virtual_servers.desired[KEY]) in node.plan().operations
+
+
+def test_what_appears_in_a_part_stays_until_the_reading_is_over_and_makes_a_virtual_server_ours() -> None:
+    node = running("10.244.0.1")
+    stray = builders.frontend("10.96.9.9", 80)
+    look(node, {stray: examples.observed({ONE: 1})})
+    bound = frozenset({KEY.address, stray.address})
+    node.reconciler.observer.observe(Observation(addresses=bound, device=True), node.now)
+    assert node.reconciler.observer.newcomers
+    assert not node.plan().operations
+    for _ in node.reconciler.observer.concluding(node.now):
+        pass
+    assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
+
+
+def test_a_drain_whose_virtual_server_a_look_tells_to_be_gone_is_over() -> None:
+    node = draining()
+    assert len(node.reconciler.drains) == 1
+    look(node, {KEY: None})
+    assert len(node.reconciler.drains) == 0
+
+
+def test_what_was_read_is_never_changed_by_what_is_done_then() -> None:
+    node = running("10.244.0.1")
+    seen = dict(node.kernel.observe().virtual_servers or {})
+    node.observe(virtual_servers=seen)
+    before = copy.deepcopy(seen[KEY])
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    node.sync()
+    assert seen[KEY] == before
+    assert node.kernel.virtual_servers[KEY] != before
+
+
+def test_sets_and_addresses_that_are_as_they_were_are_believed_to_be_there() -> None:
+    node = running("10.244.0.1")
+    node.observe(sets=None, addresses=None, interface_addresses=None)
+    assert not node.plan().operations
+    held = examples.entry(SetKind.CLUSTER_IP, KEY)
+    node.observe(sets=None, some_sets={"KUBE-CLUSTER-IP": frozenset({held})})
+    assert not node.plan().operations
+    node.observe(sets=None, some_sets={"KUBE-CLUSTER-IP": None})
+    lost = [operation.item for operation in node.plan().operations if operation.verb is Verb.ADD]
+    assert IP_SETS["KUBE-CLUSTER-IP"] in lost
+    assert examples.entry(SetKind.CLUSTER_IP, KEY) in lost
+
+
+def test_node_ports_are_ours_by_the_addresses_that_were_read_last() -> None:
+    node = running("10.244.0.1")
+    stray = builders.frontend(builders.NODE_ADDRESS, 30001)
+    node.kernel.sets["KUBE-NODE-PORT-TCP"].entries.add(SetEntry("KUBE-NODE-PORT-TCP", port=30001))
+    node.observe(interface_addresses=(InterfaceAddress("eth0", stray.address, 16),))
+    node.kernel.virtual_servers[stray] = examples.observed({})
+    node.observe(interface_addresses=None)
+    assert stray not in node.reconciler.claims.virtual_servers.foreign
+
+
+def test_rules_of_a_family_that_was_not_read_are_believed_to_be_there() -> None:
+    node = running("10.244.0.1")
+    node.observe(skeletons={})
+    assert not node.plan().operations

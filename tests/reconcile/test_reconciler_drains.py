@@ -1,0 +1,171 @@
+"""The core on a kernel in memory: endpoints that are gone keep their connections."""
+
+import pytest
+
+from ipvsproxy.model.kernel import (
+    Connections,
+    RealServer,
+)
+from tests import builders
+from tests.reconcile.serving import BUSY, KEY, ONE, TWO, draining, removal, running, set_weight, web, weights
+
+
+@pytest.mark.checklist(89)
+def test_a_real_server_without_connections_is_gone_in_the_same_sync() -> None:
+    node = running("10.244.0.1", "10.244.0.2")
+    node.put(*web("10.244.0.2"))
+    node.sync()
+    assert weights(node) == {TWO: 1}
+    assert node.applied[0] == set_weight(ONE, 0)
+
+
+@pytest.mark.checklist(90)
+def test_a_real_server_with_connections_stays_without_weight_until_they_end() -> None:
+    node = running("10.244.0.1", "10.244.0.2")
+    node.kernel.connection_counts[KEY, ONE] = BUSY
+    node.put(*web("10.244.0.2"))
+    node.sync()
+    assert weights(node) == {ONE: 0, TWO: 1}
+    assert node.reconciler.pending == 0
+    assert node.reconciler.next_s() == node.now + 1
+    node.sync(after_s=1)
+    assert weights(node) == {ONE: 0, TWO: 1}
+    del node.kernel.connection_counts[KEY, ONE]
+    assert node.sync(after_s=1) == [removal(ONE)]
+    assert node.reconciler.next_s() is None
+
+
+def test_a_real_server_that_returns_while_draining_gets_its_weight_back_and_is_not_removed() -> None:
+    node = draining(drain_deadline_s=60)
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    assert set_weight(ONE, 1) in node.sync()
+    assert removal(ONE) not in node.sync(after_s=1000)
+    assert weights(node) == {ONE: 1, TWO: 1}
+    assert len(node.reconciler.drains) == 0
+
+
+def test_the_deadline_removes_a_real_server_with_its_connections() -> None:
+    node = draining(drain_deadline_s=60)
+    assert node.sync(after_s=59) == []
+    assert node.sync(after_s=1) == [removal(ONE)]
+    assert node.reconciler.next_s() is None
+
+
+def test_a_drain_whose_connections_cannot_be_counted_goes_on() -> None:
+    node = draining()
+    del node.kernel.connection_counts[KEY, ONE]
+    node.kernel.unreadable = {"connections"}
+    assert node.sync(after_s=10) == []
+    node.kernel.unreadable = set()
+    assert node.sync(after_s=10) == [removal(ONE)]
+
+
+def test_a_removed_virtual_server_takes_its_drains_along() -> None:
+    node = draining()
+    node.remove("web")
+    node.sync()
+    assert KEY not in node.kernel.virtual_servers
+    assert len(node.reconciler.drains) == 0
+    assert node.reconciler.next_s() is None
+
+
+def test_a_drain_goes_on_after_a_restart() -> None:
+    node = draining(drain_deadline_s=60)
+    node.restart()
+    assert [operation for operation in node.sync() if isinstance(operation.item, RealServer)] == [set_weight(ONE, 0)]
+    assert node.sync(after_s=59) == []
+    assert node.sync(after_s=1) == [removal(ONE)]
+
+
+def test_a_drain_that_is_seen_in_the_kernel_is_taken_up_with_nothing_said_to_it() -> None:
+    node = draining()
+    node.restart()
+    node.observe()
+    assert not any(isinstance(operation.item, RealServer) for operation in node.sync())
+    node.kernel.connection_counts.clear()
+    assert node.sync(after_s=1) == [removal(ONE)]
+
+
+def test_a_drain_goes_on_after_a_restart_though_endpoints_were_added_meanwhile() -> None:
+    node = draining()
+    node.kernel.connection_counts.clear()
+    del node.kernel.virtual_servers[KEY].real_servers[TWO]
+    node.restart()
+    node.sync()
+    assert weights(node) == {TWO: 1}
+
+
+@pytest.mark.checklist(26)
+def test_a_real_server_that_a_former_process_was_draining_gets_its_weight_back_when_it_is_wanted() -> None:
+    node = running("10.244.0.1")
+    weights(node)[ONE] = 0
+    node.restart()
+    node.sync()
+    assert weights(node) == {ONE: 1}
+
+
+def test_a_weight_changed_by_hand_is_set_right() -> None:
+    node = draining()
+    weights(node).update({ONE: 4, TWO: 0})
+    node.observe()
+    assert set(node.sync()) == {set_weight(ONE, 0), set_weight(TWO, 1)}
+    assert len(node.reconciler.drains) == 1
+
+
+def test_a_real_server_that_lost_its_weight_by_hand_and_then_its_endpoint_is_drained_all_the_same() -> None:
+    node = running("10.244.0.1", "10.244.0.2")
+    weights(node)[ONE] = 0
+    node.observe()
+    node.put(*web("10.244.0.2"))
+    node.sync()
+    assert weights(node) == {TWO: 1}
+
+
+def test_what_still_gets_connections_or_will_again_is_no_drain() -> None:
+    node = running("10.244.0.1", "10.244.0.2")
+    weights(node).update({ONE: 0, builders.backend("10.244.0.9"): 1})
+    node.observe()
+    assert len(node.reconciler.drains) == 0
+    node.sync()
+    assert weights(node) == {ONE: 1, TWO: 1}
+
+
+def test_a_draining_real_server_that_somebody_removed_is_forgotten() -> None:
+    node = draining()
+    del weights(node)[ONE]
+    node.observe()
+    assert node.sync() == []
+    assert len(node.reconciler.drains) == 0
+
+
+def test_drains_of_a_virtual_server_that_somebody_removed_are_forgotten() -> None:
+    node = draining()
+    del node.kernel.virtual_servers[KEY]
+    node.observe()
+    node.sync()
+    assert weights(node) == {TWO: 1}
+    assert len(node.reconciler.drains) == 0
+
+
+def test_drains_of_a_virtual_server_that_turns_out_to_be_gone_are_forgotten_at_once() -> None:
+    node = draining()
+    del node.kernel.virtual_servers[KEY]
+    node.put(*web("10.244.0.2", "10.244.0.3"))
+    node.sync()
+    assert len(node.reconciler.drains) == 0
+
+
+def test_counts_without_a_drain_mean_nothing() -> None:
+    node = running("10.244.0.1")
+    node.reconciler.note_connections({KEY: {ONE: Connections(0, 0)}}, node.now)
+    assert not node.plan().operations
+
+
+@pytest.mark.checklist(92)
+def test_a_real_server_that_is_gone_already_is_a_surprise_and_no_error() -> None:
+    node = draining()
+    del weights(node)[ONE]
+    assert node.sync(after_s=1) == [removal(ONE)]
+    assert node.has_failed
+    assert node.reports[-1].surprises == 1
+    assert node.reports[-1].pending == 0

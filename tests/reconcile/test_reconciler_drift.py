@@ -1,0 +1,109 @@
+"""The core on a kernel in memory: what somebody else changes is healed, and not fought over."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from ipvsproxy.model.kernel import (
+    FlowCleaning,
+    RealServer,
+    SetKind,
+    VirtualServerSettings,
+)
+from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.reconcile import drift
+from tests import builders
+from tests.reconcile import examples, simulation
+from tests.reconcile.serving import KEY, ONE, TWO, dns, draining, kinds, running, web, weights
+
+
+@pytest.mark.checklist(70, 93)
+def test_everything_that_somebody_took_away_is_put_back_and_everything_added_is_taken_away() -> None:
+    node = running("10.244.0.1")
+    kernel = node.kernel
+    stray = builders.frontend(builders.CLUSTER_IP, 9)
+    kernel.virtual_servers[KEY] = examples.observed({TWO: 1}, settings=VirtualServerSettings("wlc"))
+    kernel.virtual_servers[stray] = examples.observed({ONE: 1})
+    kernel.sets["KUBE-CLUSTER-IP"].entries = {examples.entry(SetKind.CLUSTER_IP, stray)}
+    del kernel.sets["KUBE-LOAD-BALANCER"]
+    kernel.addresses = {parse_address("10.96.0.77")}
+    kernel.chains[Family.IPV4].clear()
+    kernel.sysctls[simulation.SYSCTL.path] = "0"
+    node.observe()
+    node.sync()
+    assert kernel.virtual_servers == {KEY: examples.observed({ONE: 1})}
+    assert kernel.sets["KUBE-CLUSTER-IP"].entries == {examples.entry(SetKind.CLUSTER_IP, KEY)}
+    assert "KUBE-LOAD-BALANCER" in kernel.sets
+    assert kernel.addresses == {KEY.address}
+    assert kernel.chains[Family.IPV4]
+    assert kernel.sysctls == {simulation.SYSCTL.path: "1"}
+    assert not node.plan().operations
+
+
+def test_a_device_that_is_gone_comes_back_with_its_addresses() -> None:
+    node = running("10.244.0.1")
+    node.kernel.device = False
+    node.kernel.addresses.clear()
+    node.observe()
+    assert [kind.__name__ for _, kind in kinds(node.sync())] == ["Device", "BoundAddress"]
+
+
+def test_a_virtual_server_that_vanished_comes_back_whole_as_soon_as_that_shows() -> None:
+    node = running("10.244.0.1")
+    del node.kernel.virtual_servers[KEY]
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    node.sync()
+    assert node.has_failed
+    node.observe()
+    node.sync(after_s=1)
+    assert weights(node) == {ONE: 1, TWO: 1}
+    assert not node.plan().operations
+
+
+def test_a_virtual_server_that_vanished_while_it_was_drained_forgets_its_drains() -> None:
+    node = draining()
+    del node.kernel.virtual_servers[KEY]
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    node.sync()
+    node.sync(after_s=1)
+    assert weights(node) == {ONE: 1, TWO: 1}
+    assert len(node.reconciler.drains) == 0
+
+
+def test_whatever_somebody_breaks_again_and_again_is_left_alone_for_a_while_but_not_for_another_wish() -> None:
+    node = running("10.244.0.1")
+    for _ in range(drift.FREE_HEALS + 1):
+        _break_everything(node)
+        node.observe()
+        node.sync(after_s=1)
+    everything = {"set_entry", "address", "set", "device", "sysctl", "rules", "virtual_server"}
+    assert {place.kind for place in node.reconciler.drifts.take_news().left_alone} == everything
+    assert node.applied == []
+    found_s = node.now - 1
+    assert node.reconciler.next_s() == found_s + drift.FIRST_PATIENCE_S
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    assert weights_given(node.plan().operations) == {ONE, TWO}, "the virtual server is wished otherwise"
+    node.put(*dns("10.244.0.1"))
+    assert (Verb.REMOVE, FlowCleaning) in kinds(node.sync()), "others have nothing to do with it"
+    node.sync(after_s=drift.FIRST_PATIENCE_S)
+    assert not node.plan().operations
+    node.now += drift.CALM_S
+    node.observe()
+    assert not node.reconciler.drifts, "what was calm for long is forgotten"
+
+
+def _break_everything(node: simulation.SimulatedNode) -> None:
+    kernel = node.kernel
+    kernel.virtual_servers[KEY].real_servers[ONE] = 0
+    kernel.addresses.clear()
+    kernel.device = False
+    kernel.sets["KUBE-CLUSTER-IP"].entries.clear()
+    kernel.sets.pop("KUBE-LOAD-BALANCER", None)
+    kernel.chains[Family.IPV4].clear()
+    kernel.sysctls[simulation.SYSCTL.path] = "0"
+
+
+def weights_given(operations: Iterable[Operation]) -> set[RealServerKey]:
+    return {one.item.key for one in operations if isinstance(one.item, RealServer) and one.item.weight}

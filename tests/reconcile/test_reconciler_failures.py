@@ -1,0 +1,261 @@
+"""The core on a kernel in memory: what fails, is surprising or can not be is told, and tried again."""
+
+import errno
+
+from ipvsproxy.model.kernel import (
+    BoundAddress,
+    FlowCleaning,
+    IpSet,
+    RealServer,
+    RealServers,
+    SetEntry,
+    SetKind,
+    Sysctl,
+    VirtualServer,
+)
+from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.reconcile.retry import LONGEST_DELAY_S
+from tests import builders
+from tests.reconcile import examples, simulation
+from tests.reconcile.serving import KEY, ONE, TWO, dns, kinds, running, web, weights
+
+
+def test_a_failure_is_reported_with_its_errno_and_stays_pending() -> None:
+    node = simulation.SimulatedNode()
+    node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), errno.ENOMEM)
+    node.put(*web("10.244.0.1"))
+    node.sync()
+    report = node.reports[0]
+    assert report.failed["add", "virtual_server"] == 1
+    assert not report.done["add", "address"], "the host itself would answer there"
+    assert report.pending > 0
+    assert report.errors[0].errno == errno.ENOMEM
+
+
+def test_a_report_shows_a_few_failures_and_counts_all() -> None:
+    node = simulation.SimulatedNode()
+    node.kernel.fail(lambda operation: isinstance(operation.item, IpSet), times=17)
+    node.sync()
+    assert node.reports[0].failed["add", "set"] == 17
+    assert len(node.reports[0].errors) == 5
+
+
+def test_what_fails_is_tried_again_later_and_later_and_does_not_stop_others() -> None:
+    node = simulation.SimulatedNode()
+    node.kernel.fail(lambda operation: operation.item == BoundAddress(KEY.address), times=1000)
+    node.put(*web("10.244.0.1"))
+    node.sync()
+    assert weights(node) == {ONE: 1}
+    began, tries = node.now, []
+    for _ in range(9):
+        due_s = node.reconciler.next_s()
+        assert due_s is not None
+        assert node.sync(after_s=(due_s - node.now) / 2) == []
+        assert len(node.sync(after_s=due_s - node.now)) == 1
+        tries.append(node.now - began)
+        began = node.now
+    assert tries == [1, 2, 4, 8, 16, 32, LONGEST_DELAY_S, LONGEST_DELAY_S, LONGEST_DELAY_S]
+    node.put(*web("10.244.0.2"))
+    assert Operation(Verb.ADD, RealServer(KEY, TWO, 1)) in node.sync()
+
+
+def test_a_changed_wish_is_tried_at_once_and_the_same_one_is_not() -> None:
+    node = running("10.244.0.1")
+    sticky = builders.service("web", affinity_timeout_s=10800, created_s=5.0)
+    node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=1)
+    node.put(sticky, web("10.244.0.1")[1])
+    node.sync()
+    node.put(sticky, web("10.244.0.1")[1])
+    assert node.sync() == []
+    node.remove("web")
+    assert (Verb.REMOVE, VirtualServer) in kinds(node.sync())
+
+
+def test_changed_rules_are_tried_at_once_though_the_former_ones_failed() -> None:
+    node = simulation.SimulatedNode()
+    node.kernel.fail(lambda operation: isinstance(operation.item, Skeleton), times=1)
+    node.sync()
+    node.put(*web("10.244.0.1"))
+    assert (Verb.SET, Skeleton) in kinds(node.sync())
+
+
+def test_rules_of_both_families_that_fail_wait_both() -> None:
+    reconciler = Reconciler(Policy())
+    for family in Family:
+        reconciler.claims.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
+    failing = reconciler.plan(0).operations
+    assert [operation.item.family for operation in failing if isinstance(operation.item, Skeleton)] == list(Family)
+    reconciler.settle([Outcome(operation, "no such table", errno.ENOENT) for operation in failing], 0)
+    assert not reconciler.plan(0).operations
+    assert reconciler.plan(1).operations == failing
+
+
+def test_cleanings_that_fail_wait_each_for_itself() -> None:
+    node = simulation.SimulatedNode()
+    node.kernel.fail(lambda operation: isinstance(operation.item, FlowCleaning), times=100)
+    _, slices = dns("10.244.0.1")
+    node.put(builders.service("dns", builders.service_port(53, Protocol.UDP, node_port=30053)), slices)
+    assert sum(isinstance(operation.item, FlowCleaning) for operation in node.sync()) == 2
+    assert node.reconciler.pending == 2
+
+
+def test_real_servers_that_fail_wait_each_for_itself() -> None:
+    node = simulation.SimulatedNode()
+    node.kernel.fail(lambda operation: isinstance(operation.item, RealServer), times=100)
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    assert sum(isinstance(operation.item, RealServer) for operation in node.sync()) == 2
+    assert sum(isinstance(operation.item, RealServer) for operation in node.sync(after_s=1)) == 2
+
+
+def test_of_several_new_real_servers_one_that_fails_waits_alone() -> None:
+    node = simulation.SimulatedNode()
+    refused = builders.backend("10.244.0.2")
+    node.kernel.fail(lambda operation: isinstance(operation.item, RealServer) and operation.item.key == refused, times=1)
+    node.put(*web("10.244.0.1", "10.244.0.2", "10.244.0.3"))
+    node.sync()
+    assert node.kernel.virtual_servers[KEY].real_servers == {builders.backend(f"10.244.0.{one}"): 1 for one in (1, 3)}
+    assert sum(report.failed["add", "real_server"] for report in node.reports) == 1
+    assert node.sync(after_s=1) == [Operation(Verb.ADD, RealServer(KEY, refused))]
+
+
+def test_new_real_servers_whose_answer_was_lost_are_failures_each_and_wait_together() -> None:
+    node = simulation.SimulatedNode()
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    operations = node.plan().operations
+    report = node.reconciler.settle([Outcome(one, "no answer") for one in operations], node.now)
+    assert report.failed["add", "real_server"] == 2
+    assert not node.plan().operations
+    assert node.reconciler.next_s() == node.now + 1
+    node.sync(after_s=1)
+    assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
+
+
+def test_new_real_servers_are_told_nothing_by_the_failure_of_their_virtual_server() -> None:
+    node = simulation.SimulatedNode()
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    for operation in node.plan().operations:
+        missing = isinstance(operation.item, RealServers)
+        failed = missing or isinstance(operation.item, VirtualServer)
+        number = errno.ESRCH if missing else errno.ENOENT
+        node.reconciler.settle([Outcome(operation, "no", number) if failed else Outcome(operation)], node.now)
+    node.sync(after_s=1)
+    assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
+
+
+def test_what_has_succeeded_since_wakes_nobody() -> None:
+    node = simulation.SimulatedNode()
+    node.put(*web("10.244.0.1"))
+    failing = node.plan().operations[-1]
+    node.reconciler.settle([Outcome(failing, "out of memory", errno.ENOMEM)], node.now)
+    assert node.reconciler.next_s() == node.now + 1
+    node.reconciler.settle([Outcome(failing)], node.now + 1)
+    assert node.reconciler.next_s() is None
+
+
+def test_what_could_not_be_removed_is_pending() -> None:
+    node = running("10.244.0.1")
+    node.kernel.fail(lambda operation: operation == Operation(Verb.REMOVE, BoundAddress(KEY.address)))
+    node.remove("web")
+    node.sync()
+    assert node.reconciler.pending == 1
+
+
+def test_a_failure_that_nobody_cares_about_any_more_does_not_wake_the_loop() -> None:
+    node = running("10.244.0.1")
+    node.kernel.fail(lambda operation: isinstance(operation.item, SetEntry), times=1)
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    node.sync()
+    assert node.reconciler.next_s() == node.now + 1
+    node.put(*web("10.244.0.1"))
+    node.sync()
+    assert node.reconciler.next_s() is None
+
+
+def test_real_servers_wait_for_a_virtual_server_that_failed_and_come_with_it() -> None:
+    node = simulation.SimulatedNode()
+    node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=2)
+    node.put(*web("10.244.0.1"))
+    node.sync()
+    assert node.sync(after_s=0.5) == []
+    node.sync(after_s=0.5)
+    assert node.sync(after_s=1.9) == []
+    node.sync(after_s=0.1)
+    assert weights(node) == {ONE: 1}
+
+
+def test_a_real_server_whose_virtual_server_vanished_does_not_wait_longer_than_the_first_delay() -> None:
+    node = running("10.244.0.1")
+    for endpoints in (("10.244.0.1", "10.244.0.2"), ("10.244.0.1",), ("10.244.0.1", "10.244.0.2")):
+        del node.kernel.virtual_servers[KEY]
+        node.put(*web(*endpoints))
+        node.sync()
+        node.sync(after_s=1)
+    node.observe()
+    node.sync()
+    assert weights(node) == {ONE: 1, TWO: 1}
+
+
+def test_a_virtual_server_stays_known_by_its_entries_while_its_removal_fails() -> None:
+    node = running("10.244.0.1")
+    node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE and isinstance(operation.item, VirtualServer))
+    node.remove("web")
+    node.sync()
+    assert examples.entry(SetKind.CLUSTER_IP, KEY) in node.kernel.sets["KUBE-CLUSTER-IP"].entries
+    assert KEY.address in node.kernel.addresses
+    fresh = simulation.SimulatedNode(node.kernel)
+    fresh.sync()
+    assert not fresh.kernel.virtual_servers
+    assert not fresh.kernel.addresses
+
+
+def test_a_setting_that_cannot_be_written_is_tried_again_when_it_changes_and_holds_up_nothing() -> None:
+    kernel = simulation.new_kernel()
+    kernel.fail(lambda operation: isinstance(operation.item, Sysctl), errno.EROFS, times=2)
+    node = simulation.SimulatedNode(kernel)
+    node.put(*web("10.244.0.1"))
+    assert (Verb.SET, Sysctl) in kinds(node.sync())
+    assert weights(node) == {ONE: 1}
+    assert (node.reconciler.pending, set(node.reconciler.claims.settings_given_up)) == (0, {simulation.SYSCTL.path})
+    assert node.reconciler.next_s() is None
+    node.observe()
+    assert kinds(node.sync(after_s=600)) == []
+    kernel.sysctls[simulation.SYSCTL.path] = "2"
+    node.observe()
+    assert kinds(node.sync()) == [(Verb.SET, Sysctl)]
+    assert kinds(node.sync(after_s=600)) == []
+    kernel.sysctls[simulation.SYSCTL.path] = "3"
+    node.observe()
+    node.sync()
+    assert kernel.sysctls == {simulation.SYSCTL.path: "1"}
+    assert (node.reconciler.pending, node.reconciler.claims.settings_given_up) == (0, {})
+
+
+def test_a_setting_that_was_refused_is_tried_again_when_another_value_is_wanted() -> None:
+    kernel = simulation.new_kernel()
+    kernel.fail(lambda operation: isinstance(operation.item, Sysctl), errno.EROFS)
+    node = simulation.SimulatedNode(kernel)
+    node.sync()
+    assert kinds(node.sync()) == []
+    node.reconciler.claims.put_node(tuple(Family), [simulation.SYSCTL._replace(value="2")], None)
+    node.sync()
+    assert kernel.sysctls == {simulation.SYSCTL.path: "2"}
+
+
+def test_a_surprise_is_counted_and_what_was_asked_is_in_force() -> None:
+    node = running("10.244.0.1")
+    node.kernel.virtual_servers[KEY].real_servers[TWO] = 1
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    node.sync()
+    assert sum(report.surprises for report in node.reports) == 1
+    assert not node.plan().operations
+
+
+def test_an_outcome_for_a_virtual_server_that_is_not_there_changes_nothing() -> None:
+    node = running()
+    elsewhere = RealServer(builders.frontend("10.96.0.99", 80), ONE)
+    report = node.reconciler.settle([Outcome(Operation(Verb.ADD, elsewhere))], node.now)
+    assert report.done == {("add", "real_server"): 1}
+    assert not node.plan().operations
