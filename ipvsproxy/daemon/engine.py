@@ -20,26 +20,24 @@ import structlog
 
 from ipvsproxy.daemon import garbage, journal
 from ipvsproxy.daemon.reading import KernelReader, in_slices
-from ipvsproxy.daemon.refusals import Refusals
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.summary import SyncSummary, Watcher
+from ipvsproxy.daemon.translator import Translator
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import Connections, InterfaceAddress, SetKind, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, SetKind, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome, Plan, Report
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import Node, ObjectKind, ServiceName
+from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.reconcile import drain
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.translate import refusal, skeleton, state, view
+from ipvsproxy.translate import view
 
 FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
 """Programmed before all others: with these a new node is usable while the rest is under way."""
 EXPECTED_SETS = frozenset({SetKind.LOOP_BACK})
 """Sets that hold entries on nearly every node, if not of the first Services: their rules are written with the first ones."""
-WORK_PER_STEP = 100
-"""How many endpoints are translated before the time is asked for: about a third of a millisecond."""
 SERVICES_AT_ONCE = 250
 """How many Services are translated before they are programmed: the operations of a batch are planned and booked in one go."""
 REST_FACTOR = 4
@@ -80,7 +78,6 @@ class Engine:
     ) -> None:
         """``clock`` tells the time, ``processor_clock`` how long this process has used a processor; both in seconds."""
         self._settings = settings
-        self._translation = translation
         self._store = store
         self._kernel = kernel
         self._watcher = watcher
@@ -93,10 +90,7 @@ class Engine:
         self._reader = KernelReader(self.reconciler, kernel, self._journal, clock, processor_clock)
         self._addresses_changed = False
         self._sync_took_s = 0.0
-        self._view: view.NodeView | None = None
-        self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey]] = (None, (), frozenset())
-        self._refusals = Refusals()
-        self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
+        self._translator = Translator(settings.node_name, translation, store, self.reconciler)
 
     # What comes from outside.
 
@@ -151,12 +145,12 @@ class Engine:
             if await self._reader.observe():
                 break
             await asyncio.sleep(self._reader.audit_due_s - self._clock())
-        self._update_view()
+        self._translator.look_at_node(self._reader.addresses, self._clock())
         report = _NOTHING
         names = [name for name in FIRST_SERVICES if name in self._store.services]
         if names:
             for name in names:
-                self._translate(name)
+                self._translator.put(name)
             # Where lists are doubted, these rules could not be taken back.
             report = await self._add(report, frozenset() if self._store.may_lack_all else EXPECTED_SETS)
             report = await self._add(report)  # addresses are bound when their virtual servers are there
@@ -216,7 +210,7 @@ class Engine:
             await self._reader.read_addresses()
             observed = self._clock()
         self._reader.has_drifted = False
-        seen = self._update_view()
+        seen = self._translator.look_at_node(self._reader.addresses, observed)
         changes = self._store.take()
         translated = observed
         for names in _batches(changes.services):
@@ -226,7 +220,7 @@ class Engine:
             if len(names) == SERVICES_AT_ONCE:
                 done_before = await self._add(done_before)
             translated = self._clock()
-        changes = dataclasses.replace(changes, complaints=(*changes.complaints, *self._refusals.take()))
+        changes = dataclasses.replace(changes, complaints=(*changes.complaints, *self._translator.refusals.take()))
         self._journal.complain(changes.complaints)
         self._journal.tell_doubts(self._store.doubts)
         conflicts = self._journal.tell_conflicts(self.reconciler.claims.conflicts())
@@ -253,19 +247,19 @@ class Engine:
         """The families without all that their Services stand on."""
         claims = self.reconciler.claims
         if claims.devices.pending:
-            return self._translation.families
+            return self._translator.settings.families
         return {ip_set.family for ip_set in claims.sets.pending} | set(claims.skeletons.pending)
 
     async def _add(self, total: Report, expected: frozenset[SetKind] = frozenset()) -> Report:
         """Add what is wanted and may be added now: some of it may only be after other things; returns ``total`` with that."""
-        self._put_skeletons(expected)
+        self._translator.put_skeletons(expected)
         now = self._clock()
         return _sum(total, await self._apply(self.reconciler.plan(now, only_additions=True), now))
 
     async def _program(self, now: float, total: Report) -> Report:
         """Plan, apply and settle until nothing can be done; returns ``total`` with what was done."""
         while True:
-            self._put_skeletons()
+            self._translator.put_skeletons()
             # Additions first, and nothing else while it is not sure that the API has nothing else.
             plan = self.reconciler.plan(now, only_additions=self._store.may_lack_all)
             if plan.operations:
@@ -297,86 +291,24 @@ class Engine:
         self.reconciler.note_connections(counts, self._clock())
         return True
 
-    # What is wanted.
+    async def _translate_all(self, names: Iterable[ServiceName], now: float) -> None:
+        await in_slices(self._translator.putting(names), self._clock, now)
 
     def _adopt_choices(self) -> None:
         """Take up what ``reconfigure`` brought: every Service and rule may be concerned."""
         if self._new_choices is None:
             return
-        self._settings, self._translation, policy = self._new_choices
+        self._settings, translation, policy = self._new_choices
         self._new_choices = None
         self.reconciler.adopt(policy)
+        self._translator.adopt(translation)
         self._put_node()
-        self._view = None
-        self._skeleton_inputs.clear()
         self._reader.audit_due_s = 0.0
 
     def _put_node(self) -> None:
-        self._reader.families, self._reader.audit_interval_s = self._translation.families, self._settings.audit_interval_s
-        self.reconciler.claims.put_node(self._translation.families, self._settings.sysctls, self._settings.timeouts)
-
-    def _update_view(self) -> view.NodeView:
-        """Build the view of this node anew; where it differs from the last one, every Service may be concerned."""
-        node = self._store.node(self._settings.node_name)
-        api_servers = self._api_servers()
-        if self._view is not None and self._view_inputs == (node, self._reader.addresses, api_servers):
-            return self._view
-        self._view_inputs = (node, self._reader.addresses, api_servers)
-        seen = view.view_node(self._translation, self._settings.node_name, node, self._reader.addresses, api_servers)
-        if seen != self._view:
-            if self._view is not None:
-                log.info("node changed", zone=seen.zone, addresses=[str(one) for one in seen.primary_addresses.values()])
-            self._view = seen
-            self._store.touch_all(self._clock())
-        return seen
-
-    def _api_servers(self) -> frozenset[RealServerKey]:
-        """Where the API servers are, as their own Service says."""
-        return frozenset(
-            key
-            for item in self._store.slices_of(refusal.KUBERNETES)
-            for port in item.ports
-            for key in state.real_servers(item, port.port)
-        )
-
-    async def _translate_all(self, names: Iterable[ServiceName], now: float) -> None:
-        await in_slices(self._translate_in_steps(names), self._clock, now)
-
-    def _translate_in_steps(self, names: Iterable[ServiceName]) -> Iterator[None]:
-        """Pauses after each ``WORK_PER_STEP``: a Service counts as one endpoint more than it has, for each of its ports."""
-        work = 0
-        for name in names:
-            work += self._translate(name)
-            if work >= WORK_PER_STEP:
-                work = 0
-                yield
-
-    def _translate(self, name: ServiceName) -> int:
-        """Have the reconciler know what a Service wants now; returns how much work that was, in endpoints."""
-        service, wanted, work = self._store.services.get(name), None, 1
-        if service is not None and self._view is not None:
-            slices = self._store.slices_of(name)
-            wanted = state.translate(service, slices, self._view, self._translation)
-            work = (1 + sum([len(item.conditions) for item in slices])) * max(1, len(service.ports))
-        journal.tell_wanted(name, wanted)
-        self._refusals.note(name, service, wanted)
-        self.reconciler.put(name, wanted)
-        return work
-
-    def _put_skeletons(self, expected: frozenset[SetKind] = frozenset()) -> None:
-        """``expected``: sets that will hold entries soon, if a family has any; that counts where it has no rules in force yet."""
-        if self._view is None:
-            return
-        claims = self.reconciler.claims
-        refused = claims.refused()
-        for family in self._translation.families:
-            occupied, seen = claims.occupied(family), claims.skeletons.observed.get(family)
-            if occupied and not (seen and seen.chains):
-                occupied |= expected
-            inputs = (self._view, occupied, refused)
-            if self._skeleton_inputs.get(family) != inputs:
-                self._skeleton_inputs[family] = inputs
-                claims.put_skeleton(skeleton.build_skeleton(family, self._translation, *inputs))
+        families = self._translator.settings.families
+        self._reader.families, self._reader.audit_interval_s = families, self._settings.audit_interval_s
+        self.reconciler.claims.put_node(families, self._settings.sysctls, self._settings.timeouts)
 
 
 class _Applied(NamedTuple):

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ipvsproxy.daemon import engine, reading, store
+from ipvsproxy.daemon import engine, reading, store, translator
 from ipvsproxy.kernel import iptables_process, ipvs_message, netlink, node
 from ipvsproxy.reconcile import reconciler
 from ipvsproxy.translate import decode
@@ -69,8 +69,8 @@ class Meter:
         for owner, function, name in (
             (decode, "decode_list", "decode"),
             (store.Store, "deliver", "store"),
-            (engine.Engine, "_update_view", "view"),
-            (engine.Engine, "_put_skeletons", "rules"),
+            (translator.Translator, "look_at_node", "view"),
+            (translator.Translator, "put_skeletons", "rules"),
             (reconciler.Reconciler, "plan", "plan"),
             (reconciler.Reconciler, "settle", "settle"),
             (node.NodeKernel, "observe", "read"),

@@ -1,0 +1,115 @@
+"""What the store holds, told to the reconciler as what the node and its Services want.
+
+A Service is translated when something of it has changed; all of them when the node is seen otherwise than before.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import structlog
+
+from ipvsproxy.daemon import journal
+from ipvsproxy.daemon.refusals import Refusals
+from ipvsproxy.daemon.store import Store
+from ipvsproxy.model.kernel import InterfaceAddress, SetKind, VirtualServerKey
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.service import Node, ServiceName
+from ipvsproxy.reconcile.reconciler import Reconciler
+from ipvsproxy.translate import refusal, skeleton, state, view
+
+WORK_PER_STEP = 100
+"""How many endpoints are translated before the time is asked for: about a third of a millisecond."""
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class Translator:
+    """Has a reconciler know what is wanted. Nothing is, of any Service, before ``look_at_node`` was called.
+
+    ``settings`` are the operator's choices. ``refusals`` are what was found of Services that can not be served as they are.
+    """
+
+    def __init__(self, node_name: str, settings: view.Settings, store: Store, reconciler: Reconciler) -> None:
+        self.settings = settings
+        self.refusals = Refusals()
+        self._node_name = node_name
+        self._store = store
+        self._reconciler = reconciler
+        self._view: view.NodeView | None = None
+        self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey]] = (None, (), frozenset())
+        self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
+
+    def adopt(self, settings: view.Settings) -> None:
+        """Go by other choices from the next look at the node on."""
+        self.settings = settings
+        self._view = None
+        self._skeleton_inputs.clear()
+
+    def look_at_node(self, addresses: tuple[InterfaceAddress, ...], now: float) -> view.NodeView:
+        """See the node with these addresses of its interfaces; where it differs from before, every Service may be concerned.
+
+        These have changed ``now`` then, in the store.
+        """
+        node = self._store.node(self._node_name)
+        api_servers = self._api_servers()
+        if self._view is not None and self._view_inputs == (node, addresses, api_servers):
+            return self._view
+        self._view_inputs = (node, addresses, api_servers)
+        seen = view.view_node(self.settings, self._node_name, node, addresses, api_servers)
+        if seen != self._view:
+            if self._view is not None:
+                log.info("node changed", zone=seen.zone, addresses=[str(one) for one in seen.primary_addresses.values()])
+            self._view = seen
+            self._store.touch_all(now)
+        return seen
+
+    def _api_servers(self) -> frozenset[RealServerKey]:
+        """Where the API servers are, as their own Service says."""
+        return frozenset(
+            key
+            for item in self._store.slices_of(refusal.KUBERNETES)
+            for port in item.ports
+            for key in state.real_servers(item, port.port)
+        )
+
+    def putting(self, names: Iterable[ServiceName]) -> Iterator[None]:
+        """``put`` for each, with a pause after ``WORK_PER_STEP``."""
+        work = 0
+        for name in names:
+            work += self.put(name)
+            if work >= WORK_PER_STEP:
+                work = 0
+                yield
+
+    def put(self, name: ServiceName) -> int:
+        """Have the reconciler know what a Service wants now; returns how much work that was, in endpoints.
+
+        A Service counts as one endpoint more than it has, for each of its ports.
+        """
+        service, wanted, work = self._store.services.get(name), None, 1
+        if service is not None and self._view is not None:
+            slices = self._store.slices_of(name)
+            wanted = state.translate(service, slices, self._view, self.settings)
+            work = (1 + sum([len(item.conditions) for item in slices])) * max(1, len(service.ports))
+        journal.tell_wanted(name, wanted)
+        self.refusals.note(name, service, wanted)
+        self._reconciler.put(name, wanted)
+        return work
+
+    def put_skeletons(self, expected: frozenset[SetKind] = frozenset()) -> None:
+        """Have the reconciler know which rules are needed for what is wanted.
+
+        ``expected``: sets that will hold entries soon, if a family has any; that counts where it has no rules in force yet.
+        """
+        if self._view is None:
+            return
+        claims = self._reconciler.claims
+        refused = claims.refused()
+        for family in self.settings.families:
+            occupied, seen = claims.occupied(family), claims.skeletons.observed.get(family)
+            if occupied and not (seen and seen.chains):
+                occupied |= expected
+            inputs = (self._view, occupied, refused)
+            if self._skeleton_inputs.get(family) != inputs:
+                self._skeleton_inputs[family] = inputs
+                claims.put_skeleton(skeleton.build_skeleton(family, self.settings, *inputs))
