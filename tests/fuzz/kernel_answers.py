@@ -5,7 +5,18 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator
 
-from ipvsproxy.kernel import addresses, conntrack, ipset, iptables, ipvs, ipvs_listing, ipvs_traffic, message, netlink, notify
+from ipvsproxy.kernel import (
+    addresses,
+    conntrack,
+    ipset,
+    iptables_text,
+    ipvs,
+    ipvs_listing,
+    ipvs_traffic,
+    message,
+    netlink,
+    notify,
+)
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import DEVICE, IP_SETS, Flow, FlowCleaning
 from ipvsproxy.model.net import Address, Family, Protocol
@@ -56,13 +67,13 @@ def _read_block(block: ipvs_listing.Block) -> None:
 def iptables_save(data: bytes) -> None:
     """Any output of ``iptables-save``; whatever is read in it, what is written on account of it is ours."""
     try:
-        listing = iptables.parse_save(data.decode(errors="replace"), skeleton.CHAINS, skeleton.JUMPS)
+        listing = iptables_text.parse_save(data.decode(errors="replace"), skeleton.CHAINS, skeleton.JUMPS)
     except ValueError as error:
         _check_reason(error)
         return
     built = skeleton.build_skeleton(Family.IPV4, Settings(), builders.node_view(), (), ())
-    restore_text.check(iptables.render_restore(built, listing))
-    restore_text.check(iptables.render_removal(built, listing))
+    restore_text.check(iptables_text.render_restore(built, listing))
+    restore_text.check(iptables_text.render_removal(built, listing))
 
 
 def _check(address: Address) -> None:

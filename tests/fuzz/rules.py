@@ -10,7 +10,7 @@ from ipvsproxy.config import load
 from ipvsproxy.config.given import ConfigError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
-from ipvsproxy.kernel import ipset_message, iptables, ipvs_message
+from ipvsproxy.kernel import ipset_message, iptables_text, ipvs_message
 from ipvsproxy.model.kernel import InterfaceAddress, RealServer, SetEntry
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
@@ -26,10 +26,10 @@ _MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 _ENCODER = ipvs_message.Encoder(33)
 _SEQUENCE = bytes(4)
 _CARRIED = builders.addresses("192.168.0.10", "fe80::1", "fd00::10", "127.0.0.1")
-_ALL_THERE = iptables.Listing(
+_ALL_THERE = iptables_text.Listing(
     chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=dict.fromkeys(skeleton.JUMPS, 2), strangers={skeleton.CHAINS[0]: "-A X"}
 )
-_NOTHING_THERE = iptables.Listing(chains={}, jumps={}, strangers={})
+_NOTHING_THERE = iptables_text.Listing(chains={}, jumps={}, strangers={})
 
 
 def rules(data: bytes) -> None:
@@ -52,8 +52,8 @@ def rules(data: bytes) -> None:
     claims = reconciler.claims
     for family, found in ((Family.IPV4, _ALL_THERE), (Family.IPV6, _NOTHING_THERE)):
         built = skeleton.build_skeleton(family, settings, seen, claims.occupied(family), claims.refused())
-        restore_text.check(iptables.render_restore(built, found))
-        restore_text.check(iptables.render_removal(built, found))
+        restore_text.check(iptables_text.render_restore(built, found))
+        restore_text.check(iptables_text.render_removal(built, found))
 
 
 def _config(chooser: Chooser) -> Config | None:

@@ -1,0 +1,143 @@
+"""The rules as text: what ``iptables-save`` prints of ours, and what ``iptables-restore`` is to read.
+
+Rules are compared as text. ``Rule.text`` is what ``iptables-save`` 1.8 prints, for the nf_tables and the legacy variant alike;
+where versions print one rule in two ways, ``parse_save`` turns the other way into that one.
+"""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+from ipvsproxy.model.rules import ChainKey, Jump, Skeleton
+
+_INCOMPATIBLE = re.compile(r"# Table `(\w+)' is incompatible")
+_BARE_COMMENT = re.compile(r'--comment ([^"\s]\S*)')
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What ``iptables-save`` shows of ours in one family.
+
+    ``chains`` holds those that exist, with the text of each rule. ``jumps`` counts how often each one is there: a second one
+    of a kind is as wrong as none. ``strangers`` names, for a chain of ours, a rule of somebody else that leads to it.
+    ``above`` and ``below`` are somebody else's rules before and behind each jump, in its chain.
+    """
+
+    chains: Mapping[ChainKey, tuple[str, ...]]
+    jumps: Mapping[Jump, int]
+    strangers: Mapping[ChainKey, str]
+    above: Mapping[Jump, frozenset[str]] = dataclasses.field(default_factory=dict)
+    below: Mapping[Jump, frozenset[str]] = dataclasses.field(default_factory=dict)
+
+
+NOTHING_LISTED = Listing(chains={}, jumps={}, strangers={})
+
+
+def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump]) -> Listing:
+    """Pick what is ours out of the output of ``iptables-save``.
+
+    Raises:
+        ValueError: the output is not complete: a table does not end with COMMIT, or one of ours is not shown.
+    """
+    found: dict[ChainKey, list[str]] = {}
+    count: collections.Counter[Jump] = collections.Counter()
+    strangers: dict[ChainKey, str] = {}
+    known_jumps = {(ChainKey(jump.table, jump.source), jump.text): jump for jump in jumps}
+    above: dict[Jump, frozenset[str]] = {}
+    others: dict[ChainKey, list[str]] = {key: [] for key, _ in known_jumps}
+    for key, rule in _rules(text, {key.table for key in chains}):
+        if key in chains:
+            content = found.setdefault(key, [])
+            if rule is not None:
+                content.append(_normalise(rule))
+        elif rule is None:
+            continue
+        elif (key, rule) in known_jumps:
+            count[known_jumps[key, rule]] += 1
+            above[known_jumps[key, rule]] = frozenset(others[key])
+            continue
+        elif (target := ChainKey(key.table, _target(rule))) in chains:
+            strangers[target] = f"-A {key.chain} {rule}"
+        if key in others and rule is not None:
+            others[key].append(rule)
+    below = {jump: frozenset(others[ChainKey(jump.table, jump.source)]) - seen for jump, seen in above.items()}
+    whole = {key: tuple(rules) for key, rules in found.items()}
+    return Listing(chains=whole, jumps=count, strangers=strangers, above=above, below=below)
+
+
+def _rules(text: str, tables: Collection[str]) -> Iterator[tuple[ChainKey, str | None]]:
+    """Every chain with None, then every rule with its text, table by table."""
+    table = ""
+    for line in text.splitlines():
+        if line.startswith("-A "):
+            name, _, rule = line[3:].partition(" ")
+            yield ChainKey(table, name), rule
+        elif line.startswith(":"):
+            yield ChainKey(table, line[1:].partition(" ")[0]), None
+        elif line.startswith("*"):
+            table = line[1:]
+        elif line == "COMMIT":
+            table = ""
+        elif (incompatible := _INCOMPATIBLE.match(line)) and incompatible[1] in tables:
+            raise ValueError(f"table {incompatible[1]} holds rules of nft that iptables cannot show: remove them with nft")
+    if table:
+        raise ValueError(f"its output ends in the middle of table {table[:32]}")
+
+
+def _normalise(rule: str) -> str:
+    # A comment of one word is printed without quotes. Some releases of libxt_ipvs print --vproto as --proto, which they
+    # cannot read back themselves.
+    return _BARE_COMMENT.sub(r'--comment "\1"', rule).replace("-m ipvs --proto ", "-m ipvs --vproto ")
+
+
+def _target(rule: str) -> str:
+    found = re.search(r"(?:^| )-[jg] (\S+)", rule)
+    return found.group(1) if found else ""
+
+
+def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump] = ()) -> str:
+    """The input of ``iptables-restore --noflush`` that puts a skeleton in force.
+
+    Every chain is declared, which empties it, and written anew. A jump that is absent is put first in its chain, in the
+    skeleton's order, so that the last one ends up on top, as kube-proxy's do; one that is present stays where it is. Of
+    several equal ones the last stays: all were put first, so it is the oldest. Those that were ``moved`` are put first again.
+    """
+    lines: list[str] = []
+    for table in _tables(skeleton):
+        keys = [key for key in skeleton.chains if key.table == table]
+        lines.append(f"*{table}")
+        lines += [f":{key.chain} - [0:0]" for key in keys]
+        lines += [f"-A {key.chain} {rule.text}" for key in keys for rule in skeleton.chains[key]]
+        for jump in skeleton.jumps:
+            if jump.table == table:
+                there = listing.jumps.get(jump, 0)
+                stays = there > 0 and jump not in moved
+                lines += [f"-D {jump.source} {jump.text}"] * (there - stays)
+                lines += [] if stays else [f"-I {jump.source} {jump.text}"]
+        lines.append("COMMIT")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def render_removal(skeleton: Skeleton, listing: Listing) -> str:
+    """The input of ``iptables-restore --noflush`` that removes what is there of a skeleton; empty when nothing is.
+
+    A chain that somebody else's rule leads to cannot be deleted, and would make the kernel refuse the whole table: it is
+    only emptied.
+    """
+    lines: list[str] = []
+    for table in _tables(skeleton):
+        keys = [key for key in skeleton.chains if key.table == table and key in listing.chains]
+        jumps = [jump for jump in skeleton.jumps if jump.table == table for _ in range(listing.jumps.get(jump, 0))]
+        if not keys and not jumps:
+            continue
+        lines.append(f"*{table}")
+        lines += [f":{key.chain} - [0:0]" for key in keys]
+        lines += [f"-D {jump.source} {jump.text}" for jump in jumps]
+        lines += [f"-X {key.chain}" for key in keys if key not in listing.strangers]
+        lines.append("COMMIT")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _tables(skeleton: Skeleton) -> Iterator[str]:
+    return iter(dict.fromkeys(key.table for key in skeleton.chains))

@@ -1,0 +1,23 @@
+"""A small skeleton, and what is listed where nothing and where all of it is there."""
+
+from ipvsproxy.kernel import iptables_text
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMatch, Skeleton
+
+SERVICES = ChainKey("nat", "KUBE-SERVICES")
+MARK = ChainKey("nat", "KUBE-MARK-MASQ")
+FILTER = ChainKey("filter", "KUBE-IPVS-FILTER")
+OUTPUT = Jump("nat", "OUTPUT", "KUBE-SERVICES", "kubernetes service portals")
+PREROUTING = Jump("nat", "PREROUTING", "KUBE-SERVICES", "kubernetes service portals")
+INPUT = Jump("filter", "INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter")
+SKELETON = Skeleton(
+    family=Family.IPV4,
+    chains={
+        SERVICES: (Rule(set=SetMatch("KUBE-CLUSTER-IP", "dst,dst"), target="KUBE-MARK-MASQ"),),
+        MARK: (Rule(target="MARK --set-xmark 0x4000/0x4000"),),
+        FILTER: (),
+    },
+    jumps=(OUTPUT, PREROUTING, INPUT),
+)
+NOTHING = iptables_text.Listing(chains={}, jumps={}, strangers={})
+IN_FORCE = iptables_text.Listing(chains=SKELETON.image.chains, jumps={OUTPUT: 1, PREROUTING: 1, INPUT: 1}, strangers={})
