@@ -62,7 +62,8 @@ async def make(config: Config, listener: Listener) -> Source:
             raise CannotStartError(f"--manifests: {config.source.manifests} is not a directory")
         return DirectorySource(config.source.manifests)
     # Not above: the client library takes half a second and 50 MiB, and a directory of manifests does not need it.
-    from ipvsproxy.daemon.watch import KubernetesSource, SourceError  # noqa: PLC0415
+    from ipvsproxy.daemon.credentials import SourceError  # noqa: PLC0415
+    from ipvsproxy.daemon.watch import KubernetesSource  # noqa: PLC0415
 
     source = KubernetesSource(
         node_name=config.node_name,

@@ -1,7 +1,6 @@
 """The Kubernetes source: Services, EndpointSlices and our Node, from an API server.
 
-kubernetes-asyncio reads kubeconfigs and service accounts, runs credential plugins and makes the TLS transport. Its model
-classes are never used: bytes go to ``decode`` as they are.
+kubernetes-asyncio makes the TLS transport. Its model classes are never used: bytes go to ``decode`` as they are.
 
 Every list and every watch has a connection of its own, made with what configuration and credential files hold at that
 moment. So a rotated token, certificate or authority, and a changed server address, need no treatment of their own: they are in
@@ -11,31 +10,27 @@ force at the next connection, which is the one after a 401.
 import asyncio
 import contextlib
 import json
-import os
 import pathlib
 import re
 import socket
 import time
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from typing import Any
 
 import aiohttp
 import structlog
-import yaml
 
-from ipvsproxy.daemon import kubernetes_client, reflector
+from ipvsproxy.daemon import credentials, kubernetes_client, reflector
+from ipvsproxy.daemon.credentials import Credentials, SourceError
 from ipvsproxy.daemon.reflector import ApiError, Deliver, Trouble
 from ipvsproxy.model.service import ObjectKind
 
-SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 CREDENTIALS_TIMEOUT_S = 30
 """For a credential plugin, which is a program that may hang."""
 ANSWER_TIMEOUT_S = 60
 """Until an answer begins, and between two parts of a list: the API server's own bound on a request."""
 KEEPALIVE_AFTER_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 15, 5, 3
 """A peer that vanished without a word is noticed after 30 s, although a watch may be silent for minutes."""
-LONGEST_MESSAGE = 300
 REPEAT_LOG_S = 300.0
 MOST_MESSAGES = 100
 """Different ones that are remembered as logged: others write them, so they may be endless."""
@@ -62,10 +57,6 @@ _USER_INFO = re.compile(r"//[^/\s]*@")  # name and password: a proxy's URL may h
 log = structlog.stdlib.get_logger(__name__)
 
 
-class SourceError(Exception):
-    """The configuration can not work; one sentence for the operator."""
-
-
 class KubernetesSource:
     """Lists and watches of an API server, with one reflector per kind.
 
@@ -81,14 +72,12 @@ class KubernetesSource:
         node_name: str,
         kubeconfig: str = "",
         master: str = "",
-        service_account: str = SERVICE_ACCOUNT,
+        service_account: str = credentials.SERVICE_ACCOUNT,
         on_restart: Callable[[ObjectKind, Trouble], None] = lambda _kind, _trouble: None,
         on_request: OnRequest = lambda _host, _code, _duration_s, _method: None,
         pace: reflector.Pace | None = None,
     ) -> None:
-        self._kubeconfig = kubeconfig
-        self._master = master
-        self._service_account = pathlib.Path(service_account)
+        self._credentials = Credentials(kubeconfig, master, pathlib.Path(service_account))
         self._on_restart = on_restart
         self._on_request = on_request
         self._pace = pace or reflector.Pace()
@@ -120,7 +109,7 @@ class KubernetesSource:
         Raises:
             SourceError: they can not work.
         """
-        self._server = (await self._configuration()).host or ""
+        self._server = (await self._credentials.read()).host or ""
 
     async def run(self, deliver: Deliver) -> None:
         """Deliver events for ever. An API server that is away is asked again and again; only a bug ends this."""
@@ -152,7 +141,7 @@ class KubernetesSource:
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
         """As ``Observer`` says. What is wrong is logged once, not once per kind and attempt, and then every few minutes."""
         self._on_restart(kind, error.trouble)
-        message = _one_line(str(error))
+        message = credentials.one_line(str(error))
         event = {"kind": kind.value, "reason": error.trouble.value, "server": self._server, "retry_in_s": round(delay_s, 1)}
         hint = HINTS.get(error.trouble)
         if not hint:  # Part of the life of a watch.
@@ -166,28 +155,11 @@ class KubernetesSource:
             self._logged[message] = now
             log.warning("watch_failed", **event, error=message, hint=hint)
 
-    async def _configuration(self) -> kubernetes_client.Configuration:
-        """What the library made of configuration and credentials; raises SourceError."""
-        configuration = kubernetes_client.Configuration(host="")
-        if self._kubeconfig:
-            await _load_kubeconfig(pathlib.Path(self._kubeconfig), configuration)
-        elif not self._master:
-            _load_service_account(self._service_account, configuration)
-        host = (self._master or configuration.host or "").rstrip("/")
-        if any(mark in host for mark in "@?#"):  # Not repeated: it would be in every log line, with the password.
-            raise SourceError(f"{self._kubeconfig or '--master'}: the API server's URL must not hold credentials, or a query")
-        if not host.startswith(("http://", "https://")):
-            raise SourceError(f"{self._kubeconfig or '--master'}: {host!r} is not the URL of an API server")
-        configuration.host = host
-        if not configuration.api_key.get("BearerToken", "").strip().isprintable():
-            raise SourceError("the bearer token holds characters that can not be part of a token")
-        return configuration
-
     @contextlib.asynccontextmanager
     async def _connect(self) -> AsyncIterator["_HttpConnection"]:
         try:
             async with asyncio.timeout(CREDENTIALS_TIMEOUT_S):
-                configuration = await self._configuration()
+                configuration = await self._credentials.read()
             transport = kubernetes_client.RESTClientObject(configuration)
         except TimeoutError as error:
             raise ApiError(Trouble.CREDENTIALS, f"credentials: nothing after {CREDENTIALS_TIMEOUT_S} s") from error
@@ -266,7 +238,8 @@ class _HttpConnection:
         async with response:
             if response.status not in (200, 201):
                 with _reading(idle_s):
-                    message = _status_message(await response.content.read(LONGEST_MESSAGE << 4)) or response.reason or ""
+                    answer = await response.content.read(credentials.LONGEST_MESSAGE << 4)
+                message = _status_message(answer) or response.reason or ""
                 raise ApiError.of_status(response.status, message, _seconds(response.headers.get("Retry-After", "")))
             yield response
 
@@ -295,58 +268,12 @@ def _keep_alive(response: aiohttp.ClientResponse) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
 
 
-async def _load_kubeconfig(path: pathlib.Path, configuration: kubernetes_client.Configuration) -> None:
+def _status_message(answer: bytes) -> str:
     try:
-        await _kubeconfig_loader(path).load_and_set(configuration)
-    except OSError as error:
-        file = error.filename or "credentials"
-        raise SourceError(f"kubeconfig {path}: {file}: {error.strerror or 'can not be read'}") from error
-    except kubernetes_client.ConfigException as error:
-        raise SourceError(f"kubeconfig {path}: {_one_line(str(error))}") from error
-    except (ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
-        # What the library does with an entry of a wrong type; its text may hold the entry.
-        raise SourceError(f"kubeconfig {path}: an entry is empty or of a wrong type ({type(error).__name__})") from error
-
-
-def _kubeconfig_loader(path: pathlib.Path) -> kubernetes_client.KubeConfigLoader:
-    # The file is read here, because messages of the library's own reader, and of YAML's, may repeat lines with secrets.
-    try:
-        content: Any = yaml.safe_load(path.read_text())
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise SourceError(f"kubeconfig {path}: line {line} is not YAML") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SourceError(f"kubeconfig {path}: is not YAML") from error
-    if not isinstance(content, dict):
-        raise SourceError(f"kubeconfig {path}: holds no configuration")
-    return kubernetes_client.KubeConfigLoader(config_dict=content, config_base_path=str(path.absolute().parent))
-
-
-def _load_service_account(directory: pathlib.Path, configuration: kubernetes_client.Configuration) -> None:
-    loader = kubernetes_client.InClusterConfigLoader(
-        token_filename=str(directory / "token"),
-        cert_filename=str(directory / "ca.crt"),
-        try_refresh_token=False,
-        environ=os.environ,
-    )
-    try:
-        loader.load_and_set(configuration)
-    except (kubernetes_client.ConfigException, OSError, ValueError) as error:
-        reason = _one_line(str(error)).rstrip(".")
-        raise SourceError(f"no --kubeconfig was given, and the service account of a pod can not be used: {reason}") from error
-
-
-def _status_message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["message"])
+        return str(json.loads(answer)["message"])
     except (ValueError, LookupError, TypeError):
         return ""
 
 
 def _seconds(retry_after: str) -> float:
     return float(retry_after) if retry_after.isdecimal() else 0
-
-
-def _one_line(text: str) -> str:
-    """What others wrote, as it may stand in a log line."""
-    return "".join(character if character.isprintable() else " " for character in text)[:LONGEST_MESSAGE]

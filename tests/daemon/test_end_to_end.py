@@ -21,7 +21,7 @@ from ipvsproxy.translate import decode
 from tests import api_server, api_store, builders, memory_node
 from tests.api_server import ApiServer, Refusal
 from tests.api_store import ENDPOINT_SLICES, NODES, RESOURCES, SERVICES, Object
-from tests.daemon.test_watch import pace, running_task
+from tests.daemon.following import pace, running_task
 
 KIND_OF: Mapping[api_store.Resource, ObjectKind] = {resource: ObjectKind(resource.kind) for resource in RESOURCES}
 SELECTORS: Mapping[api_store.Resource, Mapping[str, str]] = {

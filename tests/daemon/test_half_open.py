@@ -15,7 +15,7 @@ from ipvsproxy.daemon.reflector import Trouble
 from tests import api_server
 from tests.api_server import ApiServer
 from tests.api_store import RESOURCES, SERVICES
-from tests.daemon.test_watch import following, seen, service
+from tests.daemon.following import following, seen, service
 
 WITHIN_S = 15.0
 

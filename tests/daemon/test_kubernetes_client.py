@@ -13,8 +13,8 @@ from aiohttp import test_utils, web  # noqa: TID251  # an issuer of tokens
 from tests import api_server
 from tests.api_server import ApiServer
 from tests.api_store import SERVICES
+from tests.daemon.following import following, service
 from tests.daemon.test_rotation import Mutual
-from tests.daemon.test_watch import following, service
 
 
 def run(program: str, *, path: str = "") -> Any:
@@ -97,7 +97,7 @@ print(json.dumps([kubernetes_client.Configuration is kubernetes_asyncio.client.C
     )[0]
 
 
-# Ways to credentials that are in neither test_watch nor test_rotation
+# Ways to credentials that are in neither test_credentials nor test_rotation
 
 
 @pytest.mark.parametrize("by_plugin", [False, True])

@@ -14,8 +14,8 @@ from ipvsproxy.daemon.reflector import ApiError, Trouble
 from ipvsproxy.daemon.staleness import Staleness
 from ipvsproxy.model.service import ObjectKind
 from tests import api_store, builders, memory_node
+from tests.daemon.following import running_task
 from tests.daemon.test_end_to_end import endpoint_slice, node, service
-from tests.daemon.test_watch import running_task
 from tests.virtual_time import in_virtual_time, loop
 
 HOUR_S = 3600.0

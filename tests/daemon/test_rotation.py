@@ -1,6 +1,6 @@
 """Certificates that change while the program runs: the server's, the authority's and the client's, over real TLS.
 
-Tokens are in ``test_watch`` and ``test_end_to_end``.
+Tokens are in ``test_credentials`` and ``test_end_to_end``.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from ipvsproxy.daemon.reflector import Trouble
 from tests import api_server
 from tests.api_server import ApiServer
 from tests.api_store import SERVICES
-from tests.daemon.test_watch import DEADLINE_S, Setup, following, seen, service
+from tests.daemon.following import DEADLINE_S, Setup, following, seen, service
 
 
 class Mutual(api_server.Certificates):

@@ -1,130 +1,28 @@
-"""Covers the Kubernetes source over the real wire: configuration, credentials, TLS, and each trouble of ``api_server``.
+"""Covers the Kubernetes source over the real wire: lists, watches, and each trouble of ``api_server``.
 
-Pauses are recorded instead of waited for. What follows which trouble in detail is in ``test_reflector``.
+What follows which trouble in detail is in ``test_reflector``; credentials are in ``test_credentials``.
 """
 
 import asyncio
-import contextlib
 import copy
-import dataclasses
 import json
 import pathlib
-import random
 import socket
-import stat
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import aiohttp
 import pytest
 import structlog
 import structlog.testing
-import yaml
 
 from ipvsproxy.daemon import reflector, watch
 from ipvsproxy.daemon.reflector import Trouble
-from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
+from ipvsproxy.model.service import Event, Listed, ObjectKind, Put, ServiceName
 from tests import api_server
 from tests.api_server import ApiServer, Refusal
-from tests.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
-
-KIND_OF = {ObjectKind.SERVICE: SERVICES, ObjectKind.ENDPOINT_SLICE: ENDPOINT_SLICES, ObjectKind.NODE: NODES}
-DEADLINE_S = 10
-
-
-def service(name: str, address: str = "10.0.0.1", **metadata: Any) -> Object:
-    return {"metadata": {"name": name, **metadata}, "spec": {"clusterIP": address, "ports": [{"port": 80}]}}
-
-
-def endpoint_slice(name: str, **labels: str) -> Object:
-    metadata = {"name": name, "labels": {"kubernetes.io/service-name": "web", **labels}}
-    return {"metadata": metadata, "addressType": "IPv4", "endpoints": [], "ports": []}
-
-
-class Sink:
-    """Where events go: a store as simple as can be, that can be waited for."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.objects: dict[ObjectKind, dict[str, object]] = {kind: {} for kind in ObjectKind}
-        self._arrived = asyncio.Event()
-
-    def deliver(self, events: Sequence[Event]) -> None:
-        for event in events:
-            self.events.append(event)
-            match event:
-                case Put(kind, key, item):
-                    self.objects[kind][key.name] = item
-                case Gone(kind, key):
-                    self.objects[kind].pop(key.name, None)
-                case Listed(kind, keys):
-                    kept = {key.name for key in keys}
-                    self.objects[kind] = {name: item for name, item in self.objects[kind].items() if name in kept}
-                case Rejected() | Listing():
-                    pass
-        self._arrived.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                self._arrived.clear()
-                await self._arrived.wait()
-
-    def has(self, *names: str) -> Callable[[], bool]:
-        return lambda: set(self.objects[ObjectKind.SERVICE]) == set(names)
-
-    def lists(self, kind: ObjectKind = ObjectKind.SERVICE) -> int:
-        return sum(isinstance(event, Listed) and event.kind is kind for event in self.events)
-
-
-@dataclasses.dataclass
-class Setup:
-    """A server, a source that follows it, and what the source did."""
-
-    server: ApiServer
-    source: watch.KubernetesSource
-    sink: Sink
-    sleeps: list[float]
-    restarts: list[tuple[ObjectKind, Trouble]]
-
-    def troubles(self) -> list[Trouble]:
-        return [trouble for kind, trouble in self.restarts if kind is ObjectKind.SERVICE]
-
-
-def pace(sleeps: list[float], *, idle_s: float = 600) -> reflector.Pace:
-    async def sleep(delay_s: float) -> None:
-        sleeps.append(delay_s)
-        await asyncio.sleep(0)
-
-    return reflector.Pace(
-        shortest_watch_s=idle_s / 2, longest_watch_s=idle_s / 2, grace_s=idle_s / 2, sleep=sleep, dice=random.Random(3)
-    )
-
-
-@contextlib.asynccontextmanager
-async def running_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(coroutine)
-    try:
-        yield
-        assert not task.done(), "the source has ended"
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-@contextlib.asynccontextmanager
-async def following(server: ApiServer, kubeconfig: str, *, idle_s: float = 600) -> AsyncIterator[Setup]:
-    sleeps: list[float] = []
-    restarts: list[tuple[ObjectKind, Trouble]] = []
-    source = watch.KubernetesSource(
-        node_name="n1",
-        kubeconfig=kubeconfig,
-        on_restart=lambda kind, trouble: restarts.append((kind, trouble)),
-        pace=pace(sleeps, idle_s=idle_s),
-    )
-    sink = Sink()
-    async with running_task(source.run(sink.deliver)):
-        yield Setup(server, source, sink, sleeps, restarts)
+from tests.api_store import ENDPOINT_SLICES, NODES, SERVICES
+from tests.daemon.following import DEADLINE_S, KIND_OF, Setup, Sink, endpoint_slice, following, running_task, seen, service
 
 
 @pytest.fixture
@@ -362,91 +260,6 @@ async def test_kinds_do_not_wait_for_each_other(setup: Setup) -> None:
     assert setup.troubles() == []
 
 
-# Credentials
-
-
-async def test_a_rotated_token_is_read_again_after_401(tmp_path: pathlib.Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("old\n")
-    async with ApiServer(token="old") as server:
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, token_file=str(token))
-        async with following(server, kubeconfig) as running:
-            await running.sink.until(lambda: running.sink.lists() == 1)
-            await server.watched(SERVICES)
-            server.token = "new"
-            server.cut_watches(SERVICES)
-            await server.asked(SERVICES, watch=False, times=2)
-            token.write_text("new\n")
-            server.put(SERVICES, service("web"))
-            await running.sink.until(running.sink.has("web"))
-            assert Trouble.UNAUTHORIZED in running.troubles()
-            assert running.sink.lists() == 1
-
-
-async def test_a_credential_plugin_is_run_for_its_token(tmp_path: pathlib.Path) -> None:
-    plugin = tmp_path / "plugin"
-    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "from-plugin"}}
-    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
-    plugin.chmod(plugin.stat().st_mode | stat.S_IXUSR)
-    user = {"exec": {"apiVersion": answer["apiVersion"], "command": str(plugin)}}
-    async with ApiServer(token="from-plugin") as server:
-        server.put(SERVICES, service("web"))
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user=user)
-        async with following(server, kubeconfig) as running:
-            await running.sink.until(running.sink.has("web"))
-
-
-async def test_tls_is_verified_against_the_authority_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:
-    certificates = api_server.Certificates(tmp_path)
-    async with ApiServer(tls=certificates) as server:
-        server.put(SERVICES, service("web"))
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, authority=str(certificates.authority))
-        async with following(server, kubeconfig) as running:
-            await running.sink.until(running.sink.has("web"))
-            assert running.restarts == []
-
-
-async def test_a_server_with_a_foreign_certificate_is_not_talked_to(tmp_path: pathlib.Path) -> None:
-    async with ApiServer(tls=api_server.Certificates(tmp_path)) as server:
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
-        with structlog.testing.capture_logs() as logs:
-            async with following(server, kubeconfig) as running:
-                await seen(running, Trouble.UNREACHABLE)
-        assert server.requests == []
-        assert "CERTIFICATE_VERIFY_FAILED" in logs[0]["error"]
-
-
-async def seen(running: Setup, trouble: Trouble) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while trouble not in running.troubles():  # noqa: ASYNC110  # it is the source's own callback that fills the list
-            await asyncio.sleep(0.001)
-
-
-async def test_a_pod_uses_its_service_account(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificates = api_server.Certificates(tmp_path)
-    (tmp_path / "token").write_text("pod-token")
-    async with ApiServer(tls=certificates, token="pod-token") as server:
-        host, port = server.url.removeprefix("https://").split(":")
-        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
-        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
-        server.put(SERVICES, service("web"))
-        sink = Sink()
-        source = watch.KubernetesSource(node_name="n1", service_account=str(tmp_path))
-        await source.check()
-        async with running_task(source.run(sink.deliver)):
-            await sink.until(sink.has("web"))
-
-
-async def test_the_master_goes_before_the_server_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:
-    async with ApiServer() as server:
-        server.put(SERVICES, service("web"))
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://192.0.2.1:1")
-        sink = Sink()
-        source = watch.KubernetesSource(node_name="n1", kubeconfig=kubeconfig, master=server.url + "/")
-        async with running_task(source.run(sink.deliver)):
-            await sink.until(sink.has("web"))
-
-
 # An API server that is away
 
 
@@ -477,107 +290,12 @@ async def test_an_unreachable_server_is_asked_again_until_it_is_there_with_one_c
     assert "check address, port and certificate" in failures[0]["hint"]
 
 
-async def test_no_secret_is_logged(tmp_path: pathlib.Path) -> None:
-    async with ApiServer(token="good") as server:
-        user = {"token": "very-secret-token"}
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user=user)
-        with structlog.testing.capture_logs() as logs:
-            async with following(server, kubeconfig) as running:
-                await seen(running, Trouble.UNAUTHORIZED)
-    assert logs
-    assert "very-secret-token" not in str(logs)
-
-
-def _kubeconfig_with_proxy(path: pathlib.Path, url: str, proxy: str) -> str:
-    written = api_server.write_kubeconfig(path, url)
-    content = yaml.safe_load(path.read_text())
-    content["clusters"][0]["cluster"]["proxy-url"] = proxy
-    path.write_text(yaml.safe_dump(content))
-    return written
-
-
-async def test_the_password_of_a_proxy_is_not_logged_when_its_url_is_wrong(tmp_path: pathlib.Path) -> None:
-    async with ApiServer() as server:
-        kubeconfig = _kubeconfig_with_proxy(tmp_path / "kubeconfig", server.url, "http://me:very-secret@127.0.0.1:99999")
-        with structlog.testing.capture_logs() as logs:
-            async with following(server, kubeconfig) as running:
-                await seen(running, Trouble.UNREACHABLE)
-                described = running.source.describe()
-    assert "http://127.0.0.1:99999" in described
-    assert "secret" not in described + str(logs)
-
-
 async def test_what_the_server_says_stays_in_one_line(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     text = json.dumps({"kind": "Status", "code": 500, "message": "evil\n2026-01-01 level=info all is well\x1b[2J"})
     with structlog.testing.capture_logs() as logs:
         setup.server.send(SERVICES, f'{{"type": "ERROR", "object": {text}}}\n'.encode())
         await seen(setup, Trouble.SERVER_ERROR)
     assert logs[0]["error"] == "status 500: evil 2026-01-01 level=info all is well [2J"
-
-
-# Configuration that can not work
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (None, "No such file or directory"),
-        ("a: b: secret", "line 1 is not YAML"),
-        ("\x00", "is not YAML"),
-        ("[]", "holds no configuration"),
-        ("{}", "Expected key current-context in kube-config"),
-        ("current-context: x\ncontexts: []\n", "Expected object with name x in kube-config/contexts list"),
-    ],
-)
-async def test_a_kubeconfig_that_can_not_work_is_one_sentence(tmp_path: pathlib.Path, content: str | None, sentence: str) -> None:
-    path = tmp_path / "kubeconfig"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(watch.SourceError) as raised:
-        await watch.KubernetesSource(node_name="n1", kubeconfig=str(path)).check()
-    assert str(raised.value).startswith(f"kubeconfig {path}: ")
-    assert sentence in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"clusters": [{"name": "test", "cluster": {}}]}, "an entry is empty"),
-        ({"clusters": [{"name": "test", "cluster": {"tls-server-name": "x"}}]}, "'' is not the URL of an API server"),
-        ({"clusters": [{"name": "test", "cluster": {"server": "https://x:secret@y"}}]}, "must not hold credentials"),
-        ({"clusters": [{"name": "test", "cluster": {"server": "https://y/?token=secret"}}]}, "credentials, or a query"),
-        ({"clusters": [{"name": "test", "cluster": {"server": "localhost:80"}}]}, "'localhost:80' is not the URL"),
-        ({"users": [{"name": "test", "user": {"tokenFile": "absent"}}]}, "absent: No such file"),
-        ({"users": [{"name": "test", "user": {"token": "secret\nX-Header: y"}}]}, "can not be part of a token"),
-        ({"users": [{"name": "test", "user": {"client-certificate-data": 7, "token": "secret"}}]}, ""),
-        ({"users": [{"name": "test", "user": "secret"}]}, "wrong type"),
-        ({"users": [{"name": "test", "user": {"exec": {"command": "secret"}}}]}, "missing key 'apiVersion'"),
-    ],
-)
-async def test_a_wrong_entry_of_a_kubeconfig_is_named_without_secrets(
-    tmp_path: pathlib.Path, change: Object, sentence: str
-) -> None:
-    path = tmp_path / "kubeconfig"
-    api_server.write_kubeconfig(path, "https://127.0.0.1:1")
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
-    with pytest.raises(watch.SourceError) as raised:
-        await watch.KubernetesSource(node_name="n1", kubeconfig=str(path)).check()
-    assert sentence in str(raised.value)
-    assert "secret" not in str(raised.value)
-
-
-async def test_without_kubeconfig_outside_a_pod_the_missing_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(watch.SourceError, match=r"no --kubeconfig was given.*Service host/port is not set"):
-        await watch.KubernetesSource(node_name="n1").check()
-
-
-async def test_a_good_kubeconfig_passes_the_check_without_a_server(tmp_path: pathlib.Path) -> None:
-    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1")
-    source = watch.KubernetesSource(node_name="n1", kubeconfig=kubeconfig)
-    await source.check()
-    assert source.describe() == "API server http://127.0.0.1:1"
 
 
 async def test_statuses_tell_which_watch_is_open(setup: Setup) -> None:
