@@ -1,0 +1,299 @@
+"""What a running program does, measured in one process: changes, churn, a rolling update, nothing, audits, scrapes."""
+
+import asyncio
+import gc
+import pathlib
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ipvsproxy.daemon import reading
+from scripts.benchmark import api, feeder, meter, program, workload
+
+LATENCY_PERIOD_S = 0.06
+"""Between single changes: longer than the longest rest after a sync, or they would be a storm."""
+CHURN_PER_S = 1000
+CHURN_DELAY_S = 3.0
+"""After the feeder was started."""
+LONGEST_SILENCE_S = 120.0
+ROLLING = 999_000
+"""Number of the Service that has a thousand endpoints."""
+
+Figures = dict[str, Any]
+
+
+def measure(*, pages: str, services: int, endpoints: int, parts: Sequence[str], churn_s: float, changes: int) -> Figures:
+    """What a running program does: a change, churn, a rolling update, nothing, an audit, a scrape."""
+    measured = meter.Meter()
+
+    async def run() -> Figures:
+        async with program.running(api.MemoryApi(pathlib.Path(pages))) as running:
+            steadily = _Steady(running, measured, services, endpoints)
+            figures: Figures = {"resident_mb": meter.resident_mb()}
+            await asyncio.sleep(reading.LOOK_INTERVAL_S)
+            await steadily.looked()  # the first look after the first sync is told all that was written
+            if "change" in parts:
+                figures["change"] = await steadily.change(changes)
+            if "rolling" in parts:
+                figures["rolling"] = await steadily.rolling()
+            if "idle" in parts:
+                figures["idle"] = await steadily.idle()
+            if "audit" in parts:
+                figures["audit"] = await steadily.audit()
+            if "scrape" in parts:
+                figures["scrape"] = await steadily.scrape()
+            if "churn" in parts:
+                figures["churn"] = await steadily.churn(churn_s)
+            figures["resident_after_mb"] = meter.resident_mb()
+            return figures
+
+    return asyncio.run(run())
+
+
+class _Steady:
+    def __init__(self, running: program.Running, measured: meter.Meter, services: int, endpoints: int) -> None:
+        self._running = running
+        self._meter = measured
+        self._services = services
+        self._endpoints = endpoints
+        self._version = 2_000_000
+        self._pod = services * endpoints + 20_000
+        self._pods: dict[int, list[int]] = {}
+        self._heart = meter.Heartbeat()
+
+    def _next_line(self, number: int) -> bytes:
+        """One endpoint of this Service's slice is replaced by a new one."""
+        self._version += 1
+        self._pod += 1
+        first = number * self._endpoints
+        pods = self._pods.setdefault(number, list(range(first, first + self._endpoints)))
+        pods.append(self._pod)
+        pods.pop(0)
+        return workload.line("MODIFIED", workload.endpoint_slice(number, 0, pods, self._version))
+
+    async def _told(self, line: bytes) -> None:
+        """Hand out the line, and wait until it is programmed."""
+        wanted = self._running.api.told + 1
+        self._running.api.tell("endpointslices", line, 1)
+        while (await self._running.synced()).told < wanted:
+            pass
+
+    async def change(self, changes: int) -> Figures:
+        """One endpoint changes, again and again, with a pause between."""
+        lines = [self._next_line(number * 7919 % self._services) for number in range(changes)]
+        gc.collect()
+        self._meter.times = False
+        self._meter.reset()
+        latencies_s, own_s, cpu_s, messages, faults = [], [], [], [], []
+        for line in lines:
+            await asyncio.sleep(LATENCY_PERIOD_S)
+            faulted = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            self._meter.acknowledged_s.clear()
+            before, kernel_s = self._meter.counts["messages"], self._meter.kernel_s()
+            cpu, began_s = time.process_time(), time.perf_counter()
+            await self._told(line)
+            cpu_s.append(time.process_time() - cpu)
+            latencies_s.append(self._meter.acknowledged_s[-1] - began_s)
+            own_s.append(latencies_s[-1] - (self._meter.kernel_s() - kernel_s))
+            messages.append(self._meter.counts["messages"] - before)
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faulted)
+        self._meter.times = True
+        return {
+            **_distribution(latencies_s),
+            "page_faults": statistics.median(faults),
+            "own": _distribution(own_s),
+            "cpu_ms": statistics.fmean(cpu_s) * 1e3,
+            "kernel_ms": self._meter.kernel_s() / changes * 1e3,
+            "messages": statistics.median(messages),
+            "calls": self._meter.counts["calls"] / changes,
+            "processes": self._meter.counts["processes"],
+            **self._meter.figures(),
+        }
+
+    async def rolling(self) -> Figures:
+        """A Service of a thousand endpoints in ten slices, of which one at a time is replaced."""
+        number, first = ROLLING, 3_000_000
+        service = workload.service(number, self._version + 1)
+        service["spec"] |= {"clusterIP": "10.111.255.254", "clusterIPs": ["10.111.255.254"]}
+        slices = [list(range(first + part * 100, first + part * 100 + 100)) for part in range(10)]
+        self._running.api.tell("services", workload.line("ADDED", service), 1)
+        for part, pods in enumerate(slices):
+            await self._told(workload.line("ADDED", workload.endpoint_slice(number, part, pods, self._version + part + 1)))
+        self._version += 100
+        lines = []
+        for step in range(100):
+            pods = slices[step % 10]
+            pods[step // 10] = first + 100_000 + step
+            self._version += 1
+            lines.append(workload.line("MODIFIED", workload.endpoint_slice(number, step % 10, pods, self._version)))
+        self._meter.reset()
+        operations, cpu_s = [], []
+        for line in lines:
+            synced, cpu = len(self._running.watching.syncs), time.process_time()
+            await self._told(line)
+            cpu_s.append(time.process_time() - cpu)
+            reports = [sync.summary.report for sync in self._running.watching.syncs[synced:]]
+            operations.append(sum(sum(report.done.values()) for report in reports))
+        return {
+            "operations_p50": statistics.median(operations),
+            "operations_most": max(operations),
+            "cpu_ms": statistics.fmean(cpu_s) * 1e3,
+            "messages": self._meter.counts["messages"] / len(lines),
+            **self._meter.figures(),
+        }
+
+    async def looked(self) -> None:
+        """Wait for the end of the look that is due or under way."""
+        while self._running.engine._reader.next_part_s <= time.monotonic():  # noqa: ASYNC110 - a look is no event
+            await asyncio.sleep(0.005)
+
+    async def idle(self) -> Figures:
+        """Nothing changes: with the looks that fall into a minute, and in a time in which there is neither audit nor look."""
+        await asyncio.sleep(1)
+        reader = self._running.engine._reader
+        await self._nothing_read()
+        reader.audit_due_s = time.monotonic() + 3600
+        share = await self._processor_share(60)
+        await self._nothing_read()
+        reader.look_due_s = reader.audit_due_s
+        self._running.engine.changed(time.monotonic())  # so that it waits for these times
+        await self._running.synced()
+        self._meter.reset()
+        return {
+            "cpu_percent": await self._processor_share(10) * 100,
+            "looking_percent": share * 100,
+            "processes": self._meter.counts["processes"],
+            **self._meter.figures(),
+        }
+
+    async def _nothing_read(self) -> None:
+        """Wait for the end of the audit or look that is under way: at its end it sets the times of the next ones anew."""
+        while self._running.engine._reader.is_reading:  # noqa: ASYNC110 - a look is no event
+            await asyncio.sleep(0.005)
+
+    async def _processor_share(self, seconds: float) -> float:
+        cpu_s, began_s = time.process_time(), time.perf_counter()
+        await asyncio.sleep(seconds)
+        return (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
+
+    async def audit(self) -> Figures:
+        """Reads of the whole kernel against the model, one after the other, and then looks at what may have changed."""
+        beating = asyncio.create_task(self._heart.run())
+        found: Figures = {"look": {}}
+        for whole in (True, False):
+            walls_s, cpus_s, held_s = [], [], []
+            self._meter.reset()
+            for _ in range(5):
+                await asyncio.sleep(0.5)
+                self._heart.longest_s()
+                cpu_s, began_s = time.process_time(), time.perf_counter()
+                reader = self._running.engine._reader
+                reader._rest_ends_s = 0.0
+                if whole:
+                    reader.audit_due_s = 0.0
+                self._running.engine.kernel_changed()
+                await (self._running.synced() if whole else self.looked())
+                walls_s.append(time.perf_counter() - began_s)
+                cpus_s.append(time.process_time() - cpu_s)
+                await asyncio.sleep(0.05)
+                held_s.append(self._heart.longest_s())
+            (found if whole else found["look"]).update(
+                {
+                    "wall_s": statistics.median(walls_s),
+                    "cpu_s": statistics.median(cpus_s),
+                    "held_ms": statistics.median(held_s) * 1e3,
+                    "held_best_ms": min(held_s) * 1e3,
+                    "operations": sum(self._running.watching.syncs[-1].summary.report.done.values()),
+                    **self._meter.figures(),
+                }
+            )
+        beating.cancel()
+        return found
+
+    async def scrape(self) -> Figures:
+        """Scrapes of the metrics server, and changes meanwhile."""
+        beating = asyncio.create_task(self._heart.run())
+        walls_s, held_s, size = [], [], 0
+        for _ in range(5):
+            await asyncio.sleep(0.2)
+            self._heart.longest_s()
+            began_s = time.perf_counter()
+            reader, writer = await asyncio.open_connection("127.0.0.1", program.METRICS_PORT)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            size = len(await reader.read(-1))
+            walls_s.append(time.perf_counter() - began_s)
+            writer.close()
+            held_s.append(self._heart.longest_s())
+        beating.cancel()
+        return {
+            "wall_s": statistics.median(walls_s),
+            "held_ms": statistics.median(held_s) * 1e3,
+            "held_best_ms": min(held_s) * 1e3,
+            "bytes": size,
+        }
+
+    async def churn(self, seconds: float) -> Figures:
+        """A thousand changes of endpoints a second, told in time by another process, whatever becomes of those before."""
+        count = int(seconds * CHURN_PER_S)
+        with tempfile.TemporaryFile() as lines:  # in memory they would be taken for the program's
+            for number in range(count):
+                lines.write(self._next_line(number * 7919 % self._services))
+            lines.seek(0)
+            self._pods.clear()
+            begins_s = time.perf_counter() + CHURN_DELAY_S
+            ours, process = feeder.start(lines, begins_s=begins_s, per_s=CHURN_PER_S)
+            reader, writer = await asyncio.open_connection(sock=ours)
+            await asyncio.sleep(begins_s - time.perf_counter())
+            self._running.api.feed("endpointslices", reader)
+            try:
+                return await self._churn(begins_s, count)
+            finally:
+                writer.close()
+                process.kill()  # it is over, or else waits for a reader, and the one who waits for it keeps the loop
+                process.wait()
+
+    async def _churn(self, began_s: float, count: int) -> Figures:
+        resident_mb = meter.resident_mb()
+        self._meter.times = False
+        self._meter.reset()
+        watching = self._running.watching
+        watching.syncs.clear()
+        told_before = self._running.api.told
+        cpu_s = time.process_time()
+        while not watching.syncs or watching.syncs[-1].told - told_before < count:
+            async with asyncio.timeout(LONGEST_SILENCE_S):  # the feeder may have failed
+                await self._running.synced()
+        cpu_s = time.process_time() - cpu_s
+        fed_s, wall_s = count / CHURN_PER_S, time.perf_counter() - began_s
+        latencies_s: list[float] = []
+        backlog = 0
+        for sync in watching.syncs:
+            due = min(count, int((sync.ended_s - began_s) * CHURN_PER_S) + 1)
+            backlog = max(backlog, due - len(latencies_s))
+            upto = sync.told - told_before
+            latencies_s += [sync.ended_s - began_s - number / CHURN_PER_S for number in range(len(latencies_s), upto)]
+        return {
+            **_distribution(latencies_s),
+            "fed_s": fed_s,
+            "wall_s": wall_s,
+            "cpu_percent": cpu_s / wall_s * 100,
+            "kernel_s": self._meter.kernel_s(),
+            "own_percent": (cpu_s - self._meter.kernel_s()) / fed_s * 100,
+            "backlog": backlog,
+            "syncs": len(watching.syncs),
+            "grown_mb": meter.resident_mb() - resident_mb,
+            "processes": self._meter.counts["processes"],
+            **self._meter.figures(),
+        }
+
+
+def _distribution(values_s: Sequence[float]) -> Figures:
+    ordered = sorted(values_s)
+    return {
+        "p50_ms": statistics.median(ordered) * 1e3,
+        "p99_ms": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e3,
+        "most_ms": ordered[-1] * 1e3,
+    }
