@@ -1,6 +1,7 @@
 """The loop at its daily work: what a change makes of the kernel, when, and what is said.
 
-The beginning is in ``test_engine_start``; drift, failures and retries are in ``test_engine_repair``.
+The beginning is in ``test_engine_start``, drift in ``test_engine_repair``, failures and retries in ``test_engine_failures``, when
+the kernel is read in ``test_engine_readings``.
 """
 
 import asyncio

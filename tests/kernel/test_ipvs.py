@@ -1,14 +1,12 @@
-"""The IPVS driver against a real kernel, read back with ipvsadm; and its faults on a fake socket.
+"""The IPVS driver against a real kernel, read back with ipvsadm.
 
-What the fake kernel does as well stands in test_contract.py.
+Its faults, on a fake socket: test_ipvs_faults.py. What the fake kernel does as well stands in test_contract.py.
 """
 
 import contextlib
 import errno
-import pathlib
 import shutil
 import socket
-import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,13 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pytest
 
 from ipvsproxy.kernel import ipvs, ipvs_message, ipvs_steps, netlink
-from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCHEDULER_PORT,
     Connections,
     Counters,
-    ObservedVirtualServer,
     RealServer,
     RealServers,
     Timeouts,
@@ -31,16 +27,10 @@ from ipvsproxy.model.kernel import (
     VirtualServerSettings,
 )
 from ipvsproxy.model.net import Protocol, parse_address
-from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.reconcile import pace
-from tests.kernel import fake_netlink
-
-LISTING = """\
-IP Virtual Server version 1.2.1 (size=4096)
-Prot LocalAddress:Port Scheduler Flags
-  -> RemoteAddress:Port Forward Weight ActiveConn InActConn
-"""
+from tests.kernel.ipvs_examples import changes, clean, operations, real, server
 
 
 @pytest.fixture
@@ -52,30 +42,6 @@ def driver(network_namespace: None) -> Iterator[ipvs.IpvsDriver]:
 def ipvsadm(*arguments: str) -> str:
     done = subprocess.run((shutil.which("ipvsadm") or "ipvsadm", *arguments), check=True, capture_output=True, text=True)
     return done.stdout
-
-
-def server(
-    address: str, port: int = 80, *, protocol: Protocol = Protocol.TCP, scheduler: str = "rr", flags: int = 0, timeout_s: int = 0
-) -> VirtualServer:
-    key = VirtualServerKey(protocol, parse_address(address), port)
-    return VirtualServer(key, VirtualServerSettings(scheduler, flags, timeout_s))
-
-
-def real(virtual_server: VirtualServer, address: str, port: int = 8080, weight: int = 1) -> RealServer:
-    return RealServer(virtual_server.key, RealServerKey.of(parse_address(address), port), weight)
-
-
-def operations(verb: Verb, *items: Item) -> list[Operation]:
-    return [Operation(verb, item) for item in items]
-
-
-def changes(driver: ipvs.IpvsDriver) -> Mapping[VirtualServerKey, ObservedVirtualServer | None]:
-    """What a look at all of the listing tells."""
-    return {key: seen for told in driver.observe_changed() for key, seen in told.items()}
-
-
-def clean(outcomes: Sequence[Outcome]) -> bool:
-    return not any(outcome.error or outcome.surprise for outcome in outcomes)
 
 
 @pytest.mark.kernel
@@ -404,91 +370,3 @@ def test_what_somebody_else_has_removed_is_gone_and_what_is_not_there_was_never_
     assert gone.get(two.key, True)
     ipvsadm("-C")
     assert driver.observe() == {}
-
-
-class Kernel:
-    """Answers the family lookup, and everything else as it is told."""
-
-    def __init__(self) -> None:
-        self.answers: list[fake_netlink.Answer] | None = None
-        self.answer: Callable[[int], fake_netlink.Answer] = fake_netlink.error
-
-    def __call__(self, data: bytes) -> list[fake_netlink.Answer]:
-        _, kind, flags, sequence, _ = fake_netlink.split(data)[-1]
-        if kind == 16:
-            return [fake_netlink.message(sequence, bytes(4) + fake_netlink.attribute(1, struct.pack("=H", 33)))]
-        if flags & netlink.DUMP:
-            return [fake_netlink.done(sequence)]
-        return [self.answer(sequence)] if self.answers is None else self.answers
-
-
-def fake(tmp_path: pathlib.Path, content: str) -> tuple[ipvs.IpvsDriver, Kernel]:
-    table = tmp_path / "ip_vs"
-    table.write_text(content)
-    kernel = Kernel()
-    return ipvs.IpvsDriver(lambda _protocol: fake_netlink.FakeSocket(kernel), table), kernel
-
-
-def test_operations_whose_answer_was_lost_are_errors_and_those_after_a_new_socket_are_not(tmp_path: pathlib.Path) -> None:
-    driver, kernel = fake(tmp_path, LISTING)
-    one = server("10.96.0.1")
-    kernel.answers = []
-    outcomes = driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1")))
-    assert all("answer was lost" in outcome.error for outcome in outcomes)
-    assert [outcome.errno for outcome in outcomes] == [0, 0]
-    kernel.answers = None
-    assert clean(driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1"))))
-
-
-def test_a_removal_whose_answer_was_lost_is_not_done(tmp_path: pathlib.Path) -> None:
-    driver, kernel = fake(tmp_path, LISTING)
-    kernel.answers = [fake_netlink.OVERRUN]
-    (outcome,) = driver.apply(operations(Verb.REMOVE, server("10.96.0.1")))
-    assert "answer was lost" in outcome.error
-
-
-@pytest.mark.parametrize("content", ["", LISTING + "TCP  rubbish\n"])
-def test_a_listing_that_is_not_understood_is_an_error(tmp_path: pathlib.Path, content: str) -> None:
-    driver, _ = fake(tmp_path, content)
-    with pytest.raises(KernelError, match="ip_vs"):
-        driver.observe()
-    with pytest.raises(KernelError, match="ip_vs"):
-        changes(driver)
-
-
-def test_a_listing_whose_timeouts_cannot_be_told_in_seconds_is_an_error(tmp_path: pathlib.Path) -> None:
-    driver, _ = fake(tmp_path, LISTING + "TCP  0A600001:0050 rr persistent 60000 FFFFFFFF\n")
-    with pytest.raises(KernelError, match="it changed while it was read"):
-        changes(driver)
-
-
-def test_a_missing_listing_is_an_error(tmp_path: pathlib.Path) -> None:
-    driver, _ = fake(tmp_path, LISTING)
-    (tmp_path / "ip_vs").unlink()
-    with pytest.raises(KernelError, match="No such file"):
-        driver.observe()
-
-
-@pytest.mark.parametrize("read", [changes, ipvs.IpvsDriver.observe])
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (lambda sequence: fake_netlink.error(sequence, errno.EPERM), "Operation not permitted"),
-        (lambda sequence: fake_netlink.message(sequence, bytes(4)), "the answer is not complete"),
-    ],
-    ids=["refused", "incomplete"],
-)
-def test_what_the_listing_lacks_and_the_kernel_does_not_tell_of_is_an_error(
-    tmp_path: pathlib.Path,
-    answer: Callable[[int], fake_netlink.Answer],
-    reason: str,
-    read: Callable[[ipvs.IpvsDriver], Mapping[VirtualServerKey, ObservedVirtualServer | None]],
-) -> None:
-    driver, kernel = fake(tmp_path, LISTING)
-    driver.apply(operations(Verb.ADD, server("10.96.0.1")))
-    kernel.answer = answer
-    for _ in range(2):  # it is not forgotten by the failure
-        with pytest.raises(KernelError, match=f"look for TCP 10.96.0.1:80: .*{reason}"):
-            read(driver)
-    kernel.answer = lambda sequence: fake_netlink.error(sequence, errno.ESRCH)
-    assert not any(read(driver).values())
