@@ -1,10 +1,13 @@
 """The benchmark measures the program as it is now, and says what it found. What it finds is nobody's assertion."""
 
+import importlib.machinery
+import importlib.util
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import types
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -13,6 +16,19 @@ from scripts.benchmark import cases, report
 
 ROOT = pathlib.Path(__file__).parents[2]
 SERVICES, ENDPOINTS = 20, 3
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> types.ModuleType:
+    """``scripts/bench``, which keeps its figures in ``tmp_path``."""
+    loader = importlib.machinery.SourceFileLoader("bench", str(ROOT / "scripts/bench"))
+    found = importlib.util.spec_from_loader("bench", loader)
+    assert found is not None
+    module = importlib.util.module_from_spec(found)
+    loader.exec_module(module)
+    monkeypatch.setattr(module, "STORED", tmp_path / "benchmarks.json")
+    monkeypatch.setattr(module, "PICTURE", tmp_path / "benchmarks.svg")
+    return module
 
 
 def test_the_whole_program_is_measured_without_a_kernel() -> None:
@@ -59,3 +75,22 @@ def test_what_several_cases_tell_together_is_relative_to_the_main_one() -> None:
     rows = [cases.Row("start 10000x10", "ratio to replay", 3.0), cases.Row("start 5000x50", "ratio to replay", 3.3)]
     (row,) = cases.related(rows)
     assert (row.case, round(row.value, 3), row.target, row.ok) == ("start 5000x50", 1.1, 1.2, True)
+
+
+def test_figures_are_written_as_rows_of_five_fields(bench: types.ModuleType) -> None:
+    rows = [cases.Row("idle", "processor %", 0.3, 0.2), cases.Row("scrape", "bytes", 48899)]
+    assert json.loads(bench.as_json(rows)) == [
+        {"case": "idle", "figure": "processor %", "value": 0.3, "target": 0.2, "ok": False},
+        {"case": "scrape", "figure": "bytes", "value": 48899, "target": None, "ok": True},
+    ]
+
+
+def test_what_cases_of_several_runs_tell_together_is_of_those_that_are_kept(bench: types.ModuleType) -> None:
+    bench.save([cases.Row("start 10000x10", "ratio to replay", 3.2), cases.Row("start 44125x2", "ratio to replay", 1.6)])
+    bench.save([cases.Row("start 10000x10", "ratio to replay", 2.0)])
+    kept = {(row["case"], row["figure"]): row["value"] for row in bench.stored()}
+    assert kept["start 44125x2", "ratio, relative to that of 10000x10"] == 0.8
+    bench.save([cases.Row("start 44125x2", "ratio to replay", 2.6)])
+    kept = {(row["case"], row["figure"]): row["value"] for row in bench.stored()}
+    assert kept["start 44125x2", "ratio, relative to that of 10000x10"] == 1.3
+    assert len(kept) == len(bench.stored()), "each figure once"
