@@ -94,3 +94,14 @@ def test_what_cases_of_several_runs_tell_together_is_of_those_that_are_kept(benc
     kept = {(row["case"], row["figure"]): row["value"] for row in bench.stored()}
     assert kept["start 44125x2", "ratio, relative to that of 10000x10"] == 1.3
     assert len(kept) == len(bench.stored()), "each figure once"
+
+
+def test_a_file_that_can_not_be_written_is_told_before_anything_is_measured(
+    bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["scripts/bench", "--json", "/nowhere/figures.json"])
+    monkeypatch.setattr(bench, "measure", lambda *_: pytest.fail("it measures"))
+    with pytest.raises(SystemExit) as left:
+        bench.main()
+    assert left.value.code == 2
+    assert "/nowhere is no directory" in capsys.readouterr().err
