@@ -224,7 +224,10 @@ def _scrape(found: Sequence[Found]) -> Iterator[Row]:
     yield Row("scrape", "wall s", seen["wall_s"], 1)
     yield Row("scrape", "loop held ms, median of the longest", seen["held_ms"], 20)
     yield Row("scrape", "loop held ms, best of the longest", seen["held_best_ms"])
+    yield Row("scrape", "a change meanwhile: ms, median", seen["change_ms"])
+    yield Row("scrape", "series of Services", seen["series"])
     yield Row("scrape", "bytes", seen["bytes"])
+    yield Row("scrape", "resident MB", found[0]["resident_after_mb"], 250)
 
 
 def _restart(found: Sequence[Found]) -> Iterator[Row]:

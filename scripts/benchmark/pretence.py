@@ -1,16 +1,18 @@
 """The program without a kernel: every message is encoded, and counts as handled as soon as it should be sent.
 
 What is left is its own time, on a machine where memory and system calls cost what they usually do. Nothing of the machine is read
-or written.
+or written. And traffic that never was, on any kernel.
 """
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Collection, Iterator
 from typing import Any
 from unittest import mock
 
 from ipvsproxy.kernel import addresses, host, iptables_process, ipvs, ipvs_connections, netlink, node
 from ipvsproxy.kernel.ipset import IpsetDriver
+from ipvsproxy.model.kernel import Counters, VirtualServerKey
 from ipvsproxy.model.plan import Outcome
 
 FAMILY_NUMBER = 30
@@ -45,4 +47,17 @@ def kernel() -> Iterator[None]:
             (host.SysctlDriver, "observe", lambda _driver, paths: dict.fromkeys(paths, "")),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
+        yield
+
+
+@contextlib.contextmanager
+def traffic(virtual_servers: Collection[VirtualServerKey]) -> Iterator[None]:
+    """Pretend inside the block that each of these has counted more whenever counters are read; the kernel is read, too."""
+    read, numbers = ipvs.IpvsDriver.traffic, itertools.count(1)
+
+    def counted(driver: ipvs.IpvsDriver) -> dict[VirtualServerKey, Counters]:
+        read(driver)
+        return dict.fromkeys(virtual_servers, Counters._make([next(numbers)] * len(Counters._fields)))
+
+    with mock.patch.object(ipvs.IpvsDriver, "traffic", counted):
         yield

@@ -9,9 +9,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
-from ipvsproxy.daemon import reading
-from scripts.benchmark import api, feeder, meter, program, workload
+from ipvsproxy.daemon import reading, traffic
+from scripts.benchmark import api, feeder, meter, pretence, program, workload
 
 LATENCY_PERIOD_S = 0.06
 """Between single changes: longer than the longest rest after a sync, or they would be a storm."""
@@ -19,6 +20,10 @@ CHURN_PER_S = 1000
 CHURN_DELAY_S = 3.0
 """After the feeder was started."""
 LONGEST_SILENCE_S = 120.0
+SCRAPES = 5
+SCRAPE_PAUSE_S = 0.2
+SCRAPE_LEAD_S = 0.01
+"""Before a change that comes while a scrape is under way: by then the kernel's counters are being read."""
 ROLLING = 999_000
 """Number of the Service that has a thousand endpoints."""
 
@@ -214,25 +219,36 @@ class _Steady:
         return found
 
     async def scrape(self) -> Figures:
-        """Scrapes of the metrics server, and changes meanwhile."""
+        """Scrapes of the metrics server, where each Service has had traffic since the one before; then changes meanwhile."""
+        lines = [self._next_line(number) for number in range(SCRAPES)]
         beating = asyncio.create_task(self._heart.run())
-        walls_s, held_s, size = [], [], 0
-        for _ in range(5):
-            await asyncio.sleep(0.2)
-            self._heart.longest_s()
-            began_s = time.perf_counter()
-            reader, writer = await asyncio.open_connection("127.0.0.1", program.METRICS_PORT)
-            writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            size = len(await reader.read(-1))
-            walls_s.append(time.perf_counter() - began_s)
-            writer.close()
-            held_s.append(self._heart.longest_s())
+        walls_s, held_s, changes_s, page = [], [], [], b""
+        served = tuple(self._running.engine.reconciler.claims.virtual_servers.desired)
+        with pretence.traffic(served), mock.patch.object(traffic, "FRESH_S", 0.0):  # each scrape reads the kernel
+            for _ in range(SCRAPES):
+                await asyncio.sleep(SCRAPE_PAUSE_S)
+                self._heart.longest_s()
+                began_s = time.perf_counter()
+                page = await _scraped()
+                walls_s.append(time.perf_counter() - began_s)
+                held_s.append(self._heart.longest_s())
+            for line in lines:
+                await asyncio.sleep(SCRAPE_PAUSE_S)
+                self._meter.acknowledged_s.clear()
+                scraping = asyncio.create_task(_scraped())
+                await asyncio.sleep(SCRAPE_LEAD_S)
+                began_s = time.perf_counter()
+                await self._told(line)
+                changes_s.append(self._meter.acknowledged_s[-1] - began_s)
+                await scraping
         beating.cancel()
         return {
             "wall_s": statistics.median(walls_s),
             "held_ms": statistics.median(held_s) * 1e3,
             "held_best_ms": min(held_s) * 1e3,
-            "bytes": size,
+            "change_ms": statistics.median(changes_s) * 1e3,
+            "bytes": len(page),
+            "series": page.count(b"\nipvsproxy_service_"),
         }
 
     async def churn(self, seconds: float) -> Figures:
@@ -288,6 +304,14 @@ class _Steady:
             "processes": self._meter.counts["processes"],
             **self._meter.figures(),
         }
+
+
+async def _scraped() -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", program.METRICS_PORT)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    page = await reader.read(-1)
+    writer.close()
+    return page
 
 
 def _distribution(values_s: Sequence[float]) -> Figures:

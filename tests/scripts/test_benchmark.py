@@ -47,6 +47,7 @@ def test_the_whole_program_is_measured_without_a_kernel() -> None:
     assert started["counts"]["messages"] > SERVICES * (1 + ENDPOINTS), "each virtual and real server has a message"
     assert served["change"]["messages"] >= 3, "one added, one set to weight 0, one removed"
     assert served["rolling"]["operations_p50"] == 3, "of a thousand endpoints only what changed"
+    assert served["scrape"]["series"] == 5 * (SERVICES + 1), "each Service has had traffic, that of the rolling update as well"
     assert served["churn"]["backlog"] >= 0
 
 
