@@ -1,16 +1,16 @@
 """What IPVS has counted, by Service port and, if that is wanted, by endpoint.
 
-Rule 1: the kernel is asked only for a scrape, at most every ``FRESH_S``, and never for long: programming comes first.
+Rule 1: the kernel is asked only for a scrape, at most every ``FRESH_S``, and in parts: programming comes first.
 Rule 2: a total grows by what was counted since the last reading. So it does not fall when one of the virtual servers behind it
 goes, and it has what was counted before this process began, which IPVS remembers.
-Rule 3: what never had traffic has no series. Of the rest as many as the limit allows have their own, for as long as they are
-there; what comes later is counted together.
+Rule 3: what never had traffic has no series, and nothing is kept of it. Of the rest as many as the limit allows have their own,
+for as long as they are there; what comes later is counted together.
 """
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import structlog
 
@@ -27,12 +27,15 @@ from ipvsproxy.reconcile.reconciler import Reconciler
 FRESH_S = 2.0
 """How long figures are good enough: the kernel itself adds up what its processors count every two seconds."""
 PATIENCE_S = 1.0
-"""How long a scrape waits for the kernel's thread; then it shows the figures of the scrape before."""
+"""How long a scrape waits for one part of them; then it shows the figures of the scrape before."""
+LONGEST_READING_S = 5.0
+"""Likewise for all parts: half of what Prometheus waits for a page by itself."""
 SERVERS_AT_ONCE = 50
 """Virtual servers whose real servers are asked for in one go: about 5 ms, for which programming may have to wait."""
 OTHERS = "(others)"
 """Stands in the place of a name for all that is beyond the limit; no object of the API can be called so."""
 _NOTHING = Counters()
+T = TypeVar("T")
 _DIRECTIONS = ("in", "out")
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -43,7 +46,8 @@ class _Row(NamedTuple):
 
     key: Hashable
     labels: str
-    counters: Counters
+    counters: Counters | None
+    """None where they were not told, although the object is there."""
 
 
 class Ledger:
@@ -63,9 +67,9 @@ class Ledger:
             del self.totals[labels]
         self.unlisted &= there
         last, self._last = self._last, {}
-        for key, labels, now in rows:
+        for key, labels, told in rows:
             before = last.get(key, _NOTHING)
-            self._last[key] = now
+            self._last[key] = now = before if told is None else told
             if now == before:
                 continue
             if any(map(int.__lt__, now, before)):
@@ -126,8 +130,8 @@ class Traffic:
         if not self._limit or (self._read_s is not None and now - self._read_s < FRESH_S):
             return
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                counters = await self._kernel.call(self._kernel.target.ipvs.traffic)
+            async with asyncio.timeout(LONGEST_READING_S):
+                counters = await self._read_services()
                 endpoints = await self._read_endpoints(counters) if self._of_endpoints else {}
         except TimeoutError:
             log.debug("counters are old", reason="the kernel's thread is busy")
@@ -143,6 +147,14 @@ class Traffic:
         await asyncio.to_thread(self._book, known, counters, endpoints)
         self._read_s = now
 
+    async def _read_services(self) -> Mapping[VirtualServerKey, Counters]:
+        """Those that have counted anything, or had when they were read before."""
+        counters: dict[VirtualServerKey, Counters] = {}
+        parts = self._kernel.target.ipvs.traffic(self._labels.keys())
+        while (part := await _soon(self._kernel.call(next, parts, None))) is not None:
+            counters |= part
+        return counters
+
     async def _read_endpoints(
         self, counters: Mapping[VirtualServerKey, Counters]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
@@ -150,7 +162,8 @@ class Traffic:
         used = [key for key, counted in counters.items() if counted != _NOTHING]
         found: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = {}
         for start in range(0, len(used), SERVERS_AT_ONCE):
-            found |= await self._kernel.call(self._kernel.target.ipvs.endpoint_traffic, used[start : start + SERVERS_AT_ONCE])
+            some = used[start : start + SERVERS_AT_ONCE]
+            found |= await _soon(self._kernel.call(self._kernel.target.ipvs.endpoint_traffic, some))
         return found
 
     def _book(
@@ -159,8 +172,8 @@ class Traffic:
         counters: Mapping[VirtualServerKey, Counters],
         endpoints: Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]],
     ) -> None:
-        labels = self._labels = self._join(known)
-        self._services.book([_Row(key, labels[key][1], counted) for key, counted in counters.items() if key in labels])
+        labels = self._labels = self._join(known, counters)
+        self._services.book([_Row(key, name, counters.get(key)) for key, (_, name) in labels.items()])
         open_connections: dict[str, Connections] = {}
         rows = []
         for key, servers in endpoints.items():
@@ -171,22 +184,33 @@ class Traffic:
         self._endpoints.book(rows)
         if not self._of_endpoints:
             for key, real_server, seen in known.drains:
-                if key in labels and seen is not None:
-                    name = _endpoint(labels[key][1], real_server)
+                if seen is not None and (found := self._labels_of(known, key)):
+                    name = _endpoint(found[1], real_server)
                     open_connections[name] = _sum(open_connections.get(name), seen)
         listed = (name for name in open_connections if not self._of_endpoints or name in self._endpoints.totals)
         self._open = {name: open_connections[name] for name, _ in zip(listed, range(self._limit), strict=False)}
 
-    def _join(self, known: _Known) -> dict[VirtualServerKey, tuple[Service, str]]:
-        """Each virtual server's Service, and the labels of its port."""
-        before, joined = self._labels, {}
-        for key, wanted in known.virtual_servers.items():
-            service = known.services.get(wanted.owner.service)
-            if service is None:
-                continue
-            seen = before.get(key)
-            joined[key] = seen if seen and seen[0] is service else (service, _describe(service, key))
+    def _join(self, known: _Known, counted: Collection[VirtualServerKey]) -> dict[VirtualServerKey, tuple[Service, str]]:
+        """The Service, and the labels of its port, of each virtual server that has counted anything since it is wanted."""
+        joined = {}
+        for key in dict.fromkeys((*self._labels, *counted)):  # in the order in which they came
+            if found := self._labels_of(known, key):
+                joined[key] = found
+        # A port whose virtual servers that had traffic are gone still has its series, if it has others.
+        left = self._labels.keys() - joined.keys()
+        if left:
+            services = {self._labels[key][0].name for key in left}
+            for key, wanted in known.virtual_servers.items():
+                if wanted.owner.service in services and (found := self._labels_of(known, key)):
+                    joined[key] = found
         return joined
+
+    def _labels_of(self, known: _Known, key: VirtualServerKey) -> tuple[Service, str] | None:
+        wanted, before = known.virtual_servers.get(key), self._labels.get(key)
+        service = known.services.get(wanted.owner.service) if wanted else None
+        if service is None or (before and before[0] is service):
+            return before if service else None
+        return service, _describe(service, key)
 
     def render(self, *, openmetrics: bool) -> bytes:
         """The series, in one of Prometheus's formats."""
@@ -206,6 +230,11 @@ class Traffic:
                 yield f'ipvsproxy_endpoint_open_connections{{{labels},state="{state}"}} {count}\n'
         for kind, ledger in kinds.items():
             yield from _counters(kind, ledger, openmetrics=openmetrics)
+
+
+async def _soon(part: Awaitable[T]) -> T:
+    async with asyncio.timeout(PATIENCE_S):
+        return await part
 
 
 def _counters(kind: str, ledger: Ledger, *, openmetrics: bool) -> Iterator[str]:

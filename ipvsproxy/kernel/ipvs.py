@@ -1,10 +1,11 @@
 """The IPVS driver: virtual and real servers, and the connection timeouts."""
 
+import contextlib
 import errno
 import functools
 import pathlib
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 
 from pyroute2.netlink import NETLINK_GENERIC
 
@@ -29,6 +30,8 @@ from ipvsproxy.model.real_servers import RealServerKey
 
 LISTED_PER_QUESTION = 2
 """So many virtual servers of ``/proc/net/ip_vs`` are read in the time in which one is asked for by itself."""
+COUNTED_AT_ONCE = 400
+"""Virtual servers whose counters are read in one go, at least: some milliseconds, for which programming may have to wait."""
 
 _PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
 _GENERIC_HEADER = 4
@@ -62,6 +65,7 @@ class IpvsDriver:
     ) -> None:
         """``counts`` reads connections, where there is a quicker way than netlink."""
         self._counts = counts or ConnectionReader()
+        self._connect = connect
         self._table = ipvs_table.TableReader(table, self._settings, self._virtual_server)
         self._channel = netlink.Channel(NETLINK_GENERIC, connect)
         self._family_number = 0
@@ -138,13 +142,25 @@ class IpvsDriver:
             return {key: listed[key] if key in listed else self._connections(key) for key in keys}
         return {key: self._connections(key) for key in keys}
 
-    def traffic(self) -> dict[VirtualServerKey, Counters]:
-        """What each virtual server has counted.
+    def traffic(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
+        """What virtual servers have counted, part by part: others' calls may come between them.
+
+        Those that have counted nothing are left out, but for ``always``. Where virtual servers come and go meanwhile, others may
+        not be told of.
 
         Raises:
-            KernelError: it could not be read.
+            KernelError: it could not be read. What was told until then counts.
         """
-        return ipvs_traffic.read_services(self._dump(ipvs_message.Encoder.all_services, "read the counters of virtual servers"))
+        self._renew_quietly()
+        action = "read the counters of virtual servers"
+        found: list[netlink.Found] = []
+        with contextlib.closing(netlink.Channel(NETLINK_GENERIC, self._connect)) as channel:
+            for some in channel.dumping(self._encoder.all_services(), action):
+                found += some
+                if len(found) >= COUNTED_AT_ONCE:
+                    yield ipvs_traffic.read_services(map(_generic, found), always)
+                    found.clear()
+        yield ipvs_traffic.read_services(map(_generic, found), always)
 
     def endpoint_traffic(
         self, keys: Collection[VirtualServerKey]
@@ -274,7 +290,7 @@ class IpvsDriver:
             if error.errno != errno.ENOENT or not self._renew():
                 raise
             found = self._channel.dump(request(self._encoder), action)
-        return ((data, start + _GENERIC_HEADER, end) for data, start, end in found)
+        return map(_generic, found)
 
     def _settings(self) -> dict[VirtualServerKey, VirtualServerSettings]:
         return dict(_read_settings(self._dump(ipvs_message.Encoder.all_services, "list the virtual servers")))
@@ -306,6 +322,11 @@ class IpvsDriver:
             if values is not None:
                 address, port, *others = values
                 yield RealServerKey(address[:size] + port), others
+
+
+def _generic(found: netlink.Found) -> tuple[bytes, int, int]:
+    """The attributes of a message, behind the generic header."""
+    return found.data, found.start + _GENERIC_HEADER, found.end
 
 
 class AbsentIpvs(IpvsDriver):

@@ -1,6 +1,6 @@
 """What IPVS counts, read from dumps of virtual and of real servers: connections, packets and bytes, in 64 bits."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.kernel import message
@@ -33,15 +33,16 @@ class EndpointTraffic(NamedTuple):
     counters: Counters
 
 
-def read_services(parts: Iterable[Part]) -> dict[VirtualServerKey, Counters]:
-    """The counters of all virtual servers in a dump but those by firewall mark."""
+def read_services(parts: Iterable[Part], always: Container[VirtualServerKey]) -> dict[VirtualServerKey, Counters]:
+    """The counters of the virtual servers in a dump that have counted something, and of ``always``; none by firewall mark."""
     found: dict[VirtualServerKey, Counters] = {}
     for part in parts:
         values = _OF_SERVICE.read(*part)
         if values is not None and values[1] in _PROTOCOLS:
             family, protocol, address, port, *counters = values
             key = VirtualServerKey(_PROTOCOLS[protocol], _address(family, address), int.from_bytes(port, "big"))
-            found[key] = Counters._make(counters)
+            if any(counters) or key in always:
+                found[key] = Counters._make(counters)
     return found
 
 

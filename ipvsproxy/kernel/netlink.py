@@ -221,6 +221,21 @@ class Channel:
             number, detail = errno.EINTR, "what is listed changed each time while it was listed"
         raise KernelError(action=action, errno=number, detail=detail)
 
+    def dumping(self, request: bytes, action: str) -> Iterator[list[Found]]:
+        """A dump in one attempt, whatever changes underneath, in the parts in which it is received.
+
+        ``request`` and ``action`` are as for ``dump``. Nothing else may be asked of this channel before the end.
+
+        Raises:
+            KernelError: the kernel refused it, or something of it was lost.
+        """
+        try:
+            for found, _ in self._received(request, action):
+                yield found
+        except OSError as error:
+            self.close()
+            raise KernelError(action=action, errno=error.errno or 0) from error
+
     def _open(self) -> Socket:
         if self._socket is None:
             try:
@@ -269,12 +284,22 @@ class Channel:
 
     def _dump(self, request: bytes, action: str) -> list[Found] | None:
         """One attempt; None when the kernel says that something changed meanwhile."""
-        request, wanted = self._numbered(request)
-        self._open().send(request)
         found: list[Found] = []
         interrupted = False
-        while True:
+        for part, is_disturbed in self._received(request, action):
+            found += part
+            interrupted |= is_disturbed
+        return None if interrupted else found
+
+    def _received(self, request: bytes, action: str) -> Iterator[tuple[list[Found], bool]]:
+        """The messages of each datagram of a dump, and whether the kernel says there that something has changed meanwhile."""
+        request, wanted = self._numbered(request)
+        self._open().send(request)
+        is_over = False
+        while not is_over:
             data = self._receive()
+            found: list[Found] = []
+            interrupted = False
             for kind, flags, sequence, start, end in _messages(data):
                 if sequence != wanted:
                     continue
@@ -283,8 +308,10 @@ class Channel:
                     number = -_INTEGER.unpack_from(data, start)[0] if end - start >= _INTEGER.size else 0
                     if number > 0:
                         raise KernelError(action=action, errno=number)
-                    return None if interrupted else found
+                    is_over = True
+                    break
                 found.append(Found(data, start, end))
+            yield found, interrupted
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:

@@ -6,7 +6,7 @@ or written. And traffic that never was, on any kernel.
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from typing import Any
 from unittest import mock
 
@@ -55,9 +55,12 @@ def traffic(virtual_servers: Collection[VirtualServerKey]) -> Iterator[None]:
     """Pretend inside the block that each of these has counted more whenever counters are read; the kernel is read, too."""
     read, numbers = ipvs.IpvsDriver.traffic, itertools.count(1)
 
-    def counted(driver: ipvs.IpvsDriver) -> dict[VirtualServerKey, Counters]:
-        read(driver)
-        return dict.fromkeys(virtual_servers, Counters._make([next(numbers)] * len(Counters._fields)))
+    def counted(driver: ipvs.IpvsDriver, _: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
+        left, counters = list(virtual_servers), Counters._make([next(numbers)] * len(Counters._fields))
+        for part in read(driver, virtual_servers):
+            told, left = left[: len(part)], left[len(part) :]
+            yield dict.fromkeys(told, counters)
+        yield dict.fromkeys(left, counters)  # where there is no kernel
 
     with mock.patch.object(ipvs.IpvsDriver, "traffic", counted):
         yield

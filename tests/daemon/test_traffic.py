@@ -7,7 +7,7 @@ import asyncio
 import errno
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from typing import Any, cast
 
 import pytest
@@ -61,11 +61,13 @@ class Ipvs:
     def ipvs(self) -> "Ipvs":
         return self
 
-    def traffic(self) -> dict[VirtualServerKey, Counters]:
+    def traffic(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
+        """Each in a part of its own."""
         self.asked += 1
         if self.error:
             raise self.error
-        return dict(self.counters)
+        for key, counted in self.counters.items():
+            yield {key: counted} if any(counted) or key in always else {}
 
     def endpoint_traffic(
         self, keys: Collection[VirtualServerKey]
@@ -222,6 +224,33 @@ async def test_counters_that_cannot_be_read_stay_as_they_were() -> None:
     await scene.scrape()
     scene.kernel.error = KernelError(action="read the counters", errno=errno.EIO)
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
+
+
+async def test_a_port_whose_busy_virtual_server_goes_keeps_its_total_if_it_has_another() -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(), EXTERNAL: Counters(7)}
+    await scene.scrape()
+    del scene.kernel.counters[EXTERNAL]
+    scene.put(builders.service("web", *WEB.ports, kind=ServiceType.NODE_PORT, cluster=["10.96.0.10"]))
+    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 7
+
+
+async def test_counters_that_are_not_told_once_are_not_counted_twice() -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(7)}
+    await scene.scrape()
+    scene.kernel.counters = {}
+    await scene.scrape()
+    scene.kernel.counters = {CLUSTER: Counters(9)}
+    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
+
+
+async def test_of_a_thousand_ports_without_traffic_nothing_is_kept() -> None:
+    addresses = [f"10.96.{number // 256}.{number % 256}" for number in range(1000)]
+    scene = Scene(*(builders.service(f"service-{number}", cluster=[one]) for number, one in enumerate(addresses)))
+    scene.kernel.counters = {builders.frontend(one, 80): Counters(int(number == 3)) for number, one in enumerate(addresses)}
+    await scene.scrape()
+    assert len(scene.traffic._labels) == len(scene.traffic._services._last) == 1
 
 
 async def test_a_scrape_does_not_wait_for_a_kernel_thread_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
