@@ -45,12 +45,13 @@ class Watch(NamedTuple):
 class Snapshot:
     """What the kernel holds, and what has yet to be done, at one moment.
 
-    ``foreign`` are the virtual servers that are not ours. ``set_entries`` is by set, ``pending`` and ``drifted`` (found otherwise
-    than believed) by kind of kernel object, ``untaken`` by kind of API object. ``conflicts`` counts addresses and ports that
-    several Services want. Ages are 0 without anything that has one.
+    ``virtual_servers`` and ``held``, what is behind each, go in step; ``foreign`` are those that are not ours. ``set_entries`` is by
+    set, ``pending`` and ``drifted`` (found otherwise than believed) by kind of kernel object, ``untaken`` by kind of API object.
+    ``conflicts`` counts addresses and ports that several Services want. Ages are 0 without anything that has one.
     """
 
-    virtual_servers: Sequence[tuple[VirtualServerKey, ObservedVirtualServer]]
+    virtual_servers: Sequence[VirtualServerKey]
+    held: Sequence[ObservedVirtualServer]
     foreign: frozenset[VirtualServerKey]
     addresses: Sequence[Address]
     set_entries: Mapping[str, int]
@@ -82,7 +83,8 @@ def look(sources: Sources) -> Snapshot:
     tables = _tables(sources.reconciler.claims)
     claims, drains, now = sources.reconciler.claims, sources.reconciler.drains, sources.clock()
     return Snapshot(
-        virtual_servers=list(claims.virtual_servers.observed.items()),
+        virtual_servers=list(claims.virtual_servers.observed),
+        held=list(claims.virtual_servers.observed.values()),
         foreign=frozenset(claims.virtual_servers.foreign),
         addresses=list(claims.addresses.observed),
         set_entries={ip_set.name: len(claims.entries[ip_set.name].observed) for ip_set in claims.sets.desired},
@@ -125,7 +127,7 @@ def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Gauges]:
     real_servers = {
         family: [
             len(server.real_servers)
-            for key, server in seen.virtual_servers
+            for key, server in zip(seen.virtual_servers, seen.held, strict=True)
             if len(key.address) == family.bits // 8 and key not in seen.foreign
         ]
         for family in families

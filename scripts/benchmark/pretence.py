@@ -32,6 +32,7 @@ def kernel() -> Iterator[None]:
         for owner, name, value in (
             (netlink.Channel, "run", lambda _channel, _messages: {}),
             (netlink.Channel, "dump", lambda _channel, _request, _action: []),
+            (netlink.Channel, "dumping", lambda _channel, _request, _action: iter(())),
             (netlink, "resolve_family", lambda *_: FAMILY_NUMBER),
             (ipvs_connections.ConnectionReader, "read", lambda _reader, _key: None),
             (ipvs.IpvsDriver, "observe", lambda _driver: nothing),
