@@ -73,7 +73,7 @@ class OurNode:
         self._scene.clock.now += 10
         self._scene.kernel.counters = {CLUSTER: Counters(*(self._passed * number for number in (1, 2, 3, 4, 5)))}
         counted = Counters(*(self._passed * number for number in (1, 2, 3, 4, 5)))
-        self._scene.kernel.endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(1, 1), counted)}}
+        self._scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(1, 1), counted)}}
         self.metrics.requested("api:6443", "200", 0.1, "GET")
         self.metrics.watch_restarted(ObjectKind.SERVICE, Trouble.ENDED)
         done = Report(done={("add", "address"): 1}, failed={("add", "set_entry"): 1}, errors=(), pending=0)

@@ -45,9 +45,9 @@ class Watch(NamedTuple):
 class Snapshot:
     """What the kernel holds, and what has yet to be done, at one moment.
 
-    ``virtual_servers`` and ``held``, what is behind each, go in step; ``foreign`` are those that are not ours. ``set_entries`` is by
-    set, ``pending`` and ``drifted`` (found otherwise than believed) by kind of kernel object, ``untaken`` by kind of API object.
-    ``conflicts`` counts addresses and ports that several Services want. Ages are 0 without anything that has one.
+    ``virtual_servers`` and ``held``, what is behind each, go in step; ``foreign`` are those that are not ours. ``set_entries`` is
+    by set; ``pending`` and ``drifted`` (found otherwise than believed) by kind of kernel object, ``untaken`` by kind of API
+    object. ``conflicts`` counts addresses and ports that several Services want. Ages are 0 without anything that has one.
     """
 
     virtual_servers: Sequence[VirtualServerKey]

@@ -150,7 +150,7 @@ class Traffic:
     async def _read_services(self) -> Mapping[VirtualServerKey, Counters]:
         """Those that have counted anything, or had when they were read before."""
         counters: dict[VirtualServerKey, Counters] = {}
-        parts = self._kernel.target.ipvs.traffic(self._labels.keys())
+        parts = self._kernel.target.ipvs.traffic.services(self._labels.keys())
         while (part := await _soon(self._kernel.call(next, parts, None))) is not None:
             counters |= part
         return counters
@@ -163,7 +163,7 @@ class Traffic:
         found: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = {}
         for start in range(0, len(used), SERVERS_AT_ONCE):
             some = used[start : start + SERVERS_AT_ONCE]
-            found |= await _soon(self._kernel.call(self._kernel.target.ipvs.endpoint_traffic, some))
+            found |= await _soon(self._kernel.call(self._kernel.target.ipvs.traffic.endpoints, some))
         return found
 
     def _book(

@@ -1,11 +1,9 @@
 """The IPVS driver: virtual and real servers, and the connection timeouts."""
 
-import contextlib
 import errno
-import functools
 import pathlib
 import struct
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from pyroute2.netlink import NETLINK_GENERIC
 
@@ -15,7 +13,6 @@ from ipvsproxy.kernel.ipvs_connections import ConnectionReader
 from ipvsproxy.model.kernel import (
     HASHED,
     Connections,
-    Counters,
     ObservedVirtualServer,
     RealServer,
     RealServers,
@@ -30,11 +27,8 @@ from ipvsproxy.model.real_servers import RealServerKey
 
 LISTED_PER_QUESTION = 2
 """So many virtual servers of ``/proc/net/ip_vs`` are read in the time in which one is asked for by itself."""
-COUNTED_AT_ONCE = 400
-"""Virtual servers whose counters are read in one go, at least: some milliseconds, for which programming may have to wait."""
 
 _PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
-_GENERIC_HEADER = 4
 _SERVICE, _DESTINATION = 1, 2
 # One layout for all listings: a new one has to find its way through its first message, which takes as long as a listing.
 _SETTINGS = message.Layout(
@@ -53,6 +47,8 @@ _CONNECTIONS = message.Layout(
 class IpvsDriver:
     """Reads and writes the IPVS table of the network namespace of the thread that made it, and belongs to that thread.
 
+    ``traffic`` reads what it has counted.
+
     Raises:
         KernelError: the kernel has no IPVS.
     """
@@ -65,7 +61,7 @@ class IpvsDriver:
     ) -> None:
         """``counts`` reads connections, where there is a quicker way than netlink."""
         self._counts = counts or ConnectionReader()
-        self._connect = connect
+        self.traffic = ipvs_traffic.TrafficReader(connect)
         self._table = ipvs_table.TableReader(table, self._settings, self._virtual_server)
         self._channel = netlink.Channel(NETLINK_GENERIC, connect)
         self._family_number = 0
@@ -142,42 +138,6 @@ class IpvsDriver:
             return {key: listed[key] if key in listed else self._connections(key) for key in keys}
         return {key: self._connections(key) for key in keys}
 
-    def traffic(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
-        """What virtual servers have counted, part by part: others' calls may come between them.
-
-        Those that have counted nothing are left out, but for ``always``. Where virtual servers come and go meanwhile, others may
-        not be told of.
-
-        Raises:
-            KernelError: it could not be read. What was told until then counts.
-        """
-        self._renew_quietly()
-        action = "read the counters of virtual servers"
-        found: list[netlink.Found] = []
-        with contextlib.closing(netlink.Channel(NETLINK_GENERIC, self._connect)) as channel:
-            for some in channel.dumping(self._encoder.all_services(), action):
-                found += some
-                if len(found) >= COUNTED_AT_ONCE:
-                    yield ipvs_traffic.read_services(map(_generic, found), always)
-                    found.clear()
-        yield ipvs_traffic.read_services(map(_generic, found), always)
-
-    def endpoint_traffic(
-        self, keys: Collection[VirtualServerKey]
-    ) -> dict[VirtualServerKey, dict[RealServerKey, ipvs_traffic.EndpointTraffic]]:
-        """What each real server of these virtual servers has counted; empty for a virtual server that does not exist.
-
-        Raises:
-            KernelError: it could not be read.
-        """
-        return {
-            key: ipvs_traffic.read_endpoints(
-                self._dump(functools.partial(ipvs_message.Encoder.destinations, key=key), f"read the counters of {key}"),
-                key.address.family,
-            )
-            for key in keys
-        }
-
     def read_timeouts(self) -> Timeouts:
         """The connection timeouts.
 
@@ -186,7 +146,7 @@ class IpvsDriver:
         """
         action = "read the IPVS timeouts"
         data, start, end = self._channel.ask(self._encoder.configuration(), action)
-        values = _TIMEOUTS.read(data, start + _GENERIC_HEADER, end)
+        values = _TIMEOUTS.read(data, start + ipvs_message.GENERIC_HEADER, end)
         if values is None:
             raise KernelError(action=action, detail="the answer is not complete")
         return Timeouts(*values)
@@ -290,7 +250,7 @@ class IpvsDriver:
             if error.errno != errno.ENOENT or not self._renew():
                 raise
             found = self._channel.dump(request(self._encoder), action)
-        return map(_generic, found)
+        return map(ipvs_message.attributes, found)
 
     def _settings(self) -> dict[VirtualServerKey, VirtualServerSettings]:
         return dict(_read_settings(self._dump(ipvs_message.Encoder.all_services, "list the virtual servers")))
@@ -303,7 +263,7 @@ class IpvsDriver:
             if error.errno == errno.ESRCH:
                 return None
             raise
-        for _, settings in _read_settings([(data, start + _GENERIC_HEADER, end)]):
+        for _, settings in _read_settings([(data, start + ipvs_message.GENERIC_HEADER, end)]):
             weights = {real_server: weight for real_server, (weight,) in self._real_servers(key, _REAL_SERVER)}
             return ObservedVirtualServer(settings, weights)
         raise KernelError(action=action, detail="the answer is not complete")
@@ -322,11 +282,6 @@ class IpvsDriver:
             if values is not None:
                 address, port, *others = values
                 yield RealServerKey(address[:size] + port), others
-
-
-def _generic(found: netlink.Found) -> tuple[bytes, int, int]:
-    """The attributes of a message, behind the generic header."""
-    return found.data, found.start + _GENERIC_HEADER, found.end
 
 
 class AbsentIpvs(IpvsDriver):

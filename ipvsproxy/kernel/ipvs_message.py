@@ -15,6 +15,9 @@ from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import PORT_SIZE
 
+GENERIC_HEADER = 4
+"""Bytes of a message before its attributes: command, version, and two that are not used."""
+
 Encode = Callable[[tuple[bytes, ...]], bytes]
 
 SCHEDULER_NAME_LIMIT = 15
@@ -59,6 +62,11 @@ class _Configuration(genlmsg):  # type: ignore[misc]  # pyroute2 is untyped
         ("IPVS_CMD_ATTR_TIMEOUT_TCP_FIN", "uint32"),
         ("IPVS_CMD_ATTR_TIMEOUT_UDP", "uint32"),
     )
+
+
+def attributes(found: netlink.Found) -> tuple[bytes, int, int]:
+    """A message, with start and end of its attributes behind the generic header."""
+    return found.data, found.start + GENERIC_HEADER, found.end
 
 
 class Encoder:

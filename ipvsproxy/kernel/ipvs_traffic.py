@@ -1,13 +1,18 @@
 """What IPVS counts, read from dumps of virtual and of real servers: connections, packets and bytes, in 64 bits."""
 
-from collections.abc import Container, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.kernel import message
+from pyroute2.netlink import NETLINK_GENERIC
+
+from ipvsproxy.kernel import ipvs_message, message, netlink
 from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
 
+COUNTED_AT_ONCE = 400
+"""Virtual servers whose counters are read in one go, at least: some milliseconds, for which programming may have to wait."""
 Part = tuple[bytes, int, int]
 """A message of a dump, with start and end of its attributes."""
 
@@ -31,6 +36,52 @@ class EndpointTraffic(NamedTuple):
 
     connections: Connections
     counters: Counters
+
+
+class TrafficReader:
+    """Reads the counters in the network namespace of the calling thread.
+
+    Each reading has a socket of its own, so that others' requests may come between its parts. ``connect`` opens one.
+    """
+
+    def __init__(self, connect: Callable[[int], netlink.Socket]) -> None:
+        self._connect = connect
+
+    def services(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
+        """What virtual servers have counted, part by part.
+
+        Those that have counted nothing are left out, but for ``always``. Where virtual servers come and go meanwhile, others may
+        not be told of.
+
+        Raises:
+            KernelError: it could not be read. What was told until then counts.
+        """
+        found: list[netlink.Found] = []
+        with self._channel() as (channel, encoder):
+            for some in channel.dumping(encoder.all_services(), "read the counters of virtual servers"):
+                found += some
+                if len(found) >= COUNTED_AT_ONCE:
+                    yield read_services(map(ipvs_message.attributes, found), always)
+                    found.clear()
+        yield read_services(map(ipvs_message.attributes, found), always)
+
+    def endpoints(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]]:
+        """What each real server of these virtual servers has counted; empty for a virtual server that does not exist.
+
+        Raises:
+            KernelError: it could not be read.
+        """
+        told: dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]] = {}
+        with self._channel() as (channel, encoder):
+            for key in keys:
+                found = channel.dump(encoder.destinations(key), f"read the counters of {key}")
+                told[key] = read_endpoints(map(ipvs_message.attributes, found), key.address.family)
+        return told
+
+    @contextlib.contextmanager
+    def _channel(self) -> Iterator[tuple[netlink.Channel, ipvs_message.Encoder]]:
+        with contextlib.closing(netlink.Channel(NETLINK_GENERIC, self._connect)) as channel:
+            yield channel, ipvs_message.Encoder(netlink.resolve_family(channel, "IPVS", "ip_vs"))
 
 
 def read_services(parts: Iterable[Part], always: Container[VirtualServerKey]) -> dict[VirtualServerKey, Counters]:

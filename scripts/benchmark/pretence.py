@@ -10,7 +10,7 @@ from collections.abc import Collection, Container, Iterator
 from typing import Any
 from unittest import mock
 
-from ipvsproxy.kernel import addresses, host, iptables_process, ipvs, ipvs_connections, netlink, node
+from ipvsproxy.kernel import addresses, host, iptables_process, ipvs, ipvs_connections, ipvs_traffic, netlink, node
 from ipvsproxy.kernel.ipset import IpsetDriver
 from ipvsproxy.model.kernel import Counters, VirtualServerKey
 from ipvsproxy.model.plan import Outcome
@@ -54,14 +54,14 @@ def kernel() -> Iterator[None]:
 @contextlib.contextmanager
 def traffic(virtual_servers: Collection[VirtualServerKey]) -> Iterator[None]:
     """Pretend inside the block that each of these has counted more whenever counters are read; the kernel is read, too."""
-    read, numbers = ipvs.IpvsDriver.traffic, itertools.count(1)
+    read, numbers = ipvs_traffic.TrafficReader.services, itertools.count(1)
 
-    def counted(driver: ipvs.IpvsDriver, _: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
+    def counted(reader: ipvs_traffic.TrafficReader, _: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
         left, counters = list(virtual_servers), Counters._make([next(numbers)] * len(Counters._fields))
-        for part in read(driver, virtual_servers):
+        for part in read(reader, virtual_servers):
             told, left = left[: len(part)], left[len(part) :]
             yield dict.fromkeys(told, counters)
         yield dict.fromkeys(left, counters)  # where there is no kernel
 
-    with mock.patch.object(ipvs.IpvsDriver, "traffic", counted):
+    with mock.patch.object(ipvs_traffic.TrafficReader, "services", counted):
         yield

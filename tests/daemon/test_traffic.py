@@ -52,7 +52,7 @@ class Ipvs:
 
     def __init__(self) -> None:
         self.counters: dict[VirtualServerKey, Counters] = {}
-        self.endpoints: dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]] = {}
+        self.of_endpoints: dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]] = {}
         self.error: KernelError | None = None
         self.asked = 0
         self.asked_for: list[VirtualServerKey] = []
@@ -61,7 +61,11 @@ class Ipvs:
     def ipvs(self) -> "Ipvs":
         return self
 
-    def traffic(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
+    @property
+    def traffic(self) -> "Ipvs":
+        return self
+
+    def services(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
         """Each in a part of its own."""
         self.asked += 1
         if self.error:
@@ -69,11 +73,9 @@ class Ipvs:
         for key, counted in self.counters.items():
             yield {key: counted} if any(counted) or key in always else {}
 
-    def endpoint_traffic(
-        self, keys: Collection[VirtualServerKey]
-    ) -> dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]]:
+    def endpoints(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]]:
         self.asked_for += keys
-        return {key: self.endpoints.get(key, {}) for key in keys}
+        return {key: self.of_endpoints.get(key, {}) for key in keys}
 
 
 class Scene:
@@ -286,7 +288,7 @@ async def test_draining_endpoints_show_their_connections() -> None:
 async def test_endpoints_have_their_own_totals_if_that_is_wanted() -> None:
     scene = Scene(WEB, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(3), EXTERNAL: Counters()}
-    scene.kernel.endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(2, 1), Counters(3, 30, 29, 300, 290))}}
+    scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(2, 1), Counters(3, 30, 29, 300, 290))}}
     seen = await scene.scrape()
     endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
     assert seen[f"ipvsproxy_endpoint_connections_total{{{endpoint}}}"] == 3
@@ -299,7 +301,7 @@ async def test_endpoints_have_their_own_totals_if_that_is_wanted() -> None:
 async def test_prometheus_reads_the_page_in_both_formats(limit: int) -> None:
     scene = Scene(WEB, builders.service("db", cluster=["10.96.0.11"]), limit=limit, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(1, 2, 3, 4, 5), builders.frontend("10.96.0.11", 80): Counters(1)}
-    scene.kernel.endpoints = {
+    scene.kernel.of_endpoints = {
         CLUSTER: {
             POD: EndpointTraffic(Connections(1, 0), Counters(1)),
             builders.backend("10.244.0.6"): EndpointTraffic(Connections(1, 0), Counters(1)),

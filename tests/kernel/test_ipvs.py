@@ -281,7 +281,7 @@ def test_all_connections_are_read_only_where_more_than_half_of_all_virtual_serve
 
 
 def counters(driver: ipvs.IpvsDriver, *always: VirtualServerKey) -> dict[VirtualServerKey, Counters]:
-    return {key: counted for part in driver.traffic(always) for key, counted in part.items()}
+    return {key: counted for part in driver.traffic.services(always) for key, counted in part.items()}
 
 
 @pytest.mark.kernel
@@ -299,7 +299,7 @@ def test_traffic_is_counted_by_virtual_and_by_real_server(driver: ipvs.IpvsDrive
             while counted[virtual.key].bytes_in < 1000 and time.monotonic() < deadline_s:
                 time.sleep(0.1)  # the kernel adds up the processors' counters every two seconds
                 counted = counters(driver, idle.key)
-            of_endpoints = driver.endpoint_traffic([virtual.key, idle.key, server("10.96.0.3").key])
+            of_endpoints = driver.traffic.endpoints([virtual.key, idle.key, server("10.96.0.3").key])
     assert counted.pop(idle.key) == Counters()
     assert counted == counters(driver), "what has counted nothing is told only where it is asked for"
     assert counted[virtual.key].connections == 1
