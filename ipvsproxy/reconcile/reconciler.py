@@ -34,7 +34,6 @@ from ipvsproxy.reconcile.drift import Drifts
 
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
-_WITNESSES = frozenset({"set_entry", "address"})
 _ERRORS_SHOWN = 5
 """How many failures a report holds in full."""
 QUESTIONS_AT_ONCE = 250
