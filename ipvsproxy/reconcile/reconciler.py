@@ -19,6 +19,7 @@ from ipvsproxy.model.kernel import (
     RealServer,
     RealServers,
     Sysctl,
+    VirtualServer,
     VirtualServerKey,
 )
 from ipvsproxy.model.net import Network
@@ -163,6 +164,7 @@ class Reconciler:
         failed: Counter[tuple[str, str]] = Counter()
         errors: list[Outcome] = []
         surprises = 0
+        new: set[VirtualServerKey] = set()
         booking = Booking(self.claims, self.drains, now, _none if self.room(now) else self._may_wait)
         any_failed = bool(self._retries)
         for outcome in outcomes:
@@ -175,11 +177,13 @@ class Reconciler:
             if outcome.error:
                 any_failed = True
                 failed[what] += count
-                self._book_failure(outcome, now)
+                self._book_failure(outcome, new, now)
                 if len(errors) < _ERRORS_SHOWN:
                     errors.append(outcome)
                 continue
             done[what] += count
+            if verb is Verb.ADD and isinstance(item, VirtualServer):
+                new.add(item.key)
             if any_failed:
                 self._retries.forget(retry.identity(operation))
             booking.book(operation)
@@ -187,16 +191,19 @@ class Reconciler:
         self._pace.note(added=done[_REAL_SERVER_ADDED], removed=done[_REAL_SERVER_REMOVED] + booking.gone_with, now=now)
         return Report(done=done, failed=failed, errors=tuple(errors), pending=self.pending, surprises=surprises)
 
-    def _book_failure(self, outcome: Outcome, now: float) -> None:
+    def _book_failure(self, outcome: Outcome, new: Collection[VirtualServerKey], now: float) -> None:
+        """``new`` are the virtual servers that the same plan has added so far."""
         operation, virtual_servers = outcome.operation, self.claims.virtual_servers
-        if isinstance(operation.item, RealServer | RealServers) and outcome.errno == errno.ESRCH:
-            key = operation.item.virtual_server
+        item = operation.item
+        # One that was added a moment ago and is missing again would be added again at once, in the same sync, without an end.
+        if isinstance(item, RealServer | RealServers) and outcome.errno == errno.ESRCH and item.virtual_server not in new:
+            key = item.virtual_server
             if key not in virtual_servers.observed:
                 return  # it is the virtual server that is to be tried again, and all of its real servers with it
             self.drains.end_all(key)
             virtual_servers.confirm(key, None)
-        if isinstance(operation.item, Sysctl):
-            self.claims.give_up_setting(operation.item, outcome.error)
+        if isinstance(item, Sysctl):
+            self.claims.give_up_setting(item, outcome.error)
         else:
             for each in as_tried_again((operation,)):
                 self._retries.fail(retry.identity(each), each, now)

@@ -105,3 +105,26 @@ async def test_one_object_that_always_fails_stops_no_other_service(kind: type) -
         await node.quiet(600)
         served = [key for key, server in node.kernel.virtual_servers.items() if server.real_servers]
         assert len(served) >= 4
+
+
+@in_virtual_time
+async def test_a_virtual_server_that_is_missing_whenever_its_real_servers_come_does_not_keep_the_loop() -> None:
+    node = MemoryNode()
+    (first,) = builders.addresses(builders.CLUSTER_IP)
+
+    def belongs_to_the_first(operation: Operation) -> bool:
+        assert len(node.kernel.applied) < 1000, "the sync does not end"
+        return isinstance(operation.item, RealServer) and operation.item.virtual_server.address == first
+
+    node.kernel.fail(belongs_to_the_first, errno.ESRCH, times=1_000_000)
+    backends = (builders.endpoint("10.244.0.5"), builders.endpoint("10.244.0.6"))
+    async with node.running():
+        node.begin_with(builders.service(), builders.endpoint_slice(*backends), builders.node())
+        await node.quiet(60)
+        node.kernel.forget()
+        other = builders.service("other", cluster=("10.96.0.20",))
+        node.put(other, builders.endpoint_slice(*backends, service="other"))
+        await node.quiet()
+        assert set(node.kernel.virtual_servers[builders.frontend("10.96.0.20", 80)].real_servers.values()) == {1}
+        await node.quiet(60)
+        assert len(node.kernel.applied) < 60 * 10
