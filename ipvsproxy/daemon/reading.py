@@ -166,7 +166,7 @@ class KernelReader:
         for error in new_errors:
             log.error("kernel could not be read", error=error)
         self._unreadable = frozenset(errors)
-        if errors:
+        if errors and self.look_due_s:  # 0: what somebody told of meanwhile is not put off
             self.look_due_s = self._clock() + LOOK_INTERVAL_AFTER_FAILURE_S
         if new_errors:
             self._read_again_soon()

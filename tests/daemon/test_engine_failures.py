@@ -1,6 +1,8 @@
 """The loop when operations fail, surprise, or the kernel cannot be read."""
 
 import errno
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -8,6 +10,7 @@ import structlog.testing
 from ipvsproxy.daemon import engine, reading
 from ipvsproxy.model.kernel import RealServer, VirtualServer
 from ipvsproxy.model.plan import Operation
+from ipvsproxy.model.state import Observation
 from tests import builders
 from tests.daemon.spoiling import (
     OTHER,
@@ -80,6 +83,28 @@ async def test_while_a_part_can_not_be_read_drift_in_the_others_is_healed_within
             await node.quiet(reading.LOOK_INTERVAL_AFTER_FAILURE_S)
         assert WEB_KEY in node.kernel.virtual_servers
         assert len([line for line in logs if line["event"] == "kernel could not be read"]) <= 1, "looks do not repeat it"
+
+
+@in_virtual_time
+async def test_what_is_told_while_a_reading_fails_is_looked_at_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    look = node.kernel.look
+    looks_s: list[float] = []
+
+    def look_and_tell(*arguments: Any, thorough: bool) -> Iterator[Observation]:
+        looks_s.append(loop().time())
+        if len(looks_s) == 1:
+            node.engine.kernel_changed()
+        yield from look(*arguments, thorough=thorough)
+
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(1)
+        node.kernel.unreadable = {"skeletons"}
+        monkeypatch.setattr(node.kernel, "look", look_and_tell)
+        await node.quiet(reading.LOOK_INTERVAL_S + 1)
+    assert len(looks_s) > 1
+    assert looks_s[1] - looks_s[0] < 1
 
 
 @in_virtual_time
