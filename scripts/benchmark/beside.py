@@ -1,130 +1,243 @@
-"""A proxy as a process of its own, by HTTP, against the API server of the tests: kube-proxy and ipvsproxy alike.
+"""kube-proxy and ipvsproxy by the same measure: a process of its own, against the API server of the tests, seen from outside.
 
-What is watched is the kernel: ``/proc/net/ip_vs``, as seldom as the figures allow, since reading it costs the machine something.
+What counts is what the kernel shows (``/proc/net/ip_vs``), read as seldom as the figures allow.
 """
 
 import asyncio
-import contextlib
-import os
-import pathlib
-import shlex
+import itertools
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from scripts.benchmark import workload
-from tests.api_server import ApiServer, write_kubeconfig
+from scripts.benchmark import outside, workload
+from tests.api_server import ApiServer
 from tests.api_store import ENDPOINT_SLICES, NODES, SERVICES
 
-TABLE = pathlib.Path("/proc/net/ip_vs")
+Figures = dict[str, Any]
 FIRST_POLL_S = 0.5
 CHANGE_POLL_S = 0.02
-LONGEST_S = 1200.0
-CHANGES = 5
-CHANGE_PAUSE_S = 2.0
-"""Between two changes: longer than the shortest time between two syncs, which is a setting and no cost."""
-IDLE_S = 35.0
-"""Longer than kube-proxy's and our own sync period of 30 s, so that one of each is among it."""
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+STORM_POLL_S = 0.25
+"""While much changes: latencies are exact to this and to what reading the table takes."""
+RESTART_POLL_S = 0.25
+_NEVER_BEFORE = 20_000
+"""New pods begin so far behind those that are there at first."""
 
 
-class Proxy(NamedTuple):
-    """A proxy that runs."""
+class Size(NamedTuple):
+    """How large the cluster is, and how much is done in it."""
 
-    process: asyncio.subprocess.Process
-    log: pathlib.Path
-
-    def processor_s(self) -> float:
-        """What it has used, with the processes that it started and that have ended."""
-        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return sum(int(field) for field in fields[11:15]) / _TICKS_PER_S
-
-    def demand_life(self) -> None:
-        """Go on only while it runs.
-
-        Raises:
-            RuntimeError: it has ended.
-        """
-        if self.process.returncode is not None:
-            raise RuntimeError(f"it ended with status {self.process.returncode}: {self.log.read_text()[-2000:]}")
-
-
-def run(command: str, services: int, endpoints: int) -> dict[str, Any]:
-    """Measure what ``command`` (a program, and what stands before kube-proxy's flags) makes of a cluster of this size."""
-    return asyncio.run(_run(command or f"{sys.executable} -m ipvsproxy", services, endpoints))
+    services: int
+    endpoints: int
+    changes: int = 5
+    change_pause_s: float = 2.0
+    """Between two changes: longer than the shortest time between two syncs, which is a setting and no cost."""
+    churn_changes: int = 300
+    churn_per_s: float = 50.0
+    rolling_endpoints: int = 1000
+    rolling_changes: int = 100
+    """Changes of one slice each, which together replace all endpoints, or nearly so."""
+    rolling_per_s: float = 10.0
+    scrapes: int = 3
+    scrape_pause_s: float = 2.5
+    """Longer than ipvsproxy keeps the kernel's counters for another scrape."""
+    idle_s: float = 35.0
+    """Longer than kube-proxy's and our own sync period of 30 s, so that one of each is among it."""
 
 
-async def _run(command: str, services: int, endpoints: int) -> dict[str, Any]:
-    first = await asyncio.create_subprocess_exec(*shlex.split(command), "--version", stdout=asyncio.subprocess.DEVNULL)
-    await first.wait()  # so that its files are in memory: who is measured first would pay for that
+def run(command: str, services: int, endpoints: int, places: outside.Places | None = None, **others: float) -> Figures:
+    """Measure what ``command`` (empty: ipvsproxy) makes of a cluster of this size; ``others`` are those of ``Size``.
+
+    Raises:
+        RuntimeError: it has ended, or did not come to an end.
+    """
+    size = Size(services, endpoints, **others)  # type: ignore[arg-type]  # whoever gives them knows which are whole numbers
+    return asyncio.run(_run(command or f"{sys.executable} -m ipvsproxy", size, places or outside.Places()))
+
+
+async def _run(command: str, size: Size, places: outside.Places) -> Figures:
+    await outside.start_once(command)
     async with ApiServer() as server:
-        server.store.put(NODES, workload.node())
-        pods = {number: list(range(number * endpoints, (number + 1) * endpoints)) for number in range(services)}
-        for number in range(services):
-            server.store.put(SERVICES, workload.service(number))
-            server.store.put(ENDPOINT_SLICES, workload.endpoint_slice(number, 0, pods[number]))
-        began_s = time.perf_counter()
-        async with _running(command, server.url) as proxy:
-            await _until(proxy, lambda table: table.count("\n") >= 3 + services * (1 + endpoints), FIRST_POLL_S)
-            programmed_s, processor_s = time.perf_counter() - began_s, proxy.processor_s()
-            changes_s = []
-            for change in range(CHANGES):
-                await asyncio.sleep(CHANGE_PAUSE_S)
-                number, pod = change * 7 % services, services * endpoints + 1000 + change
-                changed_s = time.perf_counter()
-                server.put(ENDPOINT_SLICES, workload.endpoint_slice(number, 0, [*pods[number][1:], pod]))
-                digits = "".join(f"{int(octet):02X}" for octet in workload.pod_address(pod).split("."))
-                await _until(proxy, lambda table, digits=digits: digits in table, CHANGE_POLL_S)
-                changes_s.append(time.perf_counter() - changed_s)
-            before_s = proxy.processor_s()
-            await asyncio.sleep(IDLE_S)
-            idle_s = proxy.processor_s() - before_s
-    return {
-        "programmed_s": programmed_s,
-        "processor_s": processor_s,
-        "change_s": statistics.median(changes_s),
-        "idle_percent": idle_s / IDLE_S * 100,
+        cluster = _Cluster(server, size)
+        async with outside.running(command, server.url, places) as proxy:
+            measured = _Measured(proxy, cluster, size)
+            figures = await measured.start()
+            figures |= await measured.change()
+            figures |= await measured.scrape()
+            figures |= await measured.idle()  # before the storms: what they remove may go a few at a time, for minutes
+            figures |= await measured.churn()
+            figures |= await measured.rolling()
+        async with outside.running(command, server.url, places) as proxy:
+            await proxy.until_in_sync(RESTART_POLL_S)
+            spent = proxy.spent().since(proxy.began)
+            wanted = cluster.wanted()
+            await proxy.until(lambda table: outside.serving(table) >= wanted, FIRST_POLL_S)
+    return figures | {
+        "restart_s": spent.at_s,
+        "restart_processor_s": spent.processor_s,
+        "restart_started": spent.started,
     }
 
 
-@contextlib.asynccontextmanager
-async def _running(command: str, url: str) -> AsyncIterator[Proxy]:
-    with tempfile.TemporaryDirectory() as directory:
-        folder = pathlib.Path(directory)
-        flags = _flags(write_kubeconfig(folder / "kubeconfig", url))
-        log = folder / "log"
-        with log.open("w") as opened:
-            environment = {**os.environ, "KUBE_FEATURE_WatchListClient": "false"}  # the API server of the tests only lists
-            words = [*shlex.split(command), *flags]
-            process = await asyncio.create_subprocess_exec(*words, stdout=opened, stderr=opened, env=environment)
+class _Replaced(NamedTuple):
+    """Addresses as the kernel writes them: gone ones, and those that have come in their place."""
+
+    gone: set[str]
+    come: set[str]
+
+
+class _Cluster:
+    """What the API server has: Services of one slice each, and later one of many slices."""
+
+    def __init__(self, server: ApiServer, size: Size) -> None:
+        self._server = server
+        self._new_pods = itertools.count(size.services * size.endpoints + _NEVER_BEFORE)
+        self._pods: dict[tuple[int, int], list[int]] = {}
+        """By number of the Service, and of the slice."""
+        server.store.put(NODES, workload.node())
+        for number in range(size.services):
+            first = number * size.endpoints
+            self._pods[number, 0] = list(range(first, first + size.endpoints))
+            server.store.put(SERVICES, workload.service(number))
+            server.store.put(ENDPOINT_SLICES, workload.endpoint_slice(number, 0, self._pods[number, 0]))
+
+    def add(self, number: int, endpoints: int) -> int:
+        """A Service of so many endpoints; returns the number of its slices."""
+        self._server.put(SERVICES, workload.service(number))
+        parts = -(-endpoints // workload.SLICE_ENDPOINTS)
+        for part in range(parts):
+            there = min(workload.SLICE_ENDPOINTS, endpoints - part * workload.SLICE_ENDPOINTS)
+            self._pods[number, part] = list(itertools.islice(self._new_pods, there))
+            self._server.put(ENDPOINT_SLICES, workload.endpoint_slice(number, part, self._pods[number, part]))
+        return parts
+
+    def replace(self, number: int, part: int, count: int) -> _Replaced:
+        """Put new pods in the place of the ``count`` oldest of a slice."""
+        pods = self._pods[number, part]
+        gone, come = pods[:count], list(itertools.islice(self._new_pods, len(pods[:count])))
+        pods[:] = [*pods[count:], *come]
+        self._server.put(ENDPOINT_SLICES, workload.endpoint_slice(number, part, pods))
+        return _Replaced(set(map(_digits, gone)), set(map(_digits, come)))
+
+    def wanted(self) -> set[str]:
+        """The addresses of all pods."""
+        return {_digits(pod) for pods in self._pods.values() for pod in pods}
+
+
+class _Measured:
+    """One process, phase after phase."""
+
+    def __init__(self, proxy: outside.Proxy, cluster: _Cluster, size: Size) -> None:
+        self._proxy = proxy
+        self._cluster = cluster
+        self._size = size
+
+    async def start(self) -> Figures:
+        """From its start until all is programmed."""
+        lines = 3 + self._size.services * (1 + self._size.endpoints)
+        await self._proxy.until(lambda table: table.count("\n") >= lines, FIRST_POLL_S)
+        spent = self._proxy.spent().since(self._proxy.began)
+        return {
+            "programmed_s": spent.at_s,
+            "processor_s": spent.processor_s,
+            "started": spent.started,
+            "resident_mb": self._proxy.resident_mb(),
+        }
+
+    async def change(self) -> Figures:
+        """One endpoint is replaced, again and again, with a pause between."""
+        before, changes_s = self._proxy.spent(), []
+        for change in range(self._size.changes):
+            await asyncio.sleep(self._size.change_pause_s)
+            changed_s = time.perf_counter()
+            (come,) = self._cluster.replace(change * 7 % self._size.services, 0, 1).come
+            await self._proxy.until(lambda table, come=come: come in table, CHANGE_POLL_S)
+            changes_s.append(time.perf_counter() - changed_s)
+        spent = self._proxy.spent().since(before)
+        return {
+            "change_s": statistics.median(changes_s),
+            "change_processor_s": spent.processor_s / self._size.changes,
+            "change_started": spent.started / self._size.changes,
+        }
+
+    async def scrape(self) -> Figures:
+        """Its metrics are read."""
+        before, scrapes_s, text = self._proxy.spent(), [], ""
+        for _ in range(self._size.scrapes):
+            await asyncio.sleep(self._size.scrape_pause_s)
+            began_s = time.perf_counter()
+            text = await self._proxy.scrape()
+            scrapes_s.append(time.perf_counter() - began_s)
+        spent = self._proxy.spent().since(before)
+        return {
+            "scrape_s": statistics.median(scrapes_s),
+            "scrape_processor_s": spent.processor_s / self._size.scrapes,
+            "scrape_bytes": len(text.encode()),
+        }
+
+    async def idle(self) -> Figures:
+        """Nothing changes."""
+        before = self._proxy.spent()
+        await asyncio.sleep(self._size.idle_s)
+        spent = self._proxy.spent().since(before)
+        return {"idle_percent": spent.processor_s / spent.at_s * 100, "idle_started": spent.started / spent.at_s * 60}
+
+    async def churn(self) -> Figures:
+        """Endpoints of many Services are replaced at a fixed rate."""
+        numbers = (number * 7 % self._size.services for number in range(self._size.churn_changes))
+        seen = await self._storm(((number, 0, 1) for number in numbers), self._size.churn_per_s)
+        return {f"churn_{key}": value for key, value in seen.items()} | {"churn_resident_mb": self._proxy.resident_mb()}
+
+    async def rolling(self) -> Figures:
+        """All endpoints of a large Service are replaced, some of one slice at a time."""
+        number = self._size.services
+        parts = self._cluster.add(number, self._size.rolling_endpoints)
+        wanted = self._cluster.wanted()
+        await self._proxy.until(lambda table: outside.serving(table) >= wanted, FIRST_POLL_S)
+        each = -(-self._size.rolling_endpoints // self._size.rolling_changes)
+        changes = ((number, change % parts, each) for change in range(self._size.rolling_changes))
+        seen = await self._storm(changes, self._size.rolling_per_s)
+        return {f"rolling_{key}": value for key, value in seen.items()}
+
+    async def _storm(self, changes: Iterator[tuple[int, int, int]], per_s: float) -> Figures:
+        """Make these changes, and wait until the kernel has the new ones at work and none of the old ones."""
+        before, began_s = self._proxy.spent(), time.perf_counter()
+        made_s: dict[str, float] = {}
+        gone: set[str] = set()
+        latencies_s: list[float] = []
+
+        async def make() -> float:
+            for number, (service, part, count) in enumerate(changes):
+                await asyncio.sleep(began_s + number / per_s - time.perf_counter())
+                replaced = self._cluster.replace(service, part, count)
+                gone.update(replaced.gone)
+                for address in replaced.gone:
+                    made_s.pop(address, None)  # replaced before it was seen: nobody waits for it any more
+                made_s.update(dict.fromkeys(replaced.come, time.perf_counter()))
+            return time.perf_counter()
+
+        making = asyncio.create_task(make())
+
+        def is_over(table: str) -> bool:
+            now_s, at_work = time.perf_counter(), outside.serving(table)
+            latencies_s.extend(now_s - made_s.pop(address) for address in made_s.keys() & at_work)
+            return making.done() and making.result() > 0 and not made_s and not gone & at_work  # or what it has failed by
+
         try:
-            yield Proxy(process, log)
+            await self._proxy.until(is_over, STORM_POLL_S)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            await process.wait()
+            making.cancel()
+        spent = self._proxy.spent().since(before)
+        ranked = sorted(latencies_s)
+        return {
+            "s": time.perf_counter() - making.result(),
+            "p50_s": statistics.median(ranked),
+            "p99_s": ranked[len(ranked) * 99 // 100],
+            "processor_s": spent.processor_s,
+            "started": spent.started,
+        }
 
 
-def _flags(kubeconfig: str) -> Sequence[str]:
-    return (
-        "--proxy-mode=ipvs",
-        f"--kubeconfig={kubeconfig}",
-        f"--hostname-override={workload.NODE}",
-        "--cluster-cidr=10.128.0.0/10",
-        "--conntrack-max-per-core=0",  # may only be set in the host's first network namespace
-        "--kube-api-content-type=application/json",
-        "--healthz-bind-address=127.0.0.1:10256",
-        "--metrics-bind-address=127.0.0.1:10249",
-    )
-
-
-async def _until(proxy: Proxy, holds: Any, poll_s: float) -> None:
-    deadline_s = time.perf_counter() + LONGEST_S
-    while not holds(TABLE.read_text()):  # noqa: ASYNC240 - nothing else is to be done meanwhile
-        proxy.demand_life()
-        if time.perf_counter() > deadline_s:
-            raise RuntimeError(f"not programmed after {LONGEST_S:.0f} s: {proxy.log.read_text()[-2000:]}")
-        await asyncio.sleep(poll_s)
+def _digits(pod: int) -> str:
+    return "".join(f"{int(octet):02X}" for octet in workload.pod_address(pod).split("."))

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from scripts.benchmark import kube_proxy as kube_proxies
+
 Found = Mapping[str, Any]
 Measurement = tuple[str, Mapping[str, Any]]
 MAIN = (10_000, 10)
@@ -37,12 +39,16 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Measurements on one boot of the kernel, and what their results mean. ``quick`` ones are part of ``--quick``."""
+    """Measurements on one boot of the kernel, and what their results mean. ``quick`` ones are part of ``--quick``.
+
+    ``timeout_s`` is for all of them together.
+    """
 
     name: str
     measurements: Sequence[Measurement]
     rows: Callable[[Sequence[Found]], Iterator[Row]]
     quick: bool = True
+    timeout_s: int = 1500
 
 
 def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
@@ -288,20 +294,10 @@ def _tools(services: int, endpoints: int, *, quick: bool) -> Case:
 def _beside(services: int, endpoints: int, kube_proxy: str) -> Case:
     name = f"beside {services}x{endpoints}"
     size = {"services": services, "endpoints": endpoints}
-    figures = (
-        ("programmed_s", "s from its start until all is programmed"),
-        ("processor_s", "processor s until then"),
-        ("change_s", "s from a change until it is programmed, median"),
-        ("idle_percent", "processor % when nothing changes"),
-    )
 
     def rows(found: Sequence[Found]) -> Iterator[Row]:
         ours, theirs = found
-        for key, figure in figures:
-            yield Row(name, f"ipvsproxy: {figure}", ours[key])
-            yield Row(name, f"kube-proxy: {figure}", theirs[key])
-            if ours[key]:
-                yield Row(name, f"kube-proxy relative to ipvsproxy: {figure}", theirs[key] / ours[key])
+        yield from (Row(name, figure, value) for figure, value in kube_proxies.compared(ours, theirs))
 
     measurements: list[Measurement] = [("beside", {"command": command, **size}) for command in ("", kube_proxy)]
-    return Case(name=name, measurements=measurements, rows=rows)
+    return Case(name=name, measurements=measurements, rows=rows, timeout_s=3600)  # kube-proxy's start alone took 314 s

@@ -1,4 +1,4 @@
-"""The kube-proxy that is measured beside ipvsproxy: whether it can be started where that is done.
+"""The kube-proxy that is measured beside ipvsproxy: whether it can be started where that is done, and the figures of both.
 
 Of the standard library alone: scripts/bench reads this before anything is measured.
 """
@@ -7,11 +7,41 @@ import os
 import pathlib
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EMPTY = tuple(pathlib.Path(name) for name in ("/tmp", "/run", "/dev/shm"))  # noqa: S108 - they are asked about, not used
 """scripts/kernel gives the command fresh ones; of what is in them only this directory tree is kept."""
+FIGURES = (
+    ("programmed_s", "s from its start until all is programmed"),
+    ("processor_s", "processor s until then"),
+    ("started", "processes and threads started until then"),
+    ("resident_mb", "resident MB then"),
+    ("change_s", "s from a change until it is programmed, median"),
+    ("change_processor_s", "processor s for each change"),
+    ("change_started", "processes and threads started for each change"),
+    ("churn_s", "churn: s from the last change until all is programmed"),
+    ("churn_p50_s", "churn: s from a change until it is seen, p50"),
+    ("churn_p99_s", "churn: s from a change until it is seen, p99"),
+    ("churn_processor_s", "churn: processor s"),
+    ("churn_started", "churn: processes and threads started"),
+    ("churn_resident_mb", "churn: resident MB after it"),
+    ("rolling_s", "rolling: s from the last change until all is programmed"),
+    ("rolling_p50_s", "rolling: s from a change until it is seen, p50"),
+    ("rolling_p99_s", "rolling: s from a change until it is seen, p99"),
+    ("rolling_processor_s", "rolling: processor s"),
+    ("rolling_started", "rolling: processes and threads started"),
+    ("scrape_s", "scrape: s, median"),
+    ("scrape_processor_s", "scrape: processor s for each"),
+    ("scrape_bytes", "scrape: bytes"),
+    ("idle_percent", "processor % when nothing changes"),
+    ("idle_started", "processes and threads started in a minute when nothing changes"),
+    ("restart_s", "restart: s from its start until it is in sync"),
+    ("restart_processor_s", "restart: processor s until then"),
+    ("restart_started", "restart: processes and threads started until then"),
+)
+"""What ``beside`` finds of a proxy, and how it is called in a row."""
 
 
 class UnusableError(Exception):
@@ -47,3 +77,12 @@ def find(command: str, *, directory: pathlib.Path, empty: Sequence[pathlib.Path]
                     f"KUBE_PROXY={command}: {seen} can not be seen on the test kernel, where {hidden} is empty: {wanted}"
                 )
     return shlex.join([str(program), *words[1:]])
+
+
+def compared(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Figures by name: of ipvsproxy, of kube-proxy, and how many times as much that is."""
+    for key, figure in FIGURES:
+        yield f"ipvsproxy: {figure}", ours[key]
+        yield f"kube-proxy: {figure}", theirs[key]
+        if ours[key]:
+            yield f"kube-proxy relative to ipvsproxy: {figure}", theirs[key] / ours[key]

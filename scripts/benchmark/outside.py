@@ -1,0 +1,201 @@
+"""A proxy as a process of its own, as it is seen from outside: the kernel's table, its HTTP servers, and ``/proc``.
+
+What can not be seen from there: operations, netlink messages, and how long anything inside has waited.
+"""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import re
+import shlex
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple, Self
+
+import aiohttp
+
+from scripts.benchmark import workload
+from tests.api_server import write_kubeconfig
+
+LONGEST_S = 1200.0
+ANSWERED_WITHIN_S = 120.0
+STOPPED_WITHIN_S = 30.0
+_SERVING = re.compile(r"-> ([0-9A-F]{8}):[0-9A-F]{4} +\w+ +[1-9]")
+"""A line of a real server in ``/proc/net/ip_vs``: its address, and the first digit of its weight, if that is not 0."""
+_LAST_SYNC = re.compile(r"^kubeproxy_sync_proxy_rules_last_timestamp_seconds(\{[^}]*\})? (\S+)$", re.MULTILINE)
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Places(NamedTuple):
+    """Where a proxy shows what it does: a file like ``/proc/net/ip_vs``, and its ports of 127.0.0.1."""
+
+    table: pathlib.Path = pathlib.Path("/proc/net/ip_vs")
+    metrics_port: int = 10249
+    health_port: int = 10256
+
+
+class Spent(NamedTuple):
+    """What was used by a moment; by itself only differences mean anything.
+
+    ``processor_s`` is that of the process, and of those that it has started and waited for. ``started`` counts processes and
+    threads of the whole machine, the kernel's own among them: nothing tells afterwards whose they were.
+    """
+
+    at_s: float
+    processor_s: float
+    started: int
+
+    def since(self, before: Self) -> "Spent":
+        """What was used between."""
+        return Spent(self.at_s - before.at_s, self.processor_s - before.processor_s, self.started - before.started)
+
+
+class Proxy:
+    """A proxy that runs."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: pathlib.Path, places: Places) -> None:
+        self.began = Spent(time.perf_counter(), 0.0, _started())
+        self._process = process
+        self._log = log
+        self._places = places
+
+    def spent(self) -> Spent:
+        """What was used until now.
+
+        Raises:
+            RuntimeError: the proxy has ended.
+        """
+        fields = self._read("stat").rpartition(")")[2].split()
+        return Spent(time.perf_counter(), sum(int(field) for field in fields[11:15]) / _TICKS_PER_S, _started())
+
+    def resident_mb(self) -> float:
+        """Memory of the process, without those that it has started, in MB (10^6 bytes).
+
+        Raises:
+            RuntimeError: the proxy has ended.
+        """
+        return int(self._read("status").partition("VmRSS:")[2].split()[0]) * 1024 / 1e6
+
+    def _read(self, name: str) -> str:
+        try:
+            return pathlib.Path(f"/proc/{self._process.pid}/{name}").read_text()
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise RuntimeError(f"it has ended: {self._last_words()}") from error
+
+    async def until(self, holds: Callable[[str], bool], poll_s: float) -> None:
+        """Read the kernel's table until this holds of it; reading costs the machine something, so as seldom as may be.
+
+        Raises:
+            RuntimeError: the proxy has ended, or it takes longer than ``LONGEST_S``.
+        """
+        deadline_s = time.perf_counter() + LONGEST_S
+        while not holds(self._places.table.read_text() if self._places.table.exists() else ""):
+            self._demand_life(deadline_s, "programmed")
+            await asyncio.sleep(poll_s)
+
+    async def until_in_sync(self, poll_s: float) -> None:
+        """Ask until its metrics tell of a sync of IPv4 that is over, and ``/healthz`` says that it is well.
+
+        Raises:
+            RuntimeError: as ``until``.
+        """
+        deadline_s = time.perf_counter() + LONGEST_S
+        while not await self._is_in_sync():
+            self._demand_life(deadline_s, "in sync")
+            await asyncio.sleep(poll_s)
+
+    async def _is_in_sync(self) -> bool:
+        try:
+            # kube-proxy is well before its first sync, too, so that health alone would tell nothing.
+            synced = has_synced(await self.scrape())
+            await self._ask(self._places.health_port, "/healthz")
+        except RuntimeError:
+            return False  # its servers are not there yet, or it is not well
+        return synced
+
+    async def scrape(self) -> str:
+        """Its metrics, as Prometheus asks for them.
+
+        Raises:
+            RuntimeError: it does not answer, or not with 200.
+        """
+        return await self._ask(self._places.metrics_port, "/metrics")
+
+    async def _ask(self, port: int, path: str) -> str:
+        timeout = aiohttp.ClientTimeout(total=ANSWERED_WITHIN_S)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(f"http://127.0.0.1:{port}{path}") as answer,
+            ):
+                answer.raise_for_status()
+                return await answer.text()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise RuntimeError(f"no good answer to {path}: {error!r}; {self._last_words()}") from error
+
+    def _demand_life(self, deadline_s: float, what: str) -> None:
+        if self._process.returncode is not None:
+            raise RuntimeError(f"it ended with status {self._process.returncode}: {self._last_words()}")
+        if time.perf_counter() > deadline_s:
+            raise RuntimeError(f"not {what} after {LONGEST_S:.0f} s: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        return self._log.read_text()[-2000:]
+
+
+def serving(table: str) -> set[str]:
+    """The addresses of real servers that get new connections, in hexadecimal digits as the kernel writes them."""
+    return set(_SERVING.findall(table))
+
+
+def has_synced(metrics: str) -> bool:
+    """Whether a sync of IPv4 is over; older ones of kube-proxy do not tell the families apart."""
+    return any(float(at) for labels, at in _LAST_SYNC.findall(metrics) if "IPv6" not in labels)
+
+
+async def start_once(command: str) -> None:
+    """Have its files in memory: who is measured first would pay for that."""
+    first = await asyncio.create_subprocess_exec(*shlex.split(command), "--version", stdout=asyncio.subprocess.DEVNULL)
+    await first.wait()
+
+
+@contextlib.asynccontextmanager
+async def running(command: str, url: str, places: Places) -> AsyncIterator[Proxy]:
+    """Start it by this command (a program, and what stands before kube-proxy's flags); it is asked to stop in the end."""
+    with tempfile.TemporaryDirectory() as directory:
+        folder = pathlib.Path(directory)
+        flags = (
+            "--proxy-mode=ipvs",
+            f"--kubeconfig={write_kubeconfig(folder / 'kubeconfig', url)}",
+            f"--hostname-override={workload.NODE}",
+            "--cluster-cidr=10.128.0.0/10",
+            "--conntrack-max-per-core=0",  # may only be set in the host's first network namespace
+            "--kube-api-content-type=application/json",
+            f"--healthz-bind-address=127.0.0.1:{places.health_port}",
+            f"--metrics-bind-address=127.0.0.1:{places.metrics_port}",
+        )
+        log = folder / "log"
+        with log.open("w") as opened:
+            environment = {**os.environ, "KUBE_FEATURE_WatchListClient": "false"}  # the API server of the tests only lists
+            words = [*shlex.split(command), *flags]
+            process = await asyncio.create_subprocess_exec(*words, stdout=opened, stderr=opened, env=environment)
+        try:
+            yield Proxy(process, log, places)
+        finally:
+            await _stop(process)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOPPED_WITHIN_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _started() -> int:
+    return int(pathlib.Path("/proc/stat").read_text().partition("\nprocesses ")[2].split(maxsplit=1)[0])

@@ -1,0 +1,147 @@
+"""What is measured of a process that is not ours: of a small one that pretends, and of ipvsproxy on the test kernel.
+
+Left out: kube-proxy itself, which only ``KUBE_PROXY=… scripts/bench --case beside`` starts.
+"""
+
+import contextlib
+import json
+import pathlib
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ipvsproxy.daemon.measure import Sources
+from ipvsproxy.daemon.metrics import Metrics
+from ipvsproxy.daemon.status import Status
+from ipvsproxy.daemon.store import Store
+from ipvsproxy.model.net import Family
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from scripts.benchmark import beside, cases, kube_proxy, outside
+from tests.daemon import summaries
+
+ROOT = pathlib.Path(__file__).parents[2]
+FAKE = pathlib.Path(__file__).with_name("fake_proxy.py")
+TINY: Mapping[str, Any] = {
+    "services": 4,
+    "endpoints": 3,
+    "changes": 2,
+    "change_pause_s": 0.05,
+    "churn_changes": 20,
+    "churn_per_s": 100,
+    "rolling_endpoints": 120,
+    "rolling_changes": 6,
+    "rolling_per_s": 50,
+    "scrapes": 2,
+    "scrape_pause_s": 0.05,
+    "idle_s": 0.2,
+}
+
+
+@pytest.fixture
+def places(tmp_path: pathlib.Path) -> outside.Places:
+    """A table that is a file, and ports that are free."""
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        ports = [one.getsockname()[1] for one in sockets]
+    return outside.Places(tmp_path / "ip_vs", *ports)
+
+
+def _fake(places: outside.Places) -> str:
+    return shlex.join([sys.executable, str(FAKE), f"--table={places.table}"])
+
+
+def test_any_process_is_measured_in_each_phase(places: outside.Places) -> None:
+    found = beside.run(_fake(places), places=places, **TINY)
+    figures = dict(kube_proxy.compared(found, found))
+    assert {key for key, _ in kube_proxy.FIGURES} == found.keys(), "each figure has a name, and each name a figure"
+    assert json.loads(json.dumps(found)) == found
+    assert found["started"] >= 1
+    assert found["churn_started"] >= TINY["churn_changes"], "each change has a process started"
+    assert found["rolling_started"] >= TINY["rolling_changes"]
+    assert found["restart_started"] >= 1
+    for key in ("programmed_s", "resident_mb", "change_s", "churn_p50_s", "scrape_s", "restart_s", "churn_processor_s"):
+        assert found[key] > 0, key
+    assert found["churn_p50_s"] <= found["churn_p99_s"]
+    assert found["scrape_bytes"] > 50
+    assert figures["kube-proxy relative to ipvsproxy: scrape: bytes"] == 1
+    table = places.table.read_text()
+    assert len(outside.serving(table)) == TINY["services"] * TINY["endpoints"] + TINY["rolling_endpoints"]
+
+
+def test_a_process_that_ends_is_told_with_its_last_words(places: outside.Places) -> None:
+    command = shlex.join([sys.executable, "-c", "raise SystemExit('no such table')"])
+    with pytest.raises(RuntimeError, match="it ended with status 1: no such table"):
+        beside.run(command, places=places, **TINY)
+
+
+async def test_what_has_ended_between_two_looks_is_told_with_its_last_words(places: outside.Places) -> None:
+    async with outside.running("sh -c 'echo no such table; exit 3'", "http://127.0.0.1:1", places) as proxy:
+        await proxy._process.wait()
+        for look in (proxy.spent, proxy.resident_mb):
+            with pytest.raises(RuntimeError, match="it has ended: no such table"):
+                look()
+        with pytest.raises(RuntimeError, match=r"no good answer to /metrics: .*; no such table"):
+            await proxy.scrape()
+
+
+def test_a_process_that_programs_nothing_is_not_waited_for_for_ever(
+    places: outside.Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outside, "LONGEST_S", 0.2)
+    with pytest.raises(RuntimeError, match="not programmed after 0 s"):
+        beside.run(shlex.join(["sh", "-c", 'test "$1" = --version || exec sleep 60', "sh"]), places=places, **TINY)
+
+
+def test_a_real_server_that_gets_nothing_new_does_not_serve() -> None:
+    lines = (
+        "TCP  0A60000A:0050 rr\n"
+        "  -> 0A80000A:1F90      Masq    1      0          0         \n"
+        "  -> 0A80000B:1F90      Masq    0      1          0         \n"
+        "  -> 0A80000C:1F90      Masq    100    0          0         \n"
+    )
+    assert outside.serving(lines) == {"0A80000A", "0A80000C"}
+
+
+def test_rows_name_which_of_the_two_they_are_of() -> None:
+    (case,) = (one for one in cases.all_cases(quick=True, kube_proxy="kube-proxy") if one.name == "beside 100x10")
+    assert [arguments["command"] for _, arguments in case.measurements] == ["", "kube-proxy"]
+    ours, theirs = ({key: value for key, _ in kube_proxy.FIGURES} for value in (2, 6))
+    rows = {row.figure: row.value for row in case.rows([ours, theirs])}
+    name = "restart: s from its start until it is in sync"
+    assert rows[f"ipvsproxy: {name}"] == 2
+    assert rows[f"kube-proxy: {name}"] == 6
+    assert rows[f"kube-proxy relative to ipvsproxy: {name}"] == 3
+
+
+async def test_a_sync_is_over_when_its_own_metrics_tell_when() -> None:
+    metrics, now_s = Metrics(), 1.75e9
+    status = Status(families=tuple(Family), sync_period_s=30, clock=lambda: now_s, wall_clock=lambda: now_s)
+    sources = Sources(reconciler=Reconciler(Policy()), store=Store(started_s=0), status=status, clock=lambda: now_s)
+    metrics.show(tuple(Family), sources)
+    assert not outside.has_synced((await metrics.expose()).body.decode())
+    metrics.synced(summaries.summary())
+    assert outside.has_synced((await metrics.expose()).body.decode())
+    assert outside.has_synced("kubeproxy_sync_proxy_rules_last_timestamp_seconds 1.75e+09\n")
+    assert not outside.has_synced('kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv6"} 1.75e+09\n')
+    assert not outside.has_synced("kubeproxy_sync_proxy_rules_last_timestamp_seconds 0\n")
+
+
+@pytest.mark.kernel
+def test_ipvsproxy_is_measured_on_a_kernel_as_any_other_process() -> None:
+    command = shlex.join([sys.executable, "-m", "ipvsproxy"])
+    wanted = json.dumps({**TINY, "command": command, "scrape_pause_s": 0.5, "idle_s": 1})
+    # A network namespace and its own view of it in /sys, for the program and for who looks at it.
+    inside = 'mount -t sysfs sys /sys && ip link set lo up && exec "$@"'
+    measure = [sys.executable, "-m", "scripts.benchmark.measure", "beside", wanted]
+    done = subprocess.run(
+        ["unshare", "--net", "--mount", "sh", "-c", inside, "sh", *measure], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == {key for key, _ in kube_proxy.FIGURES}
+    assert found["restart_s"] > 0
