@@ -4,6 +4,7 @@ What counts is what the kernel shows (``/proc/net/ip_vs``), read as seldom as th
 """
 
 import asyncio
+import functools
 import itertools
 import statistics
 import sys
@@ -152,7 +153,7 @@ class _Measured:
             await asyncio.sleep(self._size.change_pause_s)
             changed_s = time.perf_counter()
             (come,) = self._cluster.replace(change * 7 % self._size.services, 0, 1).come
-            await self._proxy.until(lambda table, come=come: come in table, CHANGE_POLL_S)
+            await self._proxy.until(functools.partial(_shows, come), CHANGE_POLL_S)
             changes_s.append(time.perf_counter() - changed_s)
         spent = self._proxy.spent().since(before)
         return {
@@ -237,6 +238,10 @@ class _Measured:
             "processor_s": spent.processor_s,
             "started": spent.started,
         }
+
+
+def _shows(pod: str, table: str) -> bool:
+    return pod in table
 
 
 def _digits(pod: int) -> str:
