@@ -154,7 +154,7 @@ def _change(services: int, endpoints: int, *, quick: bool = True) -> Case:
         yield Row(name, "page faults", seen["page_faults"])
         yield Row(name, "netlink messages", seen["messages"])
         yield Row(name, "netlink calls", seen["calls"])
-        yield Row(name, "processes started in all", seen["processes"])  # the first local endpoint calls for a rule
+        yield Row(name, "processes started in all", seen["processes"])
 
     return _steady(name, rows, services=services, endpoints=endpoints, part="change", quick=quick)
 

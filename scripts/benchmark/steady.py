@@ -63,21 +63,9 @@ class _Steady:
         self._running = running
         self._meter = measured
         self._services = services
-        self._endpoints = endpoints
-        self._version = 2_000_000
-        self._pod = services * endpoints + 20_000
-        self._pods: dict[int, list[int]] = {}
+        self._version = 3_000_000
+        self._replacements = workload.Replacements(services, endpoints)
         self._heart = meter.Heartbeat()
-
-    def _next_line(self, number: int) -> bytes:
-        """One endpoint of this Service's slice is replaced by a new one."""
-        self._version += 1
-        self._pod += 1
-        first = number * self._endpoints
-        pods = self._pods.setdefault(number, list(range(first, first + self._endpoints)))
-        pods.append(self._pod)
-        pods.pop(0)
-        return workload.line("MODIFIED", workload.endpoint_slice(number, 0, pods, self._version))
 
     async def _told(self, line: bytes) -> None:
         """Hand out the line, and wait until it is programmed."""
@@ -88,7 +76,7 @@ class _Steady:
 
     async def change(self, changes: int) -> Figures:
         """One endpoint changes, again and again, with a pause between."""
-        lines = [self._next_line(number * 7919 % self._services) for number in range(changes)]
+        lines = [self._replacements.line(number * 7919 % self._services) for number in range(changes)]
         gc.collect()
         self._meter.times = False
         self._meter.reset()
@@ -220,7 +208,7 @@ class _Steady:
 
     async def scrape(self) -> Figures:
         """Scrapes of the metrics server, where each Service has had traffic since the one before; then changes meanwhile."""
-        lines = [self._next_line(number) for number in range(SCRAPES)]
+        lines = [self._replacements.line(number) for number in range(SCRAPES)]
         beating = asyncio.create_task(self._heart.run())
         walls_s, held_s, changes_s, page = [], [], [], b""
         served = tuple(self._running.engine.reconciler.claims.virtual_servers.desired)
@@ -256,9 +244,9 @@ class _Steady:
         count = int(seconds * CHURN_PER_S)
         with tempfile.TemporaryFile() as lines:  # in memory they would be taken for the program's
             for number in range(count):
-                lines.write(self._next_line(number * 7919 % self._services))
+                lines.write(self._replacements.line(number * 7919 % self._services))
             lines.seek(0)
-            self._pods.clear()
+            self._replacements.forget()
             begins_s = time.perf_counter() + CHURN_DELAY_S
             ours, process = feeder.start(lines, begins_s=begins_s, per_s=CHURN_PER_S)
             reader, writer = await asyncio.open_connection(sock=ours)

@@ -10,6 +10,7 @@ import itertools
 import json
 import pathlib
 import sys
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,6 +88,47 @@ def slices(number: int, endpoints: int) -> Iterator[dict[str, Any]]:
         )
 
 
+def is_local(pod: int) -> bool:
+    """Whether the pod of this number is on our node: every tenth is."""
+    return pod % 10 == 0
+
+
+class Replacements:
+    """Watch lines of a cluster of this size in each of which one endpoint is replaced by another one.
+
+    Neither is on our node: one that is has an entry of a set besides, so how much work a change is would depend on the number of
+    endpoints.
+    """
+
+    def __init__(self, services: int, endpoints: int) -> None:
+        self._services = services
+        self._endpoints = endpoints
+        self._version = 2_000_000
+        self._new_pods = itertools.filterfalse(is_local, itertools.count(services * endpoints + 20_000))
+        self._pods: dict[int, deque[int]] = {}
+
+    def line(self, number: int) -> bytes:
+        """The oldest endpoint elsewhere in the first slice of this Service, or of the next one if it has none, is replaced.
+
+        Raises:
+            ValueError: the next one has none either.
+        """
+        for service_number in (number, (number + 1) % self._services):
+            first = service_number * self._endpoints
+            pods = self._pods.setdefault(service_number, deque(range(first, first + min(self._endpoints, SLICE_ENDPOINTS))))
+            replaced = next(itertools.filterfalse(is_local, pods), None)
+            if replaced is not None:
+                pods.remove(replaced)
+                pods.append(next(self._new_pods))
+                self._version += 1
+                return line("MODIFIED", endpoint_slice(service_number, 0, list(pods), self._version))
+        raise ValueError(f"neither Service {number} nor the next one has an endpoint on another node")
+
+    def forget(self) -> None:
+        """No more lines are asked for: what was replaced takes memory."""
+        self._pods.clear()
+
+
 def line(what: str, item: dict[str, Any]) -> bytes:
     """One line of a watch."""
     return json.dumps({"type": what, "object": item}, separators=(",", ":")).encode() + b"\n"
@@ -140,7 +182,7 @@ def _endpoint(pod: int, namespace: str) -> dict[str, Any]:
     return {
         "addresses": [pod_address(pod)],
         "conditions": {"ready": True, "serving": True, "terminating": False},
-        "nodeName": f"node-{pod % 10}",
+        "nodeName": NODE if is_local(pod) else f"node-{pod % 10}",
         "targetRef": {
             "kind": "Pod",
             "name": f"pod-{pod}",

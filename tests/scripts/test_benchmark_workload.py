@@ -1,0 +1,33 @@
+"""What the benchmark has the program do is alike at every size, or figures of two sizes tell nothing about the size."""
+
+import json
+
+import pytest
+
+from scripts.benchmark import workload
+
+
+@pytest.mark.parametrize(("services", "endpoints"), [(100, 10), (10_000, 10), (5_000, 50), (1_000, 200), (100_000, 1)])
+def test_what_is_replaced_is_on_another_node_at_every_size(services: int, endpoints: int) -> None:
+    replacements = workload.Replacements(services, endpoints)
+    names: dict[str, set[tuple[str, bool]]] = {}
+    for change in range(500):
+        told = json.loads(replacements.line(change * 7919 % services))["object"]
+        name = told["metadata"]["name"]
+        number = int(name.split("-")[1])
+        (first, *_) = workload.slices(number, endpoints)
+        before = names.get(name, _endpoints(first))
+        names[name] = after = _endpoints(told)
+        (gone,), (come,) = before - after, after - before
+        assert not gone[1]
+        assert not come[1]
+        assert len(after) == len(before)
+
+
+def test_a_cluster_without_an_endpoint_on_another_node_has_nothing_to_replace() -> None:
+    with pytest.raises(ValueError, match="on another node"):
+        workload.Replacements(1, 1).line(0)
+
+
+def _endpoints(of_slice: dict[str, list[dict[str, object]]]) -> set[tuple[str, bool]]:
+    return {(str(endpoint["addresses"]), endpoint["nodeName"] == workload.NODE) for endpoint in of_slice["endpoints"]}
