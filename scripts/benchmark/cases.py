@@ -1,13 +1,15 @@
 """What is measured for which figure, and what is wanted of it."""
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from scripts.benchmark import figures
 from scripts.benchmark import kube_proxy as kube_proxies
+from scripts.benchmark.figures import Found, Row
 
-Found = Mapping[str, Any]
 Measurement = tuple[str, Mapping[str, Any]]
 MAIN = (10_000, 10)
 OTHERS = ((44_125, 2), (100_000, 1), (5_000, 50))
@@ -21,20 +23,6 @@ _PHASES = {
     "kernel": ("kernel: ipvs", "kernel: addresses", "kernel: ipset and conntrack"),
     "processes": ("processes",),
 }
-
-
-class Row(NamedTuple):
-    """One figure. ``target`` is None where there is none; otherwise the figure must not be greater."""
-
-    case: str
-    figure: str
-    value: float
-    target: float | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether the target is reached."""
-        return self.target is None or self.value <= self.target
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +49,11 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
         *(_start(*size, repeats=1, target=None, quick=False) for size in OTHERS),
         *(_change(*size) for size in ((100, 10), MAIN)),
         _change(100_000, 1, quick=False),
-        _steady("churn", _churn, churn_s=churn_s),
-        _steady("rolling", _rolling),
-        _steady("idle", _idle),
-        _steady("audit", _audit),
-        _steady("scrape", _scrape),
+        _steady("churn", figures.churn, churn_s=churn_s),
+        _steady("rolling", figures.rolling),
+        _steady("idle", figures.idle),
+        _steady("audit", figures.audit),
+        _steady("scrape", figures.scrape),
         Case(
             name="restart",
             measurements=[("cold", {"pages": MAIN}), ("restart", {"pages": MAIN})] * repeats,
@@ -123,7 +111,7 @@ def _start(services: int, endpoints: int, *, repeats: int, target: float | None,
             yield Row(name, f"processor s: {phase}", spent)
         yield Row(name, "processor s: all", first["cpu_s"])
         yield Row(name, "failed operations", sum(start["failed"] for start in (first, *starts)), 0)
-        yield from _counted(name, first)
+        yield from figures.counted(name, starts[0]["counts"])
         if size in (MAIN, (100_000, 1)):
             yield Row(name, "resident MB", max(start["resident_mb"] for start in starts), 250)
             yield Row(name, "resident MB before the lists", first["imported_mb"])
@@ -135,28 +123,12 @@ def _start(services: int, endpoints: int, *, repeats: int, target: float | None,
     return Case(name=name, measurements=[recorded, *pair * repeats], rows=rows, quick=quick)
 
 
-def _counted(name: str, found: Found) -> Iterator[Row]:
-    for figure, key in (("netlink messages", "messages"), ("netlink calls", "calls"), ("processes started", "processes")):
-        yield Row(name, figure, found["counts"].get(key, 0))
-
-
 def _change(services: int, endpoints: int, *, quick: bool = True) -> Case:
     name = _change_name(services, endpoints)
 
-    def rows(found: Sequence[Found]) -> Iterator[Row]:
-        seen = found[0]["change"]
-        yield Row(name, "p50 ms", seen["p50_ms"])
-        yield Row(name, "p99 ms", seen["p99_ms"])
-        yield Row(name, "p50 ms without the kernel's part", seen["own"]["p50_ms"], 2)
-        yield Row(name, "p99 ms without the kernel's part", seen["own"]["p99_ms"], 10)
-        yield Row(name, "processor ms", seen["cpu_ms"])
-        yield Row(name, "of it the kernel, ms", seen["kernel_ms"])
-        yield Row(name, "page faults", seen["page_faults"])
-        yield Row(name, "netlink messages", seen["messages"])
-        yield Row(name, "netlink calls", seen["calls"])
-        yield Row(name, "processes started in all", seen["processes"])
-
-    return _steady(name, rows, services=services, endpoints=endpoints, part="change", quick=quick)
+    return _steady(
+        name, functools.partial(figures.change, name), services=services, endpoints=endpoints, part="change", quick=quick
+    )
 
 
 def _steady(
@@ -180,62 +152,6 @@ def _steady(
     return Case(name=name, measurements=[("steady", arguments)], rows=rows, quick=quick)
 
 
-def _churn(found: Sequence[Found]) -> Iterator[Row]:
-    seen = found[0]["churn"]
-    yield Row("churn", "p50 ms", seen["p50_ms"])
-    yield Row("churn", "p99 ms", seen["p99_ms"], 250)
-    yield Row("churn", "processor %", seen["cpu_percent"], 50)
-    yield Row("churn", "wall s", seen["wall_s"])
-    yield Row("churn", "of it the kernel, s", seen["kernel_s"])
-    yield Row("churn", "processor % without the kernel's part", seen["own_percent"])
-    yield Row("churn", "s behind at the end", max(0.0, seen["wall_s"] - seen["fed_s"]), 0.25)
-    yield Row("churn", "largest backlog, changes", seen["backlog"])
-    yield Row("churn", "syncs", seen["syncs"])
-    yield Row("churn", "resident MB", found[0]["resident_after_mb"], 250)
-    yield Row("churn", "resident MB grown", seen["grown_mb"])
-    yield from _counted("churn", seen)
-
-
-def _rolling(found: Sequence[Found]) -> Iterator[Row]:
-    seen = found[0]["rolling"]
-    yield Row("rolling", "operations per slice event, median", seen["operations_p50"], 3)
-    yield Row("rolling", "operations per slice event, most", seen["operations_most"])
-    yield Row("rolling", "processor ms per slice event", seen["cpu_ms"])
-    yield Row("rolling", "netlink messages per slice event", seen["messages"])
-
-
-def _idle(found: Sequence[Found]) -> Iterator[Row]:
-    yield Row("idle", "processor %", found[0]["idle"]["cpu_percent"], 0.2)
-    yield Row("idle", "processor %, with the looks of a minute", found[0]["idle"]["looking_percent"])
-    yield Row("idle", "processes started", found[0]["idle"]["processes"], 0)
-
-
-def _audit(found: Sequence[Found]) -> Iterator[Row]:
-    seen = found[0]["audit"]
-    yield Row("audit", "wall s", seen["wall_s"], 2)
-    yield Row("audit", "processor s", seen["cpu_s"])
-    yield Row("audit", "loop held ms, median of the longest", seen["held_ms"], 20)
-    yield Row("audit", "loop held ms, best of the longest", seen["held_best_ms"])
-    yield Row("audit", "operations", seen["operations"], 0)
-    yield Row("audit", "processes started, each", seen["counts"].get("processes", 0) / 5)
-    look = seen["look"]
-    yield Row("audit", "a look: wall s", look["wall_s"])
-    yield Row("audit", "a look: processor s", look["cpu_s"])
-    yield Row("audit", "a look: loop held ms, median of the longest", look["held_ms"], 20)
-    yield Row("audit", "a look: processes started", look["counts"].get("processes", 0), 0)
-
-
-def _scrape(found: Sequence[Found]) -> Iterator[Row]:
-    seen = found[0]["scrape"]
-    yield Row("scrape", "wall s", seen["wall_s"], 1)
-    yield Row("scrape", "loop held ms, median of the longest", seen["held_ms"], 20)
-    yield Row("scrape", "loop held ms, best of the longest", seen["held_best_ms"])
-    yield Row("scrape", "a change meanwhile: ms, median", seen["change_ms"])
-    yield Row("scrape", "series of Services", seen["series"])
-    yield Row("scrape", "bytes", seen["bytes"])
-    yield Row("scrape", "resident MB", found[0]["resident_after_mb"], 250)
-
-
 def _restart(found: Sequence[Found]) -> Iterator[Row]:
     colds, restarts = found[0::2], found[1::2]
     yield Row("restart", "operations", max(one["operations"] for one in restarts), 0)
@@ -245,6 +161,7 @@ def _restart(found: Sequence[Found]) -> Iterator[Row]:
     yield Row("restart", "wall s, median", statistics.median(one["wall_s"] for one in restarts))
     ratios = [one["wall_s"] / cold["wall_s"] for one, cold in zip(restarts, colds, strict=True)]
     yield Row("restart", "relative to a cold start", statistics.median(ratios), 1)
+    yield from figures.counted("restart", restarts[0]["counts"])
     yield Row("restart", "resident MB", max(one["resident_mb"] for one in restarts), 250)
 
 

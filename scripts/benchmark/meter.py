@@ -18,7 +18,7 @@ from ipvsproxy.daemon import engine, reading, store, translator
 from ipvsproxy.kernel import iptables_process, ipvs_message, netlink, node
 from ipvsproxy.reconcile import reconciler
 from ipvsproxy.translate import decode
-from scripts.benchmark import recording
+from scripts.benchmark import calls, recording
 
 PROTOCOLS = {0: "addresses", 12: "ipset and conntrack", 16: "ipvs"}
 """By number of netlink protocol."""
@@ -36,8 +36,9 @@ class Phase:
 class Meter:
     """Counts from the moment it is made; ``reset`` begins anew. One per process.
 
-    Without ``times`` only the kernel's part is timed: where single changes are measured, the other clocks would be a tenth of
-    what they measure, and a quarter on the test kernel, where each look at a clock is a system call of 17 µs.
+    Without ``times`` only the kernel's part is timed, which are the system calls that hand it changes and take its answers: where
+    single changes are measured, the other clocks would be a tenth of what they measure, and a quarter on the test kernel, where
+    each look at a clock is a system call of 17 µs. ``acknowledged_s`` is when the last of these calls was over, for each batch.
     """
 
     def __init__(self) -> None:
@@ -46,6 +47,10 @@ class Meter:
         self.counts: Counter[str] = Counter()
         self.acknowledged_s: list[float] = []
         self.recording: recording.Recording | None = None
+        self._handling: Phase | None = None
+        """That of the batch that is with the kernel's thread just now."""
+        self._answered_s = 0.0
+        self._file_calls = calls.file_calls()
         self._cover()
 
     def reset(self) -> None:
@@ -53,17 +58,28 @@ class Meter:
         self.phases.clear()
         self.counts.clear()
         self.acknowledged_s.clear()
+        self._file_calls = calls.file_calls()
 
     def kernel_s(self) -> float:
-        """How long netlink messages have been with the kernel, on the wall."""
+        """How long the system calls took by which the kernel was given changes, on the wall."""
         return sum(phase.wall_s for name, phase in self.phases.items() if name.startswith("kernel"))
 
     def figures(self) -> dict[str, Any]:
         """All of it as a value that JSON takes."""
         return {
             "phases": {name: dataclasses.asdict(phase) for name, phase in self.phases.items()},
-            "counts": dict(self.counts),
+            "counts": self.all_counts(),
         }
+
+    def all_counts(self) -> dict[str, int]:
+        """What was counted, ``calls`` on netlink sockets, and ``reads`` and ``writes`` of files where the kernel counts them.
+
+        ``system calls`` is the sum of both.
+        """
+        before, now = self._file_calls, calls.file_calls()
+        files = {name: now[name] - before.get(name, 0) for name in now}
+        on_netlink = sum(self.counts[name] for name in calls.NETLINK)
+        return {**self.counts, **files, "calls": on_netlink, "system calls": on_netlink + sum(files.values())}
 
     def _cover(self) -> None:
         for owner, function, name in (
@@ -84,9 +100,14 @@ class Meter:
         ):
             setattr(owner, function, self._timed_whole(getattr(owner, function), name))
         netlink.Channel.run = self._run(netlink.Channel.run)  # type: ignore[method-assign]  # as above
-        netlink.Channel._dump = self._timed(netlink.Channel._dump, "dump")  # type: ignore[method-assign]  # as above
+        netlink.Channel._dump = self._counted(  # type: ignore[method-assign]  # as above
+            self._timed(netlink.Channel._dump, "dump"), "dumps"
+        )
         iptables_process.run = self._rules(iptables_process.run)
-        subprocess.Popen.__init__ = self._counted(subprocess.Popen.__init__)  # type: ignore[method-assign]  # as above
+        subprocess.Popen.__init__ = self._counted(  # type: ignore[method-assign]  # as above
+            subprocess.Popen.__init__, "processes"
+        )
+        calls.cover(self._made, self.counts)
 
     def _timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -131,23 +152,35 @@ class Meter:
             protocol = channel._protocol
             if self.recording is not None:
                 self.recording.add(protocol, messages)
-            cpu = time.thread_time() if self.times else 0.0
-            began = time.perf_counter()
-            failed = run(channel, messages)
-            ended = time.perf_counter()
-            phase = self.phases[f"kernel: {PROTOCOLS[protocol]}"]
-            phase.calls += 1
-            phase.wall_s += ended - began
-            phase.cpu_s += time.thread_time() - cpu if self.times else 0.0
-            self.acknowledged_s.append(ended)
+            self._handling, self._answered_s = self.phases[f"kernel: {PROTOCOLS[protocol]}"], 0.0
+            try:
+                failed = run(channel, messages)
+            finally:
+                self._handling = None
+            self.acknowledged_s.append(self._answered_s or time.perf_counter())  # where no kernel is, nothing is called
             self.counts["messages"] += len(messages)
             self.counts["refused"] += len(failed)
             self.counts["bytes"] += sum(map(len, messages))
-            # One to send them all; the answer to the last one, and one for each that failed, is read by a call of its own.
-            self.counts["calls"] += 2 + len(failed)
             return failed
 
         return measured
+
+    def _made(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """A system call, by the thread that has the channels. Two looks at a clock, if it belongs to a batch of changes."""
+        self.counts[name] += 1
+        phase = self._handling
+        if phase is None:
+            self.counts["messages"] += name == calls.SENDS
+            return call(*arguments)
+        cpu_s = time.thread_time() if self.times else 0.0
+        began_s = time.perf_counter()
+        try:
+            return call(*arguments)
+        finally:
+            self._answered_s = time.perf_counter()
+            phase.calls += 1
+            phase.wall_s += self._answered_s - began_s
+            phase.cpu_s += time.thread_time() - cpu_s if self.times else 0.0
 
     def _rules(self, run: Callable[..., str]) -> Callable[..., str]:
         @functools.wraps(run)
@@ -162,11 +195,11 @@ class Meter:
 
         return measured
 
-    def _counted(self, start: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(start)
-        def counted(*arguments: Any, **named: Any) -> None:
-            self.counts["processes"] += 1
-            start(*arguments, **named)
+    def _counted(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def counted(*arguments: Any, **named: Any) -> Any:
+            self.counts[name] += 1
+            return function(*arguments, **named)
 
         return counted
 

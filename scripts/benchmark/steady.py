@@ -20,6 +20,8 @@ CHURN_PER_S = 1000
 CHURN_DELAY_S = 3.0
 """After the feeder was started."""
 LONGEST_SILENCE_S = 120.0
+AUDITS = 5
+"""And as many looks."""
 SCRAPES = 5
 SCRAPE_PAUSE_S = 0.2
 SCRAPE_LEAD_S = 0.01
@@ -80,19 +82,22 @@ class _Steady:
         gc.collect()
         self._meter.times = False
         self._meter.reset()
-        latencies_s, own_s, cpu_s, messages, faults = [], [], [], [], []
+        latencies_s, own_s, cpu_s, faults = [], [], [], []
+        counted: list[dict[str, int]] = []
         for line in lines:
             await asyncio.sleep(LATENCY_PERIOD_S)
+            before = self._meter.all_counts()
             faulted = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             self._meter.acknowledged_s.clear()
-            before, kernel_s = self._meter.counts["messages"], self._meter.kernel_s()
+            kernel_s = self._meter.kernel_s()
             cpu, began_s = time.process_time(), time.perf_counter()
             await self._told(line)
             cpu_s.append(time.process_time() - cpu)
             latencies_s.append(self._meter.acknowledged_s[-1] - began_s)
             own_s.append(latencies_s[-1] - (self._meter.kernel_s() - kernel_s))
-            messages.append(self._meter.counts["messages"] - before)
             faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faulted)
+            after = self._meter.all_counts()
+            counted.append({name: after[name] - before.get(name, 0) for name in after})
         self._meter.times = True
         return {
             **_distribution(latencies_s),
@@ -100,8 +105,9 @@ class _Steady:
             "own": _distribution(own_s),
             "cpu_ms": statistics.fmean(cpu_s) * 1e3,
             "kernel_ms": self._meter.kernel_s() / changes * 1e3,
-            "messages": statistics.median(messages),
-            "calls": self._meter.counts["calls"] / changes,
+            "messages": statistics.median(one["messages"] for one in counted),
+            "calls": statistics.median(one["calls"] for one in counted),
+            "system_calls": statistics.median(one["system calls"] for one in counted),
             "processes": self._meter.counts["processes"],
             **self._meter.figures(),
         }
@@ -134,7 +140,7 @@ class _Steady:
             "operations_p50": statistics.median(operations),
             "operations_most": max(operations),
             "cpu_ms": statistics.fmean(cpu_s) * 1e3,
-            "messages": self._meter.counts["messages"] / len(lines),
+            "events": len(lines),
             **self._meter.figures(),
         }
 
@@ -149,7 +155,8 @@ class _Steady:
         reader = self._running.engine._reader
         await self._nothing_read()
         reader.audit_due_s = time.monotonic() + 3600
-        share = await self._processor_share(60)
+        self._meter.reset()
+        share, looking = await self._processor_share(60), self._meter.figures()
         await self._nothing_read()
         reader.look_due_s = reader.audit_due_s
         self._running.engine.changed(time.monotonic())  # so that it waits for these times
@@ -158,7 +165,7 @@ class _Steady:
         return {
             "cpu_percent": await self._processor_share(10) * 100,
             "looking_percent": share * 100,
-            "processes": self._meter.counts["processes"],
+            "looking": looking,
             **self._meter.figures(),
         }
 
@@ -179,7 +186,7 @@ class _Steady:
         for whole in (True, False):
             walls_s, cpus_s, held_s = [], [], []
             self._meter.reset()
-            for _ in range(5):
+            for _ in range(AUDITS):
                 await asyncio.sleep(0.5)
                 self._heart.longest_s()
                 cpu_s, began_s = time.process_time(), time.perf_counter()
@@ -199,6 +206,7 @@ class _Steady:
                     "cpu_s": statistics.median(cpus_s),
                     "held_ms": statistics.median(held_s) * 1e3,
                     "held_best_ms": min(held_s) * 1e3,
+                    "times": AUDITS,
                     "operations": sum(self._running.watching.syncs[-1].summary.report.done.values()),
                     **self._meter.figures(),
                 }
@@ -212,6 +220,7 @@ class _Steady:
         beating = asyncio.create_task(self._heart.run())
         walls_s, held_s, changes_s, page = [], [], [], b""
         served = tuple(self._running.engine.reconciler.claims.virtual_servers.desired)
+        self._meter.reset()
         with pretence.traffic(served), mock.patch.object(traffic, "FRESH_S", 0.0):  # each scrape reads the kernel
             for _ in range(SCRAPES):
                 await asyncio.sleep(SCRAPE_PAUSE_S)
@@ -220,6 +229,7 @@ class _Steady:
                 page = await _scraped()
                 walls_s.append(time.perf_counter() - began_s)
                 held_s.append(self._heart.longest_s())
+            counted = self._meter.figures()
             for line in lines:
                 await asyncio.sleep(SCRAPE_PAUSE_S)
                 self._meter.acknowledged_s.clear()
@@ -237,6 +247,8 @@ class _Steady:
             "change_ms": statistics.median(changes_s) * 1e3,
             "bytes": len(page),
             "series": page.count(b"\nipvsproxy_service_"),
+            "times": SCRAPES,
+            **counted,
         }
 
     async def churn(self, seconds: float) -> Figures:
@@ -289,7 +301,6 @@ class _Steady:
             "backlog": backlog,
             "syncs": len(watching.syncs),
             "grown_mb": meter.resident_mb() - resident_mb,
-            "processes": self._meter.counts["processes"],
             **self._meter.figures(),
         }
 

@@ -1,0 +1,112 @@
+"""System calls of the program: on netlink sockets, one by one, and reads and writes of files, of which the kernel keeps count.
+
+A system call that is not among them, such as waiting for something to read, is in no figure.
+"""
+
+import functools
+import itertools
+import pathlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from ipvsproxy.kernel import netlink, notify, sockopt
+
+SENDS, RECEIVES, QUESTIONS, HEARD = NETLINK = ("sends", "receives", "questions", "heard")
+"""By what is called. Questions are ``getsockopt``, on whatever socket; what is heard are the calls of the socket that listens."""
+_IO = pathlib.Path("/proc/self/io")
+_reads_before = itertools.count()
+
+
+class Make(Protocol):
+    """Makes a system call, and counts it under this name."""
+
+    def __call__(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What the call returns."""
+
+
+class CountedSocket:
+    """A socket whose calls are made by ``make``: what a ``netlink.Channel`` uses of one."""
+
+    def __init__(self, opened: netlink.Socket, make: Make) -> None:
+        self._opened = opened
+        self._make = make
+
+    def send(self, data: bytes, /) -> int:
+        """As that of a socket."""
+        sent: int = self._make(SENDS, self._opened.send, data)
+        return sent
+
+    def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
+        """As that of a socket."""
+        size: int = self._make(RECEIVES, self._opened.recv_into, buffer, nbytes, flags)
+        return size
+
+    def getsockopt(self, level: int, option: int, /) -> int:
+        """As that of a socket."""
+        value: int = self._make(QUESTIONS, self._opened.getsockopt, level, option)
+        return value
+
+    def close(self) -> None:
+        """As that of a socket."""
+        self._opened.close()
+
+
+class _ListeningSocket:
+    """Counts by itself: it belongs to another thread than the channels."""
+
+    def __init__(self, opened: Any, counts: Counter[str]) -> None:
+        self._opened = opened
+        self._counts = counts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opened, name)
+
+    def recv(self, size: int) -> Any:
+        self._counts[HEARD] += 1
+        return self._opened.recv(size)
+
+    def send(self, data: bytes) -> Any:
+        self._counts[HEARD] += 1
+        return self._opened.send(data)
+
+
+def cover(make: Make, counts: Counter[str]) -> None:
+    """From now on the calls of each new channel, and each question, go through ``make``; those that listen are counted."""
+    netlink.Channel.__init__ = _connecting(netlink.Channel.__init__, make)  # type: ignore[method-assign]  # to see what it does
+    notify.ChangeListener.__init__ = _listening(notify.ChangeListener.__init__, counts)  # type: ignore[method-assign]  # likewise
+    sockopt._libc.getsockopt = functools.partial(make, QUESTIONS, sockopt._libc.getsockopt)
+
+
+def file_calls() -> Mapping[str, int]:
+    """Reads and writes of this process, and of those that it started and waited for; empty where the kernel keeps no count.
+
+    The calls by which this function reads are not among them.
+    """
+    try:
+        with _IO.open("rb", buffering=0) as file:
+            lines = file.read(4096).decode().splitlines()
+    except OSError:
+        return {}
+    found = dict(line.split(": ") for line in lines)
+    return {"reads": int(found["syscr"]) - next(_reads_before), "writes": int(found["syscw"])}
+
+
+def _connecting(make_channel: Callable[..., None], make: Make) -> Callable[..., None]:
+    @functools.wraps(make_channel)
+    def made(
+        channel: netlink.Channel, protocol: int, connect: Callable[[int], netlink.Socket] = netlink.open_socket, *others: Any
+    ) -> None:
+        make_channel(channel, protocol, lambda number: CountedSocket(connect(number), make), *others)
+
+    return made
+
+
+def _listening(make_listener: Callable[..., None], counts: Counter[str]) -> Callable[..., None]:
+    @functools.wraps(make_listener)
+    def made(listener: notify.ChangeListener, **named: Any) -> None:
+        make_listener(listener, **named)
+        counts[HEARD] += 1  # as it is made, it asks for the names of interfaces
+        listener._socket = _ListeningSocket(listener._socket, counts)  # type: ignore[assignment]  # alike as far as it is used
+
+    return made

@@ -1,0 +1,94 @@
+"""What the benchmark counts and times: in a process of its own, for a meter covers the program for good."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROBE = """
+import socket, time
+from ipvsproxy.kernel import message, netlink, notify, rule_changes, sockopt
+from ipvsproxy.kernel.errors import KernelError
+from scripts.benchmark import meter
+
+SLOW_S = 0.05
+
+class Slow:
+    # A kernel that takes its time for a batch, and more of it for the answer.
+    def send(self, data):
+        self.sequence = netlink._HEADER.unpack_from(data, len(data) - 16)[3]
+        time.sleep(SLOW_S)
+        return len(data)
+
+    def recv_into(self, buffer, size, flags):
+        answer = netlink._HEADER.pack(20, 2, 0, self.sequence, 0) + bytes(4)
+        buffer[:20] = answer
+        time.sleep(SLOW_S)
+        return 20
+
+    def getsockopt(self, level, option):
+        return 4 << 20
+
+    def close(self):
+        pass
+
+understood = netlink._messages
+
+def slowly(data):
+    time.sleep(4 * SLOW_S)
+    return understood(data)
+
+netlink._messages = slowly
+measured = meter.Meter()
+measured.times = False
+channel = netlink.Channel(0, lambda _: Slow())
+header = netlink._HEADER.pack(16, 20, 1, 0, 0)
+sequences = channel.sequences(2)
+failed = channel.run([message.numbered(header, sequence) for sequence in sequences])
+assert not failed, failed
+assert 2 * SLOW_S <= measured.kernel_s() < 4 * SLOW_S, measured.kernel_s()
+assert len(measured.acknowledged_s) == 1
+counts = measured.all_counts()
+assert (counts["messages"], counts["sends"], counts["receives"], counts["questions"]) == (2, 1, 1, 1), counts
+assert counts["calls"] == 3, counts
+
+netlink._messages = understood
+measured.reset()
+real = netlink.Channel(0)
+request = netlink._HEADER.pack(20, 18, netlink.REQUEST | netlink.DUMP, 0, 0) + bytes(4)  # interfaces
+assert real.dump(request, "list interfaces")
+counts = measured.all_counts()
+assert counts["dumps"] == counts["sends"] == counts["messages"] == 1, counts
+assert counts["receives"] >= 2, counts
+assert measured.kernel_s() == 0, "a dump is no change"
+
+measured.reset()
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    try:
+        sockopt.ask(asking, socket.IPPROTO_IP, 0xFFFF, bytes(64), "ask in vain")
+    except KernelError as error:
+        assert error.errno, "the error number of the call is kept"
+assert measured.all_counts()["questions"] == 1
+
+listener = notify.ChangeListener()
+heard = measured.all_counts()["heard"]
+listener.read()
+assert measured.all_counts()["heard"] > heard >= 1
+
+before = measured.all_counts()
+after = measured.all_counts()
+assert before == after, "what the meter reads itself is not counted"
+if "reads" in before:
+    with open("/proc/self/stat", "rb", buffering=0) as file:
+        file.read(10)
+    assert measured.all_counts()["reads"] == before["reads"] + 1
+"""
+
+
+def test_the_kernels_part_are_the_system_calls_alone_and_each_is_counted() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a network namespace needs root")
+    command = ["unshare", "--net", sys.executable, "-c", PROBE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
