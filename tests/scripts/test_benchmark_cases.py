@@ -1,0 +1,63 @@
+"""What the figures of a case are made of."""
+
+from typing import Any
+
+from scripts.benchmark import cases, figures
+
+
+def test_ratios_of_a_start_are_those_of_its_pairs_with_and_without_addresses() -> None:
+    found = [_start(99.0), _start(4.0), _replay(2.0), _start(5.0), _replay(2.0), _start(12.0, pending=2), _replay(4.0)]
+    rows = _rows("start 5000x50", found)
+    assert rows["ratio to replay"].value == 2.5
+    assert rows["ratio to replay, best"].value == 2.0
+    assert rows["ratio without addresses"].value == 11 / 3, "of 3, 4 and 11 / 3"
+    assert (rows["failed or pending"].value, rows["failed or pending"].ok) == (2, False)
+
+
+def test_the_ratio_without_addresses_is_told_relative_to_the_main_case_for_information() -> None:
+    rows = [
+        figures.Row("start 10000x10", "ratio without addresses", 2.0),
+        figures.Row("start 44125x2", "ratio without addresses", 5.0),
+    ]
+    (row,) = cases.related(rows)
+    assert (row.case, row.figure) == ("start 44125x2", "ratio without addresses, relative to that of 10000x10")
+    assert (row.value, row.target) == (2.5, None)
+
+
+def test_starts_are_measured_in_three_pairs_but_the_one_that_takes_minutes() -> None:
+    measured = {case.name: len([what for what, _ in case.measurements if what == "replay"]) for case in _all()}
+    assert {name: pairs for name, pairs in measured.items() if name.startswith("start")} == {
+        "start 10000x10": 3,
+        "start 100x10": 1,
+        "start 1000x10": 1,
+        "start 44125x2": 3,
+        "start 100000x1": 1,
+        "start 5000x50": 3,
+    }
+
+
+def _all() -> list[cases.Case]:
+    return cases.all_cases(quick=False)
+
+
+def _rows(name: str, found: list[dict[str, Any]]) -> dict[str, figures.Row]:
+    (case,) = (one for one in _all() if one.name == name)
+    return {row.figure: row for row in case.rows(found)}
+
+
+def _start(wall_s: float, *, pending: int = 0) -> dict[str, Any]:
+    return {
+        "wall_s": wall_s,
+        "cpu_s": wall_s,
+        "phases": {},
+        "counts": {"messages": 10, "calls": 4, "system calls": 4},
+        "failed": 0,
+        "pending": pending,
+        "resident_mb": 80.0,
+        "peak_mb": 90.0,
+        "imported_mb": 50.0,
+    }
+
+
+def _replay(wall_s: float) -> dict[str, float]:
+    return {"wall_s": wall_s, "addresses": 1.0}
