@@ -36,6 +36,22 @@ def test_starts_are_measured_in_three_pairs_but_the_one_that_takes_minutes() -> 
     }
 
 
+def test_the_longest_of_all_holds_must_be_short_whatever_the_median() -> None:
+    held = {"held_ms": 9.0, "held_best_ms": 8.0, "held_most_ms": 31.0, "wall_s": 0.5, "cpu_s": 0.5, "times": 5, "counts": {}}
+    scrape = {**held, "change_ms": 2.0, "series": 5, "bytes": 100}
+    audit = {**held, "operations": 0, "look": held}
+    missed = [
+        (row.case, row.figure)
+        for row in (*figures.audit([{"audit": audit}]), *figures.scrape([{"scrape": scrape, "resident_after_mb": 100.0}]))
+        if not row.ok
+    ]
+    assert missed == [
+        ("audit", "loop held ms, longest of all"),
+        ("audit", "a look: loop held ms, longest of all"),
+        ("scrape", "loop held ms, longest of all"),
+    ]
+
+
 def _all() -> list[cases.Case]:
     return cases.all_cases(quick=False)
 
