@@ -98,6 +98,7 @@ def _change_name(services: int, endpoints: int) -> str:
 def _start(services: int, endpoints: int, *, repeats: int, target: float | None, quick: bool = True) -> Case:
     name = _start_name(services, endpoints)
     size = (services, endpoints)
+    most_resident_mb = _most_resident_mb(*size)
 
     def rows(found: Sequence[Found]) -> Iterator[Row]:
         # Each start stands beside the replay that follows it: what else the machine does changes from minute to minute. None of
@@ -119,15 +120,18 @@ def _start(services: int, endpoints: int, *, repeats: int, target: float | None,
         yield Row(name, "failed operations", sum(start["failed"] for start in (first, *starts)), 0)
         yield Row(name, "failed or pending", sum(start["failed"] + start["pending"] for start in (first, *starts)), 0)
         yield from figures.counted(name, starts[0]["counts"])
-        if size in (MAIN, LARGEST):
-            yield Row(name, "resident MB", max(start["resident_mb"] for start in starts), 250)
+        yield Row(name, "resident MB", max(start["resident_mb"] for start in starts), most_resident_mb)
+        yield Row(name, "resident MB, peak", max(start["peak_mb"] for start in starts))
+        if most_resident_mb:
             yield Row(name, "resident MB before the lists", first["imported_mb"])
-        else:
-            yield Row(name, "resident MB", max(start["resident_mb"] for start in starts))
 
     recorded: Measurement = ("cold", {"pages": size, "recording": "recording"})
     pair: list[Measurement] = [("cold", {"pages": size, "times": False}), ("replay", {"recording": "recording"})]
     return Case(name=name, measurements=[recorded, *pair * repeats], rows=rows, quick=quick)
+
+
+def _most_resident_mb(services: int, endpoints: int) -> float | None:
+    return 250 if (services, endpoints) in (MAIN, LARGEST) else None
 
 
 def _without_addresses(start: Found, replay: Found) -> float:
@@ -137,10 +141,9 @@ def _without_addresses(start: Found, replay: Found) -> float:
 
 def _change(services: int, endpoints: int, *, quick: bool = True) -> Case:
     name = _change_name(services, endpoints)
+    rows = functools.partial(figures.change, name, _most_resident_mb(services, endpoints))
 
-    return _steady(
-        name, functools.partial(figures.change, name), services=services, endpoints=endpoints, part="change", quick=quick
-    )
+    return _steady(name, rows, services=services, endpoints=endpoints, part="change", quick=quick)
 
 
 def _steady(

@@ -39,7 +39,7 @@ def counted(
             yield Row(name, f"{before}{figure}{after}", counts.get(key, 0) / of, target)
 
 
-def change(name: str, found: Sequence[Found]) -> Iterator[Row]:
+def change(name: str, most_resident_mb: float | None, found: Sequence[Found]) -> Iterator[Row]:
     """Of one endpoint changing, again and again. Counts are of one change, medians."""
     seen = found[0]["change"]
     yield Row(name, "p50 ms", seen["p50_ms"])
@@ -53,6 +53,7 @@ def change(name: str, found: Sequence[Found]) -> Iterator[Row]:
     yield Row(name, "netlink calls", seen["calls"])
     yield Row(name, "system calls", seen["system_calls"])
     yield Row(name, "processes started in all", seen["processes"])
+    yield Row(name, "resident MB", found[0]["resident_after_mb"], most_resident_mb)
 
 
 def churn(found: Sequence[Found]) -> Iterator[Row]:
@@ -66,6 +67,7 @@ def churn(found: Sequence[Found]) -> Iterator[Row]:
     yield Row("churn", "processor % without the kernel's part", seen["own_percent"])
     yield Row("churn", "s behind at the end", max(0.0, seen["wall_s"] - seen["fed_s"]), 0.25)
     yield Row("churn", "largest backlog, changes", seen["backlog"])
+    yield Row("churn", "waiting removals at the end", seen["waiting"])
     yield Row("churn", "syncs", seen["syncs"])
     yield Row("churn", "resident MB", found[0]["resident_after_mb"], 250)
     yield Row("churn", "resident MB grown", seen["grown_mb"])

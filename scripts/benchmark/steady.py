@@ -302,6 +302,7 @@ class _Steady:
             "own_percent": (cpu_s - self._meter.kernel_s()) / fed_s * 100,
             "backlog": backlog,
             "syncs": len(watching.syncs),
+            "waiting": len(self._running.engine.reconciler.drains),
             "grown_mb": meter.resident_mb() - resident_mb,
             **self._meter.figures(),
         }

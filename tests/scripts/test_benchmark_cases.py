@@ -11,6 +11,7 @@ def test_ratios_of_a_start_are_those_of_its_pairs_with_and_without_addresses() -
     assert rows["ratio to replay"].value == 2.5
     assert rows["ratio to replay, best"].value == 2.0
     assert rows["ratio without addresses"].value == 11 / 3, "of 3, 4 and 11 / 3"
+    assert (rows["resident MB"].value, rows["resident MB, peak"].value) == (80.0, 90.0)
     assert (rows["failed or pending"].value, rows["failed or pending"].ok) == (2, False)
 
 
@@ -34,6 +35,15 @@ def test_starts_are_measured_in_three_pairs_but_the_one_that_takes_minutes() -> 
         "start 100000x1": 1,
         "start 5000x50": 3,
     }
+
+
+def test_memory_after_changes_has_a_target_where_one_is_set() -> None:
+    spread = {"p50_ms": 1.0, "p99_ms": 2.0}
+    counts = {"page_faults": 0, "messages": 3, "calls": 6, "system_calls": 9, "processes": 0}
+    found = [{"change": {**spread, "own": spread, "cpu_ms": 1.0, "kernel_ms": 0.2, **counts}, "resident_after_mb": 251.0}]
+    for name, target in (("change 10000x10", 250), ("change 100000x1", 250), ("change 100x10", None)):
+        row = _rows(name, found)["resident MB"]
+        assert (row.value, row.target) == (251.0, target)
 
 
 def test_the_longest_of_all_holds_must_be_short_whatever_the_median() -> None:
