@@ -170,9 +170,9 @@ def _steady(
 def _restart(found: Sequence[Found]) -> Iterator[Row]:
     colds, restarts = found[0::2], found[1::2]
     yield Row("restart", "operations", max(one["operations"] for one in restarts), 0)
-    # What is refused writes nothing: the question whether the kernel has the scheduler is such a message.
-    written = (one["counts"].get("messages", 0) - one["counts"].get("refused", 0) for one in restarts)
-    yield Row("restart", "netlink messages that wrote", max(written), 0)
+    # What was sent counts, whatever became of it: one that is refused because it is there already should not have been sent.
+    yield Row("restart", "netlink messages that wrote", max(one["counts"].get("written", 0) for one in restarts), 0)
+    yield Row("restart", "failed operations", sum(one["failed"] for one in restarts), 0)
     yield Row("restart", "wall s, median", statistics.median(one["wall_s"] for one in restarts))
     ratios = [one["wall_s"] / cold["wall_s"] for one, cold in zip(restarts, colds, strict=True)]
     yield Row("restart", "relative to a cold start", statistics.median(ratios), 1)

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ipvsproxy.daemon import engine, reading, store, translator
-from ipvsproxy.kernel import iptables_process, ipvs_message, netlink, node
+from ipvsproxy.kernel import iptables_process, ipvs, ipvs_message, netlink, node
 from ipvsproxy.reconcile import reconciler
 from ipvsproxy.translate import decode
 from scripts.benchmark import calls, recording
@@ -50,6 +50,8 @@ class Meter:
         self._handling: Phase | None = None
         """That of the batch that is with the kernel's thread just now."""
         self._answered_s = 0.0
+        self._asks = False
+        """What is sent as a change is a question, which the kernel refuses in any case."""
         self._file_calls = calls.file_calls()
         self._cover()
 
@@ -103,6 +105,7 @@ class Meter:
         netlink.Channel._dump = self._counted(  # type: ignore[method-assign]  # as above
             self._timed(netlink.Channel._dump, "dump"), "dumps"
         )
+        ipvs.IpvsDriver.refusal_with = self._asking(ipvs.IpvsDriver.refusal_with)  # type: ignore[method-assign]  # as above
         iptables_process.run = self._rules(iptables_process.run)
         subprocess.Popen.__init__ = self._counted(  # type: ignore[method-assign]  # as above
             subprocess.Popen.__init__, "processes"
@@ -160,6 +163,7 @@ class Meter:
             self.acknowledged_s.append(self._answered_s or time.perf_counter())  # where no kernel is, nothing is called
             self.counts["messages"] += len(messages)
             self.counts["refused"] += len(failed)
+            self.counts["written"] += 0 if self._asks else len(messages)
             self.counts["bytes"] += sum(map(len, messages))
             return failed
 
@@ -181,6 +185,17 @@ class Meter:
             phase.calls += 1
             phase.wall_s += self._answered_s - began_s
             phase.cpu_s += time.thread_time() - cpu_s if self.times else 0.0
+
+    def _asking(self, ask: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(ask)
+        def asking(*arguments: Any) -> int:
+            self._asks = True
+            try:
+                return ask(*arguments)
+            finally:
+                self._asks = False
+
+        return asking
 
     def _rules(self, run: Callable[..., str]) -> Callable[..., str]:
         @functools.wraps(run)

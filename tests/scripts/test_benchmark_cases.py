@@ -46,6 +46,22 @@ def test_memory_after_changes_has_a_target_where_one_is_set() -> None:
         assert (row.value, row.target) == (251.0, target)
 
 
+def test_a_restart_that_sends_what_is_there_already_has_written() -> None:
+    quiet, loud = _start(3.0), _start(3.0)
+    loud = {**loud, "failed": 1, "counts": {**loud["counts"], "written": 7, "refused": 7}}
+    found = [
+        _start(4.0),
+        {**quiet, "operations": 0},
+        _start(4.0),
+        {**loud, "operations": 0},
+        _start(4.0),
+        {**quiet, "operations": 0},
+    ]
+    rows = _rows("restart", found)
+    assert (rows["netlink messages that wrote"].value, rows["netlink messages that wrote"].ok) == (7, False)
+    assert (rows["failed operations"].value, rows["failed operations"].ok) == (1, False)
+
+
 def test_the_longest_of_all_holds_must_be_short_whatever_the_median() -> None:
     held = {"held_ms": 9.0, "held_best_ms": 8.0, "held_most_ms": 31.0, "wall_s": 0.5, "cpu_s": 0.5, "times": 5, "counts": {}}
     scrape = {**held, "change_ms": 2.0, "series": 5, "bytes": 100}

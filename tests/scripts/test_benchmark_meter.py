@@ -8,7 +8,7 @@ import pytest
 
 PROBE = """
 import socket, time
-from ipvsproxy.kernel import message, netlink, notify, rule_changes, sockopt
+from ipvsproxy.kernel import ipvs, message, netlink, notify, rule_changes, sockopt
 from ipvsproxy.kernel.errors import KernelError
 from scripts.benchmark import meter
 
@@ -52,6 +52,18 @@ assert len(measured.acknowledged_s) == 1
 counts = measured.all_counts()
 assert (counts["messages"], counts["sends"], counts["receives"], counts["questions"]) == (2, 1, 1, 1), counts
 assert counts["calls"] == 3, counts
+
+assert counts["written"] == 2, counts
+
+class Encoder:
+    def unacceptable_service(self, scheduler):
+        return header
+
+driver = ipvs.IpvsDriver.__new__(ipvs.IpvsDriver)
+driver._channel, driver._encoder = channel, Encoder()
+assert driver.refusal_with("rr") == 0
+counts = measured.all_counts()
+assert (counts["messages"], counts["written"]) == (3, 2), "a question whether there is a scheduler writes nothing"
 
 netlink._messages = understood
 measured.reset()
