@@ -16,17 +16,25 @@ COUNTED = (
 
 
 class Row(NamedTuple):
-    """One figure. ``target`` is None where there is none; otherwise the figure must not be greater."""
+    """One figure. ``target`` is None where there is none; otherwise the figure must not be greater.
+
+    ``value`` is None where it could not be measured, which is never ``ok``.
+    """
 
     case: str
     figure: str
-    value: float
+    value: float | None
     target: float | None = None
 
     @property
     def ok(self) -> bool:
         """Whether the target is reached."""
-        return self.target is None or self.value <= self.target
+        return self.value is not None and (self.target is None or self.value <= self.target)
+
+
+def unmeasured(case: str) -> Row:
+    """The only row of a case that failed, or was not reached: without it a list of figures would look complete."""
+    return Row(case, "could not be measured", None)
 
 
 def counted(
@@ -56,22 +64,22 @@ def change(name: str, most_resident_mb: float | None, found: Sequence[Found]) ->
     yield Row(name, "resident MB", found[0]["resident_after_mb"], most_resident_mb)
 
 
-def churn(found: Sequence[Found]) -> Iterator[Row]:
+def churn(name: str, found: Sequence[Found]) -> Iterator[Row]:
     """Of a thousand changes a second."""
     seen = found[0]["churn"]
-    yield Row("churn", "p50 ms", seen["p50_ms"])
-    yield Row("churn", "p99 ms", seen["p99_ms"], 250)
-    yield Row("churn", "processor %", seen["cpu_percent"], 50)
-    yield Row("churn", "wall s", seen["wall_s"])
-    yield Row("churn", "of it the kernel, s", seen["kernel_s"])
-    yield Row("churn", "processor % without the kernel's part", seen["own_percent"])
-    yield Row("churn", "s behind at the end", max(0.0, seen["wall_s"] - seen["fed_s"]), 0.25)
-    yield Row("churn", "largest backlog, changes", seen["backlog"])
-    yield Row("churn", "waiting removals at the end", seen["waiting"])
-    yield Row("churn", "syncs", seen["syncs"])
-    yield Row("churn", "resident MB", found[0]["resident_after_mb"], 250)
-    yield Row("churn", "resident MB grown", seen["grown_mb"])
-    yield from counted("churn", seen["counts"])
+    yield Row(name, "p50 ms", seen["p50_ms"])
+    yield Row(name, "p99 ms", seen["p99_ms"], 250)
+    yield Row(name, "processor %", seen["cpu_percent"], 50)
+    yield Row(name, "wall s", seen["wall_s"])
+    yield Row(name, "of it the kernel, s", seen["kernel_s"])
+    yield Row(name, "processor % without the kernel's part", seen["own_percent"])
+    yield Row(name, "s behind at the end", max(0.0, seen["wall_s"] - seen["fed_s"]), 0.25)
+    yield Row(name, "largest backlog, changes", seen["backlog"])
+    yield Row(name, "waiting removals at the end", seen["waiting"])
+    yield Row(name, "syncs", seen["syncs"])
+    yield Row(name, "resident MB", found[0]["resident_after_mb"], 250)
+    yield Row(name, "resident MB grown", seen["grown_mb"])
+    yield from counted(name, seen["counts"])
 
 
 def rolling(found: Sequence[Found]) -> Iterator[Row]:

@@ -23,10 +23,13 @@ def table(rows: Iterable[Row], before: Mapping[tuple[str, str], float]) -> Itera
     yield f"{'case':<18} {'figure':<44} {'value':>12} {'target':>8}  {'':<4} {'before':>12}  relative"
     for row in rows:
         target = "" if row.target is None else f"{row.target:g}"
-        verdict = "" if row.target is None else "ok" if row.ok else "MISS"
+        verdict = "MISS" if not row.ok else "" if row.target is None else "ok"
         old = before.get((row.case, row.figure))
-        beside = "" if old is None else f"{old:12.4g}  {row.value / old:8.2f}" if old else f"{old:12.4g}"
-        yield f"{row.case:<18} {row.figure:<44} {row.value:>12.4g} {target:>8}  {verdict:<4} {beside}".rstrip()
+        value = "" if row.value is None else f"{row.value:.4g}"
+        beside = (
+            "" if old is None else f"{old:12.4g}  {row.value / old:8.2f}" if old and row.value is not None else f"{old:12.4g}"
+        )
+        yield f"{row.case:<18} {row.figure:<44} {value:>12} {target:>8}  {verdict:<4} {beside}".rstrip()
 
 
 def picture(rows: Sequence[Row]) -> str:
@@ -51,7 +54,7 @@ def _points(rows: Sequence[Row], case: str, figures: Sequence[str], unit: float)
     for row in rows:
         kind, _, size = row.case.partition(" ")
         services, _, endpoints = size.partition("x")
-        if kind == case and endpoints in ENDPOINTS and row.figure in figures:
+        if kind == case and endpoints in ENDPOINTS and row.figure in figures and row.value is not None:
             found[int(services)] = found.get(int(services), 0.0) + row.value * unit
     yield from sorted(found.items())
 

@@ -1,5 +1,7 @@
 """The benchmark measures the program as it is now, and says what it found. What it finds is nobody's assertion."""
 
+import dataclasses
+import functools
 import importlib.machinery
 import importlib.util
 import json
@@ -8,6 +10,7 @@ import pathlib
 import subprocess
 import sys
 import types
+from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -62,6 +65,8 @@ def test_a_figure_beyond_its_target_is_a_miss() -> None:
     assert "MISS" in miss
     assert "ok" in good
     assert good.endswith("0.50")
+    _, missing = report.table([figures.unmeasured("churn")], {})
+    assert "MISS" in missing
 
 
 def test_the_picture_has_a_line_for_each_series_that_was_measured() -> None:
@@ -79,14 +84,20 @@ def test_the_picture_has_a_line_for_each_series_that_was_measured() -> None:
 def test_what_several_cases_tell_together_is_relative_to_the_main_one() -> None:
     rows = [figures.Row("start 10000x10", "ratio to replay", 3.0), figures.Row("start 5000x50", "ratio to replay", 3.3)]
     (row,) = cases.related(rows)
+    assert row.value is not None
     assert (row.case, round(row.value, 3), row.target, row.ok) == ("start 5000x50", 1.1, 1.2, True)
 
 
 def test_figures_are_written_as_rows_of_five_fields(bench: types.ModuleType) -> None:
-    rows = [figures.Row("idle", "processor %", 0.3, 0.2), figures.Row("scrape", "bytes", 48899)]
+    rows = [
+        figures.Row("idle", "processor %", 0.3, 0.2),
+        figures.Row("scrape", "bytes", 48899),
+        figures.unmeasured("churn"),
+    ]
     assert json.loads(bench.as_json(rows)) == [
         {"case": "idle", "figure": "processor %", "value": 0.3, "target": 0.2, "ok": False},
         {"case": "scrape", "figure": "bytes", "value": 48899, "target": None, "ok": True},
+        {"case": "churn", "figure": "could not be measured", "value": None, "target": None, "ok": False},
     ]
 
 
@@ -110,3 +121,80 @@ def test_a_file_that_can_not_be_written_is_told_before_anything_is_measured(
         bench.main()
     assert left.value.code == 2
     assert "/nowhere is no directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("the kernel died"), KeyError("wall_s")])
+def test_a_case_that_can_not_be_measured_has_a_row_and_the_others_are_written(
+    bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, failure: Exception
+) -> None:
+    assert _run(bench, monkeypatch, tmp_path, failure) == 2
+    assert json.loads((tmp_path / "figures.json").read_text()) == [
+        {"case": "own", "figure": "page faults", "value": 7, "target": None, "ok": True},
+        {"case": "own change", "figure": "could not be measured", "value": None, "target": None, "ok": False},
+        {"case": "own churn of 10 s", "figure": "page faults", "value": 7, "target": None, "ok": True},
+    ]
+
+
+def test_what_was_measured_is_written_when_somebody_interrupts(
+    bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.save([figures.Row("own change", "p50 ms", 1.25)])
+    assert _run(bench, monkeypatch, tmp_path, KeyboardInterrupt()) == 130
+    found = [(row["case"], row["value"], row["ok"]) for row in json.loads((tmp_path / "figures.json").read_text())]
+    assert found == [("own", 7, True), ("own change", None, False), ("own churn of 10 s", None, False)]
+    kept = [(row["case"], row["figure"], row["value"]) for row in bench.stored()]
+    assert kept == [("own", "page faults", 7), ("own change", "p50 ms", 1.25)], "figures of before stay where there are none"
+    assert "interrupted; not measured: own change, own churn of 10 s" in capsys.readouterr().err
+
+
+def test_a_kernel_that_is_not_there_is_told_before_anything_is_measured(
+    bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("it would say so first")
+    monkeypatch.setattr(bench, "measure", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr(bench, "on_kernel", lambda *_: ["sh", "-c", "echo scripts/kernel: no kernel with ip_vs >&2; exit 125"])
+    monkeypatch.setattr(sys, "argv", ["scripts/bench"])
+    assert bench.main() == 2
+    assert "no kernel with ip_vs" in capsys.readouterr().err
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    assert bench.main() == 2
+    assert "run scripts/setup" in capsys.readouterr().err
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert bench.main() == 2
+    assert "sudo" in capsys.readouterr().err
+
+
+def test_the_program_that_measures_needs_nothing_but_the_standard_library() -> None:
+    done = subprocess.run([sys.executable, "-I", "-S", str(ROOT / "scripts/bench"), "--list"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_short_churn_does_not_go_by_the_name_of_the_long_one() -> None:
+    quick, full = ({case.name for case in cases.all_cases(quick=quick) if "churn" in case.name} for quick in (True, False))
+    assert (quick, full) == ({"churn of 10 s", "own churn of 10 s"}, {"churn", "own churn"})
+
+
+def _page_faults(name: str, _found: Sequence[figures.Found]) -> Iterator[figures.Row]:
+    yield figures.Row(name, "page faults", 7)
+
+
+def _run(bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, place: pathlib.Path, failure: BaseException) -> int:
+    """Run three cases, the second of which fails so; returns the exit status."""
+
+    def measure(case: cases.Case, _kernel: str) -> list[object]:
+        if case.name == "own change":
+            raise failure
+        return []
+
+    chosen = [
+        dataclasses.replace(case, rows=functools.partial(_page_faults, case.name))
+        for case in cases.all_cases(quick=True)
+        if case.name.startswith("own")
+    ]
+    monkeypatch.setattr(bench.cases, "all_cases", lambda **_: chosen)
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "why_not", lambda *_: "")
+    monkeypatch.setattr(sys, "argv", ["scripts/bench", "--quick", "--save", "--json", str(place / "figures.json")])
+    status: int = bench.main()
+    return status
