@@ -85,7 +85,7 @@ class OurNode:
 
 async def our_page() -> str:
     """A page with every series that this program can show."""
-    return (await OurNode().metrics.expose()).body.decode()
+    return (await OurNode().metrics.expose()).whole.decode()
 
 
 async def our_series() -> Mapping[str, set[str]]:
@@ -133,7 +133,7 @@ async def test_promtool_finds_nothing_wrong_with_our_traffic_series(promtool: st
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(1, 2, 3, 4, 5)}
     await scene.scrape()
-    page = scene.traffic.render(openmetrics=False)
+    page = b"".join(scene.traffic.render(openmetrics=False))
     check = functools.partial(subprocess.run, [promtool, "check", "metrics"], capture_output=True, timeout=60, check=False)
     done = await asyncio.to_thread(check, input=page)
     assert done.returncode == 0

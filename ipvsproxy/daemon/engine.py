@@ -19,7 +19,8 @@ from typing import NamedTuple
 import structlog
 
 from ipvsproxy.daemon import garbage, journal
-from ipvsproxy.daemon.reading import KernelReader, in_slices
+from ipvsproxy.daemon.reading import KernelReader
+from ipvsproxy.daemon.slices import in_slices
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.summary import SyncSummary, Watcher
 from ipvsproxy.daemon.translator import Translator

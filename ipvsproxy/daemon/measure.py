@@ -1,6 +1,6 @@
 """What is counted when somebody asks, from the tables themselves: nothing has to be kept up to date for it.
 
-Rule: ``look`` runs in the loop and only copies references; ``gauges`` takes time per object, and runs in another thread.
+Rule: ``look`` runs in the loop and only copies references; ``gauges`` takes time per object, and may run in another thread.
 """
 
 import dataclasses

@@ -7,18 +7,21 @@ Rule 3: a series that somebody may wait for with an alert is there from the star
 
 import asyncio
 import errno
-import gzip
+import itertools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from ipvsproxy.daemon import measure, pages, series
 from ipvsproxy.daemon.pages import Answer
 from ipvsproxy.daemon.reflector import Trouble
+from ipvsproxy.daemon.slices import in_slices
 from ipvsproxy.daemon.summary import SyncSummary
 from ipvsproxy.daemon.traffic import Traffic
 from ipvsproxy.model.kernel import (
@@ -44,6 +47,7 @@ from ipvsproxy.model.state import ServiceState
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_FORMAT = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 OPENMETRICS_END = b"# EOF\n"
+_GZIP = 16 + zlib.MAX_WBITS  # a gzip header and trailer around the stream
 _OPEN_FORMAT: Callable[[Collector], bytes] = openmetrics.generate_latest
 _DRIVERS: Mapping[type, str] = {
     VirtualServer: "ipvs",
@@ -201,7 +205,7 @@ class Metrics:
             self._show_queued()
             if self._traffic:
                 await self._traffic.refresh()
-            return await asyncio.to_thread(self._render, accept, accept_encoding)
+            return await self._render(accept, accept_encoding)
 
     def _show_queued(self) -> None:
         """Once for each time, or what is shown would differ by how exact the clocks are."""
@@ -212,14 +216,38 @@ class Metrics:
         for family in self._families:
             self._kube.last_queued.labels(family.label).set(at_s)
 
-    def _render(self, accept: str, accept_encoding: str) -> Answer:
+    async def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept
-        body = _OPEN_FORMAT(self._registry) if is_open else prometheus_client.generate_latest(self._registry)
-        if self._traffic:
-            end = OPENMETRICS_END if is_open else b""
-            body = body.removesuffix(end) + self._traffic.render(openmetrics=is_open) + end
+        await asyncio.to_thread(self._tables.count)
+        families = (_One(family) for family in self._registry.collect())
+        parts: Iterator[bytes]
+        if is_open:
+            parts = (_OPEN_FORMAT(one).removesuffix(OPENMETRICS_END) for one in families)
+        else:
+            parts = (prometheus_client.generate_latest(one) for one in families)
+        traffic = self._traffic.render(openmetrics=is_open) if self._traffic else ()
+        parts = itertools.chain(parts, traffic, (OPENMETRICS_END if is_open else b"",))
         headers = {"Content-Type": OPENMETRICS_FORMAT if is_open else TEXT_FORMAT}
         if "gzip" in accept_encoding:
             headers["Content-Encoding"] = "gzip"
-            body = gzip.compress(body, compresslevel=1)
-        return Answer(pages.OK, body, headers)
+            parts = _compressed(parts)
+        page: list[bytes] = []
+        # In the loop: another thread would have to be interrupted each time that somebody waits, which takes longer than a slice.
+        await in_slices(map(page.append, parts), self._clock, self._clock())
+        return Answer(pages.OK, b"", headers, [part for part in page if part])
+
+
+class _One(Collector):
+    """A single family as a registry."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family
+
+
+def _compressed(parts: Iterable[bytes]) -> Iterator[bytes]:
+    stream = zlib.compressobj(level=1, wbits=_GZIP)
+    yield from map(stream.compress, parts)
+    yield stream.flush()

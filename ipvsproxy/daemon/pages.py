@@ -24,11 +24,20 @@ NEVER = "0001-01-01T00:00:00Z"
 
 
 class Answer(NamedTuple):
-    """An HTTP response."""
+    """An HTTP response.
+
+    ``more`` follows the body of a long one, in parts of some ten kilobytes: what handles all of it at once keeps the loop.
+    """
 
     status: int
     body: bytes
     headers: Mapping[str, str]
+    more: Sequence[bytes] = ()
+
+    @property
+    def whole(self) -> bytes:
+        """All of the body."""
+        return b"".join((self.body, *self.more))
 
 
 NOT_FOUND_PAGE = Answer(NOT_FOUND, b"404 page not found\n", TEXT)

@@ -7,14 +7,14 @@ Rule 3: audits and looks are taken in parts, each at its own moment. Between two
 in the API waits for one part at most.
 """
 
-import asyncio
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import structlog
 
 from ipvsproxy.daemon.journal import Journal
+from ipvsproxy.daemon.slices import in_slices
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
@@ -24,9 +24,6 @@ from ipvsproxy.model.plan import Report
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.reconciler import Reconciler
 
-SLICE_S = 0.002
-"""How long the loop may be kept without a pause. Who waits for a time is kept by three such slices: that in which it comes, that
-in which the loop sees it, that in which the waiting task wakes."""
 LOOK_INTERVAL_S = 3.0
 """Between two looks at the kernel, at least."""
 LOOK_INTERVAL_AFTER_FAILURE_S = 10.0
@@ -190,12 +187,3 @@ class KernelReader:
     def _read_again_soon(self) -> None:
         self.audit_due_s = min(self.audit_due_s, self._clock() + self._resync_delay_s)
         self._resync_delay_s = min(LONGEST_RESYNC_DELAY_S, self._resync_delay_s * 2)
-
-
-async def in_slices(steps: Iterable[None], clock: Callable[[], float], now: float) -> None:
-    """Take the steps, with a pause for others as often as they have kept the loop for ``SLICE_S``; it is ``now`` at first."""
-    slice_ends_s = now + SLICE_S
-    for _ in steps:
-        if clock() >= slice_ends_s:
-            await asyncio.sleep(0)
-            slice_ends_s = clock() + SLICE_S

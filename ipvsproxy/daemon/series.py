@@ -195,20 +195,26 @@ class Histogram(Collector):
 
 
 class Tables(Collector):
-    """What is counted when somebody asks. ``look`` comes first, in the loop."""
+    """What is counted when somebody asks. ``look`` comes first, in the loop; then ``count``, which takes time per object."""
 
     def __init__(self) -> None:
         self.sources: measure.Sources | None = None
         self.families: tuple[Family, ...] = ()
         self._seen: measure.Snapshot | None = None
+        self._counted: Sequence[measure.Gauges] = ()
 
     def look(self) -> None:
-        """Count now."""
+        """Take a snapshot."""
         self._seen = measure.look(self.sources) if self.sources else None
 
+    def count(self) -> None:
+        """Count what is in the snapshot; any thread may do that."""
+        self._counted = list(measure.gauges(self._seen, self.families)) if self._seen else ()
+        self._seen = None
+
     def collect(self) -> Iterator[Metric]:
-        """What was counted at the last look, for the registry."""
-        for gauges in measure.gauges(self._seen, self.families) if self._seen else ():
+        """What was counted last, for the registry."""
+        for gauges in self._counted:
             kind = CounterMetricFamily if gauges.only_grows else GaugeMetricFamily
             family = kind(gauges.name, gauges.documentation, labels=gauges.labels)
             for labels, value in gauges.values.items():

@@ -9,11 +9,13 @@ for as long as they are there; what comes later is counted together.
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import structlog
 
+from ipvsproxy.daemon.slices import in_slices
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
@@ -32,6 +34,10 @@ LONGEST_READING_S = 5.0
 """Likewise for all parts: half of what Prometheus waits for a page by itself."""
 SERVERS_AT_ONCE = 50
 """Virtual servers whose real servers are asked for in one go: about 5 ms, for which programming may have to wait."""
+ROWS_AT_ONCE = 100
+"""Virtual servers that are taken in between two looks at the clock."""
+LINES_AT_ONCE = 200
+"""Some 30 kB: who handles a page of megabytes in one go keeps the loop, and has fresh memory for it each time."""
 OTHERS = "(others)"
 """Stands in the place of a name for all that is beyond the limit; no object of the API can be called so."""
 _NOTHING = Counters()
@@ -60,14 +66,20 @@ class Ledger:
         self._limit = limit
         self._last: dict[Hashable, Counters] = {}
 
-    def book(self, rows: Collection[_Row]) -> None:
-        """Take in all counters that there are now. Labels that none of them has are forgotten."""
-        there = {row.labels for row in rows}
+    def booking(self, rows: Collection[_Row]) -> Iterator[None]:
+        """Take in all counters that there are now, with a pause now and then. Labels that none of them has are forgotten."""
+        there: set[str] = set()
+        for number, row in enumerate(rows, 1):
+            if number % ROWS_AT_ONCE == 0:
+                yield
+            there.add(row.labels)
         for labels in self.totals.keys() - there:
             del self.totals[labels]
         self.unlisted &= there
         last, self._last = self._last, {}
-        for key, labels, told in rows:
+        for number, (key, labels, told) in enumerate(rows, 1):
+            if number % ROWS_AT_ONCE == 0:
+                yield
             before = last.get(key, _NOTHING)
             self._last[key] = now = before if told is None else told
             if now == before:
@@ -92,7 +104,7 @@ class Ledger:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What the figures are joined to: copies, for another thread to read."""
+    """What the figures are joined to: copies, for the tables go on changing between two slices of that work."""
 
     virtual_servers: Mapping[VirtualServerKey, VirtualServer]
     services: Mapping[ServiceName, Service]
@@ -144,7 +156,7 @@ class Traffic:
             services=dict(self._store.services),
             drains=[(one.virtual_server, one.key, one.connections) for one in self._reconciler.drains if not one.waits],
         )
-        await asyncio.to_thread(self._book, known, counters, endpoints)
+        await in_slices(self._booking(known, counters, endpoints), self._clock, self._clock())
         self._read_s = now
 
     async def _read_services(self) -> Mapping[VirtualServerKey, Counters]:
@@ -166,22 +178,30 @@ class Traffic:
             found |= await _soon(self._kernel.call(self._kernel.target.ipvs.traffic.endpoints, some))
         return found
 
-    def _book(
+    def _booking(
         self,
         known: _Known,
         counters: Mapping[VirtualServerKey, Counters],
         endpoints: Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]],
-    ) -> None:
-        labels = self._labels = self._join(known, counters)
-        self._services.book([_Row(key, name, counters.get(key)) for key, (_, name) in labels.items()])
+    ) -> Iterator[None]:
+        yield from self._joining(known, counters)
+        labels = self._labels
+        rows: list[_Row] = []
+        for number, (key, (_, name)) in enumerate(labels.items(), 1):
+            if number % ROWS_AT_ONCE == 0:
+                yield
+            rows.append(_Row(key, name, counters.get(key)))
+        yield from self._services.booking(rows)
         open_connections: dict[str, Connections] = {}
         rows = []
-        for key, servers in endpoints.items():
+        for number, (key, servers) in enumerate(endpoints.items(), 1):
+            if number % SERVERS_AT_ONCE == 0:
+                yield
             for real_server, (connections, counted) in servers.items() if key in labels else ():
                 name = _endpoint(labels[key][1], real_server)
                 rows.append(_Row((key, real_server), name, counted))
                 open_connections[name] = _sum(open_connections.get(name), connections)
-        self._endpoints.book(rows)
+        yield from self._endpoints.booking(rows)
         if not self._of_endpoints:
             for key, real_server, seen in known.drains:
                 if seen is not None and (found := self._labels_of(known, key)):
@@ -190,20 +210,23 @@ class Traffic:
         listed = (name for name in open_connections if not self._of_endpoints or name in self._endpoints.totals)
         self._open = {name: open_connections[name] for name, _ in zip(listed, range(self._limit), strict=False)}
 
-    def _join(self, known: _Known, counted: Collection[VirtualServerKey]) -> dict[VirtualServerKey, tuple[Service, str]]:
-        """The Service, and the labels of its port, of each virtual server that has counted anything since it is wanted."""
+    def _joining(self, known: _Known, counted: Collection[VirtualServerKey]) -> Iterator[None]:
+        """Find the Service, and the labels of its port, of each virtual server that has counted anything since it is wanted."""
         joined = {}
-        for key in dict.fromkeys((*self._labels, *counted)):  # in the order in which they came
+        for number, key in enumerate(dict.fromkeys((*self._labels, *counted)), 1):  # in the order in which they came
+            if number % ROWS_AT_ONCE == 0:
+                yield
             if found := self._labels_of(known, key):
                 joined[key] = found
         # A port whose virtual servers that had traffic are gone still has its series, if it has others.
         left = self._labels.keys() - joined.keys()
-        if left:
-            services = {self._labels[key][0].name for key in left}
-            for key, wanted in known.virtual_servers.items():
-                if wanted.owner.service in services and (found := self._labels_of(known, key)):
-                    joined[key] = found
-        return joined
+        services = {self._labels[key][0].name for key in left}
+        for number, (key, wanted) in enumerate(known.virtual_servers.items() if left else (), 1):
+            if number % ROWS_AT_ONCE == 0:
+                yield
+            if wanted.owner.service in services and (found := self._labels_of(known, key)):
+                joined[key] = found
+        self._labels = joined
 
     def _labels_of(self, known: _Known, key: VirtualServerKey) -> tuple[Service, str] | None:
         wanted, before = known.virtual_servers.get(key), self._labels.get(key)
@@ -212,11 +235,11 @@ class Traffic:
             return before if service else None
         return service, _describe(service, key)
 
-    def render(self, *, openmetrics: bool) -> bytes:
-        """The series, in one of Prometheus's formats."""
-        if not self._limit:
-            return b""
-        return "".join(self._lines(openmetrics=openmetrics)).encode()
+    def render(self, *, openmetrics: bool) -> Iterator[bytes]:
+        """The series, in one of Prometheus's formats, in parts of ``LINES_AT_ONCE``."""
+        lines = self._lines(openmetrics=openmetrics) if self._limit else iter(())
+        while some := "".join(itertools.islice(lines, LINES_AT_ONCE)):
+            yield some.encode()
 
     def _lines(self, *, openmetrics: bool) -> Iterator[str]:
         kinds = {"service": self._services, "endpoint": self._endpoints}

@@ -189,6 +189,15 @@ def _make_request(
     return _Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 
+def _begin(answer: Answer, method: str) -> web.StreamResponse:
+    """A response that has its body, or one that is to be given it part by part."""
+    if not answer.more or method == "HEAD":
+        return web.Response(status=answer.status, body=answer.whole, headers=answer.headers)
+    response = web.StreamResponse(status=answer.status, headers=answer.headers)
+    response.content_length = len(answer.body) + sum(map(len, answer.more))
+    return response
+
+
 async def _respond(handler: Handler, request: web.BaseRequest) -> web.StreamResponse:
     asked = Request(request.path, request.query, {name.lower(): value for name, value in request.headers.items()}, request.method)
     try:
@@ -200,8 +209,12 @@ async def _respond(handler: Handler, request: web.BaseRequest) -> web.StreamResp
             except Exception:  # whatever it is: probes must go on being answered
                 log.exception("request failed", path=asked.path)
                 answer = FAILED
-            response = web.Response(status=answer.status, body=answer.body, headers=answer.headers)
+            response = _begin(answer, asked.method)
             await response.prepare(request)
+            if not isinstance(response, web.Response):
+                for part in filter(None, (answer.body, *answer.more)):
+                    await response.write(part)
+                    await asyncio.sleep(0)
             await response.write_eof()
     except TimeoutError:
         if request.transport:

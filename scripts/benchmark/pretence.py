@@ -54,11 +54,11 @@ def kernel() -> Iterator[None]:
 @contextlib.contextmanager
 def traffic(virtual_servers: Collection[VirtualServerKey]) -> Iterator[None]:
     """Pretend inside the block that each of these has counted more whenever counters are read; the kernel is read, too."""
-    read, numbers = ipvs_traffic.TrafficReader.services, itertools.count(1)
+    read, numbers, every = ipvs_traffic.TrafficReader.services, itertools.count(1), frozenset(virtual_servers)
 
     def counted(reader: ipvs_traffic.TrafficReader, _: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
         left, counters = list(virtual_servers), Counters._make([next(numbers)] * len(Counters._fields))
-        for part in read(reader, virtual_servers):
+        for part in read(reader, every):
             told, left = left[: len(part)], left[len(part) :]
             yield dict.fromkeys(told, counters)
         yield dict.fromkeys(left, counters)  # where there is no kernel

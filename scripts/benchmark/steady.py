@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from ipvsproxy.daemon import reading, traffic
@@ -29,6 +29,8 @@ SCRAPE_LEAD_S = 0.01
 ROLLING = 999_000
 """Number of the Service that has a thousand endpoints."""
 
+_READ_SIZE = 16384
+_SERIES = b"\nipvsproxy_service_"
 Figures = dict[str, Any]
 
 
@@ -219,7 +221,7 @@ class _Steady:
         """Scrapes of the metrics server, where each Service has had traffic since the one before; then changes meanwhile."""
         lines = [self._replacements.line(number) for number in range(SCRAPES)]
         beating = asyncio.create_task(self._heart.run())
-        walls_s, held_s, changes_s, page = [], [], [], b""
+        walls_s, held_s, changes_s, page = [], [], [], _Page(0, 0)
         served = tuple(self._running.engine.reconciler.claims.virtual_servers.desired)
         self._meter.reset()
         with pretence.traffic(served), mock.patch.object(traffic, "FRESH_S", 0.0):  # each scrape reads the kernel
@@ -247,8 +249,8 @@ class _Steady:
             "held_best_ms": min(held_s) * 1e3,
             "held_most_ms": max(held_s) * 1e3,
             "change_ms": statistics.median(changes_s) * 1e3,
-            "bytes": len(page),
-            "series": page.count(b"\nipvsproxy_service_"),
+            "bytes": page.size,
+            "series": page.series,
             "times": SCRAPES,
             **counted,
         }
@@ -308,12 +310,24 @@ class _Steady:
         }
 
 
-async def _scraped() -> bytes:
+class _Page(NamedTuple):
+    """A page of metrics, in bytes and in series of Services."""
+
+    size: int
+    series: int
+
+
+async def _scraped() -> _Page:
+    """Have the metrics; they are counted as they come, for what holds the loop is to be the program's."""
     reader, writer = await asyncio.open_connection("127.0.0.1", program.METRICS_PORT)
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    page = await reader.read(-1)
+    size, series, rest = 0, 0, b""
+    while part := await reader.read(_READ_SIZE):
+        size += len(part)
+        series += (rest + part).count(_SERIES)
+        rest = part[1 - len(_SERIES) :]
     writer.close()
-    return page
+    return _Page(size, series)
 
 
 def _distribution(values_s: Sequence[float]) -> Figures:

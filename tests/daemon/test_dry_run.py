@@ -37,7 +37,7 @@ class Shadowed:
 
     async def differences(self) -> Mapping[str, float]:
         """By kind, those above zero; every kind, once there are any."""
-        lines = (await self.metrics.expose()).body.decode().splitlines()
+        lines = (await self.metrics.expose()).whole.decode().splitlines()
         found = [line for line in lines if line.startswith("ipvsproxy_dry_run_differences{")]
         return {line.split('"')[1]: float(line.rpartition(" ")[2]) for line in found}
 

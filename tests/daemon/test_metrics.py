@@ -42,7 +42,7 @@ def _metrics(families: Collection[Family] = BOTH, clock: Clock | None = None) ->
 
 
 async def _page(metrics: Metrics) -> str:
-    return (await metrics.expose()).body.decode()
+    return (await metrics.expose()).whole.decode()
 
 
 async def _rows(metrics: Metrics) -> Mapping[str, float]:
@@ -313,7 +313,7 @@ async def test_the_page_is_text_that_prometheus_reads() -> None:
     metrics.synced(summary(states=[state()]))
     answer = await metrics.expose("text/html, */*;q=0.1")
     assert answer.headers == {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-    families = {family.name: family.type for family in parser.text_string_to_metric_families(answer.body.decode())}
+    families = {family.name: family.type for family in parser.text_string_to_metric_families(answer.whole.decode())}
     assert families["ipvsproxy_operations"] == "counter"
     assert families["ipvsproxy_virtual_servers"] == "gauge"
 
@@ -322,14 +322,14 @@ async def test_a_client_that_knows_openmetrics_gets_it() -> None:
     accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
     answer = await _metrics().expose(accept)
     assert answer.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    assert answer.body.endswith(b"# EOF\n")
-    assert "kubeproxy_proxy_healthz" in {family.name for family in READ_OPENMETRICS(answer.body.decode())}
+    assert answer.whole.endswith(b"# EOF\n")
+    assert "kubeproxy_proxy_healthz" in {family.name for family in READ_OPENMETRICS(answer.whole.decode())}
 
 
 async def test_a_client_that_can_unpack_gets_it_packed() -> None:
     answer = await _metrics().expose(accept_encoding="gzip, deflate")
     assert answer.headers["Content-Encoding"] == "gzip"
-    assert b"kubeproxy_proxy_healthz_total" in gzip.decompress(answer.body)
+    assert b"kubeproxy_proxy_healthz_total" in gzip.decompress(answer.whole)
 
 
 async def test_before_families_are_known_the_page_has_what_is_known() -> None:

@@ -30,7 +30,7 @@ def _health(*, healthy: bool = True, eligible: bool = True, second: bool = True)
 
 
 def test_a_node_that_is_fine_is_up_to_date_now() -> None:
-    assert pages.healthz(_health()) == (
+    assert pages.healthz(_health())[:3] == (
         200,
         (
             f'{{"lastUpdated":"{NOW}","currentTime":"{NOW}","nodeEligible":true,"healthy":true,"status":{{'
@@ -72,7 +72,7 @@ def test_before_anything_was_programmed_there_is_no_status() -> None:
 
 
 def test_a_health_check_port_answers_with_tabs_and_a_weight() -> None:
-    assert pages.service_health(ServiceName("ns1", "svc1"), 2, is_healthy=True) == (
+    assert pages.service_health(ServiceName("ns1", "svc1"), 2, is_healthy=True)[:3] == (
         200,
         (
             b'{\n\t"service": {\n\t\t"namespace": "ns1",\n\t\t"name": "svc1"\n\t},\n'

@@ -2,12 +2,14 @@
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Collection
+import dataclasses
+import itertools
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
 
-from ipvsproxy.daemon import traffic
+from ipvsproxy.daemon import slices, traffic
 from ipvsproxy.daemon.measure import Sources
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.status import Status
@@ -16,13 +18,21 @@ from ipvsproxy.model.kernel import Counters, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol
 from tests import builders
 from tests.daemon.test_traffic import Scene
-from tests.steps import Steps, counted
+from tests.steps import counted
 
-FEW, MANY = 100, 1000
+FEW, MANY = 500, 2000
 
 
-async def scrape(services: int) -> Steps:
-    """What one scrape takes that shows traffic of this many Services."""
+@dataclasses.dataclass
+class Scraped:
+    """Steps of a scrape: all of them, and the most that the loop's own thread takes without a pause for others."""
+
+    all: int
+    longest: int
+
+
+async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
+    """What one scrape takes that shows traffic of this many Services. Its slices are as short as its steps allow."""
     addresses = [f"10.96.{number // 250}.{number % 250 + 1}" for number in range(services)]
     worker = ThreadWorker()
     scene = Scene(
@@ -32,53 +42,59 @@ async def scrape(services: int) -> Steps:
     scene.kernel.counters = dict.fromkeys(keys, Counters(1, 2, 3, 4, 5))
     status = Status(families=tuple(Family), sync_period_s=30, clock=scene.clock, wall_clock=scene.clock)
     sources = Sources(reconciler=scene.reconciler, store=scene.store, status=status, clock=scene.clock)
-    metrics = Metrics()
+    metrics = Metrics(clock=scene.clock)
     metrics.show(tuple(Family), sources, scene.traffic)
-    with counted() as steps, concurrent.futures.ThreadPoolExecutor() as threads:
+    pauses = [0]
+
+    async def pause(_: float) -> None:
+        pauses.append(steps.here)
+
+    with monkeypatch.context() as patched, counted() as steps, concurrent.futures.ThreadPoolExecutor() as threads:
+        patched.setattr(slices, "SLICE_S", 0.0)
+        patched.setattr(asyncio, "sleep", pause)
         asyncio.get_running_loop().set_default_executor(threads)  # threads of a scrape before would go on counting for that one
         answer = await metrics.expose()
+        pauses.append(steps.here)
     worker.stop()
-    assert answer.body.count(b"ipvsproxy_service_bytes_total{") == 2 * services
-    return steps
+    assert answer.whole.count(b"ipvsproxy_service_bytes_total{") == 2 * services
+    return Scraped(steps.all, max(later - earlier for earlier, later in itertools.pairwise(pauses)))
 
 
-async def grows_too_fast() -> bool:
+async def grows_too_fast(monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the second half of the Services takes more steps than the first one, what any scrape takes not counted."""
-    await scrape(1)  # imports what is imported when it is first needed
-    none, half, whole = [(await scrape(services)).all for services in (FEW, (FEW + MANY) // 2, MANY)]
+    await scrape(1, monkeypatch)  # imports what is imported when it is first needed
+    none, half, whole = [(await scrape(services, monkeypatch)).all for services in (FEW, (FEW + MANY) // 2, MANY)]
     return whole - half > 1.2 * (half - none)
 
 
-async def holds_the_loop() -> bool:
-    """Whether more Services take more steps in the loop's own thread; a few, that depend on who is first, do not count."""
-    await scrape(1)  # as above
-    return (await scrape(MANY)).here - (await scrape(FEW)).here > (MANY - FEW) / 10
+async def holds_the_loop(monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether more Services take clearly more steps of the loop without a pause."""
+    await scrape(1, monkeypatch)  # as above
+    few, many = [(await scrape(services, monkeypatch)).longest for services in (FEW, MANY)]
+    return many - few > (MANY - FEW) * 2
 
 
-async def test_a_scrape_takes_steps_in_proportion_to_its_series() -> None:
-    assert not await grows_too_fast()
-    assert (await scrape(MANY)).all > MANY, "or nothing was counted"
+async def test_a_scrape_takes_steps_in_proportion_to_its_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not await grows_too_fast(monkeypatch)
+    assert (await scrape(MANY, monkeypatch)).all > MANY, "or nothing was counted"
 
 
-async def test_a_scrape_takes_as_many_steps_of_the_loop_whatever_the_number_of_services() -> None:
-    assert not await holds_the_loop()
+async def test_a_scrape_pauses_as_often_as_its_size_demands(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not await holds_the_loop(monkeypatch)
 
 
 async def test_what_looks_through_all_for_each_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    book = traffic.Ledger.book
+    book = traffic.Ledger.booking
 
-    def book_slowly(ledger: traffic.Ledger, rows: Collection[Any]) -> None:
+    def book_slowly(ledger: traffic.Ledger, rows: Collection[Any]) -> Iterator[None]:
         for row in rows:
             next(1 for other in rows if other.labels == row.labels)
-        book(ledger, rows)
+        return book(ledger, rows)
 
-    monkeypatch.setattr(traffic.Ledger, "book", book_slowly)
-    assert await grows_too_fast()
+    monkeypatch.setattr(traffic.Ledger, "booking", book_slowly)
+    assert await grows_too_fast(monkeypatch)
 
 
 async def test_what_is_done_in_the_loop_at_one_go_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def here(function: Callable[..., object], *arguments: object) -> object:
-        return function(*arguments)
-
-    monkeypatch.setattr(asyncio, "to_thread", here)
-    assert await holds_the_loop()
+    monkeypatch.setattr(traffic, "ROWS_AT_ONCE", 10**9)
+    assert await holds_the_loop(monkeypatch)

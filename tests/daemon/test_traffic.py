@@ -118,7 +118,7 @@ class Scene:
         return dict(self._samples())
 
     def _samples(self) -> Iterator[tuple[str, int]]:
-        for line in self.traffic.render(openmetrics=False).decode().splitlines():
+        for line in b"".join(self.traffic.render(openmetrics=False)).decode().splitlines():
             if not line.startswith("#"):
                 name, _, value = line.rpartition(" ")
                 yield name, int(value)
@@ -317,10 +317,10 @@ async def test_prometheus_reads_the_page_in_both_formats(limit: int) -> None:
     sources = Sources(reconciler=scene.reconciler, store=scene.store, status=status, clock=scene.clock)
     metrics.show(tuple(Family), sources, scene.traffic)
     read: Any = parser.text_string_to_metric_families
-    plain = {family.name: family.type for family in read((await metrics.expose()).body.decode())}
+    plain = {family.name: family.type for family in read((await metrics.expose()).whole.decode())}
     read = openmetrics_parser.text_string_to_metric_families
     answer = await metrics.expose("application/openmetrics-text")
-    opened = {family.name: family.type for family in read(answer.body.decode())}
+    opened = {family.name: family.type for family in read(answer.whole.decode())}
     for types in (plain, opened):
         assert types["ipvsproxy_service_bytes"] == types["ipvsproxy_endpoint_connections"] == "counter"
         assert types["ipvsproxy_endpoint_open_connections"] == "gauge"
