@@ -56,6 +56,7 @@ def measure(*, pages: str, services: int, endpoints: int, parts: Sequence[str], 
                 figures["scrape"] = await steadily.scrape()
             if "churn" in parts:
                 figures["churn"] = await steadily.churn(churn_s)
+            await _scraped()  # as somebody does who watches it
             figures["resident_after_mb"] = meter.resident_mb()
             return figures
 
