@@ -31,6 +31,16 @@ def settings_differ(wanted: VirtualServerSettings, seen: ObservedVirtualServer) 
     )
 
 
+def shows_nothing_else(seen: ObservedVirtualServer, believed: ObservedVirtualServer) -> bool:
+    """Whether what was seen without its scheduler flags is what is believed, which has them."""
+    return (
+        believed.flags_known
+        and not seen.flags_known
+        and not settings_differ(believed.settings, seen)
+        and seen.real_servers == believed.real_servers
+    )
+
+
 def differs(
     wanted: VirtualServer, seen: ObservedVirtualServer, is_over: Callable[[VirtualServerKey, RealServerKey], bool | None]
 ) -> bool:

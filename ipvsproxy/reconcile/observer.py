@@ -26,7 +26,7 @@ from ipvsproxy.model.plan import Item, kind_of
 from ipvsproxy.model.real_servers import RealServerKey, plain
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile import ownership
+from ipvsproxy.reconcile import diff, ownership
 from ipvsproxy.reconcile.claims import Claims
 from ipvsproxy.reconcile.drain import Drains
 from ipvsproxy.reconcile.drift import Drifts, Place
@@ -92,9 +92,15 @@ class Observer:
             self.has_seen_all |= not self._unseen
             self.newcomers.clear()
         if seen.some_virtual_servers:
-            yield from self._recall_drains(seen.some_virtual_servers.items(), now)
-            yield from claims.virtual_servers.observing_some(seen.some_virtual_servers, self._is_ours({}))
+            some = {key: self._as_believed(key, one) for key, one in seen.some_virtual_servers.items()}
+            yield from self._recall_drains(some.items(), now)
+            yield from claims.virtual_servers.observing_some(some, self._is_ours({}))
         self._note_drift(now, in_parts=seen.virtual_servers is None)
+
+    def _as_believed(self, key: VirtualServerKey, seen: ObservedVirtualServer | None) -> ObservedVirtualServer | None:
+        """The object that stands for a virtual server already, where a look shows nothing else: it shares what is wanted."""
+        believed = self._claims.virtual_servers.observed.get(key)
+        return believed if believed and seen and diff.shows_nothing_else(seen, believed) else seen
 
     def concluding(self, now: float) -> Iterator[None]:
         """The last part of a reading was observed: whose the virtual servers of others are is judged by all of it.

@@ -220,6 +220,18 @@ def test_virtual_servers_that_a_look_says_nothing_of_are_believed_to_be_there() 
     assert not node.plan().operations, "it is somebody else's, too"
 
 
+def test_what_a_look_shows_as_it_is_believed_to_be_stays_the_object_that_it_is() -> None:
+    node = running("10.244.0.1")
+    observed = node.reconciler.claims.virtual_servers.observed
+    before, shown = observed[KEY], node.kernel.observe().virtual_servers
+    assert shown is not None
+    without_flags = ObservedVirtualServer(shown[KEY].settings, dict(shown[KEY].real_servers), flags_known=False)
+    look(node, {KEY: without_flags})
+    assert observed[KEY] is before
+    look(node, {KEY: ObservedVirtualServer(shown[KEY].settings, {ONE: 3}, flags_known=False)})
+    assert observed[KEY] is not before
+
+
 def test_what_a_look_tells_to_be_otherwise_is_drift_and_healed() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     look(node, {KEY: examples.observed({ONE: 1, TWO: 7})})
