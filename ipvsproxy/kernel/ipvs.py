@@ -1,9 +1,11 @@
 """The IPVS driver: virtual and real servers, and the connection timeouts."""
 
 import errno
+import functools
 import pathlib
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from pyroute2.netlink import NETLINK_GENERIC
 
@@ -42,6 +44,8 @@ _REAL_SERVER = message.Layout([message.Field((_DESTINATION, kind), code) for kin
 _CONNECTIONS = message.Layout(
     [message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (7, "I"), (8, "I"))]
 )
+
+T = TypeVar("T")
 
 
 class IpvsDriver:
@@ -243,17 +247,26 @@ class IpvsDriver:
         except KernelError:
             return False
 
-    def _dump(self, request: Callable[[ipvs_message.Encoder], bytes], action: str) -> Iterator[tuple[bytes, int, int]]:
+    def _gather(
+        self,
+        request: Callable[[ipvs_message.Encoder], bytes],
+        action: str,
+        read: Callable[[Iterable[tuple[bytes, int, int]]], Iterable[T]],
+    ) -> list[T]:
+        """What ``read`` makes of each part of a dump, message by message."""
+
+        def read_part(found: Iterable[netlink.Found]) -> Iterable[T]:
+            return read(map(ipvs_message.attributes, found))
+
         try:
-            found = self._channel.dump(request(self._encoder), action)
+            return self._channel.gather(request(self._encoder), action, read_part)
         except KernelError as error:
             if error.errno != errno.ENOENT or not self._renew():
                 raise
-            found = self._channel.dump(request(self._encoder), action)
-        return map(ipvs_message.attributes, found)
+            return self._channel.gather(request(self._encoder), action, read_part)
 
     def _settings(self) -> dict[VirtualServerKey, VirtualServerSettings]:
-        return dict(_read_settings(self._dump(ipvs_message.Encoder.all_services, "list the virtual servers")))
+        return dict(self._gather(ipvs_message.Encoder.all_services, "list the virtual servers", _read_settings))
 
     def _virtual_server(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
         action = f"look for {key}"
@@ -277,7 +290,7 @@ class IpvsDriver:
     def _real_servers(self, key: VirtualServerKey, layout: message.Layout) -> Iterator[tuple[RealServerKey, Sequence[int]]]:
         """The real servers of a virtual server, none if it does not exist; with the fields that follow address and port."""
         size = len(key.address)
-        for part in self._dump(lambda encoder: encoder.destinations(key), f"list the real servers of {key}"):
+        for part in self._gather(lambda encoder: encoder.destinations(key), f"list the real servers of {key}", list):
             values = layout.read(*part)
             if values is not None:
                 address, port, *others = values
@@ -318,8 +331,13 @@ def _read_settings(parts: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[Vi
             continue
         family, protocol, address, port, scheduler, flags, timeout_s = values
         key = VirtualServerKey(_PROTOCOLS[protocol], _address(family, address), int.from_bytes(port, "big"))
-        name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
-        yield key, VirtualServerSettings(name, flags & ~HASHED, timeout_s)
+        yield key, _shared_settings(scheduler, flags, timeout_s)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared_settings(scheduler: bytes, flags: int, timeout_s: int) -> VirtualServerSettings:
+    """One object for all virtual servers that are alike."""
+    return VirtualServerSettings(scheduler.split(b"\0", 1)[0].decode(errors="replace"), flags & ~HASHED, timeout_s)
 
 
 def _address(family: int, packed: bytes) -> Address:

@@ -18,8 +18,8 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from pyroute2.netlink import ctrlmsg
 
@@ -65,6 +65,8 @@ _SEQUENCE_END = 1 << 32
 _GENERIC_CONTROL = 16
 _GET_FAMILY = 3
 _FAMILY_ID = 1
+
+T = TypeVar("T")
 
 
 class Socket(Protocol):
@@ -206,12 +208,16 @@ class Channel:
         Raises:
             KernelError: the kernel refused it, or no attempt was complete and undisturbed.
         """
+        return self.gather(request, action, lambda found: found)
+
+    def gather(self, request: bytes, action: str, read: Callable[[list[Found]], Iterable[T]]) -> list[T]:
+        """What ``read`` makes of each part of a dump, in the place of its messages; otherwise as ``dump``."""
         number, detail = 0, ""
         for pause_s in DUMP_PAUSES_S:
             if pause_s:
                 self._sleep(pause_s)
             try:
-                found = self._dump(request, action)
+                found = self._gather(request, action, read)
             except OSError as error:
                 self.close()
                 number, detail = error.errno or 0, f"the listing broke off: {os.strerror(error.errno or 0)}"
@@ -282,12 +288,12 @@ class Channel:
                 if sequence == last:
                     return complete
 
-    def _dump(self, request: bytes, action: str) -> list[Found] | None:
+    def _gather(self, request: bytes, action: str, read: Callable[[list[Found]], Iterable[T]]) -> list[T] | None:
         """One attempt; None when the kernel says that something changed meanwhile."""
-        found: list[Found] = []
+        found: list[T] = []
         interrupted = False
         for part, is_disturbed in self._received(request, action):
-            found += part
+            found += read(part)
             interrupted |= is_disturbed
         return None if interrupted else found
 

@@ -31,7 +31,7 @@ def kernel() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
             (netlink.Channel, "run", lambda _channel, _messages: {}),
-            (netlink.Channel, "dump", lambda _channel, _request, _action: []),
+            (netlink.Channel, "gather", lambda _channel, _request, _action, _read: []),
             (netlink.Channel, "dumping", lambda _channel, _request, _action: iter(())),
             (netlink, "resolve_family", lambda *_: FAMILY_NUMBER),
             (ipvs_connections.ConnectionReader, "read", lambda _reader, _key: None),
