@@ -138,11 +138,11 @@ def test_connections_are_no_part_of_the_steady_text_and_weights_are(address: str
 
 @pytest.mark.parametrize("protocol", Protocol)
 @pytest.mark.parametrize(("address", "port"), [("10.96.171.1", 65535), ("fd00:96::abcd", 53)])
-def test_a_name_is_what_stands_in_the_file_and_tells_the_key(protocol: Protocol, address: str, port: int) -> None:
+def test_a_name_is_short_for_what_stands_in_the_file_and_tells_the_key(protocol: Protocol, address: str, port: int) -> None:
     shown = key(protocol, address, port)
     name = ipvs_listing.name_of(shown)
     assert ipvs_listing.key_of(name) == shown
-    (block,) = ipvs_listing.blocks(name + b" rr \n")
+    (block,) = ipvs_listing.blocks(f"{protocol.name}  ".encode() + name[1:] + b" rr \n")
     assert block.name == name
     assert ipvs_listing.heading(block.heading) == (shown, "rr", False, 0)
 
