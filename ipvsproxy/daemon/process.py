@@ -23,7 +23,7 @@ CANNOT_START = 2
 LAST_ANSWERS_S = 0.5
 """For how long a process that was asked to stop still says so to those who ask after its health."""
 LARGE_BYTES = 1 << 20
-_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD in malloc.h
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # M_MMAP_THRESHOLD and M_ARENA_MAX in malloc.h
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -63,9 +63,13 @@ def give_back_large_blocks() -> None:
 
     glibc begins so, but takes what is freed for a reason to keep larger ones from then on. A dictionary that has grown to a
     hundred thousand Services has left all its former sizes behind, and there are a dozen: 13 MB of holes.
+
+    And all threads share one heap: Python has one of them allocate at a time, and what another one freed would stay its own.
     """
     try:
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
+        library.mallopt(_ARENA_MAX, 1)
     except AttributeError:
         log.debug("large blocks are left to the C library", reason="it has no mallopt")
 

@@ -65,6 +65,27 @@ print(resident_kb() - before)
     assert (int(done.stdout) < 10 << 10) == is_given_back
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others have heaps of other kinds")
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_all_threads_share_one_heap(*, is_shared: bool) -> None:
+    program = f"""
+import ctypes, threading
+from ipvsproxy.daemon import process
+if {is_shared}:
+    process.give_back_large_blocks()
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.malloc.argtypes = [ctypes.c_size_t]
+places = [library.malloc(1000)]
+thread = threading.Thread(target=lambda: places.append(library.malloc(1000)))
+thread.start()
+thread.join()
+print(abs(places[0] - places[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert (int(done.stdout) < 1 << 30) == is_shared, "heaps of other threads are far from the first one"
+
+
 def test_a_c_library_without_such_a_choice_is_no_reason_not_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
     process.give_back_large_blocks()
