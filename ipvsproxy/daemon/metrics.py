@@ -220,19 +220,19 @@ class Metrics:
         is_open = "application/openmetrics-text" in accept
         await asyncio.to_thread(self._tables.count)
         families = (_One(family) for family in self._registry.collect())
-        parts: Iterator[bytes]
-        if is_open:
-            parts = (_OPEN_FORMAT(one).removesuffix(OPENMETRICS_END) for one in families)
-        else:
-            parts = (prometheus_client.generate_latest(one) for one in families)
+        text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
+        first: list[bytes] = []
+        page: list[bytes] = []
+        # In the loop: another thread would have to be interrupted each time that somebody waits, which takes longer than a slice.
+        written = (text(one).removesuffix(OPENMETRICS_END) for one in families)
+        await in_slices(map(first.append, written), self._clock, self._clock())
         traffic = self._traffic.render(openmetrics=is_open) if self._traffic else ()
-        parts = itertools.chain(parts, traffic, (OPENMETRICS_END if is_open else b"",))
+        end = (OPENMETRICS_END,) if is_open else ()
+        parts: Iterator[bytes] = itertools.chain((b"".join(first),), traffic, end)
         headers = {"Content-Type": OPENMETRICS_FORMAT if is_open else TEXT_FORMAT}
         if "gzip" in accept_encoding:
             headers["Content-Encoding"] = "gzip"
             parts = _compressed(parts)
-        page: list[bytes] = []
-        # In the loop: another thread would have to be interrupted each time that somebody waits, which takes longer than a slice.
         await in_slices(map(page.append, parts), self._clock, self._clock())
         return Answer(pages.OK, b"", headers, [part for part in page if part])
 

@@ -45,7 +45,7 @@ def run(config: Config, main: Coroutine[None, None, int]) -> int:
 
 def begin(config: Config, signals: Signals) -> None:
     """Handle signals from now on, and tell what of the configuration is worth a word."""
-    give_back_large_blocks()
+    use_little_memory()
     signals.install(on_hangup=lambda: None)  # the file is read soon enough
     for notice in config.notices:
         log.warning("configuration", notice=str(notice))
@@ -58,11 +58,12 @@ def set_up_log(config: Config) -> None:
     logs.set_up(json=config.logging.format is LogFormat.JSON, verbosity=config.logging.verbosity)
 
 
-def give_back_large_blocks() -> None:
-    """Have the kernel get back each block of ``LARGE_BYTES`` and more as soon as it is freed.
+def use_little_memory() -> None:
+    """Have the C library keep little of what is freed.
 
-    glibc begins so, but takes what is freed for a reason to keep larger ones from then on. A dictionary that has grown to a
-    hundred thousand Services has left all its former sizes behind, and there are a dozen: 13 MB of holes.
+    The kernel gets back each block of ``LARGE_BYTES`` and more as soon as it is freed. glibc begins so, but takes what is freed
+    for a reason to keep larger ones from then on. A dictionary that has grown to a hundred thousand Services has left all its
+    former sizes behind, and there are a dozen: 13 MB of holes.
 
     And all threads share one heap: Python has one of them allocate at a time, and what another one freed would stay its own.
     """
@@ -71,7 +72,7 @@ def give_back_large_blocks() -> None:
         library.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
         library.mallopt(_ARENA_MAX, 1)
     except AttributeError:
-        log.debug("large blocks are left to the C library", reason="it has no mallopt")
+        log.debug("memory is left to the C library", reason="it has no mallopt")
 
 
 def set_oom_score(score: int) -> None:

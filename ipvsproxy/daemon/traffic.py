@@ -67,20 +67,26 @@ class Ledger:
         self._last: dict[Hashable, Counters] = {}
 
     def booking(self, rows: Collection[_Row]) -> Iterator[None]:
-        """Take in all counters that there are now, with a pause now and then. Labels that none of them has are forgotten."""
+        """Take in all counters that there are now, with a pause now and then. Labels that none of them has are forgotten.
+
+        Who leaves it at a pause has some rows booked as a whole and the others not at all: nothing is counted twice.
+        """
         there: set[str] = set()
+        keys: set[Hashable] = set()
         for number, row in enumerate(rows, 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
             there.add(row.labels)
+            keys.add(row.key)
         for labels in self.totals.keys() - there:
             del self.totals[labels]
         self.unlisted &= there
-        last, self._last = self._last, {}
+        for key in self._last.keys() - keys:
+            del self._last[key]
         for number, (key, labels, told) in enumerate(rows, 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
-            before = last.get(key, _NOTHING)
+            before = self._last.get(key, _NOTHING)
             self._last[key] = now = before if told is None else told
             if now == before:
                 continue
@@ -231,9 +237,9 @@ class Traffic:
     def _labels_of(self, known: _Known, key: VirtualServerKey) -> tuple[Service, str] | None:
         wanted, before = known.virtual_servers.get(key), self._labels.get(key)
         service = known.services.get(wanted.owner.service) if wanted else None
-        if service is None or (before and before[0] is service):
-            return before if service else None
-        return service, _describe(service, key)
+        if service is None:
+            return None
+        return before if before and before[0] is service else (service, _describe(service, key))
 
     def render(self, *, openmetrics: bool) -> Iterator[bytes]:
         """The series, in one of Prometheus's formats, in parts of ``LINES_AT_ONCE``."""

@@ -51,7 +51,7 @@ def test_large_blocks_go_back_to_the_kernel_whatever_was_freed_before(*, is_give
     program = f"""
 from ipvsproxy.daemon import process
 if {is_given_back}:
-    process.give_back_large_blocks()
+    process.use_little_memory()
 resident_kb = lambda: int(open("/proc/self/status").read().partition("VmRSS:")[2].split()[0])
 large = bytearray(b"x" * (20 << 20))
 del large
@@ -72,7 +72,7 @@ def test_all_threads_share_one_heap(*, is_shared: bool) -> None:
 import ctypes, threading
 from ipvsproxy.daemon import process
 if {is_shared}:
-    process.give_back_large_blocks()
+    process.use_little_memory()
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p
 library.malloc.argtypes = [ctypes.c_size_t]
@@ -88,4 +88,4 @@ print(abs(places[0] - places[1]))
 
 def test_a_c_library_without_such_a_choice_is_no_reason_not_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
-    process.give_back_large_blocks()
+    process.use_little_memory()

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
+from ipvsproxy.daemon import traffic
 from ipvsproxy.daemon.measure import Sources
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.status import Status
@@ -250,6 +251,32 @@ async def test_counters_that_are_not_told_once_are_not_counted_twice() -> None:
     await scene.scrape()
     scene.kernel.counters = {CLUSTER: Counters(9)}
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
+
+
+async def test_who_leaves_in_the_middle_of_booking_has_nothing_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipvsproxy.daemon.traffic.ROWS_AT_ONCE", 1)
+    services = [builders.service(f"s{number}", cluster=[f"10.96.0.{number}"]) for number in range(1, 6)]
+    scene = Scene(*services)
+    keys = [builders.frontend(f"10.96.0.{number}", 80) for number in range(1, 6)]
+    scene.kernel.counters = dict.fromkeys(keys, Counters(7))
+    await scene.scrape()
+    scene.kernel.counters = dict.fromkeys(keys, Counters(9))
+    ledger = scene.traffic._services
+    rows = [traffic._Row(key, labels, Counters(9)) for key, (_, labels) in scene.traffic._labels.items()]
+    for pauses in range(2 * len(rows)):
+        for _ in itertools.islice(ledger.booking(rows), pauses):
+            pass
+    seen = await scene.scrape()
+    assert {value for name, value in seen.items() if name.startswith("ipvsproxy_service_connections_total")} == {9}
+
+
+async def test_a_reading_that_takes_too_long_in_all_leaves_the_figures_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(8)}
+    await scene.scrape()
+    monkeypatch.setattr("ipvsproxy.daemon.traffic.LONGEST_READING_S", 0)
+    scene.kernel.counters = {CLUSTER: Counters(9)}
+    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
 
 
 async def test_of_a_thousand_ports_without_traffic_nothing_is_kept() -> None:

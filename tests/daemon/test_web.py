@@ -77,6 +77,23 @@ async def test_head_gets_the_headers_alone() -> None:
         assert await reader.read() == b""
 
 
+@pytest.mark.parametrize("body", [b"", b"begin\n"])
+async def test_an_answer_in_parts_arrives_as_one_and_head_gets_its_length_alone(body: bytes) -> None:
+    answer = Answer(pages.OK, body, pages.TEXT, [b"x" * 100_000, b"end\n"])
+
+    async def handle(_: web.Request) -> Answer:
+        return answer
+
+    async with _listening(handle) as port:
+        seen = await http_client.ask(port, "/")
+        assert (seen.body, seen.headers["Content-Length"]) == (answer.whole, str(len(body) + 100_004))
+        async with http_client.connection(port) as (reader, writer):
+            writer.write(b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            seen = await http_client.read_answer(reader, has_body=False)
+            assert seen.headers["Content-Length"] == str(len(answer.whole))
+            assert await reader.read() == b""
+
+
 async def test_a_connection_serves_one_request_after_the_other() -> None:
     async with _listening() as port, http_client.connection(port) as (reader, writer):
         for number in range(3):

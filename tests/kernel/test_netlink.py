@@ -143,6 +143,31 @@ def test_a_dump_is_read_to_its_end() -> None:
     assert [data[start:end] for data, start, end in tested.dump(message(0), "list")] == [b"one.", b"two."]
 
 
+def test_a_dump_can_be_taken_as_it_comes_whatever_changes_meanwhile() -> None:
+    def answer(data: bytes) -> list[Answer]:
+        (number,) = sequences(data)
+        disturbed = message(number, b"two.", flags=INTERRUPTED)
+        return [message(number, b"one.") + message(number + 9, b"xxxx"), disturbed, done(number)]
+
+    tested, opened = channel(answer)
+    parts = [[data[start:end] for data, start, end in found] for found in tested.dumping(message(0), "list")]
+    assert parts == [[b"one."], [b"two."], []]
+    assert len(opened[0].sent) == 1
+
+
+def test_what_was_taken_of_a_dump_counts_until_it_breaks_off_or_is_refused() -> None:
+    tested, opened = channel(lambda data: [message(sequences(data)[0], b"one.")])
+    parts = tested.dumping(message(0), "list the things")
+    assert len(next(parts)) == 1
+    with pytest.raises(KernelError, match="list the things"):
+        next(parts)
+    assert opened[0].closed
+    tested, _ = channel(lambda data: [error(sequences(data)[0], errno.ENOENT)])
+    with pytest.raises(KernelError) as caught:
+        list(tested.dumping(message(0), "list"))
+    assert caught.value.errno == errno.ENOENT
+
+
 def test_a_dump_that_was_disturbed_is_begun_again_and_the_disturbed_one_does_not_count() -> None:
     attempts = 0
 
