@@ -5,7 +5,8 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.kernel import ipset_message, message, netlink
+from ipvsproxy.kernel import ipset_message, netlink
+from ipvsproxy.model import packed
 from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SetEntries, SetEntry, SetType
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 
@@ -87,7 +88,7 @@ class Batch:
     def _repeat(self, several: "_Entries", limit: int) -> None:
         """One entry per message, so that each gets the outcome that is its own."""
         verb, entries, encoded = several
-        parts = message.cut(encoded, len(encoded) // len(entries))
+        parts = packed.pieces(encoded, len(encoded) // len(entries))
         alone = [_Entries(verb, (entry,), part) for entry, part in zip(entries, parts, strict=True)]
         for start in range(0, len(alone), limit):
             for index, number in self._run(alone[start : start + limit]).items():

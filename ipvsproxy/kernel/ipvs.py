@@ -210,7 +210,7 @@ class IpvsDriver:
     def _run_chunk(self, steps: Sequence[Operation]) -> dict[int, ipvs_steps.Failure]:
         """Have steps done; returns failures by the number of the message among all that these steps take."""
         try:
-            messages = self._encoder.encode(steps, self._channel.sequences(ipvs_steps.messages(steps)))
+            messages = self._encoder.encode(steps, self._channel.reserve(ipvs_steps.messages(steps)))
         except (ValueError, struct.error) as error:
             singles = list(one_by_one(steps))
             if len(singles) == 1:

@@ -1,5 +1,6 @@
 """IPVS messages: what is asked of the kernel about virtual and real servers, as bytes."""
 
+import array
 import functools
 import socket
 import struct
@@ -10,6 +11,7 @@ from pyroute2.netlink import genlmsg
 from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel import message, netlink
+from ipvsproxy.model import packed
 from ipvsproxy.model.kernel import HASHED, RealServer, RealServers, Timeouts, VirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
@@ -81,14 +83,14 @@ class Encoder:
         self._listing = functools.cache(self._listing_template)
         self._question = functools.cache(self._question_template)
 
-    def encode(self, operations: Sequence[Operation], sequences: Iterable[bytes]) -> list[bytes]:
-        """One message per operation, or per real server of one, with the sequence numbers in their order, as many of them.
+    def encode(self, operations: Sequence[Operation], sequences: range) -> list[bytes]:
+        """One message per operation, or per real server of one, with these sequence numbers, which are as many.
 
         Raises:
             ValueError, struct.error: a real server's address is not of its virtual server's family, or something does not
                 fit its field.
         """
-        messages = list(sequences)  # each is replaced by its message
+        messages = [b""] * len(sequences)
         several: dict[int, list[tuple[int, int, RealServers]]] = {}
         last: tuple[VirtualServerKey | None, Verb | None, int] = (None, None, 0)
         head = middle = between = tail = b""
@@ -99,7 +101,7 @@ class Encoder:
                 several.setdefault(len(item.virtual_server.address), []).append((position, count, item))
                 position += count
                 continue
-            sequence = messages[position]
+            sequence = _pack_u32(sequences[position])
             if type(item) is not RealServer:
                 messages[position] = self._encode_other(verb, item, sequence)
                 position += 1
@@ -114,23 +116,29 @@ class Encoder:
             messages[position] = b"".join((head, sequence, middle, real_server[:size], between, real_server[size:], tail))
             position += 1
         for size, items in several.items():
-            self._encode_several(size, items, messages)
+            self._encode_several(size, items, sequences, messages)
         return messages
 
-    def _encode_several(self, size: int, items: Sequence[tuple[int, int, RealServers]], messages: list[bytes]) -> None:
-        """Replace the sequence numbers of the real servers of new virtual servers: position and number of messages of each."""
+    def _encode_several(
+        self, size: int, items: Sequence[tuple[int, int, RealServers]], sequences: range, messages: list[bytes]
+    ) -> None:
+        """Put the messages of the real servers of new virtual servers where they belong: position and number of each."""
         numbers: list[bytes] = []
         virtual_servers: list[bytes] = []
         real_servers: list[bytes] = []
         for position, count, (key, keys) in items:
             virtual_servers.append(b"".join((_pack_u16(key.protocol), key.address, _pack_port(key.port))) * count)
-            numbers += messages[position : position + count]
+            if count == 1:
+                numbers.append(_pack_u32(sequences[position]))
+            else:
+                numbers.append(array.array("I", sequences[position : position + count]).tobytes())
             real_servers.append(keys.packed)
             if len(keys.packed) != count * (size + PORT_SIZE):
                 raise ValueError("the real server's address is not of the virtual server's family")
         template = self._destination(Verb.ADD, size)
-        columns = (*map(b"".join, (numbers, virtual_servers, real_servers)), _pack_u32(1) * len(numbers))
-        encoded = message.cut(template.encode_all(len(numbers), columns), template.size)
+        total = sum([count for _, count, _ in items])
+        columns = (*map(b"".join, (numbers, virtual_servers, real_servers)), _pack_u32(1) * total)
+        encoded = packed.pieces(template.encode_all(total, columns), template.size)
         first = 0
         for position, count, _ in items:
             messages[position : position + count] = encoded[first : first + count]

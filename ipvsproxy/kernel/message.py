@@ -98,15 +98,6 @@ def encode(message: Any, kind: int, flags: int) -> bytes:
     return bytes(message.data)
 
 
-def cut(data: bytes, size: int) -> list[bytes]:
-    """The messages of this size that stand one behind the other, in half the time that slices take.
-
-    Raises:
-        struct.error: the last one is shorter.
-    """
-    return [one for (one,) in struct.iter_unpack(f"{size}s", data)]
-
-
 def numbered(data: bytes, sequence: bytes) -> bytes:
     """The message with this sequence number."""
     return data[:SEQUENCE_OFFSET] + sequence + data[SEQUENCE_OFFSET + 4 :]

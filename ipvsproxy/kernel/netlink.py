@@ -142,11 +142,15 @@ class Channel:
 
     def sequences(self, count: int) -> Iterator[bytes]:
         """Reserve ``count`` sequence numbers in a row, in the form that a template takes."""
+        return map(_SEQUENCE.pack, self.reserve(count))
+
+    def reserve(self, count: int) -> range:
+        """Reserve ``count`` sequence numbers in a row."""
         if self._next + count > _SEQUENCE_END:
             self._next = 1
         first = self._next
         self._next += count
-        return map(_SEQUENCE.pack, range(first, first + count))
+        return range(first, first + count)
 
     def run(self, messages: Sequence[bytes]) -> dict[int, int]:
         """Have the kernel handle messages whose sequence numbers follow each other.

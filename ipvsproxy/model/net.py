@@ -6,6 +6,7 @@ both in Python, and costs 5 µs to make), and an IPv4 address (4 bytes) never eq
 
 import enum
 import functools
+import itertools
 import socket
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -131,7 +132,7 @@ def pack_address(text: str) -> bytes:
 def pack_addresses(family: Family, texts: Iterable[str]) -> bytes | None:
     """What ``pack_address`` makes of each, joined, if all are of the family and written as usual; None: look at each alone."""
     try:
-        packed = b"".join([socket.inet_pton(family, text) for text in texts])
+        packed = b"".join(map(socket.inet_pton, itertools.repeat(family), texts))
     except (OSError, ValueError):
         return None
     return None if _MAPPED_PREFIX in packed else packed

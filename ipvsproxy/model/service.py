@@ -103,7 +103,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.options.skipped
 
 
-class Conditions(NamedTuple):
+class Conditions(msgspec.Struct, frozen=True, gc=False):
     """What an EndpointSlice says of an endpoint but its addresses, with the API's defaults applied."""
 
     ready: bool = True

@@ -23,7 +23,7 @@ from ipvsproxy.model.kernel import (
     network_entry,
 )
 from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, plain_at_each
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, plain_at_each, split
 from ipvsproxy.model.service import Conditions, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
 from ipvsproxy.translate import refusal, topology
@@ -121,17 +121,17 @@ class _FamilyState:
             local = {key: conditions for key, conditions in endpoints.items() if conditions.node_name == here}
             self._add_port(port, endpoints, local)
             if port_number and local:
-                local_ready.update(RealServerKey(key).address for key, conditions in local.items() if conditions.ready)
+                local_ready.update(split(key)[0] for key, conditions in local.items() if conditions.ready)
         if port_number:
             self._enter(SetKind.HEALTH_CHECK_NODE_PORT, port=port_number)
             listener = HealthListener(self.family, port_number, self.service.name)
             self.local_endpoints[listener] = len(local_ready)
 
     def _add_port(self, port: ServicePort, endpoints: Mapping[bytes, Conditions], local_endpoints: Iterable[bytes]) -> None:
-        for key in map(RealServerKey, local_endpoints):
-            # A pod that reaches itself through a service address must not see its own address as the client's.
-            address = key.address
-            self._enter(SetKind.LOOP_BACK, address, port.protocol, key.port, address)
+        # A pod that reaches itself through a service address must not see its own address as the client's.
+        name, protocol = _NAMES[self.family, SetKind.LOOP_BACK], port.protocol
+        for address, endpoint_port in map(split, local_endpoints):
+            self.entries[SetEntry(name, address, protocol, endpoint_port, address)] = None
         choice = choose(self.service, port, self.family, endpoints, self.view)
         self.without_local_internal |= choice.lacks_local and self.options.internal_traffic_local
         self.without_local_external |= choice.lacks_local and _is_external_local(self.service, port, self.family)
@@ -285,13 +285,16 @@ def find_endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Mappin
     for item in slices:
         for one in item.ports:
             if one.name == port.name and one.protocol is port.protocol:
-                each = zip(_keys(item, one.port), item.conditions, strict=True)
-                if any([conditions.terminating for conditions in item.conditions]):  # noqa: C419 - a generator costs twice that
-                    for key, conditions in each:
+                keys = _keys(item, one.port)
+                added = dict(zip(keys, item.conditions, strict=True))
+                if not found and len(added) == len(keys):
+                    found = added
+                elif len(added) == len(keys) and added.keys().isdisjoint(found.keys()):
+                    found.update(added)
+                else:
+                    for key, conditions in zip(keys, item.conditions, strict=True):
                         if not conditions.terminating or key not in found:
                             found[key] = conditions
-                else:
-                    found.update(each)
     return found
 
 
@@ -300,5 +303,5 @@ def real_servers(item: EndpointSlice, port: int) -> list[RealServerKey]:
     return list(map(RealServerKey, _keys(item, port)))
 
 
-def _keys(item: EndpointSlice, port: int) -> list[bytes]:
-    return plain_at_each(item.addresses, item.family.bits // 8, port) if item.family else []
+def _keys(item: EndpointSlice, port: int) -> Sequence[bytes]:
+    return plain_at_each(item.addresses, item.family.bits // 8, port) if item.family else ()

@@ -71,8 +71,6 @@ class Scope(NamedTuple):
 
     def used(self, endpoints: Mapping[K, Conditions]) -> Collection[K]:
         """Those of the endpoints that are used."""
-        if self == _EVERY_READY_ONE and all([endpoint.ready for endpoint in endpoints.values()]):  # noqa: C419 - a generator costs twice that
-            return endpoints.keys()  # nearly always so, and without a call for each
         return [key for key, endpoint in endpoints.items() if self.why_not(endpoint) is None]
 
 
@@ -115,11 +113,14 @@ def find_scopes(endpoints: Collection[Conditions], node: str, zone: str) -> Scop
     Cluster scope: the ready ones that topology hints leave; if there is none, all that are terminating but serve, wherever
     they are. Local scope: the same among this node's endpoints, where hints never apply.
     """
-    return Scopes(_cluster_scope(endpoints, node, zone), _local_scope(endpoints, node))
+    return Scopes(_cluster_scope(_ready(endpoints), node, zone), _local_scope(endpoints, node))
 
 
-def _cluster_scope(endpoints: Collection[Conditions], node: str, zone: str) -> Scope:
-    ready = [endpoint for endpoint in endpoints if endpoint.ready]
+def _ready(endpoints: Collection[Conditions]) -> list[Conditions]:
+    return [endpoint for endpoint in endpoints if endpoint.ready]
+
+
+def _cluster_scope(ready: Sequence[Conditions], node: str, zone: str) -> Scope:
     node_hint, zone_hint = _hints(ready, node, zone)
     if ready and not (node_hint or zone_hint):
         return _EVERY_READY_ONE
@@ -137,8 +138,11 @@ def choose(endpoints: Mapping[K, Conditions], node: str, zone: str, *, internal_
     endpoint here, all endpoints serve: a virtual server can not tell clients in the cluster, which may go anywhere, from
     those outside, and the latter are sent elsewhere by the load balancer's health check.
     """
-    cluster = _cluster_scope(endpoints.values(), node, zone)
-    used = cluster.used(endpoints)
+    ready = _ready(endpoints.values())
+    cluster = _cluster_scope(ready, node, zone)
+    used: Collection[K] = endpoints.keys()
+    if cluster is not _EVERY_READY_ONE or len(ready) != len(endpoints):  # nearly never, and then each is asked
+        used = cluster.used(endpoints)
     everywhere = Route(cluster, in_order(used, node))
     if not (internal_local or external_local):
         return Choice(everywhere, everywhere, lacks_local=False)

@@ -78,7 +78,7 @@ def destination(item: RealServer, *, whole: bool) -> list[object]:
 
 def encode(*operations: Operation, first: int = 0x01020304) -> list[bytes]:
     count = len(list(one_by_one(operations)))
-    return ENCODER.encode(operations, (struct.pack("=I", number) for number in range(first, first + count)))
+    return ENCODER.encode(operations, range(first, first + count))
 
 
 @given(real_servers(), st.sampled_from([(Verb.ADD, ipvs.IPVS_CMD_NEW_DEST), (Verb.SET, ipvs.IPVS_CMD_SET_DEST)]))

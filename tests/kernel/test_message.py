@@ -37,9 +37,9 @@ def test_many_messages_at_once_are_those_that_one_by_one_would_be() -> None:
     several = [(b"SEQ%d" % number, b"\x01%d" % number, bytes((10, 0, 0, number)), bytes((number,))) for number in range(1, 6)]
     whole = [b"".join(column) for column in zip(*several, strict=True)]
     wanted = [template.encode(one) for one in several]
-    assert message.cut(template.encode_all(5, whole), template.size) == wanted
+    assert template.encode_all(5, whole) == b"".join(wanted)
     neighbours = b"".join(address + weight for *_, address, weight in several)
-    assert message.cut(template.encode_all(5, [*whole[:2], neighbours]), template.size) == wanted
+    assert template.encode_all(5, [*whole[:2], neighbours]) == b"".join(wanted)
     assert template.encode_all(1, several[0]) == wanted[0]
     assert not template.encode_all(0, [b""] * 4)
 
@@ -50,13 +50,6 @@ def test_columns_fill_all_holes_and_nothing_else(columns: list[bytes]) -> None:
     assert template.encode_all(2, [b"ab", b"cd"]) == b"a\0cb\0d"
     with pytest.raises(ValueError, match="not as long as the holes"):
         template.encode_all(2, columns)
-
-
-def test_what_is_cut_must_be_whole() -> None:
-    assert message.cut(b"abcdef", 3) == [b"abc", b"def"]
-    assert not message.cut(b"", 3)
-    with pytest.raises(struct.error):
-        message.cut(b"abcde", 3)
 
 
 def test_a_template_of_a_part_has_no_sequence_number() -> None:

@@ -161,7 +161,8 @@ def test_conditions_that_are_absent_have_the_apis_defaults(
     conditions: dict[str, Any] | None, expected: tuple[bool, bool, bool]
 ) -> None:
     (endpoint,) = _slice({"endpoints": [{"addresses": ["10.244.0.5"], "conditions": conditions}]}).endpoints
-    assert endpoint.conditions[:3] == expected
+    found = endpoint.conditions
+    assert (found.ready, found.serving, found.terminating) == expected
 
 
 def test_endpoints_of_one_node_that_are_alike_share_their_conditions() -> None:

@@ -1,0 +1,26 @@
+"""Pieces of equal length, cut from one."""
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from ipvsproxy.model import packed
+
+
+@hypothesis.given(st.lists(st.binary(min_size=3, max_size=3), max_size=5))
+def test_what_was_joined_is_cut_where_it_was_joined(values: list[bytes]) -> None:
+    assert packed.pieces(b"".join(values), 3) == tuple(values)
+
+
+@pytest.mark.parametrize("count", [packed.AT_ONCE - 1, packed.AT_ONCE, packed.AT_ONCE + 1, 2 * packed.AT_ONCE, 1000])
+def test_so_are_more_than_one_call_cuts(count: int) -> None:
+    values = [number.to_bytes(4, "big") for number in range(count)]
+    found = packed.pieces(b"".join(values), 4)
+    assert found == tuple(values)
+    assert {type(value) for value in found} == {bytes}
+
+
+@pytest.mark.parametrize("length", [1, 5, 4 * packed.AT_ONCE + 1])
+def test_what_is_cut_must_be_whole(length: int) -> None:
+    with pytest.raises(ValueError, match=rf"{length} bytes are no whole number of pieces of 4"):
+        packed.pieces(bytes(length), 4)
