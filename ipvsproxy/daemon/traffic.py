@@ -176,8 +176,11 @@ class Traffic:
     async def _read_endpoints(
         self, counters: Mapping[VirtualServerKey, Counters]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
-        """Those of the virtual servers that have counted anything."""
-        used = [key for key, counted in counters.items() if counted != _NOTHING]
+        """Those of the virtual servers that have counted anything.
+
+        Also where counters were not told this time: who is left out is taken for gone, and counted from zero when it is back.
+        """
+        used = [key for key in dict.fromkeys((*counters, *self._labels)) if counters.get(key) != _NOTHING]
         found: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = {}
         for start in range(0, len(used), SERVERS_AT_ONCE):
             some = used[start : start + SERVERS_AT_ONCE]

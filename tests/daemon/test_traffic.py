@@ -329,6 +329,18 @@ async def test_endpoints_have_their_own_totals_if_that_is_wanted() -> None:
     assert scene.kernel.asked_for == [CLUSTER], "what has not counted anything is not asked for"
 
 
+async def test_endpoints_of_a_virtual_server_that_is_not_told_once_are_not_counted_twice() -> None:
+    scene = Scene(WEB, of_endpoints=True)
+    told = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
+    scene.kernel.of_endpoints = {key: {POD: EndpointTraffic(Connections(2, 1), counted)} for key, counted in told.items()}
+    endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
+    for counters in (told, {CLUSTER: told[CLUSTER]}, {}, told):
+        scene.kernel.counters = counters
+        seen = await scene.scrape()
+        assert seen[f"ipvsproxy_endpoint_connections_total{{{endpoint}}}"] == 150
+        assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 4
+
+
 @pytest.mark.parametrize("limit", [1, 100])
 async def test_prometheus_reads_the_page_in_both_formats(limit: int) -> None:
     scene = Scene(WEB, builders.service("db", cluster=["10.96.0.11"]), limit=limit, of_endpoints=True)
