@@ -201,7 +201,6 @@ class Metrics:
     async def expose(self, accept: str = "", accept_encoding: str = "") -> Answer:
         """The page, in the richest format that the client takes. One at a time: a scrape never takes more than one processor."""
         async with self._rendering:
-            self._tables.look()
             self._show_queued()
             if self._traffic:
                 await self._traffic.refresh()
@@ -218,7 +217,8 @@ class Metrics:
 
     async def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept
-        await asyncio.to_thread(self._tables.count)
+        await asyncio.sleep(0)  # a look at the tables is a slice of its own
+        self._tables.counted = await asyncio.to_thread(self._tables.count, self._tables.look())
         families = (_One(family) for family in self._registry.collect())
         text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
         first: list[bytes] = []

@@ -195,26 +195,27 @@ class Histogram(Collector):
 
 
 class Tables(Collector):
-    """What is counted when somebody asks. ``look`` comes first, in the loop; then ``count``, which takes time per object."""
+    """What is counted when somebody asks. ``look`` comes first, in the loop; then ``count``, which takes time per object.
+
+    ``counted`` is what ``count`` has told last. Who asks sets it, for ``count`` may go on when nobody waits for it any more.
+    """
 
     def __init__(self) -> None:
         self.sources: measure.Sources | None = None
         self.families: tuple[Family, ...] = ()
-        self._seen: measure.Snapshot | None = None
-        self._counted: Sequence[measure.Gauges] = ()
+        self.counted: Sequence[measure.Gauges] = ()
 
-    def look(self) -> None:
+    def look(self) -> measure.Snapshot | None:
         """Take a snapshot."""
-        self._seen = measure.look(self.sources) if self.sources else None
+        return measure.look(self.sources) if self.sources else None
 
-    def count(self) -> None:
-        """Count what is in the snapshot; any thread may do that."""
-        self._counted = list(measure.gauges(self._seen, self.families)) if self._seen else ()
-        self._seen = None
+    def count(self, seen: measure.Snapshot | None) -> Sequence[measure.Gauges]:
+        """Count what is in a snapshot; any thread may do that."""
+        return list(measure.gauges(seen, self.families)) if seen else ()
 
     def collect(self) -> Iterator[Metric]:
         """What was counted last, for the registry."""
-        for gauges in self._counted:
+        for gauges in self.counted:
             kind = CounterMetricFamily if gauges.only_grows else GaugeMetricFamily
             family = kind(gauges.name, gauges.documentation, labels=gauges.labels)
             for labels, value in gauges.values.items():

@@ -1,21 +1,24 @@
 """Names, types, labels and buckets against the recorded kube-proxy, what is counted where, and the formats of the page."""
 
+import asyncio
+import concurrent.futures
 import errno
 import gzip
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, cast
 
 import pytest
 from prometheus_client import Metric, parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from ipvsproxy.daemon import histogram
+from ipvsproxy.daemon import histogram, measure
 from ipvsproxy.daemon.measure import Gauges, Sources
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.reflector import Trouble
 from ipvsproxy.daemon.status import Status
 from ipvsproxy.daemon.store import Changes, Complaint, Store, Trigger
+from ipvsproxy.daemon.traffic import Traffic
 from ipvsproxy.model.kernel import DEVICE, Device, Flow, FlowCleaning, RealServer
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
@@ -348,3 +351,40 @@ async def test_the_page_is_written_in_another_thread(monkeypatch: pytest.MonkeyP
     await metrics.expose()
     assert threads
     assert threading.main_thread() not in threads
+
+
+class _Waiting:
+    """Traffic that nothing is known of until what the only other thread does is over."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self._event = event
+
+    async def refresh(self) -> None:
+        self._event.set()
+        await asyncio.to_thread(int)
+
+    def render(self, *, openmetrics: bool) -> Iterator[bytes]:
+        return iter(() if openmetrics else (b"",))
+
+
+async def test_a_scrape_that_is_left_while_it_counts_takes_nothing_from_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    begun, may_end = asyncio.Event(), threading.Event()
+    count = measure.gauges
+
+    def wait(seen: measure.Snapshot, families: Collection[Family]) -> Iterable[Gauges]:
+        loop.call_soon_threadsafe(begun.set)
+        may_end.wait(10)
+        return count(seen, families)
+
+    monkeypatch.setattr("ipvsproxy.daemon.measure.gauges", wait)
+    metrics = _metrics()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        loop.set_default_executor(thread)
+        left = asyncio.create_task(metrics.expose())
+        await begun.wait()
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        metrics._traffic = cast("Traffic", _Waiting(may_end))
+        assert 'ipvsproxy_pending{kind="virtual_server"}' in await _page(metrics)
