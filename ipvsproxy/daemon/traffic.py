@@ -10,7 +10,7 @@ for as long as they are there; what comes later is counted together.
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import structlog
@@ -66,8 +66,10 @@ class Ledger:
         self._limit = limit
         self._last: dict[Hashable, Counters] = {}
 
-    def booking(self, rows: Collection[_Row]) -> Iterator[None]:
+    def booking(self, rows: Collection[_Row], nobodys: Container[Hashable] = ()) -> Iterator[None]:
         """Take in all counters that there are now, with a pause now and then. Labels that none of them has are forgotten.
+
+        ``nobodys`` are objects that are there, too, and have no labels now: what they had counted is not counted again later.
 
         Who leaves it at a pause has some rows booked as a whole and the others not at all: nothing is counted twice.
         """
@@ -82,7 +84,8 @@ class Ledger:
             del self.totals[labels]
         self.unlisted &= there
         for key in self._last.keys() - keys:
-            del self._last[key]
+            if key not in nobodys:
+                del self._last[key]
         for number, (key, labels, told) in enumerate(rows, 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
@@ -200,17 +203,21 @@ class Traffic:
             if number % ROWS_AT_ONCE == 0:
                 yield
             rows.append(_Row(key, name, counters.get(key)))
-        yield from self._services.booking(rows)
+        yield from self._services.booking(rows, counters)
         open_connections: dict[str, Connections] = {}
         rows = []
+        nobodys: set[Hashable] = set()
         for number, (key, servers) in enumerate(endpoints.items(), 1):
             if number % SERVERS_AT_ONCE == 0:
                 yield
-            for real_server, (connections, counted) in servers.items() if key in labels else ():
+            if key not in labels:
+                nobodys.update((key, real_server) for real_server in servers)
+                continue
+            for real_server, (connections, counted) in servers.items():
                 name = _endpoint(labels[key][1], real_server)
                 rows.append(_Row((key, real_server), name, counted))
                 open_connections[name] = _sum(open_connections.get(name), connections)
-        yield from self._endpoints.booking(rows)
+        yield from self._endpoints.booking(rows, nobodys)
         if not self._of_endpoints:
             for key, real_server, seen in known.drains:
                 if seen is not None and (found := self._labels_of(known, key)):

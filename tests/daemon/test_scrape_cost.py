@@ -4,7 +4,7 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Hashable, Iterator
 from typing import Any
 
 import pytest
@@ -86,10 +86,10 @@ async def test_a_scrape_pauses_as_often_as_its_size_demands(monkeypatch: pytest.
 async def test_what_looks_through_all_for_each_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     book = traffic.Ledger.booking
 
-    def book_slowly(ledger: traffic.Ledger, rows: Collection[Any]) -> Iterator[None]:
+    def book_slowly(ledger: traffic.Ledger, rows: Collection[Any], nobodys: Container[Hashable]) -> Iterator[None]:
         for row in rows:
             next(1 for other in rows if other.labels == row.labels)
-        return book(ledger, rows)
+        return book(ledger, rows, nobodys)
 
     monkeypatch.setattr(traffic.Ledger, "booking", book_slowly)
     assert await grows_too_fast(monkeypatch)

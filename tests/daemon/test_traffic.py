@@ -341,6 +341,21 @@ async def test_endpoints_of_a_virtual_server_that_is_not_told_once_are_not_count
         assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 4
 
 
+async def test_a_virtual_server_that_nobody_wants_for_a_while_and_that_stays_is_not_counted_twice() -> None:
+    """As one of an excluded range, or one that goes from one Service to another in the middle of a scrape."""
+    scene = Scene(WEB, of_endpoints=True)
+    scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
+    scene.kernel.of_endpoints = {
+        key: {POD: EndpointTraffic(Connections(1, 0), counted)} for key, counted in scene.kernel.counters.items()
+    }
+    inside = builders.service("web", *WEB.ports, kind=ServiceType.NODE_PORT, cluster=["10.96.0.10"])
+    for service in (WEB, inside, WEB):
+        scene.put(service)
+        seen = await scene.scrape()
+        assert seen[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 150
+        assert seen[f'ipvsproxy_endpoint_connections_total{{{HTTP},endpoint="10.244.0.5:8080"}}'] == 150
+
+
 @pytest.mark.parametrize("limit", [1, 100])
 async def test_prometheus_reads_the_page_in_both_formats(limit: int) -> None:
     scene = Scene(WEB, builders.service("db", cluster=["10.96.0.11"]), limit=limit, of_endpoints=True)
