@@ -31,7 +31,10 @@ FRESH_S = 2.0
 PATIENCE_S = 1.0
 """How long a scrape waits for one part of them; then it shows the figures of the scrape before."""
 LONGEST_READING_S = 5.0
-"""Likewise for all parts: half of what Prometheus waits for a page by itself."""
+"""Likewise for all parts: half of what Prometheus waits for a page by itself. The next scrape goes on where this one has stopped:
+the kernel walks its table from the beginning for each 32 kB, and of 100,000 virtual servers that takes longer."""
+LONGEST_PAUSE_S = 120.0
+"""A reading that began so long ago is begun anew: who scrapes only now and then wants no figures of then."""
 SERVERS_AT_ONCE = 50
 """Virtual servers whose real servers are asked for in one go: about 5 ms, for which programming may have to wait."""
 ROWS_AT_ONCE = 100
@@ -111,6 +114,18 @@ class Ledger:
         return total
 
 
+@dataclasses.dataclass(slots=True)
+class _Reading:
+    """Counters on their way: the parts to come, and what is known. Of the virtual servers ``left``, endpoints are to be read."""
+
+    began_s: float
+    services: Iterator[Mapping[VirtualServerKey, Counters]]
+    is_in_services: bool = True
+    counters: dict[VirtualServerKey, Counters] = dataclasses.field(default_factory=dict)
+    left: list[VirtualServerKey] = dataclasses.field(default_factory=list)
+    endpoints: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = dataclasses.field(default_factory=dict)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
     """What the figures are joined to: copies, for the tables go on changing between two slices of that work."""
@@ -140,6 +155,7 @@ class Traffic:
         self._limit = limit
         self._of_endpoints = of_endpoints
         self._read_s: float | None = None
+        self._reading: _Reading | None = None
         self._services = Ledger(limit)
         self._endpoints = Ledger(limit)
         self._labels: dict[VirtualServerKey, tuple[Service, str]] = {}
@@ -152,43 +168,49 @@ class Traffic:
             return
         try:
             async with asyncio.timeout(LONGEST_READING_S):
-                counters = await self._read_services()
-                endpoints = await self._read_endpoints(counters) if self._of_endpoints else {}
+                reading = await self._read(now)
         except TimeoutError:
-            log.debug("counters are old", reason="the kernel's thread is busy")
+            log.debug("counters are old", reason="the kernel's thread is busy, or there are many; the next scrape goes on")
             return
         except KernelError as error:
+            self._reading = None
             log.warning("counters could not be read", error=str(error))
             return
+        self._reading = None
         known = _Known(
             virtual_servers=dict(self._reconciler.claims.virtual_servers.desired),
             services=dict(self._store.services),
             drains=[(one.virtual_server, one.key, one.connections) for one in self._reconciler.drains if not one.waits],
         )
-        await in_slices(self._booking(known, counters, endpoints), self._clock, self._clock())
+        await in_slices(self._booking(known, reading.counters, reading.endpoints), self._clock, self._clock())
         self._read_s = now
 
-    async def _read_services(self) -> Mapping[VirtualServerKey, Counters]:
-        """Those that have counted anything, or had when they were read before."""
-        counters: dict[VirtualServerKey, Counters] = {}
-        parts = self._kernel.target.ipvs.traffic.services(self._labels.keys())
-        while (part := await _soon(self._kernel.call(next, parts, None))) is not None:
-            counters |= part
-        return counters
+    async def _read(self, now: float) -> "_Reading":
+        """Read to the end what an earlier scrape has begun, if that was not long ago; or all.
 
-    async def _read_endpoints(
-        self, counters: Mapping[VirtualServerKey, Counters]
-    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
-        """Those of the virtual servers that have counted anything.
+        A part that is under way when nobody waits for it any more is lost: its virtual servers count as not told of.
+        """
+        reading = self._reading
+        if reading is None or now - reading.began_s > LONGEST_PAUSE_S:
+            # Those that have counted anything, or had when they were read before.
+            reading = self._reading = _Reading(now, self._kernel.target.ipvs.traffic.services(self._labels.keys()))
+        while reading.is_in_services:
+            part = await _soon(self._kernel.call(next, reading.services, None))
+            reading.counters |= part or {}
+            if part is None:
+                reading.is_in_services = False
+                reading.left = self._with_traffic(reading.counters) if self._of_endpoints else []
+        while some := reading.left[:SERVERS_AT_ONCE]:
+            reading.endpoints |= await _soon(self._kernel.call(self._kernel.target.ipvs.traffic.endpoints, some))
+            del reading.left[:SERVERS_AT_ONCE]
+        return reading
+
+    def _with_traffic(self, counters: Mapping[VirtualServerKey, Counters]) -> list[VirtualServerKey]:
+        """Those virtual servers that have counted anything.
 
         Also where counters were not told this time: who is left out is taken for gone, and counted from zero when it is back.
         """
-        used = [key for key in dict.fromkeys((*counters, *self._labels)) if counters.get(key) != _NOTHING]
-        found: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = {}
-        for start in range(0, len(used), SERVERS_AT_ONCE):
-            some = used[start : start + SERVERS_AT_ONCE]
-            found |= await _soon(self._kernel.call(self._kernel.target.ipvs.traffic.endpoints, some))
-        return found
+        return [key for key in dict.fromkeys((*counters, *self._labels)) if counters.get(key) != _NOTHING]
 
     def _booking(
         self,

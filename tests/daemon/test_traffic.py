@@ -8,7 +8,7 @@ import asyncio
 import errno
 import itertools
 import threading
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Awaitable, Collection, Container, Coroutine, Iterator, Mapping
 from typing import Any, cast
 
 import pytest
@@ -20,7 +20,7 @@ from ipvsproxy.daemon.measure import Sources
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.status import Status
 from ipvsproxy.daemon.store import Store
-from ipvsproxy.daemon.traffic import FRESH_S, Traffic
+from ipvsproxy.daemon.traffic import FRESH_S, LONGEST_PAUSE_S, Traffic
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
 from ipvsproxy.kernel.node import NodeKernel
@@ -277,6 +277,56 @@ async def test_a_reading_that_takes_too_long_in_all_leaves_the_figures_of_before
     monkeypatch.setattr("ipvsproxy.daemon.traffic.LONGEST_READING_S", 0)
     scene.kernel.counters = {CLUSTER: Counters(9)}
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
+
+
+@pytest.mark.parametrize("of_endpoints", [False, True])
+async def test_a_reading_that_takes_longer_than_a_scrape_may_wait_is_gone_on_with_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, *, of_endpoints: bool
+) -> None:
+    monkeypatch.setattr("ipvsproxy.daemon.traffic.SERVERS_AT_ONCE", 1)
+    scene = Scene(WEB, of_endpoints=of_endpoints)
+    scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
+    scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(1, 0), Counters(100))}}
+    total = f"ipvsproxy_service_connections_total{{{HTTP}}}"
+    parts = 0
+
+    async def one_at_a_time(part: Awaitable[Any]) -> Any:
+        nonlocal parts
+        parts += 1
+        if parts % 2 == 0:
+            cast("Coroutine[Any, Any, Any]", part).close()
+            raise TimeoutError
+        return await part
+
+    monkeypatch.setattr("ipvsproxy.daemon.traffic._soon", one_at_a_time)
+    for _ in range(4 if of_endpoints else 2):
+        assert total not in await scene.scrape()
+    seen = await scene.scrape()
+    assert seen[total] == 150
+    assert scene.kernel.asked == 1
+    if of_endpoints:
+        assert scene.kernel.asked_for == [CLUSTER, EXTERNAL]
+        assert seen[f'ipvsproxy_endpoint_connections_total{{{HTTP},endpoint="10.244.0.5:8080"}}'] == 100
+
+
+async def test_what_a_scrape_of_long_ago_has_begun_to_read_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(8)}
+    with monkeypatch.context() as patched:
+        patched.setattr("ipvsproxy.daemon.traffic.LONGEST_READING_S", 0)
+        await scene.scrape()
+    scene.clock.now += LONGEST_PAUSE_S
+    scene.kernel.counters = {CLUSTER: Counters(9)}
+    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
+
+
+async def test_a_reading_that_failed_is_not_gone_on_with() -> None:
+    scene = Scene(WEB)
+    scene.kernel.error = KernelError(action="read the counters", errno=errno.EIO)
+    await scene.scrape()
+    scene.kernel.error = None
+    scene.kernel.counters = {CLUSTER: Counters(9)}
+    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
 
 
 async def test_of_a_thousand_ports_without_traffic_nothing_is_kept() -> None:
