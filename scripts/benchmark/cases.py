@@ -13,8 +13,8 @@ from scripts.benchmark.figures import Found, Row
 Measurement = tuple[str, Mapping[str, Any]]
 MAIN = (10_000, 10)
 LARGEST = (100_000, 1)
-"""One start and its replay take seven minutes."""
-OTHERS = ((44_125, 2), LARGEST, (5_000, 50))
+OTHERS = {(44_125, 2): 3, LARGEST: 1, (5_000, 50): 5}
+"""How often each is measured. One start of the largest and its replay take seven minutes."""
 SMALL = ((100, 10), (1_000, 10))
 CHANGES = 500
 _PHASES = {
@@ -49,7 +49,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
     cases = [
         _start(*MAIN, repeats=repeats, target=3.0),
         *(_start(*size, repeats=1, target=None, quick=False) for size in SMALL),
-        *(_start(*size, repeats=1 if size == LARGEST else 3, target=None, quick=False) for size in OTHERS),
+        *(_start(*size, repeats=times, target=None, quick=False) for size, times in OTHERS.items()),
         *(_change(*size) for size in ((100, 10), MAIN)),
         _change(*LARGEST, quick=False),
         _steady(churn, functools.partial(figures.churn, churn), part="churn", churn_s=churn_s),
@@ -76,13 +76,6 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
 def related(rows: Sequence[Row]) -> Iterator[Row]:
     """What only several cases together tell."""
     values = {(row.case, row.figure): row.value for row in rows}
-    for figure, target in (("ratio", 1.2), ("ratio without addresses", None)):
-        key = "ratio to replay" if figure == "ratio" else figure
-        main = values.get((_start_name(*MAIN), key))
-        for size in OTHERS:
-            ratio = values.get((_start_name(*size), key))
-            if main and ratio:
-                yield Row(_start_name(*size), f"{figure}, relative to that of 10000x10", ratio / main, target)
     middle = values.get((_change_name(*MAIN), "p50 ms"))
     for size in ((100, 10), LARGEST):
         p50 = values.get((_change_name(*size), "p50 ms"))
@@ -107,7 +100,7 @@ def _start(services: int, endpoints: int, *, repeats: int, target: float | None,
         # Each start stands beside the replay that follows it: what else the machine does changes from minute to minute. None of
         # them has to record what is replayed, or to look at clocks: the first one, which counts for the phases alone, has.
         first, starts, replays = found[0], found[1::2], found[2::2]
-        ratios = [start["wall_s"] / replay["wall_s"] for start, replay in zip(starts, replays, strict=True)]
+        ratios = list(map(_ratio, starts, replays))
         yield Row(name, "wall s, median", statistics.median(start["wall_s"] for start in starts))
         yield Row(name, "wall s, best", min(start["wall_s"] for start in starts))
         yield Row(name, "replay s, median", statistics.median(replay["wall_s"] for replay in replays))
@@ -128,9 +121,38 @@ def _start(services: int, endpoints: int, *, repeats: int, target: float | None,
         if most_resident_mb:
             yield Row(name, "resident MB before the lists", first["imported_mb"])
 
-    recorded: Measurement = ("cold", {"pages": size, "recording": "recording"})
-    pair: list[Measurement] = [("cold", {"pages": size, "times": False}), ("replay", {"recording": "recording"})]
-    return Case(name=name, measurements=[recorded, *pair * repeats], rows=rows, quick=quick)
+    def rows_beside_main(found: Sequence[Found]) -> Iterator[Row]:
+        # In turn with pairs of the main size, in one boot: what the machine can do changes by a third within minutes, and not alike
+        # for all that a start consists of.
+        firsts, rounds = found[:2], [found[at : at + 4] for at in range(2, len(found), 4)]
+        yield from rows([firsts[1], *(one for of_round in rounds for one in of_round[2:])])
+        for figure, ratio, most in (("ratio", _ratio, 1.2), ("ratio without addresses", _without_addresses, None)):
+            relative = [ratio(*of_round[2:]) / ratio(*of_round[:2]) for of_round in rounds]
+            yield Row(name, f"{figure}, relative to that of 10000x10", statistics.median(relative), most)
+            yield Row(name, f"{figure}, relative to that of 10000x10, best", min(relative))
+
+    if size not in OTHERS:
+        measurements = [_recorded(size), *_pair(size) * repeats]
+        return Case(name=name, measurements=measurements, rows=rows, quick=quick)
+    measurements = [_recorded(MAIN), _recorded(size), *(*_pair(MAIN), *_pair(size)) * repeats]
+    return Case(name=name, measurements=measurements, rows=rows_beside_main, quick=quick)
+
+
+def _recorded(size: tuple[int, int]) -> Measurement:
+    return "cold", {"pages": size, "recording": _recording(size)}
+
+
+def _pair(size: tuple[int, int]) -> tuple[Measurement, Measurement]:
+    """A start, and the replay that it is compared with."""
+    return ("cold", {"pages": size, "times": False}), ("replay", {"recording": _recording(size)})
+
+
+def _recording(size: tuple[int, int]) -> str:
+    return "recording-{}-{}".format(*size)
+
+
+def _ratio(start: Found, replay: Found) -> float:
+    return float(start["wall_s"] / replay["wall_s"])
 
 
 def _most_resident_mb(services: int, endpoints: int) -> float | None:

@@ -10,7 +10,6 @@ output is JSON: what was found, or ``error``.
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -64,11 +63,9 @@ def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> di
 
 
 def pages(directory: pathlib.Path, services: int, endpoints: int) -> pathlib.Path:
-    """The pages of a cluster of this size; those of another one are removed."""
+    """The pages of a cluster of this size, which are made when they are asked for first."""
     wanted = directory / f"pages-{services}-{endpoints}"
     if not wanted.exists():
-        for other in directory.glob("pages-*"):
-            shutil.rmtree(other)
         wanted.mkdir()
         command = [sys.executable, "-m", "scripts.benchmark.workload", str(wanted), str(services), str(endpoints)]
         subprocess.run(command, check=True)

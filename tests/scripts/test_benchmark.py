@@ -82,10 +82,10 @@ def test_the_picture_has_a_line_for_each_series_that_was_measured() -> None:
 
 
 def test_what_several_cases_tell_together_is_relative_to_the_main_one() -> None:
-    rows = [figures.Row("start 10000x10", "ratio to replay", 3.0), figures.Row("start 5000x50", "ratio to replay", 3.3)]
+    rows = [figures.Row("change 10000x10", "p50 ms", 3.0), figures.Row("change 100x10", "p50 ms", 3.3)]
     (row,) = cases.related(rows)
     assert row.value is not None
-    assert (row.case, round(row.value, 3), row.target, row.ok) == ("start 5000x50", 1.1, 1.2, True)
+    assert (row.case, round(row.value, 3), row.target, row.ok) == ("change 100x10", 1.1, 1.3, True)
 
 
 def test_figures_are_written_as_rows_of_five_fields(bench: types.ModuleType) -> None:
@@ -102,13 +102,13 @@ def test_figures_are_written_as_rows_of_five_fields(bench: types.ModuleType) -> 
 
 
 def test_what_cases_of_several_runs_tell_together_is_of_those_that_are_kept(bench: types.ModuleType) -> None:
-    bench.save([figures.Row("start 10000x10", "ratio to replay", 3.2), figures.Row("start 44125x2", "ratio to replay", 1.6)])
-    bench.save([figures.Row("start 10000x10", "ratio to replay", 2.0)])
+    bench.save([figures.Row("change 10000x10", "p50 ms", 3.2), figures.Row("change 100000x1", "p50 ms", 1.6)])
+    bench.save([figures.Row("change 10000x10", "p50 ms", 2.0)])
     kept = {(row["case"], row["figure"]): row["value"] for row in bench.stored()}
-    assert kept["start 44125x2", "ratio, relative to that of 10000x10"] == 0.8
-    bench.save([figures.Row("start 44125x2", "ratio to replay", 2.6)])
+    assert kept["change 100000x1", "p50, relative to that of 10000x10"] == 0.8
+    bench.save([figures.Row("change 100000x1", "p50 ms", 2.6)])
     kept = {(row["case"], row["figure"]): row["value"] for row in bench.stored()}
-    assert kept["start 44125x2", "ratio, relative to that of 10000x10"] == 1.3
+    assert kept["change 100000x1", "p50, relative to that of 10000x10"] == 1.3
     assert len(kept) == len(bench.stored()), "each figure once"
 
 

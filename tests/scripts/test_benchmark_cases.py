@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from scripts.benchmark import cases, figures
 
 
 def test_ratios_of_a_start_are_those_of_its_pairs_with_and_without_addresses() -> None:
     found = [_start(99.0), _start(4.0), _replay(2.0), _start(5.0), _replay(2.0), _start(12.0, pending=2), _replay(4.0)]
-    rows = _rows("start 5000x50", found)
+    rows = _rows("start 10000x10", found)
     assert rows["ratio to replay"].value == 2.5
     assert rows["ratio to replay, best"].value == 2.0
     assert rows["ratio without addresses"].value == 11 / 3, "of 3, 4 and 11 / 3"
@@ -15,25 +17,38 @@ def test_ratios_of_a_start_are_those_of_its_pairs_with_and_without_addresses() -
     assert (rows["failed or pending"].value, rows["failed or pending"].ok) == (2, False)
 
 
-def test_the_ratio_without_addresses_is_told_relative_to_the_main_case_for_information() -> None:
-    rows = [
-        figures.Row("start 10000x10", "ratio without addresses", 2.0),
-        figures.Row("start 44125x2", "ratio without addresses", 5.0),
+def test_another_size_is_relative_to_the_main_one_in_each_round_of_both() -> None:
+    rounds = [
+        [_start(4.0), _replay(2.0), _start(12.0), _replay(4.0)],  # 2 and 3; without addresses 3 and 11 / 3
+        [_start(9.0), _replay(2.0), _start(9.0), _replay(2.0)],  # a slow minute: 4.5 and 4.5; without addresses 8 and 8
+        [_start(5.0), _replay(2.0), _start(6.0, pending=1), _replay(2.0)],  # 2.5 and 3; without addresses 4 and 5
     ]
-    (row,) = cases.related(rows)
-    assert (row.case, row.figure) == ("start 44125x2", "ratio without addresses, relative to that of 10000x10")
-    assert (row.value, row.target) == (2.5, None)
+    rows = _rows("start 5000x50", [_start(88.0), _start(99.0), *(one for of_round in rounds for one in of_round)])
+    relative = rows["ratio, relative to that of 10000x10"]
+    assert (relative.value, relative.target, relative.ok) == (1.2, 1.2, True)
+    assert rows["ratio, relative to that of 10000x10, best"].value == 1.0
+    without = rows["ratio without addresses, relative to that of 10000x10"]
+    assert without.value == pytest.approx(11 / 9)
+    assert without.target is None
+    assert (rows["ratio to replay"].value, rows["wall s, median"].value) == (3.0, 9.0), "of its own pairs"
+    assert (rows["processor s: all"].value, rows["failed or pending"].value) == (99.0, 1)
 
 
-def test_starts_are_measured_in_three_pairs_but_the_one_that_takes_minutes() -> None:
-    measured = {case.name: len([what for what, _ in case.measurements if what == "replay"]) for case in _all()}
+def test_starts_are_measured_in_several_pairs_but_the_one_that_takes_minutes() -> None:
+    measured = {
+        case.name: [
+            len([1 for what, given in case.measurements if what == "replay" and size in given["recording"]]) for size in sizes
+        ]
+        for case in _all()
+        for sizes in [("10000-10", case.name.removeprefix("start ").replace("x", "-"))]
+    }
     assert {name: pairs for name, pairs in measured.items() if name.startswith("start")} == {
-        "start 10000x10": 3,
-        "start 100x10": 1,
-        "start 1000x10": 1,
-        "start 44125x2": 3,
-        "start 100000x1": 1,
-        "start 5000x50": 3,
+        "start 10000x10": [3, 3],
+        "start 100x10": [0, 1],
+        "start 1000x10": [0, 1],
+        "start 44125x2": [3, 3],
+        "start 100000x1": [1, 1],
+        "start 5000x50": [5, 5],
     }
 
 
