@@ -10,7 +10,7 @@ from ipvsproxy.daemon.inspection import Document, Inspected
 from ipvsproxy.daemon.shadow import Shadow
 from ipvsproxy.model.kernel import PERSISTENT, Connections, IpSet, SetEntry, SetKind, VirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Address, host_port, parse_address
-from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.reconcile import ownership
 from ipvsproxy.translate import explain, trace
@@ -219,13 +219,14 @@ def _is_hairpin(entry: SetEntry, use: explain.PortUse) -> bool:
 
 
 def _real_server(key: RealServerKey, weight: int, counts: Connections | None, wanted: Iterable[RealServerKey]) -> Document:
+    is_ours = weight != NOT_MASQUERADED
     state = "serving" if key in wanted and weight else "draining" if weight == 0 else "not wanted"
     return {
         "realServer": str(key),
-        "weight": weight,
+        "weight": weight if is_ours else None,
         "active": counts.active if counts else None,
         "inactive": counts.inactive if counts else None,
-        "state": state,
+        "state": state if is_ours else "not masqueraded",
     }
 
 

@@ -71,7 +71,8 @@ def _kernel(kernel: Document | None, indent: str) -> Iterator[str]:
     for one in kernel["realServers"]:
         counts = "" if one["active"] is None else f", connections: {one['active']} active, {one['inactive']} inactive"
         state = "" if one["state"] == "serving" else f", {one['state']}"
-        yield f"{indent}  -> {one['realServer']} weight {one['weight']}{counts}{state}"
+        weight = "" if one["weight"] is None else f" weight {one['weight']}"
+        yield f"{indent}  -> {one['realServer']}{weight}{counts}{state}"
     for name in kernel["missing"]:
         yield f"{indent}  -> {name} MISSING"
 

@@ -25,7 +25,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
-from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey
 
 LISTED_PER_QUESTION = 2
 """So many virtual servers of ``/proc/net/ip_vs`` are read in the time in which one is asked for by itself."""
@@ -40,7 +40,11 @@ _SETTINGS = message.Layout(
     ]
 )
 _TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
-_REAL_SERVER = message.Layout([message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (4, "I"))])
+_METHODS = 0x7
+"""Of a real server's forwarding method, what tells it; 0 is masquerading (include/uapi/linux/ip_vs.h, IP_VS_CONN_F_FWD_MASK)."""
+_REAL_SERVER = message.Layout(
+    [message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (3, "I"), (4, "I"))]
+)
 _CONNECTIONS = message.Layout(
     [message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (7, "I"), (8, "I"))]
 )
@@ -277,7 +281,10 @@ class IpvsDriver:
                 return None
             raise
         for _, settings in _read_settings([(data, start + ipvs_message.GENERIC_HEADER, end)]):
-            weights = {real_server: weight for real_server, (weight,) in self._real_servers(key, _REAL_SERVER)}
+            weights = {
+                real_server: NOT_MASQUERADED if method & _METHODS else weight
+                for real_server, (method, weight) in self._real_servers(key, _REAL_SERVER)
+            }
             return ObservedVirtualServer(settings, weights)
         raise KernelError(action=action, detail="the answer is not complete")
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from ipvsproxy.model.kernel import Connections, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Protocol
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
 
 ONE_PACKET = 0x4
 """Virtual-server flag that the listing shows as ``ops``."""
@@ -38,6 +38,10 @@ _DIGITS = frozenset(family.bits // 4 for family in Family)
 _TITLE = re.compile(rb"IP Virtual Server[^\n]*\n[^\n]*\n[^\n]*\n")
 _ADDRESS_AT = 6
 """Column at which the address of a virtual server has begun, whatever its protocol."""
+_FORWARDED_AT = -8
+"""Column at which the method of forwarding begins, seen from that of the weight."""
+_METHODS = frozenset((b"Masq", b"Local"))
+"""Those that masquerading shows as: kernels before 2.6.37 told the second one for an address of the node."""
 _ARROW, _MARK = b"\n  -> ", b"\0"
 """What a line of a real server begins with, and what stands for it where a virtual server is made one line."""
 
@@ -183,14 +187,16 @@ def heading(line: bytes) -> Heading | None:
 def weights(text: bytes) -> Mapping[RealServerKey, int]:
     """The weights of a block's real servers, in the order in which they were added, which the file turns round.
 
+    ``NOT_MASQUERADED`` stands for the weight of one that is forwarded to by another method.
+
     Raises:
         ValueError: a line is not understood; the message holds it.
     """
     columns = _columns(text)
     if columns is not None and text:
         keys = [address + port for address, port in columns.keys.iter_unpack(text)]
-        weights = (text[columns.weight :: columns.width], text[columns.weight + 1 :: columns.width])
-        if weights == (b"1" * len(keys), b" " * len(keys)) and len(set(keys)) == len(keys):
+        looks = tuple(text[columns.weight + at :: columns.width] for at in (_FORWARDED_AT, 0, 1))
+        if looks == tuple(look * len(keys) for look in (b"M", b"1", b" ")) and len(set(keys)) == len(keys):
             with contextlib.suppress(ValueError):  # word by word it is told which line it is
                 packed = binascii.unhexlify(b"".join(keys[::-1]).replace(b":", b""))
                 return EvenWeights(packed, len(packed) // len(keys))
@@ -209,9 +215,9 @@ def connections(text: bytes) -> Mapping[RealServerKey, Connections]:
 def _words(text: bytes) -> Iterator[tuple[RealServerKey, int, Connections]]:
     for line in _lines(text):
         try:
-            where, _, weight, active, inactive = line.split()
+            where, method, weight, active, inactive = line.split()
             key = RealServerKey.of(Address(_packed(where)), _port(where))
-            yield key, int(weight), Connections(int(active), int(inactive))
+            yield key, int(weight) if method in _METHODS else NOT_MASQUERADED, Connections(int(active), int(inactive))
         except ValueError as error:
             raise _not_understood(_ARROW[1:] + line) from error
 

@@ -4,7 +4,7 @@ import array
 import functools
 import socket
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyroute2.netlink import genlmsg

@@ -78,7 +78,7 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 
 
 class ObservedVirtualServer(msgspec.Struct, gc=False):
-    """A virtual server as the kernel holds it: its settings, and the weight of each real server.
+    """A virtual server as the kernel holds it: its settings, and the weight of each real server, or ``NOT_MASQUERADED``.
 
     ``flags_known`` is false for a listing that does not show the scheduler's flags (``/proc/net/ip_vs``): they then count as
     equal. Who has read it may show the same object again, and its weights may be those of a ``VirtualServer``: others copy it

@@ -9,6 +9,8 @@ from ipvsproxy.model.packed import pieces
 
 PORT_SIZE = 2
 """Bytes of a packed port."""
+NOT_MASQUERADED = -1
+"""In the place of a weight: packets go to it by another method than to all of ours. To set its weight mends that."""
 PORTS_KEPT = 1024
 """So many numbers of ports are shared."""
 PLAIN_KEPT = 16

@@ -28,6 +28,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Item, Operation, Verb
+from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.rules import Skeleton, SkeletonImage
 from ipvsproxy.reconcile import diff
 from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
@@ -136,10 +137,16 @@ def _virtual_server(reconciler: Reconciler, key: VirtualServerKey) -> Iterator[D
                     name=f"{key} -> {real_server}",
                     owner=owner,
                     wanted=_wanted_weight(operation),
-                    found=MISSING if found is None else f"weight {found}",
+                    found=_found_weight(found),
                 )
             case _:  # those of a missing one are counted in its line
                 pass
+
+
+def _found_weight(weight: int | None) -> str:
+    if weight is None:
+        return MISSING
+    return "not masqueraded" if weight == NOT_MASQUERADED else f"weight {weight}"
 
 
 def _wanted_weight(operation: Operation) -> str:

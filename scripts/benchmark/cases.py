@@ -122,8 +122,8 @@ def _start(services: int, endpoints: int, *, repeats: int, target: float | None,
             yield Row(name, "resident MB before the lists", first["imported_mb"])
 
     def rows_beside_main(found: Sequence[Found]) -> Iterator[Row]:
-        # In turn with pairs of the main size, in one boot: what the machine can do changes by a third within minutes, and not alike
-        # for all that a start consists of.
+        # In turn with pairs of the main size, in one boot: what the machine can do changes by a third within minutes, and not
+        # alike for all that a start consists of.
         firsts, rounds = found[:2], [found[at : at + 4] for at in range(2, len(found), 4)]
         yield from rows([firsts[1], *(one for of_round in rounds for one in of_round[2:])])
         for figure, ratio, most in (("ratio", _ratio, 1.2), ("ratio without addresses", _without_addresses, None)):

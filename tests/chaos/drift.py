@@ -59,6 +59,11 @@ def change_weight(state: State, dice: random.Random) -> str:
     return _run("ipvsadm", "-e", *_pick_real_server(state, dice), "-m", "-w", dice.choice(["0", "5"]))
 
 
+def change_method(state: State, dice: random.Random) -> str:
+    """One is forwarded to by another method."""
+    return _run("ipvsadm", "-e", *_pick_real_server(state, dice), dice.choice(["-g", "-i"]), "-w", "1")
+
+
 def change_scheduler(state: State, dice: random.Random) -> str:
     """One gets another scheduler."""
     return _run("ipvsadm", "-E", *_pick_server(state, dice), "-s", "wlc")
@@ -205,6 +210,7 @@ DRIFTS: tuple[Drift, ...] = (
     remove_virtual_server,
     remove_real_server,
     change_weight,
+    change_method,
     change_scheduler,
     add_virtual_server_on_ours,
     flush_set,
@@ -232,6 +238,7 @@ SPOILED: Mapping[Drift, tuple[str, ...]] = {
             remove_virtual_server,
             remove_real_server,
             change_weight,
+            change_method,
             change_scheduler,
             add_virtual_server_on_ours,
         ),

@@ -5,6 +5,7 @@ import pytest
 from ipvsproxy.daemon import explain, explain_text
 from ipvsproxy.daemon.inspection import Document
 from ipvsproxy.model.kernel import Connections, VirtualServerSettings
+from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
 from tests import builders, memory_node
 from tests.builders import OTHER_NODE, endpoint
@@ -131,7 +132,9 @@ async def test_missing_and_draining_real_servers_are_told() -> None:
     weights = kernel.virtual_servers[CLUSTER].real_servers
     del weights[builders.backend("10.244.1.1")]
     weights[builders.backend("10.244.9.9")] = 0
+    weights[builders.backend("10.244.0.1")] = NOT_MASQUERADED
     lines = await _text(kernel, "10.96.0.10:80", *WEB)
+    assert "        -> 10.244.0.1:8080, connections: 0 active, 0 inactive, not masqueraded" in lines
     assert "        -> 10.244.1.1:8080 MISSING" in lines
     assert "        -> 10.244.9.9:8080 weight 0, connections: 0 active, 0 inactive, draining" in lines
 

@@ -88,7 +88,7 @@ def _check_encoding(wanted: ServiceState) -> None:
     for server in wanted.virtual_servers.values():
         operations = [Operation(Verb.ADD, server), Operation(Verb.REMOVE, server)]
         operations += [Operation(Verb.ADD, RealServer(server.key, key)) for key in server.real_servers]
-        assert len(_ENCODER.encode(operations, [_SEQUENCE] * len(operations))) == len(operations)
+        assert len(_ENCODER.encode(operations, range(len(operations)))) == len(operations)
 
 
 def _decoded(codec: ipset_message.EntryCodec, data: bytes) -> SetEntry | None:

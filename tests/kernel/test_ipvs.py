@@ -26,10 +26,10 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.net import Protocol, host_port, parse_address
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
-from ipvsproxy.reconcile import pace
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
+from ipvsproxy.reconcile import diff, pace
 from tests.kernel.ipvs_examples import changes, clean, operations, real, server
 
 
@@ -90,6 +90,30 @@ def test_what_ipvsadm_made_is_observed_and_what_is_not_ours_is_counted(driver: i
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize(("address", "pod"), [("10.96.0.1", "10.244.0.1"), ("fd00:96::1", "fd00:244::1")])
+@pytest.mark.parametrize("method", ["-g", "-i"])
+def test_another_method_of_forwarding_is_seen_and_mended(driver: ipvs.IpvsDriver, address: str, pod: str, method: str) -> None:
+    bare, key = server(address), RealServerKey.of(parse_address(pod), 80)  # ipvsadm changes the port of others
+    wanted = VirtualServer(bare.key, bare.settings, EvenWeights.of([key]))
+    assert clean(driver.apply(operations(Verb.ADD, wanted, RealServers(wanted.key, wanted.weights))))
+    assert driver.observe()[wanted.key].real_servers == {key: 1}
+    ipvsadm("-e", "-t", host_port(wanted.key.address, 80), "-r", str(key), method, "-w", "1", "-x", "9")
+    seen = changes(driver)[wanted.key]
+    assert seen is not None
+    assert seen.real_servers == {key: NOT_MASQUERADED}
+    asked = driver._virtual_server(wanted.key)
+    assert asked is not None
+    assert asked.real_servers == {key: NOT_MASQUERADED}, "by netlink, too"
+    mended = list(diff.virtual_server_operations(wanted.key, wanted, seen, lambda *_: None))
+    assert mended == [Operation(Verb.SET, RealServer(wanted.key, key, 1))]
+    assert clean(driver.apply(mended))
+    seen = changes(driver)[wanted.key]
+    assert seen is not None
+    assert seen.real_servers == {key: 1}
+    assert ipvsadm("-Sn").splitlines()[-1].split()[-3:] == ["-m", "-w", "1"], "and no threshold is left"
+
+
+@pytest.mark.kernel
 def test_the_first_listing_of_all_knows_timeouts_in_seconds(driver: ipvs.IpvsDriver) -> None:
     ipvsadm("-A", "-t", "10.96.0.1:80", "-s", "rr", "-p", "10800")
     (seen,) = changes(driver).values()
@@ -105,7 +129,7 @@ def test_a_new_virtual_server_with_mh_gets_it_after_its_real_servers(
     sent: list[tuple[Verb, str]] = []
     encode = driver._encoder.encode
 
-    def record(steps: Sequence[Operation], sequences: Iterator[bytes]) -> list[bytes]:
+    def record(steps: Sequence[Operation], sequences: range) -> list[bytes]:
         sent.extend((verb, item.settings.scheduler if isinstance(item, VirtualServer) else "real") for verb, item in steps)
         return encode(steps, sequences)
 

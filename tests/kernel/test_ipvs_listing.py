@@ -9,7 +9,7 @@ import pytest
 from ipvsproxy.kernel import ipvs_listing
 from ipvsproxy.model.kernel import Connections, VirtualServerKey
 from ipvsproxy.model.net import Protocol, parse_address
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
 
 TITLE = """\
 IP Virtual Server version 1.2.1 (size=4096)
@@ -73,7 +73,7 @@ def test_every_kind_of_line_is_read(tmp_path: pathlib.Path) -> None:
     }
     server = found[key(Protocol.TCP, "10.0.0.1", 80)]
     assert server.weights == {
-        RealServerKey.of(parse_address("10.1.0.2"), 80): 1,
+        RealServerKey.of(parse_address("10.1.0.2"), 80): NOT_MASQUERADED,
         RealServerKey.of(parse_address("10.1.0.1"), 8080): 0,
     }
     assert server.connections[RealServerKey.of(parse_address("10.1.0.1"), 8080)] == Connections(3, 12)
@@ -84,11 +84,11 @@ def test_real_servers_of_a_firewall_mark_belong_to_nobody_else(tmp_path: pathlib
     assert read(TABLE, tmp_path)[key(Protocol.UDP, "10.0.0.1", 53)].weights == {}
 
 
-def line(address: str, *, port: int = 8080, weight: int = 1, active: int = 0, inactive: int = 0) -> str:
+def line(address: str, *, port: int = 8080, weight: int = 1, active: int = 0, inactive: int = 0, method: str = "Masq") -> str:
     """A real server as the kernel prints it (``ip_vs_info_seq_show``)."""
     packed = parse_address(address)
     where = packed.hex().upper() if len(packed) == 4 else f"[{packed.hex(':', 2)}]"
-    return f"  -> {where}:{port:04X}      {'Masq':<7} {weight:<6} {active:<10} {inactive:<10}\n"
+    return f"  -> {where}:{port:04X}      {method:<7} {weight:<6} {active:<10} {inactive:<10}\n"
 
 
 def backend(address: str) -> RealServerKey:
@@ -114,6 +114,9 @@ def test_real_servers_of_weight_one_are_packed_in_the_order_in_which_they_were_a
         ([line("10.1.0.1", weight=1234567), line("10.1.0.2")], {"10.1.0.1": 1234567, "10.1.0.2": 1}),
         ([line("10.1.0.1"), line("fd01::1", weight=2)], {"10.1.0.1": 1, "fd01::1": 2}),
         ([line("fd01::1"), line("10.1.0.1", weight=2)], {"fd01::1": 1, "10.1.0.1": 2}),
+        ([line("10.1.0.1", method="Local"), line("10.1.0.2")], {"10.1.0.1": 1, "10.1.0.2": 1}),
+        ([line("10.1.0.1", method="Route"), line("10.1.0.2")], {"10.1.0.1": NOT_MASQUERADED, "10.1.0.2": 1}),
+        ([line("fd01::2"), line("fd01::1", method="Tunnel", weight=0)], {"fd01::2": 1, "fd01::1": NOT_MASQUERADED}),
         ([line("10.1.0.1"), line("10.1.0.1")], {"10.1.0.1": 1}),  # one that is added again while the list is walked
     ],
 )

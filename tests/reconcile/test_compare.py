@@ -21,6 +21,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item
+from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.rules import ChainKey, Jump, Rule, Skeleton, SkeletonImage
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.reconcile import compare
@@ -130,17 +131,19 @@ def test_a_virtual_server_that_nobody_wants_is_one_line_with_what_it_is() -> Non
 
 
 def test_each_real_server_that_is_otherwise_is_one_line() -> None:
-    node = web("10.244.0.1", "10.244.0.2")
+    node = web("10.244.0.1", "10.244.0.2", "10.244.0.4")
     weights = node.kernel.virtual_servers[WEB_KEY].real_servers
     weights[builders.backend("10.244.0.1")] = 0
     del weights[builders.backend("10.244.0.2")]
     weights[builders.backend("10.244.0.3")] = 1
+    weights[builders.backend("10.244.0.4")] = NOT_MASQUERADED
     unused = "weight 0 (its endpoint is not used; its connections may end)"
     name = "real_server TCP 10.96.0.10:80 ->"
     assert sorted(lines(node)) == [
         f"{name} 10.244.0.1:8080 of default/web: wanted weight 1, found weight 0",
         f"{name} 10.244.0.2:8080 of default/web: wanted weight 1, found missing",
         f"{name} 10.244.0.3:8080 of default/web: wanted {unused}, found weight 1",
+        f"{name} 10.244.0.4:8080 of default/web: wanted weight 1, found not masqueraded",
     ]
 
 

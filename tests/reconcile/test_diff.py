@@ -16,7 +16,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
 from ipvsproxy.reconcile import diff, order
 from tests import builders
 from tests.reconcile import examples
@@ -90,6 +90,11 @@ def test_a_wanted_real_server_gets_its_weight_back() -> None:
     for weight in (0, 5):
         found = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: weight}), over=False)
         assert found == [Operation(Verb.SET, RealServer(KEY, ONE, 1))]
+
+
+def test_a_wanted_real_server_that_somebody_has_set_to_another_method_is_set_anew() -> None:
+    found = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: NOT_MASQUERADED}), over=False)
+    assert found == [Operation(Verb.SET, RealServer(KEY, ONE, 1))]
 
 
 @pytest.mark.checklist(90)
