@@ -58,7 +58,7 @@ def service(
     """A Service; without ports it has TCP 80."""
     return Service(
         name=ServiceName(namespace, name),
-        uid=f"uid-of-{name}",
+        short_uid=f"uid-of-{name}",
         created_s=created_s,
         ports=ports or (service_port(),),
         cluster_addresses=addresses(*cluster),

@@ -17,6 +17,7 @@ from ipvsproxy.model.service import (
     ServicePort,
     ServiceType,
     Skipped,
+    short_uid,
 )
 from ipvsproxy.translate import fields, wire
 
@@ -41,7 +42,7 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
     not_served = _why_not_served(kind, metadata.labels or _NO_LABELS, spec)
     if not_served:
         options = ServiceOptions(type=kind, not_served=not_served, skipped=tuple(skipped))
-        return Service(name=name, uid=metadata.uid or "", options=options)
+        return Service(name=name, short_uid=short_uid(metadata.uid or ""), options=options)
     # Nearly all of ten thousand Services have none of the following: what is absent is not looked into.
     external = fields.addresses("spec.externalIPs", spec.external_ips, skipped) if spec.external_ips else ()
     external_local = spec.external_traffic_policy == "Local" and (
@@ -74,7 +75,7 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
     )
     return Service(
         name=name,
-        uid=metadata.uid or "",
+        short_uid=short_uid(metadata.uid or ""),
         created_s=fields.seconds(metadata.creation_timestamp),
         ports=ports,
         cluster_addresses=cluster,

@@ -3,7 +3,7 @@
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, ObjectKey, ServiceName, Skipped
+from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, ObjectKey, Service, ServiceName, Skipped, short_uid
 from tests import builders
 
 NAME = ServiceName("shop", "web")
@@ -43,3 +43,29 @@ def test_a_slice_of_no_family_has_no_endpoints() -> None:
 def test_slices_with_other_addresses_or_conditions_differ() -> None:
     first, other, gone = builders.endpoint("10.0.0.1"), builders.endpoint("10.0.0.2"), builders.draining("10.0.0.1")
     assert len({builders.endpoint_slice(one, family=Family.IPV4) for one in (first, other, gone, first)}) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0f8b5c1e-9d3a-4c7e-8b1f-2a6d4e9c7b30",
+        "00000000-0000-0000-0000-000000000000",
+        "0F8B5C1E-9D3A-4C7E-8B1F-2A6D4E9C7B30",
+        "0f8b5c1e-9d3a-4c7e-8b1f-2a6d4e9c7b3",
+        "0f8b5c1e9-d3a-4c7e-8b1f-2a6d4e9c7b30",
+        "0f8b5c1e-9d3a-4c7e-8b1f-2a6d4e9c7-30",
+        "+f8b5c1e-9d3a-4c7e-8b1f-2a6d4e9c7b30",
+        "0f_b5c1e-9d3a-4c7e-8b1f-2a6d4e9c7b30",
+        "0f8b5c1e-9d3a-4c7e-8b1f-2a6d4e9c7bxy",
+        "\u0660f8b5c1e-9d3a-4c7e-8b1f-2a6d4e9c7b30",
+        "uid-of-web",
+        "",
+    ],
+)
+def test_a_uid_is_told_as_it_was_whatever_it_is_kept_as(text: str) -> None:
+    assert Service(name=ServiceName("shop", "web"), short_uid=short_uid(text)).uid == text
+
+
+def test_only_a_uuid_as_api_servers_write_it_is_kept_as_its_number() -> None:
+    assert short_uid("00000000-0000-0000-0000-0000000000ff") == 255
+    assert short_uid("00000000-0000-0000-0000-0000000000FF") == "00000000-0000-0000-0000-0000000000FF"
