@@ -40,8 +40,8 @@ _ADDRESS_AT = 6
 """Column at which the address of a virtual server has begun, whatever its protocol."""
 _FORWARDED_AT = -8
 """Column at which the method of forwarding begins, seen from that of the weight."""
-_METHODS = frozenset((b"Masq", b"Local"))
-"""Those that masquerading shows as: kernels before 2.6.37 told the second one for an address of the node."""
+_MASQUERADED = b"Masq"
+"""The method of all of ours. Since Linux 2.6.37 an address of the node has it, too: Local shows only what was asked for."""
 _ARROW, _MARK = b"\n  -> ", b"\0"
 """What a line of a real server begins with, and what stands for it where a virtual server is made one line."""
 
@@ -217,7 +217,7 @@ def _words(text: bytes) -> Iterator[tuple[RealServerKey, int, Connections]]:
         try:
             where, method, weight, active, inactive = line.split()
             key = RealServerKey.of(Address(_packed(where)), _port(where))
-            yield key, int(weight) if method in _METHODS else NOT_MASQUERADED, Connections(int(active), int(inactive))
+            yield key, int(weight) if method == _MASQUERADED else NOT_MASQUERADED, Connections(int(active), int(inactive))
         except ValueError as error:
             raise _not_understood(_ARROW[1:] + line) from error
 

@@ -114,7 +114,7 @@ def test_real_servers_of_weight_one_are_packed_in_the_order_in_which_they_were_a
         ([line("10.1.0.1", weight=1234567), line("10.1.0.2")], {"10.1.0.1": 1234567, "10.1.0.2": 1}),
         ([line("10.1.0.1"), line("fd01::1", weight=2)], {"10.1.0.1": 1, "fd01::1": 2}),
         ([line("fd01::1"), line("10.1.0.1", weight=2)], {"fd01::1": 1, "10.1.0.1": 2}),
-        ([line("10.1.0.1", method="Local"), line("10.1.0.2")], {"10.1.0.1": 1, "10.1.0.2": 1}),
+        ([line("10.1.0.1", method="Local"), line("10.1.0.2")], {"10.1.0.1": NOT_MASQUERADED, "10.1.0.2": 1}),
         ([line("10.1.0.1", method="Route"), line("10.1.0.2")], {"10.1.0.1": NOT_MASQUERADED, "10.1.0.2": 1}),
         ([line("fd01::2"), line("fd01::1", method="Tunnel", weight=0)], {"fd01::2": 1, "fd01::1": NOT_MASQUERADED}),
         ([line("10.1.0.1"), line("10.1.0.1")], {"10.1.0.1": 1}),  # one that is added again while the list is walked
