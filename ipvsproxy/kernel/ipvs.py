@@ -43,10 +43,10 @@ _TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
 _METHODS = 0x7
 """Of a real server's forwarding method, what tells it; 0 is masquerading (include/uapi/linux/ip_vs.h, IP_VS_CONN_F_FWD_MASK)."""
 _REAL_SERVER = message.Layout(
-    [message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (3, "I"), (4, "I"))]
+    [message.Field((_DESTINATION, kind), code) for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (3, "I"), (4, "I"))]
 )
 _CONNECTIONS = message.Layout(
-    [message.Field((_DESTINATION, kind), code) for kind, code in ((1, "16s"), (2, "2s"), (7, "I"), (8, "I"))]
+    [message.Field((_DESTINATION, kind), code) for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (7, "I"), (8, "I"))]
 )
 
 T = TypeVar("T")
@@ -296,12 +296,11 @@ class IpvsDriver:
 
     def _real_servers(self, key: VirtualServerKey, layout: message.Layout) -> Iterator[tuple[RealServerKey, Sequence[int]]]:
         """The real servers of a virtual server, none if it does not exist; with the fields that follow address and port."""
-        size = len(key.address)
         for part in self._gather(lambda encoder: encoder.destinations(key), f"list the real servers of {key}", list):
             values = layout.read(*part)
             if values is not None:
-                address, port, *others = values
-                yield RealServerKey(address[:size] + port), others
+                family, address, port, *others = values
+                yield RealServerKey(_address(family, address) + port), others
 
 
 class AbsentIpvs(IpvsDriver):

@@ -15,7 +15,7 @@ from ipvsproxy.model import packed
 from ipvsproxy.model.kernel import HASHED, RealServer, RealServers, Timeouts, VirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import PORT_SIZE
+from ipvsproxy.model.real_servers import PORT_SIZE, RealServerKey
 
 GENERIC_HEADER = 4
 """Bytes of a message before its attributes: command, version, and two that are not used."""
@@ -87,8 +87,8 @@ class Encoder:
         """One message per operation, or per real server of one, with these sequence numbers, which are as many.
 
         Raises:
-            ValueError, struct.error: a real server's address is not of its virtual server's family, or something does not
-                fit its field.
+            ValueError, struct.error: a real server that is not removed has an address that is not of its virtual server's
+                family, or something does not fit its field.
         """
         messages = [b""] * len(sequences)
         several: dict[int, list[tuple[int, int, RealServers]]] = {}
@@ -112,6 +112,10 @@ class Encoder:
                 size = len(key.address)
                 last = key, verb, weight
             if len(real_server) != size + PORT_SIZE:
+                if verb is _REMOVE and len(real_server) - PORT_SIZE in _FAMILIES:
+                    messages[position] = self._removal_of_other_family(key, real_server, sequence)
+                    position += 1
+                    continue
                 raise ValueError("the real server's address is not of the virtual server's family")
             messages[position] = b"".join((head, sequence, middle, real_server[:size], between, real_server[size:], tail))
             position += 1
@@ -150,6 +154,18 @@ class Encoder:
         head, first, second, third, last, between, *behind = self._destination(verb, len(address)).fixed
         middle = b"".join((first, _pack_u16(protocol), second, address, third, _pack_port(port), last))
         return head, middle, between, behind[0] if verb is Verb.REMOVE else _pack_u32(weight).join(behind)
+
+    def _removal_of_other_family(self, key: VirtualServerKey, real_server: RealServerKey, sequence: bytes) -> bytes:
+        """Of what somebody tunnels to: rare enough to be encoded without a template."""
+        address = real_server.address
+        destination = [
+            ["IPVS_DEST_ATTR_ADDR_FAMILY", int(address.family)],
+            ["IPVS_DEST_ATTR_ADDR", str(address)],
+            ["IPVS_DEST_ATTR_PORT", real_server.port],
+        ]
+        service = _key(key.address.family, key.protocol, str(key.address), key.port)
+        attributes = [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}], ["IPVS_CMD_ATTR_DEST", {"attrs": destination}]]
+        return message.numbered(self._message(_DESTINATION_COMMANDS[Verb.REMOVE], attributes), sequence)
 
     def all_services(self) -> bytes:
         """The dump of all virtual servers."""

@@ -12,7 +12,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import RealServerKey, plain
+from ipvsproxy.model.real_servers import PORT_SIZE, RealServerKey, plain
 
 _SCHEDULER_FLAGS = 0x38
 """The three flag bits that belong to the scheduler; ``/proc/net/ip_vs`` does not show them."""
@@ -65,6 +65,8 @@ def _parting(
     """What is to be done now about a real server that nobody wants: its weight set to 0, its removal, or nothing yet."""
     if virtual_server.protocol is not Protocol.TCP:
         return Verb.REMOVE
+    if len(key) != len(virtual_server.address) + PORT_SIZE:
+        return Verb.REMOVE  # of the other family it can only be tunnelled to: as ours, with weight 0, the kernel does not take it
     over = is_over(virtual_server, key)
     if weight != 0 or over is None:
         return Verb.SET

@@ -114,6 +114,30 @@ def test_another_method_of_forwarding_is_seen_and_mended(driver: ipvs.IpvsDriver
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("address", "pod", "other"), [("10.96.0.1", "10.244.0.1", "fd01::1"), ("fd00:96::1", "fd00:244::1", "10.1.0.1")]
+)
+def test_a_real_server_of_the_other_family_that_somebody_tunnels_to_is_seen_and_removed(
+    driver: ipvs.IpvsDriver, address: str, pod: str, other: str
+) -> None:
+    bare, key, alien = server(address), RealServerKey.of(parse_address(pod), 80), RealServerKey.of(parse_address(other), 80)
+    wanted = VirtualServer(bare.key, bare.settings, EvenWeights.of([key]))
+    assert clean(driver.apply(operations(Verb.ADD, wanted, RealServers(wanted.key, wanted.weights))))
+    driver.observe()
+    ipvsadm("-a", "-t", host_port(wanted.key.address, 80), "-r", str(alien), "-i")
+    seen = changes(driver)[wanted.key]
+    assert seen is not None
+    assert seen.real_servers == {key: 1, alien: NOT_MASQUERADED}
+    asked = driver._virtual_server(wanted.key)
+    assert asked is not None
+    assert asked.real_servers == seen.real_servers, "by netlink, too"
+    mended = list(diff.virtual_server_operations(wanted.key, wanted, seen, lambda *_: None))
+    assert mended == [Operation(Verb.REMOVE, RealServer(wanted.key, alien, 0))]
+    assert clean(driver.apply(mended))
+    assert driver.observe()[wanted.key].real_servers == {key: 1}
+
+
+@pytest.mark.kernel
 def test_the_first_listing_of_all_knows_timeouts_in_seconds(driver: ipvs.IpvsDriver) -> None:
     ipvsadm("-A", "-t", "10.96.0.1:80", "-s", "rr", "-p", "10800")
     (seen,) = changes(driver).values()

@@ -97,6 +97,12 @@ def test_a_wanted_real_server_that_somebody_has_set_to_another_method_is_set_ane
     assert found == [Operation(Verb.SET, RealServer(KEY, ONE, 1))]
 
 
+def test_one_of_the_other_family_that_somebody_tunnels_to_is_removed_without_a_drain() -> None:
+    alien = builders.backend("fd00::1")
+    found = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: 1, alien: NOT_MASQUERADED}))
+    assert found == [Operation(Verb.REMOVE, RealServer(KEY, alien, 0))]
+
+
 @pytest.mark.checklist(90)
 def test_a_tcp_real_server_that_is_not_wanted_loses_its_weight_first() -> None:
     found = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1, TWO: 1}))
