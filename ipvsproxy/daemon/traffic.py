@@ -200,9 +200,9 @@ class Traffic:
             if part is None:
                 reading.is_in_services = False
                 reading.left = self._with_traffic(reading.counters) if self._of_endpoints else []
-        while some := reading.left[:SERVERS_AT_ONCE]:
+        while some := reading.left[-SERVERS_AT_ONCE:]:  # from behind, or all that is left would be moved each time
             reading.endpoints |= await _soon(self._kernel.call(self._kernel.target.ipvs.traffic.endpoints, some))
-            del reading.left[:SERVERS_AT_ONCE]
+            del reading.left[-SERVERS_AT_ONCE:]
         return reading
 
     def _with_traffic(self, counters: Mapping[VirtualServerKey, Counters]) -> list[VirtualServerKey]:

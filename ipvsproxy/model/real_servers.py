@@ -42,6 +42,7 @@ class RealServerKey(bytes):
 
         Raises:
             OverflowError: the port is outside 0..65535.
+            ValueError: the last address is shorter.
         """
         return list(map(cls, plain_at_each(addresses, size, port)))
 
