@@ -60,8 +60,14 @@ def change_weight(state: State, dice: random.Random) -> str:
 
 
 def change_method(state: State, dice: random.Random) -> str:
-    """One is forwarded to by another method."""
-    return _run("ipvsadm", "-e", *_pick_real_server(state, dice), dice.choice(["-g", "-i"]), "-w", "1")
+    """One is forwarded to by another method, or one too many is.
+
+    With these methods ipvsadm takes the virtual server's port for the real server's, whatever it is told: where they differ, it
+    does not find that one to edit, but adds another one.
+    """
+    option, virtual_server, _, real_server = _pick_real_server(state, dice)
+    is_same_port = virtual_server.rpartition(":")[2] == real_server.rpartition(":")[2]
+    return _run("ipvsadm", "-e" if is_same_port else "-a", option, virtual_server, "-r", real_server, dice.choice(["-g", "-i"]))
 
 
 def change_scheduler(state: State, dice: random.Random) -> str:
