@@ -20,7 +20,7 @@ import contextlib
 import pathlib
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.model.kernel import Connections, VirtualServerKey
@@ -29,8 +29,10 @@ from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServe
 
 ONE_PACKET = 0x4
 """Virtual-server flag that the listing shows as ``ops``."""
-READ_SIZE = 1 << 20
-"""Bytes that are asked for at once. The kernel gives a page (4 kB), or the largest virtual server before it, if that is more."""
+READ_SIZE = 1 << 15
+"""Bytes that are asked for at once; the title is shorter. Most often the kernel gives a page (4 kB) of them.
+
+A megabyte would be mapped for each reading, and filled with zeros while the interpreter waits: 15 ms on the test kernel."""
 
 _PROTOCOLS: Mapping[bytes, Protocol] = {protocol.name.encode(): protocol for protocol in Protocol}
 _BY_LETTER: Mapping[bytes, Protocol] = {name[:1]: protocol for name, protocol in _PROTOCOLS.items()}
@@ -90,7 +92,9 @@ class Heading(NamedTuple):
 def pieces(path: pathlib.Path) -> Iterator[bytes]:
     """The file without its title, in pieces of whole virtual servers, each as the kernel held it at one moment.
 
-    A read that brings less than was asked for ends with the end of a virtual server (fs/seq_file.c, ``seq_read_iter``).
+    No piece is longer than ``READ_SIZE`` and the largest virtual server together. A read that brings less than was asked for ends
+    with the end of a virtual server; one that is full may end anywhere. The kernel's buffer grows to hold the largest virtual
+    server so far, and stays so: then nearly all that follow are full (fs/seq_file.c, ``seq_read_iter``).
 
     Raises:
         OSError: it could not be read.
@@ -98,22 +102,27 @@ def pieces(path: pathlib.Path) -> Iterator[bytes]:
     """
     buffer = memoryview(bytearray(READ_SIZE))
     with path.open("rb", buffering=0) as file:
-        title = _TITLE.match(piece := _piece(file.readinto, buffer))
+        size = file.readinto(buffer)
+        title = _TITLE.match(buffer[:size])
         if title is None:
             raise ValueError("the heading is missing")
-        piece = piece[title.end() :]
-        while piece:
-            yield piece
-            piece = _piece(file.readinto, buffer)
+        found = bytes(buffer[title.end() : size])  # nothing, where the first virtual server has no room behind the title
+        while size:
+            end = _begin_of_last(found) if size == READ_SIZE else len(found)
+            if end:
+                yield found[:end]
+            size = file.readinto(buffer)
+            found = found[end:] + buffer[:size]
+        if found:
+            yield found
 
 
-def _piece(read: Callable[[memoryview], int | None], buffer: memoryview) -> bytes:
-    found: list[bytes] = []
-    while size := read(buffer):
-        found.append(bytes(buffer[:size]))
-        if size < READ_SIZE:
-            break
-    return b"".join(found)
+def _begin_of_last(found: bytes) -> int:
+    """Where the last virtual server of a text begins, as far as that can be told: 0 if the text has one alone."""
+    newline = found.rfind(b"\n")
+    while newline >= 0 and found[newline + 1 : newline + 2] in (b"", b" "):  # the end, or a real server's line
+        newline = found.rfind(b"\n", 0, newline)
+    return newline + 1
 
 
 def blocks(piece: bytes) -> Iterator[Block]:

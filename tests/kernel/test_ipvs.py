@@ -5,6 +5,8 @@ Its faults, on a fake socket: test_ipvs_faults.py. What the fake kernel does as 
 
 import contextlib
 import errno
+import os
+import pathlib
 import shutil
 import socket
 import subprocess
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
-from ipvsproxy.kernel import ipvs, ipvs_message, ipvs_steps, netlink
+from ipvsproxy.kernel import ipvs, ipvs_listing, ipvs_message, ipvs_steps, netlink
 from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCHEDULER_PORT,
@@ -37,6 +39,16 @@ from tests.kernel.ipvs_examples import changes, clean, operations, real, server
 def driver(network_namespace: None) -> Iterator[ipvs.IpvsDriver]:
     with contextlib.closing(ipvs.IpvsDriver()) as made:
         yield made
+
+
+@pytest.fixture
+def no_other_tables() -> None:
+    """What others leave in the namespace that tests begin in makes the listing of every other one skip some (``ipvs_table``).
+
+    On a kernel of ``scripts/kernel`` only tests have left it there: a node goes, and what it has programmed stays in force.
+    """
+    if "IPVSPROXY_KERNEL_REQUIRED" in os.environ:
+        ipvsadm("-C")
 
 
 def ipvsadm(*arguments: str) -> str:
@@ -255,6 +267,41 @@ def test_more_real_servers_than_one_chunk_holds_are_added_and_the_unfit_one_is_t
     seen = driver.observe()
     assert seen[one.key].real_servers == dict.fromkeys(keys, 1)
     assert seen[other.key].real_servers == {keys[0]: 1}
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("no_other_tables")
+@pytest.mark.parametrize("count", [50, 100, 1000])
+def test_a_large_virtual_server_is_read_wherever_it_stands_and_keeps_no_other_from_being_read_in_parts(
+    driver: ipvs.IpvsDriver, count: int
+) -> None:
+    large = server("10.0.0.1")
+    keys = [RealServerKey.of(parse_address(f"10.1.{number >> 8}.{number & 255}"), 80) for number in range(count)]
+    others = [server(f"10.2.{number >> 8}.{number & 255}") for number in range(3000)]
+    assert clean(driver.apply(operations(Verb.ADD, large, RealServers(large.key, EvenWeights.of(keys)))))
+    assert listed([count]) == [large.key]  # first it is alone, then among others
+    assert clean(driver.apply(operations(Verb.ADD, *others)))
+    assert sorted(listed([count, *[0] * 3000])) == sorted([large.key, *(other.key for other in others)])
+    assert max(map(len, pieces())) <= ipvs_listing.READ_SIZE + 100 * (1 + count)
+
+
+def pieces() -> list[bytes]:
+    return list(ipvs_listing.pieces(pathlib.Path("/proc/thread-self/net/ip_vs")))
+
+
+def listed(counts: Sequence[int]) -> list[VirtualServerKey]:
+    """The virtual servers in the listing, once their numbers of real servers, largest first, are these.
+
+    The kernel takes its time to let go of the network namespace of the test before, whose table counts until then.
+    """
+    deadline = time.monotonic() + 20
+    while True:
+        blocks = [block for piece in pieces() for block in ipvs_listing.blocks(piece)]
+        found = sorted((len(ipvs_listing.weights(block.real_servers)) for block in blocks), reverse=True)
+        if found == counts or time.monotonic() >= deadline:
+            assert found == counts
+            return [ipvs_listing.key_of(block.name) for block in blocks]
+        time.sleep(1)
 
 
 def server_of(operation: Operation, servers: Sequence[VirtualServer]) -> VirtualServer:

@@ -1,10 +1,13 @@
 """The parser of /proc/net/ip_vs, on what a kernel 6.1 printed."""
 
 import pathlib
+import tempfile
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self, cast
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from ipvsproxy.kernel import ipvs_listing
 from ipvsproxy.model.kernel import Connections, VirtualServerKey
@@ -156,10 +159,69 @@ def test_names_are_as_the_kernel_prints_them() -> None:
     assert [ipvs_listing.name_of(heading.key) for heading in headings if heading] == [block.name for block in blocks[:4]]
 
 
-def test_a_virtual_server_larger_than_a_read_comes_in_one_piece(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ipvs_listing, "READ_SIZE", 50)
-    assert read(TABLE, tmp_path).keys() == {None, *(key for key in read(TABLE, tmp_path) if key)}
-    assert len(list(ipvs_listing.pieces(tmp_path / "ip_vs"))) == 1
+class SequentialFile:
+    """A file as the kernel makes it from records, for readers who ask for little at once (fs/seq_file.c, ``seq_read_iter``)."""
+
+    def __init__(self, records: Sequence[bytes], page: int) -> None:
+        self._records = list(records)
+        self._size = page
+        self._filled = b""
+
+    def open(self, *_arguments: object, **_named: object) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def readinto(self, buffer: memoryview) -> int:
+        given = self._take(len(buffer))
+        if not self._filled and len(given) < len(buffer) and self._records:
+            while len(self._records[0]) >= self._size:
+                self._size *= 2
+            while self._records and len(self._filled) < len(buffer) - len(given):
+                if len(self._filled) + len(self._records[0]) >= self._size:
+                    break
+                self._filled += self._records.pop(0)
+            given += self._take(len(buffer) - len(given))
+        buffer[: len(given)] = given
+        return len(given)
+
+    def _take(self, count: int) -> bytes:
+        taken, self._filled = self._filled[:count], self._filled[count:]
+        return taken
+
+
+@hypothesis.given(
+    numbers=st.lists(st.integers(0, 40), max_size=30),
+    page=st.sampled_from([256, 512]),
+    read_size=st.sampled_from([256, 1024]),
+    is_ordinary=st.booleans(),
+)
+def test_pieces_are_whole_virtual_servers_and_not_longer_than_a_read_and_the_largest(
+    numbers: Sequence[int], page: int, read_size: int, *, is_ordinary: bool
+) -> None:
+    records = [
+        f"TCP  0A0000{at:02X}:0050 rr  \n{''.join(line(f'10.1.{at}.{number}') for number in range(count))}".encode()
+        for at, count in enumerate(numbers)
+    ]
+    with pytest.MonkeyPatch.context() as patched, tempfile.TemporaryDirectory() as directory:
+        patched.setattr(ipvs_listing, "READ_SIZE", read_size)
+        ordinary = pathlib.Path(directory, "ip_vs")
+        ordinary.write_bytes(b"".join((TITLE.encode(), *records)))
+        file = ordinary if is_ordinary else cast("pathlib.Path", SequentialFile([TITLE.encode(), *records], page))
+        found = list(ipvs_listing.pieces(file))
+    assert b"".join(found) == b"".join(records)
+    assert all(piece.startswith(b"TCP") for piece in found)
+    assert max(map(len, found), default=0) <= read_size + max(map(len, records), default=0)
+
+
+def test_a_first_virtual_server_that_has_no_room_behind_the_title_is_read() -> None:
+    record = ("TCP  0A000001:0050 rr  \n" + line("10.1.0.1") * 100).encode()
+    file = SequentialFile([TITLE.encode(), record], 4096)
+    assert list(ipvs_listing.pieces(cast("pathlib.Path", file))) == [record]
 
 
 def test_an_empty_table_is_empty(tmp_path: pathlib.Path) -> None:
