@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 from pyroute2.netlink import NETLINK_ROUTE
@@ -42,7 +43,7 @@ class ObservedAddresses(NamedTuple):
     """Whether the device is there, the addresses on it, and those of every other interface, loopback included."""
 
     device: bool
-    addresses: frozenset[Address]
+    addresses: AbstractSet[Address]
     others: tuple[InterfaceAddress, ...]
 
 
@@ -101,7 +102,7 @@ class AddressDriver:
         own = next((link for link in links.values() if link.name == self._device), None)
         if own is not None:
             self._require_dummy(own)
-        ours: set[Address] = set()
+        ours: dict[Address, None] = {}
         others: list[InterfaceAddress] = []
         with netlink.understanding("list the addresses"):
             for data, start, end in found:
@@ -112,10 +113,10 @@ class AddressDriver:
                     continue
                 address = Address(data[at[0] : at[1]])
                 if own is not None and index == own.number:
-                    ours.add(address)
+                    ours[address] = None
                 else:
                     others.append(InterfaceAddress(links[index].name, address, prefix_length))
-        return ObservedAddresses(own is not None, frozenset(ours), tuple(others))
+        return ObservedAddresses(own is not None, ours.keys(), tuple(others))
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Add and remove the device and addresses on it, in the order given. Doing it twice is no error.

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import structlog
@@ -31,7 +32,7 @@ class ObservedSet(NamedTuple):
     type: str
     family: Family | None
     capacity: int
-    entries: set[SetEntry]
+    entries: AbstractSet[SetEntry]
 
     def differs_from(self, ip_set: IpSet) -> str:
         """In what this set is not as ours are made; empty when it is."""
@@ -206,28 +207,28 @@ def _digest(parts: Iterable[netlink.Found]) -> bytes:
 
 def _read(name: str, parts: Iterable[netlink.Found]) -> ObservedSet | None:
     observed: ObservedSet | None = None
+    # Not a set: that takes twice the memory, and when it grows, the interpreter is kept until all of it has moved.
+    entries: dict[SetEntry, None] = {}
     for data, start, end in parts:
         found = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
         if ipset_message.TYPE_NAME in found:
-            observed = _header(data, found, observed)
+            observed = observed or _header(data, found, entries.keys())
         if observed is not None and ipset_message.ENTRIES in found and not observed.differs_from(IP_SETS[name]):
             decode = ipset_message.codec(name).decode
             for _, first, last in message.walk(data, *found[ipset_message.ENTRIES]):
                 entry = decode(data, first, last)
                 if entry is not None:
-                    observed.entries.add(entry)
+                    entries[entry] = None
     return observed
 
 
-def _header(data: bytes, found: Mapping[int, tuple[int, int]], before: ObservedSet | None) -> ObservedSet:
-    if before is not None:
-        return before
+def _header(data: bytes, found: Mapping[int, tuple[int, int]], entries: AbstractSet[SetEntry]) -> ObservedSet:
     kind = message.text(data, found[ipset_message.TYPE_NAME])
     number = message.unsigned(data, found[ipset_message.FAMILY]) if ipset_message.FAMILY in found else 0
     family = Family(number) if number in tuple(Family) and kind != SetType.PORT else None
     parameters = message.attributes(data, *found[ipset_message.DATA]) if ipset_message.DATA in found else {}
     capacity = message.unsigned(data, parameters[ipset_message.CAPACITY]) if ipset_message.CAPACITY in parameters else 0
-    return ObservedSet(kind, family, capacity, set())
+    return ObservedSet(kind, family, capacity, entries)
 
 
 def _parameters(ip_set: IpSet) -> tuple[str, Family | None, int]:

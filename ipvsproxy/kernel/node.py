@@ -7,6 +7,7 @@ import itertools
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Protocol, TypeVar
 
 from ipvsproxy.kernel import iptables, netlink
@@ -248,11 +249,9 @@ def _of_addresses(seen: ObservedAddresses | None) -> Observation:
     return Observation(device=seen[0], addresses=seen[1], interface_addresses=seen[2])
 
 
-def _as_ours(found: Mapping[str, ObservedSet | None]) -> Mapping[str, frozenset[SetEntry] | None]:
+def _as_ours(found: Mapping[str, ObservedSet | None]) -> Mapping[str, AbstractSet[SetEntry] | None]:
     """The entries of sets; None where there is none, or one that is not made as ours are: creating ours says what it is."""
-    return {
-        name: None if one is None or one.differs_from(IP_SETS[name]) else frozenset(one.entries) for name, one in found.items()
-    }
+    return {name: None if one is None or one.differs_from(IP_SETS[name]) else one.entries for name, one in found.items()}
 
 
 def _attempt(read: Callable[[], T], errors: list[str]) -> T | None:

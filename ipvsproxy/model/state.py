@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -75,10 +76,10 @@ class Observation:
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None
     some_virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer | None] = dataclasses.field(default_factory=dict)
     foreign_virtual_servers: int = 0
-    sets: Mapping[str, frozenset[SetEntry]] | None = None
-    some_sets: Mapping[str, frozenset[SetEntry] | None] = dataclasses.field(default_factory=dict)
+    sets: Mapping[str, AbstractSet[SetEntry]] | None = None
+    some_sets: Mapping[str, AbstractSet[SetEntry] | None] = dataclasses.field(default_factory=dict)
     device: bool | None = None
-    addresses: frozenset[Address] | None = None
+    addresses: AbstractSet[Address] | None = None
     interface_addresses: tuple[InterfaceAddress, ...] | None = None
     skeletons: Mapping[Family, SkeletonImage] = dataclasses.field(default_factory=dict)
     sysctls: Mapping[str, str] | None = None

@@ -81,8 +81,7 @@ class Drains:
         return self._count
 
     def __iter__(self) -> Iterator[Drain]:
-        for drains in self._drains.values():
-            yield from drains.values()
+        return itertools.chain.from_iterable(drains.values() for drains in self._drains.values())
 
     @property
     def virtual_servers(self) -> Collection[VirtualServerKey]:

@@ -66,16 +66,16 @@ class Observer:
         if seen.sets is not None:
             claims.sets.observe(dict.fromkeys((IP_SETS[name] for name in seen.sets), True), _theirs)
             for name, table in claims.entries.items():
-                yield from table.observing(dict.fromkeys(seen.sets.get(name, ()), True), _ours)
+                yield from table.observing_all(seen.sets.get(name, frozenset()), True, _ours)
             self._unseen.discard("sets")
         for name, found in seen.some_sets.items():
             yield from claims.sets.observing_some({IP_SETS[name]: None if found is None else True}, _theirs)
-            yield from claims.entries[name].observing(dict.fromkeys(found or (), True), _ours)
+            yield from claims.entries[name].observing_all(found or frozenset(), True, _ours)
         if seen.device is not None:
             devices = [device for device in claims.devices.desired if seen.device]
             claims.devices.observe(dict.fromkeys(devices, True), _theirs)
         if seen.addresses is not None:
-            yield from claims.addresses.observing(dict.fromkeys(seen.addresses, True), _ours)
+            yield from claims.addresses.observing_all(seen.addresses, True, _ours)
             self._unseen.discard("addresses")
         if seen.interface_addresses is not None:
             self._host = frozenset(item.address for item in seen.interface_addresses)

@@ -7,7 +7,8 @@ Rule 3: what was observed and nobody wants is removed only if it is ours, and no
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ipvsproxy.model.kernel import Owner
@@ -159,18 +160,24 @@ class Table(Generic[K, V, W]):
         Only keys that came or went, or whose value is another object than the one that is believed to be there, are compared;
         an equal one stays the object that it is.
         """
-        observed = self._observed
+        return self._observing(listing, listing.items(), is_ours)
+
+    def observing_all(self, keys: AbstractSet[K], value: W, is_ours: Callable[[K], bool]) -> Iterator[None]:
+        """As ``observing``, where all keys that are there have this value."""
+        return self._observing(keys, zip(keys, itertools.repeat(value), strict=False), is_ours)
+
+    def _observing(self, keys: Container[K], listing: Iterable[tuple[K, W]], is_ours: Callable[[K], bool]) -> Iterator[None]:
+        observed, foreign = self._observed, self._foreign
         suspects: dict[K, W | None] = {}
         remaining = iter(observed)
-        while keys := list(itertools.islice(remaining, KEYS_AT_ONCE)):
-            suspects |= {key: None for key in keys if key not in listing}
+        while believed := list(itertools.islice(remaining, KEYS_AT_ONCE)):
+            suspects |= {key: None for key in believed if key not in keys}
             yield
-        for number, (key, value) in enumerate(listing.items(), 1):
-            if observed.get(key) is not value:
+        for number, (key, value) in enumerate(listing, 1):
+            if observed.get(key) is not value or key in foreign:
                 suspects[key] = value
             if number % KEYS_AT_ONCE == 0:
                 yield
-        suspects |= {key: listing.get(key) for key in self._foreign}
         yield from self.observing_some(suspects, is_ours)
         self._was_observed = True
 

@@ -6,6 +6,7 @@ Left out: what a test cannot bring about in a real kernel by operations alone (t
 import contextlib
 import errno
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Protocol as Interface
 
 import msgspec
@@ -126,7 +127,7 @@ def virtual_servers(kernel: Kernel) -> Mapping[VirtualServerKey, ObservedVirtual
     return found
 
 
-def sets(kernel: Kernel) -> Mapping[str, frozenset[SetEntry]]:
+def sets(kernel: Kernel) -> Mapping[str, AbstractSet[SetEntry]]:
     found = observe(kernel).sets
     assert found is not None
     return found

@@ -8,6 +8,7 @@ import errno
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 import pytest
 
@@ -128,7 +129,7 @@ def test_a_set_of_our_name_that_was_made_otherwise_is_reported_and_not_taken(
     assert difference in observed.differs_from(CLUSTER_IP)
 
 
-def entries_of(found: Mapping[str, ipset.ObservedSet | None]) -> dict[str, set[SetEntry] | None]:
+def entries_of(found: Mapping[str, ipset.ObservedSet | None]) -> dict[str, AbstractSet[SetEntry] | None]:
     return {name: held.entries if held else None for name, held in found.items()}
 
 

@@ -66,7 +66,7 @@ ITEMS: Mapping[str, Sequence[Item]] = {
 class Held(NamedTuple):
     """What the ipset driver says of a set, as far as it matters here."""
 
-    entries: tuple[SetEntry, ...]
+    entries: frozenset[SetEntry]
     type: SetType = SetType.ADDRESS_PORT
 
     def differs_from(self, ip_set: IpSet) -> str:
@@ -148,7 +148,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     answers: Mapping[str, Callable[..., Any]] = {
         "Iptables": lambda family: IMAGES[family],
         "Ipvs": lambda: {KEY: SEEN},
-        "Ipset": lambda names: {name: Held((ENTRY,)) for name in names},
+        "Ipset": lambda names: {name: Held(frozenset({ENTRY})) for name in names},
         "Address": lambda: (True, frozenset({KEY.address}), (ON_ETH0,)),
         "Sysctl": lambda paths: dict.fromkeys(paths, "1"),
         "Conntrack": lambda: None,

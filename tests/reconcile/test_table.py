@@ -206,6 +206,22 @@ def test_a_long_listing_is_compared_with_pauses_and_to_the_same_end() -> None:
     assert list(table().observing(almost, ours())) == []
 
 
+def test_keys_of_one_value_are_compared_as_a_listing_is() -> None:
+    keys = {str(number) for number in range(2 * KEYS_AT_ONCE)}
+    by_listing, by_keys = table(), table()
+    for wishes in (by_listing, by_keys):
+        wishes.claim(OLD, {}, {"0": (OLD, 1), "1": (OLD, 2), "missing": (OLD, 1)})
+        wishes.observe({"0": 1, "gone": 1, "theirs": 1}, ours("0", "gone"))
+    by_listing.observe(dict.fromkeys(keys, 1), ours("1"))
+    pauses = sum(1 for _ in by_keys.observing_all(keys, 1, ours("1")))
+    assert pauses == 1 + 2 + 2, "which are gone, which differ; those are compared"
+    for wishes in (by_listing, by_keys):
+        assert set(wishes.pending) == {"1", "missing"}
+        assert wishes.surplus == {}
+        assert wishes.foreign == keys - {"0", "1"}
+        assert wishes.observed == dict.fromkeys(keys, 1)
+
+
 def observe_some(wishes: Table[str, tuple[Owner, int], int], seen: Mapping[str, int | None], *known: str) -> None:
     for _ in wishes.observing_some(seen, ours(*known)):
         pass
