@@ -13,7 +13,7 @@ from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Conditions, Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.translate import state, topology
+from ipvsproxy.translate import endpoints, state, topology
 from ipvsproxy.translate.view import NodeView, Settings
 
 
@@ -95,10 +95,11 @@ def _port_use(
     wanted: ServiceState, service: Service, port: ServicePort, slices: Iterable[EndpointSlice], view: NodeView, *, family: Family
 ) -> PortUse:
     mine = [item for item in slices if item.family is family]
-    endpoints = state.find_endpoints(mine, port)
-    choice = state.choose(service, port, family, endpoints, view)
+    found = endpoints.find_endpoints(mine, port)
+    choice = state.choose(service, port, family, found, view)
     told: set[RealServerKey] = set()
-    uses = [use for item in mine for use in _uses(item, port, endpoints, choice, told)]
+    by_key = found.by_key()
+    uses = [use for item in mine for use in _uses(item, port, by_key, choice, told)]
     frontends = _frontends(service, wanted, port, view.node_port_addresses[family], family)
     return PortUse(port=port, family=family, frontends=tuple(frontends), endpoints=tuple(uses))
 
@@ -123,7 +124,7 @@ def _frontends(
 def _uses(
     item: EndpointSlice,
     port: ServicePort,
-    endpoints: Mapping[bytes, Conditions],
+    by_key: Mapping[bytes, Conditions],
     choice: topology.Choice,
     told: set[RealServerKey],
 ) -> Iterator[EndpointUse]:
@@ -136,7 +137,7 @@ def _uses(
     for number in numbers:
         for endpoint in item.endpoints:
             key, conditions = RealServerKey.of(endpoint.address, number), endpoint.conditions
-            counts = endpoints[key] == conditions and key not in told  # of two that are alike, the one that is told first
+            counts = by_key[key] == conditions and key not in told  # of two that are alike, the one that is told first
             if counts:
                 told.add(key)
             internal, external = (

@@ -23,10 +23,11 @@ from ipvsproxy.model.kernel import (
     network_entry,
 )
 from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, plain_at_each, split
-from ipvsproxy.model.service import Conditions, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, split
+from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
 from ipvsproxy.translate import refusal, topology
+from ipvsproxy.translate.endpoints import Endpoints, find_endpoints
 from ipvsproxy.translate.view import NodeView, Settings
 
 _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
@@ -118,19 +119,21 @@ class _FamilyState:
         here = self.view.name
         for port in self.service.ports:
             endpoints = find_endpoints(slices, port)
-            local = {key: conditions for key, conditions in endpoints.items() if conditions.node_name == here}
-            self._add_port(port, endpoints, local)
+            each = zip(endpoints.stems, endpoints.conditions, strict=True)
+            local = [(stem, conditions) for stem, conditions in each if conditions.node_name == here]
+            self._add_port(port, endpoints, [stem for stem, _ in local])
             if port_number and local:
-                local_ready.update(split(key)[0] for key, conditions in local.items() if conditions.ready)
+                local_ready.update(split(stem + endpoints.suffix)[0] for stem, conditions in local if conditions.ready)
         if port_number:
             self._enter(SetKind.HEALTH_CHECK_NODE_PORT, port=port_number)
             listener = HealthListener(self.family, port_number, self.service.name)
             self.local_endpoints[listener] = len(local_ready)
 
-    def _add_port(self, port: ServicePort, endpoints: Mapping[bytes, Conditions], local_endpoints: Iterable[bytes]) -> None:
+    def _add_port(self, port: ServicePort, endpoints: Endpoints, local_stems: Iterable[bytes]) -> None:
         # A pod that reaches itself through a service address must not see its own address as the client's.
         name, protocol = _NAMES[self.family, SetKind.LOOP_BACK], port.protocol
-        for address, endpoint_port in map(split, local_endpoints):
+        for stem in local_stems:
+            address, endpoint_port = split(stem + endpoints.suffix)
             self.entries[SetEntry(name, address, protocol, endpoint_port, address)] = None
         choice = choose(self.service, port, self.family, endpoints, self.view)
         self.without_local_internal |= choice.lacks_local and self.options.internal_traffic_local
@@ -187,9 +190,10 @@ class _FamilyState:
         else:
             self.refused.append(key)
 
-    def _add_flows(self, port: ServicePort, endpoints: Mapping[bytes, Conditions]) -> None:
+    def _add_flows(self, port: ServicePort, endpoints: Endpoints) -> None:
         """Tracked flows outlive their endpoint; only a port with a serving endpoint has somewhere to send them instead."""
-        serving = frozenset(RealServerKey(key) for key, conditions in endpoints.items() if conditions.serving)
+        each = zip(endpoints.stems, endpoints.conditions, strict=True)
+        serving = frozenset([RealServerKey(stem + endpoints.suffix) for stem, conditions in each if conditions.serving])
         if not serving:
             return
         for address in (self.cluster_address, *self.external_addresses, *self.load_balancer_addresses):
@@ -248,9 +252,7 @@ def _virtual_server_settings(scheduler: str, affinity_timeout_s: int) -> Virtual
     return VirtualServerSettings(scheduler, flags, affinity_timeout_s)
 
 
-def choose(
-    service: Service, port: ServicePort, family: Family, endpoints: Mapping[bytes, Conditions], view: NodeView
-) -> topology.Choice:
+def choose(service: Service, port: ServicePort, family: Family, endpoints: Endpoints, view: NodeView) -> topology.Choice:
     """Which of the endpoints of a port serve it in a family, by the Service's traffic policies."""
     return topology.choose(
         endpoints,
@@ -273,35 +275,6 @@ def _is_external_local(service: Service, port: ServicePort, family: Family) -> b
     )
 
 
-def find_endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Mapping[bytes, Conditions]:
-    """The endpoints of a service port: those of slices that have a port of its name and protocol, with that port's number.
-
-    They go by the plain bytes of their keys as real servers, which equal those keys.
-
-    An address that stands there twice counts once: the later entry replaces the earlier one unless it is terminating, as a
-    new pod may have got the address of one that is just going.
-    """
-    found: dict[bytes, Conditions] = {}
-    for item in slices:
-        for one in item.ports:
-            if one.name == port.name and one.protocol is port.protocol:
-                keys = _keys(item, one.port)
-                added = dict(zip(keys, item.conditions, strict=True))
-                if not found and len(added) == len(keys):
-                    found = added
-                elif len(added) == len(keys) and added.keys().isdisjoint(found.keys()):
-                    found.update(added)
-                else:
-                    for key, conditions in zip(keys, item.conditions, strict=True):
-                        if not conditions.terminating or key not in found:
-                            found[key] = conditions
-    return found
-
-
 def real_servers(item: EndpointSlice, port: int) -> list[RealServerKey]:
     """The endpoints of a slice as real servers on a port, in their order."""
-    return list(map(RealServerKey, _keys(item, port)))
-
-
-def _keys(item: EndpointSlice, port: int) -> Sequence[bytes]:
-    return plain_at_each(item.addresses, item.family.bits // 8, port) if item.family else ()
+    return RealServerKey.at_each(item.addresses, item.family.bits // 8, port) if item.family else []

@@ -9,14 +9,12 @@ import enum
 import functools
 import operator
 import zlib
-from collections.abc import Callable, Collection, KeysView, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Collection, KeysView, Sequence
+from typing import NamedTuple
 
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.service import Conditions
-
-K = TypeVar("K", bound=bytes)
-"""A real server's key, or the plain bytes of one."""
+from ipvsproxy.translate.endpoints import Endpoints
 
 FEW = 256
 """Shuffles of fewer real servers than these are kept, one for each number of them."""
@@ -69,9 +67,10 @@ class Scope(NamedTuple):
             return WhyNot.HINT_FOR_OTHER_ZONE
         return None
 
-    def used(self, endpoints: Mapping[K, Conditions]) -> Collection[K]:
-        """Those of the endpoints that are used."""
-        return [key for key, endpoint in endpoints.items() if self.why_not(endpoint) is None]
+    def used(self, endpoints: Endpoints) -> Sequence[bytes]:
+        """The stems of those endpoints that are used."""
+        each = zip(endpoints.stems, endpoints.conditions, strict=True)
+        return [stem for stem, conditions in each if self.why_not(conditions) is None]
 
 
 _EVERY_READY_ONE = Scope(last_resort=False)
@@ -131,24 +130,23 @@ def _local_scope(endpoints: Collection[Conditions], node: str) -> Scope:
     return Scope(node=node, last_resort=not any(endpoint.ready and endpoint.node_name == node for endpoint in endpoints))
 
 
-def choose(endpoints: Mapping[K, Conditions], node: str, zone: str, *, internal_local: bool, external_local: bool) -> Choice:
+def choose(endpoints: Endpoints, node: str, zone: str, *, internal_local: bool, external_local: bool) -> Choice:
     """Where the traffic of one service port goes, by its traffic policies.
 
     With internalTrafficPolicy Local the cluster IP never leads off this node. With externalTrafficPolicy Local and no
     endpoint here, all endpoints serve: a virtual server can not tell clients in the cluster, which may go anywhere, from
     those outside, and the latter are sent elsewhere by the load balancer's health check.
     """
-    ready = _ready(endpoints.values())
+    ready = _ready(endpoints.conditions)
     cluster = _cluster_scope(ready, node, zone)
-    used: Collection[K] = endpoints.keys()
-    if cluster is not _EVERY_READY_ONE or len(ready) != len(endpoints):  # nearly never, and then each is asked
+    used = endpoints.stems
+    if cluster is not _EVERY_READY_ONE or len(ready) != len(used):  # nearly never, and then each is asked
         used = cluster.used(endpoints)
-    everywhere = Route(cluster, in_order(used, node))
+    everywhere = Route(cluster, in_order(used, node, endpoints.suffix))
     if not (internal_local or external_local):
         return Choice(everywhere, everywhere, lacks_local=False)
-    local = _local_scope(endpoints.values(), node)
-    used = local.used(endpoints)
-    here = Route(local, in_order(used, node))
+    local = _local_scope(endpoints.conditions, node)
+    here = Route(local, in_order(local.used(endpoints), node, endpoints.suffix))
     return Choice(
         here if internal_local else everywhere,
         here if external_local and here.weights else everywhere,
@@ -156,17 +154,18 @@ def choose(endpoints: Mapping[K, Conditions], node: str, zone: str, *, internal_
     )
 
 
-def in_order(real_servers: Collection[bytes], node: str) -> EvenWeights:
-    """In an order that depends on the node's name and on which they are, and on nothing else: the same at every start.
+def in_order(stems: Collection[bytes], node: str, suffix: bytes = b"") -> EvenWeights:
+    """Real servers, by the stems of their keys and the suffix of all, in an order of this node's.
 
-    In one order for all nodes, the first connection of each would go to the same one (kubernetes/kubernetes #121591). Which comes
-    first is drawn for each of them all; after it they are shuffled as all of that number are on this node.
+    It depends on the node's name and on which they are, and on nothing else: the same at every start. In one order for all nodes,
+    the first connection of each would go to the same one (kubernetes/kubernetes #121591). Which comes first is drawn for each of
+    them all; after it they are shuffled as all of that number are on this node.
     """
-    count = len(real_servers)
+    count = len(stems)
     if count < 2:  # noqa: PLR2004 - one has no order
-        return EvenWeights.of(real_servers)
+        return EvenWeights.of([stem + suffix for stem in stems])
     shuffle = _shuffle_of_few if count < FEW else _shuffle
-    packed = b"".join(shuffle(node, count)(sorted(real_servers)))
+    packed = suffix.join(shuffle(node, count)(sorted(stems))) + suffix
     size = len(packed) // count
     begin = _mark(_seed(node), zlib.crc32(packed)) % count * size
     return EvenWeights(packed[begin:] + packed[:begin], size)

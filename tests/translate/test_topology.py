@@ -8,9 +8,10 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.real_servers import RealServerKey, split
 from ipvsproxy.model.service import Endpoint
 from ipvsproxy.translate import topology
+from ipvsproxy.translate.endpoints import Endpoints
 from tests import builders
 from tests.builders import OTHER_NODE, THIS_NODE, dead, draining, endpoint
 from tests.translate import strategies
@@ -22,7 +23,8 @@ def _choose(*endpoints: Endpoint, zone: str = builders.ZONE) -> tuple[set[str], 
     """Addresses in cluster scope, and those in local scope."""
     keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     cluster, local = topology.find_scopes([item.conditions for item in endpoints], THIS_NODE, zone)
-    return {str(key.address) for key in cluster.used(keyed)}, {str(key.address) for key in local.used(keyed)}
+    cluster_used, local_used = (scope.used(Endpoints.of(keyed)) for scope in (cluster, local))
+    return {str(split(key)[0]) for key in cluster_used}, {str(split(key)[0]) for key in local_used}
 
 
 def test_ready_endpoints_serve_wherever_they_are_and_those_here_serve_here() -> None:
@@ -121,7 +123,7 @@ def test_whatever_the_endpoints_traffic_goes_to_usable_ones_and_nowhere_only_whe
 ) -> None:
     keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     usable = {key for key, item in keyed.items() if item.ready or (item.serving and item.terminating)}
-    choice = topology.choose(keyed, THIS_NODE, zone, internal_local=True, external_local=False)
+    choice = topology.choose(Endpoints.of(keyed), THIS_NODE, zone, internal_local=True, external_local=False)
     cluster, local = choice.external.real_servers, choice.internal.real_servers
     assert cluster <= usable
     assert local == {key for key in local if keyed[key].node_name == THIS_NODE}
@@ -162,13 +164,13 @@ def test_external_traffic_goes_everywhere_when_none_is_here_and_stays_when_one_i
     there = RealServerKey.of(endpoint(THERE).address, 8080), endpoint(THERE, OTHER_NODE).conditions
     here = RealServerKey.of(endpoint(HERE).address, 8080), endpoint(HERE).conditions
     for pairs, expected in (((there,), {there[0]}), ((there, here), {here[0]})):
-        choice = topology.choose(dict(pairs), THIS_NODE, "", internal_local=False, external_local=True)
+        choice = topology.choose(Endpoints.of(dict(pairs)), THIS_NODE, "", internal_local=False, external_local=True)
         assert choice.external.real_servers == expected
         assert choice.internal.real_servers == dict(pairs).keys()
 
 
 def test_without_a_policy_nothing_is_lacking_here() -> None:
-    there = {RealServerKey.of(endpoint(THERE).address, 8080): endpoint(THERE, OTHER_NODE).conditions}
+    there = Endpoints.of({RealServerKey.of(endpoint(THERE).address, 8080): endpoint(THERE, OTHER_NODE).conditions})
     assert not topology.choose(there, THIS_NODE, "", internal_local=False, external_local=False).lacks_local
     assert topology.choose(there, THIS_NODE, "", internal_local=True, external_local=False).lacks_local
 
@@ -216,6 +218,13 @@ def test_all_of_any_number_are_there_once_in_an_order_that_does_not_depend_on_ho
     found = list(topology.in_order(keys, THIS_NODE))
     assert sorted(found) == sorted(keys)
     assert list(topology.in_order(keys[::-1], THIS_NODE)) == found
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 50])
+def test_a_port_that_all_have_changes_nothing_in_their_order(count: int) -> None:
+    keys = [builders.backend(f"10.244.0.{number}", 8080) for number in range(count)]
+    stems = [bytes(key[:4]) for key in keys]
+    assert list(topology.in_order(stems, THIS_NODE, b"\x1f\x90")) == list(topology.in_order(keys, THIS_NODE))
 
 
 def test_a_number_of_real_servers_that_is_another_with_each_event_does_not_take_memory_each_time() -> None:

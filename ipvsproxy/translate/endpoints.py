@@ -1,0 +1,67 @@
+"""Which endpoints the EndpointSlices of a Service have for one of its ports."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from ipvsproxy.model.packed import pieces
+from ipvsproxy.model.real_servers import PORT_SIZE
+from ipvsproxy.model.service import Conditions, EndpointSlice, ServicePort
+
+K = TypeVar("K", bound=bytes)
+
+
+class Endpoints(NamedTuple):
+    """The endpoints of a service port, none of them twice.
+
+    The plain bytes of a real server's key, which equal that key, are a stem and the suffix. Nearly always all endpoints have one
+    port: that is the suffix then, and a stem is a packed address. Else the suffix is empty. ``conditions`` go in step with stems.
+    """
+
+    stems: Sequence[bytes] = ()
+    conditions: Sequence[Conditions] = ()
+    suffix: bytes = b""
+
+    @classmethod
+    def of(cls, by_key: Mapping[K, Conditions]) -> "Endpoints":
+        """These, by the plain bytes of their keys."""
+        return cls(tuple(by_key), tuple(by_key.values()))
+
+    def by_key(self) -> Mapping[bytes, Conditions]:
+        """By the plain bytes of their keys, made at each call."""
+        return {stem + self.suffix: conditions for stem, conditions in zip(self.stems, self.conditions, strict=True)}
+
+
+def find_endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Endpoints:
+    """The endpoints of a service port: those of slices that have a port of its name and protocol, with that port's number.
+
+    The slices must be of one family. An address that stands there twice counts once: the later entry replaces the earlier one
+    unless it is terminating, as a new pod may have got the address of one that is just going.
+    """
+    found = [(item, one.port) for item in slices for one in item.ports if one.name == port.name and one.protocol is port.protocol]
+    numbers = {number for _, number in found}
+    if len(numbers) == 1:
+        stems, conditions = _joined([item for item, _ in found])
+        if len(set(stems)) == len(stems):
+            return Endpoints(stems, conditions, numbers.pop().to_bytes(PORT_SIZE, "big"))
+    return _one_by_one(found)
+
+
+def _joined(slices: Sequence[EndpointSlice]) -> tuple[Sequence[bytes], Sequence[Conditions]]:
+    if len(slices) == 1:
+        return _addresses(slices[0]), slices[0].conditions
+    return [address for item in slices for address in _addresses(item)], [one for item in slices for one in item.conditions]
+
+
+def _addresses(item: EndpointSlice) -> Sequence[bytes]:
+    return pieces(item.addresses, item.family.bits // 8) if item.family else ()
+
+
+def _one_by_one(found: Iterable[tuple[EndpointSlice, int]]) -> Endpoints:
+    by_key: dict[bytes, Conditions] = {}
+    for item, number in found:
+        suffix = number.to_bytes(PORT_SIZE, "big")
+        for address, conditions in zip(_addresses(item), item.conditions, strict=True):
+            key = address + suffix
+            if not conditions.terminating or key not in by_key:
+                by_key[key] = conditions
+    return Endpoints.of(by_key)

@@ -1,0 +1,42 @@
+"""Which endpoints a service port has, and what counts where an address stands in slices twice."""
+
+import hypothesis
+from hypothesis import strategies as st
+
+from ipvsproxy.model.net import Protocol
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.service import Conditions, Endpoint, EndpointPort, EndpointSlice
+from ipvsproxy.translate.endpoints import find_endpoints
+from tests import builders
+from tests.builders import draining, endpoint
+
+PORT = builders.service_port(80, name="http")
+OTHERS = [EndpointPort("https", Protocol.TCP, 8443), EndpointPort("http", Protocol.UDP, 8081)]
+ENDPOINTS = st.builds(
+    lambda number, make: make(f"10.244.0.{number}"), st.integers(0, 5), st.sampled_from([endpoint, draining, builders.dead])
+)
+Some = list[tuple[list[Endpoint], list[EndpointPort]]]
+PORTS = st.sampled_from([8080, 8080, 8080, 9090]).map(lambda number: EndpointPort("http", Protocol.TCP, number))
+
+
+def _expected(slices: list[EndpointSlice]) -> dict[RealServerKey, Conditions]:
+    """Told once more, one by one."""
+    found: dict[RealServerKey, Conditions] = {}
+    for item in slices:
+        for port in item.ports:
+            for one in item.endpoints if (port.name, port.protocol) == ("http", Protocol.TCP) else ():
+                key = RealServerKey.of(one.address, port.port)
+                if key not in found or not one.conditions.terminating:
+                    found[key] = one.conditions
+    return found
+
+
+@hypothesis.given(st.lists(st.tuples(st.lists(ENDPOINTS, max_size=4), st.lists(PORTS, max_size=2)), max_size=3))
+def test_endpoints_are_those_of_all_slices_with_the_port_each_once(some: Some) -> None:
+    slices = [
+        builders.endpoint_slice(*endpoints, suffix=str(number), ports=[*ports, *OTHERS])
+        for number, (endpoints, ports) in enumerate(some)
+    ]
+    found, expected = find_endpoints(slices, PORT), _expected(slices)
+    assert found.by_key() == expected
+    assert [stem + found.suffix for stem in found.stems] == list(expected), "in the order in which the slices name them"
