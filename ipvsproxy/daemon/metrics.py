@@ -218,7 +218,7 @@ class Metrics:
     async def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept
         await asyncio.sleep(0)  # a look at the tables is a slice of its own
-        self._tables.counted = await asyncio.to_thread(self._tables.count, self._tables.look())
+        await in_slices(self._tables.counting(), self._clock, self._clock())
         families = (_One(family) for family in self._registry.collect())
         text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
         first: list[bytes] = []

@@ -195,27 +195,26 @@ class Histogram(Collector):
 
 
 class Tables(Collector):
-    """What is counted when somebody asks. ``look`` comes first, in the loop; then ``count``, which takes time per object.
-
-    ``counted`` is what ``count`` has told last. Who asks sets it, for ``count`` may go on when nobody waits for it any more.
-    """
+    """What is counted when somebody asks."""
 
     def __init__(self) -> None:
         self.sources: measure.Sources | None = None
         self.families: tuple[Family, ...] = ()
-        self.counted: Sequence[measure.Gauges] = ()
+        self._counted: Sequence[measure.Gauges] = ()
 
-    def look(self) -> measure.Snapshot | None:
-        """Take a snapshot."""
-        return measure.look(self.sources) if self.sources else None
-
-    def count(self, seen: measure.Snapshot | None) -> Sequence[measure.Gauges]:
-        """Count what is in a snapshot; any thread may do that."""
-        return list(measure.gauges(seen, self.families)) if seen else ()
+    def counting(self) -> Iterator[None]:
+        """Count all, with a pause now and then, from what there is now. Until it is over, what was counted last counts."""
+        counted: list[measure.Gauges] = []
+        for one in measure.gauges(measure.look(self.sources), self.families) if self.sources else ():
+            if one is None:
+                yield
+            else:
+                counted.append(one)
+        self._counted = counted
 
     def collect(self) -> Iterator[Metric]:
         """What was counted last, for the registry."""
-        for gauges in self.counted:
+        for gauges in self._counted:
             kind = CounterMetricFamily if gauges.only_grows else GaugeMetricFamily
             family = kind(gauges.name, gauges.documentation, labels=gauges.labels)
             for labels, value in gauges.values.items():

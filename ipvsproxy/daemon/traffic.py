@@ -10,18 +10,19 @@ for as long as they are there; what comes later is counted together.
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Container, Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping
+from typing import TypeVar
 
 import structlog
 
+from ipvsproxy.daemon.ledger import NOTHING, ROWS_AT_ONCE, Ledger, Row
 from ipvsproxy.daemon.slices import in_slices
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import Connections, Counters, VirtualServer, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.reconcile.reconciler import Reconciler
@@ -37,81 +38,14 @@ LONGEST_PAUSE_S = 120.0
 """A reading that began so long ago is begun anew: who scrapes only now and then wants no figures of then."""
 SERVERS_AT_ONCE = 50
 """Virtual servers whose real servers are asked for in one go: about 5 ms, for which programming may have to wait."""
-ROWS_AT_ONCE = 100
-"""Virtual servers that are taken in between two looks at the clock."""
 LINES_AT_ONCE = 200
 """Some 30 kB: who handles a page of megabytes in one go keeps the loop, and has fresh memory for it each time."""
 OTHERS = "(others)"
 """Stands in the place of a name for all that is beyond the limit; no object of the API can be called so."""
-_NOTHING = Counters()
 T = TypeVar("T")
 _DIRECTIONS = ("in", "out")
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-
-
-class _Row(NamedTuple):
-    """Counters of one kernel object, and the labels of the series that they belong to."""
-
-    key: Hashable
-    labels: str
-    counters: Counters | None
-    """None where they were not told, although the object is there."""
-
-
-class Ledger:
-    """Totals by labels, from counters that may begin again at zero. ``limit`` bounds how many have their own."""
-
-    def __init__(self, limit: int) -> None:
-        self.totals: dict[str, list[int]] = {}
-        self.others = list(_NOTHING)
-        self.unlisted: set[str] = set()
-        self._limit = limit
-        self._last: dict[Hashable, Counters] = {}
-
-    def booking(self, rows: Collection[_Row], nobodys: Container[Hashable] = ()) -> Iterator[None]:
-        """Take in all counters that there are now, with a pause now and then. Labels that none of them has are forgotten.
-
-        ``nobodys`` are objects that are there, too, and have no labels now: what they had counted is not counted again later.
-
-        Who leaves it at a pause has some rows booked as a whole and the others not at all: nothing is counted twice.
-        """
-        there: set[str] = set()
-        keys: set[Hashable] = set()
-        for number, row in enumerate(rows, 1):
-            if number % ROWS_AT_ONCE == 0:
-                yield
-            there.add(row.labels)
-            keys.add(row.key)
-        for labels in self.totals.keys() - there:
-            del self.totals[labels]
-        self.unlisted &= there
-        for key in self._last.keys() - keys:
-            if key not in nobodys:
-                del self._last[key]
-        for number, (key, labels, told) in enumerate(rows, 1):
-            if number % ROWS_AT_ONCE == 0:
-                yield
-            before = self._last.get(key, _NOTHING)
-            self._last[key] = now = before if told is None else told
-            if now == before:
-                continue
-            if any(map(int.__lt__, now, before)):
-                before = _NOTHING  # it was made again
-            total = self._total(labels)
-            for index, (new, old) in enumerate(zip(now, before, strict=True)):
-                total[index] += new - old
-
-    def _total(self, labels: str) -> list[int]:
-        total = self.totals.get(labels)
-        if total is not None:
-            return total
-        if len(self.totals) >= self._limit:
-            self.unlisted.add(labels)
-            return self.others
-        self.unlisted.discard(labels)
-        total = self.totals[labels] = [0] * len(_NOTHING)
-        return total
 
 
 @dataclasses.dataclass(slots=True)
@@ -124,15 +58,6 @@ class _Reading:
     counters: dict[VirtualServerKey, Counters] = dataclasses.field(default_factory=dict)
     left: list[VirtualServerKey] = dataclasses.field(default_factory=list)
     endpoints: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """What the figures are joined to: copies, for the tables go on changing between two slices of that work."""
-
-    virtual_servers: Mapping[VirtualServerKey, VirtualServer]
-    services: Mapping[ServiceName, Service]
-    drains: Sequence[tuple[VirtualServerKey, RealServerKey, Connections | None]]
 
 
 class Traffic:
@@ -177,12 +102,7 @@ class Traffic:
             log.warning("counters could not be read", error=str(error))
             return
         self._reading = None
-        known = _Known(
-            virtual_servers=dict(self._reconciler.claims.virtual_servers.desired),
-            services=dict(self._store.services),
-            drains=[(one.virtual_server, one.key, one.connections) for one in self._reconciler.drains if not one.waits],
-        )
-        await in_slices(self._booking(known, reading.counters, reading.endpoints), self._clock, self._clock())
+        await in_slices(self._booking(reading.counters, reading.endpoints), self._clock, self._clock())
         self._read_s = now
 
     async def _read(self, now: float) -> "_Reading":
@@ -198,33 +118,41 @@ class Traffic:
             part = await _soon(self._kernel.call(next, reading.services, None))
             reading.counters |= part or {}
             if part is None:
+                if self._of_endpoints:
+                    await in_slices(self._choosing(reading), self._clock, self._clock())
                 reading.is_in_services = False
-                reading.left = self._with_traffic(reading.counters) if self._of_endpoints else []
         while some := reading.left[-SERVERS_AT_ONCE:]:  # from behind, or all that is left would be moved each time
             reading.endpoints |= await _soon(self._kernel.call(self._kernel.target.ipvs.traffic.endpoints, some))
             del reading.left[-SERVERS_AT_ONCE:]
         return reading
 
-    def _with_traffic(self, counters: Mapping[VirtualServerKey, Counters]) -> list[VirtualServerKey]:
-        """Those virtual servers that have counted anything.
+    def _choosing(self, reading: _Reading) -> Iterator[None]:
+        """Note those virtual servers that have counted anything: their endpoints are to be read.
 
         Also where counters were not told this time: who is left out is taken for gone, and counted from zero when it is back.
         """
-        return [key for key in dict.fromkeys((*counters, *self._labels)) if counters.get(key) != _NOTHING]
+        counters = reading.counters
+        left: list[VirtualServerKey] = []
+        untold = (key for key in self._labels if key not in counters)
+        for number, key in enumerate(itertools.chain(counters, untold), 1):
+            if number % ROWS_AT_ONCE == 0:
+                yield
+            if counters.get(key) != NOTHING:
+                left.append(key)
+        reading.left = left
 
     def _booking(
         self,
-        known: _Known,
         counters: Mapping[VirtualServerKey, Counters],
         endpoints: Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]],
     ) -> Iterator[None]:
-        yield from self._joining(known, counters)
+        yield from self._joining(counters)
         labels = self._labels
-        rows: list[_Row] = []
+        rows: list[Row] = []
         for number, (key, (_, name)) in enumerate(labels.items(), 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
-            rows.append(_Row(key, name, counters.get(key)))
+            rows.append(Row(key, name, counters.get(key)))
         yield from self._services.booking(rows, counters)
         open_connections: dict[str, Connections] = {}
         rows = []
@@ -237,38 +165,55 @@ class Traffic:
                 continue
             for real_server, (connections, counted) in servers.items():
                 name = _endpoint(labels[key][1], real_server)
-                rows.append(_Row((key, real_server), name, counted))
+                rows.append(Row((key, real_server), name, counted))
                 open_connections[name] = _sum(open_connections.get(name), connections)
         yield from self._endpoints.booking(rows, nobodys)
         if not self._of_endpoints:
-            for key, real_server, seen in known.drains:
-                if seen is not None and (found := self._labels_of(known, key)):
-                    name = _endpoint(found[1], real_server)
-                    open_connections[name] = _sum(open_connections.get(name), seen)
-        listed = (name for name in open_connections if not self._of_endpoints or name in self._endpoints.totals)
-        self._open = {name: open_connections[name] for name, _ in zip(listed, range(self._limit), strict=False)}
+            yield from self._adding_drains(open_connections)
+        listed: dict[str, Connections] = {}
+        for number, (name, connections) in enumerate(open_connections.items(), 1):
+            if number % ROWS_AT_ONCE == 0:
+                yield
+            if len(listed) < self._limit and (not self._of_endpoints or name in self._endpoints.totals):
+                listed[name] = connections
+        self._open = listed
 
-    def _joining(self, known: _Known, counted: Collection[VirtualServerKey]) -> Iterator[None]:
+    def _adding_drains(self, open_connections: dict[str, Connections]) -> Iterator[None]:
+        """What draining real servers had open when they were looked at last."""
+        # They come and go between two slices; and one that waits looks otherwise when it has ended.
+        drains = [one for one in self._reconciler.drains if not one.waits]
+        for number, drain in enumerate(drains, 1):
+            if number % ROWS_AT_ONCE == 0:
+                yield
+            seen, key = drain.connections, drain.virtual_server
+            if seen is not None and (found := self._labels_of(key)):
+                name = _endpoint(found[1], drain.key)
+                open_connections[name] = _sum(open_connections.get(name), seen)
+
+    def _joining(self, counted: Collection[VirtualServerKey]) -> Iterator[None]:
         """Find the Service, and the labels of its port, of each virtual server that has counted anything since it is wanted."""
         joined = {}
-        for number, key in enumerate(dict.fromkeys((*self._labels, *counted)), 1):  # in the order in which they came
+        left: set[ServiceName] = set()
+        # In the order in which they came.
+        for number, key in enumerate(itertools.chain(self._labels, (key for key in counted if key not in self._labels)), 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
-            if found := self._labels_of(known, key):
+            if found := self._labels_of(key):
                 joined[key] = found
+            elif key in self._labels:
+                left.add(self._labels[key][0].name)
         # A port whose virtual servers that had traffic are gone still has its series, if it has others.
-        left = self._labels.keys() - joined.keys()
-        services = {self._labels[key][0].name for key in left}
-        for number, (key, wanted) in enumerate(known.virtual_servers.items() if left else (), 1):
+        wanted = self._reconciler.claims.virtual_servers.desired
+        for number, key in enumerate(list(wanted) if left else (), 1):  # they come and go between two slices
             if number % ROWS_AT_ONCE == 0:
                 yield
-            if wanted.owner.service in services and (found := self._labels_of(known, key)):
+            if (one := wanted.get(key)) and one.owner.service in left and (found := self._labels_of(key)):
                 joined[key] = found
         self._labels = joined
 
-    def _labels_of(self, known: _Known, key: VirtualServerKey) -> tuple[Service, str] | None:
-        wanted, before = known.virtual_servers.get(key), self._labels.get(key)
-        service = known.services.get(wanted.owner.service) if wanted else None
+    def _labels_of(self, key: VirtualServerKey) -> tuple[Service, str] | None:
+        wanted, before = self._reconciler.claims.virtual_servers.desired.get(key), self._labels.get(key)
+        service = self._store.services.get(wanted.owner.service) if wanted else None
         if service is None:
             return None
         return before if before and before[0] is service else (service, _describe(service, key))
@@ -300,19 +245,19 @@ async def _soon(part: Awaitable[T]) -> T:
 
 def _counters(kind: str, ledger: Ledger, *, openmetrics: bool) -> Iterator[str]:
     totals = ledger.totals
-    if ledger.unlisted or any(ledger.others):
+    if ledger.unlisted or any(ledger.others.counts):
         totals = {**totals, _others(kind): ledger.others}
     suffix = "" if openmetrics else "_total"
     name = f"ipvsproxy_{kind}_connections"
     yield _heading(name + suffix, "counter", f"Connections by {kind}.")
     for labels, total in totals.items():
-        yield f"{name}_total{{{labels}}} {total[0]}\n"
+        yield f"{name}_total{{{labels}}} {total.counts[0]}\n"
     for what, first in (("packets", 1), ("bytes", 3)):
         name = f"ipvsproxy_{kind}_{what}"
         yield _heading(name + suffix, "counter", f"{what.capitalize()} by {kind}, from clients (in) and to them (out).")
         for labels, total in totals.items():
             for index, direction in enumerate(_DIRECTIONS, first):
-                yield f'{name}_total{{{labels},direction="{direction}"}} {total[index]}\n'
+                yield f'{name}_total{{{labels},direction="{direction}"}} {total.counts[index]}\n'
 
 
 def _gauges(name: str, text: str, by_kind: Mapping[str, int]) -> Iterator[str]:

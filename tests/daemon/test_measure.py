@@ -44,7 +44,7 @@ class Figures:
         sources = Sources(
             reconciler=self.reconciler, store=self.store, status=self.status, clock=self.clock, watches=lambda: self.watches
         )
-        return {one.name: dict(one.values) for one in measure.gauges(measure.look(sources), BOTH)}
+        return {one.name: dict(one.values) for one in measure.gauges(measure.look(sources), BOTH) if one}
 
 
 def _server(*backends: str) -> ObservedVirtualServer:
@@ -145,3 +145,17 @@ def test_drift_is_counted_by_kind() -> None:
         figures.reconciler.observer.observe(Observation(addresses=addresses), now=0)
     drift = figures.read()["ipvsproxy_drift_total"]
     assert drift == {(kind,): float(kind == "address") for kind in KINDS}
+
+
+def test_who_waits_has_a_turn_while_many_are_counted() -> None:
+    figures, many = Figures(), 3 * measure.OBJECTS_AT_ONCE
+    addresses = [f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(many)]
+    figures.reconciler.observer.observe(
+        Observation(
+            virtual_servers={builders.frontend(one, 80): _server() for one in addresses},
+            addresses=frozenset(builders.addresses(*addresses)),
+        ),
+        0,
+    )
+    sources = Sources(reconciler=figures.reconciler, store=figures.store, status=figures.status, clock=figures.clock)
+    assert sum(one is None for one in measure.gauges(measure.look(sources), BOTH)) == 3 + 3

@@ -1,12 +1,11 @@
 """Names, types, labels and buckets against the recorded kube-proxy, what is counted where, and the formats of the page."""
 
 import asyncio
-import concurrent.futures
 import errno
 import gzip
-import threading
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from prometheus_client import Metric, parser
@@ -18,7 +17,6 @@ from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.reflector import Trouble
 from ipvsproxy.daemon.status import Status
 from ipvsproxy.daemon.store import Changes, Complaint, Store, Trigger
-from ipvsproxy.daemon.traffic import Traffic
 from ipvsproxy.model.kernel import DEVICE, Device, Flow, FlowCleaning, RealServer
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
@@ -339,52 +337,24 @@ async def test_before_families_are_known_the_page_has_what_is_known() -> None:
     assert "ipvsproxy_build_info" in await _page(Metrics())
 
 
-async def test_the_page_is_written_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics = _metrics()
-    threads: list[threading.Thread] = []
-
-    def note(*_arguments: object) -> Iterable[Gauges]:
-        threads.append(threading.current_thread())
-        return ()
-
-    monkeypatch.setattr("ipvsproxy.daemon.measure.gauges", note)
-    await metrics.expose()
-    assert threads
-    assert threading.main_thread() not in threads
-
-
-class _Waiting:
-    """Traffic that nothing is known of until what the only other thread does is over."""
-
-    def __init__(self, event: threading.Event) -> None:
-        self._event = event
-
-    async def refresh(self) -> None:
-        self._event.set()
-        await asyncio.to_thread(int)
-
-    def render(self, *, openmetrics: bool) -> Iterator[bytes]:
-        return iter(() if openmetrics else (b"",))
-
-
 async def test_a_scrape_that_is_left_while_it_counts_takes_nothing_from_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = asyncio.get_running_loop()
-    begun, may_end = asyncio.Event(), threading.Event()
+    begun = asyncio.Event()
     count = measure.gauges
 
-    def wait(seen: measure.Snapshot, families: Collection[Family]) -> Iterable[Gauges]:
-        loop.call_soon_threadsafe(begun.set)
-        may_end.wait(10)
-        return count(seen, families)
+    def pause(seen: measure.Snapshot, families: Collection[Family]) -> Iterator[Gauges | None]:
+        yield from itertools.islice(count(seen, families), 3)
+        begun.set()
+        clock.now += 1
+        yield None
+        pytest.fail("nobody waits for it any more")
 
-    monkeypatch.setattr("ipvsproxy.daemon.measure.gauges", wait)
-    metrics = _metrics()
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        loop.set_default_executor(thread)
+    clock = Clock()
+    metrics = _metrics(clock=clock)
+    with monkeypatch.context() as patched:
+        patched.setattr(measure, "gauges", pause)
         left = asyncio.create_task(metrics.expose())
         await begun.wait()
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
-        metrics._traffic = cast("Traffic", _Waiting(may_end))
-        assert 'ipvsproxy_pending{kind="virtual_server"}' in await _page(metrics)
+    assert 'ipvsproxy_pending{kind="virtual_server"}' in await _page(metrics)

@@ -1,7 +1,6 @@
 """What a scrape costs by the number of Services: steps in all, and those that hold the loop. Seconds are scripts/bench's."""
 
 import asyncio
-import concurrent.futures
 import dataclasses
 import itertools
 from collections.abc import Collection, Container, Hashable, Iterator
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.daemon import slices, traffic
+from ipvsproxy.daemon import ledger, slices, traffic
 from ipvsproxy.daemon.measure import Sources
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.status import Status
@@ -49,10 +48,9 @@ async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
     async def pause(_: float) -> None:
         pauses.append(steps.here)
 
-    with monkeypatch.context() as patched, counted() as steps, concurrent.futures.ThreadPoolExecutor() as threads:
+    with monkeypatch.context() as patched, counted() as steps:
         patched.setattr(slices, "SLICE_S", 0.0)
         patched.setattr(asyncio, "sleep", pause)
-        asyncio.get_running_loop().set_default_executor(threads)  # threads of a scrape before would go on counting for that one
         answer = await metrics.expose()
         pauses.append(steps.here)
     worker.stop()
@@ -84,17 +82,18 @@ async def test_a_scrape_pauses_as_often_as_its_size_demands(monkeypatch: pytest.
 
 
 async def test_what_looks_through_all_for_each_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    book = traffic.Ledger.booking
+    book = ledger.Ledger.booking
 
-    def book_slowly(ledger: traffic.Ledger, rows: Collection[Any], nobodys: Container[Hashable]) -> Iterator[None]:
+    def book_slowly(booked: ledger.Ledger, rows: Collection[Any], nobodys: Container[Hashable]) -> Iterator[None]:
         for row in rows:
             next(1 for other in rows if other.labels == row.labels)
-        return book(ledger, rows, nobodys)
+        return book(booked, rows, nobodys)
 
-    monkeypatch.setattr(traffic.Ledger, "booking", book_slowly)
+    monkeypatch.setattr(ledger.Ledger, "booking", book_slowly)
     assert await grows_too_fast(monkeypatch)
 
 
 async def test_what_is_done_in_the_loop_at_one_go_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "ROWS_AT_ONCE", 10**9)
     monkeypatch.setattr(traffic, "ROWS_AT_ONCE", 10**9)
     assert await holds_the_loop(monkeypatch)

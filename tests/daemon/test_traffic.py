@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from ipvsproxy.daemon import traffic
+from ipvsproxy.daemon.ledger import Row
 from ipvsproxy.daemon.measure import Sources
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.status import Status
@@ -254,7 +254,7 @@ async def test_counters_that_are_not_told_once_are_not_counted_twice() -> None:
 
 
 async def test_who_leaves_in_the_middle_of_booking_has_nothing_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipvsproxy.daemon.traffic.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("ipvsproxy.daemon.ledger.ROWS_AT_ONCE", 1)
     services = [builders.service(f"s{number}", cluster=[f"10.96.0.{number}"]) for number in range(1, 6)]
     scene = Scene(*services)
     keys = [builders.frontend(f"10.96.0.{number}", 80) for number in range(1, 6)]
@@ -262,7 +262,7 @@ async def test_who_leaves_in_the_middle_of_booking_has_nothing_counted_twice(mon
     await scene.scrape()
     scene.kernel.counters = dict.fromkeys(keys, Counters(9))
     ledger = scene.traffic._services
-    rows = [traffic._Row(key, labels, Counters(9)) for key, (_, labels) in scene.traffic._labels.items()]
+    rows = [Row(key, labels, Counters(9)) for key, (_, labels) in scene.traffic._labels.items()]
     for pauses in range(2 * len(rows)):
         for _ in itertools.islice(ledger.booking(rows), pauses):
             pass
@@ -365,6 +365,21 @@ async def test_draining_endpoints_show_their_connections() -> None:
     assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="inactive"}}'] == 2
     assert not any(name.startswith("ipvsproxy_endpoint_bytes") for name in seen)
     assert not scene.kernel.asked_for
+
+
+def test_an_endpoint_that_waits_for_its_removal_is_not_shown_when_that_comes_while_drains_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ipvsproxy.daemon.traffic.ROWS_AT_ONCE", 1)
+    scene, waiting = Scene(WEB), builders.backend("10.244.0.6")
+    drains = scene.reconciler.drains
+    drains.begin(CLUSTER, POD, 0)
+    drains.begin(CLUSTER, waiting, 0)
+    drains.note(CLUSTER, {POD: Connections(3, 1), waiting: Connections(0, 0)}, 1, may_wait=2)
+    found: dict[str, Connections] = {}
+    for _ in scene.traffic._adding_drains(found):
+        drains.end(CLUSTER, waiting)
+    assert found == {f'{HTTP},endpoint="10.244.0.5:8080"': Connections(3, 1)}
 
 
 async def test_endpoints_have_their_own_totals_if_that_is_wanted() -> None:
