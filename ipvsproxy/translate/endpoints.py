@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from ipvsproxy.model.net import Address
 from ipvsproxy.model.packed import pieces
-from ipvsproxy.model.real_servers import PORT_SIZE
+from ipvsproxy.model.real_servers import PORT_SIZE, split
 from ipvsproxy.model.service import Conditions, EndpointSlice, ServicePort
 
 K = TypeVar("K", bound=bytes)
@@ -25,6 +26,13 @@ class Endpoints(NamedTuple):
     def of(cls, by_key: Mapping[K, Conditions]) -> "Endpoints":
         """These, by the plain bytes of their keys."""
         return cls(tuple(by_key), tuple(by_key.values()))
+
+    def split(self, stems: Iterable[bytes]) -> Sequence[tuple[Address, int]]:
+        """Address and port of these stems."""
+        if not self.suffix:
+            return list(map(split, stems))
+        port = int.from_bytes(self.suffix, "big")
+        return [(Address(stem), port) for stem in stems]
 
     def by_key(self) -> Mapping[bytes, Conditions]:
         """By the plain bytes of their keys, made at each call."""

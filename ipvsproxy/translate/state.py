@@ -23,7 +23,7 @@ from ipvsproxy.model.kernel import (
     network_entry,
 )
 from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, split
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
 from ipvsproxy.translate import refusal, topology
@@ -123,7 +123,8 @@ class _FamilyState:
             local = [(stem, conditions) for stem, conditions in each if conditions.node_name == here]
             self._add_port(port, endpoints, [stem for stem, _ in local])
             if port_number and local:
-                local_ready.update(split(stem + endpoints.suffix)[0] for stem, conditions in local if conditions.ready)
+                ready = endpoints.split(stem for stem, conditions in local if conditions.ready)
+                local_ready.update(address for address, _ in ready)
         if port_number:
             self._enter(SetKind.HEALTH_CHECK_NODE_PORT, port=port_number)
             listener = HealthListener(self.family, port_number, self.service.name)
@@ -132,8 +133,7 @@ class _FamilyState:
     def _add_port(self, port: ServicePort, endpoints: Endpoints, local_stems: Iterable[bytes]) -> None:
         # A pod that reaches itself through a service address must not see its own address as the client's.
         name, protocol = _NAMES[self.family, SetKind.LOOP_BACK], port.protocol
-        for stem in local_stems:
-            address, endpoint_port = split(stem + endpoints.suffix)
+        for address, endpoint_port in endpoints.split(local_stems):
             self.entries[SetEntry(name, address, protocol, endpoint_port, address)] = None
         choice = choose(self.service, port, self.family, endpoints, self.view)
         self.without_local_internal |= choice.lacks_local and self.options.internal_traffic_local
