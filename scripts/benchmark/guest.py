@@ -2,9 +2,9 @@
 
     scripts/kernel .venv/bin/python -m scripts.benchmark.guest '[["cold", {"pages": [10000, 10]}], …]'
 
-A measurement is a name of ``measure`` and its arguments. ``pages`` there is a number of Services and one of endpoints each,
-``recording`` the name of a file. One named ``restart`` gets the namespace of the one before it, as that left it. Each line of
-output is JSON: what was found, or ``error``.
+A measurement is a name of ``measure`` and its arguments. ``pages`` there is a number of Services, one of endpoints each, and
+perhaps one of nodes; ``recording`` is the name of a file. One named ``restart`` gets the namespace of the one before it, as that
+left it. Each line of output is JSON: what was found, or ``error``.
 """
 
 import json
@@ -62,12 +62,13 @@ def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> di
     return found
 
 
-def pages(directory: pathlib.Path, services: int, endpoints: int) -> pathlib.Path:
+def pages(directory: pathlib.Path, *size: int) -> pathlib.Path:
     """The pages of a cluster of this size, which are made when they are asked for first."""
-    wanted = directory / f"pages-{services}-{endpoints}"
+    numbers = list(map(str, size))
+    wanted = directory / "-".join(["pages", *numbers])
     if not wanted.exists():
         wanted.mkdir()
-        command = [sys.executable, "-m", "scripts.benchmark.workload", str(wanted), str(services), str(endpoints)]
+        command = [sys.executable, "-m", "scripts.benchmark.workload", str(wanted), *numbers]
         subprocess.run(command, check=True)
     return wanted
 

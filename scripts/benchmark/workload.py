@@ -1,9 +1,10 @@
 """A cluster of a given size as an API server would tell it: pages of lists, and lines of watches.
 
-    python -m scripts.benchmark.workload DIRECTORY SERVICES ENDPOINTS
+    python -m scripts.benchmark.workload DIRECTORY SERVICES ENDPOINTS [NODES]
 
 writes the pages into a directory, so that they take no memory of the process that reads them. Objects carry what real ones
-carry, managed fields included: a slice of ten endpoints has about 4 kB.
+carry, managed fields included: a slice of ten endpoints has about 4 kB. Pods are spread evenly over the nodes; unless told
+otherwise, there are as many of these as they need.
 """
 
 import itertools
@@ -18,6 +19,9 @@ NODE = "node-0"
 PAGE_ITEMS = 500
 SLICE_ENDPOINTS = 100
 """Most endpoints in a slice, as the slice controller makes them."""
+PODS_PER_NODE = 110
+"""Most on one node, by the kubelet's default (maxPods) and in Kubernetes' own limits for large clusters."""
+FEWEST_NODES = 10
 KINDS = ("services", "endpointslices", "nodes")
 _NAMESPACES = 50
 _CREATED = "2026-01-01T00:00:00Z"
@@ -52,8 +56,13 @@ def service(number: int, version: int = 1) -> dict[str, Any]:
     return {"metadata": metadata, "spec": spec, "status": {"loadBalancer": {}}}
 
 
-def endpoint_slice(number: int, part: int, pods: list[int], version: int = 1) -> dict[str, Any]:
-    """One slice of a Service, with these pods as endpoints; every tenth pod is on our node."""
+def nodes_for(pods: int) -> int:
+    """How many nodes so many pods need."""
+    return max(FEWEST_NODES, -(-pods // PODS_PER_NODE))
+
+
+def endpoint_slice(number: int, part: int, pods: list[int], version: int = 1, nodes: int = FEWEST_NODES) -> dict[str, Any]:
+    """One slice of a Service, with these pods as endpoints, in a cluster of so many nodes."""
     name = _name(number)
     labels = {
         "app": name,
@@ -65,7 +74,7 @@ def endpoint_slice(number: int, part: int, pods: list[int], version: int = 1) ->
     return {
         "metadata": metadata,
         "addressType": "IPv4",
-        "endpoints": [_endpoint(pod, metadata["namespace"]) for pod in pods],
+        "endpoints": [_endpoint(pod, metadata["namespace"], nodes) for pod in pods],
         "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
     }
 
@@ -79,18 +88,17 @@ def node() -> dict[str, Any]:
     }
 
 
-def slices(number: int, endpoints: int) -> Iterator[dict[str, Any]]:
-    """The slices of a Service with this many endpoints."""
+def slices(number: int, endpoints: int, nodes: int) -> Iterator[dict[str, Any]]:
+    """The slices of a Service with this many endpoints, in a cluster of so many nodes."""
     first = number * endpoints
     for start in range(0, endpoints, SLICE_ENDPOINTS):
-        yield endpoint_slice(
-            number, start // SLICE_ENDPOINTS, list(range(first + start, first + min(start + SLICE_ENDPOINTS, endpoints)))
-        )
+        pods = range(first + start, first + min(start + SLICE_ENDPOINTS, endpoints))
+        yield endpoint_slice(number, start // SLICE_ENDPOINTS, list(pods), nodes=nodes)
 
 
-def is_local(pod: int) -> bool:
-    """Whether the pod of this number is on our node: every tenth is."""
-    return pod % 10 == 0
+def node_of(pod: int, nodes: int) -> str:
+    """The name of the node, one of so many, on which the pod of this number is; the first of them is ours."""
+    return f"node-{pod % nodes}"
 
 
 class Replacements:
@@ -104,7 +112,8 @@ class Replacements:
         self._services = services
         self._endpoints = endpoints
         self._version = 2_000_000
-        self._new_pods = itertools.filterfalse(is_local, itertools.count(services * endpoints + 20_000))
+        self._nodes = nodes_for(services * endpoints)
+        self._new_pods = itertools.filterfalse(self._is_local, itertools.count(services * endpoints + 20_000))
         self._pods: dict[int, deque[int]] = {}
 
     def line(self, number: int) -> bytes:
@@ -116,13 +125,16 @@ class Replacements:
         for service_number in (number, (number + 1) % self._services):
             first = service_number * self._endpoints
             pods = self._pods.setdefault(service_number, deque(range(first, first + min(self._endpoints, SLICE_ENDPOINTS))))
-            replaced = next(itertools.filterfalse(is_local, pods), None)
+            replaced = next(itertools.filterfalse(self._is_local, pods), None)
             if replaced is not None:
                 pods.remove(replaced)
                 pods.append(next(self._new_pods))
                 self._version += 1
-                return line("MODIFIED", endpoint_slice(service_number, 0, list(pods), self._version))
+                return line("MODIFIED", endpoint_slice(service_number, 0, list(pods), self._version, self._nodes))
         raise ValueError(f"neither Service {number} nor the next one has an endpoint on another node")
+
+    def _is_local(self, pod: int) -> bool:
+        return node_of(pod, self._nodes) == NODE
 
     def forget(self) -> None:
         """No more lines are asked for: what was replaced takes memory."""
@@ -134,11 +146,12 @@ def line(what: str, item: dict[str, Any]) -> bytes:
     return json.dumps({"type": what, "object": item}, separators=(",", ":")).encode() + b"\n"
 
 
-def write(directory: pathlib.Path, services: int, endpoints: int) -> None:
-    """Write ``services-0``, ``services-1``…, ``endpointslices-0``…, ``nodes-0``."""
+def write(directory: pathlib.Path, services: int, endpoints: int, nodes: int = 0) -> None:
+    """Write ``services-0``, ``services-1``…, ``endpointslices-0``…, ``nodes-0``. ``nodes`` is 0 for as many as are needed."""
+    nodes = nodes or nodes_for(services * endpoints)
     lists: tuple[tuple[str, Iterator[dict[str, Any]]], ...] = (
         ("services", map(service, range(services))),
-        ("endpointslices", (one for number in range(services) for one in slices(number, endpoints))),
+        ("endpointslices", (one for number in range(services) for one in slices(number, endpoints, nodes))),
         ("nodes", iter((node(),))),
     )
     for kind, items in lists:
@@ -178,11 +191,11 @@ def _metadata(name: str, number: int, labels: dict[str, str], fields: dict[str, 
     }
 
 
-def _endpoint(pod: int, namespace: str) -> dict[str, Any]:
+def _endpoint(pod: int, namespace: str, nodes: int) -> dict[str, Any]:
     return {
         "addresses": [pod_address(pod)],
         "conditions": {"ready": True, "serving": True, "terminating": False},
-        "nodeName": NODE if is_local(pod) else f"node-{pod % 10}",
+        "nodeName": node_of(pod, nodes),
         "targetRef": {
             "kind": "Pod",
             "name": f"pod-{pod}",
@@ -194,4 +207,4 @@ def _endpoint(pod: int, namespace: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    write(pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    write(pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -34,13 +34,20 @@ def test_another_size_is_relative_to_the_main_one_in_each_round_of_both() -> Non
     assert (rows["processor s: all"].value, rows["failed or pending"].value) == (99.0, 1)
 
 
+def test_a_node_with_more_pods_than_it_can_have_is_measured_and_has_no_target() -> None:
+    rounds = [_start(4.0), _replay(2.0), _start(12.0), _replay(4.0)]
+    row = _rows("start 5000x50 crowded", [_start(88.0), _start(99.0), *rounds])["ratio, relative to that of 10000x10"]
+    assert (row.value, row.target) == (1.5, None)
+
+
 def test_starts_are_measured_in_several_pairs_but_the_one_that_takes_minutes() -> None:
     measured = {
         case.name: [
-            len([1 for what, given in case.measurements if what == "replay" and size in given["recording"]]) for size in sizes
+            len([1 for what, given in case.measurements if what == "replay" and given["recording"] == f"recording-{size}"])
+            for size in sizes
         ]
         for case in _all()
-        for sizes in [("10000-10", case.name.removeprefix("start ").replace("x", "-"))]
+        for sizes in [("10000-10", case.name.removeprefix("start ").replace("x", "-").replace(" crowded", "-10"))]
     }
     assert {name: pairs for name, pairs in measured.items() if name.startswith("start")} == {
         "start 10000x10": [3, 3],
@@ -49,6 +56,7 @@ def test_starts_are_measured_in_several_pairs_but_the_one_that_takes_minutes() -
         "start 44125x2": [3, 3],
         "start 100000x1": [1, 1],
         "start 5000x50": [5, 5],
+        "start 5000x50 crowded": [3, 3],
     }
 
 

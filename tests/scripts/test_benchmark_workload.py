@@ -1,6 +1,8 @@
 """What the benchmark has the program do is alike at every size, or figures of two sizes tell nothing about the size."""
 
+import collections
 import json
+import pathlib
 
 import pytest
 
@@ -15,7 +17,7 @@ def test_what_is_replaced_is_on_another_node_at_every_size(services: int, endpoi
         told = json.loads(replacements.line(change * 7919 % services))["object"]
         name = told["metadata"]["name"]
         number = int(name.split("-")[1])
-        (first, *_) = workload.slices(number, endpoints)
+        (first, *_) = workload.slices(number, endpoints, workload.nodes_for(services * endpoints))
         before = names.get(name, _endpoints(first))
         names[name] = after = _endpoints(told)
         (gone,), (come,) = before - after, after - before
@@ -27,6 +29,20 @@ def test_what_is_replaced_is_on_another_node_at_every_size(services: int, endpoi
 def test_a_cluster_without_an_endpoint_on_another_node_has_nothing_to_replace() -> None:
     with pytest.raises(ValueError, match="on another node"):
         workload.Replacements(1, 1).line(0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nodes", "ours"), [((20, 50), 10, 100), ((110, 20), 20, 110), ((110, 20, 5), 5, 440), ((1, 3), 3, 1)]
+)
+def test_pods_are_on_as_many_nodes_as_they_need_unless_told_otherwise(
+    tmp_path: pathlib.Path, arguments: tuple[int, ...], nodes: int, ours: int
+) -> None:
+    workload.write(tmp_path, *arguments)
+    slices = [item for page in tmp_path.glob("endpointslices-*") for item in json.loads(page.read_text())["items"]]
+    names = collections.Counter(endpoint["nodeName"] for item in slices for endpoint in item["endpoints"])
+    assert len(names) == nodes
+    assert names[workload.NODE] == ours
+    assert names.total() == arguments[0] * arguments[1]
 
 
 def _endpoints(of_slice: dict[str, list[dict[str, object]]]) -> set[tuple[str, bool]]:
