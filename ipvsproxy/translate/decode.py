@@ -1,4 +1,4 @@
-"""The API's bytes, to events. msgspec reads them in one go; an object that breaks the shape costs itself only."""
+"""The API's bytes, to events. msgspec reads them, a list item by item; an object that breaks the shape costs itself only."""
 
 import sys
 from collections.abc import Callable, Mapping

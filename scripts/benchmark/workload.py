@@ -4,7 +4,7 @@
 
 writes the pages into a directory, so that they take no memory of the process that reads them. Objects carry what real ones
 carry, managed fields included: a slice of ten endpoints has about 4 kB. Pods are spread evenly over the nodes; unless told
-otherwise, there are as many of these as they need.
+otherwise, there are as many of these as they need, and ten at least.
 """
 
 import itertools
@@ -57,7 +57,7 @@ def service(number: int, version: int = 1) -> dict[str, Any]:
 
 
 def nodes_for(pods: int) -> int:
-    """How many nodes so many pods need."""
+    """How many nodes so many pods need, and never fewer than ``FEWEST_NODES``."""
     return max(FEWEST_NODES, -(-pods // PODS_PER_NODE))
 
 
