@@ -40,3 +40,4 @@ def test_endpoints_are_those_of_all_slices_with_the_port_each_once(some: Some) -
     found, expected = find_endpoints(slices, PORT), _expected(slices)
     assert found.by_key() == expected
     assert [stem + found.suffix for stem in found.stems] == list(expected), "in the order in which the slices name them"
+    assert found.split(found.stems) == [(key.address, key.port) for key in expected], "in the suffix or in each"
