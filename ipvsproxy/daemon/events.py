@@ -11,13 +11,13 @@ import dataclasses
 import hashlib
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import structlog
 
 from ipvsproxy.daemon import allowance
-from ipvsproxy.daemon.reflector import ApiError
+from ipvsproxy.daemon.reflector import ApiError, Post
 from ipvsproxy.model.service import ObjectKind, ServiceName
 
 CONTROLLER = "kube-proxy"
@@ -40,9 +40,6 @@ MOST_PENDING = 500
 SPREAD_S = 30.0
 """Within which the nodes of a cluster tell of what all of them see."""
 CONFLICT = "status 409"
-
-Post = Callable[[str, Mapping[str, object]], Awaitable[None]]
-"""Has the API server create an object, by path and body; raises ApiError."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 

@@ -39,6 +39,8 @@ GATEWAY_TIMEOUT, TOO_LARGE = 504, "Too large resource version"
 """How a server says that it has not come as far as the version that it is asked for (page "Kubernetes API Concepts")."""
 
 Deliver = Callable[[Sequence[Event]], None]
+Post = Callable[[str, Mapping[str, object]], Awaitable[None]]
+"""Asks the API server to create an object, given its path and its body. Raises ApiError."""
 
 
 class Trouble(enum.StrEnum):

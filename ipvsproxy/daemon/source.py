@@ -7,8 +7,7 @@ from typing import Protocol
 
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.directory import DirectorySource
-from ipvsproxy.daemon.events import Post
-from ipvsproxy.daemon.reflector import Trouble, WatchStatus
+from ipvsproxy.daemon.reflector import Post, Trouble, WatchStatus
 from ipvsproxy.model.service import Event, ObjectKind
 
 
