@@ -1,6 +1,7 @@
 """The whole program, wired together: configuration in, exit status out."""
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,7 +15,7 @@ from ipvsproxy.daemon.engine import Engine
 from ipvsproxy.daemon.events import Recorder
 from ipvsproxy.daemon.mass_deletion import Guard
 from ipvsproxy.daemon.metrics import Metrics
-from ipvsproxy.daemon.reload import Reloader
+from ipvsproxy.daemon.reload import CannotApplyError, Reloader
 from ipvsproxy.daemon.serving import Serving
 from ipvsproxy.daemon.signals import Signals
 from ipvsproxy.daemon.source import CannotStartError, Source
@@ -23,6 +24,7 @@ from ipvsproxy.daemon.status import Notice, Status
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.traffic import Traffic
 from ipvsproxy.kernel import host
+from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
@@ -96,7 +98,8 @@ class _Node:
             kernel=kernel,
             watcher=self._serving,
         )
-        reloader = Reloader(self._config, read_again, lambda new: self._reconfigure(kernel, engine, new))
+        apply = functools.partial(self._reconfigure, kernel, engine)
+        reloader = Reloader(self._config, read_again, apply, self._metrics.configured)
         signals.install(reloader.ask)
         self._show(kernel, engine)
         self._announcer.start()
@@ -122,14 +125,31 @@ class _Node:
         await process.until_stopped(signals.stopping, self._status, work, self._serving.servers())
 
     async def _choices(self, kernel: KernelThread[NodeKernel], config: Config) -> wiring.Choices:
-        return wiring.choices(config, self._programs, await _usable_scheduler(kernel, self._status, config))
+        """Raises CannotStartError or KernelError where they can not be made, and has changed nothing then."""
+        scheduler, why_not = await kernel.call(requirements.usable_scheduler, kernel.target, config.ipvs.scheduler)
+        choices = wiring.choices(config, self._programs, scheduler)
+        self._tell_of_scheduler(scheduler, why_not)
+        return choices
+
+    def _tell_of_scheduler(self, name: str, why_not: str) -> None:
+        """Tell which one is used, if it is not the one that was asked for."""
+        notices = self._status.notices
+        notices[:] = [notice for notice in notices if notice.reason != SCHEDULER_MISSING]
+        if why_not:
+            notices.append(Notice(SCHEDULER_MISSING, f"{why_not}; {name} is used instead"))
+            log.error("scheduler is not used", reason=why_not, used=name)
 
     async def _reconfigure(self, kernel: KernelThread[NodeKernel], engine: Engine, new: Config) -> None:
+        """Put it in force: first what may fail, then the rest, so that it is in force as a whole or not at all."""
+        try:
+            choices = await self._choices(kernel, new)
+        except (CannotStartError, KernelError) as error:
+            raise CannotApplyError(str(error)) from error
         process.set_up_log(new)
         process.set_oom_score(new.oom_score_adj)
         self._serving.reconfigure(new)
         self._status.sync_period_s = new.ipvs.sync_period_s
-        engine.reconfigure(*await self._choices(kernel, new))
+        engine.reconfigure(*choices)
 
     def _show(self, kernel: KernelThread[NodeKernel], engine: Engine) -> None:
         """Have the metrics tell of all of it."""
@@ -162,16 +182,6 @@ class _Node:
             before, self._node_trouble = self._node_trouble, self._status.node_trouble
             journal.tell_node(self._config.node_name, before, self._node_trouble)
         engine.changed(now)
-
-
-async def _usable_scheduler(kernel: KernelThread[NodeKernel], status: Status, config: Config) -> str:
-    """The scheduler to use; ``status`` tells if it is not the one that was asked for."""
-    name, why_not = await kernel.call(requirements.usable_scheduler, kernel.target, config.ipvs.scheduler)
-    status.notices[:] = [notice for notice in status.notices if notice.reason != SCHEDULER_MISSING]
-    if why_not:
-        status.notices.append(Notice(SCHEDULER_MISSING, f"{why_not}; {name} is used instead"))
-        log.error("scheduler is not used", reason=why_not, used=name)
-    return name
 
 
 async def _await_first_lists(store: Store, source: Source) -> None:

@@ -188,6 +188,10 @@ class Metrics:
         """A Kubernetes event was posted, failed to be, or was dropped."""
         self._own.events.labels(outcome).inc()
 
+    def configured(self, is_in_force: bool) -> None:  # noqa: FBT001 - the one thing that it tells
+        """The configuration file was read again."""
+        self._own.config_in_force.set(is_in_force)
+
     def healthz(self, status: int) -> None:
         """``/healthz`` was answered."""
         self._requests.healthz.labels(str(status)).inc()

@@ -143,6 +143,12 @@ class OwnSeries:
         self.events = Counter(
             "ipvsproxy_events_total", "Kubernetes events: written, not taken, or too many.", ("outcome",), registry=registry
         )
+        self.config_in_force = Gauge(
+            "ipvsproxy_config_in_force",
+            "Whether the configuration file, as it was last read, is in force, but for what needs a restart.",
+            registry=registry,
+        )
+        self.config_in_force.set(1)
         for outcome in ("posted", "failed", "dropped"):
             self.events.labels(outcome)
         build = Gauge("ipvsproxy_build_info", "Version of this program.", ("version", "python_version"), registry=registry)

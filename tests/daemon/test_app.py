@@ -17,8 +17,9 @@ from typing import Any, cast
 import pytest
 import structlog
 
+from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config, Servers
-from ipvsproxy.daemon import app, directory, log, process, requirements, status, web
+from ipvsproxy.daemon import app, directory, log, process, reload, requirements, status, web
 from ipvsproxy.daemon.reflector import WatchStatus
 from ipvsproxy.daemon.source import CannotStartError
 from ipvsproxy.daemon.store import Store
@@ -153,6 +154,61 @@ def test_a_scheduler_that_the_kernel_has_not_is_told_of_and_replaced(
 def run(config: Config) -> int:
     """Serve; the configuration never changes."""
     return app.run(config, lambda: config)
+
+
+FILE = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\nhostnameOverride: node-a\n"
+
+
+@pytest.mark.parametrize("trouble", ["ENOBUFS", "no scheduler"])
+def test_a_reload_that_can_not_be_carried_out_changes_nothing_and_is_tried_again(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    steps: list[object] = []
+    tries_in_vain = 2
+
+    def why_unusable(_: object, name: str) -> str:
+        if name == "wlc":
+            steps.append("asked for wlc")
+        in_vain = 0 < steps.count("asked for wlc") <= tries_in_vain
+        if in_vain and trouble == "ENOBUFS":
+            raise KernelError(action="ask for the scheduler", errno=errno.ENOBUFS)
+        return f"no scheduler {name}" if in_vain else ""
+
+    def apply(operations: Sequence[Operation]) -> list[Outcome]:
+        outcomes = FakeKernel.apply(kernel, operations)
+        if fresh.exists():
+            fresh.rename(path)
+        if any(server.settings.scheduler == "wlc" for server in kernel.virtual_servers.values()):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return outcomes
+
+    def read() -> Config:
+        arguments = [f"--config={path}", f"--manifests={tmp_path}"]
+        config = load.load(arguments, hostname="node-a", read_file=lambda _: path.read_bytes())
+        return dataclasses.replace(config, servers=Servers(health=None, metrics=None))
+
+    monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01, raising=False)
+    monkeypatch.setattr(scheduler, "why_unusable", why_unusable)
+    monkeypatch.setattr(process, "set_oom_score", lambda score: steps.append(("OOM score", score)))
+    monkeypatch.setattr(log, "set_up", lambda **choices: steps.append(("verbosity", choices["verbosity"])))
+    monkeypatch.setattr(kernel, "apply", apply)
+    (tmp_path / "web.yaml").write_text(MANIFEST)
+    path = tmp_path / "config.conf"
+    path.write_text(FILE)
+    fresh = tmp_path / "fresh"
+    fresh.write_text(f"{FILE}oomScoreAdj: -5\nlogging: {{verbosity: 3}}\nipvs: {{scheduler: wlc}}\n")
+    with structlog.testing.capture_logs() as logged:
+        assert app.run(read(), read) == 0
+    attempts = ["asked for wlc"] * (tries_in_vain + 1)
+    assert steps == [("verbosity", 0), ("OOM score", -999), *attempts, ("verbosity", 3), ("OOM score", -5)]
+    (told,) = [line for line in logged if line["event"] == "reload_failed"]
+    expected = "ask for the scheduler: No buffer space available" if trouble == "ENOBUFS" else "no scheduler wlc; no scheduler rr"
+    assert (told["log_level"], told["error"], told["settings"]) == (
+        "error",
+        expected,
+        ["ipvs.scheduler", "logging.verbosity", "oomScoreAdj"],
+    )
+    assert [line["applied"] for line in logged if line["event"] == "configuration changed"] == [told["settings"]]
 
 
 def refusal(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:

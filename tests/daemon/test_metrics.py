@@ -259,6 +259,15 @@ async def test_requests_to_the_api_server_and_restarts_of_watches_are_counted() 
     assert rows['ipvsproxy_watch_restarts_total{kind="Service",reason="expired"}'] == 1
 
 
+async def test_whether_the_configuration_file_is_in_force_is_shown_from_the_start() -> None:
+    metrics = _metrics()
+    shown = [(await _rows(metrics))["ipvsproxy_config_in_force"]]
+    for is_in_force in (False, True):
+        metrics.configured(is_in_force)
+        shown.append((await _rows(metrics))["ipvsproxy_config_in_force"])
+    assert shown == [1, 0, 1]
+
+
 async def test_answers_of_the_health_server_are_counted_by_code() -> None:
     metrics = _metrics()
     metrics.healthz(200)

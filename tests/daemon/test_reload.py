@@ -16,7 +16,7 @@ import structlog.testing
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import reload
-from ipvsproxy.daemon.reload import Reloader
+from ipvsproxy.daemon.reload import CannotApplyError, Reloader
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n"
 WITHIN_S = 5.0
@@ -25,18 +25,25 @@ Logs = list[MutableMapping[str, Any]]
 
 
 class Process:
-    """A process with a configuration file: ``applied`` are the configurations that were put in force."""
+    """A process with a configuration file: ``applied`` are the configurations that were put in force.
+
+    ``in_the_way`` are the reasons why the next ones can not be. ``outcomes`` are what was told after each reading of the file.
+    """
 
     def __init__(self, path: pathlib.Path, *flags: str) -> None:
         self.applied: list[Config] = []
+        self.in_the_way: list[str] = []
+        self.outcomes: list[bool] = []
         self._arguments = [f"--config={path}", *flags]
         self._stirred = asyncio.Event()
-        self.reloader = Reloader(self.read(), self.read, self._apply)
+        self.reloader = Reloader(self.read(), self.read, self._apply, self.outcomes.append)
 
     def read(self) -> Config:
         return load.load(self._arguments, hostname="node-a", read_file=lambda path: pathlib.Path(path).read_bytes())
 
     async def _apply(self, config: Config) -> None:
+        if self.in_the_way:
+            raise CannotApplyError(self.in_the_way.pop(0))
         self.applied.append(config)
         self._stirred.set()
 
@@ -150,6 +157,64 @@ async def test_who_takes_a_refused_file_back_is_told_that_all_is_as_before(path:
         "configuration has not changed",
     ]
     assert process.applied == []
+
+
+async def test_what_can_not_be_applied_leaves_the_one_before_in_force_and_each_reason_is_told_once(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs
+) -> None:
+    monkeypatch.setattr(reload, "LONGEST_RETRY_S", 0.0)
+    process = Process(path)
+    before = process.reloader.config
+    process.in_the_way = ["no memory", "no memory", "no buffers"]
+    write(path, "ipvs: {scheduler: wrr}", "metricsBindAddress: 127.0.0.1:1")
+    for _ in range(3):
+        await process.reloader.look(path)
+        assert process.reloader.config is before
+    await process.reloader.look(path)
+    await process.reloader.look(path)
+    assert [config.ipvs.scheduler for config in process.applied] == ["wrr"]
+    assert process.reloader.config is process.applied[0]
+    assert process.outcomes == [False, False, False, True]
+    assert [(line["event"], line.get("error")) for line in logs] == [
+        ("reload_failed", "no memory"),
+        ("reload_failed", "no buffers"),
+        ("configuration changed", None),
+        ("restart to apply", None),
+    ]
+    assert logs[0]["settings"] == ["ipvs.scheduler"]
+
+
+@pytest.mark.parametrize("how", ["asked", "changed"])
+async def test_what_can_not_be_applied_is_not_tried_again_before_its_time_unless_somebody_does_something(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs, how: str
+) -> None:
+    monkeypatch.setattr(reload, "FIRST_RETRY_S", 1000.0)
+    monkeypatch.setattr(reload, "LONGEST_RETRY_S", 1000.0)
+    process = Process(path)
+    process.in_the_way = ["no memory"]
+    write(path, "ipvs: {scheduler: wrr}")
+    await process.reloader.look(path)
+    await process.reloader.look(path)
+    assert process.outcomes == [False]
+    assert logs[-1]["retry_in_s"] >= 500
+    if how == "asked":
+        process.reloader.ask()
+    else:
+        write(path, "ipvs: {scheduler: wrr}", "oomScoreAdj: 5")
+    await process.reloader.look(path)
+    assert [config.ipvs.scheduler for config in process.applied] == ["wrr"]
+
+
+async def test_what_can_not_be_applied_and_is_taken_back_is_forgotten(path: pathlib.Path, logs: Logs) -> None:
+    process = Process(path)
+    process.in_the_way = ["no memory"]
+    write(path, "ipvs: {scheduler: wrr}")
+    await process.reloader.look(path)
+    write(path)
+    await process.reloader.look(path)
+    await process.reloader.look(path)
+    assert [line["event"] for line in logs] == ["reload_failed", "configuration has not changed"]
+    assert (process.outcomes, process.applied) == ([False, True], [])
 
 
 async def test_what_needs_a_restart_keeps_its_value_and_is_named(path: pathlib.Path, logs: Logs) -> None:
