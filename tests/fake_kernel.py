@@ -39,14 +39,13 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of, one_by_one
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
-from ipvsproxy.model.rules import ChainKey, Jump, Skeleton, SkeletonImage
+from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, ObservedRule, ObservedSkeleton, Rule, Skeleton
 from ipvsproxy.model.state import Observation
 from tests import fake_sets
 
 SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "fo", "ovf", "mh"})
 SCHEDULER_FLAGS = 0x38
 """What ``/proc/net/ip_vs`` does not show."""
-TARGETS = frozenset({"ACCEPT", "DROP", "RETURN", "MASQUERADE", "MARK", "REJECT"})
 
 
 @dataclasses.dataclass(slots=True)
@@ -88,7 +87,7 @@ class FakeKernel:
         self.device = False
         self.addresses: set[Address] = set()
         self.host_addresses: list[InterfaceAddress] = []
-        self.chains: dict[Family, dict[ChainKey, tuple[str, ...]]] = {family: {} for family in Family}
+        self.chains: dict[Family, dict[ChainKey, tuple[ObservedRule, ...]]] = {family: {} for family in Family}
         self.jumps: dict[Family, set[Jump]] = {family: set() for family in Family}
         self.families: tuple[Family, ...] = tuple(Family)
         self.sysctls: dict[str, str] = {}
@@ -133,7 +132,7 @@ class FakeKernel:
             "addresses": frozenset(self.addresses),
             "interface_addresses": tuple(self.host_addresses),
             "skeletons": {
-                family: SkeletonImage(family=family, chains=dict(self.chains[family]), jumps=frozenset(self.jumps[family]))
+                family: ObservedSkeleton(family=family, chains=dict(self.chains[family]), jumps=frozenset(self.jumps[family]))
                 for family in families
                 if family in self.families
             },
@@ -332,16 +331,16 @@ class FakeKernel:
                 self.jumps[family] -= jumps
                 continue
             self._check_references(family, {rule.set.set for rules in chains.values() for rule in rules if rule.set})
-            targets = {rule.target.split()[0] for rules in chains.values() for rule in rules} | {jump.target for jump in jumps}
-            for target in sorted(targets - TARGETS):
+            targets = {rule.target.chain for rules in chains.values() for rule in rules if isinstance(rule.target, JumpTo)}
+            for target in sorted(targets | {jump.target for jump in jumps}):
                 if ChainKey(table, target) not in chains:
                     raise fake_sets.Refusal(0, f"iptables-restore: Couldn't load target `{target}'")
-            self.chains[family] |= {key: item.image.chains[key] for key in chains}
+            self.chains[family] |= {key: item.in_force.chains[key] for key in chains}
             self.jumps[family] |= jumps
 
     def _is_referenced(self, ip_set: IpSet) -> bool:
-        texts = (text for chains in self.chains.values() for rules in chains.values() for text in rules)
-        return any(f"--match-set {ip_set.name} " in text for text in texts)
+        all_rules = (rule for chains in self.chains.values() for rules in chains.values() for rule in rules)
+        return any(isinstance(rule, Rule) and rule.set and rule.set.set == ip_set.name for rule in all_rules)
 
     def _check_references(self, family: Family, names: Iterable[str]) -> None:
         for name in sorted(names):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ipvsproxy.kernel import iptables_rule
 from ipvsproxy.model.kernel import IP_SETS, PERSISTENT, SCHEDULER_PORT, IpSet, SetKind, SetType, VirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Family, host_port
 from ipvsproxy.model.rules import Skeleton
@@ -66,11 +67,13 @@ def _rule_rows(
 
 def _skeleton_rows(skeleton: Skeleton) -> Iterator[tuple[str, list[str]]]:
     label = "v4" if skeleton.family is Family.IPV4 else "v6"
-    for key, rules in skeleton.image.chains.items():
-        texts = [f"-A {key.chain} {text}" for text in rules]
+    for key, rules in skeleton.in_force.chains.items():
+        texts = [f"-A {key.chain} {iptables_rule.render(rule, skeleton.family)}" for rule in rules]
         if texts:
             yield f"{label}/{key.table}/{key.chain}", texts
     jumps: dict[str, list[str]] = {}
     for jump in skeleton.jumps:
-        jumps.setdefault(f"{label}/{jump.table}/{jump.source}", []).insert(0, f"-A {jump.source} {jump.text}")
+        jumps.setdefault(f"{label}/{jump.table}/{jump.source}", []).insert(
+            0, f"-A {jump.source} {iptables_rule.render_jump(jump)}"
+        )
     yield from jumps.items()

@@ -19,7 +19,7 @@ from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.model.kernel import IP_SETS, IpSet
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, kind_of
-from ipvsproxy.model.rules import Skeleton, SkeletonImage
+from ipvsproxy.model.rules import ObservedSkeleton, Skeleton
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import cleanup
 from ipvsproxy.translate import skeleton
@@ -47,7 +47,7 @@ class Kernel(Protocol):
 class Rules(Protocol):
     """What is needed of ``IptablesDriver``."""
 
-    def observe(self, family: Family) -> SkeletonImage:
+    def observe(self, family: Family) -> ObservedSkeleton:
         """What there is of our rules."""
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:

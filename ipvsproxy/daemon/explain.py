@@ -8,6 +8,7 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import explain_text, inspection
 from ipvsproxy.daemon.inspection import Document, Inspected
 from ipvsproxy.daemon.shadow import Shadow
+from ipvsproxy.kernel import iptables_rule
 from ipvsproxy.model.kernel import PERSISTENT, Connections, IpSet, SetEntry, SetKind, VirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Address, host_port, parse_address
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey
@@ -165,7 +166,10 @@ class _Reader:
         return {
             "from": client.value,
             "masqueraded": found.is_masqueraded,
-            "rules": [str(step) for step in found.steps],
+            "rules": [
+                f"-t {step.chain.table} -A {step.chain.chain} {iptables_rule.render(step.rule, key.address.family)}"
+                for step in found.steps
+            ],
             "sets": [step.rule.set.set for step in found.steps if step.rule.set],
         }
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 
 from ipvsproxy.daemon.engine import EngineSettings
 from ipvsproxy.daemon.store import Changes, Store
+from ipvsproxy.kernel import iptables_rule
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
@@ -82,7 +83,7 @@ class Shadow:
 
     def differences(self) -> list[Difference]:
         """What differed when the kernel was last read."""
-        return list(compare.compare(self.reconciler))
+        return list(compare.compare(self.reconciler, iptables_rule.render))
 
     def _update_view(self, addresses: Collection[InterfaceAddress]) -> views.NodeView:
         node = self.store.node(self.settings.node_name)

@@ -9,13 +9,13 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.kernel import iptables_process, iptables_text
+from ipvsproxy.kernel import iptables_process, iptables_rule, iptables_text
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables_text import Listing
 from ipvsproxy.kernel.rule_changes import NO_RULES
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import ChainKey, Jump, Skeleton, SkeletonImage
+from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Skeleton
 
 PUT_BACK_LIMIT = 3
 """How often a jump is put above a rule of somebody else again; then the other's order is accepted."""
@@ -131,7 +131,7 @@ class IptablesDriver:
                 return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
         return ""
 
-    def observe(self, family: Family) -> SkeletonImage:
+    def observe(self, family: Family) -> ObservedSkeleton:
         """What the kernel holds of our rules; what was listed last, if nobody has changed a rule since.
 
         Raises:
@@ -140,7 +140,8 @@ class IptablesDriver:
         moved = self._moved(family, listing := self._known(family, self._listed) or self._list(family))
         for jump in listing.jumps.keys() - moved:
             self._below[family, jump] = listing.below.get(jump, frozenset())
-        return SkeletonImage(family=family, chains=listing.chains, jumps=frozenset(listing.jumps.keys() - moved))
+        chains = {key: tuple(iptables_rule.parse(text, family) for text in texts) for key, texts in listing.chains.items()}
+        return ObservedSkeleton(family=family, chains=chains, jumps=frozenset(listing.jumps.keys() - moved))
 
     def _moved(self, family: Family, listing: Listing) -> frozenset[Jump]:
         """The jumps behind a rule of somebody else that was behind them; one that is new may stand where its owner wants it."""

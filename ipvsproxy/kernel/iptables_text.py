@@ -1,7 +1,6 @@
 """The rules as text: what ``iptables-save`` prints of ours, and what ``iptables-restore`` is to read.
 
-Rules are compared as text. ``Rule.text`` is what ``iptables-save`` 1.8 prints, for the nf_tables and the legacy variant alike;
-where versions print one rule in two ways, ``parse_save`` turns the other way into that one.
+``iptables_rule`` has the syntax of a single rule.
 """
 
 import collections
@@ -9,10 +8,10 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterator, Mapping
 
+from ipvsproxy.kernel import iptables_rule
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton
 
 _INCOMPATIBLE = re.compile(r"# Table `(\w+)' is incompatible")
-_BARE_COMMENT = re.compile(r'--comment ([^"\s]\S*)')
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +42,14 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
     found: dict[ChainKey, list[str]] = {}
     count: collections.Counter[Jump] = collections.Counter()
     strangers: dict[ChainKey, str] = {}
-    known_jumps = {(ChainKey(jump.table, jump.source), jump.text): jump for jump in jumps}
+    known_jumps = {(ChainKey(jump.table, jump.source), iptables_rule.render_jump(jump)): jump for jump in jumps}
     above: dict[Jump, frozenset[str]] = {}
     others: dict[ChainKey, list[str]] = {key: [] for key, _ in known_jumps}
     for key, rule in _rules(text, {key.table for key in chains}):
         if key in chains:
             content = found.setdefault(key, [])
             if rule is not None:
-                content.append(_normalise(rule))
+                content.append(iptables_rule.normalise(rule))
         elif rule is None:
             continue
         elif (key, rule) in known_jumps:
@@ -85,12 +84,6 @@ def _rules(text: str, tables: Collection[str]) -> Iterator[tuple[ChainKey, str |
         raise ValueError(f"its output ends in the middle of table {table[:32]}")
 
 
-def _normalise(rule: str) -> str:
-    # A comment of one word is printed without quotes. Some releases of libxt_ipvs print --vproto as --proto, which they
-    # cannot read back themselves.
-    return _BARE_COMMENT.sub(r'--comment "\1"', rule).replace("-m ipvs --proto ", "-m ipvs --vproto ")
-
-
 def _target(rule: str) -> str:
     found = re.search(r"(?:^| )-[jg] (\S+)", rule)
     return found.group(1) if found else ""
@@ -108,13 +101,15 @@ def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump]
         keys = [key for key in skeleton.chains if key.table == table]
         lines.append(f"*{table}")
         lines += [f":{key.chain} - [0:0]" for key in keys]
-        lines += [f"-A {key.chain} {rule.text}" for key in keys for rule in skeleton.chains[key]]
+        lines += [
+            f"-A {key.chain} {iptables_rule.render(rule, skeleton.family)}" for key in keys for rule in skeleton.chains[key]
+        ]
         for jump in skeleton.jumps:
             if jump.table == table:
                 there = listing.jumps.get(jump, 0)
                 stays = there > 0 and jump not in moved
-                lines += [f"-D {jump.source} {jump.text}"] * (there - stays)
-                lines += [] if stays else [f"-I {jump.source} {jump.text}"]
+                lines += [f"-D {jump.source} {iptables_rule.render_jump(jump)}"] * (there - stays)
+                lines += [] if stays else [f"-I {jump.source} {iptables_rule.render_jump(jump)}"]
         lines.append("COMMIT")
     return "".join(f"{line}\n" for line in lines)
 
@@ -133,7 +128,7 @@ def render_removal(skeleton: Skeleton, listing: Listing) -> str:
             continue
         lines.append(f"*{table}")
         lines += [f":{key.chain} - [0:0]" for key in keys]
-        lines += [f"-D {jump.source} {jump.text}" for jump in jumps]
+        lines += [f"-D {jump.source} {iptables_rule.render_jump(jump)}" for jump in jumps]
         lines += [f"-X {key.chain}" for key in keys if key not in listing.strangers]
         lines.append("COMMIT")
     return "".join(f"{line}\n" for line in lines)

@@ -40,7 +40,7 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, as_tried_again
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.rules import ChainKey, Jump, Skeleton, SkeletonImage
+from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Skeleton
 from ipvsproxy.model.state import Observation
 
 SETS_AT_ONCE = 5
@@ -177,7 +177,7 @@ class NodeKernel:
             with contextlib.suppress(KernelError):
                 self.iptables.observe(family)
 
-    def _read_rules(self, family: Family, mark: object, errors: list[str]) -> SkeletonImage | None:
+    def _read_rules(self, family: Family, mark: object, errors: list[str]) -> ObservedSkeleton | None:
         """Read them; ``mark`` was taken before, so that what changes meanwhile is seen by the next look."""
         image = _attempt(functools.partial(self.iptables.observe, family), errors)
         self._marks[family] = mark if image is not None else None

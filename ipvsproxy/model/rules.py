@@ -1,6 +1,10 @@
-"""Rules of iptables as data: what ours say, and what is there of them."""
+"""Packet-filter rules as data, without the syntax of any program: what each rule matches, and what it does.
+
+A backend in ``kernel/`` writes them and reads them back. Everything above compares values.
+"""
 
 import dataclasses
+import enum
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -8,62 +12,108 @@ from ipvsproxy.model.kernel import VirtualServerKey
 from ipvsproxy.model.net import Family, Network, Protocol
 
 
+class Side(enum.Enum):
+    """Which end of a packet a set match looks up."""
+
+    SOURCE = "src"
+    DESTINATION = "dst"
+
+
 class SetMatch(NamedTuple):
-    """A match on a set: its name, and which sides of the packet are looked up (``dst,dst,src``)."""
+    """A match on a set, by its name. ``sides`` has one side for each dimension of the set, in the set's order."""
 
     set: str
-    sides: str
+    sides: tuple[Side, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InterfaceMatch:
+    """A match on the interface of arrival. With ``is_prefix`` it matches every interface whose name begins with ``name``."""
+
+    name: str
+    is_prefix: bool = False
+
+
+class ConnectionState(enum.Enum):
+    """How connection tracking classifies a packet (ctstate in iptables-extensions(8))."""
+
+    NEW = "NEW"
+    RELATED = "RELATED"
+    ESTABLISHED = "ESTABLISHED"
+
+
+class Verdict(enum.Enum):
+    """A target without arguments. ``REJECT`` answers with "port unreachable" of the rule's family."""
+
+    ACCEPT = "ACCEPT"
+    DROP = "DROP"
+    REJECT = "REJECT"
+    RETURN = "RETURN"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JumpTo:
+    """Goes on in another of our chains, in the same table, and comes back at its end."""
+
+    chain: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Masquerade:
+    """Replaces the source address. ``fully_random`` also draws the source port at random."""
+
+    fully_random: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetMark:
+    """Sets these bits of the packet's mark, and leaves the others."""
+
+    bits: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InvertMark:
+    """Inverts these bits of the packet's mark: it clears them where a rule before has made sure that they are set."""
+
+    bits: int
+
+
+Target = Verdict | JumpTo | Masquerade | SetMark | InvertMark
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule of a chain, as data: what it matches, and where it leads (a chain, or a target with its options).
+    """One rule of a chain. A packet must meet every match; a field with its default matches every packet.
 
-    What keeps its default is not matched. ``not_source``, ``not_interface`` and ``not_mark`` match everything else.
-    ``interface`` is that of arrival; a trailing ``+`` stands for any ending. ``connection_states`` is a comma-separated list.
+    ``not_source``, ``not_interface`` and ``not_mark`` match what the value does not match. ``mark`` and ``not_mark`` are bits
+    that must all be set. One of ``connection_states`` is enough.
     """
 
-    target: str
+    target: Target
     source: Network | None = None
     not_source: Network | None = None
-    not_interface: str = ""
+    not_interface: InterfaceMatch | None = None
     protocol: Protocol | None = None
     comment: str = ""
     mark: int | None = None
     not_mark: int | None = None
-    connection_states: str = ""
+    connection_states: tuple[ConnectionState, ...] = ()
     set: SetMatch | None = None
     not_from_bridge_port: bool = False
     from_elsewhere: bool = False
     to_this_host: bool = False
     virtual_server: VirtualServerKey | None = None
 
-    @property
-    def text(self) -> str:
-        """The rule as ``iptables-save`` prints it, without ``-A CHAIN``; ``iptables-restore`` takes the same."""
-        comment = self.comment.replace("'", "\\'")
-        parts = (
-            self.source and f"-s {self.source}",
-            self.not_source and f"! -s {self.not_source}",
-            self.not_interface and f"! -i {self.not_interface}",
-            self.protocol and f"-p {self.protocol.label}",
-            self.comment and f'-m comment --comment "{comment}"',
-            self.mark is not None and f"-m mark --mark {self.mark:#x}/{self.mark:#x}",
-            self.not_mark is not None and f"-m mark ! --mark {self.not_mark:#x}/{self.not_mark:#x}",
-            self.connection_states and f"-m conntrack --ctstate {self.connection_states}",
-            self.set and f"-m set --match-set {self.set.set} {self.set.sides}",
-            self.not_from_bridge_port and "-m physdev ! --physdev-is-in",
-            self.from_elsewhere and "-m addrtype ! --src-type LOCAL",
-            self.to_this_host and "-m addrtype --dst-type LOCAL",
-            self.virtual_server
-            and f"-m ipvs --vproto {self.virtual_server.protocol:d} --vaddr {self.virtual_server.address}"
-            f" --vport {self.virtual_server.port}",
-            f"-j {self.target}",
-        )
-        return " ".join(part for part in parts if part)
 
-    def __str__(self) -> str:
-        return self.text
+@dataclasses.dataclass(frozen=True, slots=True)
+class UnknownRule:
+    """A rule in a chain of ours that no ``Rule`` describes: somebody else added it. ``text`` is as the backend prints it."""
+
+    text: str
+
+
+ObservedRule = Rule | UnknownRule
 
 
 class ChainKey(NamedTuple):
@@ -77,17 +127,12 @@ class ChainKey(NamedTuple):
 
 
 class Jump(NamedTuple):
-    """A rule of a built-in chain that leads to one of ours; it is put first in its chain when absent."""
+    """A rule of a built-in chain that leads to a chain of ours. An absent one is put first in its chain."""
 
     table: str
     source: str
     target: str
     comment: str
-
-    @property
-    def text(self) -> str:
-        """The rule as ``iptables-save`` prints it, without ``-A CHAIN``."""
-        return f'-m comment --comment "{self.comment}" -j {self.target}'
 
     def __str__(self) -> str:
         return f"{self.table}/{self.source} -> {self.target}"
@@ -95,7 +140,7 @@ class Jump(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Skeleton:
-    """All rules of one family: the whole content of each of our chains, and the jumps that lead into them.
+    """The desired rules of one family: the whole content of each of our chains, and the jumps that lead into them.
 
     Chains and jumps keep the order in which they are written.
     """
@@ -105,34 +150,30 @@ class Skeleton:
     jumps: tuple[Jump, ...]
 
     @property
-    def image(self) -> "SkeletonImage":
-        """What ``iptables-save`` shows once this skeleton is in force."""
-        return SkeletonImage(
-            family=self.family,
-            chains={key: tuple(rule.text for rule in rules) for key, rules in self.chains.items()},
-            jumps=frozenset(self.jumps),
-        )
+    def in_force(self) -> "ObservedSkeleton":
+        """The observed state once this skeleton is in force."""
+        return ObservedSkeleton(family=self.family, chains=self.chains, jumps=frozenset(self.jumps))
 
     def __str__(self) -> str:
         return f"{self.family.label} rules"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SkeletonImage:
-    """What is there of a skeleton: the text of each rule of each chain that exists, and the jumps that are present.
+class ObservedSkeleton:
+    """The observed part of a skeleton: the rules of each of our chains that exists, and the jumps that are present.
 
-    Only chains and jumps that we know count; everything else in the tables is somebody else's. Rules of a chain that does nothing
-    but drop stand in the order of their text, whatever theirs is in the kernel: it means nothing, and kube-proxy's is random.
+    Only chains and jumps of ours count; everything else in the tables is somebody else's. The rules of a chain that only drops
+    are kept in one order, whatever the kernel's is: their order has no meaning, and kube-proxy's is random.
     """
 
     family: Family
-    chains: Mapping[ChainKey, tuple[str, ...]]
+    chains: Mapping[ChainKey, tuple[ObservedRule, ...]]
     jumps: frozenset[Jump]
 
     def __post_init__(self) -> None:
-        chains = {key: tuple(sorted(rules)) if _only_drops(rules) else rules for key, rules in self.chains.items()}
+        chains = {key: tuple(sorted(rules, key=repr)) if _only_drops(rules) else rules for key, rules in self.chains.items()}
         object.__setattr__(self, "chains", chains)
 
 
-def _only_drops(rules: Sequence[str]) -> bool:
-    return len(rules) > 1 and all(rule.endswith("-j DROP") for rule in rules)
+def _only_drops(rules: Sequence[ObservedRule]) -> bool:
+    return len(rules) > 1 and all(isinstance(rule, Rule) and rule.target is Verdict.DROP for rule in rules)

@@ -18,7 +18,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.rules import SkeletonImage
+from ipvsproxy.model.rules import ObservedSkeleton
 from ipvsproxy.model.service import Skipped
 
 
@@ -81,6 +81,6 @@ class Observation:
     device: bool | None = None
     addresses: AbstractSet[Address] | None = None
     interface_addresses: tuple[InterfaceAddress, ...] | None = None
-    skeletons: Mapping[Family, SkeletonImage] = dataclasses.field(default_factory=dict)
+    skeletons: Mapping[Family, ObservedSkeleton] = dataclasses.field(default_factory=dict)
     sysctls: Mapping[str, str] | None = None
     errors: tuple[str, ...] = ()

@@ -75,7 +75,7 @@ class Booking:
             case Timeouts():
                 claims.timeouts.confirm(TIMEOUTS, item)
             case Skeleton():
-                claims.skeletons.confirm(item.family, item.image)
+                claims.skeletons.confirm(item.family, item.in_force)
             case FlowCleaning():
                 claims.flows.confirm(item.flow, item.keep)
             case never:

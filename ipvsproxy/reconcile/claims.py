@@ -28,7 +28,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.rules import Skeleton, SkeletonImage
+from ipvsproxy.model.rules import ObservedSkeleton, Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile import ownership
@@ -87,8 +87,8 @@ class Claims:
         self.timeouts: Table[str, Timeouts, Timeouts] = Table(
             _node, lambda wanted, seen: wanted != seen, lambda _: True, self._unequal
         )
-        self.skeletons: Table[Family, Skeleton, SkeletonImage] = Table(
-            _node, lambda wanted, seen: wanted.image != seen, lambda _: True, self._unequal
+        self.skeletons: Table[Family, Skeleton, ObservedSkeleton] = Table(
+            _node, lambda wanted, seen: wanted.in_force != seen, lambda _: True, self._unequal
         )
         self.flows: Table[Flow, Keep, frozenset[RealServerKey]] = Table(
             lambda keep: keep.owner, lambda wanted, seen: not seen <= wanted.real_servers, lambda _: True, self._unequal

@@ -6,7 +6,7 @@ Rule 2: tracked flows are no difference: they are cleaned on a change, and nobod
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from ipvsproxy.model.kernel import (
@@ -29,7 +29,7 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Item, Operation, Verb
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
-from ipvsproxy.model.rules import Skeleton, SkeletonImage
+from ipvsproxy.model.rules import ObservedRule, ObservedSkeleton, Skeleton
 from ipvsproxy.reconcile import diff
 from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
 from ipvsproxy.reconcile.reconciler import Reconciler
@@ -60,8 +60,12 @@ class Difference:
         return f"{self.kind} {self.name}{owner}: wanted {self.wanted}, found {self.found}"
 
 
-def compare(reconciler: Reconciler) -> Iterator[Difference]:
-    """Every difference between what is wanted and what was observed, in the order of the tables."""
+DescribeRule = Callable[[ObservedRule, Family], str]
+"""Writes a rule as the operator's tools print it."""
+
+
+def compare(reconciler: Reconciler, describe_rule: DescribeRule) -> Iterator[Difference]:
+    """Every difference between the desired and the observed state, in the order of the tables."""
     claims = reconciler.claims
     for path in claims.sysctls.pending:
         found = claims.sysctls.observed.get(path, "no such setting in this kernel")
@@ -75,7 +79,7 @@ def compare(reconciler: Reconciler) -> Iterator[Difference]:
     for set_name, table in claims.entries.items():
         yield from _presence("set_entry", table, set_name)
     for family in claims.skeletons.pending:
-        yield from _rules(claims.skeletons.desired[family], claims.skeletons.observed.get(family))
+        yield from _rules(claims.skeletons.desired[family], claims.skeletons.observed.get(family), describe_rule)
     virtual_servers = claims.virtual_servers
     for key in (*virtual_servers.pending, *virtual_servers.surplus):
         yield from _virtual_server(reconciler, key)
@@ -166,17 +170,18 @@ def _describe(settings: VirtualServerSettings, real_servers: int) -> str:
     return f"{settings.scheduler}{affinity}{f', flags {flags:#x}' if flags else ''}, real servers: {real_servers}"
 
 
-def _rules(wanted: Skeleton, seen: SkeletonImage | None) -> Iterator[Difference]:
+def _rules(wanted: Skeleton, seen: ObservedSkeleton | None, describe_rule: DescribeRule) -> Iterator[Difference]:
     """One line per chain and jump; of a chain the first rule that is another."""
-    image, label = wanted.image, wanted.family.label
-    there = seen or SkeletonImage(family=wanted.family, chains={}, jumps=frozenset())
+    image, label = wanted.in_force, wanted.family.label
+    there = seen or ObservedSkeleton(family=wanted.family, chains={}, jumps=frozenset())
     for key, rules in image.chains.items():
         found = there.chains.get(key)
         if found is None:
             yield _of_node("rules", f"{label} chain {key}", f"{len(rules)} rule{'' if len(rules) == 1 else 's'}", MISSING)
         elif found != rules:
-            number, want, have = _first_difference(rules, found)
-            yield _of_node("rules", f"{label} chain {key} rule {number}", want or "no rule", have or "no rule")
+            number, *both = _first_difference(rules, found)
+            want, have = (describe_rule(one, wanted.family) if one else "no rule" for one in both)
+            yield _of_node("rules", f"{label} chain {key} rule {number}", want, have)
     for jump in wanted.jumps:
         if jump not in there.jumps:
             yield _of_node("rules", f"{label} jump {jump}", "present", MISSING)
@@ -184,9 +189,11 @@ def _rules(wanted: Skeleton, seen: SkeletonImage | None) -> Iterator[Difference]
         yield _of_node("rules", f"{label} chain {key}", STALE, "present")
 
 
-def _first_difference(wanted: Sequence[str], found: Sequence[str]) -> tuple[int, str, str]:
-    """Its number, counted from 1, and the two texts, of which one may be empty."""
-    pairs = enumerate(itertools.zip_longest(wanted, found, fillvalue=""), 1)
+def _first_difference(
+    desired: Sequence[ObservedRule], observed: Sequence[ObservedRule]
+) -> tuple[int, ObservedRule | None, ObservedRule | None]:
+    """Its number, counted from 1, and the two rules, of which one may be absent."""
+    pairs = enumerate(itertools.zip_longest(desired, observed), 1)
     return next((number, want, have) for number, (want, have) in pairs if want != have)
 
 

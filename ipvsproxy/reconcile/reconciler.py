@@ -155,7 +155,7 @@ class Reconciler:
         seen = self.claims.skeletons.observed.get(item.family) if isinstance(item, Skeleton) else None
         if seen is None or not isinstance(item, Skeleton):
             return False
-        wanted = item.image.chains
+        wanted = item.chains
         return any(not set(rules) <= set(wanted.get(chain, ())) for chain, rules in seen.chains.items())
 
     def settle(self, outcomes: Sequence[Outcome], now: float) -> Report:

@@ -10,7 +10,22 @@ from typing import assert_never
 
 from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Family, Network, Protocol, parse_network
-from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMatch, Skeleton
+from ipvsproxy.model.rules import (
+    ChainKey,
+    ConnectionState,
+    InterfaceMatch,
+    InvertMark,
+    Jump,
+    JumpTo,
+    Masquerade,
+    Rule,
+    SetMark,
+    SetMatch,
+    Side,
+    Skeleton,
+    Target,
+    Verdict,
+)
 from ipvsproxy.translate.view import DetectLocal, NodeView, Settings
 
 SERVICES = "KUBE-SERVICES"
@@ -66,11 +81,15 @@ _COMMENTS: Mapping[SetKind, str] = {
     SetKind.IPVS_IPS: "Addresses on the ipvs interface",
 }
 _LOOPBACK: Mapping[Family, Network] = {Family.IPV4: parse_network("127.0.0.0/8"), Family.IPV6: parse_network("::1/128")}
-_REJECT: Mapping[Family, str] = {Family.IPV4: "icmp-port-unreachable", Family.IPV6: "icmp6-port-unreachable"}
+_OF_KNOWN_CONNECTIONS = (ConnectionState.RELATED, ConnectionState.ESTABLISHED)
+_TO = (Side.DESTINATION,)
+_TO_PORT = (Side.DESTINATION, Side.DESTINATION)
+_TO_PORT_FROM = (*_TO_PORT, Side.SOURCE)
+_FROM_PORT = (Side.SOURCE, Side.DESTINATION)
 _NODE_PORT_SETS = (
-    (Protocol.TCP, SetKind.NODE_PORT_LOCAL_TCP, SetKind.NODE_PORT_TCP, "dst"),
-    (Protocol.UDP, SetKind.NODE_PORT_LOCAL_UDP, SetKind.NODE_PORT_UDP, "dst"),
-    (Protocol.SCTP, SetKind.NODE_PORT_LOCAL_SCTP, SetKind.NODE_PORT_SCTP, "dst,dst"),
+    (Protocol.TCP, SetKind.NODE_PORT_LOCAL_TCP, SetKind.NODE_PORT_TCP, _TO),
+    (Protocol.UDP, SetKind.NODE_PORT_LOCAL_UDP, SetKind.NODE_PORT_UDP, _TO),
+    (Protocol.SCTP, SetKind.NODE_PORT_LOCAL_SCTP, SetKind.NODE_PORT_SCTP, _TO_PORT),
 )
 
 
@@ -87,69 +106,73 @@ def build_skeleton(
     ``refused``: the virtual servers that this node itself may not use.
     """
     mark = settings.mark
-    fully = " --random-fully" if settings.random_fully.get(family, True) else ""
+    masquerade = Masquerade(fully_random=settings.random_fully.get(family, True))
     rules = {(table, chain): list[Rule]() for table, chain in CHAINS}
     services, postrouting = rules["nat", SERVICES], rules["nat", POSTROUTING]
 
-    services.append(Rule(source=_LOOPBACK[family], target="RETURN"))
+    services.append(Rule(source=_LOOPBACK[family], target=Verdict.RETURN))
     if SetKind.LOOP_BACK in occupied:
-        postrouting.append(_on_set(SetKind.LOOP_BACK, family, "dst,dst,src", "MASQUERADE"))
+        postrouting.append(_on_set(SetKind.LOOP_BACK, family, _TO_PORT_FROM, Masquerade()))
     services += _service_rules(family, settings, view, occupied)
     postrouting += (
-        Rule(not_mark=mark, target="RETURN"),
-        Rule(target=f"MARK --set-xmark {mark:#x}/0x0"),
-        Rule(comment="kubernetes service traffic requiring SNAT", target=f"MASQUERADE{fully}"),
+        Rule(not_mark=mark, target=Verdict.RETURN),
+        Rule(target=InvertMark(mark)),
+        Rule(comment="kubernetes service traffic requiring SNAT", target=masquerade),
     )
     rules["nat", NODE_PORT] += _node_port_rules(family, occupied)
     if SetKind.LOAD_BALANCER_LOCAL in occupied:
-        rules["nat", LOAD_BALANCER].append(_on_set(SetKind.LOAD_BALANCER_LOCAL, family, "dst,dst", "RETURN"))
-    rules["nat", LOAD_BALANCER].append(Rule(target=MARK_MASQUERADE))
-    rules["nat", MARK_MASQUERADE].append(Rule(target=f"MARK --set-xmark {mark:#x}/{mark:#x}"))
+        rules["nat", LOAD_BALANCER].append(_on_set(SetKind.LOAD_BALANCER_LOCAL, family, _TO_PORT, Verdict.RETURN))
+    rules["nat", LOAD_BALANCER].append(Rule(target=JumpTo(MARK_MASQUERADE)))
+    rules["nat", MARK_MASQUERADE].append(Rule(target=SetMark(mark)))
 
     rules["filter", FORWARD] += (
-        Rule(comment="kubernetes forwarding rules", mark=mark, target="ACCEPT"),
-        Rule(comment="kubernetes forwarding conntrack rule", connection_states="RELATED,ESTABLISHED", target="ACCEPT"),
+        Rule(comment="kubernetes forwarding rules", mark=mark, target=Verdict.ACCEPT),
+        Rule(
+            comment="kubernetes forwarding conntrack rule",
+            connection_states=(ConnectionState.RELATED, ConnectionState.ESTABLISHED),
+            target=Verdict.ACCEPT,
+        ),
     )
-    rules["filter", NODE_PORT].append(_on_set(SetKind.HEALTH_CHECK_NODE_PORT, family, "dst", "ACCEPT"))
+    rules["filter", NODE_PORT].append(_on_set(SetKind.HEALTH_CHECK_NODE_PORT, family, _TO, Verdict.ACCEPT))
     if SetKind.LOAD_BALANCER_FIREWALL in occupied:
-        jump = _on_set(SetKind.LOAD_BALANCER_FIREWALL, family, "dst,dst", SOURCE_RANGES_FIREWALL)
+        jump = _on_set(SetKind.LOAD_BALANCER_FIREWALL, family, _TO_PORT, JumpTo(SOURCE_RANGES_FIREWALL))
         rules["filter", PROXY_FIREWALL].append(jump)
     rules["filter", SOURCE_RANGES_FIREWALL] += _source_range_rules(family, occupied)
     rules["filter", IPVS_FILTER] += _closed_port_rules(family)
     rules["filter", IPVS_OUT_FILTER] += (
-        Rule(source=Network(key.address, family.bits), virtual_server=key, target="DROP")
+        Rule(source=Network(key.address, family.bits), virtual_server=key, target=Verdict.DROP)
         for key in sorted(refused)
         if key.address.family is family
     )
     return Skeleton(family=family, chains={ChainKey(*key): tuple(value) for key, value in rules.items()}, jumps=JUMPS)
 
 
-def _on_set(kind: SetKind, family: Family, sides: str, target: str, protocol: Protocol | None = None) -> Rule:
+def _on_set(kind: SetKind, family: Family, sides: tuple[Side, ...], target: Target, protocol: Protocol | None = None) -> Rule:
     """A rule on one of our sets, with the comment that names the set's purpose."""
     return Rule(protocol=protocol, comment=_COMMENTS[kind], set=_match(kind, family, sides), target=target)
 
 
-def _match(kind: SetKind, family: Family, sides: str) -> SetMatch:
+def _match(kind: SetKind, family: Family, sides: tuple[Side, ...]) -> SetMatch:
     return SetMatch(IpSet(kind, family).name, sides)
 
 
 def _service_rules(family: Family, settings: Settings, view: NodeView, occupied: Collection[SetKind]) -> Iterable[Rule]:
     """KUBE-SERVICES after its first rule: what is masqueraded, and what goes on to the node-port chain."""
     if SetKind.LOAD_BALANCER in occupied:
-        yield _on_set(SetKind.LOAD_BALANCER, family, "dst,dst", LOAD_BALANCER)
+        yield _on_set(SetKind.LOAD_BALANCER, family, _TO_PORT, JumpTo(LOAD_BALANCER))
     if SetKind.CLUSTER_IP in occupied:
         yield _cluster_masquerade(family, settings, view)
     for kind, masquerade in ((SetKind.EXTERNAL_IP, True), (SetKind.EXTERNAL_IP_LOCAL, False)):
         if kind in occupied:
-            comment, match = _COMMENTS[kind], _match(kind, family, "dst,dst")
+            comment, match = _COMMENTS[kind], _match(kind, family, _TO_PORT)
             if masquerade:
-                yield Rule(comment=comment, set=match, target=MARK_MASQUERADE)
-            yield Rule(comment=comment, set=match, not_from_bridge_port=True, from_elsewhere=True, target="ACCEPT")
-            yield Rule(comment=comment, set=match, to_this_host=True, target="ACCEPT")
-    yield Rule(to_this_host=True, target=NODE_PORT)
+                yield Rule(comment=comment, set=match, target=JumpTo(MARK_MASQUERADE))
+            yield Rule(comment=comment, set=match, not_from_bridge_port=True, from_elsewhere=True, target=Verdict.ACCEPT)
+            yield Rule(comment=comment, set=match, to_this_host=True, target=Verdict.ACCEPT)
+    yield Rule(to_this_host=True, target=JumpTo(NODE_PORT))
     for kind in (SetKind.CLUSTER_IP, SetKind.LOAD_BALANCER):
         if kind in occupied:
-            yield Rule(set=_match(kind, family, "dst,dst"), target="ACCEPT")
+            yield Rule(set=_match(kind, family, _TO_PORT), target=Verdict.ACCEPT)
 
 
 def _cluster_masquerade(family: Family, settings: Settings, view: NodeView) -> Rule:
@@ -158,15 +181,16 @@ def _cluster_masquerade(family: Family, settings: Settings, view: NodeView) -> R
     Without a way to tell local pods, only what comes from a service address, as the host's own connections do.
     """
     comment, name = _COMMENTS[SetKind.CLUSTER_IP], IpSet(SetKind.CLUSTER_IP, family).name
-    everything = SetMatch(name, "dst,dst")
+    everything = SetMatch(name, _TO_PORT)
     if settings.masquerade_all:
-        return Rule(comment=comment, set=everything, target=MARK_MASQUERADE)
+        return Rule(comment=comment, set=everything, target=JumpTo(MARK_MASQUERADE))
     match settings.detect_local:
         case DetectLocal.BRIDGE_INTERFACE:
-            return Rule(not_interface=settings.local_interface, comment=comment, set=everything, target=MARK_MASQUERADE)
+            bridge = InterfaceMatch(settings.local_interface)
+            return Rule(not_interface=bridge, comment=comment, set=everything, target=JumpTo(MARK_MASQUERADE))
         case DetectLocal.INTERFACE_NAME_PREFIX:
-            prefix = f"{settings.local_interface}+"
-            return Rule(not_interface=prefix, comment=comment, set=everything, target=MARK_MASQUERADE)
+            prefix = InterfaceMatch(settings.local_interface, is_prefix=True)
+            return Rule(not_interface=prefix, comment=comment, set=everything, target=JumpTo(MARK_MASQUERADE))
         case DetectLocal.CLUSTER_CIDR:
             networks = settings.cluster_networks
         case DetectLocal.NODE_CIDR:
@@ -175,32 +199,32 @@ def _cluster_masquerade(family: Family, settings: Settings, view: NodeView) -> R
             assert_never(never)
     for item in networks:
         if item.family is family:
-            return Rule(not_source=item, comment=comment, set=everything, target=MARK_MASQUERADE)
-    return Rule(comment=comment, set=SetMatch(name, "src,dst"), target=MARK_MASQUERADE)
+            return Rule(not_source=item, comment=comment, set=everything, target=JumpTo(MARK_MASQUERADE))
+    return Rule(comment=comment, set=SetMatch(name, _FROM_PORT), target=JumpTo(MARK_MASQUERADE))
 
 
 def _node_port_rules(family: Family, occupied: Collection[SetKind]) -> Iterable[Rule]:
     for protocol, local, every, sides in _NODE_PORT_SETS:
         if local in occupied:
-            yield _on_set(local, family, sides, "RETURN", protocol)
+            yield _on_set(local, family, sides, Verdict.RETURN, protocol)
         if every in occupied:
-            yield _on_set(every, family, sides, MARK_MASQUERADE, protocol)
+            yield _on_set(every, family, sides, JumpTo(MARK_MASQUERADE), protocol)
 
 
 def _source_range_rules(family: Family, occupied: Collection[SetKind]) -> Iterable[Rule]:
     for kind in (SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP):
         if kind in occupied:
-            yield _on_set(kind, family, "dst,dst,src", "RETURN")
-    yield Rule(target="DROP")
+            yield _on_set(kind, family, _TO_PORT_FROM, Verdict.RETURN)
+    yield Rule(target=Verdict.DROP)
 
 
 def _closed_port_rules(family: Family) -> Iterable[Rule]:
     """Service addresses answer on their ports only: what else the host listens on stays closed there."""
     for kind in (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL):
-        yield Rule(set=_match(kind, family, "dst,dst"), target="RETURN")
-    yield Rule(set=_match(SetKind.HEALTH_CHECK_NODE_PORT, family, "dst"), target="RETURN")
+        yield Rule(set=_match(kind, family, _TO_PORT), target=Verdict.RETURN)
+    yield Rule(set=_match(SetKind.HEALTH_CHECK_NODE_PORT, family, _TO), target=Verdict.RETURN)
     yield Rule(
-        connection_states="NEW",
-        set=_match(SetKind.IPVS_IPS, family, "dst"),
-        target=f"REJECT --reject-with {_REJECT[family]}",
+        connection_states=(ConnectionState.NEW,),
+        set=_match(SetKind.IPVS_IPS, family, _TO),
+        target=Verdict.REJECT,
     )

@@ -9,7 +9,7 @@ from typing import NamedTuple, assert_never
 
 from ipvsproxy.model.kernel import IP_SETS, SetEntry, SetType, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, parse_address
-from ipvsproxy.model.rules import ChainKey, Rule, SetMatch, Skeleton
+from ipvsproxy.model.rules import ChainKey, JumpTo, Rule, SetMatch, Side, Skeleton, Verdict
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.view import DetectLocal, NodeView, Settings
 
@@ -39,9 +39,6 @@ class Step(NamedTuple):
 
     chain: ChainKey
     rule: Rule
-
-    def __str__(self) -> str:
-        return f"-t {self.chain.table} -A {self.chain.chain} {self.rule.text}"
 
 
 class Trace(NamedTuple):
@@ -101,16 +98,16 @@ def _walk(
             continue
         step = Step(chain, rule)
         match rule.target:
-            case skeleton.MARK_MASQUERADE:
+            case JumpTo(skeleton.MARK_MASQUERADE):
                 steps.append(step)
                 return _Verdict.MARKED
-            case "ACCEPT":
+            case Verdict.ACCEPT:
                 steps.append(step)
                 return _Verdict.ACCEPTED
-            case "RETURN":
+            case Verdict.RETURN:
                 steps.append(step)
                 return None
-            case target:
+            case JumpTo(target):
                 before = len(steps)
                 steps.append(step)
                 verdict = _walk(rules, ChainKey(chain.table, target), is_in_set, connection, steps)
@@ -136,5 +133,5 @@ def _entry(match: SetMatch, connection: Connection) -> SetEntry:
     asked = connection.virtual_server
     if IP_SETS[match.set].type is SetType.PORT:
         return SetEntry(match.set, port=asked.port)
-    first = connection.source if match.sides.startswith("src") else asked.address
+    first = connection.source if match.sides[0] is Side.SOURCE else asked.address
     return SetEntry(match.set, first, asked.protocol, asked.port)

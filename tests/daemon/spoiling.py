@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from ipvsproxy.model.kernel import SetEntry, VirtualServer, VirtualServerSettings
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation
+from ipvsproxy.model.rules import Rule, Verdict
 from tests import builders
 from tests.daemon.test_engine import WEB_KEY
 from tests.fake_kernel import FakeKernel, HeldVirtualServer
@@ -55,7 +56,7 @@ def flush_rules(kernel: FakeKernel) -> None:
 
 def change_a_rule(kernel: FakeKernel) -> None:
     key = next(iter(kernel.chains[Family.IPV6]))
-    kernel.chains[Family.IPV6][key] = ("-j ACCEPT",)
+    kernel.chains[Family.IPV6][key] = (Rule(target=Verdict.ACCEPT),)
 
 
 def remove_address(kernel: FakeKernel) -> None:

@@ -20,7 +20,7 @@ from ipvsproxy.kernel.iptables_variant import Variant, commands
 from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServer, VirtualServerSettings
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import SkeletonImage
+from ipvsproxy.model.rules import ObservedSkeleton
 from ipvsproxy.translate import skeleton, view
 from tests import builders, golden_fixtures, golden_state, lab, memory_node
 from tests.fake_kernel import FakeKernel, HeldVirtualServer
@@ -37,7 +37,7 @@ class Rules:
         self._kernel = kernel
         self.users: list[str] = []
 
-    def observe(self, family: Family) -> SkeletonImage:
+    def observe(self, family: Family) -> ObservedSkeleton:
         if family not in self._kernel.families:
             raise KernelError(action="iptables-save", detail="no such tables")
         return self._kernel.observe((), (family,)).skeletons[family]

@@ -6,7 +6,7 @@ from ipvsproxy.daemon.engine import EngineSettings
 from ipvsproxy.model.kernel import IP_SETS, SetKind, Sysctl, VirtualServerSettings
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.rules import ChainKey
+from ipvsproxy.model.rules import ChainKey, Rule, SetMark
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import skeleton, view
 from tests import builders, memory_node
@@ -59,7 +59,7 @@ async def test_another_masquerade_bit_is_a_matter_of_rules() -> None:
         await node.quiet()
         assert node.done == ["set rules IPv4 rules", "set rules IPv6 rules"]
         marking = ChainKey("nat", skeleton.MARK_MASQUERADE)
-        assert node.kernel.chains[Family.IPV6][marking] == ("-j MARK --set-xmark 0x8/0x8",)
+        assert node.kernel.chains[Family.IPV6][marking] == (Rule(target=SetMark(0x8)),)
 
 
 @in_virtual_time

@@ -1,8 +1,8 @@
 """A small skeleton, and what is listed where nothing and where all of it is there."""
 
-from ipvsproxy.kernel import iptables_text
+from ipvsproxy.kernel import iptables_rule, iptables_text
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMatch, Skeleton
+from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, Rule, SetMark, SetMatch, Side, Skeleton
 
 SERVICES = ChainKey("nat", "KUBE-SERVICES")
 MARK = ChainKey("nat", "KUBE-MARK-MASQ")
@@ -13,11 +13,12 @@ INPUT = Jump("filter", "INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filt
 SKELETON = Skeleton(
     family=Family.IPV4,
     chains={
-        SERVICES: (Rule(set=SetMatch("KUBE-CLUSTER-IP", "dst,dst"), target="KUBE-MARK-MASQ"),),
-        MARK: (Rule(target="MARK --set-xmark 0x4000/0x4000"),),
+        SERVICES: (Rule(set=SetMatch("KUBE-CLUSTER-IP", (Side.DESTINATION, Side.DESTINATION)), target=JumpTo("KUBE-MARK-MASQ")),),
+        MARK: (Rule(target=SetMark(0x4000)),),
         FILTER: (),
     },
     jumps=(OUTPUT, PREROUTING, INPUT),
 )
 NOTHING = iptables_text.Listing(chains={}, jumps={}, strangers={})
-IN_FORCE = iptables_text.Listing(chains=SKELETON.image.chains, jumps={OUTPUT: 1, PREROUTING: 1, INPUT: 1}, strangers={})
+TEXTS = {key: tuple(iptables_rule.render(rule, Family.IPV4) for rule in rules) for key, rules in SKELETON.chains.items()}
+IN_FORCE = iptables_text.Listing(chains=TEXTS, jumps={OUTPUT: 1, PREROUTING: 1, INPUT: 1}, strangers={})

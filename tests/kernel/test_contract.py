@@ -41,7 +41,7 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Family, Network, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
-from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMatch, Skeleton
+from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMark, SetMatch, Side, Skeleton, Verdict
 from ipvsproxy.model.state import Observation
 from tests import fake_kernel, fake_sets
 
@@ -333,14 +333,14 @@ def skeleton(family: Family) -> Skeleton:
     return Skeleton(
         family=family,
         chains={
-            MARK: (Rule(target="MARK --set-xmark 0x4000/0x4000"),),
+            MARK: (Rule(target=SetMark(0x4000)),),
             FILTER: (
-                Rule(comment="on a set", set=SetMatch(name, "dst,dst"), target="RETURN"),
+                Rule(comment="on a set", set=SetMatch(name, (Side.DESTINATION, Side.DESTINATION)), target=Verdict.RETURN),
                 *(
                     Rule(
                         source=Network(refused.address, family.bits),
                         virtual_server=msgspec.structs.replace(refused, protocol=protocol),
-                        target="DROP",
+                        target=Verdict.DROP,
                     )
                     for protocol in Protocol
                 ),
@@ -356,7 +356,7 @@ def test_rules_come_back_as_they_were_written_until_they_are_removed(kernel: Ker
     wanted = skeleton(family)
     for _ in range(2):
         assert [outcome.error for outcome in apply(kernel, Verb.SET, wanted)] == [""]
-        assert observe(kernel).skeletons[family] == wanted.image
+        assert observe(kernel).skeletons[family] == wanted.in_force
     for _ in range(2):
         assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, wanted)] == [""]
         assert observe(kernel).skeletons[family].chains == {}

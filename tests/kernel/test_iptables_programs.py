@@ -11,11 +11,25 @@ import sys
 
 import pytest
 
-from ipvsproxy.kernel import iptables, iptables_process, preload
+from ipvsproxy.kernel import iptables, iptables_process, iptables_rule, preload
 from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.model.net import Family, Protocol, parse_network
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMatch, Skeleton
+from ipvsproxy.model.rules import (
+    ChainKey,
+    ConnectionState,
+    InterfaceMatch,
+    InvertMark,
+    Jump,
+    JumpTo,
+    Masquerade,
+    Rule,
+    SetMark,
+    SetMatch,
+    Side,
+    Skeleton,
+    Verdict,
+)
 
 SERVICES = ChainKey("nat", "KUBE-SERVICES")
 POSTROUTING = ChainKey("nat", "KUBE-POSTROUTING")
@@ -34,40 +48,49 @@ SET_NAME = "IPVSPROXY-TEST"
 def every_kind_of_rule(family: Family) -> Skeleton:
     """A skeleton with every match and target in use but the ipvs match."""
     v4 = family is Family.IPV4
-    sides = SetMatch(SET_NAME, "dst,dst")
+    sides = SetMatch(SET_NAME, (Side.DESTINATION, Side.DESTINATION))
     return Skeleton(
         family=family,
         chains={
             SERVICES: (
-                Rule(source=parse_network("127.0.0.0/8" if v4 else "::1/128"), target="RETURN"),
-                Rule(not_source=parse_network("10.244.0.0/16" if v4 else "fd00:10::/48"), set=sides, target=MARK.chain),
-                Rule(not_interface="cni0", comment="a bridge", set=sides, target=MARK.chain),
-                Rule(not_interface="veth+", comment="all of a kind", set=sides, target=MARK.chain),
-                Rule(comment="kept apart", set=sides, not_from_bridge_port=True, from_elsewhere=True, target="ACCEPT"),
-                Rule(comment="to us", set=sides, to_this_host=True, target="ACCEPT"),
+                Rule(source=parse_network("127.0.0.0/8" if v4 else "::1/128"), target=Verdict.RETURN),
+                Rule(not_source=parse_network("10.244.0.0/16" if v4 else "fd00:10::/48"), set=sides, target=JumpTo(MARK.chain)),
+                Rule(not_interface=InterfaceMatch("cni0"), comment="a bridge", set=sides, target=JumpTo(MARK.chain)),
+                Rule(
+                    not_interface=InterfaceMatch("veth", is_prefix=True),
+                    comment="all of a kind",
+                    set=sides,
+                    target=JumpTo(MARK.chain),
+                ),
+                Rule(comment="kept apart", set=sides, not_from_bridge_port=True, from_elsewhere=True, target=Verdict.ACCEPT),
+                Rule(comment="to us", set=sides, to_this_host=True, target=Verdict.ACCEPT),
                 *(
-                    Rule(protocol=protocol, comment="with type 'hash ip:port'", set=sides, target="RETURN")
+                    Rule(protocol=protocol, comment="with type 'hash ip:port'", set=sides, target=Verdict.RETURN)
                     for protocol in Protocol
                 ),
             ),
             POSTROUTING: (
-                Rule(set=SetMatch(SET_NAME, "src,dst"), target="MASQUERADE"),
-                Rule(not_mark=0x4000, target="RETURN"),
-                Rule(target="MARK --set-xmark 0x4000/0x0"),
-                Rule(comment="masqueraded", target="MASQUERADE --random-fully"),
+                Rule(set=SetMatch(SET_NAME, (Side.SOURCE, Side.DESTINATION)), target=Masquerade()),
+                Rule(not_mark=0x4000, target=Verdict.RETURN),
+                Rule(target=InvertMark(0x4000)),
+                Rule(comment="masqueraded", target=Masquerade(fully_random=True)),
             ),
-            MARK: (Rule(target="MARK --set-xmark 0x80000000/0x80000000"),),
+            MARK: (Rule(target=SetMark(0x80000000)),),
             NODE_PORT: (
-                Rule(comment="marked", mark=0x1, target="ACCEPT"),
-                Rule(comment="known", connection_states="RELATED,ESTABLISHED", target="ACCEPT"),
+                Rule(comment="marked", mark=0x1, target=Verdict.ACCEPT),
+                Rule(
+                    comment="known",
+                    connection_states=(ConnectionState.RELATED, ConnectionState.ESTABLISHED),
+                    target=Verdict.ACCEPT,
+                ),
             ),
             IPVS_FILTER: (
                 Rule(
-                    connection_states="NEW",
+                    connection_states=(ConnectionState.NEW,),
                     set=sides,
-                    target=f"REJECT --reject-with {'icmp-port-unreachable' if v4 else 'icmp6-port-unreachable'}",
+                    target=Verdict.REJECT,
                 ),
-                Rule(target="DROP"),
+                Rule(target=Verdict.DROP),
             ),
         },
         jumps=JUMPS,
@@ -118,9 +141,9 @@ def test_what_is_written_is_what_is_read_back(variant: str, family: Family) -> N
     driver, skeleton = make_driver(), every_kind_of_rule(family)
     assert driver.program(family).variant == {"nft": "nf_tables", "legacy": "legacy"}[variant]
     assert change(driver, Verb.SET, skeleton) == ""
-    assert driver.observe(family) == skeleton.image
+    assert driver.observe(family) == skeleton.in_force
     assert change(driver, Verb.SET, skeleton) == ""
-    assert driver.observe(family) == skeleton.image
+    assert driver.observe(family) == skeleton.in_force
 
 
 @pytest.mark.parametrize("family", Family)
@@ -152,7 +175,7 @@ def test_a_jump_that_somebody_deletes_between_two_writings_is_put_back_by_the_se
     assert started == ["save", "restore"]
     started.clear()
     assert built_in_rules(command) == before
-    assert driver.observe(family) == driver.observe(family) == skeleton.image
+    assert driver.observe(family) == driver.observe(family) == skeleton.in_force
     assert started == ["save"], "once for both"
     changes.close()
 
@@ -167,7 +190,7 @@ def test_one_capability_is_enough_to_write_and_read_every_kind_of_rule(family: F
         "from tests.kernel.test_iptables_programs import *\n"
         f"driver, skeleton = make_driver(), every_kind_of_rule(Family({family.value!r}))\n"
         "assert change(driver, Verb.SET, skeleton) == ''\n"
-        f"assert driver.observe(Family({family.value!r})) == skeleton.image\n"
+        f"assert driver.observe(Family({family.value!r})) == skeleton.in_force\n"
         "print('done')"
     )
     assert run(*alone, sys.executable, "-c", there) == "done\n"
@@ -251,7 +274,8 @@ def test_both_families_are_usable_and_trying_leaves_nothing(family: Family) -> N
 
 def move_behind(jump: Jump, rule: str) -> None:
     """Take a jump away and put it last, with a rule of somebody else before it."""
-    steps = [f"-{verb} {jump.source} {text}\n" for verb, text in (("D", jump.text), ("D", rule), ("A", rule), ("A", jump.text))]
+    ours = iptables_rule.render_jump(jump)
+    steps = [f"-{verb} {jump.source} {text}\n" for verb, text in (("D", ours), ("D", rule), ("A", rule), ("A", ours))]
     lines = f"*{jump.table}\n{''.join(steps)}"
     done = subprocess.run(
         ["iptables-restore", "--noflush"], input=f"{lines}COMMIT\n", text=True, capture_output=True, check=False
@@ -272,7 +296,7 @@ def test_a_jump_that_was_moved_behind_a_strange_rule_comes_back_on_top_but_not_f
         assert jump not in driver.observe(Family.IPV4).jumps
         change(driver, Verb.SET, skeleton)
         rules = [rule for rule in built_in_rules("iptables") if rule.startswith(f"-A {jump.source} ")]
-        assert rules.index(f"-A {jump.source} {jump.text}") < rules.index(f"-A {jump.source} {strange}")
+        assert rules.index(f"-A {jump.source} {iptables_rule.render_jump(jump)}") < rules.index(f"-A {jump.source} {strange}")
         assert jump in driver.observe(Family.IPV4).jumps
     move_behind(jump, strange)
     assert jump in driver.observe(Family.IPV4).jumps, "somebody wants it so"

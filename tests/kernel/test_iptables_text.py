@@ -5,8 +5,9 @@ import pathlib
 
 import pytest
 
-from ipvsproxy.kernel import iptables_text
-from ipvsproxy.model.rules import ChainKey, Jump
+from ipvsproxy.kernel import iptables_rule, iptables_text
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import ChainKey, Jump, UnknownRule
 from tests.kernel.skeleton_example import IN_FORCE, INPUT, MARK, NOTHING, OUTPUT, PREROUTING, SERVICES, SKELETON
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden/expected"
@@ -153,3 +154,10 @@ def test_recorded_rules_come_back_as_they_were_saved(profile: str) -> None:
         }
         assert dict.fromkeys(jumps, 1) == listing.jumps
         assert not listing.strangers
+        unknown = [
+            text
+            for texts in listing.chains.values()
+            for text in texts
+            if isinstance(iptables_rule.parse(text, Family.IPV4 if family == "v4" else Family.IPV6), UnknownRule)
+        ]
+        assert unknown == []

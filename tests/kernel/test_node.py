@@ -37,7 +37,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
-from ipvsproxy.model.rules import SkeletonImage
+from ipvsproxy.model.rules import ObservedSkeleton
 from ipvsproxy.model.state import Observation
 from ipvsproxy.translate import skeleton, view
 from tests import builders
@@ -50,7 +50,7 @@ SETTINGS = VirtualServerSettings("rr")
 SEEN = ObservedVirtualServer(SETTINGS, {BACKEND: 1})
 FLAGLESS = ObservedVirtualServer(SETTINGS, {BACKEND: 1}, flags_known=False)
 ON_ETH0 = builders.interface_address("eth0", builders.NODE_ADDRESS)
-IMAGES = {family: SkeletonImage(family=family, chains={}, jumps=frozenset()) for family in Family}
+IMAGES = {family: ObservedSkeleton(family=family, chains={}, jumps=frozenset()) for family in Family}
 ITEMS: Mapping[str, Sequence[Item]] = {
     "ipvs": (VirtualServer(KEY, SETTINGS), RealServer(KEY, BACKEND), Timeouts(1, 2, 3)),
     "ipset": (ENTRY, IpSet(SetKind.CLUSTER_IP, Family.IPV4)),

@@ -4,13 +4,12 @@ The loop is that of ``ipvsproxy/daemon/engine.py`` without its waiting: time pas
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Sequence
 
 from ipvsproxy.model.kernel import SetEntry, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Network, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, one_by_one
-from ipvsproxy.model.rules import ChainKey
+from ipvsproxy.model.rules import ChainKey, JumpTo, Rule, SetMatch, Side, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
@@ -22,7 +21,6 @@ MOST_ROUNDS = 12
 """A sync that plans more often than this never ends."""
 SYSCTL = Sysctl("net/ipv4/vs/conntrack", "1")
 TIMEOUTS = Timeouts(900, 120, 300)
-_MATCH = re.compile(r"-m set --match-set (\S+) (\S+) -j (\S+)")
 
 
 class SimulatedNode:
@@ -138,23 +136,24 @@ def lets_in(kernel: fake_kernel.FakeKernel, key: VirtualServerKey, source: str) 
 def lets_node_in(kernel: fake_kernel.FakeKernel, key: VirtualServerKey) -> bool:
     """Whether the node itself does: its packets bear the virtual server's address as their source."""
     out = kernel.chains[key.address.family].get(ChainKey("filter", skeleton.IPVS_OUT_FILTER), ())
-    vaddr = f"--vproto {key.protocol:d} --vaddr {key.address} --vport {key.port} -j DROP"
-    return lets_in(kernel, key, str(key.address)) and not any(vaddr in text for text in out)
+    is_dropped = any(isinstance(rule, Rule) and rule.virtual_server == key and rule.target is Verdict.DROP for rule in out)
+    return lets_in(kernel, key, str(key.address)) and not is_dropped
 
 
 def _passes(kernel: fake_kernel.FakeKernel, chain: str, key: VirtualServerKey, source: Address) -> bool:
-    for text in kernel.chains[key.address.family].get(ChainKey("filter", chain), ()):
-        found = _MATCH.search(text)
-        if found and not any(_matches(entry, found[2], key, source) for entry in kernel.sets[found[1]].entries):
+    for rule in kernel.chains[key.address.family].get(ChainKey("filter", chain), ()):
+        assert isinstance(rule, Rule)
+        if rule.set and not any(_matches(entry, rule.set, key, source) for entry in kernel.sets[rule.set.set].entries):
             continue
-        target = found[3] if found else text.removeprefix("-j ")
-        return target == "RETURN" or (target != "DROP" and _passes(kernel, target, key, source))
+        if isinstance(rule.target, JumpTo):
+            return _passes(kernel, rule.target.chain, key, source)
+        return rule.target is Verdict.RETURN
     return True
 
 
-def _matches(entry: SetEntry, sides: str, key: VirtualServerKey, source: Address) -> bool:
+def _matches(entry: SetEntry, match: SetMatch, key: VirtualServerKey, source: Address) -> bool:
     if (entry.protocol, entry.address, entry.port) != (key.protocol, key.address, key.port):
         return False
-    if sides == "dst,dst" or entry.other is None:
+    if Side.SOURCE not in match.sides or entry.other is None:
         return True
     return Network(entry.other, entry.prefix_length or entry.other.family.bits).contains(source)

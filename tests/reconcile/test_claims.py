@@ -7,7 +7,7 @@ import pytest
 from ipvsproxy.model.kernel import DEVICE, IP_SETS, Device, IpSet, Owner, SetKind, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.rules import ChainKey, Rule, Skeleton
+from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile import diff
@@ -76,9 +76,9 @@ def test_each_family_has_its_own_rules_and_new_ones_replace_the_old_ones() -> No
     claims = new_claims()
     claims.put_skeleton(skeleton(Family.IPV4))
     claims.put_skeleton(skeleton(Family.IPV6))
-    claims.skeletons.confirm(Family.IPV4, skeleton(Family.IPV4).image)
+    claims.skeletons.confirm(Family.IPV4, skeleton(Family.IPV4).in_force)
     assert list(claims.skeletons.pending) == [Family.IPV6]
-    claims.put_skeleton(skeleton(Family.IPV4, Rule(target="DROP")))
+    claims.put_skeleton(skeleton(Family.IPV4, Rule(target=Verdict.DROP)))
     assert set(claims.skeletons.pending) == {Family.IPV4, Family.IPV6}
 
 
@@ -201,7 +201,7 @@ def test_a_set_is_occupied_from_the_first_wish_to_the_last_entry() -> None:
 def test_a_refused_virtual_server_stays_refused_until_it_is_gone() -> None:
     claims = new_claims()
     put(claims, restricted(OLD))
-    claims.put_skeleton(skeleton(Family.IPV4, Rule(target="DROP", virtual_server=KEY), Rule(target="RETURN")))
+    claims.put_skeleton(skeleton(Family.IPV4, Rule(target=Verdict.DROP, virtual_server=KEY), Rule(target=Verdict.RETURN)))
     claims.virtual_servers.confirm(KEY, examples.observed({ONE: 1}))
     claims.put(OLD.service, None)
     assert claims.refused() == {KEY}
@@ -306,8 +306,8 @@ def test_what_was_set_for_the_node_and_is_wanted_no_more_is_left_as_it_is() -> N
     claims.put_skeleton(rules)
     claims.sysctls.confirm(setting.path, setting.value)
     claims.timeouts.confirm(TIMEOUTS, timeouts)
-    claims.skeletons.confirm(Family.IPV4, rules.image)
-    claims.skeletons.confirm(Family.IPV6, rules.image)
+    claims.skeletons.confirm(Family.IPV4, rules.in_force)
+    claims.skeletons.confirm(Family.IPV6, rules.in_force)
     claims.devices.confirm(Device("another"), value=True)
     for ip_set in list(claims.sets.pending):
         claims.sets.confirm(ip_set, value=True)

@@ -3,7 +3,7 @@
 from ipvsproxy.model.kernel import DEVICE, Device, IpSet, ObservedVirtualServer, SetEntry, SetKind, VirtualServer
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.rules import Jump, Skeleton, SkeletonImage
+from ipvsproxy.model.rules import Jump, ObservedSkeleton, Skeleton
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import cleanup
 from tests import builders
@@ -20,7 +20,7 @@ EMPTY = Observation(virtual_servers={}, sets={}, device=False, addresses=frozens
 def seen(*, device: bool = True, entries: frozenset[SetEntry] = frozenset(), jumps: tuple[Jump, ...] = JUMPS) -> Observation:
     """A kernel with one virtual server of ours and one of somebody else."""
     settings = {key: ObservedVirtualServer(examples.ROUND_ROBIN, {}) for key in (KEY, FOREIGN)}
-    image = SkeletonImage(family=Family.IPV4, chains={}, jumps=frozenset(jumps))
+    image = ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(jumps))
     return Observation(
         virtual_servers=settings,
         sets={CLUSTER_IPS.name: entries},

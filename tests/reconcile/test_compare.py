@@ -1,9 +1,10 @@
 """Who wants a kernel object, and how differences are said; on a whole node: ``tests/daemon/test_verify.py``."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
+from ipvsproxy.kernel import iptables_rule
 from ipvsproxy.model.kernel import (
     NODE_OWNER,
     PERSISTENT,
@@ -22,7 +23,7 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
-from ipvsproxy.model.rules import ChainKey, Jump, Rule, Skeleton, SkeletonImage
+from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.reconcile import compare
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
@@ -81,10 +82,15 @@ def web(*endpoints: str) -> simulation.SimulatedNode:
     return node
 
 
+def differences(reconciler: Reconciler) -> Iterator[compare.Difference]:
+    """All of them, with rules as iptables prints them."""
+    return compare.compare(reconciler, iptables_rule.render)
+
+
 def lines(node: simulation.SimulatedNode) -> list[str]:
     """What is said of the kernel as it is now."""
     node.observe()
-    return [str(one) for one in compare.compare(node.reconciler)]
+    return [str(one) for one in differences(node.reconciler)]
 
 
 def test_a_node_on_which_all_is_as_wanted_has_no_difference() -> None:
@@ -150,7 +156,7 @@ def test_each_real_server_that_is_otherwise_is_one_line() -> None:
 def test_a_real_server_of_udp_that_nobody_wants_should_not_be_there_at_all(reconciler: Reconciler) -> None:
     weights = {builders.backend("10.244.0.1", 53): 1, builders.backend("10.9.9.9", 53): 0}
     reconciler.claims.virtual_servers.observe({KEY: examples.observed(weights)}, lambda _: True)
-    assert [str(one) for one in compare.compare(reconciler) if one.kind.endswith("server")] == [
+    assert [str(one) for one in differences(reconciler) if one.kind.endswith("server")] == [
         "real_server UDP 10.96.0.10:53 -> 10.9.9.9:53 of default/dns: wanted nothing, found weight 0"
     ]
 
@@ -173,9 +179,12 @@ def test_an_address_that_is_missing_or_nobodys_is_said(reconciler: Reconciler) -
     table = reconciler.claims.addresses
     nobodys = parse_address("10.96.9.9")
     table.observe({nobodys: True}, lambda _: True)
-    assert {one.name for one in compare.compare(reconciler) if one.kind == "address"} == {str(KEY.address), str(nobodys)}
+    assert {one.name for one in differences(reconciler) if one.kind == "address"} == {
+        str(KEY.address),
+        str(nobodys),
+    }
     table.observe({KEY.address: True}, lambda _: True)
-    assert [one for one in compare.compare(reconciler) if one.kind == "address"] == []
+    assert [one for one in differences(reconciler) if one.kind == "address"] == []
 
 
 def test_timeouts_that_are_left_as_they_are_count_as_equal(reconciler: Reconciler) -> None:
@@ -190,24 +199,24 @@ def test_timeouts_that_are_left_as_they_are_count_as_equal(reconciler: Reconcile
 
 
 def timeouts(reconciler: Reconciler) -> list[str]:
-    return [str(one) for one in compare.compare(reconciler) if one.kind == "timeouts"]
+    return [str(one) for one in differences(reconciler) if one.kind == "timeouts"]
 
 
 CHAIN = ChainKey("nat", "KUBE-MARK-MASQ")
 JUMP = Jump("nat", "OUTPUT", "KUBE-MARK-MASQ", "why")
-DROP, RETURN = Rule(target="DROP"), Rule(target="RETURN")
+DROP, RETURN = Rule(target=Verdict.DROP), Rule(target=Verdict.RETURN)
 
 
 @pytest.mark.parametrize(
     ("wanted", "found", "said"),
     [
-        ((), ("-j DROP",), "rule 1: wanted no rule, found -j DROP"),
-        ((DROP, RETURN), ("-j DROP",), "rule 2: wanted -j RETURN, found no rule"),
-        ((RETURN, DROP, DROP), ("-j RETURN", "-j RETURN", "-j RETURN"), "rule 2: wanted -j DROP, found -j RETURN"),
+        ((), (DROP,), "rule 1: wanted no rule, found -j DROP"),
+        ((DROP, RETURN), (DROP,), "rule 2: wanted -j RETURN, found no rule"),
+        ((RETURN, DROP, DROP), (RETURN, RETURN, RETURN), "rule 2: wanted -j DROP, found -j RETURN"),
     ],
 )
 def test_of_a_chain_the_first_rule_that_differs_is_said(
-    reconciler: Reconciler, wanted: tuple[Rule, ...], found: tuple[str, ...], said: str
+    reconciler: Reconciler, wanted: tuple[Rule, ...], found: tuple[Rule, ...], said: str
 ) -> None:
     assert rules(reconciler, {CHAIN: wanted}, {CHAIN: found}) == [f"rules IPv4 chain nat/KUBE-MARK-MASQ {said}"]
 
@@ -219,7 +228,7 @@ def test_chains_and_jumps_that_are_missing_or_nobody_s_are_said(reconciler: Reco
         "rules IPv4 chain nat/KUBE-SERVICES: wanted 2 rules, found missing",
         "rules IPv4 jump nat/OUTPUT -> KUBE-MARK-MASQ: wanted present, found missing",
     ]
-    assert rules(reconciler, {CHAIN: (DROP,)}, {CHAIN: ("-j DROP",), other: ()}) == [
+    assert rules(reconciler, {CHAIN: (DROP,)}, {CHAIN: (DROP,), other: ()}) == [
         "rules IPv4 chain nat/KUBE-SERVICES: wanted nothing, found present"
     ]
     assert rules(reconciler, {CHAIN: (DROP,)}, {CHAIN: ()}, JUMP, present=[JUMP]) == [
@@ -230,13 +239,13 @@ def test_chains_and_jumps_that_are_missing_or_nobody_s_are_said(reconciler: Reco
 def rules(
     reconciler: Reconciler,
     wanted: Mapping[ChainKey, tuple[Rule, ...]],
-    found: Mapping[ChainKey, tuple[str, ...]] | None,
+    found: Mapping[ChainKey, tuple[Rule, ...]] | None,
     *jumps: Jump,
     present: Iterable[Jump] = (),
 ) -> list[str]:
     """What is said of rules; ``found`` None: they have not been seen."""
     claims = reconciler.claims
     claims.put_skeleton(Skeleton(family=Family.IPV4, chains=wanted, jumps=jumps))
-    image = None if found is None else SkeletonImage(family=Family.IPV4, chains=found, jumps=frozenset(present))
+    image = None if found is None else ObservedSkeleton(family=Family.IPV4, chains=found, jumps=frozenset(present))
     claims.skeletons.confirm(Family.IPV4, image)
-    return [str(one) for one in compare.compare(reconciler) if one.kind == "rules"]
+    return [str(one) for one in differences(reconciler) if one.kind == "rules"]

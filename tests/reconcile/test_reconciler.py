@@ -17,7 +17,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, SkeletonImage
+from ipvsproxy.model.rules import ChainKey, ObservedSkeleton, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from tests import builders
@@ -128,7 +128,7 @@ def test_additions_alone_take_nothing_away() -> None:
     assert any(operation.verb is Verb.REMOVE for operation in node.plan().operations)
 
 
-DROP, RETURN = Rule(target="DROP"), Rule(target="RETURN")
+DROP, RETURN = Rule(target=Verdict.DROP), Rule(target=Verdict.RETURN)
 CHAIN, OTHER_CHAIN = ChainKey("filter", "KUBE-FORWARD"), ChainKey("filter", "KUBE-NODE-PORT")
 
 
@@ -137,19 +137,19 @@ CHAIN, OTHER_CHAIN = ChainKey("filter", "KUBE-FORWARD"), ChainKey("filter", "KUB
     [
         (None, True),
         ({}, True),
-        ({CHAIN: ("-j DROP",), OTHER_CHAIN: ("-j DROP",)}, True),
-        ({CHAIN: ("-j DROP", "-j ACCEPT"), OTHER_CHAIN: ("-j DROP",)}, False),
-        ({CHAIN: ("-j DROP",), ChainKey("nat", "KUBE-MARK-MASQ"): ("-j DROP",)}, False),
+        ({CHAIN: (DROP,), OTHER_CHAIN: (DROP,)}, True),
+        ({CHAIN: (DROP, Rule(target=Verdict.ACCEPT)), OTHER_CHAIN: (DROP,)}, False),
+        ({CHAIN: (DROP,), ChainKey("nat", "KUBE-MARK-MASQ"): (DROP,)}, False),
     ],
 )
 def test_rules_are_added_before_every_service_has_spoken_unless_one_would_be_lost(
-    seen: Mapping[ChainKey, tuple[str, ...]] | None, *, is_planned: bool
+    seen: Mapping[ChainKey, tuple[Rule, ...]] | None, *, is_planned: bool
 ) -> None:
     reconciler = Reconciler(Policy())
     wanted = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP, RETURN), OTHER_CHAIN: (DROP,)}, jumps=())
     reconciler.claims.put_skeleton(wanted)
     if seen is not None:
-        image = SkeletonImage(family=Family.IPV4, chains=seen, jumps=frozenset())
+        image = ObservedSkeleton(family=Family.IPV4, chains=seen, jumps=frozenset())
         reconciler.claims.skeletons.notice(Family.IPV4, image)
     planned = reconciler.plan(0, only_additions=True).operations
     assert planned == ([Operation(Verb.SET, wanted)] if is_planned else [])

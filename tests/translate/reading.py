@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
+from ipvsproxy.kernel import iptables_rule
 from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.rules import ChainKey, Skeleton
+from ipvsproxy.model.rules import ChainKey, Rule, Skeleton
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate.skeleton import build_skeleton
@@ -51,9 +52,13 @@ def skeleton_of(
 def outline(skeleton: Skeleton, table: str, chain: str) -> list[tuple[str, str]]:
     """What each rule of a chain looks up, if it looks up a set, and where it leads."""
     rules = skeleton.chains[ChainKey(table, chain)]
-    return [(rule.set.set if rule.set else "", rule.target) for rule in rules]
+    return [(rule.set.set if rule.set else "", _target(rule, skeleton.family)) for rule in rules]
+
+
+def _target(rule: Rule, family: Family) -> str:
+    return iptables_rule.render(Rule(target=rule.target), family).removeprefix("-j ")
 
 
 def texts(skeleton: Skeleton, table: str, chain: str) -> Iterable[str]:
     """The rules of a chain as iptables-save prints them."""
-    return skeleton.image.chains[ChainKey(table, chain)]
+    return [iptables_rule.render(rule, skeleton.family) for rule in skeleton.in_force.chains[ChainKey(table, chain)]]
