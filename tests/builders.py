@@ -163,6 +163,11 @@ def addresses(*texts: str) -> tuple[Address, ...]:
     return tuple(map(parse_address, texts))
 
 
+def api_servers(slices: Iterable[EndpointSlice]) -> frozenset[RealServerKey]:
+    """Where the API servers are, as these EndpointSlices of their own Service say."""
+    return frozenset(RealServerKey.of(one.address, port.port) for item in slices for one in item.endpoints for port in item.ports)
+
+
 def node_view(
     interfaces: Mapping[str, Iterable[str]] | None = None,
     *,
@@ -173,7 +178,7 @@ def node_view(
     known = seen or node()
     by_interface = interfaces if interfaces is not None else {"eth0": [str(address) for address in known.addresses]}
     carried = [interface_address(interface, text) for interface, texts in by_interface.items() for text in texts]
-    return view_node(settings or Settings(), known.name, known, carried)
+    return view_node(settings or Settings(), known.name, known, carried, api_servers=())
 
 
 def frontend(address: str, port: int, protocol: Protocol = Protocol.TCP) -> VirtualServerKey:

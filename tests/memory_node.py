@@ -28,6 +28,7 @@ from ipvsproxy.model.service import (
     ObjectKind,
     Put,
     Service,
+    ServiceName,
 )
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import skeleton, state, view
@@ -236,7 +237,8 @@ def from_scratch(store: Store, settings: view.Settings, like: FakeKernel) -> Con
     """What the kernel must hold for what the store knows, on a node with the interfaces of another kernel."""
     kernel = new_kernel()
     kernel.host_addresses = list(like.host_addresses)
-    seen = view.view_node(settings, builders.THIS_NODE, store.node(builders.THIS_NODE), kernel.host_addresses)
+    api_servers = builders.api_servers(store.slices_of(ServiceName("default", "kubernetes")))
+    seen = view.view_node(settings, builders.THIS_NODE, store.node(builders.THIS_NODE), kernel.host_addresses, api_servers)
     reconciler = Reconciler(Policy())
     reconciler.claims.put_node(settings.families, SYSCTLS, TIMEOUTS)
     reconciler.observer.observe(kernel.observe(), 0)

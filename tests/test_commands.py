@@ -4,6 +4,7 @@ What they tell in each case has its own tests; here it is that they agree with t
 """
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,32 @@ UNWRITABLE = {"net/netfilter/nf_conntrack_max", "/sys/module/nf_conntrack/parame
 pytestmark = pytest.mark.kernel
 
 
-def _run(*commands: str) -> list[Ended]:
-    return run_in_turn(*([*command.split(), f"--manifests={MANIFESTS}", *FLAGS] for command in commands), within_s=120)
+API_SERVERS = """\
+apiVersion: v1
+kind: Service
+metadata: {name: kubernetes, namespace: default}
+spec: {clusterIP: 10.96.0.1, ports: [{name: https, port: 443}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: kubernetes, namespace: default, labels: {kubernetes.io/service-name: kubernetes}}
+addressType: IPv4
+ports: [{name: https, port: 6443}]
+endpoints: [{addresses: [172.18.0.2]}, {addresses: [172.18.0.77]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: greedy, namespace: default}
+spec: {clusterIP: 10.96.7.1, externalIPs: [172.18.0.2, 172.18.0.77], ports: [{port: 6443}]}
+"""
 
 
-def _json(*commands: str) -> list[Any]:
-    answers = _run(*(f"{command} --output=json" for command in commands))
+def _run(*commands: str, manifests: Path = MANIFESTS) -> list[Ended]:
+    return run_in_turn(*([*command.split(), f"--manifests={manifests}", *FLAGS] for command in commands), within_s=120)
+
+
+def _json(*commands: str, manifests: Path = MANIFESTS) -> list[Any]:
+    answers = _run(*(f"{command} --output=json" for command in commands), manifests=manifests)
     assert all(answer.output for answer in answers), answers
     return [json.loads(answer.output) for answer in answers]
 
@@ -82,6 +103,23 @@ def test_plan_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path: Pa
     assert "-> 10.244.1.11:8080 MISSING" in ours.output
     assert "it is not ours" in strange.output
     assert _state() == before
+
+
+@pytest.mark.usefixtures("_node")
+def test_what_run_refuses_for_the_sake_of_api_servers_is_no_difference(tmp_path: Path) -> None:
+    manifests = tmp_path / "manifests"
+    shutil.copytree(MANIFESTS, manifests)
+    (manifests / "api-servers.yaml").write_text(API_SERVERS)
+    with Program(manifests, tmp_path / "log", *FLAGS) as program:
+        program.wait_until_synced()
+    held = {line.split()[2] for line in _shown("ipvsadm", "-Sn").splitlines() if line.startswith("-A")}
+    assert {address for address in held if address.endswith(":6443")} == {"10.96.7.1:6443"}
+    verified, planned, explained = _json("verify", "plan", "explain default/greedy", manifests=manifests)
+    assert {one["object"] for one in verified["differences"]} <= UNWRITABLE
+    assert {one["kind"] for one in planned["operations"]} <= {"flow", "sysctl"}
+    (greedy,) = explained["services"]
+    assert [one["field"] for one in greedy["notUsed"]] == ["spec.externalIPs"] * 2
+    assert [one["virtualServer"] for port in greedy["ports"] for one in port["virtualServers"]] == ["TCP 10.96.7.1:6443"]
 
 
 @pytest.mark.usefixtures("_node")

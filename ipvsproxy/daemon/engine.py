@@ -91,7 +91,14 @@ class Engine:
         self._reader = KernelReader(self.reconciler, kernel, self._journal, clock, processor_clock)
         self._addresses_changed = False
         self._sync_took_s = 0.0
-        self._translator = Translator(settings.node_name, translation, store, self.reconciler)
+        self._translator = Translator(
+            node_name=settings.node_name,
+            settings=translation,
+            sysctls=settings.sysctls,
+            timeouts=settings.timeouts,
+            store=store,
+            reconciler=self.reconciler,
+        )
 
     # What comes from outside.
 
@@ -221,7 +228,7 @@ class Engine:
             if len(names) == SERVICES_AT_ONCE:
                 done_before = await self._add(done_before)
             translated = self._clock()
-        changes = dataclasses.replace(changes, complaints=(*changes.complaints, *self._translator.refusals.take()))
+        changes = self._translator.with_refusals(changes)
         self._journal.complain(changes.complaints)
         self._journal.tell_doubts(self._store.doubts)
         conflicts = self._journal.tell_conflicts(self.reconciler.claims.conflicts())
@@ -302,14 +309,13 @@ class Engine:
         self._settings, translation, policy = self._new_choices
         self._new_choices = None
         self.reconciler.adopt(policy)
-        self._translator.adopt(translation)
+        self._translator.adopt(translation, self._settings.sysctls, self._settings.timeouts)
         self._put_node()
         self._reader.audit_due_s = 0.0
 
     def _put_node(self) -> None:
-        families = self._translator.settings.families
-        self._reader.families, self._reader.audit_interval_s = families, self._settings.audit_interval_s
-        self.reconciler.claims.put_node(families, self._settings.sysctls, self._settings.timeouts)
+        self._reader.families, self._reader.audit_interval_s = self._translator.settings.families, self._settings.audit_interval_s
+        self._translator.put_node()
 
 
 class _Applied(NamedTuple):

@@ -90,14 +90,14 @@ async def inspect(config: Config, kernel: KernelThread[NodeKernel]) -> Inspected
         CannotStartError: no family can be read.
     """
     programs = await kernel.call(readable_programs, kernel.target)
-    random_fully = {family: one.random_fully for family, one in programs.items()}
+    choices = wiring.choices(config, programs, config.ipvs.scheduler)
     return Inspected(
         config=config,
         store=Store(started_s=time.time()),
         kernel=kernel,
-        settings=wiring.engine_settings(config, host.kernel_version(), host.processor_count()),
-        translation=wiring.translation_settings(config, random_fully, config.ipvs.scheduler),
-        policy=wiring.policy(config),
+        settings=choices.settings,
+        translation=choices.translation,
+        policy=choices.policy,
     )
 
 

@@ -1,28 +1,24 @@
 """What this node should hold, next to what it holds. Nothing is ever changed.
 
-Rule: everything is decided by the modules that decide for ``run``; here they are only asked, and nobody applies an operation.
+Rule: what is desired comes from the ``Translator``, as for ``run``; what differs, from the reconciler's tables, as there; and
+nobody applies an operation.
 """
 
-import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from ipvsproxy.daemon.engine import EngineSettings
+from ipvsproxy.daemon.slices import in_slices
 from ipvsproxy.daemon.store import Changes, Store
+from ipvsproxy.daemon.translator import Translator
 from ipvsproxy.kernel import iptables_rule
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import InterfaceAddress
-from ipvsproxy.model.service import ServiceName
 from ipvsproxy.reconcile import compare
 from ipvsproxy.reconcile.compare import Difference
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.translate import skeleton, state
 from ipvsproxy.translate import view as views
-
-_SERVICES_AT_ONCE = 100
-"""How many Services are translated without a pause for others in the loop: a few milliseconds."""
 
 
 class CannotLookError(Exception):
@@ -34,7 +30,9 @@ class CannotLookError(Exception):
 
 
 class Shadow:
-    """The desired and the observed side of this node, as of the last ``look``."""
+    """The desired and the observed side of this node, as of the last ``look``; ``view`` is there from the first one on."""
+
+    view: views.NodeView
 
     def __init__(
         self,
@@ -51,9 +49,16 @@ class Shadow:
         self.store = store
         self.kernel = kernel
         self.reconciler = Reconciler(policy)
-        self.view = views.view_node(translation, settings.node_name, None, ())
         self._clock = clock
-        self.reconciler.claims.put_node(translation.families, settings.sysctls, settings.timeouts)
+        self._translator = Translator(
+            node_name=settings.node_name,
+            settings=translation,
+            sysctls=settings.sysctls,
+            timeouts=settings.timeouts,
+            store=store,
+            reconciler=self.reconciler,
+        )
+        self._translator.put_node()
 
     async def look(self) -> Changes:
         """Read the kernel, and take up what has changed in the store; returns the latter.
@@ -70,33 +75,15 @@ class Shadow:
             timeouts = await self.kernel.call(target.read_timeouts)
         except KernelError as error:
             raise CannotLookError(error) from error
-        view = self._update_view(seen.interface_addresses or ())
+        now = self._clock()
+        self.view = self._translator.look_at_node(seen.interface_addresses or (), now)
         changes = self.store.take()
-        await self._translate(changes.services, view)
-        refused = claims.refused()
-        for family in self.translation.families:
-            occupied = compare.occupied_in_the_end(claims, family)
-            claims.put_skeleton(skeleton.build_skeleton(family, self.translation, view, occupied, refused))
+        await in_slices(self._translator.putting(changes.services), self._clock, now)
+        self._translator.put_settled_skeletons()
         self.reconciler.observer.observe(seen, self._clock())
         compare.note_timeouts(claims, timeouts)
-        return changes
+        return self._translator.with_refusals(changes)
 
     def differences(self) -> list[Difference]:
         """What differed when the kernel was last read."""
         return list(compare.compare(self.reconciler, iptables_rule.render))
-
-    def _update_view(self, addresses: Collection[InterfaceAddress]) -> views.NodeView:
-        node = self.store.node(self.settings.node_name)
-        seen = views.view_node(self.translation, self.settings.node_name, node, addresses)
-        if seen != self.view:
-            self.view = seen
-            self.store.touch_all(self._clock())
-        return seen
-
-    async def _translate(self, names: Collection[ServiceName], view: views.NodeView) -> None:
-        for number, name in enumerate(names, 1):
-            service = self.store.services.get(name)
-            slices = self.store.slices_of(name)
-            self.reconciler.put(name, state.translate(service, slices, view, self.translation) if service else None)
-            if number % _SERVICES_AT_ONCE == 0:
-                await asyncio.sleep(0)

@@ -1,16 +1,19 @@
-"""What the store holds, told to the reconciler as what the node and its Services want.
+"""The one way to desired state: what the store, the node and the operator's choices amount to, told to a reconciler.
 
-A Service is translated when something of it has changed; all of them when the node is seen otherwise than before.
+Rule 1: ``run`` and every command come by this way alone, so that they can not disagree. Nobody else asks ``translate`` for a
+view of the node, for what a Service wants, or for rules, and nobody else tells a reconciler what the node needs.
+Rule 2: a Service is translated when something of it has changed; all of them when the node is seen otherwise than before.
 """
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 
 import structlog
 
 from ipvsproxy.daemon import journal
 from ipvsproxy.daemon.refusals import Refusals
-from ipvsproxy.daemon.store import Store
-from ipvsproxy.model.kernel import InterfaceAddress, SetKind, VirtualServerKey
+from ipvsproxy.daemon.store import Changes, Store
+from ipvsproxy.model.kernel import InterfaceAddress, SetKind, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Node, ServiceName
@@ -24,26 +27,46 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Translator:
-    """Has a reconciler know what is wanted. Nothing is, of any Service, before ``look_at_node`` was called.
+    """Has a reconciler know what is desired. Nothing is, of any Service, before ``look_at_node`` was called.
 
-    ``settings`` are the operator's choices. ``refusals`` are what was found of Services that can not be served as they are.
+    In this order: ``put_node``, ``look_at_node``, ``put`` or ``putting`` for the Services that have changed in the store, and
+    ``put_skeletons`` or ``put_settled_skeletons``, since rules follow from what the Services want.
+
+    ``settings`` are the operator's choices for Services and rules.
     """
 
-    def __init__(self, node_name: str, settings: view.Settings, store: Store, reconciler: Reconciler) -> None:
+    def __init__(
+        self,
+        *,
+        node_name: str,
+        settings: view.Settings,
+        sysctls: tuple[Sysctl, ...],
+        timeouts: Timeouts | None,
+        store: Store,
+        reconciler: Reconciler,
+    ) -> None:
         self.settings = settings
-        self.refusals = Refusals()
+        self._refusals = Refusals()
         self._node_name = node_name
+        self._sysctls = sysctls
+        self._timeouts = timeouts
         self._store = store
         self._reconciler = reconciler
         self._view: view.NodeView | None = None
         self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey]] = (None, (), frozenset())
         self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
 
-    def adopt(self, settings: view.Settings) -> None:
-        """Go by other choices from the next look at the node on."""
+    def adopt(self, settings: view.Settings, sysctls: tuple[Sysctl, ...], timeouts: Timeouts | None) -> None:
+        """Go by other choices from the next ``put_node`` and the next look at the node on."""
         self.settings = settings
+        self._sysctls = sysctls
+        self._timeouts = timeouts
         self._view = None
         self._skeleton_inputs.clear()
+
+    def put_node(self) -> None:
+        """Have the reconciler know what the node needs whatever its Services are."""
+        self._reconciler.claims.put_node(self.settings.families, self._sysctls, self._timeouts)
 
     def look_at_node(self, addresses: tuple[InterfaceAddress, ...], now: float) -> view.NodeView:
         """See the node with these addresses of its interfaces; where it differs from before, every Service may be concerned.
@@ -92,24 +115,38 @@ class Translator:
             wanted = state.translate(service, slices, self._view, self.settings)
             work = (1 + sum([len(item.conditions) for item in slices])) * max(1, len(service.ports))
         journal.tell_wanted(name, wanted)
-        self.refusals.note(name, service, wanted)
+        self._refusals.note(name, service, wanted)
         self._reconciler.put(name, wanted)
         return work
 
+    def with_refusals(self, changes: Changes) -> Changes:
+        """What was taken from the store, with the complaints about what was refused when it was translated."""
+        return dataclasses.replace(changes, complaints=(*changes.complaints, *self._refusals.take()))
+
     def put_skeletons(self, expected: frozenset[SetKind] = frozenset()) -> None:
-        """Have the reconciler know which rules are needed for what is wanted.
+        """Have the reconciler know which rules are needed now: for what is desired, and for what must still go.
 
         ``expected``: sets that will hold entries soon, if a family has any; that counts where it has no rules in force yet.
         """
-        if self._view is None:
-            return
         claims = self._reconciler.claims
         refused = claims.refused()
         for family in self.settings.families:
             occupied, seen = claims.occupied(family), claims.skeletons.observed.get(family)
             if occupied and not (seen and seen.chains):
                 occupied |= expected
-            inputs = (self._view, occupied, refused)
-            if self._skeleton_inputs.get(family) != inputs:
-                self._skeleton_inputs[family] = inputs
-                claims.put_skeleton(skeleton.build_skeleton(family, self.settings, *inputs))
+            self._put_skeleton(family, occupied, refused)
+
+    def put_settled_skeletons(self) -> None:
+        """Have the reconciler know which rules are needed once all else is as desired."""
+        claims = self._reconciler.claims
+        refused = claims.refused(settled=True)
+        for family in self.settings.families:
+            self._put_skeleton(family, claims.occupied(family, settled=True), refused)
+
+    def _put_skeleton(self, family: Family, occupied: frozenset[SetKind], refused: frozenset[VirtualServerKey]) -> None:
+        if self._view is None:
+            return
+        inputs = (self._view, occupied, refused)
+        if self._skeleton_inputs.get(family) != inputs:
+            self._skeleton_inputs[family] = inputs
+            self._reconciler.claims.put_skeleton(skeleton.build_skeleton(family, self.settings, *inputs))

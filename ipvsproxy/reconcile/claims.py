@@ -222,18 +222,23 @@ class Claims:
             if ownership.virtual_server_of(entry) not in lost and ownership.node_port_of(entry) not in lost_ports
         )
 
-    def occupied(self, family: Family) -> frozenset[SetKind]:
-        """The kinds of set that hold an entry, or are about to hold one."""
-        return frozenset(kind for kind, table in self._entries_of[family] if table.desired or table.observed)
+    def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
+        """The kinds of set that hold an entry, or are about to hold one; ``settled``: once all is as it is desired."""
+        return frozenset(kind for kind, table in self._entries_of[family] if table.desired or (table.observed and not settled))
 
-    def refused(self) -> frozenset[VirtualServerKey]:
-        """The virtual servers that this node itself may not use."""
+    def refused(self, *, settled: bool = False) -> frozenset[VirtualServerKey]:
+        """The virtual servers that this node itself may not use, with those that are yet to go.
+
+        ``settled``: without the latter, as once all is as it is desired.
+        """
         wanted = {
             key
             for state in self._restricting.values()
             for key in state.rare.refused
             if self.virtual_servers.is_held_by(key, state.owner)
         }
+        if settled:
+            return frozenset(wanted)
         going = {key for keys in self._in_rules.values() for key in keys if self.is_going(key)}
         return frozenset(wanted | going)
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from ipvsproxy.model.kernel import (
-    IP_SETS,
     NODE_OWNER,
     PERSISTENT,
     BoundAddress,
@@ -20,7 +19,6 @@ from ipvsproxy.model.kernel import (
     RealServer,
     RealServers,
     SetEntry,
-    SetKind,
     Timeouts,
     VirtualServer,
     VirtualServerKey,
@@ -91,15 +89,6 @@ def note_timeouts(claims: Claims, seen: Timeouts) -> None:
     wanted = claims.timeouts.desired.get(TIMEOUTS)
     if wanted:
         claims.timeouts.confirm(TIMEOUTS, Timeouts(*(found if want else 0 for want, found in zip(wanted, seen, strict=True))))
-
-
-def occupied_in_the_end(claims: Claims, family: Family) -> frozenset[SetKind]:
-    """The kinds of set that hold an entry once all is as it is wanted (``Claims.occupied`` counts what is yet to go)."""
-    return frozenset(IP_SETS[name].kind for name, table in claims.entries.items() if table.desired and _is_of(name, family))
-
-
-def _is_of(set_name: str, family: Family) -> bool:
-    return IP_SETS[set_name].family is family
 
 
 def _of_node(kind: str, name: str, wanted: str, found: str) -> Difference:

@@ -77,9 +77,9 @@ def view_node(
     name: str,
     node: Node | None,
     addresses: Iterable[InterfaceAddress],
-    api_servers: Iterable[RealServerKey] = (),
+    api_servers: Iterable[RealServerKey],
 ) -> NodeView:
-    """Put together what the Node object and the host's interfaces say."""
+    """Put together what the Node object, the host's interfaces, and the endpoints of the API servers' own Service say."""
     ours = [item.address for item in addresses if item.interface != DEVICE]
     primary = _primary_addresses(settings, node)
     carried = {family: [address for address in ours if address.family is family] for family in Family}

@@ -34,11 +34,13 @@ def wanted(objects: Iterable[Object]) -> State:
     """What the kernel must hold, in the form of the recordings, with what is not ours."""
     events = [decode.decode_document(item, "chaos") for item in objects]
     parsed = [event.object for event in events if isinstance(event, Put)]
-    view = view_node(SETTINGS, NODE, next(item for item in parsed if isinstance(item, Node)), list(_interface_addresses()))
     slices: dict[ServiceName, list[EndpointSlice]] = {}
     for item in parsed:
         if isinstance(item, EndpointSlice) and item.service:
             slices.setdefault(item.service, []).append(item)
+    api_servers = builders.api_servers(slices.get(ServiceName("default", "kubernetes"), ()))
+    node = next(item for item in parsed if isinstance(item, Node))
+    view = view_node(SETTINGS, NODE, node, list(_interface_addresses()), api_servers)
     services = [item for item in parsed if isinstance(item, Service)]
     states = [state.translate(item, slices.get(item.name, ()), view, SETTINGS) for item in services]
     rendered = golden_translation.render(sorted(states, key=lambda one: one.owner), SETTINGS, view)

@@ -40,7 +40,7 @@ def rules(data: bytes) -> None:
     settings = wiring.translation_settings(config, {family: chooser.chance(2) for family in Family}, config.ipvs.scheduler)
     node = _read(chooser, ObjectKind.NODE)
     carried = [InterfaceAddress(chooser.text(("eth0",)), address, address.family.bits) for address in _CARRIED]
-    seen = view.view_node(settings, "node-a", node if isinstance(node, Node) else None, carried)
+    seen = view.view_node(settings, "node-a", node if isinstance(node, Node) else None, carried, api_servers=())
     services = [item for _ in range(chooser.integer(1, 3)) if isinstance(item := _read(chooser, ObjectKind.SERVICE), Service)]
     slices = [item for _ in range(3) if isinstance(item := _read(chooser, ObjectKind.ENDPOINT_SLICE), EndpointSlice)]
     reconciler = Reconciler(Policy())

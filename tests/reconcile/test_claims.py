@@ -190,10 +190,12 @@ def test_a_set_is_occupied_from_the_first_wish_to_the_last_entry() -> None:
     assert claims.occupied(Family.IPV4) == frozenset()
     put(claims, free(OLD))
     assert claims.occupied(Family.IPV4) == {SetKind.LOAD_BALANCER}
+    assert claims.occupied(Family.IPV4, settled=True) == {SetKind.LOAD_BALANCER}
     assert claims.occupied(Family.IPV6) == frozenset()
     claims.entries[LOAD_BALANCER.set].confirm(LOAD_BALANCER, True)
     claims.put(OLD.service, None)
     assert claims.occupied(Family.IPV4) == {SetKind.LOAD_BALANCER}
+    assert claims.occupied(Family.IPV4, settled=True) == frozenset()
     claims.entries[LOAD_BALANCER.set].confirm(LOAD_BALANCER, None)
     assert claims.occupied(Family.IPV4) == frozenset()
 
@@ -203,8 +205,10 @@ def test_a_refused_virtual_server_stays_refused_until_it_is_gone() -> None:
     put(claims, restricted(OLD))
     claims.put_skeleton(skeleton(Family.IPV4, Rule(target=Verdict.DROP, virtual_server=KEY), Rule(target=Verdict.RETURN)))
     claims.virtual_servers.confirm(KEY, examples.observed({ONE: 1}))
+    assert claims.refused(settled=True) == {KEY}
     claims.put(OLD.service, None)
     assert claims.refused() == {KEY}
+    assert claims.refused(settled=True) == frozenset()
     assert claims.is_going(KEY)
     claims.virtual_servers.confirm(KEY, None)
     assert claims.refused() == frozenset()

@@ -168,13 +168,6 @@ def test_virtual_servers_of_others_are_foreign_unless_a_service_wants_them(recon
     assert list(compare.foreign(reconciler.claims)) == [(theirs[1], examples.observed()), (theirs[0], examples.observed())]
 
 
-def test_a_set_counts_as_occupied_by_what_is_wanted_in_its_family(reconciler: Reconciler) -> None:
-    claims = reconciler.claims
-    claims.entries["KUBE-EXTERNAL-IP"].observe({examples.entry(SetKind.EXTERNAL_IP, KEY): True}, lambda _: True)
-    assert compare.occupied_in_the_end(claims, Family.IPV4) == {SetKind.CLUSTER_IP, SetKind.IPVS_IPS, SetKind.LOOP_BACK}
-    assert compare.occupied_in_the_end(claims, Family.IPV6) == frozenset()
-
-
 def test_an_address_that_is_missing_or_nobodys_is_said(reconciler: Reconciler) -> None:
     table = reconciler.claims.addresses
     nobodys = parse_address("10.96.9.9")

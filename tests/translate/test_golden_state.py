@@ -89,7 +89,7 @@ def _state(directory: Path, profile: str, phase: str) -> State:
         for text in texts
         if has_ipv6 or ":" not in text
     ]
-    view = view_node(settings, NODE, node, carried)
+    view = view_node(settings, NODE, node, carried, api_servers=())
     slices: dict[ServiceName, list[EndpointSlice]] = {}
     for item in objects:
         if isinstance(item, EndpointSlice) and item.service:

@@ -184,7 +184,7 @@ def test_an_unspecified_bind_address_leaves_it_to_the_node_object(text: str) -> 
 
 
 def test_without_a_node_object_addresses_are_loopback_and_zone_and_pod_ranges_unknown() -> None:
-    view = view_node(Settings(), "node-a", None, [builders.interface_address("eth0", "10.1.0.5")])
+    view = view_node(Settings(), "node-a", None, [builders.interface_address("eth0", "10.1.0.5")], ())
     assert (view.name, view.zone, view.pod_networks) == ("node-a", "", ())
     assert view.primary_addresses == {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
     assert view.node_port_addresses[Family.IPV4] == builders.addresses("10.1.0.5")
