@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import assert_never
 
 from ipvsproxy.config import commands, completion, flags, load, output, usage, write
-from ipvsproxy.config.given import ConfigError, Given, Problem, Source
+from ipvsproxy.config.given import ConfigError, Given, Problem, Source, quoted
 from ipvsproxy.config.settings import Command, Config
 
 OK = 0
@@ -60,7 +60,7 @@ def cleanup(arguments: Sequence[str]) -> int:
         sys.stdout.write(text)
         return OK
     try:
-        config = _load([*others, "--cleanup"], own.problems)
+        config = _load(["--cleanup", *others], own.problems)
     except ConfigError as error:
         return _refuse(map(str, error.problems))
     return _clean(config, dry_run=own.dry_run, as_json=own.as_json)
@@ -85,19 +85,26 @@ Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
 def inspect(command: commands.Command, arguments: Sequence[str]) -> int:
     """A command that only looks."""
     own, others = output.take(arguments)
-    subject = others.pop(0) if command.subject and others and not others[0].startswith("-") else ""
+    words, others = flags.take_words(others) if command.subject else ([], others)
     given, _ = flags.parse(others)
     if text := _told(given, command.help):
         sys.stdout.write(text)
         return OK
     problems = list(own.problems)
-    if command.subject and not subject:
-        problems.append(Problem(Source(command.name), f"needs {command.subject} right behind it"))
+    if command.subject and len(words) != 1:
+        problems.append(Problem(Source(command.name), _wrong_number(command, words)))
     try:
-        config = _load(others if "mode" in given or "config" in given else [*others, "--proxy-mode=ipvs"], problems)
-        return _look(command, config, subject, as_json=own.as_json)
+        config = _load(others if "mode" in given or "config" in given else ["--proxy-mode=ipvs", *others], problems)
+        return _look(command, config, "".join(words), as_json=own.as_json)
     except ConfigError as error:
         return _refuse(map(str, error.problems))
+
+
+def _wrong_number(command: commands.Command, words: Sequence[str]) -> str:
+    """What is wrong with the words of a command that takes one."""
+    if not words:
+        return f"needs {command.subject}"
+    return f"takes one {command.subject}, not {len(words)}: {', '.join(map(quoted, words))}"
 
 
 def complete(arguments: Sequence[str]) -> int:

@@ -180,6 +180,13 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
         (["verify", "-o", "json"], ("verify", "", True)),
         (["explain", "demo/web", "--ipvs-scheduler=lc"], ("explain", "demo/web", False)),
         (["explain", "[fd00::1]:80", "--output", "text"], ("explain", "[fd00::1]:80", False)),
+        (["explain", "--kubeconfig=x", "default/web", "--output=json"], ("explain", "default/web", True)),
+        (["explain", "default/web", "--kubeconfig", "x"], ("explain", "default/web", False)),
+        (["explain", "--kubeconfig", "x", "-v", "2", "--masquerade-all", "default/web"], ("explain", "default/web", False)),
+        (["explain", "--output", "json", "--hostname-override", "default/web", "10.0.0.1"], ("explain", "10.0.0.1", True)),
+        (["explain", "-o", "json", "--", "default/web"], ("explain", "default/web", True)),
+        (["explain", "::1"], ("explain", "::1", False)),
+        (["verify", "--kubeconfig", "x", "-o", "json", "--"], ("verify", "", True)),
         (["doctor"], ("doctor", "", False)),
     ],
 )
@@ -196,7 +203,14 @@ def test_commands_that_look_take_the_flags_of_run(
         (["plan", "--nope"], "'--nope': unknown flag"),
         (["plan", "--output=xml"], "--output: 'xml' must be one of text, json"),
         (["plan", "--proxy-mode=iptables"], "--proxy-mode: 'iptables' is a mode that ipvsproxy does not do"),
-        (["explain"], "explain: needs namespace/name | address:port right behind it"),
+        (["explain"], "explain: needs namespace/name | address:port\n"),
+        (["explain", "--kubeconfig", "default/web"], "explain: needs namespace/name | address:port\n"),
+        (
+            ["explain", "default/web", "--v=2", "default/dns"],
+            "explain: takes one namespace/name | address:port, not 2: 'default/web', 'default/dns'\n",
+        ),
+        (["explain", "default/web", "--", "--v=2"], "explain: takes one namespace/name | address:port, not 2"),
+        (["explain", "--masquerade-all", "true", "default/web"], "--masquerade-all: takes its value after an equals sign"),
         (["verify", "demo/web"], "'demo/web': is neither a flag nor a command"),
     ],
 )
@@ -208,9 +222,10 @@ def test_commands_that_look_refuse_what_they_do_not_know(
     assert f"ipvsproxy: {sentence}" in capsys.readouterr().err
 
 
-def test_a_subject_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["explain", "web"]) == 2
-    assert "ipvsproxy: explain: 'web' is none of namespace/name, address:port" in capsys.readouterr().err
+@pytest.mark.parametrize("subject", ["web", ""])
+def test_a_subject_that_is_none_is_refused(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "--v=1", subject]) == 2
+    assert f"ipvsproxy: explain: {subject!r} is none of namespace/name, address:port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", list(commands.COMMANDS))

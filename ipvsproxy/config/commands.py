@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """A command. ``subject`` names the word that has to follow it, empty where none has."""
+    """A command. ``subject`` names the one word that it needs among its flags, empty where it takes none."""
 
     name: str
     summary: str
@@ -55,7 +55,7 @@ _EXPLAIN = Command(
     """\
 Tells for a Service (namespace/name) or an address (10.96.0.1:443, [fd00::1]:443, or without a port) which virtual
 servers there are and who owns them, which endpoints are in or out and why, who is masqueraded and by which rule,
-and what the kernel holds now, with its connections.
+and what the kernel holds now, with its connections. The Service or address may stand anywhere among the flags.
 
 Exit status: 0 told, 1 nobody knows that Service or address, 2 could not find out.
 """,

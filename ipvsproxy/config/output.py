@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ipvsproxy.config import syntax
+from ipvsproxy.config import flags, syntax
 from ipvsproxy.config.given import Problem, Source, quoted
 from ipvsproxy.config.option import Kind
 
 FORMATS = ("text", "json")
+_FORM = ("output", "-o")
+"""The names of the flag that takes one of them."""
 
 
 class Output(NamedTuple):
@@ -23,19 +25,17 @@ def take(arguments: Sequence[str]) -> tuple[Output, list[str]]:
     dry_run, form = False, FORMATS[0]
     problems: list[Problem] = []
     others: list[str] = []
-    rest = list(reversed(arguments))
-    while rest:
-        argument = rest.pop()
-        name, equals, text = argument.partition("=")
-        if name == "--dry-run":
+    for raw, name, value in flags.pieces(arguments, valued=_FORM):
+        if name == "dry-run":
+            text = "true" if value is None else value
             try:
-                dry_run = bool(syntax.parse(Kind.BOOLEAN, text if equals else "true"))
+                dry_run = bool(syntax.parse(Kind.BOOLEAN, text))
             except ValueError as error:
-                problems.append(Problem(Source(name), f"{quoted(text)} must be {error}", "dry-run"))
-        elif name in ("--output", "-o"):
-            form = text if equals or not rest else rest.pop()
+                problems.append(Problem(Source("--dry-run"), f"{quoted(text)} must be {error}", "dry-run"))
+        elif name in _FORM:
+            form = value or ""
             if form not in FORMATS:
                 problems.append(Problem(Source("--output"), f"{quoted(form)} must be one of {', '.join(FORMATS)}", "output"))
         else:
-            others.append(argument)
+            others += raw
     return Output(dry_run, form == "json", tuple(problems)), others

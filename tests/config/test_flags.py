@@ -112,6 +112,25 @@ def test_stray_words_are_refused() -> None:
     assert problem("--", "--config") == "'--config': is neither a flag nor a command"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words", "others"),
+    [
+        ([], [], []),
+        (["web", "--config", "x"], ["web"], ["--config", "x"]),
+        (["--config", "x", "web"], ["web"], ["--config", "x"]),
+        (["--config=x", "web", "-v", "4"], ["web"], ["--config=x", "-v", "4"]),
+        (["--masquerade-all", "web", "-v4", "dns"], ["web", "dns"], ["--masquerade-all", "-v4"]),
+        (["-", "--config"], ["-"], ["--config"]),
+        (["-v=4", "--", "--config", "web"], ["--config", "web"], ["-v=4"]),
+        (["--cleanup", "true", "web"], ["web"], ["--cleanup", "true"]),
+        (["--cleanup", "--", "true"], ["true"], ["--cleanup"]),
+        (["--nope", "web"], ["web"], ["--nope"]),
+    ],
+)
+def test_words_are_found_anywhere_among_the_flags(arguments: list[str], words: list[str], others: list[str]) -> None:
+    assert flags.take_words(arguments) == (words, others)
+
+
 def test_value_of_the_wrong_kind_names_flag_value_and_rule() -> None:
     assert problem("--ipvs-sync-period=30") == "--ipvs-sync-period: '30' must be a duration such as 30s, 1m30s or 1h"
     assert problem("--masquerade-all=yes") == "--masquerade-all: 'yes' must be true or false"

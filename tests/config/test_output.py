@@ -11,6 +11,8 @@ from ipvsproxy.config import output
         ([], False, False, []),
         (["--dry-run", "--v=4"], True, False, ["--v=4"]),
         (["--dry-run=true", "--output=json"], True, True, []),
+        (["--config", "--dry-run", "--dry_run=0"], False, False, ["--config", "--dry-run"]),
+        (["--output=json", "--", "--output=text", "-o"], False, True, ["--", "--output=text", "-o"]),
         (["--dry-run", "--dry-run=false", "--output", "json", "-o=text", "x"], False, False, ["x"]),
     ],
 )
