@@ -1,8 +1,9 @@
 """The command line, read as Go's pflag reads it, so that every kube-proxy command line means the same here.
 
 ``--name=value``, ``--name value``, ``--switch``, ``--switch=false``, ``-v=4``, ``-v 4``, ``-v4``; dashes and underscores in a
-name are one; of a repeated flag the last value counts, of a repeated list all; what follows ``--`` is no flag. argparse differs in each of the finer points
-(a switch would eat the next word, a value may not begin with a dash, the first error ends it), hence our own loop.
+name are one; of a repeated flag the last value counts, of a repeated list all; what follows ``--`` is no flag. argparse differs
+in each of the finer points (a switch would eat the next word, a value may not begin with a dash, the first error ends it), hence
+our own loop.
 """
 
 import difflib
