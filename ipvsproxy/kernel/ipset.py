@@ -168,7 +168,7 @@ class IpsetDriver:
         return number == errno.ENOENT
 
     def _revision(self, ip_set: IpSet) -> int:
-        """The newest revision of the set's type that the kernel knows; every one takes what we ask for."""
+        """The lowest revision of the set's type that will do, or the one that this kernel has nearest to it."""
         kind = (ip_set.type, ip_set.family)
         if kind not in self._revisions:
             try:
@@ -179,8 +179,10 @@ class IpsetDriver:
                 detail = f"the kernel does not know {ip_set.type}: its module is not there or cannot be loaded"
                 raise KernelError(action=error.action, errno=error.errno, detail=detail) from error
             with netlink.understanding(f"look for {ip_set.type}"):
-                first, last = message.attributes(data, start + ipset_message.HEADER_SIZE, end)[ipset_message.REVISION]
-                (self._revisions[kind],) = data[first:last]  # one byte
+                found = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
+                lowest = _byte(data, found[ipset_message.LOWEST_REVISION])
+                newest = _byte(data, found[ipset_message.REVISION])
+            self._revisions[kind] = min(max(ipset_message.SUFFICIENT_REVISIONS[ip_set.type], lowest), newest)
         return self._revisions[kind]
 
     def _observe(self, name: str, *, header_only: bool = False) -> ObservedSet | None:
@@ -196,6 +198,16 @@ class IpsetDriver:
                 return None
             detail = ipset_batch.explain(error.errno) or error.detail
             raise KernelError(action=error.action, errno=error.errno, detail=detail) from error
+
+
+def _byte(data: bytes, at: tuple[int, int]) -> int:
+    """An attribute of one byte.
+
+    Raises:
+        ValueError: it has more, or none.
+    """
+    (value,) = data[at[0] : at[1]]
+    return value
 
 
 def _digest(parts: Iterable[netlink.Found]) -> bytes:

@@ -19,11 +19,24 @@ HASH_SIZE = 1024
 """``hashsize`` at the start of a hash set, as kube-proxy asks for; the kernel enlarges it as it fills."""
 HEADER_SIZE = 4
 """Length of ``struct nfgenmsg``, behind the netlink header."""
-SET_NAME, TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES = 2, 3, 4, 5, 7, 8
+SET_NAME, TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 2, 3, 4, 5, 7, 8, 10
 """Attributes of a message."""
 CAPACITY = 19
 """Attribute of ``DATA``: ``maxelem``."""
 
+SUFFICIENT_REVISIONS: Mapping[SetType, int] = {
+    SetType.ADDRESS: 0,
+    SetType.ADDRESS_PORT: 1,
+    SetType.ADDRESS_PORT_ADDRESS: 1,
+    SetType.ADDRESS_PORT_NETWORK: 1,
+    SetType.PORT: 0,
+}
+"""The lowest revision of each set type that holds our entries: since 1, types with a protocol take SCTP.
+
+The later ones bring what our sets do not use: ranges, nomatch, counters, comments, forceadd, skbinfo, bucketsize, bitmask (the
+lists at ``IPSET_TYPE_REV_MAX`` in net/netfilter/ipset/ip_set_hash_*.c and ip_set_bitmap_port.c). An ``ipset`` that is older than
+the kernel refuses to list a set of a revision that it does not know, and a kube-proxy that runs it stops syncing that set.
+"""
 IPSET_PROTOCOL = 6
 """The oldest that is still spoken, and spoken by every kernel: 7 came with Linux 5.0, for commands that are not used here."""
 _SUBSYSTEM = NFNL_SUBSYS_IPSET << 8

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from ipvsproxy.kernel import ipset
+from ipvsproxy.kernel import ipset, message
 from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, SetEntry, SetKind, SetType
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
@@ -284,10 +284,50 @@ def test_a_kernel_without_the_type_is_explained() -> None:
     )
 
 
-@pytest.mark.parametrize("revision", [b"", b"\0\x05"])
-def test_a_revision_that_is_not_one_byte_is_an_error_of_the_kernel(revision: bytes) -> None:
+@pytest.mark.kernel
+def test_every_set_has_the_lowest_revision_that_holds_its_entries(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, *IP_SETS.values())
+    revisions = {name: int(tool("list", "-terse", name).partition("Revision: ")[2].split()[0]) for name in IP_SETS}
+    wanted = {"hash:ip": 0, "hash:ip,port": 1, "hash:ip,port,ip": 1, "hash:ip,port,net": 1, "bitmap:port": 0}
+    assert revisions == {name: wanted[ip_set.type] for name, ip_set in IP_SETS.items()}
+
+
+@pytest.mark.kernel
+def test_a_set_of_another_revision_stays_as_it_is_and_serves(driver: ipset.IpsetDriver) -> None:
+    tool("create", CLUSTER_IP.name, "hash:ip,port", "family", "inet", "hashsize", "1024", "maxelem", "65536")
+    tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
+    header = tool("list", "-terse", CLUSTER_IP.name).partition("Size in memory")[0]
+    (created, added) = apply(driver, Verb.ADD, CLUSTER_IP, entry(2))
+    assert (created.error, created.surprise, added.error) == ("", True, "")
+    assert tool("list", "-terse", CLUSTER_IP.name).partition("Size in memory")[0] == header
+    assert members(CLUSTER_IP.name) == {"10.0.0.1,tcp:80", "10.0.0.2,tcp:80"}
+
+
+@pytest.mark.parametrize(("lowest", "newest", "created"), [(0, 6, 1), (2, 6, 2), (0, 0, 0)])
+def test_a_kernel_without_the_wanted_revision_gets_the_nearest_one_that_it_has(lowest: int, newest: int, created: int) -> None:
+    requested: list[int] = []
+
     def answer(data: bytes) -> list[fake_netlink.Answer]:
-        return [fake_netlink.message(fake_netlink.sequences(data)[0], bytes(4) + fake_netlink.attribute(4, revision))]
+        ((_, kind, _, sequence, payload),) = fake_netlink.split(data)
+        if kind & 0xFF == 13:
+            told = fake_netlink.attribute(4, bytes([newest])) + fake_netlink.attribute(10, bytes([lowest]))
+            return [fake_netlink.message(sequence, bytes(4) + told)]
+        first, last = message.attributes(payload, 4, len(payload))[4]
+        requested.append(int.from_bytes(payload[first:last], "big"))
+        return [fake_netlink.error(sequence)]
+
+    driver = ipset.IpsetDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
+    assert (outcome.error, requested) == ("", [created])
+
+
+@pytest.mark.parametrize("revision", [b"", b"\0\x05"])
+@pytest.mark.parametrize("attribute", [4, 10])
+def test_a_revision_that_is_not_one_byte_is_an_error_of_the_kernel(revision: bytes, attribute: int) -> None:
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        revisions = {4: b"\x05", 10: b"\0"} | {attribute: revision}
+        told = b"".join(fake_netlink.attribute(number, value) for number, value in revisions.items())
+        return [fake_netlink.message(fake_netlink.sequences(data)[0], bytes(4) + told)]
 
     driver = ipset.IpsetDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
     (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
