@@ -21,6 +21,9 @@ OTHERS: Mapping[tuple[int, ...], int] = {(44_125, 2): 3, LARGEST: 1, (5_000, 50)
 """How often each is measured. One start of the largest and its replay take seven minutes."""
 SMALL = ((100, 10), (1_000, 10))
 CHANGES = 500
+FLOWS = 1_000_000
+WITHOUT_KERNEL = ("own", "flows")
+"""Measurements that touch no kernel."""
 _PHASES = {
     "decode": ("decode", "store"),
     "translate": ("translate and claim", "view", "rules"),
@@ -71,6 +74,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
         Case(
             name=f"own {churn}", measurements=[_own_steady("churn", churn_s)], rows=functools.partial(_own_churn, f"own {churn}")
         ),
+        Case(name="flows", measurements=[("flows", {"flows": FLOWS})], rows=_flows),
         *(_tools(*size, quick=size[0] == 1_000) for size in (*SMALL, MAIN)),  # noqa: PLR2004 - ten thousand take a minute
         *(_beside(*size, kube_proxy) for size in SMALL if kube_proxy),
     ]
@@ -257,6 +261,18 @@ def _own_change(found: Sequence[Found]) -> Iterator[Row]:
 def _own_churn(name: str, found: Sequence[Found]) -> Iterator[Row]:
     yield Row(name, "processor %", found[0]["churn"]["cpu_percent"], 50)
     yield Row(name, "p99 ms", found[0]["churn"]["p99_ms"], 250)
+
+
+def _flows(found: Sequence[Found]) -> Iterator[Row]:
+    tenth, everything = found[0]["tenth"], found[0]["all"]
+    each = [1e6 * one["wall_s"] / one["flows"] for one in (tenth, everything)]
+    yield Row("flows", "flows listed", everything["flows"])
+    yield Row("flows", "of them deleted", everything["removed"])
+    yield Row("flows", "wall s", everything["wall_s"])
+    yield Row("flows", "µs per flow", each[1])
+    yield Row("flows", "µs per flow, relative to a tenth of the flows", each[1] / each[0], 1.3)
+    yield Row("flows", "memory grown MB", everything["grown_mb"], 1)
+    yield Row("flows", "memory grown MB, a tenth of the flows", tenth["grown_mb"], 1)
 
 
 def _tools(services: int, endpoints: int, *, quick: bool) -> Case:

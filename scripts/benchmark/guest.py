@@ -16,6 +16,8 @@ import tempfile
 import time
 from typing import Any
 
+from scripts.benchmark import cases
+
 NAMESPACE = "benchmark"
 IDLE_SHARE = 0.9
 LONGEST_REST_S = 30.0
@@ -31,7 +33,7 @@ def run(directory: pathlib.Path) -> None:
     """As ``main``, with a directory for what lies between."""
     quiet("ip", "link", "set", "lo", "up")
     for what, arguments in json.loads(sys.argv[1]):
-        if what not in ("restart", "own"):
+        if what not in ("restart", *cases.WITHOUT_KERNEL):
             quiet("ip", "netns", "del", NAMESPACE)
             rest()
             quiet("ip", "netns", "add", NAMESPACE)
@@ -50,7 +52,7 @@ def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> di
     """Run one measurement in the namespace."""
     log = directory / "log"
     # What pretends to have a kernel is in a namespace of its own already, and leaves nothing there.
-    inside = [] if what == "own" else ["ip", "netns", "exec", NAMESPACE]
+    inside = [] if what in cases.WITHOUT_KERNEL else ["ip", "netns", "exec", NAMESPACE]
     command = [*inside, sys.executable, "-m", "scripts.benchmark.measure", what, json.dumps(arguments)]
     if profile := os.environ.get("IPVSPROXY_PROFILE"):
         command[len(inside) + 1 : len(inside) + 2] = ["-m", "cProfile", "-o", profile, "-m"]

@@ -17,9 +17,11 @@ from typing import Any
 
 from ipvsproxy.daemon import log as logs
 from scripts.benchmark import api, beside, meter, pretence, program, steady, workload
+from scripts.benchmark import flows as tracked
 from scripts.benchmark import recording as recordings
 
 Figures = dict[str, Any]
+FEW_FLOWS = 10_000
 
 
 def cold(pages: str, recording: str = "", *, times: bool = True) -> Figures:
@@ -117,6 +119,19 @@ def tools(services: int, endpoints: int) -> Figures:
     return found
 
 
+def flows(flows: int) -> Figures:
+    """Clean once while a tenth of ``flows`` are tracked, and once while all are; memory is what the process grew by at most."""
+    tracked.clean(FEW_FLOWS)
+    first_mb = meter.resident_mb("VmHWM")
+    tenth = tracked.clean(flows // 10)
+    then_mb = meter.resident_mb("VmHWM")
+    everything = tracked.clean(flows)
+    return {
+        "tenth": tenth | {"grown_mb": then_mb - first_mb},
+        "all": everything | {"grown_mb": meter.resident_mb("VmHWM") - then_mb},
+    }
+
+
 MEASUREMENTS: Mapping[str, Callable[..., Figures]] = {
     "cold": cold,
     "restart": restart,
@@ -125,6 +140,7 @@ MEASUREMENTS: Mapping[str, Callable[..., Figures]] = {
     "steady": steady.measure,
     "tools": tools,
     "beside": beside.run,
+    "flows": flows,
 }
 
 

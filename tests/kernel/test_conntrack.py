@@ -4,11 +4,12 @@ import contextlib
 import errno
 import shutil
 import subprocess
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from ipvsproxy.kernel import conntrack
+from ipvsproxy.kernel import conntrack, message, netlink
 from ipvsproxy.model.kernel import Flow, FlowCleaning
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
@@ -123,14 +124,16 @@ def ended(data: bytes) -> list[fake_netlink.Answer]:
     return [fake_netlink.done(fake_netlink.sequences(data)[0])]
 
 
-def fake_flow() -> bytes:
+def fake_flow(pod_number: int = 5, client_number: int = 1) -> bytes:
     def tuple_(source: bytes, target: bytes, ports: bytes) -> bytes:
         addresses = fake_netlink.attribute(1, source) + fake_netlink.attribute(2, target)
         protocol = fake_netlink.attribute(1, b"\x11")
         protocol += fake_netlink.attribute(2, ports[:2]) + fake_netlink.attribute(3, ports[2:])
         return fake_netlink.attribute(0x8001, addresses) + fake_netlink.attribute(0x8002, protocol)
 
-    service, client, pod = (parse_address(text) for text in (SERVICE[Family.IPV4], "10.1.1.1", "10.244.0.5"))
+    service, client, pod = (
+        parse_address(text) for text in (SERVICE[Family.IPV4], f"10.1.1.{client_number}", f"10.244.0.{pod_number}")
+    )
     original = fake_netlink.attribute(0x8001, tuple_(client, service, b"\x03\xe8\0\x35"))
     return bytes(4) + original + fake_netlink.attribute(0x8002, tuple_(pod, client, b"\x14\xe9\x03\xe8"))
 
@@ -195,3 +198,168 @@ def test_nothing_is_listed_for_families_without_a_cleaning() -> None:
     driver = conntrack.ConntrackDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
     driver.apply([cleaning(Family.IPV6), cleaning(Family.IPV6, port=54)])
     assert listed == [Family.IPV6]
+
+
+LISTING, DELETION = 0x100 | 1, 0x100 | 2
+
+
+class Table:
+    """Sockets of a kernel with these flows, each a datagram of the listing; notes queries, and deletions with their place."""
+
+    def __init__(self, *attempts: Callable[[int], list[fake_netlink.Answer]]) -> None:
+        self.queries: list[bytes] = []
+        self.deleted: list[bytes] = []
+        self._attempts = list(attempts)
+
+    def connect(self, _protocol: int) -> fake_netlink.FakeSocket:
+        return fake_netlink.FakeSocket(self._answer)
+
+    def _answer(self, data: bytes) -> list[fake_netlink.Answer]:
+        found = fake_netlink.split(data)
+        if found[0][1] == LISTING:
+            self.queries.append(found[0][4])
+            return self._attempts.pop(0)(found[0][3])
+        self.deleted += [payload for *_, payload in found]
+        return [fake_netlink.error(found[-1][3])]
+
+
+def listed(*flows: bytes, flags: int = 0) -> Callable[[int], list[fake_netlink.Answer]]:
+    return lambda sequence: [
+        *(fake_netlink.message(sequence, one, flags=flags) for one in flows),
+        fake_netlink.done(sequence, flags=flags),
+    ]
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["kept", "stale"])
+def test_memory_does_not_depend_on_the_number_of_flows(*, stale: bool) -> None:
+    """A part of 32 kB is what the kernel lists at once; two hundred of them are 6.4 MB as bytes alone."""
+
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        ((_, kind, _, sequence, _), *_) = found = fake_netlink.split(data)
+        if kind == DELETION:
+            return [fake_netlink.error(found[-1][3])]
+        one = fake_netlink.message(sequence, fake_flow())
+        return [*[one * (32_000 // len(one))] * 200, fake_netlink.done(sequence)]
+
+    class Forgetful(fake_netlink.FakeSocket):
+        def send(self, data: bytes, /) -> int:
+            self.sent.clear()
+            return super().send(data)
+
+    driver = conntrack.ConntrackDriver(lambda _protocol: Forgetful(answer))
+    wanted = cleaning(Family.IPV4) if stale else cleaning(Family.IPV4, 5)
+    removed(driver.apply([cleaning(Family.IPV4, 5, port=54)]))  # what is made once
+    tracemalloc.start()
+    try:
+        (count,) = removed(driver.apply([wanted]))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert bool(count) is stale
+    assert peak < 2_000_000
+
+
+def test_a_stale_flow_is_deleted_before_the_next_part_is_asked_for() -> None:
+    order: list[str] = []
+
+    class Ordered(fake_netlink.FakeSocket):
+        def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
+            size = super().recv_into(buffer, nbytes, flags)
+            order.append("part" if fake_netlink.split(bytes(buffer[:size]))[0][1] == 100 else "end")
+            return size
+
+        def send(self, data: bytes, /) -> int:
+            order.append("list" if fake_netlink.split(data)[0][1] == LISTING else "delete")
+            return super().send(data)
+
+    table = Table(listed(fake_flow(5), fake_flow(6)))
+    driver = conntrack.ConntrackDriver(lambda _protocol: Ordered(table._answer))
+    assert removed(driver.apply([cleaning(Family.IPV4, 6)])) == [1]
+    assert order == ["list", "part", "delete", "end", "part", "end"]
+
+
+def lost(*flows: bytes) -> Callable[[int], list[fake_netlink.Answer]]:
+    return lambda sequence: [*(fake_netlink.message(sequence, one) for one in flows), fake_netlink.OVERRUN]
+
+
+@pytest.mark.parametrize("first", [listed(fake_flow(5), flags=0x10), lost(fake_flow(5))], ids=["inconsistent", "lost"])
+def test_a_listing_that_is_no_whole_one_is_begun_again_and_what_was_deleted_counts(
+    first: Callable[[int], list[fake_netlink.Answer]],
+) -> None:
+    table = Table(first, listed(fake_flow(5, client_number=2), fake_flow(6)))
+    driver = conntrack.ConntrackDriver(table.connect)
+    assert removed(driver.apply([cleaning(Family.IPV4, 6)])) == [2]
+    assert len(table.queries) == len(table.deleted) == 2
+
+
+def test_a_listing_that_is_never_whole_is_an_error_that_says_how_many_were_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netlink, "DUMP_PAUSES_S", (0.0, 0.0))
+    table = Table(lost(fake_flow(5)), lost())
+    (outcome,) = conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])
+    assert "the listing broke off" in outcome.error
+    assert (outcome.errno, outcome.removed) == (errno.ENOBUFS, 1)
+
+
+def test_a_kernel_that_refuses_the_filter_lists_all_flows() -> None:
+    table = Table(lambda sequence: [fake_netlink.error(sequence, errno.EOPNOTSUPP)], listed(fake_flow(5)))
+    assert removed(conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])) == [1]
+    filtered, unfiltered = table.queries
+    assert len(filtered) > len(unfiltered) == 4
+
+
+def destination(query: bytes) -> tuple[object, ...]:
+    """Filter flags, and protocol, address and port to filter by."""
+
+    def at(*path: int) -> bytes:
+        start, end = 4, len(query)
+        for kind in path:
+            inside = message.attributes(query, start, end)
+            if kind not in inside:
+                return b""
+            start, end = inside[kind]
+        return query[start:end]
+
+    return int.from_bytes(at(25, 1), "little"), at(1, 2, 1), at(1, 1, 2) or at(1, 1, 4), at(1, 2, 3)
+
+
+V4, V6 = (parse_address(SERVICE[family]) for family in Family)
+
+
+@pytest.mark.parametrize(
+    ("cleanings", "wanted"),
+    [
+        ([cleaning(Family.IPV4)], (0x2A, b"\x11", V4, b"\0\x35")),
+        ([cleaning(Family.IPV6)], (0x28, b"\x11", b"", b"\0\x35")),
+        ([cleaning(Family.IPV4), cleaning(Family.IPV4, port=54)], (0x0A, b"\x11", V4, b"")),
+        ([cleaning(Family.IPV4), cleaning(Family.IPV4, protocol=Protocol.SCTP)], (0, b"", b"", b"")),
+    ],
+    ids=["one", "IPv6", "two ports", "two protocols"],
+)
+def test_the_kernel_leaves_out_what_differs_from_all_that_is_cleaned(
+    cleanings: list[Operation], wanted: tuple[object, ...]
+) -> None:
+    table = Table(listed())
+    conntrack.ConntrackDriver(table.connect).apply(cleanings)
+    assert [destination(query) for query in table.queries] == [wanted]
+
+
+@pytest.mark.kernel
+@FAMILIES
+def test_a_kernel_with_the_filter_lists_only_flows_to_what_is_cleaned(driver: conntrack.ConntrackDriver, family: Family) -> None:
+    flow(family, 1, 5)
+    flow(family, 2, 5, port=54)
+    flow(family, 3, 5, protocol="tcp")
+    flow(family, 4, 5, service=SERVICE[family][:-1] + "1")
+    parts: list[int] = []
+    gather = driver._listing.gather
+
+    def counting(request: bytes, action: str, read: Callable[[list[netlink.Found]], list[object]]) -> list[object]:
+        def count(part: list[netlink.Found]) -> list[object]:
+            parts.append(len(part))
+            return list(read(part))
+
+        return gather(request, action, count)
+
+    driver._listing.gather = counting  # type: ignore[method-assign, assignment]  # what is listed shows nowhere else
+    assert removed(driver.apply([cleaning(family)])) == [1]
+    assert sum(parts) == (1 if family is Family.IPV4 else 2), "of IPv6 addresses the kernel has the filter the wrong way round"

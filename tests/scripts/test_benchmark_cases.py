@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from scripts.benchmark import cases, figures
+import pytest
+
+from scripts.benchmark import cases, figures, flows
 
 
 def test_ratios_of_a_start_are_of_medians_and_of_the_best_so_that_a_slow_replay_makes_none_good() -> None:
@@ -123,3 +125,21 @@ def _start(wall_s: float, *, pending: int = 0) -> dict[str, Any]:
 
 def _replay(wall_s: float) -> dict[str, float]:
     return {"wall_s": wall_s, "addresses": 1.0}
+
+
+def test_time_for_each_flow_and_memory_have_targets_of_their_own() -> None:
+    tenth = {"flows": 100_000, "removed": 500, "wall_s": 0.1, "grown_mb": 0.2}
+    everything = {"flows": 1_000_000, "removed": 5_000, "wall_s": 2.0, "grown_mb": 119.0}
+    (case,) = [case for case in cases.all_cases(quick=True) if case.name == "flows"]
+    rows = {row.figure: row for row in case.rows([{"tenth": tenth, "all": everything}])}
+    assert rows["µs per flow"].value == pytest.approx(2)
+    assert {figure for figure, row in rows.items() if not row.ok} == {
+        "µs per flow, relative to a tenth of the flows",
+        "memory grown MB",
+    }
+
+
+def test_the_played_kernel_lists_as_many_flows_as_it_should_and_some_are_deleted() -> None:
+    found = flows.clean(1_000)
+    assert 1_000 <= found["flows"] < 1_000 + flows.PART_SIZE / 100
+    assert 0 < found["removed"] < found["flows"] / 50
