@@ -13,7 +13,6 @@ from ipvsproxy.daemon import source as sources
 from ipvsproxy.daemon.announcer import Announcer
 from ipvsproxy.daemon.engine import Engine
 from ipvsproxy.daemon.events import Recorder
-from ipvsproxy.daemon.mass_deletion import Guard
 from ipvsproxy.daemon.metrics import Metrics
 from ipvsproxy.daemon.reload import CannotApplyError, Reloader
 from ipvsproxy.daemon.serving import Serving
@@ -71,9 +70,7 @@ class _Node:
         self._source = source
         self._metrics = metrics
         self._node_trouble = ""
-        self._store = Store(
-            started_s=time.time(), guard=Guard(0 if config.source.manifests else config.source.mass_deletion_percent)
-        )
+        self._store = Store(started_s=time.time(), guard=wiring.guard(config))
         self._staleness = Staleness(lambda: source.statuses, limit_s=config.servers.stale_watch_s, clock=time.monotonic)
         self._status = Status(
             families=programs,

@@ -70,8 +70,11 @@ class DryRun:
         await asyncio.sleep(PATIENCE_S)
 
     async def look(self) -> None:
-        """Look once. What could not be read is logged, and the last figures stand."""
+        """Look once. What could not be read, or is not believed yet, is logged, and the last figures stand."""
         self._changed.clear()
+        if self._shadow.store.may_lack_all:
+            log.warning("first_list_not_believed", hint="it is empty; nothing is compared before a second list confirms it")
+            return
         began_s = time.monotonic()
         self._status.syncing(began_s)
         try:

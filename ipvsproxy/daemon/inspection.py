@@ -12,17 +12,21 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import structlog
+
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import log as logs
 from ipvsproxy.daemon import source as sources
 from ipvsproxy.daemon import wiring
 from ipvsproxy.daemon.engine import EngineSettings
 from ipvsproxy.daemon.reflector import Trouble
+from ipvsproxy.daemon.requirements import FALLBACK_SCHEDULER
 from ipvsproxy.daemon.shadow import CannotLookError, Shadow
 from ipvsproxy.daemon.source import CannotStartError, Source
 from ipvsproxy.daemon.store import Store
-from ipvsproxy.kernel import host, iptables_variant
+from ipvsproxy.kernel import facts, host, iptables_variant
 from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.facts import ModuleState
 from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
@@ -40,6 +44,8 @@ JSON_VERSION = 1
 """Of every document; it grows when a field goes or changes its meaning, not when one comes."""
 
 Document = Mapping[str, Any]
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +96,23 @@ async def inspect(config: Config, kernel: KernelThread[NodeKernel]) -> Inspected
         CannotStartError: no family can be read.
     """
     programs = await kernel.call(readable_programs, kernel.target)
-    choices = wiring.choices(config, programs, config.ipvs.scheduler)
+    choices = wiring.choices(config, programs, await asyncio.to_thread(expected_scheduler, config.ipvs.scheduler))
     return Inspected(
         config=config,
-        store=Store(started_s=time.time()),
+        store=Store(started_s=time.time(), guard=wiring.guard(config)),
         kernel=kernel,
         settings=choices.settings,
         translation=choices.translation,
         policy=choices.policy,
     )
+
+
+def expected_scheduler(wanted: str) -> str:
+    """The scheduler that ``run`` uses where this one is wanted, as far as that can be told without having a module loaded."""
+    if facts.module_state(f"ip_vs_{wanted}") is not ModuleState.MISSING:
+        return wanted
+    log.warning("scheduler_not_found", wanted=wanted, used=FALLBACK_SCHEDULER, hint=f"this kernel has no module ip_vs_{wanted}")
+    return FALLBACK_SCHEDULER
 
 
 class Unheard:
@@ -126,6 +140,8 @@ async def following(
 
     def deliver(events: Sequence[Event]) -> None:
         store.deliver(events, time.monotonic())
+        for kind, doubt in store.doubts.items():
+            source.list_again(kind, doubt.due_s)
         if store.is_complete:
             listed.set()
         changed()

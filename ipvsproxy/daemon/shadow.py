@@ -22,7 +22,7 @@ from ipvsproxy.translate import view as views
 
 
 class CannotLookError(Exception):
-    """The kernel could not be read; one sentence for each part that could not."""
+    """What is there, or what is desired, is not known; one sentence for each part that is not."""
 
     def __init__(self, *reasons: object) -> None:
         self.reasons = tuple(map(str, reasons))
@@ -64,8 +64,10 @@ class Shadow:
         """Read the kernel, and take up what has changed in the store; returns the latter.
 
         Raises:
-            CannotLookError: a part of the kernel could not be read, so nothing can be said.
+            CannotLookError: a part of the kernel could not be read, or a first list is not believed, so nothing can be said.
         """
+        if self.store.may_lack_all:
+            raise CannotLookError("a first list of the API server is empty, and not believed before a second one confirms it")
         claims, target = self.reconciler.claims, self.kernel.target
         names = [ip_set.name for ip_set in claims.sets.desired]
         seen = await self.kernel.call(target.observe, names, self.translation.families, list(claims.sysctls.desired))

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from ipvsproxy.config.settings import Config, LocalMode
 from ipvsproxy.daemon.engine import EngineSettings
+from ipvsproxy.daemon.mass_deletion import Guard
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.model.kernel import Timeouts
@@ -52,6 +53,11 @@ def translation_settings(config: Config, random_fully: Mapping[Family, bool], sc
         allowed_addresses=config.ipvs.allowed_service_addresses,
         families=frozenset(random_fully),
     )
+
+
+def guard(config: Config) -> Guard:
+    """For the store: a directory of manifests is believed, whatever it lacks."""
+    return Guard(0 if config.source.manifests else config.source.mass_deletion_percent)
 
 
 def policy(config: Config) -> Policy:

@@ -145,3 +145,10 @@ def test_connection_tracking_has_a_least_size_even_on_a_small_host() -> None:
     settings = written(engine(processors=2))
     assert settings["net/netfilter/nf_conntrack_max"] == "131072"
     assert settings["/sys/module/nf_conntrack/parameters/hashsize"] == "32768"
+
+
+@pytest.mark.parametrize(
+    ("flags", "percent"), [([], 50), (["--mass-deletion-guard=20"], 20), (["--manifests=/x", "--mass-deletion-guard=20"], 0)]
+)
+def test_an_api_server_is_doubted_and_a_directory_is_believed(flags: list[str], percent: int) -> None:
+    assert wiring.guard(loading.from_flags(*flags)).percent == percent
