@@ -85,7 +85,7 @@ class Store:
         self._listed: set[ObjectKind] = set()
         self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None  # of a list that is being read
         self._dirty: dict[ServiceName, float] = {}
-        self._triggers: list[Trigger] = []
+        self._triggers: dict[tuple[ServiceName, Family], list[float]] = {}
         self._complaints: list[Complaint] = []
         self._node_changed = False
         self._seen: Counter[ObjectKind] = Counter()
@@ -183,7 +183,7 @@ class Store:
         """Everything that has changed since this was called last."""
         changes = Changes(
             services=self._dirty,
-            triggers=tuple(self._triggers),
+            triggers=tuple(Trigger(family, at_s) for (_, family), times in self._triggers.items() for at_s in times),
             complaints=tuple(self._complaints),
             node=self._node_changed,
             seen=self._seen,
@@ -241,8 +241,8 @@ class Store:
         self._mark(ObjectKind.ENDPOINT_SLICE, item.service, now)
         if before is not None and before.service:
             self._dirty.setdefault(before.service, now)
-        if item.trigger_s > self._started_s and item.family:
-            self._triggers.append(Trigger(item.family, item.trigger_s))
+        if item.trigger_s > self._started_s and item.family and service:
+            self._triggers.setdefault((service, item.family), []).append(item.trigger_s)
         if item.skipped:
             self._complain(ObjectKind.ENDPOINT_SLICE, item, before)
 
@@ -284,6 +284,9 @@ class Store:
                 if gone:
                     if gone.service:
                         self._forget_slice(gone.service, gone.name)
+                        if gone.family:
+                            # As EndpointsChangeTracker: the annotation is that of an earlier change, which nobody will program.
+                            self._triggers.pop((gone.service, gone.family), None)
                     self._mark(kind, gone.service, now)
             case ObjectKind.NODE:
                 node = self._nodes.get(key.name)

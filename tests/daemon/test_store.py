@@ -12,6 +12,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import (
     ApiObject,
     EndpointSlice,
+    EndpointSliceName,
     Event,
     Gone,
     Listed,
@@ -234,6 +235,19 @@ def test_triggers_of_changes_are_kept_if_they_happened_in_our_time(store: Store)
     deliver(store, slice_triggered(STARTED_S + 3, "fd00::7"))  # not a change
     deliver(store, slice_triggered(0, "10.244.0.9"))
     assert store.take().triggers == (Trigger(Family.IPV4, STARTED_S + 1), Trigger(Family.IPV6, STARTED_S + 2))
+    assert store.take().triggers == ()
+
+
+def test_the_trigger_of_a_slice_that_goes_before_it_is_programmed_goes_with_it(store: Store) -> None:
+    gone, other = slice_triggered(STARTED_S + 1, "10.244.0.7"), slice_triggered(STARTED_S + 2, "fd00::7")
+    other = msgspec.structs.replace(other, name=EndpointSliceName("default", "web-v6"))
+    deliver(store, gone, other)
+    store.deliver([Gone(ObjectKind.ENDPOINT_SLICE, gone.name)], 0)
+    assert store.take().triggers == (Trigger(Family.IPV6, STARTED_S + 2),)
+
+
+def test_the_trigger_of_a_slice_without_a_service_does_not_count(store: Store) -> None:
+    deliver(store, msgspec.structs.replace(slice_triggered(STARTED_S + 1, "10.244.0.7"), service=None))
     assert store.take().triggers == ()
 
 
