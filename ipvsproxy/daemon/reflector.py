@@ -6,7 +6,9 @@ could not be read and so a change was missed, everything is listed again.
 Rule 3: a server that was restored from a backup does not know the version that we have. It says so (504), or has the watch
 wait without a word until it has come that far again, and what changes meanwhile is never told. So where a watch broke off, or
 lasted its time without a line (bookmarks come once a minute), the server is asked first how far it is.
-Rule 4: nothing is tried again at once, except after the ordinary end of a watch and the first 410 in a while.
+Rule 4: once bookmarks have come, a watch that is silent for ``LONGEST_SILENCE_S`` is broken, whatever keepalives say: a proxy
+on the way may answer them in the server's place.
+Rule 5: nothing is tried again at once, except after the ordinary end of a watch and the first 410 in a while.
 
 The rules of the wire are those of the page "Kubernetes API Concepts"; figures are those of client-go's reflector where it has
 them.
@@ -35,6 +37,10 @@ CALM_S = 60.0
 """A list that must be repeated later than this after it ended is no part of a series of failures."""
 SHORTEST_WATCH_S = 1.0
 """A watch that ends in order before this counts as failed: without a pause the next one would end as fast."""
+LONGEST_SILENCE_S = 150.0
+"""Of a watch, once bookmarks have come, of which the API server sends one a minute: two may be late or lost, not three."""
+CONFIRMATION_SPREAD_S = 45.0
+"""Where all nodes doubt the same list, their second lists are spread over this time."""
 GATEWAY_TIMEOUT, TOO_LARGE = 504, "Too large resource version"
 """How a server says that it has not come as far as the version that it is asked for (page "Kubernetes API Concepts")."""
 
@@ -186,6 +192,9 @@ class Reflector:
         self._pace = pace
         self._version = ""
         self._is_known_there = True
+        self._gets_bookmarks = False
+        self._heard_s = -math.inf  # in the watch that is open, or when that was begun
+        self._asked_for_s = math.inf
         self._list_again_at_s = math.inf
         self._freshness = stream.Freshness()
         self._retries = backoff.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
@@ -193,8 +202,13 @@ class Reflector:
         self._repeated_lists = backoff.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
 
     def list_again(self, at_s: float) -> None:
-        """List once more at this time (of ``Pace.now``), or soon after; a list that is read before does not count."""
-        self._list_again_at_s = at_s
+        """List once more, at this time (of ``Pace.now``) or at most ``CONFIRMATION_SPREAD_S`` later.
+
+        A list that ends serves the request, whenever it began. While that list leaves the doubt, the request is to be made again.
+        """
+        if at_s != self._asked_for_s or self._list_again_at_s == math.inf:
+            self._asked_for_s = at_s
+            self._list_again_at_s = at_s + self._pace.dice.uniform(0, CONFIRMATION_SPREAD_S)
 
     async def list_and_watch(self, deliver: Deliver) -> None:
         """One list, then watches from it. Returns, after a pause, when the list has failed or must be repeated.
@@ -229,6 +243,7 @@ class Reflector:
         self._retries.reset()
         self.status.listed_s = self._pace.now()
         self._observer.listed(self._kind, len(keys))
+        self._list_again_at_s = math.inf  # Before the delivery, in which another list may be asked for.
         deliver((Listed(self._kind, keys),))
 
     async def _pages(self, connection: Connection, limit: int, deliver: Deliver) -> frozenset[ObjectKey]:
@@ -256,21 +271,20 @@ class Reflector:
         if not self._is_known_there:
             async with self._connect() as connection:
                 await self._require_known(connection)
-        began_s = self._pace.now()
+        self._heard_s = began_s = self._pace.now()
         async with (
             self._connect() as connection,
             contextlib.aclosing(connection.stream(query, timeout_s + self._pace.grace_s)) as chunks,
         ):
             try:
                 async with asyncio.timeout(None) as limit:
-                    if self._list_again_at_s < math.inf:
-                        limit.reschedule(asyncio.get_running_loop().time() + self._list_again_at_s - self._pace.now())
+                    self._bound(limit)
                     async for chunk in chunks:
                         self._contact()
                         self._read(lines, chunk, deliver)
+                        self._bound(limit)
             except TimeoutError as error:
-                self._list_again_at_s = math.inf
-                raise ApiError(Trouble.DOUBTED, "the last list lacked too much to be believed") from error
+                raise self._out_of_time() from error
             finally:
                 self.status.connected = False
         if lines.pending_bytes:
@@ -278,6 +292,21 @@ class Reflector:
         if self._pace.now() - began_s < SHORTEST_WATCH_S:
             raise ApiError(Trouble.DROPPED, "the watch was ended as soon as it had begun")
         raise ApiError(Trouble.ENDED, "the watch has lasted its time")
+
+    @property
+    def _silent_at_s(self) -> float:
+        return self._heard_s + LONGEST_SILENCE_S if self._gets_bookmarks else math.inf
+
+    def _bound(self, limit: asyncio.Timeout) -> None:
+        """Have the watch end when a list is due, or when it has been silent for too long from now on."""
+        end_s = min(self._list_again_at_s, self._silent_at_s)
+        if end_s < math.inf:
+            limit.reschedule(asyncio.get_running_loop().time() + end_s - self._pace.now())
+
+    def _out_of_time(self) -> ApiError:
+        if self._list_again_at_s <= self._silent_at_s:
+            return ApiError(Trouble.DOUBTED, "the last list lacked too much to be believed")
+        return ApiError(Trouble.SILENT, f"nothing was received for {LONGEST_SILENCE_S:.0f} s, and bookmarks come once a minute")
 
     async def _require_known(self, connection: Connection) -> None:
         """Raises ApiError: EXPIRED if the server has not come as far as our version."""
@@ -293,7 +322,7 @@ class Reflector:
             raise ApiError(Trouble.GARBLED, str(error)) from error
 
     def _contact(self) -> None:
-        self.status.contact_s = self._pace.now()
+        self.status.contact_s = self._heard_s = self._pace.now()
         if not self.status.connected:
             self.status.connected = True
             self._is_known_there = False
@@ -320,6 +349,7 @@ class Reflector:
             case decode.Bookmark():
                 if 0 < stream.number(read.resource_version) < stream.number(self._version):
                     raise ApiError(Trouble.EXPIRED, f"a bookmark of version {read.resource_version}, after {self._version}")
+                self._gets_bookmarks = True
                 self._version = read.resource_version or self._version
                 self._freshness.all_told(self._version)
             case decode.Expired(message):

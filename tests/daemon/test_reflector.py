@@ -379,7 +379,7 @@ class SilentWorld(World):
         yield b""
         before_s = asyncio.get_running_loop().time()
         try:
-            await asyncio.sleep(100)
+            await asyncio.sleep(1000)
         finally:
             self.clock += asyncio.get_running_loop().time() - before_s
 
@@ -395,9 +395,86 @@ async def test_a_list_that_was_not_believed_is_read_again_when_it_is_due_and_no_
 
     began_s = world.clock
     await world.reflector.list_and_watch(deliver)
-    assert world.clock - began_s == pytest.approx(60 + world.sleeps[0])
+    due_s = world.clock - world.sleeps[0] - began_s - 60
+    assert 0 <= due_s <= reflector.CONFIRMATION_SPREAD_S
     assert world.told[-1] == Trouble.DOUBTED
     with contextlib.suppress(ScriptEndError):
         await world.reflector.list_and_watch(deliver)
     assert (len(world.lists), len(world.watches)) == (2, 3)
     assert Trouble.DOUBTED not in world.told[world.told.index(Trouble.DOUBTED) + 1 :], "asked for once, done once"
+
+
+@in_virtual_time
+async def test_a_list_that_confirms_does_not_ask_for_another_one_though_its_pages_are_delivered_in_doubt() -> None:
+    item = service("a")
+    world = SilentWorld(page(item), [], page(item), [])
+    due_s = world.clock + 60
+
+    def deliver(events: Sequence[Event]) -> None:
+        world.delivered += events
+        confirmed = len([event for event in world.delivered if isinstance(event, Listed)]) > 1
+        if not confirmed:  # as with each delivery while the store doubts a list
+            world.reflector.list_again(due_s)
+
+    for _ in range(2):
+        with contextlib.suppress(ScriptEndError):
+            await world.reflector.list_and_watch(deliver)
+    assert world.told.count(Trouble.DOUBTED) == 1
+    assert len(world.lists) == 2
+
+
+@in_virtual_time
+async def test_nodes_that_doubt_the_same_list_do_not_confirm_it_together() -> None:
+    moments: list[float] = []
+    for seed in range(20):
+        world = SilentWorld(page(), [])
+        world.reflector._pace.dice.seed(seed)
+
+        def deliver(events: Sequence[Event], one: SilentWorld = world) -> None:
+            one.reflector.list_again(1060)
+            one.reflector.list_again(1060)
+
+        await world.reflector.list_and_watch(deliver)
+        moments.append(world.clock)
+    assert min(moments) >= 1060
+    assert max(moments) <= 1060 + reflector.CONFIRMATION_SPREAD_S + reflector.FIRST_DELAY_S
+    assert max(moments) - min(moments) > reflector.CONFIRMATION_SPREAD_S / 2
+
+
+# A path that goes silent
+
+
+class FallsSilentWorld(SilentWorld):
+    """Each watch brings what the script has for it, and then nothing."""
+
+    async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
+        self.idle.append(idle_s)
+        parts = self.next(path)
+        yield b""
+        for part in parts:
+            yield part
+        before_s = asyncio.get_running_loop().time()
+        try:
+            await asyncio.sleep(idle_s)
+        finally:
+            self.clock += asyncio.get_running_loop().time() - before_s
+        raise ApiError(Trouble.SILENT, "idle")
+
+
+@in_virtual_time
+async def test_after_a_bookmark_two_and_a_half_minutes_without_a_line_are_an_error() -> None:
+    world = FallsSilentWorld(page(), [bookmark(110)], [])
+    began_s = world.clock
+    await world.run()
+    assert world.told[:5] == ["listed 0", "watching", "silent", "watching", "silent"]
+    assert world.probes == 2, "the server is asked how far it is before each watch that follows"
+    waited_s = world.clock - began_s - sum(world.sleeps)
+    assert waited_s == pytest.approx(2 * reflector.LONGEST_SILENCE_S), "the second watch is bound from its beginning"
+
+
+@in_virtual_time
+async def test_before_the_first_bookmark_a_watch_may_be_silent_for_its_time() -> None:
+    world = FallsSilentWorld(page(), [line("ADDED", service("a", 105))])
+    began_s = world.clock
+    await world.run()
+    assert world.clock - began_s - sum(world.sleeps) == pytest.approx(world.idle[0])
