@@ -79,8 +79,8 @@ class Reloader:
         self._content: bytes | None = None
         self._is_in_force = True
         """Whether the file was put in force, but for what needs a restart, when it was last read."""
-        self._failure = ""
-        """Why this content was not applied when that was last tried; empty where it was, or was refused."""
+        self._told: tuple[str, Config] | None = None
+        """Why which configuration could not be put in force, as was told last."""
         self._retry_due_s = math.inf
         self._retries = Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, dice=random.Random())  # noqa: S311 - no secret
         self._is_asked = asyncio.Event()
@@ -112,12 +112,15 @@ class Reloader:
         self._is_asked.clear()
         if was_asked or content != self._content:
             self._retries.reset()
-            self._failure = ""
+            if was_asked:
+                self._told = None
         elif asyncio.get_running_loop().time() < self._retry_due_s:
             return
         self._content = content
         self._retry_due_s = math.inf
         self._is_in_force = await self._reload(was_asked=was_asked)
+        if self._is_in_force:
+            self._told = None
         self._on_outcome(self._is_in_force)
 
     async def _reload(self, *, was_asked: bool) -> bool:
@@ -126,6 +129,7 @@ class Reloader:
             new = self._read()
         except ConfigError as error:
             log.error("configuration refused; the one before stays in force", problem=str(error))
+            self._told = None
             return False
         changed = sorted(key for key, value in new.values.items() if value != self.config.values.get(key))
         if not changed:
@@ -139,7 +143,7 @@ class Reloader:
             try:
                 await self._apply(after)
             except CannotApplyError as error:
-                self._try_again_later(str(error), applied)
+                self._try_again_later(str(error), after, applied)
                 return False
             self.config = after
         for notice in set(new.notices) - set(before.notices):
@@ -150,11 +154,11 @@ class Reloader:
             log.warning("restart to apply", settings=late)
         return True
 
-    def _try_again_later(self, reason: str, settings: list[str]) -> None:
-        """Each reason is told once: the same one again says nothing new."""
+    def _try_again_later(self, reason: str, wanted: Config, settings: list[str]) -> None:
+        """The same reason for the same configuration is told once: again it says nothing new."""
         delay_s = self._retries.next_s()
         self._retry_due_s = asyncio.get_running_loop().time() + delay_s
-        if reason != self._failure:
+        if (reason, wanted) != self._told:
             log.error(
                 "reload_failed",
                 error=reason,
@@ -162,7 +166,7 @@ class Reloader:
                 retry_in_s=round(delay_s, 1),
                 hint="the configuration before stays in force; this one is tried again until it can be applied",
             )
-        self._failure = reason
+        self._told = (reason, wanted)
 
     def _without(self, new: Config, late: list[str]) -> Config:
         """The new configuration with the old values of what needs a restart."""

@@ -78,6 +78,16 @@ def logs() -> Any:
         yield captured
 
 
+class FileOf:
+    """A file with this content."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def read_bytes(self) -> bytes:
+        return self._content
+
+
 def remove(path: pathlib.Path) -> None:
     path.unlink()
 
@@ -205,16 +215,33 @@ async def test_what_can_not_be_applied_is_not_tried_again_before_its_time_unless
     assert [config.ipvs.scheduler for config in process.applied] == ["wrr"]
 
 
+async def test_a_file_that_changes_while_it_is_read_is_told_of_once(path: pathlib.Path, logs: Logs) -> None:
+    process = Process(path)
+    process.in_the_way = ["no memory"] * 3
+    content = HEAD.encode()
+    write(path, "ipvs: {scheduler: wrr}")
+    await process.reloader.look(FileOf(content))  # type: ignore[arg-type]  # what was there a moment before
+    await process.reloader.look(path)
+    assert process.outcomes == [False, False]
+    assert [line["event"] for line in logs] == ["reload_failed"]
+    process.reloader.ask()
+    await process.reloader.look(path)
+    assert [line["event"] for line in logs] == ["reload_failed"] * 2, "who asks is answered"
+
+
 async def test_what_can_not_be_applied_and_is_taken_back_is_forgotten(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
-    process.in_the_way = ["no memory"]
-    write(path, "ipvs: {scheduler: wrr}")
-    await process.reloader.look(path)
-    write(path)
-    await process.reloader.look(path)
-    await process.reloader.look(path)
-    assert [line["event"] for line in logs] == ["reload_failed", "configuration has not changed"]
-    assert (process.outcomes, process.applied) == ([False, True], [])
+    process.in_the_way = ["no memory"] * 3
+    for line in ("", "oomScoreAdj: x", ""):
+        write(path, "ipvs: {scheduler: wrr}")
+        await process.reloader.look(path)
+        write(path, line)
+        await process.reloader.look(path)
+        await process.reloader.look(path)
+    failed, back = "reload_failed", "configuration has not changed"
+    refused = "configuration refused; the one before stays in force"
+    assert [line["event"] for line in logs] == [failed, back, failed, refused, failed, back]
+    assert (process.outcomes, process.applied) == ([False, True, False, False, False, True], [])
 
 
 async def test_what_needs_a_restart_keeps_its_value_and_is_named(path: pathlib.Path, logs: Logs) -> None:
