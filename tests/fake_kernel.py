@@ -28,6 +28,7 @@ from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
     RealServer,
     RealServers,
+    SetCopy,
     SetEntries,
     SetEntry,
     SetType,
@@ -84,6 +85,7 @@ class FakeKernel:
         self.asked: list[int] = []
         """How many virtual servers each question for connections was about."""
         self.sets: dict[str, fake_sets.HeldSet] = {}
+        self.set_copy = False
         self.device = False
         self.addresses: set[Address] = set()
         self.host_addresses: list[InterfaceAddress] = []
@@ -128,6 +130,7 @@ class FakeKernel:
                 for name, held in self.sets.items()
                 if name in sets
             },
+            "set_copy": self.set_copy,
             "device": self.device,
             "addresses": frozenset(self.addresses),
             "interface_addresses": tuple(self.host_addresses),
@@ -246,8 +249,8 @@ class FakeKernel:
                 surprise = self._change_virtual_server(verb, item)
             case RealServer():
                 surprise = self._change_real_server(verb, item)
-            case IpSet():
-                surprise = fake_sets.change_set(self.sets, verb, item, referenced=self._is_referenced(item))
+            case IpSet() | SetCopy():
+                surprise = self._change_set(verb, item)
             case SetEntry():
                 surprise = fake_sets.change_entry(self.sets, verb, item, self.set_capacity)
             case Device():
@@ -297,6 +300,12 @@ class FakeKernel:
         there = item.key in server.real_servers
         server.real_servers[item.key] = item.weight
         return there is (verb is Verb.ADD)
+
+    def _change_set(self, verb: Verb, item: IpSet | SetCopy) -> bool:
+        if isinstance(item, SetCopy):
+            surprise, self.set_copy = not self.set_copy, False
+            return surprise
+        return fake_sets.change_set(self.sets, verb, item, referenced=self._is_referenced(item))
 
     def _change_device(self, verb: Verb, item: Device) -> bool:
         if item.name != DEVICE:

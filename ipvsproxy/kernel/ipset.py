@@ -12,7 +12,7 @@ from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel import ipset_batch, ipset_enlarge, ipset_message, message, netlink
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, SetEntry, SetType
+from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetCopy, SetEntry, SetType
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
 
@@ -93,15 +93,23 @@ class IpsetDriver:
         self._digests |= digests
         return found
 
+    def has_copy(self) -> bool:
+        """Whether there is a ``SetCopy``, which a process has left that was killed while it enlarged a set.
+
+        Raises:
+            KernelError: that could not be read.
+        """
+        return self._dump(SET_COPY.name, header_only=True) is not None
+
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Create and destroy sets, add and remove entries, in the order given. Doing it twice is no error.
+        """Create and destroy sets, destroy a ``SetCopy``, add and remove entries, in the order given. Doing it twice is no error.
 
         Entries of one run (one set, one verb) share messages. Where the kernel refuses one of them, that message is repeated
         entry by entry, after the others. Outcomes come in the operations' order; of several entries of which one was not simply
         added, each has its own.
         """
         found: list[Outcome] = []
-        for is_set, group in itertools.groupby(operations, lambda operation: isinstance(operation.item, IpSet)):
+        for is_set, group in itertools.groupby(operations, lambda operation: isinstance(operation.item, IpSet | SetCopy)):
             run = list(group)
             found += map(self._apply_set, run) if is_set else self._apply_entries(run)
         return found
@@ -138,10 +146,11 @@ class IpsetDriver:
 
     def _apply_set(self, operation: Operation) -> Outcome:
         ip_set = operation.item
-        assert isinstance(ip_set, IpSet)  # noqa: S101 - it was asked
+        assert isinstance(ip_set, IpSet | SetCopy)  # noqa: S101 - it was asked
         self._digests.pop(ip_set.name, None)
         try:
-            surprise = self._destroy(ip_set) if operation.verb is Verb.REMOVE else self._create(ip_set)
+            is_wanted = operation.verb is not Verb.REMOVE
+            surprise = self._create(ip_set) if is_wanted and isinstance(ip_set, IpSet) else self._destroy(ip_set)
         except KernelError as error:
             return Outcome(operation, f"{operation}: {error.detail}", error.errno)
         return Outcome(operation, surprise=surprise)
@@ -160,11 +169,11 @@ class IpsetDriver:
             raise KernelError(action=action, errno=number, detail=f"a set of this name exists, and {difference}")
         return True
 
-    def _destroy(self, ip_set: IpSet) -> bool:
+    def _destroy(self, ip_set: IpSet | SetCopy) -> bool:
         """True when there was none."""
         number = self._channel.do(ipset_message.destruction(ip_set.name))
         if number not in (0, errno.ENOENT):
-            raise KernelError(action=f"destroy {ip_set}", errno=max(number, 0), detail=ipset_batch.explain(number, ip_set.type))
+            raise KernelError(action=f"destroy {ip_set}", errno=max(number, 0), detail=ipset_batch.explain(number))
         return number == errno.ENOENT
 
     def _revision(self, ip_set: IpSet) -> int:

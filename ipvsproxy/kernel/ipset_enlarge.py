@@ -11,13 +11,13 @@ import structlog
 
 from ipvsproxy.kernel import ipset_message, netlink
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import IpSet, SetEntry
+from ipvsproxy.model.kernel import SET_COPY, IpSet, SetEntry
 from ipvsproxy.model.plan import Verb
 
-COPY = "KUBE-IPVSPROXY-LARGER"
-"""The copy's name while it is being filled; no set of kube-proxy's has it."""
 LARGEST = 1 << 24
 """Entries; a set that wants more than this is not enlarged any further."""
+
+_COPY = SET_COPY.name
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -31,18 +31,18 @@ def enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Col
     action = f"enlarge {ip_set}"
     if capacity * 2 > LARGEST:
         raise KernelError(action=action, detail=f"it holds {capacity} entries already")
-    channel.do(ipset_message.destruction(COPY))  # what a process that was killed here left
-    _do(channel, ipset_message.creation(ip_set, revision, name=COPY, capacity=capacity * 2), action)
+    channel.do(ipset_message.destruction(_COPY))  # what a process that was killed here left
+    _do(channel, ipset_message.creation(ip_set, revision, name=_COPY, capacity=capacity * 2), action)
     try:
         _fill(channel, ip_set, entries, action)
-        _do(channel, ipset_message.swap(COPY, ip_set.name), action)
+        _do(channel, ipset_message.swap(_COPY, ip_set.name), action)
     finally:
-        channel.do(ipset_message.destruction(COPY))
+        channel.do(ipset_message.destruction(_COPY))
     log.warning("set enlarged", set=ip_set.name, entries=len(entries), capacity=capacity * 2)
 
 
 def _fill(channel: netlink.Channel, ip_set: IpSet, entries: Collection[SetEntry], action: str) -> None:
-    codec = ipset_message.EntryCodec(ip_set, COPY)
+    codec = ipset_message.EntryCodec(ip_set, _COPY)
     try:
         encoded = codec.encode(list(entries)) if entries else b""
     except (ValueError, struct.error) as error:

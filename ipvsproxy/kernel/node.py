@@ -30,6 +30,7 @@ from ipvsproxy.model.kernel import (
     IpSet,
     RealServer,
     RealServers,
+    SetCopy,
     SetEntries,
     SetEntry,
     Sysctl,
@@ -97,6 +98,7 @@ class NodeKernel:
             SetEntry: self._ipset,
             SetEntries: self._ipset,
             IpSet: self._ipset,
+            SetCopy: self._ipset,
             BoundAddress: self._addresses,
             BoundAddresses: self._addresses,
             Device: self._addresses,
@@ -129,6 +131,7 @@ class NodeKernel:
             virtual_servers=virtual_servers,
             foreign_virtual_servers=self.ipvs.foreign,
             sets=None if found is None else {name: entries for name, entries in _as_ours(found).items() if entries is not None},
+            set_copy=_attempt(self._ipset.has_copy, errors),
             skeletons={family: image for family, image in skeletons.items() if image is not None},
             errors=tuple(errors),
         )
@@ -152,6 +155,9 @@ class NodeKernel:
         errors = []
         settings = _attempt(lambda: self._sysctls.observe(sysctls), errors)
         yield Observation(sysctls=settings, errors=tuple(errors))
+        if thorough:
+            errors = []
+            yield Observation(set_copy=_attempt(self._ipset.has_copy, errors), errors=tuple(errors))
         step = 1 if thorough else SETS_AT_ONCE
         for start in range(0, len(sets), step):
             errors = []

@@ -203,6 +203,19 @@ IP_SETS: Mapping[str, IpSet] = {ip_set.name: ip_set for family in Family for kin
 """Every set by its name in the kernel."""
 
 
+class SetCopy(NamedTuple):
+    """The copy of a set that is being enlarged, under a name of its own. No rule names it."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+SET_COPY = SetCopy("KUBE-IPVSPROXY-LARGER")
+"""The only one there can be; no set of kube-proxy's has its name. One that is observed was left by a process that was killed."""
+
+
 class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
     """One entry of a set, named by the set's name (one of ``IP_SETS``). Which fields count follows from the set's type.
 

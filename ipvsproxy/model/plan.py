@@ -13,6 +13,7 @@ from ipvsproxy.model.kernel import (
     IpSet,
     RealServer,
     RealServers,
+    SetCopy,
     SetEntries,
     SetEntry,
     Sysctl,
@@ -41,6 +42,7 @@ Item = (
     | SetEntry
     | SetEntries
     | IpSet
+    | SetCopy
     | BoundAddress
     | BoundAddresses
     | Device
@@ -79,6 +81,7 @@ _KINDS: Mapping[type, str] = {
     SetEntry: "set_entry",
     SetEntries: "set_entry",
     IpSet: "set",
+    SetCopy: "set",
     BoundAddress: "address",
     BoundAddresses: "address",
     Device: "device",

@@ -67,9 +67,10 @@ class Observation:
     None stands for a part that was not read, could not be, or is as it was at the last reading: what was believed of it stays.
 
     ``sets`` and ``virtual_servers`` are all that there are; ``some_sets`` and ``some_virtual_servers`` are such as were read by
-    themselves, None for one that does not exist: they say nothing of others. ``skeletons`` lacks the families that are not in
-    use, ``sysctls`` the paths that this kernel does not have. ``addresses`` are those on the dummy device,
-    ``interface_addresses`` those on all others. ``foreign_virtual_servers`` counts those by firewall mark, which are never ours.
+    themselves, None for one that does not exist: they say nothing of others. ``set_copy``: whether a ``SetCopy`` was left.
+    ``skeletons`` lacks the families that are not in use, ``sysctls`` the paths that this kernel does not have. ``addresses`` are
+    those on the dummy device, ``interface_addresses`` those on all others. ``foreign_virtual_servers`` counts those by firewall
+    mark, which are never ours.
     ``errors`` has one line per part that could not be read.
     """
 
@@ -78,6 +79,7 @@ class Observation:
     foreign_virtual_servers: int = 0
     sets: Mapping[str, AbstractSet[SetEntry]] | None = None
     some_sets: Mapping[str, AbstractSet[SetEntry] | None] = dataclasses.field(default_factory=dict)
+    set_copy: bool | None = None
     device: bool | None = None
     addresses: AbstractSet[Address] | None = None
     interface_addresses: tuple[InterfaceAddress, ...] | None = None

@@ -12,6 +12,7 @@ from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
     RealServer,
     RealServers,
+    SetCopy,
     SetEntries,
     SetEntry,
     Sysctl,
@@ -62,6 +63,8 @@ class Booking:
                 claims.addresses.confirm_all(item.addresses, True)
             case IpSet():
                 claims.sets.confirm(item, is_there)
+            case SetCopy():
+                claims.copies.confirm(item, is_there)
             case Device():
                 claims.devices.confirm(item, is_there)
             case _:

@@ -19,6 +19,7 @@ from ipvsproxy.model.kernel import (
     IpSet,
     ObservedVirtualServer,
     Owner,
+    SetCopy,
     SetEntry,
     SetKind,
     Sysctl,
@@ -80,6 +81,8 @@ class Claims:
         }
         self.addresses: Table[Address, Owner, bool] = PresenceTable(is_protected=False, unequal=self._unequal)
         self.sets: Table[IpSet, Owner, bool] = PresenceTable(is_protected=True, unequal=self._unequal)
+        self.copies: Table[SetCopy, Owner, bool] = PresenceTable(is_protected=False, unequal=self._unequal)
+        """Nobody ever wants one."""
         self.devices: Table[Device, Owner, bool] = PresenceTable(is_protected=True, unequal=self._unequal)
         self.sysctls: Table[str, Sysctl, str] = Table(
             _node, lambda wanted, seen: not wanted.is_met_by(seen), lambda _: True, self._unequal

@@ -8,7 +8,7 @@ Rule 2: what witnesses that a virtual server is ours (see ``ownership``) outlive
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import DEVICE, IP_SETS, Device, VirtualServer
+from ipvsproxy.model.kernel import DEVICE, IP_SETS, SET_COPY, Device, VirtualServer
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Skeleton
@@ -62,5 +62,7 @@ def _virtual_servers(seen: Observation, excluded: Collection[Network]) -> Iterat
 def _witnesses(seen: Observation) -> Iterator[Operation]:
     for name in seen.sets or ():
         yield Operation(Verb.REMOVE, IP_SETS[name])
+    if seen.set_copy:
+        yield Operation(Verb.REMOVE, SET_COPY)
     if seen.device:
         yield Operation(Verb.REMOVE, Device(DEVICE))

@@ -74,6 +74,7 @@ def compare(reconciler: Reconciler, describe_rule: DescribeRule) -> Iterator[Dif
         yield _of_node("device", str(device), "present", MISSING)
     for ip_set in claims.sets.pending:
         yield _of_node("set", str(ip_set), str(ip_set.type), f"{MISSING} or of another type")
+    yield from _presence("set", claims.copies)
     for set_name, table in claims.entries.items():
         yield from _presence("set_entry", table, set_name)
     for family in claims.skeletons.pending:

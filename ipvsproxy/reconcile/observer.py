@@ -10,6 +10,7 @@ from typing import Any
 
 from ipvsproxy.model.kernel import (
     IP_SETS,
+    SET_COPY,
     BoundAddress,
     Device,
     IpSet,
@@ -71,6 +72,8 @@ class Observer:
         for name, found in seen.some_sets.items():
             yield from claims.sets.observing_some({IP_SETS[name]: None if found is None else True}, _theirs)
             yield from claims.entries[name].observing_all(found or frozenset(), True, _ours)
+        if seen.set_copy is not None:
+            claims.copies.observe({SET_COPY: True} if seen.set_copy else {}, _ours)
         if seen.device is not None:
             devices = [device for device in claims.devices.desired if seen.device]
             claims.devices.observe(dict.fromkeys(devices, True), _theirs)
@@ -145,6 +148,7 @@ class Observer:
             *(("set_entry", table) for table in claims.entries.values()),
             ("address", claims.addresses),
             ("set", claims.sets),
+            ("set", claims.copies),
             ("device", claims.devices),
             ("sysctl", claims.sysctls),
             ("rules", claims.skeletons),

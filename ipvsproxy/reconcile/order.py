@@ -21,6 +21,7 @@ from ipvsproxy.model.kernel import (
     IpSet,
     RealServer,
     RealServers,
+    SetCopy,
     SetEntries,
     SetEntry,
     SetKind,
@@ -68,6 +69,7 @@ _RANKS: Mapping[tuple[Verb, type], int] = {
     (Verb.ADD, BoundAddresses): 9,
     (Verb.REMOVE, RealServer): 10,
     (Verb.REMOVE, VirtualServer): 11,
+    (Verb.REMOVE, SetCopy): 14,
     (Verb.REMOVE, BoundAddress): 14,
     (Verb.REMOVE, FlowCleaning): 15,
 }

@@ -72,6 +72,7 @@ def surplus(claims: Claims, drains: Drains, *, has_seen_all: bool, keeping: Coll
     for key in going:
         seen = claims.virtual_servers.observed[key]
         yield from diff.virtual_server_operations(key, None, seen, drains.is_over)
+    yield from (Operation(Verb.REMOVE, copy) for copy in claims.copies.surplus)
     if not has_seen_all:
         return
     witnesses = ownership.Witnesses(going)

@@ -150,6 +150,13 @@ def test_a_set_that_a_strange_rule_uses_is_named_with_the_rule(kernel: FakeKerne
     assert not kernel.device, "one failure does not stop the rest"
 
 
+def test_the_copy_that_a_kill_during_an_enlargement_left_is_named_and_goes(kernel: FakeKernel) -> None:
+    kernel.set_copy = True
+    assert "would remove set KUBE-IPVSPROXY-LARGER\n" in cleanup.render_text(clean(kernel, dry_run=True), dry_run=True)
+    assert clean(kernel).is_fine
+    assert not kernel.set_copy
+
+
 def test_rules_in_the_other_variant_go_as_well(kernel: FakeKernel) -> None:
     other, without_tables = FakeKernel(), FakeKernel()
     other.jumps[Family.IPV4] = set(skeleton.JUMPS)
@@ -239,6 +246,16 @@ def test_nothing_is_left_of_what_kube_proxy_left_behind_and_all_else_is() -> Non
     assert {operation["kind"] for operation in document["operations"]} == {"virtual_server", "rules", "set", "device"}
     again = run_program("cleanup", "--output=json")
     assert (again.returncode, json.loads(again.stdout)["operations"]) == (0, [])
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("network_namespace")
+def test_what_a_kill_during_an_enlargement_left_goes_and_is_no_clean_node_before() -> None:
+    shell("ipset create KUBE-IPVSPROXY-LARGER hash:ip,port maxelem 131072")
+    planned = run_program("cleanup", "--dry-run", "--output=json")
+    assert not json.loads(planned.stdout)["clean"]
+    assert run_program("--cleanup").stdout.splitlines()[-1] == "removed: 1 set"
+    assert shown("ipset save") == []
 
 
 @pytest.mark.kernel

@@ -7,6 +7,7 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.daemon.mass_deletion import CONFIRMED_AFTER_S
+from ipvsproxy.model.kernel import SET_COPY
 from ipvsproxy.model.service import ApiObject, ObjectKind
 from tests import builders, memory_node
 from tests.daemon.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
@@ -216,3 +217,39 @@ async def test_while_a_first_list_is_doubted_no_rule_is_written_that_could_not_b
         await node.quiet(CONFIRMED_AFTER_S / 2)
         summary = node.watcher.summaries[-1]
         assert (list(summary.lacking), summary.report.pending) == ([], 0)
+
+
+@in_virtual_time
+async def test_the_copy_of_a_set_that_a_killed_process_was_enlarging_is_removed_at_the_start() -> None:
+    node = MemoryNode()
+    node.kernel.set_copy = True
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        assert_from_scratch(node)
+    assert not node.kernel.set_copy
+    assert node.done.count("remove set KUBE-IPVSPROXY-LARGER") == 1
+
+
+@in_virtual_time
+async def test_a_copy_that_could_not_be_removed_is_removed_later() -> None:
+    node = MemoryNode()
+    node.kernel.set_copy = True
+    node.kernel.fail(lambda operation: operation.item == SET_COPY, times=2)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(100)
+        assert_from_scratch(node)
+    assert not node.kernel.set_copy
+
+
+@in_virtual_time
+async def test_a_copy_that_appears_later_is_found_by_an_audit_and_counts_as_drift() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        node.kernel.set_copy = True
+        node.engine.kernel_changed()
+        await node.quiet(4000)
+    assert not node.kernel.set_copy

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 import pytest
 
 from ipvsproxy.kernel import ipset, message
-from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, SetEntry, SetKind, SetType
+from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetEntry, SetKind, SetType
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from tests.kernel import fake_netlink
@@ -282,6 +282,16 @@ def test_a_kernel_without_the_type_is_explained() -> None:
     assert outcome.error == (
         "add set KUBE-CLUSTER-IP: the kernel does not know hash:ip,port: its module is not there or cannot be loaded"
     )
+
+
+@pytest.mark.kernel
+def test_the_copy_that_a_killed_process_left_is_seen_and_destroyed(driver: ipset.IpsetDriver) -> None:
+    assert not driver.has_copy()
+    tool("create", SET_COPY.name, "hash:ip,port", "maxelem", "131072")
+    assert driver.has_copy()
+    remove = Operation(Verb.REMOVE, SET_COPY)
+    assert driver.apply([remove, remove]) == [Outcome(remove), Outcome(remove, surprise=True)]
+    assert tool("list", "-name") == ""
 
 
 @pytest.mark.kernel

@@ -17,6 +17,7 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
     DEVICE,
     IP_SETS,
+    SET_COPY,
     BoundAddress,
     Connections,
     Device,
@@ -53,7 +54,7 @@ ON_ETH0 = builders.interface_address("eth0", builders.NODE_ADDRESS)
 IMAGES = {family: ObservedSkeleton(family=family, chains={}, jumps=frozenset()) for family in Family}
 ITEMS: Mapping[str, Sequence[Item]] = {
     "ipvs": (VirtualServer(KEY, SETTINGS), RealServer(KEY, BACKEND), Timeouts(1, 2, 3)),
-    "ipset": (ENTRY, IpSet(SetKind.CLUSTER_IP, Family.IPV4)),
+    "ipset": (ENTRY, IpSet(SetKind.CLUSTER_IP, Family.IPV4), SET_COPY),
     "addresses": (BoundAddress(KEY.address), Device(DEVICE)),
     "sysctls": (Sysctl("net/ipv4/ip_forward", "1"),),
     "iptables": (
@@ -116,6 +117,10 @@ class Double:
         yield {KEY: seen}
         self._kernel.check(self._name)
         yield {OTHER_KEY: None}
+
+    def has_copy(self) -> bool:
+        self._kernel.check(self._name)
+        return True
 
     def forget(self) -> None:
         self._kernel.forgotten.append(self._name)
@@ -198,7 +203,7 @@ def test_each_kind_goes_to_its_driver(kernel: Kernel, name: str) -> None:
 
 
 def test_operations_go_out_in_their_order_in_runs_of_one_driver(kernel: Kernel) -> None:
-    (server, real_server, _), (entry, ip_set) = ITEMS["ipvs"], ITEMS["ipset"]
+    (server, real_server, _), (entry, ip_set, _) = ITEMS["ipvs"], ITEMS["ipset"]
     last = msgspec.structs.replace(ENTRY, port=81)
     asked = operations(entry, ip_set, server, real_server, last)
     outcomes = new_node().apply(asked)
@@ -275,6 +280,7 @@ def test_a_look_shows_no_scheduler_flags_and_all_else(kernel: Kernel) -> None:
         foreign_virtual_servers=0,
         some_virtual_servers={KEY: FLAGLESS, OTHER_KEY: None},
         sets=None,
+        set_copy=None,
         some_sets={"KUBE-CLUSTER-IP": frozenset({ENTRY})},
         skeletons={},
     )
@@ -342,6 +348,7 @@ def test_all_that_is_there_is_observed(kernel: Kernel) -> None:
         virtual_servers={KEY: ObservedVirtualServer(SETTINGS, {BACKEND: 1})},
         foreign_virtual_servers=3,
         sets={"KUBE-CLUSTER-IP": frozenset({ENTRY})},
+        set_copy=True,
         device=True,
         addresses=frozenset({KEY.address}),
         interface_addresses=(ON_ETH0,),
@@ -354,7 +361,7 @@ def test_all_that_is_there_is_observed(kernel: Kernel) -> None:
     ("name", "lacking"),
     [
         ("ipvs", {"virtual_servers": None}),
-        ("ipset", {"sets": None}),
+        ("ipset", {"sets": None, "set_copy": None}),
         ("addresses", {"device": None, "addresses": None, "interface_addresses": None}),
         ("iptables", {"skeletons": {}}),
         ("sysctls", {"sysctls": None}),
@@ -366,9 +373,10 @@ def test_a_part_that_cannot_be_read_is_none_with_its_reason_and_the_others_are_r
     complete = observe(new_node())
     kernel.broken = {name}
     seen = observe(new_node())
-    for field in ("virtual_servers", "sets", "device", "addresses", "interface_addresses", "skeletons", "sysctls"):
+    for field in ("virtual_servers", "sets", "set_copy", "device", "addresses", "interface_addresses", "skeletons", "sysctls"):
         assert getattr(seen, field) == lacking.get(field, getattr(complete, field))
-    assert len(seen.errors) == (2 if name == "iptables" else 1), "one line per part, and rules are one part per family"
+    parts = {"iptables": 2, "ipset": 2}  # rules of each family; our sets, and the copy of one
+    assert len(seen.errors) == parts.get(name, 1), "one line per part"
     assert all(f"use {name}" in error for error in seen.errors)
 
 

@@ -322,7 +322,7 @@ def test_what_was_set_for_the_node_and_is_wanted_no_more_is_left_as_it_is() -> N
 def test_every_table_is_among_the_unequal_ones_exactly_while_it_has_something_pending_or_surplus() -> None:
     claims = new_claims()
     tables = examples.tables_of(claims)
-    assert len(tables) == len(IP_SETS) + 8
+    assert len(tables) == len(IP_SETS) + 9
     for number, table in enumerate(tables, 1):
         table.confirm("surplus or protected", object())
         table.claim(OLD, {}, {"pending": OLD})

@@ -1,6 +1,8 @@
 """What is removed by a cleanup, in which order, and what stays. That it works is shown in ``tests/daemon/test_cleanup.py``."""
 
-from ipvsproxy.model.kernel import DEVICE, Device, IpSet, ObservedVirtualServer, SetEntry, SetKind, VirtualServer
+import dataclasses
+
+from ipvsproxy.model.kernel import DEVICE, SET_COPY, Device, IpSet, ObservedVirtualServer, SetEntry, SetKind, VirtualServer
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Jump, ObservedSkeleton, Skeleton
@@ -71,3 +73,8 @@ def test_witnesses_go_only_when_every_virtual_server_of_ours_is_known() -> None:
     assert cleanup.may_remove_witnesses(EMPTY)
     assert not cleanup.may_remove_witnesses(Observation(virtual_servers={}, sets={}, addresses=frozenset()))
     assert not cleanup.may_remove_witnesses(Observation(sets={}, addresses=frozenset(), interface_addresses=()))
+
+
+def test_the_copy_of_a_set_goes_wherever_it_is() -> None:
+    todo = cleanup.plan(dataclasses.replace(EMPTY, set_copy=True), OURS, ())
+    assert todo.operations == (remove(SET_COPY),)

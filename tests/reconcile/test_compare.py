@@ -107,6 +107,8 @@ def test_settings_sets_and_the_device_that_are_not_there_are_said_with_what_is_w
         "device kube-ipvs0: wanted present, found missing",
         "set KUBE-LOAD-BALANCER: wanted hash:ip,port, found missing or of another type",
     ]
+    node.kernel.set_copy = True
+    assert lines(node)[-1] == "set KUBE-IPVSPROXY-LARGER: wanted nothing, found present"
     del node.kernel.sysctls[simulation.SYSCTL.path]
     assert lines(node)[0] == "sysctl net/ipv4/vs/conntrack: wanted 1, found no such setting in this kernel"
 
