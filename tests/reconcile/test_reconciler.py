@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from ipvsproxy.model.kernel import (
+    SET_COPY,
     BoundAddress,
     FlowCleaning,
     RealServer,
@@ -62,6 +63,16 @@ def test_a_restart_into_an_unchanged_world_touches_only_what_cannot_be_read_back
     node = running("10.244.0.1")
     node.restart()
     assert [str(operation) for operation in node.sync()] == ["set timeouts timeouts 900 120 300"]
+
+
+def test_the_copy_of_a_set_that_was_left_is_removed_once_and_again_where_it_appears_again() -> None:
+    node = running("10.244.0.1")
+    for _ in range(2):
+        node.kernel.set_copy = True
+        node.observe()
+        assert node.sync() == [Operation(Verb.REMOVE, SET_COPY)]
+        assert not node.kernel.set_copy
+        assert not node.plan().operations
 
 
 def test_one_endpoint_more_is_one_operation_for_each_virtual_server_and_one_for_its_pod() -> None:
