@@ -27,7 +27,12 @@ ABSENT = (
 """What kube-proxy shows besides, of its own libraries and language."""
 
 ENDPOINTS: Sequence[tuple[str, str, Status, str]] = (
-    ("health, 10256", "/healthz", Status.EXTENDED, "`staleWatches` in the body while a watch is stale"),
+    (
+        "health, 10256",
+        "/healthz",
+        Status.EXTENDED,
+        "503 before the first sync; in the body `waitingForFirstLists` until then, `staleWatches` while a watch is stale",
+    ),
     ("health, 10256", "/livez", Status.EXTENDED, "as above"),
     ("metrics, 10249", "/metrics", Status.EXTENDED, "the series below"),
     ("metrics, 10249", "/metrics/slis", Status.SAME, ""),

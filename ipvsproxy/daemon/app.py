@@ -1,6 +1,5 @@
 """The whole program, wired together: configuration in, exit status out."""
 
-import asyncio
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon import interfaces, journal, measure, process, requirements, wiring
+from ipvsproxy.daemon import first_lists, interfaces, journal, measure, process, requirements, wiring
 from ipvsproxy.daemon import source as sources
 from ipvsproxy.daemon.announcer import Announcer
 from ipvsproxy.daemon.engine import Engine
@@ -31,8 +30,6 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import Event
 
 SCHEDULER_MISSING = "SchedulerMissing"
-FIRST_LISTS_S = 20.0
-"""How long nothing may come of the first lists before the process gives up, to be started again by whoever supervises it."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -79,6 +76,7 @@ class _Node:
             wall_clock=time.time,
             stale=self._staleness.stale,
             stale_turns_away=config.servers.stale_watch_unhealthy,
+            missing=lambda: self._store.missing,
         )
         self._recorder = Recorder(node_name=config.node_name, post=source.post, on_outcome=metrics.announced)
         self._announcer = Announcer(node_name=config.node_name, recorder=self._recorder, store=self._store, status=self._status)
@@ -116,7 +114,7 @@ class _Node:
             engine.run(),
             self._staleness.run(),
             self._recorder.run(),
-            _await_first_lists(self._store, self._source),
+            first_lists.serve_later(self._store, self._source),
             reloader.run(),
         )
         await process.until_stopped(signals.stopping, self._status, work, self._serving.servers())
@@ -171,7 +169,10 @@ class _Node:
     def _deliver(self, events: Sequence[Event], engine: Engine) -> None:
         journal.tell_received(events)
         now = time.monotonic()
+        was_complete = self._store.is_complete
         self._store.deliver(events, now)
+        if self._store.is_complete and not was_complete:
+            self._status.listed(now)
         for kind, doubt in self._store.doubts.items():
             self._source.list_again(kind, doubt.due_s)
         self._status.node = self._store.node(self._config.node_name)
@@ -179,22 +180,3 @@ class _Node:
             before, self._node_trouble = self._node_trouble, self._status.node_trouble
             journal.tell_node(self._config.node_name, before, self._node_trouble)
         engine.changed(now)
-
-
-async def _await_first_lists(store: Store, source: Source) -> None:
-    """Give up when there is nothing to serve: a supervisor's restart is more visible than a process that waits for ever.
-
-    A list that is long, or slow, is waited for as long as its pages come: begun anew, it would only take longer.
-    """
-    loop = asyncio.get_running_loop()
-    heard_s = loop.time()
-    while True:
-        await asyncio.sleep(heard_s + FIRST_LISTS_S - loop.time())
-        if store.is_complete:
-            return
-        statuses = source.statuses
-        last_s = max((statuses[kind].contact_s or 0 for kind in store.missing if kind in statuses), default=0)
-        if last_s <= heard_s:
-            missing = ", ".join(f"{kind}s" for kind in store.missing)
-            raise CannotStartError(f"no complete list of {missing} within {FIRST_LISTS_S:.0f} s from {source.describe()}")
-        heard_s = last_s

@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Iterator
 import structlog
 
 from ipvsproxy.config.settings import Config, ListenAddress
-from ipvsproxy.daemon import inspection, measure, process, web
+from ipvsproxy.daemon import first_lists, inspection, measure, process, web
 from ipvsproxy.daemon import source as sources
 from ipvsproxy.daemon.inspection import Inspected
 from ipvsproxy.daemon.metrics import Metrics
@@ -142,7 +142,13 @@ async def _serve(config: Config, signals: Signals) -> int:
 async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: Signals) -> None:
     config, shadow = node.config, node.shadow()
     families, period_s = node.translation.families, config.ipvs.sync_period_s
-    status = Status(families=families, sync_period_s=period_s + PATIENCE_S, clock=time.monotonic, wall_clock=time.time)
+    status = Status(
+        families=families,
+        sync_period_s=period_s + PATIENCE_S,
+        clock=time.monotonic,
+        wall_clock=time.time,
+        missing=lambda: node.store.missing,
+    )
     figures = measure.Sources(
         reconciler=shadow.reconciler,
         store=node.store,
@@ -155,7 +161,8 @@ async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: 
     log.info("starting as a shadow: nothing will be programmed", node=config.node_name)
 
     async def follow() -> None:
-        async with inspection.following(source, node.store, dry_run.changed) as following:
+        async with inspection.following(source, node.store, dry_run.changed, first_lists.log_silence) as following:
+            status.listed(time.monotonic())
             looking = asyncio.create_task(dry_run.run())
             try:
                 done, _ = await asyncio.wait({looking, following}, return_when=asyncio.FIRST_COMPLETED)

@@ -15,9 +15,9 @@ from typing import Any
 import structlog
 
 from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon import first_lists, wiring
 from ipvsproxy.daemon import log as logs
 from ipvsproxy.daemon import source as sources
-from ipvsproxy.daemon import wiring
 from ipvsproxy.daemon.engine import EngineSettings
 from ipvsproxy.daemon.reflector import Trouble
 from ipvsproxy.daemon.requirements import FALLBACK_SCHEDULER
@@ -38,8 +38,6 @@ from ipvsproxy.translate import view as views
 
 CANNOT_TELL = 2
 """Exit status when something is missing that the answer needs."""
-FIRST_LISTS_S = 20.0
-"""How long the first lists may take."""
 JSON_VERSION = 1
 """Of every document; it grows when a field goes or changes its meaning, not when one comes."""
 
@@ -127,11 +125,15 @@ class Unheard:
 
 @contextlib.asynccontextmanager
 async def following(
-    source: Source, store: Store, changed: Callable[[], object] = lambda: None
+    source: Source,
+    store: Store,
+    changed: Callable[[], object] = lambda: None,
+    silent: Callable[[str], object] = first_lists.give_up,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Fill the store; from its first lists on, the block runs while the store follows what changes.
 
-    ``changed`` is called after each change. The block gets the task that follows; it only ever ends by an error.
+    ``changed`` is called after each change; ``silent`` is what follows where nothing comes of the first lists.
+    The block gets the task that follows; it only ever ends by an error.
 
     Raises:
         CannotStartError: the first lists did not come.
@@ -148,18 +150,16 @@ async def following(
 
     task = asyncio.create_task(source.run(deliver))
     waiting = asyncio.create_task(listed.wait())
+    patience = asyncio.create_task(first_lists.wait(store, source, silent=silent, waiting=first_lists.say))
     try:
-        await asyncio.wait({task, waiting}, timeout=FIRST_LISTS_S, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        if not store.is_complete:
-            missing = ", ".join(f"{kind}s" for kind in store.missing)
-            raise CannotStartError(f"no complete list of {missing} within {FIRST_LISTS_S:.0f} s from {source.describe()}")
+        done, _ = await asyncio.wait({task, waiting, patience}, return_when=asyncio.FIRST_COMPLETED)
+        for one in done:
+            one.result()
         yield task
     finally:
-        for each in (task, waiting):
+        for each in (task, waiting, patience):
             each.cancel()
-        await asyncio.gather(task, waiting, return_exceptions=True)
+        await asyncio.gather(task, waiting, patience, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager

@@ -74,6 +74,7 @@ def _health(health: Health, *, is_fine: bool, eligible: Mapping[str, bool]) -> A
         "healthy": health.is_healthy,
         **({"status": status} if status else {}),
         **({"staleWatches": sorted(health.stale)} if health.stale else {}),
+        **({"waitingForFirstLists": sorted(health.missing)} if health.missing else {}),
     }
     return Answer(OK if is_fine else UNAVAILABLE, json.dumps(document, separators=(",", ":")).encode(), JSON)
 

@@ -5,7 +5,9 @@ all its Services stand on: device, sets and rules. That one Service cannot be pr
 Rule 2: a node is eligible for traffic of load balancers once everything was programmed for the first time, as long as its Node
 is known and not about to go.
 Rule 3: a stale watch is told; only if the operator wants it, load balancers are turned away. It never asks for a restart.
-Rule 4: a process that is about to stop says so before it stops.
+Rule 4: before the first lists are complete nothing can be late: there is nothing to program yet. The node gets no traffic, and
+the process is not to be restarted for it.
+Rule 5: a process that is about to stop says so before it stops.
 """
 
 import dataclasses
@@ -39,7 +41,7 @@ class FamilyHealth:
 class Health:
     """The node at one moment (``now_s``). ``families`` has those that were programmed completely at least once.
 
-    ``stale`` are the kinds whose watch has heard nothing for too long.
+    ``stale`` are the kinds whose watch has heard nothing for too long, ``missing`` those whose first list is not complete.
 
     Times are in seconds since the epoch.
     """
@@ -49,6 +51,7 @@ class Health:
     is_eligible: bool
     families: Mapping[Family, FamilyHealth]
     stale: Collection[ObjectKind] = ()
+    missing: Collection[ObjectKind] = ()
 
     @property
     def updated_s(self) -> float | None:
@@ -68,16 +71,19 @@ class Status:
         wall_clock: Callable[[], float],
         stale: Callable[[], Collection[ObjectKind]] = tuple,
         stale_turns_away: bool = False,
+        missing: Callable[[], Collection[ObjectKind]] = tuple,
     ) -> None:
         """``wall_clock`` gives seconds since the epoch. Everything is asked for from now on.
 
         ``stale`` tells which watches are stale, ``stale_turns_away`` whether load balancers should then look elsewhere.
+        ``missing`` tells which kinds have not been listed yet.
         """
         self.families = tuple(sorted(families))
         self.node: Node | None = None
         self.notices: list[Notice] = []
         self._stale = stale
         self._stale_turns_away = stale_turns_away
+        self._missing = missing
         self.sync_period_s = sync_period_s
         self._clock = clock
         self._wall_clock = wall_clock
@@ -90,6 +96,10 @@ class Status:
         """There is something to do; only the oldest request that no sync has taken up yet counts."""
         if self._queued_s is None:
             self._queued_s = now
+
+    def listed(self, now: float) -> None:
+        """The first lists are complete: what is to be programmed is asked for from now on."""
+        self._queued_s = now
 
     def syncing(self, now: float) -> None:
         """A sync begins, and takes up what was queued. A family that it does not serve waits on, from then or before."""
@@ -146,6 +156,7 @@ class Status:
             is_healthy=self.is_healthy,
             is_eligible=self.is_eligible,
             stale=self._stale(),
+            missing=self._missing(),
             families={
                 family: FamilyHealth(updated_s=self._updated[family], is_healthy=not self._is_late(family))
                 for family in self.families
@@ -154,5 +165,7 @@ class Status:
         )
 
     def _is_late(self, family: Family) -> bool:
+        if self._missing():
+            return False
         since = [time_s for time_s in (self._queued_s, self._unserved.get(family)) if time_s is not None]
         return bool(since) and self._clock() - min(since) >= LATE_PERIODS * self.sync_period_s

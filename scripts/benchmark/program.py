@@ -93,7 +93,6 @@ async def running(api: MemoryApi, *flags: str) -> AsyncIterator[Running]:
     with (
         mock.patch.object(app, "Engine", MeasuredEngine),
         mock.patch.object(sources, "make", make_source),
-        mock.patch.object(app, "FIRST_LISTS_S", 600.0),
     ):
         config = configuration(*flags)
         task = asyncio.create_task(app._serve(config, lambda: config, Signals()))

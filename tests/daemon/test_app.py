@@ -12,17 +12,15 @@ import pathlib
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import structlog
 
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config, Servers
-from ipvsproxy.daemon import app, directory, log, process, reload, requirements, status, web
-from ipvsproxy.daemon.reflector import WatchStatus
+from ipvsproxy.daemon import app, directory, first_lists, log, process, reload, requirements, status, web
 from ipvsproxy.daemon.source import CannotStartError
-from ipvsproxy.daemon.store import Store
 from ipvsproxy.kernel import host, iptables_variant, scheduler
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import COMMANDS, Program
@@ -30,8 +28,7 @@ from ipvsproxy.kernel.iptables_variant import Choice, Variant
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
-from ipvsproxy.model.service import ObjectKind
-from tests import api_server, builders, memory_node, virtual_time
+from tests import api_server, memory_node
 from tests.config import loading
 from tests.fake_kernel import FakeKernel
 
@@ -263,73 +260,21 @@ def test_without_kubeconfig_outside_a_pod_it_is_said_what_is_missing(
     assert line.startswith("no --kubeconfig was given, and the service account of a pod can not be used")
 
 
-def test_an_api_server_that_does_not_answer_is_given_up(
-    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_api_server_that_does_not_answer_is_waited_for(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{port}")
-    monkeypatch.setattr(app, "FIRST_LISTS_S", 4.0)  # a busy machine takes a second to import the client
-    (line,) = refusal(configured(f"--kubeconfig={kubeconfig}"), capsys)
-    begin = f"no complete list of Services, EndpointSlices, Nodes within 4 s from API server http://127.0.0.1:{port}: "
-    assert line.startswith(begin)
-    assert "Connect call failed" in line.removeprefix(begin)
-    assert kernel.applied == []
+    monkeypatch.setattr(first_lists, "PATIENCE_S", 1.0)
 
-
-def test_lists_that_came_in_time_are_not_asked_about_again(
-    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "web.yaml").write_text(MANIFEST)
-    monkeypatch.setattr(app, "FIRST_LISTS_S", 0.2)
-
-    waited = app._await_first_lists
-
-    async def wait_and_stop(*arguments: object) -> None:
-        await waited(*arguments)  # type: ignore[arg-type]  # handed on as they came
+    def stop(sentence: str) -> None:
+        assert sentence.startswith("no complete list of Services, EndpointSlices, Nodes within 1 s from API server ")
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(app, "_await_first_lists", wait_and_stop)
-    assert run(configured(f"--manifests={tmp_path}")) == 0
-    assert builders.frontend("10.96.0.10", 80) in kernel.virtual_servers
-
-
-class Lists:
-    """A source whose first lists come page by page: by kind, the times at which something of it came."""
-
-    def __init__(self, **pages_s: Sequence[float]) -> None:
-        self._pages_s = {ObjectKind[name]: times_s for name, times_s in pages_s.items()}
-
-    def describe(self) -> str:
-        return "somewhere"
-
-    @property
-    def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
-        now_s = virtual_time.loop().time() - virtual_time.BEGIN_S
-        came_s = {kind: max((one for one in times_s if one <= now_s), default=None) for kind, times_s in self._pages_s.items()}
-        return {
-            kind: WatchStatus(contact_s=None if last_s is None else virtual_time.BEGIN_S + last_s)
-            for kind, last_s in came_s.items()
-        }
-
-
-async def give_up_after_s(source: Lists) -> float:
-    """When the program gives up while only Services are missing."""
-    store = Store(started_s=0)
-    store.deliver([memory_node.listed(kind, ()) for kind in (ObjectKind.ENDPOINT_SLICE, ObjectKind.NODE)], 0)
-    with pytest.raises(CannotStartError, match="no complete list of Services within 20 s from somewhere"):
-        await app._await_first_lists(store, cast(Any, source))
-    return virtual_time.loop().time() - virtual_time.BEGIN_S
-
-
-@virtual_time.in_virtual_time
-async def test_a_long_list_is_waited_for_as_long_as_its_pages_come() -> None:
-    assert await give_up_after_s(Lists(SERVICE=(5, 19, 33, 50))) == 70
-
-
-@virtual_time.in_virtual_time
-async def test_watches_that_are_fine_do_not_keep_the_program_waiting_for_a_list_that_does_not_come() -> None:
-    assert await give_up_after_s(Lists(SERVICE=(), NODE=range(1000))) == 20
+    monkeypatch.setattr(first_lists, "log_silence", stop)
+    assert run(configured(f"--kubeconfig={kubeconfig}")) == 0
+    assert kernel.applied == []
 
 
 def test_an_unexpected_exception_ends_the_process(kernel: Kernel, tmp_path: pathlib.Path) -> None:

@@ -4,9 +4,11 @@ from collections.abc import Collection
 
 import pytest
 
+from ipvsproxy.daemon import pages
 from ipvsproxy.daemon.status import FamilyHealth, Status
 from ipvsproxy.model import service
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.service import ObjectKind
 from tests import builders
 from tests.daemon.summaries import Clock, summary
 
@@ -21,8 +23,13 @@ class Node:
 
     def __init__(self, families: Collection[Family] = BOTH) -> None:
         self.clock = Clock(1000.0)
+        self.missing: Collection[ObjectKind] = ()
         self.status = Status(
-            families=families, sync_period_s=PERIOD_S, clock=self.clock, wall_clock=lambda: WALL_S + self.clock.now
+            families=families,
+            sync_period_s=PERIOD_S,
+            clock=self.clock,
+            wall_clock=lambda: WALL_S + self.clock.now,
+            missing=lambda: self.missing,
         )
         self.status.node = builders.node()
 
@@ -173,3 +180,25 @@ def test_without_anything_to_do_no_change_has_an_age() -> None:
     node.sync()
     node.pass_time(7)
     assert node.status.oldest_change_age_s == 0
+
+
+def test_a_process_that_waits_for_its_first_lists_turns_load_balancers_away_and_asks_for_no_restart() -> None:
+    node = Node()
+    node.missing = [ObjectKind.SERVICE, ObjectKind.NODE]
+    node.pass_time(3600)
+    health = node.status.health()
+    assert pages.livez(health).status == pages.OK
+    answer = pages.healthz(health)
+    assert answer.status == pages.UNAVAILABLE
+    assert b'"waitingForFirstLists":["Node","Service"]' in answer.body
+
+
+def test_what_is_to_be_programmed_is_late_from_the_first_lists_on() -> None:
+    node = Node()
+    node.missing = [ObjectKind.SERVICE]
+    node.pass_time(3600)
+    node.missing = ()
+    node.status.listed(node.clock.now)
+    assert node.is_healthy()
+    node.pass_time(LATE_S)
+    assert not node.is_healthy()
