@@ -8,6 +8,7 @@ and the CNI plugin's are. The signs and their order are those of kubernetes-sigs
 import enum
 import pathlib
 import shutil
+import time
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -18,6 +19,9 @@ from ipvsproxy.model.rules import ChainKey
 
 HINTS = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
 """Chains that the kubelet makes: the first one for the very purpose of telling which variant it uses."""
+
+DELAYS_S = (0.1, 0.4)
+"""Between two tries to list the rules of a variant: memory may be short for a moment, or no process can be started."""
 
 
 class Variant(enum.StrEnum):
@@ -120,16 +124,28 @@ def count(text: str, chains: Collection[ChainKey]) -> Evidence:
 
 
 def _look(variant: Variant, chains: Collection[ChainKey], proc: pathlib.Path = pathlib.Path("/proc")) -> Evidence:
-    """Nothing where the tables cannot be read: this kernel then does not have them, or our reading is not of the essence."""
+    """The rules of one variant. A family whose tables cannot be read, however often it is tried, has none."""
     texts = []
     for family, command in commands(variant).items():
         if variant is Variant.LEGACY and not _has_legacy_tables(family, proc):
             continue
-        try:
-            texts.append(iptables_process.run(f"{command}-save"))
-        except KernelError:
-            continue
+        if (text := _save(command)) is not None:
+            texts.append(text)
     return count("\n".join(texts), chains)
+
+
+def _save(command: str) -> str | None:
+    """What is listed; None where that failed each time.
+
+    It is tried again because one failure at a restart would have the rules written into the other variant.
+    """
+    for delay_s in (*DELAYS_S, None):
+        try:
+            return iptables_process.run(f"{command}-save")
+        except KernelError:
+            if delay_s is not None:
+                time.sleep(delay_s)
+    return None
 
 
 def _has_legacy_tables(family: Family, proc: pathlib.Path) -> bool:

@@ -114,6 +114,26 @@ def test_a_default_that_the_kernel_takes_no_rules_of_gives_way_to_the_other_if_t
     assert ("takes no rules" in choice.reason) is (variant == LEGACY)
 
 
+KUBELETS = "printf '*mangle\\n:KUBE-IPTABLES-HINT - [0:0]\\nCOMMIT\\n'"
+FAILS_ONCE = "[ -e {0} ] || { touch {0}; echo 'fork: Cannot allocate memory' >&2; exit 4; }"
+
+
+@pytest.mark.parametrize(("failure", "reason"), [("", "kubelet's chain"), (FAILS_ONCE, "kubelet's chain"), ("exit 4", "in PATH")])
+def test_a_listing_that_fails_once_does_not_move_the_rules_to_the_other_variant(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, failure: str, reason: str
+) -> None:
+    monkeypatch.setattr(iptables_variant, "DELAYS_S", (0.0, 0.0))
+    make_variant(tmp_path, "nf_tables", "exit 0")
+    make_variant(tmp_path, "legacy", "exit 0")
+    (tmp_path / "iptables").symlink_to(tmp_path / "iptables-legacy")
+    script = failure.replace("{0}", str(tmp_path / "failed"))
+    (tmp_path / "iptables-nft-save").write_text(f"#!/bin/sh\n{script}\n{KUBELETS}\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    choice = iptables_variant.choose(CHAINS)
+    assert reason in choice.reason
+    assert choice.variant is (LEGACY if failure == "exit 4" else NFT)
+
+
 @pytest.fixture
 def both_variants(fresh_namespace: None) -> None:
     """Both variants work, and their tables are empty."""
