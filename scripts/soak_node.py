@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 from tests import api_store, golden_state, lab
-from tests.chaos import cluster, history, instrumented, soak, usage, verifying, world
+from tests.chaos import cluster, history, instrumented, soak, take_overs, usage, verifying, world
 from tests.chaos.clients import Clients
 from tests.chaos.figures import Figures
 
@@ -20,6 +20,10 @@ WATCHES_CUT_S = 60.0
 METRICS_PORT, HEALTHZ_PORT = 10249, 10256
 METRICS = f"http://127.0.0.1:{METRICS_PORT}/metrics"
 SETTLED_WITHIN_S = 60.0
+TAKE_OVERS_AT_ONCE = 10
+"""So many are one round: what the clients met with is told after each."""
+REQUESTS_S = 0.05
+"""Between two requests of a client."""
 
 
 class Soak:
@@ -133,9 +137,38 @@ class Soak:
         }
 
 
+def _take_over(node: lab.Lab, directory: Path, arguments: argparse.Namespace) -> int:
+    """Take over again and again, and print a line for each round; returns how many requests were not answered."""
+    run = take_overs.TakeOvers(node, directory, interval_s=REQUESTS_S)
+    remaining = arguments.take_overs
+    while remaining:
+        count = min(remaining, TAKE_OVERS_AT_ONCE)
+        run.run(count)
+        remaining -= count
+        print(json.dumps({"take_overs": len(run.durations_s), "answered": run.answered, "unanswered": len(run.unanswered)}), flush=True)
+    for one in run.unanswered:
+        print(json.dumps(one._asdict()), flush=True)
+    wrong = run.differences()
+    durations_s = sorted(run.durations_s)
+    summary = {
+        "take_overs": len(durations_s),
+        "answered": run.answered,
+        "unanswered": len(run.unanswered),
+        "slowest_answer_s": round(run.slowest_s, 3),
+        "median_s": round(durations_s[len(durations_s) // 2], 3),
+        "longest_s": round(durations_s[-1], 3),
+        "wrong": wrong,
+    }
+    print(json.dumps(summary), flush=True)
+    return len(run.unanswered) + len(wrong)
+
+
 def main() -> int:
     """Run it in a laboratory of its own."""
     arguments = _parse()
+    if arguments.take_overs:
+        with tempfile.TemporaryDirectory() as name, lab.Lab() as node:
+            return 1 if _take_over(node, Path(name), arguments) else 0
     with tempfile.TemporaryDirectory() as name, lab.Lab() as node:
         golden_state.clear_state()
         run = Soak(node, Path(name), arguments)
@@ -151,6 +184,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rate", type=int, default=50, help="changes in a second (default: %(default)s)")
     parser.add_argument("--interval", type=float, default=30, help="seconds between samples (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="what the changes follow from (default: %(default)s)")
+    parser.add_argument(
+        "--take-overs", type=int, default=0, metavar="N", help="instead: take over from kube-proxy so often, under traffic"
+    )
     return parser.parse_args()
 
 
