@@ -145,7 +145,10 @@ def _take_over(node: lab.Lab, directory: Path, arguments: argparse.Namespace) ->
         count = min(remaining, TAKE_OVERS_AT_ONCE)
         run.run(count)
         remaining -= count
-        print(json.dumps({"take_overs": len(run.durations_s), "answered": run.answered, "unanswered": len(run.unanswered)}), flush=True)
+        print(
+            json.dumps({"take_overs": len(run.durations_s), "answered": run.answered, "unanswered": len(run.unanswered)}),
+            flush=True,
+        )
     for one in run.unanswered:
         print(json.dumps(one._asdict()), flush=True)
     wrong = run.differences()

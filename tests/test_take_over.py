@@ -14,17 +14,11 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from tests import golden_fixtures, golden_state, lab, program
+from tests.chaos.take_overs import CLIENTS, add_second_address
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
 
 RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
-CLIENTS = (
-    ("p1", "TCP", "10.96.16.1", 80),
-    ("client", "TCP", "172.18.0.2", 31030),
-    ("client", "TCP", "198.51.100.6", 80),
-    ("p2", "UDP", "10.96.2.1", 53),
-    ("host", "TCP", "fd00:10:96::b01", 80),
-)
 LONG_LIVED = ("p1", "TCP", "10.96.16.1", 80)
 INTERVAL_S = 0.05
 LOOKED_THROUGH = frozenset({"flow"})
@@ -51,10 +45,11 @@ def _passage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Passage]:
     golden_fixtures.World(manifests).apply("P0")
     flags = golden_fixtures.profiles()["default"]["flags"].split()
     with lab.Lab() as node:
+        add_second_address(node)
         golden_state.restore_state(RECORDED)
         connection = node.open(*LONG_LIVED)
         with contextlib.ExitStack() as loads:
-            results = [loads.enter_context(node.load(*client, interval_s=INTERVAL_S)) for client in CLIENTS]
+            results = [loads.enter_context(node.load(*one[:4], src=one.src, interval_s=INTERVAL_S)) for one in CLIENTS]
             with program.Program(manifests, directory / "log", "--hostname-override=node-a", "-v=4", *flags) as running:
                 running.wait_until_synced()
                 operations = dict(_operations())
@@ -105,3 +100,22 @@ def test_what_is_handed_back_is_what_kube_proxy_left(passage: Passage) -> None:
         if not golden_fixtures.is_accepted("P0", part, row)
     ]
     assert report == []
+
+
+def test_clients_of_one_address_share_no_endpoint() -> None:
+    reached = {
+        (client.from_, client.src, real_server.rpartition(" -> ")[2])
+        for client in CLIENTS
+        for real_server in RECORDED["real_servers"]
+        if real_server.startswith(f"{client.protocol} {_printed(client.to)}:{client.port} ")
+    }
+    counted = sum(
+        real_server.startswith(f"{client.protocol} {_printed(client.to)}:{client.port} ")
+        for client in CLIENTS
+        for real_server in RECORDED["real_servers"]
+    )
+    assert len(reached) == counted > len(CLIENTS), "IPVS could not tell their answers apart, should they use one port"
+
+
+def _printed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

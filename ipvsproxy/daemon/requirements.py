@@ -5,8 +5,11 @@ What is missing ends the process with a sentence for each thing.
 
 import asyncio
 import contextlib
+import errno
 import functools
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import structlog
 
@@ -25,6 +28,12 @@ from ipvsproxy.translate import skeleton
 FALLBACK_SCHEDULER = "rr"
 """For when the kernel has not the one that was asked for: served in another order is better than not served."""
 
+RETRY_PAUSES_S: Sequence[float] = (0.1, 0.4, 1.5)
+"""Before a step of the start is tried again that failed for want of something that the host may have a moment later."""
+_PASSING = frozenset({errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+T = TypeVar("T")
+
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
@@ -36,6 +45,25 @@ def demand(missing: Collection[Missing]) -> None:
     """
     if missing:
         raise CannotStartError(*missing)
+
+
+def patiently(step: Callable[[], T]) -> T:
+    """What comes of a step of the start; tried again after each of ``RETRY_PAUSES_S`` while the kernel has no room for it.
+
+    It blocks meanwhile, for nothing is programmed yet.
+
+    Raises:
+        KernelError: it failed each time, or for a reason that does not pass.
+    """
+    for pause_s in RETRY_PAUSES_S:
+        try:
+            return step()
+        except KernelError as error:
+            if error.errno not in _PASSING:
+                raise
+            log.warning("start_step_failed", error=str(error), retry_after_s=pause_s)
+            time.sleep(pause_s)
+    return step()
 
 
 @contextlib.asynccontextmanager
@@ -55,9 +83,9 @@ async def running_kernel(
     if missing:
         raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))
     try:
-        choice = await asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS)
+        choice = await asyncio.to_thread(patiently, functools.partial(iptables_variant.choose, skeleton.CHAINS))
         make = functools.partial(NodeKernel, skeleton.CHAINS, skeleton.JUMPS, on_applied, commands=choice.commands)
-        kernel = await KernelThread.start(make)
+        kernel = await KernelThread.start(functools.partial(patiently, make))
     except KernelError as error:
         raise CannotStartError(error) from error
     log.info("iptables variant chosen", variant=choice.variant.value, reason=choice.reason)
@@ -106,7 +134,7 @@ def demand_usable_addresses(kernel: NodeKernel) -> None:
         CannotStartError: so it is; nothing could be served before somebody renames it.
     """
     try:
-        kernel.interface_addresses()
+        patiently(kernel.interface_addresses)
     except KernelError as error:
         raise CannotStartError(error.detail) from error
 

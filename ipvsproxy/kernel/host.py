@@ -207,8 +207,11 @@ def missing_settings(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missin
 
 
 def _is_off(setting: pathlib.Path) -> bool:
-    """Whether a setting is there and is not 1; one that is not there is told by ``missing_features``."""
-    return setting.exists() and setting.read_text().strip() != "1"
+    """Whether a setting is there and is known not to be 1; one that is not there is told by ``missing_features``."""
+    try:
+        return setting.exists() and setting.read_text().strip() != "1"
+    except OSError:  # it is read again with all others, and tried again then
+        return False
 
 
 def missing_set_types() -> tuple[Missing, ...]:

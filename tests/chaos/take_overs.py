@@ -33,13 +33,24 @@ class Client(NamedTuple):
     src: str | None = None
 
 
+SECOND_ADDRESS = "172.18.0.51"
+"""Of the clients outside: where two of them have one address, they may come to have one port as well.
+
+IPVS tells answers apart by the client's address and port and the endpoint. Of two connections from one port of a client to one
+endpoint, through two virtual servers, one gets no answers any more: with or without a take-over.
+"""
 CLIENTS = (
     Client("p1", "TCP", "10.96.16.1", 80),
-    Client("client", "TCP", "172.18.0.2", 31030),
+    Client("client", "TCP", "172.18.0.2", 31030, SECOND_ADDRESS),
     Client("client", "TCP", "198.51.100.6", 80),
     Client("p2", "UDP", "10.96.2.1", 53),
     Client("host", "TCP", "fd00:10:96::b01", 80),
 )
+
+
+def add_second_address(node: lab.Lab) -> None:
+    """Give it to the clients outside."""
+    node.ip("client", f"address add {SECOND_ADDRESS}/16 dev lan")
 
 
 class TakeOver(NamedTuple):
@@ -60,7 +71,7 @@ class Unanswered(NamedTuple):
     after_s: float
     """Seconds from the beginning of that take-over to the question."""
     log: Sequence[str]
-    """What the program had logged by then, and a little later."""
+    """What the program logged in that take-over."""
 
 
 class TakeOvers:
@@ -83,6 +94,7 @@ class TakeOvers:
         self._recorded: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(PRELOADED))
+        add_second_address(node)
         golden_state.restore_state(self._recorded)
         self._size = SIZE_OF_TABLE.read_text()
 
@@ -96,18 +108,17 @@ class TakeOvers:
         loads = [self._node.load(*client[:4], src=client.src, interval_s=self._interval_s) for client in self._clients]
         results = [load.__enter__() for load in loads]
         try:
-            for _ in range(count):
-                done.append(self._take_over())
+            done.extend(self._take_over() for _ in range(count))
         finally:
             for load in loads:
                 load.__exit__(None, None, None)
         numbers = itertools.count(len(self.durations_s) + 1)
         numbered = list(zip(numbers, done, strict=False))
         self.durations_s += [one.ended_s - one.began_s for one in done]
-        for client, (load,) in zip(self._clients, results, strict=True):
-            self.answered += load.outcomes.get("ok", 0)
-            self.slowest_s = max(self.slowest_s, load.slowest_s)
-            self.unanswered += [_told(client, outcome, asked_s, numbered) for asked_s, outcome in load.failures]
+        for client, (met,) in zip(self._clients, results, strict=True):
+            self.answered += met.outcomes.get("ok", 0)
+            self.slowest_s = max(self.slowest_s, met.slowest_s)
+            self.unanswered += [_told(client, outcome, asked_s, numbered) for asked_s, outcome in met.failures]
 
     def differences(self) -> Mapping[str, Any]:
         """What the kernel holds now and kube-proxy did not leave, but for rows that differ on purpose."""
@@ -146,6 +157,7 @@ def _run(flags: Sequence[str], log: str) -> None:
 
 
 def _told(client: Client, outcome: str, asked_s: float, done: Sequence[tuple[int, TakeOver]]) -> Unanswered:
+    """A failure, with the take-over that had begun last."""
     before = [(number, one) for number, one in done if one.began_s <= asked_s]
     if not before:
         return Unanswered(client, outcome, asked_s, 0, 0.0, ())

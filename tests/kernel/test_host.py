@@ -262,3 +262,17 @@ def test_a_setting_that_nothing_works_without_must_be_on_or_writable(
     found = host.missing_settings(tmp_path)
     assert len(found) == (len(host.INDISPENSABLE) if is_missing else 0)
     assert all("--init-only" in one.remedy for one in found)
+
+
+def test_a_setting_that_can_not_be_read_just_now_is_not_missing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: pathlib.Path) -> str:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    for path in host.INDISPENSABLE:
+        setting = tmp_path / "sys" / path
+        setting.parent.mkdir(parents=True, exist_ok=True)
+        setting.write_text("0")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert len(host.missing_settings(tmp_path)) == len(host.INDISPENSABLE)
+    monkeypatch.setattr(pathlib.Path, "read_text", fail)
+    assert host.missing_settings(tmp_path) == ()

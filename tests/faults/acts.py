@@ -1,0 +1,214 @@
+"""The external acts of a start: netlink messages and answers, questions by ``getsockopt``, processes, files of the kernel.
+
+``install`` puts itself between the program and the system in the process that calls it. It writes each act into a file, in its
+order, and has those fail that it is told to.
+"""
+
+import builtins
+import contextlib
+import ctypes
+import errno
+import io
+import json
+import os
+import socket
+import struct
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ipvsproxy.kernel import netlink, sockopt
+
+KERNEL_FILES = ("/proc/", "/sys/")
+OWN_FILES = ("/proc/self/status", "/proc/self/stat", "/proc/self/oom_score_adj", "/proc/stat", "/proc/meminfo")
+"""Of this process, and for figures: no start hangs on them."""
+LOCKED = "Another app is currently holding the xtables lock; still 5s 0us time ahead to have a chance to grab the lock...\n"
+FAILURES: dict[str, tuple[str, ...]] = {
+    "send": ("ENOBUFS", "refused"),
+    "receive": ("ENOBUFS",),
+    "getsockopt": ("ENOMEM",),
+    "process": ("locked", "hangs", "EAGAIN"),
+    "file": ("ENFILE",),
+}
+"""How an act of each kind fails."""
+LOCKLESS = ("--version", "-save")
+"""Processes with these words never ask for the lock."""
+
+_HEADER = struct.Struct("=IHHII")
+_PROTOCOLS = {0: "route", 12: "netfilter", 16: "generic"}
+_GENERIC = 16
+_REMOVING = frozenset({3, 7, 17})  # IPVS_CMD_DEL_SERVICE, IPVS_CMD_DEL_DEST, IPVS_CMD_FLUSH (include/uapi/linux/ip_vs.h)
+_FIRST_FAMILY = 17  # numbers of generic families begin behind that of their control
+
+
+class Order(NamedTuple):
+    """What is to fail: an act by its name, how, and at which of its times, counted from 1; 0 stands for each time."""
+
+    name: str
+    failure: str
+    time: int
+
+
+class Act(NamedTuple):
+    """What was done, and at which time under this name. ``removes`` tells of a message that takes something out of IPVS."""
+
+    name: str
+    time: int
+    failed: bool
+    removes: bool
+
+
+class Acts:
+    """Writes acts down, and says which fail. ``path`` is a file that it appends to."""
+
+    def __init__(self, path: Path, order: Order | None) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._order = order
+        self._times: Counter[str] = Counter()
+
+    def begin(self, name: str, *, removes: bool = False) -> str:
+        """An act begins; how it is to fail, empty when it is not to."""
+        self._times[name] += 1
+        order = self._order
+        fails = order is not None and order.name == name and order.time in (0, self._times[name])
+        line = json.dumps(Act(name, self._times[name], fails, removes))
+        os.write(self._descriptor, f"{line}\n".encode())
+        return order.failure if order is not None and fails else ""
+
+
+def failures(name: str) -> Sequence[str]:
+    """How an act of this name may fail."""
+    return [
+        failure
+        for failure in FAILURES[name.partition(" ")[0]]
+        if failure != "locked" or not any(word in name for word in LOCKLESS)
+    ]
+
+
+def read(path: Path) -> list[Act]:
+    """What was written down."""
+    return [Act(*json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def install(acts: Acts) -> None:
+    """Watch this process from now on."""
+    _watch_sockets(acts)
+    _watch_questions(acts)
+    _watch_processes(acts)
+    _watch_files(acts)
+
+
+def _watch_sockets(acts: Acts) -> None:
+    class WatchedSocket(socket.socket):
+        """A netlink socket."""
+
+        pending: bytes = b""
+        about = ""
+
+        def send(self, data: Any, flags: int = 0, /) -> int:
+            protocol = _PROTOCOLS.get(self.proto, str(self.proto))
+            messages = list(_split(bytes(data)))
+            self.about = f"{protocol} {_described(self.proto, messages[0])}"
+            removes = self.proto == _GENERIC and any(_removes(message) for message in messages)
+            failure = acts.begin(f"send {self.about}", removes=removes)
+            self.pending = b""
+            if failure == "refused":
+                self.pending = b"".join(_refusal(message) for message in messages)
+                return len(data)
+            if failure:
+                raise OSError(getattr(errno, failure), f"{failure}, as ordered")
+            return super().send(data, flags)
+
+        def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0, /) -> int:
+            if self.pending:
+                answer, self.pending = self.pending, b""
+                buffer[: len(answer)] = answer
+                return len(answer)
+            failure = acts.begin(f"receive {self.about}")
+            if failure:
+                with contextlib.suppress(OSError):
+                    super().recv_into(buffer, nbytes, flags)
+                raise OSError(getattr(errno, failure), f"{failure}, as ordered")
+            return super().recv_into(buffer, nbytes, flags)
+
+    class Sockets:
+        """The module, with netlink sockets that are watched."""
+
+        def __getattr__(self, name: str) -> Any:
+            return WatchedSocket if name == "socket" else getattr(socket, name)
+
+    setattr(netlink, "socket", Sockets())  # noqa: B010 - to mypy it is no attribute of that module
+
+
+def _described(protocol: int, message: bytes) -> str:
+    _, kind, flags, _, _ = _HEADER.unpack_from(message)
+    what = f"command {message[_HEADER.size]}" if protocol == _GENERIC else f"type {kind}"
+    return f"{what}{' dump' if flags & netlink.DUMP == netlink.DUMP else ''}"
+
+
+def _removes(message: bytes) -> bool:
+    return _HEADER.unpack_from(message)[1] >= _FIRST_FAMILY and message[_HEADER.size] in _REMOVING
+
+
+def _refusal(message: bytes) -> bytes:
+    sequence = _HEADER.unpack_from(message)[3]
+    return _HEADER.pack(36, 2, 0, sequence, 0) + struct.pack("=i", -errno.ENOMEM) + message[: _HEADER.size]
+
+
+def _split(data: bytes) -> list[bytes]:
+    found = []
+    while len(data) >= _HEADER.size:
+        length = _HEADER.unpack_from(data)[0]
+        found.append(data[:length])
+        data = data[(length + 3) & ~3 :]
+    return found
+
+
+def _watch_questions(acts: Acts) -> None:
+    library = sockopt._libc
+
+    class Library:
+        """The C library, as far as it is used."""
+
+        def getsockopt(self, descriptor: int, level: int, option: int, *rest: Any) -> int:
+            if failure := acts.begin(f"getsockopt level {level} option {option}"):
+                ctypes.set_errno(getattr(errno, failure))
+                return -1
+            return int(library.getsockopt(descriptor, level, option, *rest))
+
+    sockopt._libc = Library()  # type: ignore[assignment]  # as above
+
+
+def _watch_processes(acts: Acts) -> None:
+    start: Callable[..., Any] = subprocess.run
+
+    def run(command: Sequence[str], **options: Any) -> Any:
+        words = [Path(command[0]).name, *(word for word in command[1:] if not word.isdigit())]
+        failure = acts.begin(f"process {' '.join(words)}")
+        if failure == "locked":
+            return subprocess.CompletedProcess(command, 4, "", LOCKED)
+        if failure == "hangs":
+            raise subprocess.TimeoutExpired(command, options.get("timeout") or 0)
+        if failure:
+            raise OSError(getattr(errno, failure), f"{failure}, as ordered")
+        return start(command, **options)
+
+    subprocess.run = run  # type: ignore[assignment]  # as above
+
+
+def _watch_files(acts: Acts) -> None:
+    def watched(usual: Callable[..., Any]) -> Callable[..., Any]:
+        def opened(file: Any, *arguments: Any, **options: Any) -> Any:
+            name = file if isinstance(file, str) else os.fspath(file) if isinstance(file, os.PathLike) else ""
+            is_watched = isinstance(name, str) and name.startswith(KERNEL_FILES) and not name.startswith(OWN_FILES)
+            if is_watched and (failure := acts.begin(f"file {name}")):
+                raise OSError(getattr(errno, failure), f"{failure}, as ordered", name)
+            return usual(file, *arguments, **options)
+
+        return opened
+
+    io.open = watched(io.open)
+    builtins.open = watched(builtins.open)
+    os.open = watched(os.open)

@@ -1,0 +1,253 @@
+"""Starts of the real program on a node that an earlier start has programmed, each with one act that fails.
+
+Between two starts a little of what is ours is taken away, so that a start also writes: a virtual server, an entry of a set, an
+address, a rule. What nobody has taken away must stay for as long as the program runs.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from tests import golden_state
+from tests.faults import acts
+
+PRELOADED = ("ipvsproxy.cli", "ipvsproxy.daemon.app", "ipvsproxy.daemon.directory", "tests.faults.acts")
+SYNC_PERIOD_S = 1
+WITHIN_S = 20.0
+"""Until all is in force after an act that failed once: a start, a process that hangs no longer, and two tries."""
+LATE_S = 2 * SYNC_PERIOD_S + 3.0
+"""Until it shows that something is not in force."""
+POLL_S = 0.1
+SECTIONS = ("virtual_servers", "ipsets", "iptables", "addresses")
+FLAGS = (
+    "--proxy-mode=ipvs",
+    "--hostname-override=node-a",
+    "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56",
+    "--conntrack-max-per-core=0",
+    f"--ipvs-sync-period={SYNC_PERIOD_S}s",
+)
+TAKEN = "TCP 10.96.0.12:80"
+"""The virtual server that is taken away before each start."""
+FOREIGN = "TCP 192.0.2.200:80"
+CANNOT_START = 2
+
+
+class Ending(NamedTuple):
+    """What came of one start.
+
+    ``status`` is that of a process that has ended, None of one that runs. ``missing`` are virtual servers that went although
+    nobody took them away, ``removing`` the acts that took something out of IPVS, ``lacking`` what is not in force at the end,
+    ``warnings`` what the log says at the levels of warnings and errors.
+    """
+
+    acts: Sequence[acts.Act]
+    status: int | None
+    missing: Sequence[str]
+    removing: Sequence[str]
+    lacking: Sequence[str]
+    is_healthy: bool
+    warnings: Sequence[str]
+    log: str
+    duration_s: float
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the act that was to fail came up."""
+        return any(act.failed for act in self.acts)
+
+
+class Node:
+    """A node with Services in force. A context manager: it programs the node, and takes everything away at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._manifests = directory / "manifests"
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(list(PRELOADED))
+        self._cleaning = contextlib.ExitStack()
+        self._numbers = iter(range(1, 1 << 30))
+
+    def __enter__(self) -> Self:
+        golden_state.clear_state()
+        self._cleaning.callback(golden_state.clear_state)
+        _ip(
+            "link add eth0 type dummy",
+            "address add 172.18.0.2/16 dev eth0",
+            "address add fc00::2/64 dev eth0 nodad",
+            "link set eth0 up",
+        )
+        self._cleaning.callback(_ip, "link delete eth0")
+        _run("ipvsadm", "-A", "-t", "192.0.2.200:80", "-s", "rr")
+        self._manifests.mkdir()
+        for number, item in enumerate(_objects()):
+            (self._manifests / f"{number}.json").write_text(json.dumps(item))
+        self.start(None, spoiled=False, within_s=60.0)
+        self.desired = golden_state.read_state(SECTIONS)
+        assert {TAKEN, FOREIGN} <= self.desired["virtual_servers"].keys(), self.desired["virtual_servers"]
+        self._spoil()
+        self._kept = _listed()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cleaning.close()
+
+    def start(self, order: acts.Order | None, *, spoiled: bool = True, within_s: float = WITHIN_S) -> Ending:
+        """Start the program with this act failing, wait until all is in force or it shows that it is not, and end it."""
+        if spoiled:
+            if self._missing():  # the start before has done harm
+                self.start(None, spoiled=False)
+            self._spoil()
+        number = next(self._numbers)
+        log, written = (self._directory / f"{name}-{number}" for name in ("log", "acts"))
+        log.touch()
+        began_s = time.monotonic()
+        flags = [*FLAGS, f"--manifests={self._manifests}"]
+        process = self._context.Process(target=_program, args=(flags, str(log), str(written), order))
+        process.start()
+        lacking: Sequence[str] = ["anything"]
+        missing: set[str] = set()
+        deadline_s = began_s + (LATE_S if order is not None and order.time == 0 else within_s)
+        is_healthy = False
+        try:
+            while process.is_alive() and time.monotonic() < deadline_s:
+                time.sleep(POLL_S)
+                missing |= self._missing() if spoiled else frozenset()
+                if b"event=synced" in log.read_bytes() and not (lacking := self._lacking() if spoiled else []):
+                    break
+            is_healthy = _health() if process.is_alive() else False
+            if order is not None and order.time == 0 and process.is_alive() and not lacking:
+                time.sleep(1.0)  # what keeps failing is told by then
+        finally:
+            status = process.exitcode
+            process.kill()
+            process.join()
+        if spoiled:
+            lacking = self._lacking()
+            missing |= self._missing()
+        done = acts.read(written)
+        text = log.read_text()
+        warnings = [
+            line
+            for line in text.splitlines()
+            if "level=warning" in line or "level=error" in line or line.startswith("ipvsproxy: ")
+        ]
+        removing = [act.name for act in done if act.removes]
+        return Ending(done, status, sorted(missing), removing, lacking, is_healthy, warnings, text, time.monotonic() - began_s)
+
+    def _spoil(self) -> None:
+        _run("ipvsadm", "--restore", stdin=f"-D -t {TAKEN.split()[1]}\n", check=False)
+        _run("ipset", "restore", stdin="del KUBE-CLUSTER-IP 10.96.0.12,tcp:80\n", check=False)
+        _run("ip", "address", "del", "10.96.0.12/32", "dev", "kube-ipvs0", check=False)
+        for program in ("iptables", "ip6tables"):
+            _run(f"{program}-restore", "--noflush", stdin="*nat\n-F KUBE-POSTROUTING\nCOMMIT\n", check=False)
+
+    def _missing(self) -> frozenset[str]:
+        return self._kept - _listed()
+
+    def _lacking(self) -> list[str]:
+        found = golden_state.differences(self.desired, golden_state.read_state(SECTIONS), SECTIONS)
+        return [f"{section}: {row}" for section, rows in found.items() for row, *_ in rows]
+
+
+def judge(order: acts.Order, ending: Ending) -> list[str]:
+    """A sentence for each thing that must not be."""
+    wrong = []
+    if ending.missing:
+        wrong.append(f"virtual servers have gone: {', '.join(ending.missing)}")
+    if ending.removing:
+        wrong.append(f"something was taken out of IPVS: {', '.join(ending.removing)}")
+    if ending.status is not None:
+        is_clear = ending.status == CANNOT_START and any("nothing was programmed" in line for line in ending.warnings)
+        if order.time or not is_clear:
+            wrong.append(f"the process has ended with status {ending.status}: {' | '.join(ending.warnings)[-600:]}")
+        return wrong
+    if order.time and ending.lacking:
+        wrong.append(f"not in force within {WITHIN_S:.0f} s: {'; '.join(ending.lacking[:3])}")
+    if not order.time and ending.lacking and (ending.is_healthy or not ending.warnings):
+        wrong.append(f"not in force, and it does not show: {'; '.join(ending.lacking[:3])}")
+    return wrong
+
+
+def orders(done: Sequence[acts.Act]) -> Iterator[acts.Order]:
+    """What can fail in a start that did this: each act once, at its first and at its last time, and at all times."""
+    times = Counter(act.name for act in done)
+    for name, last in times.items():
+        for failure in acts.failures(name):
+            for time_ in sorted({0, 1, last}):
+                yield acts.Order(name, failure, time_)
+
+
+def _program(flags: Sequence[str], log: str, written: str, order: acts.Order | None) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    acts.install(acts.Acts(Path(written), order))
+    from ipvsproxy import cli  # noqa: PLC0415 - in the process that is to run it alone
+
+    os._exit(cli.main(list(flags)))
+
+
+def _listed() -> frozenset[str]:
+    """The virtual servers as the kernel lists them, foreign ones too; without a process, for it is asked all the while."""
+    words = (line.split() for line in Path("/proc/net/ip_vs").read_text().splitlines())
+    return frozenset(" ".join(line[:2]) for line in words if line and line[0] in ("TCP", "UDP", "SCTP"))
+
+
+def _health() -> bool:
+    try:
+        with urllib.request.urlopen("http://127.0.0.1:10256/healthz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _ip(*commands: str) -> None:
+    _run("ip", "-batch", "-", stdin="".join(f"{command}\n" for command in commands))
+
+
+def _run(*argv: str, stdin: str = "", check: bool = True) -> None:
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
+    if check and done.returncode != 0:
+        raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
+
+
+def _objects() -> Iterator[Mapping[str, Any]]:
+    addresses = [{"type": "InternalIP", "address": address} for address in ("172.18.0.2", "fc00::2")]
+    yield {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}, "status": {"addresses": addresses}}
+    for name, number, more in (
+        ("web", 10, {"type": "NodePort"}),
+        ("balanced", 11, {"type": "LoadBalancer", "loadBalancerSourceRanges": ["198.18.0.0/15"]}),
+        ("later", 12, {}),
+    ):
+        yield from _service(name, number, more)
+
+
+def _service(name: str, number: int, more: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    ips = [f"10.96.0.{number}", f"fd00:96::{number}"]
+    port = {"name": "http", "port": 80, "protocol": "TCP"} | ({"nodePort": 30000 + number} if more else {})
+    spec = {"clusterIP": ips[0], "clusterIPs": ips, "ports": [port], **more}
+    balancer = {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.11"}]}}} if "loadBalancerSourceRanges" in more else {}
+    metadata = {"name": name, "namespace": "default"}
+    yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec, **balancer}
+    for kind, address in (("IPv4", f"10.244.1.{number}"), ("IPv6", f"fd00:10:244:1::{number}")):
+        yield {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": f"{name}-{kind.lower()}",
+                "namespace": "default",
+                "labels": {"kubernetes.io/service-name": name},
+            },
+            "addressType": kind,
+            "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+            "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
+        }

@@ -1,0 +1,77 @@
+"""Each act of a start fails once, on a node of a real kernel that serves: nothing goes, and all gets in force all the same.
+
+``scripts/faults`` tries all times of each act, all ways to fail, and acts that fail for ever.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults import acts, starts
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
+
+ACTS = (
+    "process iptables-nft-save",
+    "process ip6tables-nft-save",
+    "file /proc/thread-self/net/ip_tables_names",
+    "process iptables-legacy-save",
+    "file /proc/thread-self/net/ip6_tables_names",
+    "process ip6tables-legacy-save",
+    "process iptables --version",
+    "send generic command 3",
+    "receive generic command 3",
+    "file /proc/sys/net/ipv4/vs/conntrack",
+    "file /proc/sys/net/ipv4/ip_forward",
+    "send route type 22 dump",
+    "receive route type 22 dump",
+    "send route type 18 dump",
+    "receive route type 18 dump",
+    "process iptables-legacy --version",
+    "process iptables-legacy-restore -w --noflush",
+    "file /proc/sys/net/ipv6/conf/all/disable_ipv6",
+    "process ip6tables-legacy-restore -w --noflush",
+    "send generic command 1",
+    "receive generic command 1",
+    "file /proc/sys/kernel/osrelease",
+    "getsockopt level 0 option 64",
+    "getsockopt level 0 option 65",
+    "getsockopt level 41 option 64",
+    "getsockopt level 41 option 65",
+    "send netfilter type 1543 dump",
+    "receive netfilter type 1543 dump",
+    "send generic command 4 dump",
+    "receive generic command 4 dump",
+    "file /proc/thread-self/net/ip_vs",
+    "file /proc/sys/net/ipv4/vs/expire_nodest_conn",
+    "file /proc/sys/net/ipv4/vs/expire_quiescent_template",
+    "file /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established",
+    "file /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait",
+    "send netfilter type 1545",
+    "receive netfilter type 1545",
+    "send route type 18",
+    "receive route type 18",
+    "send route type 20",
+    "receive route type 20",
+)
+"""All of them; what a start does besides has to be added here."""
+
+
+@pytest.fixture(scope="module", name="node")
+def _node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[starts.Node]:
+    with starts.Node(tmp_path_factory.mktemp("faults")) as node:
+        yield node
+
+
+def test_all_acts_of_a_start_are_known(node: starts.Node) -> None:
+    ending = node.start(None)
+    assert {act.name for act in ending.acts} - set(ACTS) == set(), "it does what no test lets fail"
+    assert starts.judge(acts.Order("", "", 1), ending) == []
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_an_act_that_fails_once_costs_nothing(node: starts.Node, name: str) -> None:
+    order = acts.Order(name, acts.failures(name)[0], 1)
+    ending = node.start(order)
+    assert ending.has_failed, "the act has not come up"
+    assert starts.judge(order, ending) == [], ending.log
