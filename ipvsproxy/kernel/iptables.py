@@ -127,8 +127,9 @@ class IptablesDriver:
             if not (self._proc / "thread-self/net/if_inet6").exists():
                 return "the kernel has no IPv6"
             disabled = self._proc / "sys/net/ipv6/conf/all/disable_ipv6"
-            if disabled.exists() and disabled.read_text().strip() == "1":
-                return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
+            with contextlib.suppress(OSError):  # that it can not be read just now says nothing of the family
+                if disabled.exists() and disabled.read_text().strip() == "1":
+                    return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
         return ""
 
     def observe(self, family: Family) -> ObservedSkeleton:
