@@ -123,7 +123,7 @@ class MemoryNode:
                 timeouts=TIMEOUTS,
             ),
             translation=self.settings,
-            policy=Policy(drain_deadline_s=drain_deadline_s),
+            policy=Policy(drain_deadline_s=drain_deadline_s, families=self.settings.families),
             store=self.store,
             kernel=thread,
             watcher=self.watcher,

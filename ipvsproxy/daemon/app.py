@@ -50,8 +50,7 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
     with requirements.only_instance():
         async with requirements.running_kernel(metrics.applied) as kernel:
             requirements.demand(host.missing_settings())
-            await kernel.call(requirements.demand_usable_addresses, kernel.target)
-            programs = await kernel.call(requirements.usable_programs, kernel.target)
+            programs = await requirements.demand_usable_node(kernel)
             node = _Node(config, programs, source, metrics)
             await node.serve(kernel, read_again, signals)
     log.info("stopped; the kernel stays as it is")
@@ -84,7 +83,7 @@ class _Node:
 
     async def serve(self, kernel: KernelThread[NodeKernel], read_again: Callable[[], Config], signals: Signals) -> None:
         """Serve until a signal ends it."""
-        choices = await self._choices(kernel, self._config)
+        choices = await requirements.until_answered(functools.partial(self._choices, kernel, self._config))
         engine = Engine(
             settings=choices.settings,
             translation=choices.translation,
@@ -96,6 +95,7 @@ class _Node:
         apply = functools.partial(self._reconfigure, kernel, engine)
         reloader = Reloader(self._config, read_again, apply, self._metrics.configured)
         signals.install(reloader.ask)
+        self._status.unreadable = lambda: engine.unreadable
         self._show(kernel, engine)
         self._announcer.start()
         process.set_oom_score(self._config.oom_score_adj)

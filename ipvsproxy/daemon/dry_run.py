@@ -80,7 +80,7 @@ class DryRun:
         try:
             changes = await self._shadow.look()
         except CannotLookError as error:
-            log.error("kernel could not be read", error=str(error))
+            log.error("kernel_unreadable", error=str(error))
             return
         self._tell(changes, time.monotonic() - began_s)
 

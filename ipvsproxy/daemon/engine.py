@@ -21,6 +21,7 @@ import structlog
 from ipvsproxy.daemon import garbage, journal
 from ipvsproxy.daemon.reading import KernelReader
 from ipvsproxy.daemon.slices import in_slices
+from ipvsproxy.daemon.source import CannotStartError
 from ipvsproxy.daemon.store import Store
 from ipvsproxy.daemon.summary import SyncSummary, Watcher
 from ipvsproxy.daemon.translator import Translator
@@ -118,6 +119,11 @@ class Engine:
         self._reader.look_due_s = 0.0
         self._wake.set()
 
+    @property
+    def unreadable(self) -> Collection[str]:
+        """Why parts of the kernel could not be read when that was last tried, one sentence each."""
+        return self._reader.unreadable
+
     def reconfigure(self, settings: EngineSettings, translation: view.Settings, policy: Policy) -> None:
         """Go by other choices from the next sync on. Node and families stay what they are."""
         self._new_choices = (settings, translation, policy)
@@ -148,11 +154,10 @@ class Engine:
         """Read the kernel; program what a node can not do without, then everything."""
         began = self._clock()
         self._adopt_choices()
+        self._demand_primary_family()
         self._put_node()
-        while True:
-            if await self._reader.observe():
-                break
-            await asyncio.sleep(self._reader.audit_due_s - self._clock())
+        # What could not be read is programmed all the same, and nothing of it is removed: it is read again soon.
+        await self._reader.observe()
         self._translator.look_at_node(self._reader.addresses, self._clock())
         report = _NOTHING
         names = [name for name in FIRST_SERVICES if name in self._store.services]
@@ -164,6 +169,21 @@ class Engine:
             report = await self._add(report)  # addresses are bound when their virtual servers are there
             log.info("first services programmed", duration_s=round(self._clock() - began, 3))
         await self._sync(self._clock(), report)
+
+    def _demand_primary_family(self) -> None:
+        """Go on only if the family of the node's primary address is served, as kube-proxy does (cmd/kube-proxy/app/server.go).
+
+        Raises:
+            CannotStartError: it is not.
+        """
+        translation = self._translator.settings
+        node = self._store.node(self._settings.node_name)
+        primary = view.primary_family(translation, node)
+        if primary is not None and primary not in translation.families:
+            raise CannotStartError(
+                f"{primary.label}, the family of this node's primary address, can not be served on this host: "
+                "give the kernel its tables of iptables, or the node another primary address"
+            )
 
     async def _pause(self) -> float:
         """Wait until there is something to do, and at least the minimum interval since the last sync, or a short rest.

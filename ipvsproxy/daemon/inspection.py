@@ -189,10 +189,11 @@ def readable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
     Raises:
         CannotStartError: there is none.
     """
-    reasons = {family: kernel.iptables.usable(family) for family in Family}
-    programs = {family: kernel.iptables.program(family) for family, reason in reasons.items() if not reason}
+    refusals = {family: kernel.iptables.usable(family) for family in Family}
+    programs = {family: kernel.iptables.program(family) for family, refusal in refusals.items() if refusal is None}
     if not programs:
-        raise CannotStartError(*(f"{family.label} can not be read: {reason}" for family, reason in reasons.items()))
+        reasons = [f"{family.label} can not be read: {refusal.reason}" for family, refusal in refusals.items() if refusal]
+        raise CannotStartError(*reasons)
     return programs
 
 

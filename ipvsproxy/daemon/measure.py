@@ -49,7 +49,8 @@ class Snapshot:
 
     ``virtual_servers`` and ``held``, what is behind each, go in step; ``foreign`` are those that are not ours. ``set_entries`` is
     by set; ``pending`` and ``drifted`` (found otherwise than believed) by kind of kernel object, ``untaken`` by kind of API
-    object. ``conflicts`` counts addresses and ports that several Services want. Ages are 0 without anything that has one.
+    object. ``unreadable`` counts parts of the kernel. ``conflicts`` counts addresses and ports that several Services want. Ages
+    are 0 without anything that has one.
     """
 
     virtual_servers: Sequence[VirtualServerKey]
@@ -66,6 +67,7 @@ class Snapshot:
     oldest_drain_age_s: float
     untaken: Mapping[ObjectKind, int]
     oldest_change_age_s: float
+    unreadable: int
     watches: Mapping[ObjectKind, Watch]
 
 
@@ -99,6 +101,7 @@ def look(sources: Sources) -> Snapshot:
         oldest_drain_age_s=drains.oldest_age_s(now),
         untaken=dict(sources.store.untaken),
         oldest_change_age_s=sources.status.oldest_change_age_s,
+        unreadable=len(sources.status.unreadable()),
         watches={
             kind: Watch(watch.connected, kind in stale, None if watch.contact_s is None else now - watch.contact_s)
             for kind, watch in sources.watches().items()
@@ -125,6 +128,8 @@ def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Gauges | No
     yield _pending_changes("service", seen.untaken.get(ObjectKind.SERVICE, 0))
     yield _pending_changes("endpoint", seen.untaken.get(ObjectKind.ENDPOINT_SLICE, 0))
     yield _one("ipvsproxy_oldest_change_age_seconds", "Age of the oldest change that is not in force.", seen.oldest_change_age_s)
+    unreadable = "Parts of the kernel that cannot be read: nothing of them is removed meanwhile."
+    yield _one("ipvsproxy_unreadable_parts", unreadable, seen.unreadable)
     # A family is told by the length of an address here, which is ten times as fast as by name.
     by_length = {family.bits // 8: family for family in families}
     virtual_servers, real_servers, addresses = (dict.fromkeys(families, 0) for _ in range(3))

@@ -1,6 +1,7 @@
 """``--init-only``: what needs a privileged container, so that the one that serves needs CAP_NET_ADMIN alone."""
 
 import asyncio
+import functools
 import os
 
 import structlog
@@ -37,9 +38,9 @@ async def _prepare_until_stopped(config: Config, signals: Signals) -> int:
 async def _prepare(config: Config) -> int:
     """Load modules, see whether all is there, and write the kernel settings that are not as they should be."""
     async with requirements.running_kernel() as kernel:
-        await kernel.call(requirements.demand_usable_addresses, kernel.target)
-        programs = await kernel.call(requirements.usable_programs, kernel.target)
-        name, _ = await kernel.call(requirements.usable_scheduler, kernel.target, config.ipvs.scheduler)
+        programs = await requirements.demand_usable_node(kernel)
+        ask = functools.partial(kernel.call, requirements.usable_scheduler, kernel.target, config.ipvs.scheduler)
+        name, _ = await requirements.until_answered(ask)
         wanted = wiring.choices(config, programs, name).settings.sysctls
         seen = await kernel.call(kernel.target.observe, (), (), [item.path for item in wanted])
         values = seen.sysctls or {}

@@ -59,6 +59,7 @@ class KernelReader:
     ``audit_due_s`` and ``look_due_s`` are times of ``clock``; who sets them to 0 has it read now, or again after what is under
     way. ``addresses`` are those of all interfaces but our device. ``has_drifted``: something was found that somebody else has
     changed; who sees to it sets it back. ``has_audited``: an audit has come to its end; ``synced`` sets it back.
+    ``unreadable`` holds why parts of the kernel could not be read when that was last tried, one sentence each.
     """
 
     def __init__(
@@ -77,9 +78,9 @@ class KernelReader:
         self.addresses: tuple[InterfaceAddress, ...] = ()
         self.has_drifted = False
         self.has_audited = False
+        self.unreadable: frozenset[str] = frozenset()
         self._reading: _Reading | None = None
         self._rest_ends_s = 0.0
-        self._unreadable: frozenset[str] = frozenset()
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
         self._look_cost_s = 0.0
         self._reconciler = reconciler
@@ -96,7 +97,7 @@ class KernelReader:
         self._reading = None
         seen = await self._kernel.call(self._kernel.target.observe, *self._subjects())
         await self._take_in(seen)
-        self._note_errors(seen.errors, known=frozenset())
+        self._note_errors(seen.errors, is_audit=True)
         return not seen.errors
 
     @property
@@ -107,6 +108,11 @@ class KernelReader:
     async def read_on(self) -> None:
         """Take one part of an audit or a look; one is begun if none is under way."""
         now, used_s = self._clock(), self._processor_clock()
+        if self._reading is None and self.audit_due_s <= now and not self._reconciler.observer.has_seen_all:
+            # Whose virtual servers are whose is told by all that witnesses it, read at once.
+            await self.observe()
+            self.has_audited = True
+            return
         if self._reading is None:
             is_audit = self.audit_due_s <= now
             self._reading = _Reading(self._kernel.target.look(*self._subjects(), thorough=is_audit), is_audit, now)
@@ -142,7 +148,7 @@ class KernelReader:
         self.look_due_s = min(self.look_due_s, done.began_s + max(LOOK_INTERVAL_S, self._look_cost_s / LOOK_SHARE))
         self._rest_ends_s = now + min(LOOK_INTERVAL_S, REST_FACTOR * done.cost_s)
         self.has_audited |= done.is_audit
-        self._note_errors(done.errors, known=frozenset() if done.is_audit else self._unreadable)
+        self._note_errors(done.errors, is_audit=done.is_audit)
 
     def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
         """What is read beside what is always read: sets, families, settings."""
@@ -158,14 +164,16 @@ class KernelReader:
         if seen.interface_addresses is not None:
             self.addresses = seen.interface_addresses
 
-    def _note_errors(self, errors: Collection[str], *, known: Collection[str]) -> None:
-        new_errors = [error for error in errors if error not in known]
+    def _note_errors(self, errors: Collection[str], *, is_audit: bool) -> None:
+        new_errors = [error for error in dict.fromkeys(errors) if error not in self.unreadable]
         for error in new_errors:
-            log.error("kernel could not be read", error=error)
-        self._unreadable = frozenset(errors)
+            log.error("kernel_unreadable", error=error, hint="nothing of it is removed; it is read again soon")
+        if self.unreadable and not errors:
+            log.info("kernel_readable")
+        self.unreadable = frozenset(errors)
         if errors and self.look_due_s:  # 0: what somebody told of meanwhile is not put off
             self.look_due_s = self._clock() + LOOK_INTERVAL_AFTER_FAILURE_S
-        if new_errors:
+        if new_errors or (errors and is_audit):
             self._read_again_soon()
 
     async def read_addresses(self) -> None:
@@ -180,7 +188,7 @@ class KernelReader:
         """Read again soon when something was otherwise than believed; the delay grows until an audit changes that."""
         if report.surprises or report.failed:
             self._read_again_soon()
-        elif self.has_audited and not self._unreadable:
+        elif self.has_audited and not self.unreadable:
             self._resync_delay_s = FIRST_RESYNC_DELAY_S
         self.has_audited = False
 

@@ -5,10 +5,8 @@ What is missing ends the process with a sentence for each thing.
 
 import asyncio
 import contextlib
-import errno
 import functools
-import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
@@ -28,9 +26,8 @@ from ipvsproxy.translate import skeleton
 FALLBACK_SCHEDULER = "rr"
 """For when the kernel has not the one that was asked for: served in another order is better than not served."""
 
-RETRY_PAUSES_S: Sequence[float] = (0.1, 0.4, 1.5)
-"""Before a step of the start is tried again that failed for want of something that the host may have a moment later."""
-_PASSING = frozenset({errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+DELAYS_S: Sequence[float] = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5)
+"""Between two tries of a step of the start that failed for a moment."""
 
 T = TypeVar("T")
 
@@ -45,25 +42,6 @@ def demand(missing: Collection[Missing]) -> None:
     """
     if missing:
         raise CannotStartError(*missing)
-
-
-def patiently(step: Callable[[], T]) -> T:
-    """What comes of a step of the start; tried again after each of ``RETRY_PAUSES_S`` while the kernel has no room for it.
-
-    It blocks meanwhile, for nothing is programmed yet.
-
-    Raises:
-        KernelError: it failed each time, or for a reason that does not pass.
-    """
-    for pause_s in RETRY_PAUSES_S:
-        try:
-            return step()
-        except KernelError as error:
-            if error.errno not in _PASSING:
-                raise
-            log.warning("start_step_failed", error=str(error), retry_after_s=pause_s)
-            time.sleep(pause_s)
-    return step()
 
 
 @contextlib.asynccontextmanager
@@ -82,12 +60,9 @@ async def running_kernel(
     missing = host.missing_features()
     if missing:
         raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))
-    try:
-        choice = await asyncio.to_thread(patiently, functools.partial(iptables_variant.choose, skeleton.CHAINS))
-        make = functools.partial(NodeKernel, skeleton.CHAINS, skeleton.JUMPS, on_applied, commands=choice.commands)
-        kernel = await KernelThread.start(functools.partial(patiently, make))
-    except KernelError as error:
-        raise CannotStartError(error) from error
+    choice = await until_answered(lambda: asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS))
+    make = functools.partial(NodeKernel, skeleton.CHAINS, skeleton.JUMPS, on_applied, commands=choice.commands)
+    kernel = await until_answered(lambda: KernelThread.start(make))
     log.info("iptables variant chosen", variant=choice.variant.value, reason=choice.reason)
     if choice.left_behind:
         log.warning(
@@ -127,16 +102,34 @@ def only_instance() -> Iterator[None]:
             loop.remove_reader(instance.fileno())
 
 
-def demand_usable_addresses(kernel: NodeKernel) -> None:
-    """Go on only if addresses can be read, and the name of our device is not that of an interface of another kind.
+async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """The answer to a question that the start depends on. The kernel that could not answer just now is asked again.
 
     Raises:
-        CannotStartError: so it is; nothing could be served before somebody renames it.
+        CannotStartError: it could not within some ``sum(DELAYS_S)`` seconds.
     """
+    for delay_s in DELAYS_S:
+        try:
+            return await ask()
+        except KernelError as error:
+            log.warning("start_step_failed", error=str(error), retry_in_s=delay_s, hint="nothing is changed before it succeeds")
+            await asyncio.sleep(delay_s)
     try:
-        patiently(kernel.interface_addresses)
+        return await ask()
     except KernelError as error:
-        raise CannotStartError(error.detail) from error
+        raise CannotStartError(error) from error
+
+
+async def demand_usable_node(kernel: KernelThread[NodeKernel]) -> Mapping[Family, Program]:
+    """Go on only if addresses can be read, no interface of another kind has the name of our device, and a family can be served.
+
+    Returns the iptables program of each family that can be served.
+
+    Raises:
+        CannotStartError: it is not so, and will not be before somebody changes something.
+    """
+    await until_answered(functools.partial(kernel.call, kernel.target.interface_addresses))
+    return await until_answered(functools.partial(kernel.call, usable_programs, kernel.target))
 
 
 def usable_scheduler(kernel: NodeKernel, wanted: str) -> tuple[str, str]:
@@ -144,13 +137,11 @@ def usable_scheduler(kernel: NodeKernel, wanted: str) -> tuple[str, str]:
 
     Raises:
         CannotStartError: neither can be had.
+        KernelError: the kernel could not be asked just now.
     """
     reasons: list[str] = []
     for name in dict.fromkeys((wanted, FALLBACK_SCHEDULER)):
-        try:
-            reason = scheduler.why_unusable(kernel.ipvs, name)
-        except KernelError as error:
-            raise CannotStartError(error) from error
+        reason = scheduler.why_unusable(kernel.ipvs, name)
         if not reason:
             return name, "".join(reasons)
         reasons.append(reason)
@@ -160,15 +151,21 @@ def usable_scheduler(kernel: NodeKernel, wanted: str) -> tuple[str, str]:
 def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
     """The iptables program of each family that this host can serve; one family is enough.
 
+    A family is given up only where the kernel or the host says for certain that it takes no rules. Where it could not say so just
+    now, as while somebody holds the lock of iptables, the family is served, and its rules are written when that can be done.
+
     Raises:
         CannotStartError: there is none, or a set type is missing.
+        KernelError: the kernel or a program could not be asked just now.
     """
     demand(host.missing_set_types())
-    reasons = {family: kernel.iptables.try_writing(family) for family in Family}
-    for family, reason in reasons.items():
-        if reason:
-            log.warning("family is not served", family=family.label, reason=reason)
-    programs = {family: kernel.iptables.program(family) for family, reason in reasons.items() if not reason}
-    if not programs:
-        raise CannotStartError(*(f"{family.label} can not be served: {reason}" for family, reason in reasons.items()))
-    return programs
+    refusals = {family: kernel.iptables.try_writing(family) for family in Family}
+    given_up = {family: refusal.reason for family, refusal in refusals.items() if refusal and refusal.is_certain}
+    for family, refusal in refusals.items():
+        if family in given_up:
+            log.warning("family_not_served", family=family.label, reason=given_up[family], hint="what is there of it stays")
+        elif refusal:
+            log.warning("rules_not_writable_yet", family=family.label, reason=refusal.reason, hint="the family is served")
+    if len(given_up) == len(Family):
+        raise CannotStartError(*(f"{family.label} can not be served: {reason}" for family, reason in given_up.items()))
+    return {family: kernel.iptables.program(family) for family in Family if family not in given_up}

@@ -42,6 +42,7 @@ class Health:
     """The node at one moment (``now_s``). ``families`` has those that were programmed completely at least once.
 
     ``stale`` are the kinds whose watch has heard nothing for too long, ``missing`` those whose first list is not complete.
+    ``unreadable`` says which parts of the kernel cannot be read.
 
     Times are in seconds since the epoch.
     """
@@ -52,6 +53,7 @@ class Health:
     families: Mapping[Family, FamilyHealth]
     stale: Collection[ObjectKind] = ()
     missing: Collection[ObjectKind] = ()
+    unreadable: Collection[str] = ()
 
     @property
     def updated_s(self) -> float | None:
@@ -81,6 +83,8 @@ class Status:
         self.families = tuple(sorted(families))
         self.node: Node | None = None
         self.notices: list[Notice] = []
+        self.unreadable: Callable[[], Collection[str]] = tuple
+        """Why parts of the kernel cannot be read just now, one sentence each."""
         self._stale = stale
         self._stale_turns_away = stale_turns_away
         self._missing = missing
@@ -157,6 +161,7 @@ class Status:
             is_eligible=self.is_eligible,
             stale=self._stale(),
             missing=self._missing(),
+            unreadable=self.unreadable(),
             families={
                 family: FamilyHealth(updated_s=self._updated[family], is_healthy=not self._is_late(family))
                 for family in self.families

@@ -1,6 +1,6 @@
 """What the configuration means to each part of the program."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.config.settings import Config, LocalMode
@@ -27,7 +27,7 @@ def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) 
     return Choices(
         engine_settings(config, host.kernel_version(), host.processor_count()),
         translation_settings(config, {family: program.random_fully for family, program in programs.items()}, scheduler),
-        policy(config),
+        policy(config, programs),
     )
 
 
@@ -60,10 +60,10 @@ def guard(config: Config) -> Guard:
     return Guard(0 if config.source.manifests else config.source.mass_deletion_percent)
 
 
-def policy(config: Config) -> Policy:
-    """For the reconciler."""
+def policy(config: Config, families: Collection[Family]) -> Policy:
+    """For the reconciler. ``families`` are those that are served."""
     ipvs = config.ipvs
-    return Policy(drain_deadline_s=ipvs.drain_deadline_s, excluded=ipvs.excluded_networks)
+    return Policy(drain_deadline_s=ipvs.drain_deadline_s, excluded=ipvs.excluded_networks, families=frozenset(families))
 
 
 def engine_settings(config: Config, kernel_version: tuple[int, int], processors: int) -> EngineSettings:

@@ -82,8 +82,8 @@ def gather(
         if not unreadable:
             kernel = NodeKernel(chains, jumps, commands=choice.commands)
             try:
-                reasons = {family: kernel.iptables.usable(family) for family in Family}
-                unserved = {family: reason for family, reason in reasons.items() if reason}
+                refusals = {family: kernel.iptables.usable(family) for family in Family}
+                unserved = {family: refusal.reason for family, refusal in refusals.items() if refusal}
                 observation = kernel.observe(list(IP_SETS), [family for family in Family if family not in unserved], ())
                 unreadable = "; ".join(observation.errors)
                 timeouts = kernel.read_timeouts()

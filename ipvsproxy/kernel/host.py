@@ -214,11 +214,30 @@ def _is_off(setting: pathlib.Path) -> bool:
         return False
 
 
+_ASK_SETS = "ask for the types of sets"
+_NO_IPSET = frozenset({errno.EINVAL, errno.ENOENT, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT})
+"""How nfnetlink refuses a subsystem that the kernel has not got, and cannot load (nfnetlink_rcv_msg)."""
+_IPSET_ERRORS = 4096
+"""From here on numbers are ipset's own (include/uapi/linux/netfilter/ipset/ip_set.h): ``IPSET_ERR_FIND_TYPE`` is one of them."""
+
+
 def missing_set_types() -> tuple[Missing, ...]:
     """What the kernel's ipset lacks: the protocol, or types that it neither has nor can load.
 
     Must not be called in a thread that runs an event loop.
+
+    Raises:
+        KernelError: the kernel could not be asked just now.
     """
+    try:
+        return _missing_set_types()
+    except NetlinkError as error:
+        raise KernelError(action=_ASK_SETS, errno=error.code) from error
+    except OSError as error:
+        raise KernelError(action=_ASK_SETS, errno=error.errno or 0) from error
+
+
+def _missing_set_types() -> tuple[Missing, ...]:
     with IPSet() as ipset:
         missing = _missing_protocol(ipset)
         return missing or tuple(
@@ -237,6 +256,8 @@ def _missing_protocol(ipset: IPSet) -> tuple[Missing, ...]:
     try:
         (answer,) = ipset.get_proto_version()
     except NetlinkError as error:
+        if error.code not in _NO_IPSET:
+            raise
         what = f"this kernel's ipset does not tell which protocol it speaks ({os.strerror(error.code)})"
         return (Missing(what, "run modprobe ip_set on the host, or use a kernel with CONFIG_IP_SET"),)
     newest = int(answer.get_attr("IPSET_ATTR_PROTOCOL") or 0)
@@ -250,6 +271,8 @@ def _missing_protocol(ipset: IPSet) -> tuple[Missing, ...]:
 def _has_set_type(ipset: IPSet, set_type: SetType, family: Family) -> bool:
     try:
         ipset.get_supported_revisions(set_type.value, family=family)
-    except NetlinkError:
+    except NetlinkError as error:
+        if error.code < _IPSET_ERRORS:
+            raise
         return False
     return True

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import os
 import pathlib
 import re
@@ -29,6 +30,27 @@ _LOCK_WAIT_VERSION = (1, 4, 22)
 _RESTORE_VERSION = (1, 6, 2)
 """The first version whose MASQUERADE knows ``--random-fully``, and whose iptables-restore knows ``-w``."""
 _TRIED_CHAIN = "KUBE-IPVS-CANARY"  # no chain of kube-proxy's, whose canaries must not vanish
+
+
+_CERTAIN = re.compile(
+    r"is not in PATH|Table does not exist|do you need to insmod|Operation not supported|Protocol not supported"
+    r"|Address family not supported"
+)
+"""What the programs say where the kernel has no such table or family, or where a program is not installed.
+
+Whatever else they say may be otherwise a moment later: the lock is held, memory is short, a process could not be started.
+"""
+
+
+class Refusal(NamedTuple):
+    """Why a family takes no rules. ``is_certain``: the kernel or the host cannot have them, however often it is asked."""
+
+    reason: str
+    is_certain: bool
+
+
+def _refusal(error: KernelError) -> Refusal:
+    return Refusal(error.detail, is_certain=bool(_CERTAIN.search(error.detail)))
 
 
 class Program(NamedTuple):
@@ -76,6 +98,8 @@ class IptablesDriver:
         self._chains = frozenset(chains)
         self._jumps = frozenset(jumps)
         self._proc = proc
+        self._put_last: dict[Family, Skeleton] = {}
+        """What was written last, for tables that cannot be listed."""
         self._programs: dict[str, Program] = {}
         self._below: dict[tuple[Family, Jump], frozenset[str]] = {}
         self._put_back: collections.Counter[tuple[Family, Jump]] = collections.Counter()
@@ -92,48 +116,49 @@ class IptablesDriver:
             self._programs[file] = parse_version(iptables_process.run(command, "--version"))
         return self._programs[file]
 
-    def usable(self, family: Family) -> str:
-        """Why this family cannot be served on this host, as far as reading can tell; empty when it can.
+    def usable(self, family: Family) -> Refusal | None:
+        """Why this family cannot be served on this host, as far as reading can tell; None when it can.
 
         The conditions are kube-proxy's (cmd/kube-proxy/app/server_linux.go, ``platformCheckSupported``).
         """
         if reason := self._absent(family):
-            return reason
+            return Refusal(reason, is_certain=True)
         try:
             iptables_process.run(
                 self._commands[family], *self.program(family).wait(_LOCK_WAIT_VERSION), "-t", "nat", "-S", "POSTROUTING"
             )
         except KernelError as error:
-            return error.detail
-        return ""
+            return _refusal(error)
+        return None
 
-    def try_writing(self, family: Family) -> str:
-        """Why the kernel takes no rules of this family; empty when it does, and then ``usable`` is so, too.
+    def try_writing(self, family: Family) -> Refusal | None:
+        """Why the kernel takes no rules of this family; None when it does, and then ``usable`` is None, too.
 
         ``usable`` only reads, and the nf_tables variant shows empty tables even where the kernel has none. The chain that is
         tried is deleted in the same transaction.
         """
         if reason := self._absent(family):
-            return reason
+            return Refusal(reason, is_certain=True)
         try:
             self._restore(family, f"*nat\n:{_TRIED_CHAIN} - [0:0]\n-X {_TRIED_CHAIN}\nCOMMIT\n")
         except KernelError as error:
-            return error.detail
-        return ""
+            return _refusal(error)
+        return None
 
     def _absent(self, family: Family) -> str:
         """Why the kernel does not have this family; empty when it does."""
         if family is Family.IPV6:
             if not (self._proc / "thread-self/net/if_inet6").exists():
                 return "the kernel has no IPv6"
-            disabled = self._proc / "sys/net/ipv6/conf/all/disable_ipv6"
-            with contextlib.suppress(OSError):  # that it can not be read just now says nothing of the family
-                if disabled.exists() and disabled.read_text().strip() == "1":
+            with contextlib.suppress(OSError):  # a setting that cannot be read is no proof
+                if (self._proc / "sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1":
                     return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
         return ""
 
     def observe(self, family: Family) -> ObservedSkeleton:
         """What the kernel holds of our rules; what was listed last, if nobody has changed a rule since.
+
+        Of a table that iptables does not show, it is what this driver wrote last.
 
         Raises:
             KernelError: iptables-save failed or stopped in the middle.
@@ -142,7 +167,13 @@ class IptablesDriver:
         for jump in listing.jumps.keys() - moved:
             self._below[family, jump] = listing.below.get(jump, frozenset())
         chains = {key: tuple(iptables_rule.parse(text, family) for text in texts) for key, texts in listing.chains.items()}
-        return ObservedSkeleton(family=family, chains=chains, jumps=frozenset(listing.jumps.keys() - moved))
+        put = self._put_last.get(family)
+        hidden_jumps: frozenset[Jump] = frozenset()
+        if put and listing.hidden:
+            chains |= {key: rules for key, rules in put.chains.items() if key.table in listing.hidden}
+            hidden_jumps = frozenset(jump for jump in put.jumps if jump.table in listing.hidden)
+        jumps = frozenset(listing.jumps.keys() - moved) | hidden_jumps
+        return ObservedSkeleton(family=family, chains=chains, jumps=jumps, hidden=listing.hidden)
 
     def _moved(self, family: Family, listing: Listing) -> frozenset[Jump]:
         """The jumps behind a rule of somebody else that was behind them; one that is new may stand where its owner wants it."""
@@ -178,6 +209,8 @@ class IptablesDriver:
     def _remove(self, skeleton: Skeleton) -> str:
         """Returns why not all of it could be."""
         listing = self._known(skeleton.family, self._listed) or self._list(skeleton.family)
+        if listing.hidden:
+            raise KernelError(action=f"{self._commands[skeleton.family]}-save", errno=0, detail=describe_hidden(listing.hidden))
         self._restore(skeleton.family, iptables_text.render_removal(skeleton, listing))
         return "; ".join(
             f"{key} was only emptied: the rule {listing.strangers[key]!r} leads to it"
@@ -187,11 +220,28 @@ class IptablesDriver:
 
     def _put(self, skeleton: Skeleton) -> None:
         family = skeleton.family
-        listing = self._known(family, self._listed) or self._known(family, self._written) or self._list(family)
+        listing = self._known(family, self._listed) or self._known(family, self._written) or self._list_or_remember(family)
         moved = self._moved(family, listing)
         self._restore(family, iptables_text.render_restore(skeleton, listing, moved))
         self._put_back.update((family, jump) for jump in moved)
-        self._written[family] = self._mark(family), Listing(chains={}, jumps=dict.fromkeys(skeleton.jumps, 1), strangers={})
+        self._written[family] = self._mark(family), _with_jumps(skeleton)
+        self._put_last[family] = skeleton
+
+    def _list_or_remember(self, family: Family) -> Listing:
+        """What is listed, with the jumps that this driver wrote last where they cannot be listed.
+
+        A jump that an earlier process wrote and that cannot be seen is written a second time, which changes nothing for a packet.
+        As soon as both are seen, the next writing removes one of them.
+        """
+        put = self._put_last.get(family)
+        try:
+            listing = self._list(family)
+        except KernelError:
+            return _with_jumps(put) if put else iptables_text.NOTHING_LISTED
+        if put is None or not listing.hidden:
+            return listing
+        hidden = {jump: 1 for jump in put.jumps if jump.table in listing.hidden}
+        return dataclasses.replace(listing, jumps={**listing.jumps, **hidden})
 
     def _known(self, family: Family, kept: Mapping[Family, tuple[object, Listing]]) -> Listing | None:
         """What is kept of a family, if nobody has changed a rule since."""
@@ -217,6 +267,17 @@ class IptablesDriver:
             iptables_process.run(
                 f"{self._commands[family]}-restore", *self.program(family).wait(_RESTORE_VERSION), "--noflush", stdin=text
             )
+
+
+def describe_hidden(tables: Collection[str]) -> str:
+    """One sentence for the operator about tables that iptables does not show."""
+    names = " and ".join(sorted(tables))
+    return f"table {names} holds rules of nft that iptables cannot show: look at it with nft list ruleset, and remove them there"
+
+
+def _with_jumps(skeleton: Skeleton) -> Listing:
+    """What a skeleton that was just written adds to the built-in chains."""
+    return Listing(chains={}, jumps=dict.fromkeys(skeleton.jumps, 1), strangers={})
 
 
 def parse_version(text: str) -> Program:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from ipvsproxy.kernel import iptables_rule
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton
 
-_INCOMPATIBLE = re.compile(r"# Table `(\w+)' is incompatible")
+_INCOMPATIBLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,8 @@ class Listing:
 
     ``chains`` holds those that exist, with the text of each rule. ``jumps`` counts how often each one is there: a second one
     of a kind is as wrong as none. ``strangers`` names, for a chain of ours, a rule of somebody else that leads to it.
-    ``above`` and ``below`` are somebody else's rules before and behind each jump, in its chain.
+    ``above`` and ``below`` are somebody else's rules before and behind each jump, in its chain. ``hidden`` are tables of
+    ours that iptables does not show, because they hold rules that only nft understands: of these nothing is known.
     """
 
     chains: Mapping[ChainKey, tuple[str, ...]]
@@ -28,6 +29,7 @@ class Listing:
     strangers: Mapping[ChainKey, str]
     above: Mapping[Jump, frozenset[str]] = dataclasses.field(default_factory=dict)
     below: Mapping[Jump, frozenset[str]] = dataclasses.field(default_factory=dict)
+    hidden: frozenset[str] = frozenset()
 
 
 NOTHING_LISTED = Listing(chains={}, jumps={}, strangers={})
@@ -37,7 +39,7 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
     """Pick what is ours out of the output of ``iptables-save``.
 
     Raises:
-        ValueError: the output is not complete: a table does not end with COMMIT, or one of ours is not shown.
+        ValueError: the output is not complete: a table does not end with COMMIT.
     """
     found: dict[ChainKey, list[str]] = {}
     count: collections.Counter[Jump] = collections.Counter()
@@ -45,7 +47,7 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
     known_jumps = {(ChainKey(jump.table, jump.source), iptables_rule.render_jump(jump)): jump for jump in jumps}
     above: dict[Jump, frozenset[str]] = {}
     others: dict[ChainKey, list[str]] = {key: [] for key, _ in known_jumps}
-    for key, rule in _rules(text, {key.table for key in chains}):
+    for key, rule in _rules(text):
         if key in chains:
             content = found.setdefault(key, [])
             if rule is not None:
@@ -62,10 +64,11 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
             others[key].append(rule)
     below = {jump: frozenset(others[ChainKey(jump.table, jump.source)]) - seen for jump, seen in above.items()}
     whole = {key: tuple(rules) for key, rules in found.items()}
-    return Listing(chains=whole, jumps=count, strangers=strangers, above=above, below=below)
+    hidden = frozenset(_INCOMPATIBLE.findall(text)) & {key.table for key in chains}
+    return Listing(chains=whole, jumps=count, strangers=strangers, above=above, below=below, hidden=hidden)
 
 
-def _rules(text: str, tables: Collection[str]) -> Iterator[tuple[ChainKey, str | None]]:
+def _rules(text: str) -> Iterator[tuple[ChainKey, str | None]]:
     """Every chain with None, then every rule with its text, table by table."""
     table = ""
     for line in text.splitlines():
@@ -78,8 +81,6 @@ def _rules(text: str, tables: Collection[str]) -> Iterator[tuple[ChainKey, str |
             table = line[1:]
         elif line == "COMMIT":
             table = ""
-        elif (incompatible := _INCOMPATIBLE.match(line)) and incompatible[1] in tables:
-            raise ValueError(f"table {incompatible[1]} holds rules of nft that iptables cannot show: remove them with nft")
     if table:
         raise ValueError(f"its output ends in the middle of table {table[:32]}")
 

@@ -158,8 +158,9 @@ def _has_legacy_tables(family: Family, proc: pathlib.Path) -> bool:
 
 
 def _takes_rules(variant: Variant) -> bool:
-    """Whether the kernel does; the programs of nf_tables read empty tables even where it has none."""
-    return not iptables.IptablesDriver(chains=(), jumps=(), commands=commands(variant)).try_writing(Family.IPV4)
+    """Whether the kernel does, as far as it can say; the programs of nf_tables read empty tables even where it has none."""
+    refusal = iptables.IptablesDriver(chains=(), jumps=(), commands=commands(variant)).try_writing(Family.IPV4)
+    return refusal is None or not refusal.is_certain
 
 
 def _default() -> Variant:

@@ -186,6 +186,8 @@ class NodeKernel:
     def _read_rules(self, family: Family, mark: object, errors: list[str]) -> ObservedSkeleton | None:
         """Read them; ``mark`` was taken before, so that what changes meanwhile is seen by the next look."""
         image = _attempt(functools.partial(self.iptables.observe, family), errors)
+        if image and image.hidden:
+            errors.append(f"{family.label}: {iptables.describe_hidden(image.hidden)}")
         self._marks[family] = mark if image is not None else None
         return image
 

@@ -164,11 +164,14 @@ class ObservedSkeleton:
 
     Only chains and jumps of ours count; everything else in the tables is somebody else's. The rules of a chain that only drops
     are kept in one order, whatever the kernel's is: their order has no meaning, and kube-proxy's is random.
+
+    ``hidden`` are tables that cannot be read. Their chains and jumps are those that were last written.
     """
 
     family: Family
     chains: Mapping[ChainKey, tuple[ObservedRule, ...]]
     jumps: frozenset[Jump]
+    hidden: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         chains = {key: tuple(sorted(rules, key=repr)) if _only_drops(rules) else rules for key, rules in self.chains.items()}

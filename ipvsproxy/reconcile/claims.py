@@ -39,6 +39,15 @@ from ipvsproxy.reconcile.table import Conflict, Table
 TIMEOUTS = "timeouts"
 """The one key of the table of timeouts."""
 
+
+def _always(_: object) -> bool:
+    return True
+
+
+def _never(_: object) -> bool:
+    return False
+
+
 _NOTHING = ServiceState(owner=NODE_OWNER)
 """What a Service wants that is not there yet, or not any more."""
 
@@ -58,8 +67,9 @@ class Claims:
         self,
         virtual_server_differs: Callable[[VirtualServer, ObservedVirtualServer], bool],
         is_excluded: Callable[[VirtualServerKey], bool],
+        is_served: Callable[[Family], bool] = _always,
     ) -> None:
-        """Virtual servers that ``is_excluded`` tells are never removed."""
+        """Excluded virtual servers are never removed, nor virtual servers and addresses of a family that is not served."""
         self._states: dict[ServiceName, ServiceState] = {}
         self._fewer_entries: dict[ServiceName, tuple[SetEntry, ...]] = {}
         """What is claimed of those that do not claim all of their state's entries, as a virtual server is another's."""
@@ -69,21 +79,24 @@ class Claims:
         self._refused_settings: dict[str, tuple[Sysctl, str | None, str]] = {}
         self._unequal: dict[Table[Any, Any, Any], None] = {}
         self.virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer] = Table(
-            lambda wanted: wanted.owner, virtual_server_differs, is_excluded, self._unequal
+            lambda wanted: wanted.owner,
+            virtual_server_differs,
+            lambda key: not is_served(key.address.family) or is_excluded(key),
+            self._unequal,
         )
         self.entries: Mapping[str, Table[SetEntry, Owner, bool]] = {
-            name: PresenceTable(is_protected=False, unequal=self._unequal) for name in IP_SETS
+            name: PresenceTable(_never, self._unequal) for name in IP_SETS
         }
         self._names = {table: name for name, table in self.entries.items()}
         self._entries_of = {
             family: [(IP_SETS[name].kind, table) for name, table in self.entries.items() if IP_SETS[name].family is family]
             for family in Family
         }
-        self.addresses: Table[Address, Owner, bool] = PresenceTable(is_protected=False, unequal=self._unequal)
-        self.sets: Table[IpSet, Owner, bool] = PresenceTable(is_protected=True, unequal=self._unequal)
-        self.copies: Table[SetCopy, Owner, bool] = PresenceTable(is_protected=False, unequal=self._unequal)
+        self.addresses: Table[Address, Owner, bool] = PresenceTable(lambda address: not is_served(address.family), self._unequal)
+        self.sets: Table[IpSet, Owner, bool] = PresenceTable(_always, self._unequal)
+        self.copies: Table[SetCopy, Owner, bool] = PresenceTable(_never, self._unequal)
         """Nobody ever wants one."""
-        self.devices: Table[Device, Owner, bool] = PresenceTable(is_protected=True, unequal=self._unequal)
+        self.devices: Table[Device, Owner, bool] = PresenceTable(_always, self._unequal)
         self.sysctls: Table[str, Sysctl, str] = Table(
             _node, lambda wanted, seen: not wanted.is_met_by(seen), lambda _: True, self._unequal
         )

@@ -5,7 +5,7 @@ what of that is pending, and only what is there and wanted by nobody is kept bes
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 from ipvsproxy.model.kernel import Owner
@@ -73,9 +73,9 @@ class Present(MutableMapping[K, bool]):
 class PresenceTable(table.Table[K, Owner, bool]):
     """What an owner wants of a key is the key; the value of a claim on it is the owner itself."""
 
-    def __init__(self, *, is_protected: bool, unequal: dict[table.Table[Any, Any, Any], None] | None = None) -> None:
-        """``is_protected``: no key is ever removed. ``unequal`` as in ``Table``."""
-        super().__init__(lambda owner: owner, lambda _wanted, _seen: False, lambda _: is_protected, unequal)
+    def __init__(self, is_protected: Callable[[K], bool], unequal: dict[table.Table[Any, Any, Any], None] | None = None) -> None:
+        """A key that ``is_protected`` is never removed. ``unequal`` as in ``Table``."""
+        super().__init__(lambda owner: owner, lambda _wanted, _seen: False, is_protected, unequal)
         self._observed = self._present = Present(self._desired, self._pending)
 
     def want(self, key: K, owner: Owner, value: Owner) -> Owner | None:

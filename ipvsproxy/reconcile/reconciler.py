@@ -22,7 +22,7 @@ from ipvsproxy.model.kernel import (
     VirtualServer,
     VirtualServerKey,
 )
-from ipvsproxy.model.net import Network
+from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, Verb, as_tried_again, kind_of, objects
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
@@ -46,10 +46,13 @@ class Policy:
     """The operator's choices that change when and whether something is done.
 
     ``drain_deadline_s`` 0 means as long as it takes. ``excluded`` are ranges whose virtual servers are never removed.
+    ``families`` are served by this node. Nothing of another family is removed: a former process may have programmed it, and it
+    serves on.
     """
 
     drain_deadline_s: float = 0
     excluded: tuple[Network, ...] = ()
+    families: frozenset[Family] = frozenset(Family)
 
 
 class Reconciler:
@@ -63,7 +66,11 @@ class Reconciler:
         self._pace = pace.Pace()
         self._room_due_s = 0.0
         self._asking_due_s = 0.0
-        self.claims = Claims(lambda wanted, seen: diff.differs(wanted, seen, self.drains.is_over), self._is_excluded)
+        self.claims = Claims(
+            lambda wanted, seen: diff.differs(wanted, seen, self.drains.is_over),
+            self._is_excluded,
+            lambda family: family in self._policy.families,
+        )
         self.observer = observer.Observer(self.claims, self.drains, self.drifts)
 
     def _is_excluded(self, key: VirtualServerKey) -> bool:

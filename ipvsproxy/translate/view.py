@@ -106,6 +106,16 @@ def _primary_addresses(settings: Settings, node: Node | None) -> Mapping[Family,
     return found
 
 
+def primary_family(settings: Settings, node: Node | None) -> Family | None:
+    """The family that a node cannot do without: that of a concrete bind address, else of the Node's first address.
+
+    None where nothing tells. The rule is that of ``detectNodeIPs`` in cmd/kube-proxy/app/server.go of kubernetes/kubernetes.
+    """
+    if settings.bind_address and not settings.bind_address.is_unspecified:
+        return settings.bind_address.family
+    return node.addresses[0].family if node and node.addresses else None
+
+
 def _node_port_networks(settings: Settings, family: Family, primary: Mapping[Family, Address]) -> tuple[Network, ...]:
     """The ranges whose addresses answer on node ports; none means every address, as does a /0 range.
 

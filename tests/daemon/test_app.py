@@ -23,7 +23,7 @@ from ipvsproxy.daemon import app, directory, first_lists, log, process, reload, 
 from ipvsproxy.daemon.source import CannotStartError
 from ipvsproxy.kernel import host, iptables_variant, scheduler
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.iptables import COMMANDS, Program
+from ipvsproxy.kernel.iptables import COMMANDS, Program, Refusal
 from ipvsproxy.kernel.iptables_variant import Choice, Variant
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
@@ -314,6 +314,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     def make(*_: object, **__: object) -> Kernel:
         return Kernel()
 
+    monkeypatch.setattr(requirements, "DELAYS_S", (0.001,))
     monkeypatch.setattr(requirements, "NodeKernel", make)
     monkeypatch.setattr(requirements, "only_instance", contextlib.nullcontext)
     monkeypatch.setattr(iptables_variant, "choose", lambda _: CHOICE)
@@ -361,37 +362,81 @@ def test_a_device_of_our_name_that_is_none_of_ours_is_said_and_ends_it(
         raise KernelError(action="look for kube-ipvs0", errno=errno.EEXIST, detail=detail)
 
     bare.setattr(Kernel, "interface_addresses", interface_addresses)
-    expected = ["kube-ipvs0 is a bridge device, not a dummy: remove or rename it"]
+    expected = ["look for kube-ipvs0: kube-ipvs0 is a bridge device, not a dummy: remove or rename it"]
     assert refusal(configured(f"--manifests={tmp_path}"), capsys) == expected
 
 
 class Iptables:
-    """An iptables driver of which these families can not be served, and why."""
+    """An iptables driver that refuses to write rules of these families."""
 
-    def __init__(self, reasons: Mapping[Family, str]) -> None:
-        self._reasons = reasons
+    def __init__(self, refusals: Mapping[Family, Refusal]) -> None:
+        self._refusals = refusals
 
-    def try_writing(self, family: Family) -> str:
-        return self._reasons.get(family, "")
+    def try_writing(self, family: Family) -> Refusal | None:
+        return self._refusals.get(family)
 
     def program(self, family: Family) -> Program:
         return PROGRAM
 
 
+NO_TABLE, NOT_INSTALLED = (Refusal(reason, is_certain=True) for reason in ("refuses rules", "is not installed"))
+
+
 @pytest.mark.parametrize("unserved", [None, *Family])
 def test_one_family_is_enough(bare: pytest.MonkeyPatch, unserved: Family | None) -> None:
     kernel = Kernel()
-    bare.setattr(kernel, "iptables", Iptables({unserved: "refuses rules"} if unserved else {}), raising=False)
+    bare.setattr(kernel, "iptables", Iptables({unserved: NO_TABLE} if unserved else {}), raising=False)
     served = [family for family in Family if family is not unserved]
     assert requirements.usable_programs(kernel) == dict.fromkeys(served, PROGRAM)  # type: ignore[arg-type]  # a double
 
 
 def test_without_any_family_each_ones_reason_is_said(bare: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
-    bare.setattr(kernel, "iptables", Iptables({Family.IPV4: "is not installed", Family.IPV6: "refuses rules"}), raising=False)
+    bare.setattr(
+        kernel,
+        "iptables",
+        Iptables(
+            {Family.IPV4: Refusal("is not installed", is_certain=True), Family.IPV6: Refusal("refuses rules", is_certain=True)}
+        ),
+        raising=False,
+    )
     with pytest.raises(CannotStartError) as raised:
         requirements.usable_programs(kernel)  # type: ignore[arg-type]  # a double
     assert raised.value.reasons == (
         "IPv4 can not be served: is not installed",
         "IPv6 can not be served: refuses rules",
     )
+
+
+def test_a_family_whose_rules_can_not_be_written_just_now_is_served(bare: pytest.MonkeyPatch) -> None:
+    kernel = Kernel()
+    held = Refusal("Another app is currently holding the xtables lock", is_certain=False)
+    bare.setattr(kernel, "iptables", Iptables(dict.fromkeys(Family, held)), raising=False)
+    with structlog.testing.capture_logs() as logs:
+        served = requirements.usable_programs(kernel)  # type: ignore[arg-type]  # a double
+    assert served == dict.fromkeys(Family, PROGRAM)
+    assert [(line["event"], line["family"], line["reason"]) for line in logs] == [
+        ("rules_not_writable_yet", family.label, held.reason) for family in Family
+    ]
+
+
+async def test_a_step_of_the_start_that_fails_for_a_moment_is_tried_again(bare: pytest.MonkeyPatch) -> None:
+    bare.setattr(requirements, "DELAYS_S", (0.001, 0.001))
+    errors = [KernelError(action="list addresses", errno=errno.ENOBUFS)] * 2
+
+    async def ask() -> str:
+        if errors:
+            raise errors.pop()
+        return "answered"
+
+    with structlog.testing.capture_logs() as logs:
+        assert await requirements.until_answered(ask) == "answered"
+    assert [line["event"] for line in logs] == ["start_step_failed"] * 2
+
+
+async def test_a_step_of_the_start_that_goes_on_failing_ends_it_with_its_reason(bare: pytest.MonkeyPatch) -> None:
+    async def ask() -> str:
+        raise KernelError(action="list addresses", errno=errno.ENOMEM)
+
+    with pytest.raises(CannotStartError, match="list addresses: Cannot allocate memory"):
+        await requirements.until_answered(ask)

@@ -92,7 +92,7 @@ async def test_what_can_not_be_read_leaves_the_last_figures() -> None:
     kernel.virtual_servers.clear()
     with structlog.testing.capture_logs() as logs:
         await shadowed.dry_run.look()
-    assert [line["event"] for line in logs] == ["kernel could not be read"]
+    assert [line["event"] for line in logs] == ["kernel_unreadable"]
     assert set((await shadowed.differences()).values()) == {0.0}
 
 

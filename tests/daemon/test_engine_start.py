@@ -7,8 +7,11 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.daemon.mass_deletion import CONFIRMED_AFTER_S
+from ipvsproxy.daemon.source import CannotStartError
 from ipvsproxy.model.kernel import SET_COPY
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, ObjectKind
+from ipvsproxy.translate import view
 from tests import builders, memory_node
 from tests.daemon.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
 from tests.memory_node import MemoryNode
@@ -148,20 +151,77 @@ async def test_zone_hints_count_from_the_moment_that_a_node_without_object_or_zo
 
 @pytest.mark.parametrize("part", PARTS)
 @in_virtual_time
-async def test_a_part_of_the_kernel_that_cannot_be_read_holds_programming_back(part: str) -> None:
-    node = MemoryNode()
+async def test_a_part_of_the_kernel_that_cannot_be_read_holds_back_its_removals_alone(part: str) -> None:
+    old = builders.service("old", cluster=("10.96.0.99",))
+    before = MemoryNode()
+    async with before.running():
+        before.begin_with(old, KUBERNETES, builders.node())
+        await before.quiet()
+    node = MemoryNode(before.kernel)
+    node.kernel.forget()
     node.kernel.unreadable = {part}
     with structlog.testing.capture_logs() as logs:
         async with node.running():
-            node.begin_with(WEB, SLICE, builders.node())
+            node.begin_with(KUBERNETES, WEB, SLICE, builders.node())
             await node.quiet(100)
-            assert node.done == []
-            errors = [line for line in logs if line["event"] == "kernel could not be read"]
-            assert 3 < len(errors) < 10, "again and again, with growing patience"
-            assert {line["error"] for line in errors} == {f"{part} cannot be read"}
+            assert WEB_KEY in node.kernel.virtual_servers, "what is desired is programmed"
+            assert node.kernel.virtual_servers[WEB_KEY].real_servers
+            if part in {"virtual_servers", "sets", "addresses", "interface_addresses"}:
+                assert not [line for line in node.done if line.startswith(("remove set_entry", "remove address"))]
+            errors = [line for line in logs if line["event"] == "kernel_unreadable"]
+            assert [line["error"] for line in errors] == [f"{part} cannot be read"], "one line, however often it is tried"
+            assert node.engine.unreadable == {f"{part} cannot be read"}
             node.kernel.unreadable = set()
             await node.quiet(60)
             assert_from_scratch(node)
+            assert not node.engine.unreadable
+    assert [line for line in logs if line["event"] == "kernel_readable"]
+
+
+@in_virtual_time
+async def test_virtual_servers_whose_witnesses_cannot_be_read_stay() -> None:
+    old = builders.service("old", cluster=("10.96.0.99",))
+    before = MemoryNode()
+    async with before.running():
+        before.begin_with(old, builders.node())
+        await before.quiet()
+    node = MemoryNode(before.kernel)
+    node.kernel.forget()
+    node.kernel.unreadable = {"sets", "addresses"}
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(100)
+        assert not [line for line in node.done if line.startswith("remove")]
+        node.kernel.unreadable = set()
+        await node.quiet(60)
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_nothing_of_a_family_that_is_not_served_is_removed() -> None:
+    dual = builders.service("dual", cluster=("10.96.0.40", "fd00::40"))
+    before = MemoryNode()
+    async with before.running():
+        before.begin_with(dual, WEB, SLICE, builders.node())
+        await before.quiet()
+    node = MemoryNode(before.kernel, settings=view.Settings(families=frozenset({Family.IPV4})))
+    node.kernel.forget()
+    async with node.running():
+        node.begin_with(dual, WEB, SLICE, builders.node())
+        await node.quiet(100)
+        assert not [line for line in node.done if line.startswith("remove")]
+        assert node.engine.reconciler.pending == 0
+        assert "fd00::40" in {str(key.address) for key in node.kernel.virtual_servers}
+        assert "fd00::40" in {str(address) for address in node.kernel.addresses}
+
+
+@in_virtual_time
+async def test_a_node_whose_primary_family_is_not_served_ends_the_process_before_anything_is_programmed() -> None:
+    node = MemoryNode(settings=view.Settings(families=frozenset({Family.IPV6})))
+    node.begin_with(WEB, SLICE, builders.node("192.168.0.10", "fd00:10::10"))
+    with pytest.raises(CannotStartError, match="IPv4, the family of this node's primary address, can not be served"):
+        await node.engine.run()
+    assert node.done == []
 
 
 @in_virtual_time

@@ -35,8 +35,8 @@ WEB = (
 
 
 class Iptables:
-    def usable(self, _: Family) -> str:
-        return ""
+    def usable(self, _: Family) -> None:
+        return None
 
     def program(self, _: Family) -> Program:
         return Program((1, 8, 9), "nf_tables")

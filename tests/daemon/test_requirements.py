@@ -1,7 +1,6 @@
 """What must be there: the lock of the node, and which iptables is used. How it is told what is missing is in ``test_app``."""
 
 import contextlib
-import errno
 import os
 
 import pytest
@@ -10,7 +9,6 @@ import structlog.testing
 from ipvsproxy.daemon import requirements
 from ipvsproxy.daemon.source import CannotStartError
 from ipvsproxy.kernel import host, instance, iptables, iptables_variant
-from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables_variant import Choice, Variant
 
 NAME = "\0ipvsproxy-test-requirements"
@@ -83,26 +81,3 @@ async def test_the_chosen_variant_is_used_and_told_and_so_is_what_stands_in_the_
     }
     assert len(logs) == 1 + warnings
     assert all("ipvsproxy cleanup" in line["remedy"] for line in logs[1:])
-
-
-@pytest.mark.parametrize(("number", "failures", "tries"), [(errno.ENOBUFS, 1, 2), (errno.ENOMEM, 9, 4), (errno.ENOENT, 9, 1)])
-def test_a_step_is_tried_again_while_the_kernel_has_no_room_for_it(
-    monkeypatch: pytest.MonkeyPatch, number: int, failures: int, tries: int
-) -> None:
-    tried: list[int] = []
-
-    def step() -> str:
-        tried.append(number)
-        if len(tried) <= failures:
-            raise KernelError(action="look for IPVS", errno=number)
-        return "done"
-
-    monkeypatch.setattr(requirements, "RETRY_PAUSES_S", (0.0, 0.0, 0.0))
-    with structlog.testing.capture_logs() as logged:
-        if failures < tries:
-            assert requirements.patiently(step) == "done"
-        else:
-            with pytest.raises(KernelError):
-                requirements.patiently(step)
-    assert len(tried) == tries
-    assert [line["event"] for line in logged] == ["start_step_failed"] * (tries - 1)

@@ -86,7 +86,9 @@ def test_the_way_to_tell_local_pods_reaches_translation(flags: list[str], mode: 
 def test_name_excluded_ranges_and_the_drains_deadline_reach_the_reconciler() -> None:
     config = loading.from_flags("--hostname-override=node-a", "--ipvs-exclude-cidrs=198.51.100.0/24", "--ipvs-drain-deadline=90s")
     excluded = builders.networks("198.51.100.0/24")
-    assert wiring.policy(config) == Policy(drain_deadline_s=90, excluded=excluded)
+    assert wiring.policy(config, [Family.IPV6]) == Policy(
+        drain_deadline_s=90, excluded=excluded, families=frozenset({Family.IPV6})
+    )
 
 
 def test_periods_and_timeouts_reach_the_loop() -> None:

@@ -5,12 +5,14 @@ import stat
 
 import pytest
 
-from ipvsproxy.kernel import iptables, iptables_process, iptables_text
+from ipvsproxy.kernel import iptables, iptables_process, iptables_rule, iptables_text
 from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.iptables import Refusal
 from ipvsproxy.kernel.rule_changes import NO_RULES
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Verb
-from tests.kernel.skeleton_example import IN_FORCE, MARK, NOTHING, SKELETON
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.rules import ObservedSkeleton
+from tests.kernel.skeleton_example import FILTER, IN_FORCE, MARK, NOTHING, SKELETON
 
 
 @pytest.mark.parametrize(
@@ -75,13 +77,50 @@ def test_restore_gets_its_text_by_stdin_and_waits_for_the_lock_where_it_can(
     assert (programs / "stdin").read_text() == iptables_text.render_restore(SKELETON, NOTHING)
 
 
-def test_nothing_is_written_when_the_tables_cannot_be_read(programs: pathlib.Path) -> None:
+def test_rules_are_written_even_when_the_tables_cannot_be_read(programs: pathlib.Path) -> None:
     make_program(programs, "iptables", "echo iptables v1.8.9")
     make_program(programs, "iptables-save", "echo '*nat'")
-    make_program(programs, "iptables-restore", f"touch {programs}/written")
+    make_program(programs, "iptables-restore", f"cat >> {programs}/written")
     driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
-    (outcome,) = driver.apply([Operation(Verb.SET, SKELETON)])
-    assert outcome.error == "iptables-save: its output ends in the middle of table nat"
+    assert driver.apply([Operation(Verb.SET, SKELETON)]) == [Outcome(Operation(Verb.SET, SKELETON))]
+    assert (programs / "written").read_text() == iptables_text.render_restore(SKELETON, NOTHING)
+    with pytest.raises(KernelError, match="its output ends in the middle of table nat"):
+        driver.observe(Family.IPV4)
+    (programs / "written").unlink()
+    driver.apply([Operation(Verb.SET, SKELETON)])
+    assert "-I " not in (programs / "written").read_text(), "the jumps that it wrote itself are not written again"
+
+
+HIDDEN = "# Table `nat' is incompatible, use 'nft' tool.\n"
+
+
+def test_a_table_that_iptables_does_not_show_is_written_and_counts_as_it_was_written(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-save", f"cat {programs}/saved")
+    make_program(programs, "iptables-restore", f"cat >> {programs}/written")
+    (programs / "saved").write_text(HIDDEN)
+    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    assert driver.observe(Family.IPV4) == ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset())
+    assert driver.apply([Operation(Verb.SET, SKELETON)]) == [Outcome(Operation(Verb.SET, SKELETON))]
+    shown = "".join(
+        f"*filter\n:{FILTER.chain} - [0:0]\n-A {jump.source} {iptables_rule.render_jump(jump)}\nCOMMIT\n"
+        for jump in SKELETON.jumps
+        if jump.table == "filter"
+    )
+    (programs / "saved").write_text(HIDDEN + shown)
+    observed = driver.observe(Family.IPV4)
+    assert observed == SKELETON.in_force
+    assert observed.hidden == {"nat"}
+
+
+def test_rules_of_a_table_that_iptables_does_not_show_are_not_taken_for_removed(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-save", f"cat {programs}/saved")
+    make_program(programs, "iptables-restore", f"touch {programs}/written")
+    (programs / "saved").write_text(HIDDEN)
+    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    (outcome,) = driver.apply([Operation(Verb.REMOVE, SKELETON)])
+    assert "table nat holds rules of nft that iptables cannot show" in outcome.error
     assert not (programs / "written").exists()
 
 
@@ -207,9 +246,8 @@ def test_a_hanging_program_is_ended(programs: pathlib.Path, monkeypatch: pytest.
 
 def test_missing_program_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert iptables.IptablesDriver(chains=(), jumps=()).usable(Family.IPV4) == (
-        "iptables is not in PATH; install the package iptables"
-    )
+    expected = Refusal("iptables is not in PATH; install the package iptables", is_certain=True)
+    assert iptables.IptablesDriver(chains=(), jumps=()).usable(Family.IPV4) == expected
 
 
 def make_proc(folder: pathlib.Path, *, disabled: str) -> pathlib.Path:
@@ -223,20 +261,20 @@ def make_proc(folder: pathlib.Path, *, disabled: str) -> pathlib.Path:
 def test_family_is_usable_when_its_program_and_the_kernel_say_so(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
     make_program(programs, "ip6tables", f'echo "$@" >> {programs}/arguments; echo ip6tables v1.8.9')
     driver = iptables.IptablesDriver(chains=(), jumps=(), proc=make_proc(tmp_path / "proc", disabled="0"))
-    assert driver.usable(Family.IPV6) == ""
+    assert driver.usable(Family.IPV6) is None
     assert (programs / "arguments").read_text() == "--version\n-w 5 -t nat -S POSTROUTING\n"
 
 
 def test_ipv6_is_not_usable_where_it_is_disabled_or_not_there(tmp_path: pathlib.Path) -> None:
     disabled = iptables.IptablesDriver(chains=(), jumps=(), proc=make_proc(tmp_path / "proc", disabled="1"))
-    assert disabled.usable(Family.IPV6) == "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
+    assert disabled.usable(Family.IPV6) == Refusal("IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1", is_certain=True)
     (tmp_path / "proc/thread-self/net/if_inet6").unlink()
-    assert disabled.usable(Family.IPV6) == "the kernel has no IPv6"
+    assert disabled.usable(Family.IPV6) == Refusal("the kernel has no IPv6", is_certain=True)
 
 
 def test_family_whose_program_fails_is_not_usable(programs: pathlib.Path) -> None:
     make_program(programs, "iptables", '[ "$1" = --version ] && echo iptables v1.8.9 || { echo "no table nat" >&2; exit 3; }')
-    assert iptables.IptablesDriver(chains=(), jumps=()).usable(Family.IPV4) == "no table nat"
+    assert iptables.IptablesDriver(chains=(), jumps=()).usable(Family.IPV4) == Refusal("no table nat", is_certain=False)
 
 
 def test_one_file_that_is_the_program_of_both_families_is_asked_for_its_version_once(programs: pathlib.Path) -> None:
@@ -252,5 +290,44 @@ def test_tables_that_can_be_read_but_not_written_are_told(programs: pathlib.Path
     make_program(programs, "iptables", "echo iptables v1.8.9")
     make_program(programs, "iptables-restore", "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; exit 4")
     driver = iptables.IptablesDriver(chains=(), jumps=())
-    assert driver.usable(Family.IPV4) == ""
-    assert driver.try_writing(Family.IPV4) == "TABLE_ADD failed (Operation not supported): table nat"
+    assert driver.usable(Family.IPV4) is None
+    expected = Refusal("TABLE_ADD failed (Operation not supported): table nat", is_certain=True)
+    assert driver.try_writing(Family.IPV4) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "is_certain"),
+    [
+        ("iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'nat'", False),
+        ("can't initialize iptables table `nat': Table does not exist (do you need to insmod?)", True),
+        ("can't initialize iptables table `nat': Memory allocation problem", False),
+        (
+            "Another app is currently holding the xtables lock; still 4s 0us time ahead",
+            False,
+        ),
+        ("iptables-restore v1.8.9 (nf_tables): TABLE_ADD failed (Operation not supported): table nat", True),
+        ("iptables-restore: Failed to initialize nft: Protocol not supported", True),
+        ("iptables-restore v1.8.9 (nf_tables): Could not fetch rule set generation id: No buffer space available", False),
+        ("", False),
+    ],
+)
+def test_a_family_is_refused_for_certain_only_where_the_kernel_does_not_have_it(
+    programs: pathlib.Path, said: str, *, is_certain: bool
+) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    (programs / "said").write_text(said)
+    make_program(programs, "iptables-restore", f"cat {programs}/said >&2; exit 4")
+    refusal = iptables.IptablesDriver(chains=(), jumps=()).try_writing(Family.IPV4)
+    assert refusal is not None
+    assert refusal.is_certain is is_certain
+
+
+def test_a_program_that_hangs_does_not_refuse_its_family_for_certain(
+    programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-restore", "exec sleep 600")
+    driver = iptables.IptablesDriver(chains=(), jumps=())
+    driver.program(Family.IPV4)
+    monkeypatch.setattr(iptables_process, "TIMEOUT_S", 0.05)
+    assert driver.try_writing(Family.IPV4) == Refusal("it was ended after 0.05 s without an answer", is_certain=False)

@@ -108,8 +108,8 @@ def variant(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch:
         for ending in ("", "-save", "-restore"):
             (tmp_path / f"{command}{ending}").symlink_to(program)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    if reason := make_driver().try_writing(Family.IPV4):
-        pytest.skip(f"this kernel does not do it: {reason}")
+    if refusal := make_driver().try_writing(Family.IPV4):
+        pytest.skip(f"this kernel does not do it: {refusal.reason}")
     return str(request.param)
 
 
@@ -267,8 +267,8 @@ def test_a_rule_on_a_missing_set_changes_nothing_and_is_named() -> None:
 @pytest.mark.parametrize("family", Family)
 def test_both_families_are_usable_and_trying_leaves_nothing(family: Family) -> None:
     driver = make_driver()
-    assert driver.usable(family) == ""
-    assert driver.try_writing(family) == ""
+    assert driver.usable(family) is None
+    assert driver.try_writing(family) is None
     assert "KUBE" not in run("iptables-save" if family is Family.IPV4 else "ip6tables-save")
 
 
@@ -310,3 +310,24 @@ def test_a_new_strange_rule_before_a_jump_is_left_there() -> None:
     driver.observe(Family.IPV4)
     run("iptables", "-t", "nat", "-I", JUMPS[0].source, "-d", "192.0.2.1/32", "-j", "RETURN")
     assert JUMPS[0] in driver.observe(Family.IPV4).jumps
+
+
+@pytest.mark.usefixtures("variant")
+def test_a_native_rule_of_nft_hides_its_table_and_ours_are_written_all_the_same(request: pytest.FixtureRequest) -> None:
+    if request.getfixturevalue("variant") != "nft" or shutil.which("nft") is None:
+        pytest.skip("only the nf_tables variant has tables that it does not show, and nft makes one")
+    create_set(Family.IPV4)
+    run("iptables", "-A", "INPUT", "-j", "ACCEPT")  # makes table and chain
+    run("nft", "insert", "rule", "ip", "filter", "INPUT", "ct", "state", "established,related", "accept")
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    assert driver.observe(Family.IPV4).hidden == {"filter"}
+    for _ in range(2):
+        change(driver, Verb.SET, skeleton)
+        assert driver.observe(Family.IPV4) == skeleton.in_force
+    jump = next(jump for jump in JUMPS if jump.table == "filter")
+    listed = subprocess.run(
+        ["nft", "list", "chain", "ip", "filter", jump.source], capture_output=True, text=True, check=True
+    ).stdout
+    assert listed.count(f"jump {jump.target}") == 1
+    error = change(driver, Verb.REMOVE, skeleton)
+    assert "table filter holds rules of nft that iptables cannot show" in error

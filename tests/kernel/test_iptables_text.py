@@ -123,11 +123,12 @@ def test_output_that_stops_in_the_middle_is_refused() -> None:
         iptables_text.parse_save(SAVED.partition("COMMIT")[0], SKELETON.chains, SKELETON.jumps)
 
 
-def test_a_table_of_ours_that_is_not_shown_is_an_error_and_another_is_none() -> None:
+def test_a_table_that_is_not_shown_is_hidden_if_it_is_one_of_ours() -> None:
     hint = "# Table `{}' is incompatible, use 'nft' tool.\n"
-    with pytest.raises(ValueError, match="table nat holds rules of nft"):
-        iptables_text.parse_save(hint.format("nat"), SKELETON.chains, SKELETON.jumps)
+    assert iptables_text.parse_save(hint.format("nat"), SKELETON.chains, SKELETON.jumps).hidden == {"nat"}
     assert iptables_text.parse_save(hint.format("mangle"), SKELETON.chains, SKELETON.jumps) == NOTHING
+    beside = iptables_text.parse_save(SAVED + hint.format("nat"), SKELETON.chains, SKELETON.jumps)
+    assert beside.chains == iptables_text.parse_save(SAVED, SKELETON.chains, SKELETON.jumps).chains
 
 
 @pytest.mark.parametrize("profile", [path.parent.name for path in sorted(GOLDEN.glob("*/P0.json"))])

@@ -23,7 +23,7 @@ def test_presence_is_a_claim_whose_value_is_the_owner() -> None:
 
 
 def test_what_is_wanted_and_there_takes_no_place_of_its_own() -> None:
-    table: PresenceTable[str] = PresenceTable(is_protected=False)
+    table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.claim(OLD, {}, presence("abc", OLD))
     table.confirm_all("ab", True)
     assert (list(table.observed), list(table.pending)) == (["a", "b"], ["c"])
@@ -33,14 +33,14 @@ def test_what_is_wanted_and_there_takes_no_place_of_its_own() -> None:
 
 
 def test_what_nobody_waits_for_is_there_too_when_it_is_confirmed_with_others() -> None:
-    table: PresenceTable[str] = PresenceTable(is_protected=False)
+    table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.claim(OLD, {}, presence("a", OLD))
     table.confirm_all("ab", True)
     assert (list(table.observed), list(table.pending), list(table.surplus)) == (["a", "b"], [], ["b"])
 
 
 def test_what_is_not_there_is_neither_found_nor_taken_away() -> None:
-    table: PresenceTable[str] = PresenceTable(is_protected=False)
+    table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.claim(OLD, {}, presence("a", OLD))
     for key in "ab":
         assert table.observed.get(key) is None
@@ -57,7 +57,7 @@ class BothTables(stateful.RuleBasedStateMachine):
     @stateful.initialize(is_protected=st.booleans())
     def make(self, *, is_protected: bool) -> None:
         self.unequal: tuple[dict[Table[str, Owner, bool], None], ...] = ({}, {})
-        self.table: PresenceTable[str] = PresenceTable(is_protected=is_protected, unequal=self.unequal[0])
+        self.table: PresenceTable[str] = PresenceTable(lambda _: is_protected, self.unequal[0])
         self.model: Table[str, Owner, bool] = Table(
             lambda owner: owner, lambda _wanted, _seen: False, lambda _: is_protected, self.unequal[1]
         )

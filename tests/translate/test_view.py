@@ -4,7 +4,7 @@ import pytest
 
 from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.translate.view import Settings, view_node
+from ipvsproxy.translate.view import Settings, primary_family, view_node
 from tests import builders
 
 
@@ -209,3 +209,20 @@ def test_what_is_carried_elsewhere_leaves_out_our_device_loopback_and_ipv6_link_
 def test_the_mark_is_the_bit_that_the_operator_chose() -> None:
     assert Settings().mark == 0x4000
     assert Settings(masquerade_bit=31).mark == 0x80000000
+
+
+@pytest.mark.parametrize(
+    ("bind_address", "addresses", "expected"),
+    [
+        (None, (), None),
+        (None, ("fd00:10::10", "192.168.0.10"), Family.IPV6),
+        ("0.0.0.0", ("fd00:10::10",), Family.IPV6),
+        ("192.168.0.10", ("fd00:10::10",), Family.IPV4),
+    ],
+)
+def test_the_primary_family_is_that_of_the_bind_address_or_of_the_first_address_of_the_node(
+    bind_address: str | None, addresses: tuple[str, ...], expected: Family | None
+) -> None:
+    settings = Settings(bind_address=parse_address(bind_address) if bind_address else None)
+    node = builders.node(*addresses) if addresses else None
+    assert primary_family(settings, node) is expected
