@@ -6,13 +6,14 @@ What keeps it from beginning ends it with status 2 and a sentence, and the kerne
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import json
 import pathlib
 import shutil
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -32,6 +33,10 @@ FLAGS = (
     "--cluster-cidr=10.244.0.0/16,fd00:244::/64",
     "--conntrack-max-per-core=0",  # the maximum can only be written in the host's own namespace
 )
+XTABLES_LOCK = pathlib.Path("/run/xtables.lock")
+LOCK_HELD_S = 12
+"""Longer than iptables waits for its lock, twice."""
+BETWEEN_LOOKS_S = 0.5
 MAIN = ("-m", "ipvsproxy")
 
 State = Mapping[str, Any]
@@ -191,6 +196,40 @@ async def test_a_restart_adopts_everything_without_a_single_operation(server: Ap
         line = await program.read_until("event=synced")
         assert " services=3 operations=0 failed=0 pending=0 " in line
         assert await program.stop() == 0
+    assert read_state() == held
+
+
+@contextlib.contextmanager
+def locked_tables() -> Iterator[Callable[[], None]]:
+    """Hold the lock of all writers of rules, as another program would, until what this gives is called."""
+    with XTABLES_LOCK.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield lambda: fcntl.flock(file, fcntl.LOCK_UN)
+
+
+async def test_a_restart_while_somebody_holds_the_lock_of_iptables_keeps_every_virtual_server(folder: pathlib.Path) -> None:
+    manifests = f"--manifests={folder}"
+    async with running(manifests) as program:
+        await program.read_until("event=synced")
+        assert await program.stop() == 0
+    held = read_state()
+    families = {":fd00" in row.replace("[", ":") for row in held["virtual_servers"]}
+    assert families == {False, True}, "virtual servers of both families are there"
+    fewest = len(held["virtual_servers"])
+    with locked_tables() as free:
+        async with running(manifests) as program:
+            reading = asyncio.create_task(program.read_until("never logged"))
+            for _ in range(round(LOCK_HELD_S / BETWEEN_LOOKS_S)):
+                await asyncio.sleep(BETWEEN_LOOKS_S)
+                fewest = min(fewest, len(read_state()["virtual_servers"]))
+            free()
+            async with asyncio.timeout(SYNCED_WITHIN_S):
+                while not any("event=synced" in line and " pending=0 " in line for line in program.log):
+                    assert program.process.returncode is None, "".join(program.log)
+                    await asyncio.sleep(BETWEEN_LOOKS_S)
+            reading.cancel()
+            assert not [line for line in program.log if "family_not_served" in line or "family is not served" in line]
+    assert fewest == len(held["virtual_servers"]), "".join(program.log)
     assert read_state() == held
 
 

@@ -57,16 +57,6 @@ ACTS = (
 """All of them; what a start does besides has to be added here."""
 
 
-NOT_YET = {
-    "process iptables --version": "a program that hangs once ends the process: the variant is not known",
-    "process iptables-legacy --version": "its family is given up, and its virtual servers go",
-    "process iptables-legacy-restore -w --noflush": "its family is given up, and its virtual servers go",
-    "process ip6tables-legacy-restore -w --noflush": "its family is given up, and its virtual servers go",
-    "file /proc/sys/kernel/osrelease": "the process ends without a sentence",
-}
-"""What still costs something, and what."""
-
-
 @pytest.fixture(scope="module", name="node")
 def _node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[starts.Node]:
     with starts.Node(tmp_path_factory.mktemp("faults")) as node:
@@ -79,10 +69,7 @@ def test_all_acts_of_a_start_are_known(node: starts.Node) -> None:
     assert starts.judge(acts.Order("", "", 1), ending) == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.xfail(reason=NOT_YET[name], strict=False) if name in NOT_YET else ()) for name in ACTS],
-)
+@pytest.mark.parametrize("name", ACTS)
 def test_an_act_that_fails_once_costs_nothing(node: starts.Node, name: str) -> None:
     order = acts.Order(name, acts.failures(name)[0], 1)
     ending = node.start(order)
