@@ -44,12 +44,16 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 @dataclasses.dataclass(slots=True)
 class _Reading:
-    """An audit or a look that is under way."""
+    """An audit or a look that is under way.
+
+    ``lacks_witnesses``: a part could not be read that may tell whose a virtual server is; rules are no such part.
+    """
 
     parts: Iterator[Observation]
     is_audit: bool
     began_s: float
     cost_s: float = 0.0
+    lacks_witnesses: bool = False
     errors: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -124,6 +128,7 @@ class KernelReader:
         if seen is not None:
             await self._take_in(seen)
             self._reading.errors += seen.errors
+            self._reading.lacks_witnesses |= bool(seen.errors) and not seen.is_of_rules
         self._reading.cost_s += self._processor_clock() - used_s
         if seen is None:
             done, self._reading = self._reading, None
@@ -136,7 +141,7 @@ class KernelReader:
 
     async def _finish(self, done: _Reading) -> None:
         now = self._clock()
-        if not done.errors:
+        if not done.lacks_witnesses:
             self.has_drifted |= bool(self._reconciler.observer.newcomers)
             await in_slices(self._reconciler.observer.concluding(now), self._clock, now)
         if done.is_audit:

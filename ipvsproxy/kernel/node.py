@@ -170,7 +170,7 @@ class NodeKernel:
             if thorough or (mark is not None and mark != self._marks.get(family)):
                 errors = []
                 image = self._read_rules(family, mark, errors)
-                yield Observation(skeletons={family: image} if image else {}, errors=tuple(errors))
+                yield Observation(skeletons={family: image} if image else {}, errors=tuple(errors), is_of_rules=True)
         try:
             for told in self.ipvs.observe_in_parts() if thorough else self.ipvs.observe_changed():
                 yield Observation(some_virtual_servers=told)

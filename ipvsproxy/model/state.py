@@ -71,7 +71,7 @@ class Observation:
     ``skeletons`` lacks the families that are not in use, ``sysctls`` the paths that this kernel does not have. ``addresses`` are
     those on the dummy device, ``interface_addresses`` those on all others. ``foreign_virtual_servers`` counts those by firewall
     mark, which are never ours.
-    ``errors`` has one line per part that could not be read.
+    ``errors`` has one line per part that could not be read. ``is_of_rules``: a part with rules alone.
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None
@@ -86,3 +86,4 @@ class Observation:
     skeletons: Mapping[Family, ObservedSkeleton] = dataclasses.field(default_factory=dict)
     sysctls: Mapping[str, str] | None = None
     errors: tuple[str, ...] = ()
+    is_of_rules: bool = False

@@ -159,9 +159,11 @@ class Reconciler:
     def _loses_rules(self, operation: Operation) -> bool:
         """Whether an operation would take away a rule that is there: a Service that has not spoken yet may need it."""
         item = operation.item
-        seen = self.claims.skeletons.observed.get(item.family) if isinstance(item, Skeleton) else None
-        if seen is None or not isinstance(item, Skeleton):
+        if not isinstance(item, Skeleton):
             return False
+        seen = self.claims.skeletons.observed.get(item.family)
+        if seen is None or seen.hidden:
+            return True  # what is there is not known
         wanted = item.chains
         return any(not set(rules) <= set(wanted.get(chain, ())) for chain, rules in seen.chains.items())
 

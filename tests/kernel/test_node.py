@@ -184,7 +184,7 @@ def look(target: node.NodeKernel, *, thorough: bool = False) -> Observation:
             value, before = getattr(part, field.name), whole.get(field.name)
             if field.name == "errors":
                 whole["errors"] += value
-            elif value not in (field.default, {}):
+            elif field.name != "is_of_rules" and value not in (field.default, {}):
                 assert before is None or field.name in {"skeletons", "some_virtual_servers", "some_sets"}
                 whole[field.name] = {**before, **value} if before else value
     return Observation(**whole)

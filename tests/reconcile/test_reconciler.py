@@ -146,7 +146,7 @@ CHAIN, OTHER_CHAIN = ChainKey("filter", "KUBE-FORWARD"), ChainKey("filter", "KUB
 @pytest.mark.parametrize(
     ("seen", "is_planned"),
     [
-        (None, True),
+        (None, False),
         ({}, True),
         ({CHAIN: (DROP,), OTHER_CHAIN: (DROP,)}, True),
         ({CHAIN: (DROP, Rule(target=Verdict.ACCEPT)), OTHER_CHAIN: (DROP,)}, False),
@@ -165,6 +165,16 @@ def test_rules_are_added_before_every_service_has_spoken_unless_one_would_be_los
     planned = reconciler.plan(0, only_additions=True).operations
     assert planned == ([Operation(Verb.SET, wanted)] if is_planned else [])
     assert reconciler.plan(0).operations == [Operation(Verb.SET, wanted)]
+
+
+def test_rules_of_a_table_that_cannot_be_read_are_not_written_before_every_service_has_spoken() -> None:
+    reconciler = Reconciler(Policy())
+    desired = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP,)}, jumps=())
+    reconciler.claims.put_skeleton(desired)
+    hidden = ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(), hidden=frozenset({"filter"}))
+    reconciler.claims.skeletons.notice(Family.IPV4, hidden)
+    assert reconciler.plan(0, only_additions=True).operations == []
+    assert reconciler.plan(0).operations == [Operation(Verb.SET, desired)]
 
 
 def test_after_a_restart_no_rule_goes_before_every_service_has_spoken() -> None:
