@@ -72,8 +72,8 @@ class Announcer:
             self._recorder.record(KubernetesEvent(regarding, "InvalidObject", "Read", note, everywhere=True))
 
     def _tell_conflict(self, conflict: Conflict) -> None:
-        for owner in conflict.waiting:
-            note = f"{conflict.key} is that of {conflict.winner}, which is older; this Service has to wait for it"
+        for owner, reason in zip(conflict.waiting, conflict.reasons, strict=True):
+            note = f"{conflict.key}: {conflict.winner} {reason}; this Service has to wait for it"
             event = KubernetesEvent(self._regard(owner.service), "AddressConflict", "Sync", note, everywhere=True)
             self._recorder.record(event)
 

@@ -140,7 +140,7 @@ class _Reader:
 
     def _frontend(self, explained: explain.Explanation, frontend: explain.Frontend) -> Document:
         wanted = frontend.virtual_server
-        key, owner = wanted.key, explained.wanted.owner
+        key, owner = wanted.key, self._claims.states[explained.service.name].owner
         table = self._claims.virtual_servers
         conflict = next((one for one in self._claims.conflicts() if one.key == key), None)
         is_restricted = frontend.role is explain.Role.LOAD_BALANCER_IP and bool(explained.service.options.source_ranges)
@@ -151,6 +151,7 @@ class _Reader:
             "held": table.is_held_by(key, owner),
             "owner": str(table.desired[key].owner),
             "waiting": [str(one) for one in conflict.waiting] if conflict else [],
+            "reasons": list(conflict.reasons) if conflict else [],
             "scheduler": wanted.settings.scheduler,
             "sourceRangesApply": is_restricted,
             "usableByThisNode": key not in explained.wanted.rare.refused,

@@ -29,27 +29,29 @@ def _service(service: Document) -> Iterator[str]:
     for one in service["slicesNotUsed"]:
         yield f"  not used: EndpointSlice {one['slice']}: {one['reason']}"
     for port in service["ports"]:
-        yield from _port(port, service["sourceRanges"])
+        yield from _port(service["service"], port, service["sourceRanges"])
 
 
-def _port(port: Document, source_ranges: Sequence[str]) -> Iterator[str]:
+def _port(service: str, port: Document, source_ranges: Sequence[str]) -> Iterator[str]:
     name = f" {port['name']!r}" if port["name"] else ""
     node_port = f", node port {port['nodePort']}" if port["nodePort"] else ""
     yield ""
     yield f"  port{name} {port['protocol']} {port['port']}{node_port}, {port['family']}"
     for one in port["virtualServers"]:
-        yield from _virtual_server(one, source_ranges)
+        yield from _virtual_server(service, one, source_ranges)
     yield from _endpoints(port)
     if port["hairpinSet"]:
         yield f"    a pod that reaches itself: masqueraded by KUBE-POSTROUTING, set {port['hairpinSet']}"
 
 
-def _virtual_server(one: Document, source_ranges: Sequence[str]) -> Iterator[str]:
+def _virtual_server(service: str, one: Document, source_ranges: Sequence[str]) -> Iterator[str]:
     yield f"    {one['virtualServer']} ({one['role']}), {one['scheduler']}"
     if not one["held"]:
-        yield f"      NOT SERVED for this Service: {one['owner']} is older and has it"
-    elif one["waiting"]:
-        yield f"      also wanted by {', '.join(one['waiting'])}, which must wait"
+        reasons = dict(zip(one["waiting"], one["reasons"], strict=True))
+        yield f"      NOT SERVED for this Service: {one['owner']} {reasons[service]}"
+    else:
+        for waiting, reason in zip(one["waiting"], one["reasons"], strict=True):
+            yield f"      also wanted by {waiting}, which must wait: {service} {reason}"
     if one["sourceRangesApply"]:
         yield f"      only from {', '.join(source_ranges)}"
         if not one["usableByThisNode"]:

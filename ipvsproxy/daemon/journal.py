@@ -131,7 +131,9 @@ class Journal:
         for conflict in new:
             if self._is_allowed(conflict.key):
                 waiting, said = [str(owner) for owner in conflict.waiting], "several Services want one address and port"
-                self._tell(log.warning, said, key=str(conflict.key), served=str(conflict.winner), waiting=waiting)
+                self._tell(
+                    log.warning, said, key=str(conflict.key), served=str(conflict.winner), waiting=waiting, why=conflict.reasons
+                )
         self._conflicts = present
         return new
 

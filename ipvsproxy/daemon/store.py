@@ -84,6 +84,7 @@ class Store:
         self._rejected: dict[ObjectKind, dict[ObjectKey, Rejected]] = {kind: {} for kind in ObjectKind}
         self._listed: set[ObjectKind] = set()
         self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None  # of a list that is being read
+        self._remembered: set[ServiceName] = set()
         self._dirty: dict[ServiceName, float] = {}
         self._triggers: dict[tuple[ServiceName, Family], list[float]] = {}
         self._complaints: list[Complaint] = []
@@ -94,6 +95,10 @@ class Store:
     def services(self) -> Mapping[ServiceName, Service]:
         """Every known Service."""
         return self._services
+
+    def is_only_remembered(self, name: ServiceName) -> bool:
+        """Whether the newest list lacks a known Service, and is doubted: others that it holds go before it."""
+        return name in self._remembered
 
     def slices_of(self, name: ServiceName) -> tuple[EndpointSlice, ...]:
         """The EndpointSlices of a Service, in no order."""
@@ -159,12 +164,21 @@ class Store:
         if kind is not ObjectKind.NODE:
             lost, of = self._weight(kind, missing), self._weight(kind, self._keys(kind))
             lost += sum(len(self._slices[name].conditions) - len(item.conditions) for name, item in shrunk.items())
-            if not self._believes(event, lost, of, now):
+            is_believed = self._believes(event, lost, of, now)
+            if kind is ObjectKind.SERVICE:
+                self._only_remember(() if is_believed else missing, now)
+            if not is_believed:
                 return
         for item in shrunk.values():
             self._put(item, now)
         for key in missing:
             self._remove(kind, key, now)
+
+    def _only_remember(self, missing: Iterable[ObjectKey], now: float) -> None:
+        lacking = {service.name for key in missing if (service := self._services.get(ServiceName(key.namespace, key.name)))}
+        for name in lacking ^ self._remembered:
+            self._dirty.setdefault(name, now)
+        self._remembered = lacking
 
     def _believes(self, event: Listed, lost: int, of: int, now: float) -> bool:
         is_first = event.kind not in self._listed
@@ -203,6 +217,9 @@ class Store:
         match item:
             case Service():
                 known = self._services.get(item.name)
+                if self._remembered and item.name in self._remembered:
+                    self._remembered.discard(item.name)
+                    self._dirty.setdefault(item.name, now)
                 if known != item:
                     name = self._known_name(item.name)
                     self._services[name] = item if item.name is name else msgspec.structs.replace(item, name=name)
@@ -278,6 +295,7 @@ class Store:
             case ObjectKind.SERVICE:
                 service = self._services.pop(ServiceName(key.namespace, key.name), None)
                 if service:
+                    self._remembered.discard(service.name)
                     self._mark(kind, service.name, now)
             case ObjectKind.ENDPOINT_SLICE:
                 gone = self._slices.pop(key, None)

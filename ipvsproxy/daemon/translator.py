@@ -112,7 +112,8 @@ class Translator:
         service, wanted, work = self._store.services.get(name), None, 1
         if service is not None and self._view is not None:
             slices = self._store.slices_of(name)
-            wanted = state.translate(service, slices, self._view, self.settings)
+            remembered = self._store.is_only_remembered(name)
+            wanted = state.translate(service, slices, self._view, self.settings, remembered=remembered)
             work = (1 + sum([len(item.conditions) for item in slices])) * max(1, len(service.ports))
         journal.tell_wanted(name, wanted)
         self._refusals.note(name, service, wanted)

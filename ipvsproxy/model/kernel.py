@@ -14,11 +14,29 @@ DEVICE = "kube-ipvs0"
 """The dummy device that carries every service address."""
 
 
+REMEMBERED_S = 2.0**40
+"""Later than any Service is created, in seconds since the epoch; a float still tells less than a millisecond there."""
+
+
 class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Who wants a kernel object. Owners are ordered: where two want one key, the lower one gets it (the older Service)."""
+    """Who wants a kernel object. Owners are ordered: where two want one key by the same right, the lower one gets it.
+
+    That is the older Service. One that is only remembered, because the newest list lacks it and is doubted, stands behind all
+    that have been seen: ``created_s`` is ``REMEMBERED_S`` more, so that it costs no memory.
+    """
 
     created_s: float
     service: ServiceName
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether the newest list lacks the Service."""
+        return self.created_s >= REMEMBERED_S
+
+    @property
+    def remembered(self) -> "Owner":
+        """The owner while the newest list lacks the Service."""
+        return Owner(self.created_s + REMEMBERED_S, self.service)
 
     def __str__(self) -> str:
         return str(self.service) if self.service.namespace else self.service.name

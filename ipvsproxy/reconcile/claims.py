@@ -1,7 +1,8 @@
 """All tables of the node, and what is claimed in them.
 
 Rule 1: what a Service wants replaces all that it wanted before.
-Rule 2: set entries describe a virtual server, so they are claimed only by the Service that has the virtual server.
+Rule 2: set entries describe a virtual server, so they are claimed only by the Service that has the virtual server (which one that
+is, see ``precedence``).
 Rule 3: a rule is there as long as its set holds an entry, or a virtual server needs it: it comes first and goes last.
 """
 
@@ -32,7 +33,7 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ObservedSkeleton, Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.reconcile import ownership
+from ipvsproxy.reconcile import ownership, precedence
 from ipvsproxy.reconcile.presence import PresenceTable, presence
 from ipvsproxy.reconcile.table import Conflict, Table
 
@@ -83,6 +84,7 @@ class Claims:
             virtual_server_differs,
             lambda key: not is_served(key.address.family) or is_excluded(key),
             self._unequal,
+            self._claim_of,
         )
         self.entries: Mapping[str, Table[SetEntry, Owner, bool]] = {
             name: PresenceTable(_never, self._unequal) for name in IP_SETS
@@ -166,9 +168,19 @@ class Claims:
             if state.rare.refused:
                 self._restricting[name] = state
             affected |= self._claim(state.owner, before or _NOTHING, state)
+            affected |= self._rank_again(state)
         for owner in affected:
             state = self._states[owner.service]
             self._claim_entries(owner, state, state)
+
+    def _claim_of(self, key: VirtualServerKey, owner: Owner) -> precedence.Claim:
+        return precedence.claim(self._states[owner.service], key)
+
+    def _rank_again(self, state: ServiceState) -> set[Owner]:
+        """By what right a Service wants a virtual server may have changed; only those that several want are looked at."""
+        if not self.virtual_servers.is_contested:
+            return set()
+        return set().union(*[self.virtual_servers.rank_again(item.key) for item in state.served])
 
     def _claim(self, owner: Owner, before: ServiceState, after: ServiceState) -> set[Owner]:
         if before is _NOTHING and not after.rare.flows:
@@ -263,8 +275,10 @@ class Claims:
         return key in self.virtual_servers.surplus
 
     def conflicts(self) -> Iterator[Conflict]:
-        """Virtual servers that several Services want."""
-        return self.virtual_servers.conflicts()
+        """Virtual servers that several Services want, with the reasons."""
+        for one in self.virtual_servers.conflicts():
+            winner, *waiting = (self._claim_of(one.key, owner) for owner in (one.winner, *one.waiting))
+            yield one._replace(reasons=tuple(precedence.reason(winner, other) for other in waiting))
 
 
 def _keeps(owner: Owner, flows: Mapping[Flow, frozenset[RealServerKey]]) -> Mapping[Flow, Keep]:

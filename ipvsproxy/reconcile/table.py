@@ -2,7 +2,8 @@
 
 Rule 1: a key whose two sides differ is pending or surplus, whatever made them differ: a change, drift, a failure. Nothing else
 is remembered of what has yet to be done.
-Rule 2: where several owners want one key, the lowest owner has it and the others wait; when it goes, the next one has it.
+Rule 2: where several owners want one key, the one of the lowest rank has it and the others wait; when it goes, the next one has
+it. The rank is the owner itself, unless the table is told otherwise.
 Rule 3: what was observed and nobody wants is removed only if it is ours, and not protected.
 """
 
@@ -22,11 +23,15 @@ W = TypeVar("W")
 
 
 class Conflict(NamedTuple):
-    """Several owners want one key: who has it, and who waits, in their order."""
+    """Several owners want one key: who has it, who waits, in their order, and, where it is known, why each of these does.
 
-    key: object
+    A reason is to be put after the name of the winner.
+    """
+
+    key: Any
     winner: Owner
     waiting: tuple[Owner, ...]
+    reasons: tuple[str, ...] = ()
 
 
 class Table(Generic[K, V, W]):
@@ -38,11 +43,14 @@ class Table(Generic[K, V, W]):
         differs: Callable[[V, W], bool],
         is_protected: Callable[[K], bool],
         unequal: "dict[Table[Any, Any, Any], None] | None" = None,
+        rank: Callable[[K, Owner], Any] = lambda _, owner: owner,
     ) -> None:
         """``differs`` compares what is wanted with what is there. Protected keys are never removed, whoever made them.
 
-        The table is in ``unequal`` while it has pending or surplus keys.
+        The table is in ``unequal`` while it has pending or surplus keys. ``rank`` tells who goes first; where it has changed,
+        call ``rank_again``.
         """
+        self._rank = rank
         self._owner_of = owner_of
         self._differs = differs
         self._is_protected = is_protected
@@ -87,7 +95,7 @@ class Table(Generic[K, V, W]):
     def conflicts(self) -> Iterator[Conflict]:
         """All keys that more than one owner wants."""
         for key, waiting in self._waiting.items():
-            yield Conflict(key, self._owner_of(self._desired[key]), tuple(sorted(waiting)))
+            yield Conflict(key, self._owner_of(self._desired[key]), tuple(self._in_turn(key, waiting)))
 
     def claim(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> set[Owner]:
         """Replace what this owner wanted (``before``) by what it wants now; returns other owners who gained or lost a key."""
@@ -115,7 +123,7 @@ class Table(Generic[K, V, W]):
         held, loser = self._desired.get(key), None
         if held is not None and (holder := self._owner_of(held)) != owner:
             waiting = self._waiting.setdefault(key, {})
-            if holder < owner:
+            if self._rank(key, holder) < self._rank(key, owner):
                 waiting[owner] = value
                 return None
             waiting[holder] = held
@@ -130,12 +138,29 @@ class Table(Generic[K, V, W]):
         if waiting is None:
             self._desired.pop(key, None)
         elif waiting.pop(owner, None) is None:
-            heir = min(waiting)
+            heir = self._in_turn(key, waiting)[0]
             self._desired[key] = waiting.pop(heir)
         if not waiting:
             self._waiting.pop(key, None)
         self.touch(key)
         return heir
+
+    def rank_again(self, key: K) -> set[Owner]:
+        """Have the lowest owner of a key have it, if ranks have changed; returns who lost it and who gained it."""
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            return set()
+        held, first = self._desired[key], self._in_turn(key, waiting)[0]
+        holder = self._owner_of(held)
+        if self._rank(key, holder) < self._rank(key, first):
+            return set()
+        self._desired[key] = waiting.pop(first)
+        waiting[holder] = held
+        self.touch(key)
+        return {holder, first}
+
+    def _in_turn(self, key: K, owners: Iterable[Owner]) -> list[Owner]:
+        return sorted(owners, key=lambda owner: self._rank(key, owner))
 
     def is_held_by(self, key: K, owner: Owner) -> bool:
         """Whether this owner has the key."""
@@ -147,7 +172,7 @@ class Table(Generic[K, V, W]):
         held = self._desired.get(key)
         if held is None:
             return ()
-        return (self._owner_of(held), *sorted(self._waiting.get(key, ())))
+        return (self._owner_of(held), *self._in_turn(key, self._waiting.get(key, ())))
 
     def observe(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> None:
         """Replace all that is believed to be there. What was believed to be ours, and is there, stays ours."""

@@ -38,9 +38,16 @@ _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
 _NAMES: Mapping[tuple[Family, SetKind], str] = {(family, kind): IpSet(kind, family).name for family in Family for kind in SetKind}
 
 
-def translate(service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings) -> ServiceState:
-    """What the Service wants here. The slices are those labelled with its name, in any order."""
+def translate(
+    service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings, *, remembered: bool = False
+) -> ServiceState:
+    """What the Service wants here. The slices are those labelled with its name, in any order.
+
+    ``remembered``: the newest list lacks the Service, so what is on that list goes before it.
+    """
     owner = Owner(service.created_s, service.name)
+    if remembered:
+        owner = owner.remembered
     if service.not_served:
         return ServiceState(owner=owner, rare=Rarities(skipped=(service.not_served, *service.skipped)))
     service, refused = refusal.admit(service, view, settings)

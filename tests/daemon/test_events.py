@@ -242,11 +242,12 @@ async def test_parts_that_break_the_rules_are_told_at_their_object() -> None:
 
 async def test_a_conflict_is_told_at_the_services_that_wait() -> None:
     stage = Stage()
-    conflict = Conflict(builders.frontend("10.96.0.10", 80), Owner(1, ServiceName("shop", "old")), (Owner(2, WEB),))
+    old = Owner(1, ServiceName("shop", "old"))
+    conflict = Conflict(builders.frontend("10.96.0.10", 80), old, (Owner(2, WEB),), ("is older",))
     stage.announcer.synced(summary(conflicts=[conflict]))
     ((name, reason, note),) = await stage.told()
     assert (name, reason) == ("web", "AddressConflict")
-    assert "TCP 10.96.0.10:80 is that of shop/old" in note
+    assert "TCP 10.96.0.10:80: shop/old is older" in note
 
 
 @pytest.mark.parametrize(("number", "times"), [(SET_FULL[0], 1), (errno.EIO, 0)])

@@ -89,9 +89,20 @@ async def test_who_has_a_place_and_who_waits_is_told() -> None:
     younger = builders.service("younger", created_s=builders.CREATED_S + 1)
     objects = (*WEB, younger)
     kernel = await synced_kernel(*objects)
-    assert "      also wanted by default/younger, which must wait" in await _text(kernel, "default/web", *objects)
+    lines = await _text(kernel, "default/web", *objects)
+    assert "      also wanted by default/younger, which must wait: default/web is older and has it" in lines
     lines = await _text(kernel, "default/younger", *objects)
     assert "      NOT SERVED for this Service: default/web is older and has it" in lines
+
+
+async def test_a_cluster_ip_goes_before_an_older_external_ip_and_why_is_told() -> None:
+    older = builders.service("older", cluster=["10.96.0.99"], external=[builders.CLUSTER_IP], created_s=builders.CREATED_S - 1)
+    objects = (*WEB, older)
+    kernel = await synced_kernel(*objects)
+    lines = await _text(kernel, "default/web", *objects)
+    assert "      also wanted by default/older, which must wait: default/web has it as its cluster IP" in lines
+    lines = await _text(kernel, "default/older", *objects)
+    assert "      NOT SERVED for this Service: default/web has it as its cluster IP" in lines
 
 
 async def test_source_ranges_that_leave_this_node_out_are_told() -> None:

@@ -333,7 +333,7 @@ def test_a_list_without_most_services_removes_none_until_another_confirms_it() -
     store, services = guarded_store(20)
     store.deliver([listed(*services[:5])], 10)
     assert len(store.services) == 20
-    assert store.take() == Changes()
+    assert store.take().seen == {}
     assert (store.doubts[ObjectKind.SERVICE].missing, store.doubts[ObjectKind.SERVICE].known) == (15, 20)
     store.deliver([listed(*services[:5])], 10 + CONFIRMED_AFTER_S)
     assert len(store.services) == 5
@@ -352,7 +352,34 @@ def test_services_that_are_on_the_next_list_again_were_never_gone() -> None:
     store, services = guarded_store(20)
     store.deliver([listed()], 10)
     store.deliver([listed(*services)], 15)
-    assert (store.take(), dict(store.doubts)) == (Changes(), {})
+    assert (store.take().seen, dict(store.doubts)) == ({}, {})
+
+
+def names_of(services: list[ApiObject]) -> set[object]:
+    return {item.name for item in services}
+
+
+def test_services_that_a_doubted_list_lacks_are_only_remembered_until_they_are_seen_again() -> None:
+    store, services = guarded_store(20)
+
+    def remembered() -> set[object]:
+        return {name for name in store.services if store.is_only_remembered(name)}
+
+    assert remembered() == set()
+    store.deliver([listed(*services[:5])], 10)
+    assert remembered() == names_of(services[5:]) == store.take().services.keys()
+    deliver(store, services[5])
+    store.deliver([gone(services[6])], 11)
+    assert remembered() == names_of(services[7:])
+    assert store.take().services.keys() == names_of(services[5:7])
+    store.deliver([listed(*services[:3], *services[7:9])], 12)
+    assert remembered() == names_of([*services[3:6], *services[9:]])
+    assert store.take().services.keys() == names_of([*services[3:6], *services[7:9]])
+    store.deliver([listed(*services)], 13)
+    assert remembered() == set()
+    store.deliver([listed()], 14)
+    store.deliver([listed()], 14 + CONFIRMED_AFTER_S)
+    assert (remembered(), len(store.services)) == (set(), 0)
 
 
 def test_a_list_without_most_endpoints_is_doubted_as_well() -> None:

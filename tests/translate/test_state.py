@@ -34,6 +34,17 @@ def test_a_service_is_a_virtual_server_an_address_and_two_set_entries() -> None:
     assert len(state.entries) == 2
 
 
+def test_a_service_that_is_only_remembered_stands_behind_all_that_have_been_seen() -> None:
+    view = builders.node_view()
+    owner, remembered = (
+        state.translate(service(), (), view, Settings(), remembered=is_remembered).owner for is_remembered in (False, True)
+    )
+    youngest = Owner(4e9, owner.service)
+    assert owner < youngest < remembered
+    assert (owner.is_remembered, remembered.is_remembered) == (False, True)
+    assert remembered == owner.remembered
+
+
 def test_an_entry_holds_what_its_set_s_type_has_and_nothing_else() -> None:
     state = state_of(service("web", builders.service_port(80, node_port=30080)))
     assert state.entries == (
