@@ -110,9 +110,9 @@ async def test_after_a_sync_comes_a_rest_in_which_changes_gather(
 ) -> None:
     real = state.translate
 
-    def translate(*arguments: object) -> ServiceState:
+    def translate(*arguments: object, **choices: object) -> ServiceState:
         virtual_time.loop().pass_time(sync_s)
-        return real(*arguments)  # type: ignore[arg-type]  # handed on as they came
+        return real(*arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
 
     node = MemoryNode()
     async with node.running():

@@ -110,6 +110,15 @@ def test_a_service_whose_right_has_changed_gains_or_loses_what_it_wants_still() 
     assert entries(claims, YOUNG) == set()
 
 
+def test_what_one_service_alone_wants_is_its_own_while_others_are_at_odds() -> None:
+    claims = new_claims()
+    put(claims, by(OLD, SetKind.CLUSTER_IP), by(YOUNG, SetKind.EXTERNAL_IP))
+    alone = builders.frontend("10.96.0.201", 80)
+    put(claims, examples.state(OLDEST, alone))
+    assert claims.virtual_servers.rank_again(alone) == set()
+    assert claims.virtual_servers.desired[alone].owner == OLDEST
+
+
 def test_one_that_has_been_seen_goes_before_one_that_is_only_remembered() -> None:
     claims = new_claims()
     put(claims, by(OLD, SetKind.CLUSTER_IP), by(YOUNG, SetKind.CLUSTER_IP))
