@@ -100,9 +100,9 @@ async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, services: int, endpo
     translated: collections.Counter[str] = collections.Counter()
     translate = state.translate
 
-    def counting(*arguments: object) -> object:
+    def counting(*arguments: object, **choices: object) -> object:
         translated["translated"] += 1
-        return translate(*arguments)  # type: ignore[arg-type]  # handed on as they came
+        return translate(*arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
 
     monkeypatch.setattr(state, "translate", counting)
     served = MemoryNode(wire)

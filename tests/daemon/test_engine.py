@@ -163,10 +163,10 @@ async def test_translating_many_services_gives_the_loop_its_turns(
     translated: list[ServiceName] = []
     real = state.translate
 
-    def translate(service: Service, *arguments: object) -> ServiceState:
+    def translate(service: Service, *arguments: object, **choices: object) -> ServiceState:
         translated.append(service.name)
         virtual_time.loop().pass_time(each_s)
-        return real(service, *arguments)  # type: ignore[arg-type]  # handed on as they came
+        return real(service, *arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
 
     monkeypatch.setattr(state, "translate", translate)
     node = MemoryNode()
