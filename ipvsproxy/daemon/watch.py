@@ -26,7 +26,7 @@ from ipvsproxy.daemon.reflector import ApiError, Deliver, Trouble
 from ipvsproxy.model.service import ObjectKind
 
 CREDENTIALS_TIMEOUT_S = 30
-"""For a credential plugin, which is a program that may hang."""
+"""For files, an issuer of tokens, or a credential plugin, which has a shorter bound of its own."""
 ANSWER_TIMEOUT_S = 60
 """Until an answer begins, and between two parts of a list: the API server's own bound on a request."""
 KEEPALIVE_AFTER_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 15, 5, 3
@@ -104,12 +104,12 @@ class KubernetesSource:
         return f"API server {self._server}".rstrip() + (f": {problems}" if problems else "")
 
     async def check(self) -> None:
-        """Read configuration and credentials once, without talking to the API server.
+        """Read configuration and credentials once, without talking to the API server or to a credential plugin.
 
         Raises:
             SourceError: they can not work.
         """
-        self._server = (await self._credentials.read()).host or ""
+        self._server = (await self._credentials.check()).host or ""
 
     async def run(self, deliver: Deliver) -> None:
         """Deliver events for ever. An API server that is away is asked again and again; only a bug ends this."""

@@ -160,7 +160,10 @@ async def test_a_kubeconfig_that_can_not_work_is_one_sentence(tmp_path: pathlib.
         ({"users": [{"name": "test", "user": {"token": "secret\nX-Header: y"}}]}, "can not be part of a token"),
         ({"users": [{"name": "test", "user": {"client-certificate-data": 7, "token": "secret"}}]}, ""),
         ({"users": [{"name": "test", "user": "secret"}]}, "wrong type"),
-        ({"users": [{"name": "test", "user": {"exec": {"command": "secret"}}}]}, "missing key 'apiVersion'"),
+        (
+            {"users": [{"name": "test", "user": {"exec": {"command": "secret"}}}]},
+            "the user's exec: Object missing required field `apiVersion`",
+        ),
     ],
 )
 async def test_a_wrong_entry_of_a_kubeconfig_is_named_without_secrets(

@@ -1,0 +1,116 @@
+"""Runs a credential plugin of a kubeconfig: one at a time, for a bounded time, and with nothing of its process group left behind.
+
+The protocol is that of the page "Authenticating", section "client-go credential plugins". The client library has a runner of its
+own, which starts a program and forgets it where it hangs.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from typing import Annotated
+
+import msgspec
+
+TIMEOUT_S = 15.0
+"""Shorter than the patience of a command with its first lists, so that its last words name the plugin."""
+
+
+class PluginError(Exception):
+    """The plugin gave no credentials; the message names it."""
+
+
+class Variable(msgspec.Struct, frozen=True):
+    """A variable of the plugin's environment."""
+
+    name: str
+    value: str
+
+
+class Plugin(msgspec.Struct, frozen=True, rename="camel"):
+    """The entry ``exec`` of a user of a kubeconfig, as far as it is used."""
+
+    api_version: str
+    command: Annotated[str, msgspec.Meta(min_length=1)]
+    args: tuple[str, ...] | None = None
+    env: tuple[Variable, ...] | None = None
+
+
+class Status(msgspec.Struct, frozen=True, rename="camel"):
+    """The credentials: a token, or a client certificate and its key in PEM, or both."""
+
+    token: str = ""
+    client_certificate_data: str = ""
+    client_key_data: str = ""
+
+
+class _Answer(msgspec.Struct, rename="camel"):
+    api_version: str
+    kind: str
+    status: Status
+
+
+class Runner:
+    """Has at most one plugin running. Callers that ask the same plugin meanwhile share its answer."""
+
+    def __init__(self) -> None:
+        self._plugin: Plugin | None = None
+        self._run: asyncio.Task[Status] | None = None
+
+    async def ask(self, plugin: Plugin) -> Status:
+        """The credentials that it gives now.
+
+        Raises:
+            PluginError: it can not be run, fails, does not end in time, or gives none.
+        """
+        while self._run and not self._run.done() and self._plugin != plugin:
+            await asyncio.wait([self._run])
+        if not self._run or self._run.done():
+            self._plugin, self._run = plugin, asyncio.create_task(_ask(plugin), name="credential plugin")
+        return await asyncio.shield(self._run)
+
+
+async def _ask(plugin: Plugin) -> Status:
+    name = f"credential plugin {plugin.command}"
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            status, told, complained = await _output(plugin)
+    except TimeoutError as error:
+        raise PluginError(f"{name} has not ended after {TIMEOUT_S:.0f} s, and was killed") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else ""
+        raise PluginError(f"{name} can not be run: {reason or type(error).__name__}") from error
+    if status:
+        raise PluginError(f"{name}: exit status {status}. {complained.decode(errors='replace').strip()}")
+    try:
+        answer = msgspec.json.decode(told, type=_Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # Not repeated: it may hold what is secret.
+        raise PluginError(f"{name}: its answer is no ExecCredential with a status") from error
+    if answer.api_version != plugin.api_version:
+        raise PluginError(f"{name}: its answer is not of version {plugin.api_version}")
+    if not answer.status.token and not (answer.status.client_certificate_data and answer.status.client_key_data):
+        raise PluginError(f"{name}: its answer holds neither a token nor a certificate with its key")
+    return answer.status
+
+
+async def _output(plugin: Plugin) -> tuple[int, bytes, bytes]:
+    """Exit status, standard output, standard error. However this ends, it kills the plugin's process group."""
+    info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    given = {variable.name: variable.value for variable in plugin.env or ()}
+    process = await asyncio.create_subprocess_exec(
+        plugin.command,
+        *(plugin.args or ()),
+        env={**os.environ, **given, "KUBERNETES_EXEC_INFO": json.dumps(info)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        told, complained = await process.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    return process.returncode or 0, told, complained
