@@ -5,6 +5,7 @@ import enum
 from collections.abc import Callable, Iterable, Iterator
 
 from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel.facts import Facts, ModuleState
 from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family
@@ -50,7 +51,7 @@ def judge(facts: Facts, wanted: Iterable[Sysctl], config: Config) -> Iterator[Fi
     yield from _sysctls(facts, wanted)
     yield from _advice(facts, config)
     yield from _iptables(facts)
-    yield from _neighbours(facts)
+    yield from _neighbours(facts, config)
     yield from _ports(facts, config)
     yield from _timeouts(facts)
 
@@ -174,7 +175,7 @@ def _iptables(facts: Facts) -> Iterator[Finding]:
         yield _warn("iptables", f"{family.label} can not be served: {reason}", "nothing, if the cluster does not use it")
 
 
-def _neighbours(facts: Facts) -> Iterator[Finding]:
+def _neighbours(facts: Facts, config: Config) -> Iterator[Finding]:
     chains = sum(name.startswith("KUBE-SVC-") for name in facts.chains)
     tables = [name for name in facts.nft_tables if name.endswith("kube-proxy")]
     remedy = "stop that kube-proxy and run kube-proxy --cleanup: two modes at once send packets two ways"
@@ -188,12 +189,13 @@ def _neighbours(facts: Facts) -> Iterator[Finding]:
     if seen is None or seen.virtual_servers is None:
         return
     host = {one.address for one in seen.interface_addresses or ()}
-    is_ours = ownership.owned_virtual_servers(seen.sets or {}, seen.addresses or (), host, seen.virtual_servers)
+    ranges = wiring.known_node_port_ranges(config)
+    is_ours = ownership.owned_virtual_servers(seen.sets or {}, seen.addresses or (), host, seen.virtual_servers, ranges)
     strangers = [key for key in seen.virtual_servers if not is_ours(key)]
     ports = {ownership.node_port_of(entry) for entries in (seen.sets or {}).values() for entry in entries}
     doubtful = [str(key) for key in strangers if ownership.node_port(key) in ports]
     if doubtful:
-        text = f"{', '.join(doubtful)}: the port is a node port of ours, but this host does not have the address"
+        text = f"{', '.join(doubtful)}: the port is a node port of ours, but none is served on the address"
         yield _warn("ipvs", text, "if no keepalived or the like made it, remove it with ipvsadm -D: it was left behind")
     foreign = [str(key) for key in strangers]
     if foreign or seen.foreign_virtual_servers:

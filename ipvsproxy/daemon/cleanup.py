@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel import host, iptables, iptables_variant
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
@@ -93,12 +94,12 @@ class Result(NamedTuple):
 
 def run(config: Config, *, dry_run: bool, as_json: bool) -> int:
     """Clean this network namespace and tell of it on standard output; returns the exit status."""
-    result = _clean_here(config.ipvs.excluded_networks, dry_run=dry_run)
+    result = _clean_here(config.ipvs.excluded_networks, wiring.known_node_port_ranges(config), dry_run=dry_run)
     sys.stdout.write(render_json(result, dry_run=dry_run) if as_json else render_text(result, dry_run=dry_run))
     return CLEAN if result.is_fine else NOT_CLEAN
 
 
-def _clean_here(excluded: Collection[Network], *, dry_run: bool) -> Result:
+def _clean_here(excluded: Collection[Network], node_port_ranges: Collection[Network], *, dry_run: bool) -> Result:
     missing = host.missing_privileges()
     if missing:
         return Result(problems=tuple(map(str, missing)))
@@ -106,7 +107,7 @@ def _clean_here(excluded: Collection[Network], *, dry_run: bool) -> Result:
         with contextlib.ExitStack() as closing:
             if not dry_run:
                 closing.enter_context(contextlib.closing(Instance()))
-            return clean(closing.enter_context(_this_node()), excluded, dry_run=dry_run)
+            return clean(closing.enter_context(_this_node()), excluded, node_port_ranges, dry_run=dry_run)
     except KernelError as error:
         return Result(problems=(error.detail,))
 
@@ -141,12 +142,12 @@ def _this_node() -> Iterator[Node]:
         )
 
 
-def clean(node: Node, excluded: Collection[Network], *, dry_run: bool) -> Result:
+def clean(node: Node, excluded: Collection[Network], node_port_ranges: Collection[Network], *, dry_run: bool) -> Result:
     """Remove all that is ours, but for virtual servers in ``excluded`` ranges; with ``dry_run`` only say what there is."""
     seen = _observe(node)
-    todo = cleanup.plan(seen, _OURS, excluded)
+    todo = cleanup.plan(seen, _OURS, excluded, node_port_ranges)
     others = [(rules, _other_rules(rules, node.families)) for rules in node.other_rules]
-    kept = len(cleanup.plan(seen, _OURS, ()).virtual_servers) - len(todo.virtual_servers)
+    kept = len(cleanup.plan(seen, _OURS, (), node_port_ranges).virtual_servers) - len(todo.virtual_servers)
     notes = (*node.skipped, *((f"virtual servers in excluded ranges: {kept} stay",) if kept else ()))
     if dry_run:
         planned = (*todo.virtual_servers, *todo.rules, *(one for _, found in others for one in found), *todo.witnesses)
@@ -162,7 +163,7 @@ def clean(node: Node, excluded: Collection[Network], *, dry_run: bool) -> Result
     elif todo.witnesses:
         problems.append("sets and device stay, because only they tell which virtual servers are ours; run cleanup again")
     if not problems and not any(outcome.error for outcome in outcomes):
-        again = cleanup.plan(_observe(node), _OURS, excluded).operations
+        again = cleanup.plan(_observe(node), _OURS, excluded, node_port_ranges).operations
         problems += [f"{operation.item} is back: is a kube-proxy or ipvsproxy still running here?" for operation in again[:1]]
     return Result(tuple(outcomes), tuple(problems), notes)
 

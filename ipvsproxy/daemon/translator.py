@@ -65,7 +65,8 @@ class Translator:
         self._skeleton_inputs.clear()
 
     def put_node(self) -> None:
-        """Have the reconciler know what the node needs whatever its Services are."""
+        """Have the reconciler know what the node needs whatever its Services are, and where node ports are served."""
+        self._put_node_port_ranges(self._store.node(self._node_name))
         self._reconciler.claims.put_node(self.settings.families, self._sysctls, self._timeouts)
 
     def look_at_node(self, addresses: tuple[InterfaceAddress, ...], now: float) -> view.NodeView:
@@ -78,6 +79,7 @@ class Translator:
         if self._view is not None and self._view_inputs == (node, addresses, api_servers):
             return self._view
         self._view_inputs = (node, addresses, api_servers)
+        self._put_node_port_ranges(node)
         seen = view.view_node(self.settings, self._node_name, node, addresses, api_servers)
         if seen != self._view:
             if self._view is not None:
@@ -85,6 +87,9 @@ class Translator:
             self._view = seen
             self._store.touch_all(now)
         return seen
+
+    def _put_node_port_ranges(self, node: Node | None) -> None:
+        self._reconciler.observer.node_port_ranges = view.node_port_ranges(self.settings, node)
 
     def _api_servers(self) -> frozenset[RealServerKey]:
         """Where the API servers are, as their own Service says."""

@@ -9,7 +9,7 @@ from ipvsproxy.daemon.mass_deletion import Guard
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.model.kernel import Timeouts
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.net import Family, Network
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import sysctls, view
 
@@ -53,6 +53,14 @@ def translation_settings(config: Config, random_fully: Mapping[Family, bool], sc
         allowed_addresses=config.ipvs.allowed_service_addresses,
         families=frozenset(random_fully),
     )
+
+
+def known_node_port_ranges(config: Config) -> tuple[Network, ...]:
+    """Where node ports are served, as far as that is known without an API server: none where only the Node object tells it."""
+    bind_address = config.bind_address
+    if config.node_ports.primary_only and (bind_address is None or bind_address.is_unspecified):
+        return ()
+    return view.node_port_ranges(translation_settings(config, {}, ""), None)
 
 
 def guard(config: Config) -> Guard:

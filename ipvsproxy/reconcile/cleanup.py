@@ -29,10 +29,20 @@ class Cleanup(NamedTuple):
         return (*self.virtual_servers, *self.rules, *self.witnesses)
 
 
-def plan(seen: Observation, skeletons: Mapping[Family, Skeleton], excluded: Collection[Network]) -> Cleanup:
-    """What is there of ours. ``skeletons`` name our chains and jumps; virtual servers in ``excluded`` ranges stay."""
+def plan(
+    seen: Observation,
+    skeletons: Mapping[Family, Skeleton],
+    excluded: Collection[Network],
+    node_port_ranges: Collection[Network] = ownership.EVERYWHERE,
+) -> Cleanup:
+    """What is there of ours.
+
+    ``skeletons`` name our chains and jumps; virtual servers in ``excluded`` ranges stay. ``node_port_ranges``: see ``ownership``.
+    """
     return Cleanup(
-        virtual_servers=tuple(_virtual_servers(seen, excluded)), rules=rules(seen, skeletons), witnesses=tuple(_witnesses(seen))
+        virtual_servers=tuple(_virtual_servers(seen, excluded, node_port_ranges)),
+        rules=rules(seen, skeletons),
+        witnesses=tuple(_witnesses(seen)),
     )
 
 
@@ -50,10 +60,12 @@ def rules(seen: Observation, skeletons: Mapping[Family, Skeleton]) -> tuple[Oper
     )
 
 
-def _virtual_servers(seen: Observation, excluded: Collection[Network]) -> Iterator[Operation]:
+def _virtual_servers(
+    seen: Observation, excluded: Collection[Network], node_port_ranges: Collection[Network]
+) -> Iterator[Operation]:
     host = {item.address for item in seen.interface_addresses or ()}
     found = seen.virtual_servers or {}
-    is_ours = ownership.owned_virtual_servers(seen.sets or {}, seen.addresses or (), host, found)
+    is_ours = ownership.owned_virtual_servers(seen.sets or {}, seen.addresses or (), host, found, node_port_ranges)
     for key, server in found.items():
         if is_ours(key) and not any(network.contains(key.address) for network in excluded):
             yield Operation(Verb.REMOVE, VirtualServer(key, server.settings))

@@ -22,7 +22,7 @@ from ipvsproxy.model.kernel import (
     VirtualServer,
     VirtualServerKey,
 )
-from ipvsproxy.model.net import Address
+from ipvsproxy.model.net import Address, Network
 from ipvsproxy.model.plan import Item, kind_of
 from ipvsproxy.model.real_servers import RealServerKey, plain
 from ipvsproxy.model.rules import Skeleton
@@ -52,6 +52,8 @@ class Observer:
         self._unseen = {"sets", "addresses", "interface addresses"}
         """What witnesses that virtual servers are ours, as far as it could not be read yet."""
         self._host: frozenset[Address] = frozenset()
+        self.node_port_ranges: tuple[Network, ...] = ownership.EVERYWHERE
+        """Where node ports are served: on the addresses of this host in these ranges."""
 
     def observe(self, seen: Observation, now: float) -> None:
         """Replace what is believed of the kernel by what was seen; parts that could not be read stay as they were."""
@@ -118,7 +120,9 @@ class Observer:
 
     def _is_ours(self, left_behind: Mapping[VirtualServerKey, ObservedVirtualServer]) -> Callable[[VirtualServerKey], bool]:
         entries = {name: table.observed.keys() for name, table in self._claims.entries.items()}
-        return ownership.owned_virtual_servers(entries, self._claims.addresses.observed, self._host, left_behind)
+        return ownership.owned_virtual_servers(
+            entries, self._claims.addresses.observed, self._host, left_behind, self.node_port_ranges
+        )
 
     def _recall_drains(
         self, seen_now: Iterable[tuple[VirtualServerKey, ObservedVirtualServer | None]], now: float

@@ -4,18 +4,21 @@ The kernel's table is shared: keepalived, kube-vip or docker have virtual server
 but the kernel has: an address on our device or an entry in one of our sets stands before its virtual server and goes after
 it (see ``order``), so whatever a former process programmed is still witnessed by one of them.
 
-What is left is the virtual server of a node port on an address that this host lost while no process ran. Its port is in our set,
-but so may be that of a keepalived whose address is on another host just now. Ours has a twin: a virtual server of the same port
-on an address that this host has, with the same settings and real servers. Somebody else's leads to other places, unless these are
+A node port in one of our sets names no address: it is a witness only on those addresses of this host where node ports are
+served. On any other, a keepalived may have a virtual server on the same port, whether the address is on this host now or not. It
+may also be ours, of a process that served node ports elsewhere, or on an address that this host lost while no process ran. Ours
+has a twin: a virtual server that is ours by another witness, with the same settings and real servers: that of the same port on an
+address where node ports are served, or that of the Service's cluster IP. Somebody else's leads to other places, unless these are
 hosts' own addresses; so those do not count.
 """
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from ipvsproxy.model.kernel import IP_SETS, ObservedVirtualServer, SetEntry, SetKind, SetType, VirtualServerKey
-from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.net import Address, Family, Network, Protocol, network
 
 _WITNESSES = frozenset(
     {
@@ -47,6 +50,10 @@ _NODE_PORT_NAMES: Mapping[tuple[Family, Protocol], tuple[str, ...]] = {
 }
 
 
+EVERYWHERE: tuple[Network, ...] = tuple(network(Address(bytes(family.bits // 8)), 0) for family in Family)
+"""The ranges of a node that serves node ports on all of its addresses."""
+
+
 class NodePort(NamedTuple):
     """A node port on whatever addresses: what an entry of a ``bitmap:port`` set stands for."""
 
@@ -60,13 +67,21 @@ def owned_virtual_servers(
     bound: Collection[Address],
     host_addresses: Collection[Address],
     left_behind: Mapping[VirtualServerKey, ObservedVirtualServer] = MappingProxyType({}),
+    node_port_ranges: Collection[Network] = EVERYWHERE,
 ) -> Callable[[VirtualServerKey], bool]:
     """A test for "ours", from what the kernel holds besides the virtual servers.
 
     ``host_addresses`` are the addresses of this host on other interfaces than our device: a node port in our set makes the
-    virtual server of that port ours on each of them. ``left_behind`` are all virtual servers, where one on an address that is not
-    there any more may be ours.
+    virtual server of that port ours on each of them that lies in ``node_port_ranges``; never on loopback addresses, nor, in a
+    range of all addresses, on IPv6 link-local ones. ``left_behind`` are all virtual servers, where one on another address may be
+    ours.
     """
+
+    def serves(address: Address) -> bool:
+        ranges = [item for item in node_port_ranges if item.prefix_length or not address.is_link_local_v6]
+        return not address.is_loopback and any(item.contains(address) for item in ranges)
+
+    served = frozenset(address for address in host_addresses if serves(address))
 
     def is_node_port(key: VirtualServerKey) -> bool:
         names = _NODE_PORT_NAMES[key.address.family, key.protocol]
@@ -76,21 +91,29 @@ def owned_virtual_servers(
         seen = left_behind.get(key)
         if seen is None or not seen.real_servers or any(one.address in host_addresses for one in seen.real_servers):
             return False
-        twins = (left_behind.get(VirtualServerKey(key.protocol, address, key.port)) for address in host_addresses)
-        return any(
-            twin is not None and twin.settings == seen.settings and twin.real_servers.keys() == seen.real_servers.keys()
-            for twin in twins
-        )
+        return _shape(key, seen) in shapes_of_ours()
 
-    def is_ours(key: VirtualServerKey) -> bool:
-        family = key.address.family
+    @functools.cache
+    def shapes_of_ours() -> frozenset[object]:
+        return frozenset(_shape(key, seen) for key, seen in left_behind.items() if is_witnessed(key))
+
+    def is_witnessed(key: VirtualServerKey) -> bool:
         if key.address in bound:
             return True
-        if any(SetEntry(name, key.address, key.protocol, key.port) in sets.get(name, ()) for name in _WITNESS_NAMES[family]):
+        names = _WITNESS_NAMES[key.address.family]
+        if any(SetEntry(name, key.address, key.protocol, key.port) in sets.get(name, ()) for name in names):
             return True
-        return is_node_port(key) and (key.address in host_addresses or has_twin(key))
+        return key.address in served and is_node_port(key)
+
+    def is_ours(key: VirtualServerKey) -> bool:
+        return is_witnessed(key) or (is_node_port(key) and has_twin(key))
 
     return is_ours
+
+
+def _shape(key: VirtualServerKey, seen: ObservedVirtualServer) -> object:
+    """What a virtual server has in common with those of the same Service's port on other addresses."""
+    return key.protocol, key.address.family, seen.settings, frozenset(seen.real_servers)
 
 
 def virtual_server_of(entry: SetEntry) -> VirtualServerKey | None:

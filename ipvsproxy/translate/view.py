@@ -96,6 +96,16 @@ def view_node(
     )
 
 
+def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ...]:
+    """The ranges whose addresses answer on node ports, of both families; a /0 range where every address does."""
+    primary = _primary_addresses(settings, node)
+    return tuple(
+        item
+        for family in Family
+        for item in _node_port_networks(settings, family, primary) or (network(Address(bytes(family.bits // 8)), 0),)
+    )
+
+
 def _primary_addresses(settings: Settings, node: Node | None) -> Mapping[Family, Address]:
     """The first InternalIP of each family, else the first ExternalIP; a concrete bind address beats both."""
     found = dict(LOOPBACK)

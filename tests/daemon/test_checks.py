@@ -148,7 +148,7 @@ def test_a_node_port_of_ours_on_an_address_of_nobody_is_pointed_out() -> None:
     server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
     found = {builders.frontend("203.0.113.9", 30080): server, builders.frontend("203.0.113.9", 80): server}
     first, second = _judge(observation=dataclasses.replace(SEEN, virtual_servers=found, sets={entry.set: frozenset({entry})}))
-    assert first.text == "TCP 203.0.113.9:30080: the port is a node port of ours, but this host does not have the address"
+    assert first.text == "TCP 203.0.113.9:30080: the port is a node port of ours, but none is served on the address"
     assert "ipvsadm -D" in first.remedy
     assert second.text.startswith("2 virtual servers of others")
 

@@ -21,6 +21,7 @@ from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServer, VirtualServerS
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ObservedSkeleton
+from ipvsproxy.reconcile.ownership import EVERYWHERE
 from ipvsproxy.translate import skeleton, view
 from tests import builders, golden_fixtures, golden_state, lab, memory_node
 from tests.fake_kernel import FakeKernel, HeldVirtualServer
@@ -68,7 +69,7 @@ def kernel() -> FakeKernel:
 
 def clean(kernel: FakeKernel, *others: FakeKernel, dry_run: bool = False, excluded: Sequence[str] = ()) -> cleanup.Result:
     node = cleanup.Node(kernel, Rules(kernel), tuple(map(Rules, others)))
-    return cleanup.clean(node, builders.networks(*excluded), dry_run=dry_run)
+    return cleanup.clean(node, builders.networks(*excluded), EVERYWHERE, dry_run=dry_run)
 
 
 def test_everything_of_ours_is_gone_and_the_rest_stays(kernel: FakeKernel) -> None:
@@ -144,7 +145,7 @@ def test_a_set_that_a_strange_rule_uses_is_named_with_the_rule(kernel: FakeKerne
     kernel.fail(lambda operation: operation.item == IpSet(SetKind.CLUSTER_IP, Family.IPV4), 4100)
     rules = Rules(kernel)
     rules.users = ["-A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP", "-A INPUT -m set --match-set KUBE-CLUSTER-IP-2 dst"]
-    result = cleanup.clean(cleanup.Node(kernel, rules), (), dry_run=False)
+    result = cleanup.clean(cleanup.Node(kernel, rules), (), EVERYWHERE, dry_run=False)
     (line,) = [line for line in cleanup.render_text(result, dry_run=False).splitlines() if line.startswith("failed: ")]
     assert line.endswith(": -A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP")
     assert not kernel.device, "one failure does not stop the rest"

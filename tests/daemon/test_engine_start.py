@@ -15,6 +15,7 @@ from ipvsproxy.translate import view
 from tests import builders, memory_node
 from tests.daemon.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
 from tests.memory_node import MemoryNode
+from tests.reconcile import examples
 from tests.virtual_time import in_virtual_time
 
 DNS = builders.service("kube-dns", builders.service_port(53), namespace="kube-system", cluster=("10.96.0.53",))
@@ -313,3 +314,18 @@ async def test_a_copy_that_appears_later_is_found_by_an_audit_and_counts_as_drif
         node.engine.kernel_changed()
         await node.quiet(4000)
     assert not node.kernel.set_copy
+
+
+@in_virtual_time
+async def test_a_virtual_server_of_somebody_else_stays_on_an_address_where_no_node_port_is_served() -> None:
+    """As of a keepalived on its own address of eth0, where node ports answer on the primary address only."""
+    kernel = memory_node.new_kernel()
+    kernel.host_addresses.append(builders.interface_address("eth0", "172.18.0.77"))
+    foreign, served = builders.frontend("172.18.0.77", 30080), builders.frontend(builders.NODE_ADDRESS, 30080)
+    kernel.virtual_servers[foreign] = examples.observed({builders.backend("192.0.2.50"): 1})
+    for _ in range(2):
+        node = MemoryNode(kernel, settings=view.Settings(node_port_primary=True))
+        async with node.running():
+            node.begin_with(builders.service("web", builders.service_port(node_port=30080)), builders.node())
+            await node.quiet(10)
+            assert {foreign, served} <= kernel.virtual_servers.keys()

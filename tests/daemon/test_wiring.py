@@ -154,3 +154,16 @@ def test_connection_tracking_has_a_least_size_even_on_a_small_host() -> None:
 )
 def test_an_api_server_is_doubted_and_a_directory_is_believed(flags: list[str], percent: int) -> None:
     assert wiring.guard(loading.from_flags(*flags)).percent == percent
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranges"),
+    [
+        ([], ["0.0.0.0/0", "::/0"]),
+        (["--nodeport-addresses=172.18.0.0/16"], ["172.18.0.0/16", "::/0"]),
+        (["--nodeport-addresses=primary"], []),
+        (["--nodeport-addresses=primary", "--bind-address=172.18.0.2"], ["172.18.0.2/32", "::/0"]),
+    ],
+)
+def test_without_an_api_server_only_the_flags_tell_where_node_ports_are_served(flags: list[str], ranges: list[str]) -> None:
+    assert wiring.known_node_port_ranges(loading.from_flags(*flags)) == builders.networks(*ranges)

@@ -94,6 +94,44 @@ def test_twins_without_real_servers_or_that_both_lead_to_hosts_make_nothing_ours
         assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, found)(LEFT_BEHIND)
 
 
+KEEPALIVED = builders.frontend("172.18.0.77", 30080)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "address", "is_ours"),
+    [
+        (["172.18.0.2/32"], "172.18.0.77", False),
+        (["172.18.0.0/24"], "172.18.0.77", True),
+        (["0.0.0.0/0", "::/0"], "172.18.0.77", True),
+        ([], "172.18.0.77", False),
+        (["0.0.0.0/0"], "127.0.0.1", False),
+        (["::/0"], "fe80::1", False),
+        (["fe80::/64"], "fe80::1", True),
+    ],
+)
+def test_a_node_port_is_a_witness_only_where_node_ports_are_served(ranges: list[str], address: str, *, is_ours: bool) -> None:
+    entries = [examples.port_entry(SetKind.NODE_PORT_TCP, 30080, family) for family in Family]
+    sets = {entry.set: {entry} for entry in entries}
+    host = {*HOST, parse_address(address)}
+    key = builders.frontend(address, 30080)
+    found = {key: examples.observed({builders.backend("192.0.2.50"): 1}), NODE_PORT: SERVED}
+    known = ownership.owned_virtual_servers(sets, (), host, found, builders.networks(*ranges))
+    assert known(key) == is_ours
+
+
+def test_what_a_former_process_served_elsewhere_is_ours_by_the_virtual_server_of_the_cluster_ip() -> None:
+    entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
+    host = {*HOST, KEEPALIVED.address}
+    found = {KEY: SERVED, NODE_PORT: SERVED, KEEPALIVED: examples.observed({POD: 1})}
+    is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, {KEY.address}, host, found, ())
+    assert is_ours(NODE_PORT)
+    assert not is_ours(KEEPALIVED), "it leads elsewhere"
+    strangers = {NODE_PORT: SERVED, KEEPALIVED: SERVED}
+    is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, (), host, strangers, ())
+    assert not is_ours(NODE_PORT), "two of somebody else may well lead to one place"
+    assert not is_ours(KEEPALIVED)
+
+
 def test_entries_stand_for_virtual_servers_or_node_ports_or_neither() -> None:
     health_check = examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080)
     node_port = examples.port_entry(SetKind.NODE_PORT_LOCAL_UDP, 30080, Family.IPV6)

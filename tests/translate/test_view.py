@@ -4,7 +4,7 @@ import pytest
 
 from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.translate.view import Settings, primary_family, view_node
+from ipvsproxy.translate.view import Settings, node_port_ranges, primary_family, view_node
 from tests import builders
 
 
@@ -226,3 +226,17 @@ def test_the_primary_family_is_that_of_the_bind_address_or_of_the_first_address_
     settings = Settings(bind_address=parse_address(bind_address) if bind_address else None)
     node = builders.node(*addresses) if addresses else None
     assert primary_family(settings, node) is expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranges"),
+    [
+        (Settings(), ["0.0.0.0/0", "::/0"]),
+        (Settings(node_port_networks=builders.networks("172.18.0.0/16")), ["172.18.0.0/16", "::/0"]),
+        (Settings(node_port_networks=builders.networks("172.18.0.0/16", "0.0.0.0/0", "fc00::/7")), ["0.0.0.0/0", "fc00::/7"]),
+        (Settings(node_port_primary=True), [f"{builders.NODE_ADDRESS}/32", "::/0"]),
+    ],
+)
+def test_node_ports_are_served_in_ranges_that_are_known_before_the_interfaces_are(settings: Settings, ranges: list[str]) -> None:
+    seen = builders.node()
+    assert node_port_ranges(settings, seen) == builders.networks(*ranges)
