@@ -224,13 +224,41 @@ async def test_a_restart_while_somebody_holds_the_lock_of_iptables_keeps_every_v
                 fewest = min(fewest, len(read_state()["virtual_servers"]))
             free()
             async with asyncio.timeout(SYNCED_WITHIN_S):
-                while not any("event=synced" in line and " pending=0 " in line for line in program.log):
+                # Rules that are found in force need no writing, and so no sync that says so.
+                while not any("event=kernel_readable" in line or " pending=0 " in line for line in program.log):
                     assert program.process.returncode is None, "".join(program.log)
                     await asyncio.sleep(BETWEEN_LOOKS_S)
             reading.cancel()
             assert not [line for line in program.log if "family_not_served" in line or "family is not served" in line]
     assert fewest == len(held["virtual_servers"]), "".join(program.log)
     assert read_state() == held
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until the kernel is as it should be."""
+    async with asyncio.timeout(SYNCED_WITHIN_S):
+        while not condition():  # noqa: ASYNC110 - the kernel has no event for it
+            await asyncio.sleep(BETWEEN_LOOKS_S)
+
+
+async def test_a_new_service_is_served_while_the_lock_of_iptables_is_held_and_its_rules_follow(
+    folder: pathlib.Path,
+) -> None:
+    new = service("new", 9)
+    new["spec"]["externalIPs"] = ["198.51.100.9"]  # the first one: a rule depends on it
+    async with running(f"--manifests={folder}") as program:
+        await program.read_until("event=synced")
+        reading = asyncio.create_task(program.read_until("never logged"))
+        with locked_tables() as free:
+            show(folder, "v1", "Service", new)
+            await until(lambda: "TCP 198.51.100.9:80" in read_state()["virtual_servers"])
+            await until(lambda: "198.51.100.9" in str(read_state()["addresses"]))
+            seen = read_state()
+            assert "KUBE-EXTERNAL-IP" not in str(seen["iptables"]["v4/nat/KUBE-SERVICES"]), "the lock is held"
+            free()
+        await until(lambda: "KUBE-EXTERNAL-IP" in str(read_state()["iptables"]["v4/nat/KUBE-SERVICES"]))
+        reading.cancel()
+    assert [line for line in program.log if "still at it" in line], "what waits is said"
 
 
 async def test_a_restart_finds_what_was_deleted_meanwhile(folder: pathlib.Path) -> None:

@@ -1,5 +1,6 @@
 """The whole program, wired together: configuration in, exit status out."""
 
+import asyncio
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,11 +49,12 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
     metrics = Metrics()
     source = await sources.make(config, metrics)
     with requirements.only_instance():
-        async with requirements.running_kernel(metrics.applied) as kernel:
+        late_rules = asyncio.Event()
+        async with requirements.running_kernel(metrics.applied, late_rules.set) as kernel:
             requirements.demand(host.missing_settings())
             programs = await requirements.demand_usable_node(kernel)
             node = _Node(config, programs, source, metrics)
-            await node.serve(kernel, read_again, signals)
+            await node.serve(kernel, read_again, signals, late_rules)
     log.info("stopped; the kernel stays as it is")
     return 0
 
@@ -81,8 +83,10 @@ class _Node:
         self._announcer = Announcer(node_name=config.node_name, recorder=self._recorder, store=self._store, status=self._status)
         self._serving = Serving(config, self._status, metrics, self._announcer)
 
-    async def serve(self, kernel: KernelThread[NodeKernel], read_again: Callable[[], Config], signals: Signals) -> None:
-        """Serve until a signal ends it."""
+    async def serve(
+        self, kernel: KernelThread[NodeKernel], read_again: Callable[[], Config], signals: Signals, late_rules: asyncio.Event
+    ) -> None:
+        """Serve until a signal ends it. ``late_rules`` is set when a program of iptables is over that nobody waited for."""
         choices = await requirements.until_answered(functools.partial(self._choices, kernel, self._config))
         engine = Engine(
             settings=choices.settings,
@@ -112,6 +116,7 @@ class _Node:
             kernel.call(kernel.target.read_rules, tuple(self._programs)),  # these processes run while the lists come
             self._source.run(lambda events: self._deliver(events, engine)),
             engine.run(),
+            _tell_late_rules(late_rules, engine),
             self._staleness.run(),
             self._recorder.run(),
             first_lists.serve_later(self._store, self._source),
@@ -180,3 +185,10 @@ class _Node:
             before, self._node_trouble = self._node_trouble, self._status.node_trouble
             journal.tell_node(self._config.node_name, before, self._node_trouble)
         engine.changed(now)
+
+
+async def _tell_late_rules(late_rules: asyncio.Event, engine: Engine) -> None:
+    while True:
+        await late_rules.wait()
+        late_rules.clear()
+        engine.rules_ended()

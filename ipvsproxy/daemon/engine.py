@@ -119,6 +119,13 @@ class Engine:
         self._reader.look_due_s = 0.0
         self._wake.set()
 
+    def rules_ended(self) -> None:
+        """A program of iptables is over that took so long that nobody waited for it."""
+        self.reconciler.rules_ended()
+        self._reader.look_due_s = 0.0
+        self._is_wanted = True
+        self._wake.set()
+
     @property
     def unreadable(self) -> Collection[str]:
         """Why parts of the kernel could not be read when that was last tried, one sentence each."""

@@ -29,6 +29,9 @@ FALLBACK_SCHEDULER = "rr"
 DELAYS_S: Sequence[float] = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5)
 """Between two tries of a step of the start that failed for a moment."""
 
+RULES_PATIENCE_S = 2.0
+"""How long anything else waits for a program of iptables. It takes some tens of milliseconds where nobody holds its lock."""
+
 T = TypeVar("T")
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -47,10 +50,11 @@ def demand(missing: Collection[Missing]) -> None:
 @contextlib.asynccontextmanager
 async def running_kernel(
     on_applied: Callable[[Sequence[Outcome], float], None] = lambda _outcomes, _duration_s: None,
+    on_late_rules: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[KernelThread[NodeKernel]]:
     """The kernel thread, once all that it needs is there.
 
-    ``on_applied`` is as for ``NodeKernel``.
+    ``on_applied`` and ``on_late_rules`` are as for ``NodeKernel``; the latter is called in the loop.
 
     Raises:
         CannotStartError: something is not there.
@@ -61,7 +65,15 @@ async def running_kernel(
     if missing:
         raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))
     choice = await until_answered(lambda: asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS))
-    make = functools.partial(NodeKernel, skeleton.CHAINS, skeleton.JUMPS, on_applied, commands=choice.commands)
+    make = functools.partial(
+        NodeKernel,
+        skeleton.CHAINS,
+        skeleton.JUMPS,
+        on_applied,
+        commands=choice.commands,
+        rules_patience_s=RULES_PATIENCE_S,
+        on_late_rules=functools.partial(_call_in, asyncio.get_running_loop(), on_late_rules),
+    )
     kernel = await until_answered(lambda: KernelThread.start(make))
     log.info("iptables variant chosen", variant=choice.variant.value, reason=choice.reason)
     if choice.left_behind:
@@ -74,6 +86,11 @@ async def running_kernel(
         yield kernel
     finally:
         kernel.stop()
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
+        loop.call_soon_threadsafe(callback)
 
 
 @contextlib.contextmanager

@@ -90,7 +90,9 @@ class IptablesDriver:
         commands: Mapping[Family, str] = COMMANDS,
         proc: pathlib.Path = pathlib.Path("/proc"),
         mark: Callable[[Family], object] = lambda _: None,
+        programs: dict[str, Program] | None = None,
     ) -> None:
+        """``programs`` are known ones, by file; those that become known are added."""
         self._commands = commands
         self._mark = mark
         self._listed: dict[Family, tuple[object, Listing]] = {}
@@ -100,7 +102,7 @@ class IptablesDriver:
         self._proc = proc
         self._put_last: dict[Family, Skeleton] = {}
         """What was written last, for tables that cannot be listed."""
-        self._programs: dict[str, Program] = {}
+        self._programs: dict[str, Program] = {} if programs is None else programs
         self._below: dict[tuple[Family, Jump], frozenset[str]] = {}
         self._put_back: collections.Counter[tuple[Family, Jump]] = collections.Counter()
 
@@ -110,11 +112,15 @@ class IptablesDriver:
         Raises:
             KernelError: there is none, or it does not say its version.
         """
+        if (known := self.known_program(family)) is not None:
+            return known
         command = self._commands[family]
-        file = os.path.realpath(shutil.which(command) or command)
-        if file not in self._programs:
-            self._programs[file] = parse_version(iptables_process.run(command, "--version"))
-        return self._programs[file]
+        program = self._programs[_file(command)] = parse_version(iptables_process.run(command, "--version"))
+        return program
+
+    def known_program(self, family: Family) -> Program | None:
+        """The family's program if it was asked for its version already."""
+        return self._programs.get(_file(self._commands[family]))
 
     def usable(self, family: Family) -> Refusal | None:
         """Why this family cannot be served on this host, as far as reading can tell; None when it can.
@@ -278,6 +284,10 @@ def describe_hidden(tables: Collection[str]) -> str:
 def _with_jumps(skeleton: Skeleton) -> Listing:
     """What a skeleton that was just written adds to the built-in chains."""
     return Listing(chains={}, jumps=dict.fromkeys(skeleton.jumps, 1), strangers={})
+
+
+def _file(command: str) -> str:
+    return os.path.realpath(shutil.which(command) or command)
 
 
 def parse_version(text: str) -> Program:

@@ -16,9 +16,9 @@ from ipvsproxy.kernel.conntrack import ConntrackDriver
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import SysctlDriver
 from ipvsproxy.kernel.ipset import IpsetDriver, ObservedSet
-from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.ipvs import IpvsDriver
 from ipvsproxy.kernel.rule_changes import RuleChanges
+from ipvsproxy.kernel.rules_driver import RulesDriver
 from ipvsproxy.model.kernel import (
     IP_SETS,
     BoundAddress,
@@ -68,10 +68,14 @@ class NodeKernel:
         *,
         commands: Mapping[Family, str] = iptables.COMMANDS,
         ipvs: IpvsDriver | None = None,
+        rules_patience_s: float | None = None,
+        on_late_rules: Callable[[], None] = lambda: None,
     ) -> None:
         """Open all sockets. ``chains`` and ``jumps`` are those that count as ours, ``commands`` the iptables programs to use.
 
-        ``ipvs`` replaces the driver of that name, which needs IPVS to be there.
+        ``ipvs`` replaces the driver of that name, which needs IPVS to be there. ``rules_patience_s`` is how long anything else
+        waits for a program of iptables; None means as long as it takes. ``on_late_rules`` is called, in another thread, when one
+        is over that took longer.
 
         ``on_applied`` is told what became of each run of operations that went to one driver, and how many seconds that took;
         in the thread that applies them. ``ports`` holds the port ids under which addresses are changed, as notifications name
@@ -82,7 +86,9 @@ class NodeKernel:
         """
         self.ports: set[int] = set()
         self._on_applied = on_applied
-        self.iptables = IptablesDriver(chains=chains, jumps=jumps, commands=commands, mark=self._mark)
+        self.iptables = RulesDriver(
+            chains=chains, jumps=jumps, commands=commands, patience_s=rules_patience_s, on_late_end=on_late_rules
+        )
         self.ipvs = ipvs or IpvsDriver()
         self._ipset = IpsetDriver()
         self._addresses = AddressDriver(self._open_noted)
@@ -115,7 +121,7 @@ class NodeKernel:
 
     def close(self) -> None:
         """Close all sockets."""
-        for driver in (self.ipvs, self._ipset, self._addresses, self._conntrack, self._rule_changes):
+        for driver in (self.ipvs, self._ipset, self._addresses, self._conntrack, self._rule_changes, self.iptables):
             driver.close()
 
     def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
@@ -194,7 +200,8 @@ class NodeKernel:
     def _mark(self, family: Family) -> object:
         """A mark of a family's rules; None where the kernel does not tell, so that only ``observe`` reads them."""
         with contextlib.suppress(KernelError):
-            return self._rule_changes.mark(family, self.iptables.program(family).variant)
+            program = self.iptables.known_program(family)
+            return self._rule_changes.mark(family, program.variant) if program else None
         return None
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:

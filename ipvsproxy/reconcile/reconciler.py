@@ -214,14 +214,19 @@ class Reconciler:
         if isinstance(item, Sysctl):
             self.claims.give_up_setting(item, outcome.error)
         else:
+            note = self._retries.wait if outcome.errno == errno.EINPROGRESS else self._retries.fail
             for each in as_tried_again((operation,)):
-                self._retries.fail(retry.identity(each), each, now)
+                note(retry.identity(each), each, now)
 
     @property
     def pending(self) -> int:
         """How many keys differ; real servers that are draining and settings that cannot be written are not counted."""
         different = sum(len(table.pending) + len(table.surplus) for table in self.claims.unequal)
         return different - len(self.claims.settings_given_up)
+
+    def rules_ended(self) -> None:
+        """What was under way on rules (an outcome with EINPROGRESS) is over: its outcome can be had."""
+        self._retries.hasten("rules")
 
     def next_s(self) -> float | None:
         """When there will be something to do without any event: a retry, healing that waits, or a look at a drain."""

@@ -1,5 +1,6 @@
 """When a failed operation may be tried again."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -35,6 +36,18 @@ class Retries:
         attempts = last.attempts + 1 if last and last.wish == wish else 1
         delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(attempts - 1, 16))
         self._failures[what] = _Failure(wish, attempts, now + delay_s)
+
+    def wait(self, what: object, wish: object, now: float) -> None:
+        """Book an operation that is still under way: ``hasten`` says when it is over, and it counts as no further failure."""
+        last = self._failures.get(what)
+        attempts = last.attempts if last and last.wish == wish else 0
+        self._failures[what] = _Failure(wish, attempts, now + LONGEST_DELAY_S)
+
+    def hasten(self, kind: str) -> None:
+        """Try everything of this kind of kernel object now."""
+        for what, failure in self._failures.items():
+            if isinstance(what, tuple) and what[0] == kind:
+                self._failures[what] = failure._replace(due_s=-math.inf)
 
     def forget(self, what: object) -> None:
         """It succeeded."""

@@ -68,7 +68,7 @@ async def test_the_chosen_variant_is_used_and_told_and_so_is_what_stands_in_the_
     monkeypatch.setattr(host, "load_modules", lambda: "")
     choice = Choice(iptables_variant.commands(Variant.NF_TABLES), Variant.NF_TABLES, "there are signs", left_behind)
     monkeypatch.setattr(iptables_variant, "choose", lambda _: choice)
-    monkeypatch.setattr(requirements, "NodeKernel", lambda *_, commands: made.append(commands))
+    monkeypatch.setattr(requirements, "NodeKernel", lambda *_, commands, **__: made.append(commands))
     with structlog.testing.capture_logs() as logs:
         async with requirements.running_kernel():
             pass

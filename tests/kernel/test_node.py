@@ -125,7 +125,7 @@ class Double:
     def forget(self) -> None:
         self._kernel.forgotten.append(self._name)
 
-    def program(self, _family: Family) -> iptables.Program:
+    def known_program(self, _family: Family) -> iptables.Program:
         return iptables.Program((1, 8, 9), "legacy")
 
     def mark(self, family: Family, variant: str) -> int:
@@ -161,7 +161,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     names = {"Address": "addresses", "Sysctl": "sysctls"}
     for driver, answer in answers.items():
         double = Double(names.get(driver, driver.lower()), kernel, answer)
-        monkeypatch.setattr(node, f"{driver}Driver", lambda *_, double=double, **__: double)
+        name = "RulesDriver" if driver == "Iptables" else f"{driver}Driver"
+        monkeypatch.setattr(node, name, lambda *_, double=double, **__: double)
     changes = Double("rule_changes", kernel, lambda: None)
     monkeypatch.setattr(node, "RuleChanges", lambda: changes)
     return kernel
@@ -414,7 +415,7 @@ def test_connections_that_cannot_be_read_are_none(kernel: Kernel) -> None:
 
 def test_closing_closes_all_sockets(kernel: Kernel) -> None:
     new_node().close()
-    assert sorted(kernel.closed) == ["addresses", "conntrack", "ipset", "ipvs", "rule_changes"]
+    assert sorted(kernel.closed) == ["addresses", "conntrack", "ipset", "iptables", "ipvs", "rule_changes"]
 
 
 def test_the_port_of_the_socket_that_changes_addresses_is_known(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,19 @@ def test_rules_of_both_families_that_fail_wait_both() -> None:
     assert reconciler.plan(1).operations == failing
 
 
+def test_rules_that_are_under_way_are_asked_about_when_they_are_over() -> None:
+    reconciler = Reconciler(Policy())
+    for family in Family:
+        reconciler.claims.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
+    begun = reconciler.plan(0).operations
+    reconciler.settle([Outcome(operation, "still at it", errno.EINPROGRESS) for operation in begun], 0)
+    assert not reconciler.plan(30).operations
+    reconciler.rules_ended()
+    assert reconciler.plan(30).operations == begun
+    reconciler.settle([Outcome(operation) for operation in begun], 30)
+    assert reconciler.pending == 0
+
+
 def test_cleanings_that_fail_wait_each_for_itself() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: isinstance(operation.item, FlowCleaning), times=100)

@@ -58,3 +58,19 @@ def test_what_nobody_wants_to_try_again_does_not_wake_anybody() -> None:
     retries.keep_only({"other", "third"})
     assert retries.next_s() == 5 + FIRST_DELAY_S
     assert len(retries) == 1
+
+
+def test_what_is_under_way_is_no_further_failure_and_is_tried_as_soon_as_it_is_over() -> None:
+    retries = Retries()
+    retries.fail(("rules", 4), "wish", 0)
+    retries.wait(("rules", 4), "wish", 1)
+    retries.wait(("set", "name"), "wish", 1)
+    assert not retries.may_try(("rules", 4), "wish", LONGEST_DELAY_S)
+    retries.hasten("rules")
+    assert retries.may_try(("rules", 4), "wish", 1)
+    assert not retries.may_try(("set", "name"), "wish", 1)
+    retries.fail(("rules", 4), "wish", 2)
+    assert retries.next_s() == 2 + 2 * FIRST_DELAY_S, "the second failure"
+    retries.wait(("rules", 4), "another wish", 3)
+    retries.fail(("rules", 4), "another wish", 4)
+    assert retries.next_s() == 4 + FIRST_DELAY_S, "the first failure of this wish"
