@@ -77,7 +77,10 @@ def _kernel(facts: Facts) -> Iterator[Finding]:
         yield _warn("kernel", f"Linux {facts.release} is older than {oldest}", "use a newer kernel: IPVS loses connections there")
     else:
         yield _ok("kernel", f"Linux {facts.release}")
-    yield from (_fail("ipvs", one.what, one.remedy) for one in facts.features)
+    if facts.features and facts.modules.get("ip_vs") is ModuleState.LOADABLE:
+        yield _ok("ipvs", "the kernel has no IPVS yet; run and --init-only load the module ip_vs")
+    else:
+        yield from (_fail("ipvs", one.what, one.remedy) for one in facts.features)
     if not facts.features:
         yield _ok("ipvs", "the kernel has IPVS with connection tracking")
     if facts.unreadable and not facts.privileges and not facts.features:
@@ -141,12 +144,7 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
         lambda value: value == _STRICT,
         "set it to 2 or 0: answers that come back by another interface than the kernel expects are dropped",
     )
-    yield from _advise(
-        facts,
-        "net/bridge/bridge-nf-call-iptables",
-        lambda value: value == "0",
-        "set it to 1 if pods are on a Linux bridge: pods that reach a pod of their own node through a Service get no answer",
-    )
+    yield from _bridges(facts)
     if facts.version >= REUSE_MODE_FIXED:
         yield from _advise(
             facts,
@@ -154,6 +152,17 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
             lambda value: value == "0",
             "set it to 1: with 0, new connections from reused source ports go to real servers that are being removed",
         )
+
+
+def _bridges(facts: Facts) -> Iterator[Finding]:
+    """Whether packets between two ports of a bridge meet the node's rules, and so find their way back through it."""
+    no_answer = "pods that reach a pod of their own node through a Service get no answer where they are on a Linux bridge"
+    path = "net/bridge/bridge-nf-call-iptables"
+    if path not in facts.sysctls and facts.bridges:
+        names = ", ".join(facts.bridges)
+        remedy = f"run modprobe br_netfilter on the host and set {path} to 1: {no_answer}"
+        yield _warn("sysctl", f"this host has bridges ({names}), and br_netfilter is not loaded", remedy)
+    yield from _advise(facts, path, lambda value: value == "0", f"set it to 1: {no_answer}")
 
 
 def _advise(facts: Facts, path: str, is_bad: Callable[[str], bool], remedy: str) -> Iterator[Finding]:

@@ -38,7 +38,7 @@ class Facts:
     ``unserved`` says why a family can not be served. ``iptables_choice`` is None without any iptables. ``chains`` are the names
     of all chains that iptables shows, ``nft_tables`` the tables of nft (empty where it is not in PATH). ``listeners`` are the
     programs behind the TCP ports that were asked for. ``observation`` and ``timeouts`` are None where IPVS can not be read, for
-    the reason ``unreadable``.
+    the reason ``unreadable``. ``bridges`` are the names of the Linux bridges.
     """
 
     release: str
@@ -56,6 +56,7 @@ class Facts:
     observation: Observation | None
     timeouts: Timeouts | None
     unreadable: str
+    bridges: tuple[str, ...] = ()
 
 
 def gather(
@@ -107,7 +108,13 @@ def gather(
         observation=observation,
         timeouts=timeouts,
         unreadable=unreadable,
+        bridges=bridges(),
     )
+
+
+def bridges(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
+    """The Linux bridges of this network namespace, by name."""
+    return tuple(sorted(path.parent.name for path in (root / "sys/class/net").glob("*/bridge")))
 
 
 def module_state(name: str, root: pathlib.Path = pathlib.Path("/")) -> ModuleState:

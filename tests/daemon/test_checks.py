@@ -115,6 +115,33 @@ def test_what_is_wrong_is_said_with_what_to_do(facts: dict[str, Any], level: Lev
     assert finding.remedy
 
 
+def test_a_fresh_node_whose_modules_can_be_loaded_lacks_nothing() -> None:
+    no_ipvs = (Missing("this kernel has no IPVS", "modprobe ip_vs"),)
+    fresh = dataclasses.replace(
+        FINE,
+        features=no_ipvs,
+        unreadable="this kernel has no IPVS: modprobe ip_vs",
+        observation=None,
+        timeouts=None,
+        modules={"ip_vs": ModuleState.LOADABLE, "ip_vs_rr": ModuleState.LOADABLE},
+    )
+    findings = list(checks.judge(fresh, WANTED, _config()))
+    assert not [one for one in findings if one.level is Level.FAIL]
+    assert "the kernel has no IPVS yet; run and --init-only load the module ip_vs" in {one.text for one in findings}
+    lacking = dataclasses.replace(fresh, modules={"ip_vs": ModuleState.MISSING})
+    assert "this kernel has no IPVS" in {one.text for one in checks.judge(lacking, WANTED, _config()) if one.level is Level.FAIL}
+
+
+def test_a_host_with_bridges_is_told_that_br_netfilter_is_not_loaded() -> None:
+    settings = {path: value for path, value in SYSCTLS.items() if not path.startswith("net/bridge/")}
+    for bridges, expected in (((), 0), (("cni0", "docker0"), 1)):
+        facts = dataclasses.replace(FINE, sysctls=settings, bridges=bridges)
+        findings = [one for one in checks.judge(facts, WANTED, _config()) if one.level is not Level.OK]
+        assert len(findings) == expected
+        assert all("bridges (cni0, docker0), and br_netfilter is not loaded" in one.text for one in findings)
+        assert all("modprobe br_netfilter" in one.remedy for one in findings)
+
+
 def test_a_setting_that_can_not_be_written_fails_unless_it_is_right_already() -> None:
     assert _judge(sysctls_writable=False) == []
     (finding,) = _judge(sysctls_writable=False, sysctls={"net/ipv4/ip_forward": "0"})

@@ -63,3 +63,10 @@ def test_a_python_program_is_called_by_its_script(tmp_path: pathlib.Path) -> Non
     ):
         (tmp_path / "cmdline").write_bytes("\0".join(words).encode())
         assert facts._name(tmp_path) == name
+
+
+def test_bridges_are_the_interfaces_that_have_the_folder_of_one(tmp_path: pathlib.Path) -> None:
+    for name in ("cni0/bridge", "eth0", "docker0/bridge"):
+        (tmp_path / "sys/class/net" / name).mkdir(parents=True)
+    assert facts.bridges(tmp_path) == ("cni0", "docker0")
+    assert facts.bridges(tmp_path / "nothing") == ()
