@@ -1,6 +1,7 @@
 """Health-check ports: which are wanted, where they listen, and who answers there.
 
-Rule 1: a port of a family answers for one Service; of several that want it the oldest has it.
+Rule 1: a port of a family answers for one Service; of several that want it the oldest has it. In a family that the Service has no
+addresses of, the port answers as in the other one: load balancers ask a node at whatever address they know.
 Rule 2: a listener is opened and closed, never restarted: what it answers is looked up at each request.
 Rule 3: an address that can not be bound is tried again, with growing patience, and troubles nobody else.
 """
@@ -112,7 +113,7 @@ class HealthChecks:
         self._changed.set()
 
     def listen_on(self, addresses: Mapping[Family, tuple[Address, ...]]) -> None:
-        """The addresses of this node on which all ports are to listen; the unspecified address stands for all."""
+        """The addresses of this node on which all ports listen, by family; the unspecified address stands for all of a family."""
         if addresses != self._addresses:
             self._addresses = addresses
             self._changed.set()
@@ -138,9 +139,10 @@ class HealthChecks:
     async def adjust(self) -> float | None:
         """Open what is wanted and close what is not; returns after how many seconds to try again what failed, if anything."""
         wanted = {
-            Endpoint(address, port): HealthCheckPort(family, port)
-            for family, port in self._wanted.desired
-            for address in self._addresses.get(family, ())
+            Endpoint(address, port): self._answering(HealthCheckPort(family, port))
+            for port in dict.fromkeys(port for _, port in self._wanted.desired)
+            for family, addresses in self._addresses.items()
+            for address in addresses
         }
         for endpoint in self._open.keys() - wanted.keys():
             await self._open.pop(endpoint).close()
@@ -152,12 +154,19 @@ class HealthChecks:
                 await self._try_to_open(endpoint, port)
         return min((max(0.0, failure.due_s - self._clock()) for failure in self._failures.values()), default=None)
 
+    def _answering(self, port: HealthCheckPort) -> HealthCheckPort:
+        """The port whose Service answers there: that of the other family where this one has none."""
+        if port in self._wanted.desired:
+            return port
+        return next(other for other in self._wanted.desired if other.port == port.port)
+
     async def _try_to_open(self, endpoint: Endpoint, port: HealthCheckPort) -> None:
         failure = self._failures.get(endpoint)
         if failure and self._clock() < failure.due_s:
             return
         try:
-            self._open[endpoint] = await self._open_listener(endpoint.address, endpoint.port, lambda: self._answer(port))
+            own = HealthCheckPort(endpoint.address.family, endpoint.port)
+            self._open[endpoint] = await self._open_listener(endpoint.address, endpoint.port, lambda: self._answer(own))
         except OSError as error:
             backoff = failure.backoff if failure else Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=self._dice)
             delay_s = backoff.next_s()
@@ -175,8 +184,9 @@ class HealthChecks:
             log.info(what, address=str(endpoint))
 
     def _answer(self, port: HealthCheckPort) -> Answer:
-        check = self._wanted.desired.get(port)
-        if check is None:  # It was given up a moment ago.
+        try:
+            check = self._wanted.desired[self._answering(port)]
+        except StopIteration:  # It was given up a moment ago.
             return NOT_WANTED
         return pages.service_health(check.owner.service, check.local_endpoints, is_healthy=self._is_healthy())
 

@@ -59,7 +59,8 @@ class Serving:
         if self._announcer:
             self._announcer.synced(summary)
         self._health_checks.put(summary.changes.services, summary.states)
-        self._health_checks.listen_on(summary.view.health_check_addresses)
+        addresses = summary.view.health_check_addresses
+        self._health_checks.listen_on({family: addresses[family] for family in self._status.families})
 
     def servers(self) -> Iterator[Coroutine[None, None, None]]:
         """All servers, each to be run for ever; ``web.BindError`` ends one whose address can not be bound, if so configured."""

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog.testing
 
@@ -22,13 +22,14 @@ from tests.daemon import http_client
 from tests.daemon.summaries import Clock, state
 
 EVERYWHERE = {Family.IPV4: builders.addresses("0.0.0.0"), Family.IPV6: builders.addresses("::")}
+IPV4 = {Family.IPV4: EVERYWHERE[Family.IPV4]}
 BOTH = (Family.IPV4, Family.IPV6)
 
 
 class Ports:
     """The health checks of a node, and which listeners they have open."""
 
-    def __init__(self) -> None:
+    def __init__(self, addresses: Mapping[Family, tuple[Address, ...]] = IPV4) -> None:
         self.answers: dict[str, Callable[[], Answer]] = {}
         self.log: list[str] = []
         self.opened: asyncio.Queue[str] = asyncio.Queue()
@@ -36,7 +37,7 @@ class Ports:
         self.is_healthy = True
         self.clock = Clock()
         self.checks = HealthChecks(is_healthy=lambda: self.is_healthy, open_listener=self._open, clock=self.clock)
-        self.checks.listen_on(EVERYWHERE)
+        self.checks.listen_on(addresses)
         self._states: dict[ServiceName, ServiceState] = {}
 
     async def _open(self, address: Address, port: int, answer: Callable[[], Answer]) -> "Opened":
@@ -76,12 +77,31 @@ class Opened:
 
 
 async def test_there_is_one_listener_for_each_port_of_each_family() -> None:
-    ports = Ports()
+    ports = Ports(EVERYWHERE)
     ports.put(state("web", ports={30001: 1}, families=BOTH), state("dns", ports={30002: 0}))
     assert await ports.checks.adjust() is None
-    assert ports.answers.keys() == {"0.0.0.0:30001", "[::]:30001", "0.0.0.0:30002"}
+    assert ports.answers.keys() == {"0.0.0.0:30001", "[::]:30001", "0.0.0.0:30002", "[::]:30002"}
     assert ports.ask("0.0.0.0:30001") == (200, "web", 1)
     assert ports.ask("0.0.0.0:30002") == (503, "dns", 0)
+
+
+async def test_a_service_of_one_family_answers_on_the_nodes_addresses_of_both() -> None:
+    ports = Ports(EVERYWHERE)
+    ports.put(state("web", ports={30001: 2}))
+    await ports.checks.adjust()
+    assert ports.ask("[::]:30001") == ports.ask("0.0.0.0:30001") == (200, "web", 2)
+    ports.put(state("web", ports={30001: 1}, families=BOTH))
+    await ports.checks.adjust()
+    assert ports.ask("[::]:30001") == (200, "web", 1)
+    ports.put(state("web", ports={30001: 3}, families=(Family.IPV6,)))
+    await ports.checks.adjust()
+    assert ports.ask("[::]:30001") == ports.ask("0.0.0.0:30001") == (200, "web", 3)
+    assert ports.log == ["open 0.0.0.0:30001", "open [::]:30001"], "no listener was restarted"
+    answer = ports.answers["[::]:30001"]
+    ports.remove("web")
+    assert answer().status == 503
+    await ports.checks.adjust()
+    assert ports.answers == {}
 
 
 async def test_a_changed_count_changes_the_answer_and_leaves_the_listener_alone() -> None:
