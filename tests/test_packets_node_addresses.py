@@ -1,4 +1,4 @@
-"""Addresses of the node that come and go: node ports follow at once, service addresses make room and come back."""
+"""Addresses of the node that come and go: node ports follow, service addresses make room and come back."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.translate.lingering import GRACE_S
 from tests import cluster, lab
 from tests.cluster import Cluster, service
 
@@ -26,10 +27,10 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-def _follow(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + FOLLOWED_WITHIN_S
+def _follow(reached: Callable[[], bool], what: str, *, after_s: float = 0) -> None:
+    deadline = time.monotonic() + after_s + FOLLOWED_WITHIN_S
     while not reached():
-        assert time.monotonic() < deadline, f"{what}: not within {FOLLOWED_WITHIN_S} s"
+        assert time.monotonic() < deadline, f"{what}: not within {after_s + FOLLOWED_WITHIN_S} s"
         time.sleep(0.05)
 
 
@@ -61,7 +62,7 @@ def test_node_ports_follow_the_addresses_of_the_node(running: Cluster) -> None:
     assert all(f"{address},sctp:{NODE_PORT}" in "".join(sets) for address in new)
 
     running.lab.ip("node", *(f"address delete {text} dev eth0" for text in NEW.values()))
-    _follow(lambda: _node_port_addresses(running) == OWN, "addresses that went")
+    _follow(lambda: _node_port_addresses(running) == OWN, "addresses that went", after_s=GRACE_S)
     running.lab.ip(
         "node",
         "link add extra type dummy",
@@ -70,7 +71,32 @@ def test_node_ports_follow_the_addresses_of_the_node(running: Cluster) -> None:
     )
     _follow(lambda: _node_port_addresses(running) == OWN | {_bare(text) for text in ELSEWHERE.values()}, "a device that came")
     running.lab.ip("node", "link delete extra")
-    _follow(lambda: _node_port_addresses(running) == OWN, "a device that went")
+    _follow(lambda: _node_port_addresses(running) == OWN, "a device that went", after_s=GRACE_S)
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_a_connection_through_a_node_port_outlives_an_address_that_blinks(running: Cluster, family: Family) -> None:
+    """As netplan, a DHCP client or a keepalived have it; connections without their virtual server would end."""
+    assert running.lab.run("node", "sysctl", "-n", "net.ipv4.vs.expire_nodest_conn").strip() == "1"
+    added = f"address add {NEW[family]} dev eth0 {'nodad' if family is Family.IPV6 else ''}"
+    address = _bare(NEW[family])
+    running.lab.ip("node", added)
+    _follow(lambda: address in _node_port_addresses(running), "an address that came")
+    connection = running.lab.open("client", "TCP", address, NODE_PORT)
+    backend = connection.ask()
+    for away_s in (0.3, 2.0):
+        running.lab.ip("node", f"address delete {NEW[family]} dev eth0")
+        ends = time.monotonic() + away_s
+        while time.monotonic() < ends:
+            assert address in _node_port_addresses(running)
+            time.sleep(0.05)
+        running.lab.ip("node", added)
+        assert connection.ask() == backend
+    time.sleep(GRACE_S)
+    assert connection.ask() == backend
+    connection.close()
+    running.lab.ip("node", f"address delete {NEW[family]} dev eth0")
+    _follow(lambda: _node_port_addresses(running) == OWN, "an address that went", after_s=GRACE_S)
 
 
 def test_a_service_address_that_the_node_has_elsewhere_is_not_bound_a_second_time(running: Cluster) -> None:
@@ -84,7 +110,7 @@ def test_a_service_address_that_the_node_has_elsewhere_is_not_bound_a_second_tim
         running.lab.ip("node", f"address delete {external}/{family.bits} dev eth0")
         _follow(lambda there=external: f"{there}/" in _on_device(running), "came back")  # type: ignore[misc]  # as above
         assert running.lab.probe("client", "TCP", external, 80).outcome == "ok"
-        assert _node_port_addresses(running) == OWN
+        _follow(lambda: _node_port_addresses(running) == OWN, "no address of the node any more", after_s=GRACE_S)
 
 
 def test_node_ports_answer_where_they_are_told_to(running: Cluster) -> None:
@@ -105,4 +131,4 @@ def test_node_ports_answer_where_they_are_told_to(running: Cluster) -> None:
             running.lab.ip(
                 "node", f"address delete {ELSEWHERE[Family.IPV4]} dev eth0", f"address delete {NEW[Family.IPV4]} dev eth0"
             )
-            _follow(lambda: _node_port_addresses(running) == set(), "an address in the range went")
+            _follow(lambda: _node_port_addresses(running) == set(), "an address in the range went", after_s=GRACE_S)

@@ -215,8 +215,8 @@ class Engine:
 
         None when only a part of the kernel was read, and is as it was left.
         """
-        due_s = self.reconciler.next_s()
-        due_s = math.inf if due_s is None else due_s
+        times_s = (self.reconciler.next_s(), self._translator.next_s)
+        due_s = min((time_s for time_s in times_s if time_s is not None), default=math.inf)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(due_s, self._reader.next_part_s) - self._clock()):
                 await self._wake.wait()
@@ -240,10 +240,12 @@ class Engine:
         observed = began
         self._watcher.syncing(began)
         self._adopt_choices()
-        if self._addresses_changed:
+        if self._addresses_changed or self._translator.needs_addresses(began):
             self._addresses_changed = False
-            await self._reader.read_addresses()
+            is_read = await self._reader.read_addresses()
             observed = self._clock()
+            if not is_read:
+                self._translator.lacks_addresses(observed)
         self._reader.has_drifted = False
         seen = self._translator.look_at_node(self._reader.addresses, observed)
         changes = self._store.take()

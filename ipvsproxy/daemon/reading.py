@@ -181,13 +181,15 @@ class KernelReader:
         if new_errors or (errors and is_audit):
             self._read_again_soon()
 
-    async def read_addresses(self) -> None:
-        """Read ``addresses``; where that fails, all is read soon."""
+    async def read_addresses(self) -> bool:
+        """Read ``addresses``; where that fails, all is read soon. Returns whether they could be read."""
         try:
             self.addresses = await self._kernel.call(self._kernel.target.interface_addresses)
         except KernelError as error:
             self._read_again_soon()
             log.error("addresses could not be read", error=str(error))
+            return False
+        return True
 
     def synced(self, report: Report) -> None:
         """Read again soon when something was otherwise than believed; the delay grows until an audit changes that."""

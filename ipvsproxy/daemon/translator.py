@@ -13,12 +13,13 @@ import structlog
 from ipvsproxy.daemon import journal
 from ipvsproxy.daemon.refusals import Refusals
 from ipvsproxy.daemon.store import Changes, Store
-from ipvsproxy.model.kernel import InterfaceAddress, SetKind, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import DEVICE, InterfaceAddress, SetKind, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Node, ServiceName
 from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.translate import refusal, skeleton, state, view
+from ipvsproxy.translate.lingering import Lingering
 
 WORK_PER_STEP = 100
 """How many endpoints are translated before the time is asked for: about a third of a millisecond."""
@@ -54,7 +55,21 @@ class Translator:
         self._reconciler = reconciler
         self._view: view.NodeView | None = None
         self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey]] = (None, (), frozenset())
+        self._lingering = Lingering()
         self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
+
+    @property
+    def next_s(self) -> float | None:
+        """When an address that went is to be given up, if it is not back: the addresses have to be read then."""
+        return self._lingering.next_s
+
+    def needs_addresses(self, now: float) -> bool:
+        """Whether that is now."""
+        return self._lingering.is_due(now)
+
+    def lacks_addresses(self, now: float) -> None:
+        """The addresses could not be read, so none is given up yet."""
+        self._lingering = self._lingering.postponed(now)
 
     def adopt(self, settings: view.Settings, sysctls: tuple[Sysctl, ...], timeouts: Timeouts | None) -> None:
         """Go by other choices from the next ``put_node`` and the next look at the node on."""
@@ -72,15 +87,18 @@ class Translator:
     def look_at_node(self, addresses: tuple[InterfaceAddress, ...], now: float) -> view.NodeView:
         """See the node with these addresses of its interfaces; where it differs from before, every Service may be concerned.
 
-        These have changed ``now`` then, in the store.
+        These have changed ``now`` then, in the store. Node ports stay for a while on addresses that are not there any more.
         """
         node = self._store.node(self._node_name)
         api_servers = self._api_servers()
-        if self._view is not None and self._view_inputs == (node, addresses, api_servers):
+        is_due = self._lingering.is_due(now)
+        if self._view is not None and self._view_inputs == (node, addresses, api_servers) and not is_due:
             return self._view
+        if self._view_inputs[1] != addresses or is_due:
+            self._lingering = self._lingering.after((item.address for item in addresses if item.interface != DEVICE), now)
         self._view_inputs = (node, addresses, api_servers)
         self._put_node_port_ranges(node)
-        seen = view.view_node(self.settings, self._node_name, node, addresses, api_servers)
+        seen = view.view_node(self.settings, self._node_name, node, addresses, api_servers, lingering=self._lingering.addresses)
         if seen != self._view:
             if self._view is not None:
                 log.info("node changed", zone=seen.zone, addresses=[str(one) for one in seen.primary_addresses.values()])

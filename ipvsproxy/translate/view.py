@@ -78,11 +78,17 @@ def view_node(
     node: Node | None,
     addresses: Iterable[InterfaceAddress],
     api_servers: Iterable[RealServerKey],
+    *,
+    lingering: Iterable[Address] = (),
 ) -> NodeView:
-    """Put together what the Node object, the host's interfaces, and the endpoints of the API servers' own Service say."""
+    """Put together what the Node object, the host's interfaces, and the endpoints of the API servers' own Service say.
+
+    ``lingering`` are addresses that are not there now, on which node ports and health-check ports stay all the same.
+    """
     ours = [item.address for item in addresses if item.interface != DEVICE]
     primary = _primary_addresses(settings, node)
-    carried = {family: [address for address in ours if address.family is family] for family in Family}
+    answering = (*ours, *lingering)
+    carried = {family: [address for address in answering if address.family is family] for family in Family}
     networks = {family: _node_port_networks(settings, family, primary) for family in Family}
     return NodeView(
         name=name,

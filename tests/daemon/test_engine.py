@@ -28,6 +28,7 @@ from ipvsproxy.model.service import (
 )
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate import state
+from ipvsproxy.translate.lingering import GRACE_S
 from tests import builders, memory_node, virtual_time
 from tests.memory_node import MemoryNode
 from tests.virtual_time import in_virtual_time
@@ -212,7 +213,9 @@ async def test_node_ports_follow_the_addresses_of_the_host() -> None:
         assert_from_scratch(node)
         node.kernel.host_addresses.pop()
         node.engine.interfaces_changed()
-        await node.quiet()
+        await node.quiet(GRACE_S - 1)
+        assert key in node.kernel.virtual_servers, "it may come back"
+        await node.quiet(1)
         assert key not in node.kernel.virtual_servers
         assert_from_scratch(node)
 
