@@ -5,6 +5,7 @@ What is missing ends the process with a sentence for each thing.
 
 import asyncio
 import contextlib
+import errno
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -16,7 +17,7 @@ from ipvsproxy.kernel import host, iptables_variant, scheduler
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.instance import Instance
-from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.iptables import Program, Refusal
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
@@ -145,8 +146,17 @@ async def demand_usable_node(kernel: KernelThread[NodeKernel]) -> Mapping[Family
     Raises:
         CannotStartError: it is not so, and will not be before somebody changes something.
     """
-    await until_answered(functools.partial(kernel.call, kernel.target.interface_addresses))
+    await until_answered(functools.partial(_demand_usable_addresses, kernel))
     return await until_answered(functools.partial(kernel.call, usable_programs, kernel.target))
+
+
+async def _demand_usable_addresses(kernel: KernelThread[NodeKernel]) -> None:
+    try:
+        await kernel.call(kernel.target.interface_addresses)
+    except KernelError as error:
+        if error.errno == errno.EEXIST:  # an interface of another kind has the name of our device
+            raise CannotStartError(error.detail) from error
+        raise
 
 
 def usable_scheduler(kernel: NodeKernel, wanted: str) -> tuple[str, str]:
@@ -176,13 +186,22 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
         KernelError: the kernel or a program could not be asked just now.
     """
     demand(host.missing_set_types())
-    refusals = {family: kernel.iptables.try_writing(family) for family in Family}
-    given_up = {family: refusal.reason for family, refusal in refusals.items() if refusal and refusal.is_certain}
-    for family, refusal in refusals.items():
-        if family in given_up:
-            log.warning("family_not_served", family=family.label, reason=given_up[family], hint="what is there of it stays")
+    programs: dict[Family, Program] = {}
+    given_up: dict[Family, str] = {}
+    for family in Family:
+        refusal = kernel.iptables.try_writing(family)
+        if refusal is None or not refusal.is_certain:
+            try:
+                programs[family] = kernel.iptables.program(family)
+            except KernelError as error:
+                if error.errno:  # it could not be started just now, or hangs
+                    raise
+                refusal = Refusal(error.detail, is_certain=True)
+        if refusal and refusal.is_certain:
+            given_up[family] = refusal.reason
+            log.warning("family_not_served", family=family.label, reason=refusal.reason, hint="what is there of it stays")
         elif refusal:
             log.warning("rules_not_writable_yet", family=family.label, reason=refusal.reason, hint="the family is served")
-    if len(given_up) == len(Family):
+    if not programs:
         raise CannotStartError(*(f"{family.label} can not be served: {reason}" for family, reason in given_up.items()))
-    return {family: kernel.iptables.program(family) for family in Family if family not in given_up}
+    return programs

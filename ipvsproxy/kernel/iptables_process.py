@@ -1,5 +1,6 @@
 """Starting the programs of iptables, and what they say when they fail. All calls block."""
 
+import errno
 import re
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ def run(command: str, *arguments: str, stdin: str = "") -> str:
     """What a program of iptables prints.
 
     Raises:
-        KernelError: it is not in PATH, exits with another status than 0, or runs for too long.
+        KernelError: it is not in PATH or exits with another status than 0; with a number, it could not be started or hangs.
     """
     path = shutil.which(command)
     if path is None:
@@ -32,9 +33,10 @@ def run(command: str, *arguments: str, stdin: str = "") -> str:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise KernelError(action=command, errno=0, detail=f"it was ended after {TIMEOUT_S} s without an answer") from error
+        detail = f"it was ended after {TIMEOUT_S} s without an answer"
+        raise KernelError(action=command, errno=errno.ETIMEDOUT, detail=detail) from error
     except OSError as error:
-        raise KernelError(action=command, errno=error.errno or 0, detail=f"{path}: {error.strerror}") from error
+        raise KernelError(action=command, errno=error.errno or errno.EIO, detail=f"{path}: {error.strerror}") from error
     if done.returncode:
         detail = describe_failure(done.stderr, stdin) or f"exit status {done.returncode}"
         raise KernelError(action=command, errno=0, detail=detail)

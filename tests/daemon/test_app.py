@@ -362,7 +362,7 @@ def test_a_device_of_our_name_that_is_none_of_ours_is_said_and_ends_it(
         raise KernelError(action="look for kube-ipvs0", errno=errno.EEXIST, detail=detail)
 
     bare.setattr(Kernel, "interface_addresses", interface_addresses)
-    expected = ["look for kube-ipvs0: kube-ipvs0 is a bridge device, not a dummy: remove or rename it"]
+    expected = ["kube-ipvs0 is a bridge device, not a dummy: remove or rename it"]
     assert refusal(configured(f"--manifests={tmp_path}"), capsys) == expected
 
 
@@ -440,3 +440,23 @@ async def test_a_step_of_the_start_that_goes_on_failing_ends_it_with_its_reason(
 
     with pytest.raises(CannotStartError, match="list addresses: Cannot allocate memory"):
         await requirements.until_answered(ask)
+
+
+@pytest.mark.parametrize(("number", "is_given_up"), [(0, True), (errno.ETIMEDOUT, False)])
+def test_a_program_that_does_not_say_its_version_gives_its_family_up_unless_it_hangs(
+    bare: pytest.MonkeyPatch, number: int, *, is_given_up: bool
+) -> None:
+    kernel, iptables = Kernel(), Iptables({})
+
+    def program(family: Family) -> Program:
+        if family is Family.IPV6:
+            raise KernelError(action="ip6tables", errno=number, detail="not on this machine")
+        return PROGRAM
+
+    bare.setattr(kernel, "iptables", iptables, raising=False)
+    bare.setattr(iptables, "program", program)
+    if is_given_up:
+        assert requirements.usable_programs(kernel) == {Family.IPV4: PROGRAM}  # type: ignore[arg-type]  # a double
+    else:
+        with pytest.raises(KernelError, match="not on this machine"):
+            requirements.usable_programs(kernel)  # type: ignore[arg-type]  # a double

@@ -22,7 +22,14 @@ from typing import Any, NamedTuple
 from ipvsproxy.kernel import netlink, sockopt
 
 KERNEL_FILES = ("/proc/", "/sys/")
-OWN_FILES = ("/proc/self/status", "/proc/self/stat", "/proc/self/oom_score_adj", "/proc/stat", "/proc/meminfo")
+OWN_FILES = (
+    "/proc/self/status",
+    "/proc/self/stat",
+    "/proc/self/limits",
+    "/proc/self/oom_score_adj",
+    "/proc/stat",
+    "/proc/meminfo",
+)
 """Of this process, and for figures: no start hangs on them."""
 LOCKED = "Another app is currently holding the xtables lock; still 5s 0us time ahead to have a chance to grab the lock...\n"
 FAILURES: dict[str, tuple[str, ...]] = {
