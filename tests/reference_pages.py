@@ -31,7 +31,7 @@ ENDPOINTS: Sequence[tuple[str, str, Status, str]] = (
         "health, 10256",
         "/healthz",
         Status.EXTENDED,
-        "503 before the first sync; `waitingForFirstLists` until then, `staleWatches`, `unreadable` parts of the kernel",
+        "503 before the first sync; `waitingForFirstLists` until then, `staleWatches`, `unreadable`, `unmetSettings`",
     ),
     ("health, 10256", "/livez", Status.EXTENDED, "as above"),
     ("metrics, 10249", "/metrics", Status.EXTENDED, "the series below"),

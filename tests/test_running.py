@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ipvsproxy.kernel import host, preload
+from ipvsproxy.kernel import preload
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
 from tests.program import Program
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
@@ -147,7 +148,7 @@ def test_without_init_only_what_nothing_works_without_ends_it_and_the_rest_is_on
     assert "net.ipv4.vs.conntrack is off, and this process can not switch it on" in refusal
     assert "ipvsproxy: nothing was programmed" in refusal
     assert virtual_servers() == []
-    for path in host.INDISPENSABLE:
+    for path in INDISPENSABLE_SETTINGS:
         (pathlib.Path("/proc/sys") / path).write_text("1")
     with Started(folder, *FLAGS, "--ipvs-sync-period=1s", by=UNPRIVILEGED) as program:
         program.wait_until_synced()

@@ -27,7 +27,7 @@ from ipvsproxy.daemon.summary import SyncSummary, Watcher
 from ipvsproxy.daemon.translator import Translator
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import Connections, SetKind, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Connections, SetKind, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome, Plan, Report
 from ipvsproxy.model.real_servers import RealServerKey
@@ -268,6 +268,7 @@ class Engine:
             report=report,
             changes=changes,
             lacking=self._lacking(),
+            unmet_settings=self._unmet_settings(),
             states=self.reconciler.claims.states,
             view=seen,
             waited_s=max(0.0, began - min(changes.services.values(), default=began)),
@@ -282,10 +283,17 @@ class Engine:
 
     def _lacking(self) -> Collection[Family]:
         """The families without all that their Services stand on."""
-        claims = self.reconciler.claims
+        claims, families = self.reconciler.claims, self._translator.settings.families
         if claims.devices.pending:
-            return self._translator.settings.families
-        return {ip_set.family for ip_set in claims.sets.pending} | set(claims.skeletons.pending)
+            return families
+        unset = {family for path in self._unmet_settings() for family in INDISPENSABLE_SETTINGS[path]}
+        return families & (unset | {ip_set.family for ip_set in claims.sets.pending} | set(claims.skeletons.pending))
+
+    def _unmet_settings(self) -> Mapping[str, str]:
+        """The kernel settings without which Services do not work, and that are not as they must be: path and value."""
+        claims = self.reconciler.claims
+        pending = claims.sysctls.pending
+        return {path: claims.sysctls.observed.get(path, "missing") for path in INDISPENSABLE_SETTINGS if path in pending}
 
     async def _add(self, total: Report, expected: frozenset[SetKind] = frozenset()) -> Report:
         """Add what is wanted and may be added now: some of it may only be after other things; returns ``total`` with that."""

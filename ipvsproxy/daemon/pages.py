@@ -76,6 +76,7 @@ def _health(health: Health, *, is_fine: bool, eligible: Mapping[str, bool]) -> A
         **({"staleWatches": sorted(health.stale)} if health.stale else {}),
         **({"waitingForFirstLists": sorted(health.missing)} if health.missing else {}),
         **({"unreadable": sorted(health.unreadable)} if health.unreadable else {}),
+        **({"unmetSettings": dict(health.unmet_settings)} if health.unmet_settings else {}),
     }
     return Answer(OK if is_fine else UNAVAILABLE, json.dumps(document, separators=(",", ":")).encode(), JSON)
 

@@ -42,7 +42,8 @@ class Health:
     """The node at one moment (``now_s``). ``families`` has those that were programmed completely at least once.
 
     ``stale`` are the kinds whose watch has heard nothing for too long, ``missing`` those whose first list is not complete.
-    ``unreadable`` says which parts of the kernel cannot be read.
+    ``unreadable`` says which parts of the kernel cannot be read. ``unmet_settings`` are kernel settings without which Services do
+    not work, with the value that they have.
 
     Times are in seconds since the epoch.
     """
@@ -54,6 +55,7 @@ class Health:
     stale: Collection[ObjectKind] = ()
     missing: Collection[ObjectKind] = ()
     unreadable: Collection[str] = ()
+    unmet_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def updated_s(self) -> float | None:
@@ -94,6 +96,7 @@ class Status:
         self._queued_s: float | None = clock()
         self._unserved: dict[Family, float] = {}
         self._updated: dict[Family, float] = {}
+        self._unmet_settings: Mapping[str, str] = {}
         self._is_stopping = False
 
     def queued(self, now: float) -> None:
@@ -115,6 +118,7 @@ class Status:
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
         now_s = self._wall_clock()
+        self._unmet_settings = summary.unmet_settings
         for family in self.families:
             if family not in summary.lacking:
                 self._unserved.pop(family, None)
@@ -162,6 +166,7 @@ class Status:
             stale=self._stale(),
             missing=self._missing(),
             unreadable=self.unreadable(),
+            unmet_settings=self._unmet_settings,
             families={
                 family: FamilyHealth(updated_s=self._updated[family], is_healthy=not self._is_late(family))
                 for family in self.families

@@ -17,7 +17,8 @@ from ipvsproxy.translate.view import NodeView
 class SyncSummary:
     """One finished sync.
 
-    ``lacking`` are the families without all that their Services stand on (device, sets, rules). ``states`` is what each Service
+    ``lacking`` are the families without all that their Services stand on (device, sets, rules, settings); ``unmet_settings`` are
+    the indispensable kernel settings among that, with the value that they have. ``states`` is what each Service
     wants now. ``waited_s`` is the age of the oldest change in it when it began, 0 without any. What follows says how long the
     kernel was read, changes were translated, and operations were applied. ``conflicts`` are those that are new.
     """
@@ -32,6 +33,7 @@ class SyncSummary:
     translated_s: float
     applied_s: float
     conflicts: Collection[Conflict] = ()
+    unmet_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def duration_s(self) -> float:

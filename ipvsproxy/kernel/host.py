@@ -15,7 +15,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from ipvsproxy.kernel import preload
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipset_message import IPSET_PROTOCOL
-from ipvsproxy.model.kernel import SetType, Sysctl
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, SetType, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 
@@ -190,10 +190,6 @@ def missing_features(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missin
     return ()
 
 
-INDISPENSABLE = ("net/ipv4/vs/conntrack", "net/ipv4/ip_forward")
-"""Settings without which masqueraded traffic does not come back, or none is forwarded; each must be 1."""
-
-
 def missing_settings(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missing, ...]:
     """The indispensable settings that are off and cannot be switched on by this process. Nothing is written."""
     return tuple(
@@ -201,7 +197,7 @@ def missing_settings(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missin
             f"{path.replace('/', '.')} is off, and this process can not switch it on (/proc/sys/{path} is not writable)",
             "run ipvsproxy --init-only in a privileged container before this one, or set it on the host",
         )
-        for path in INDISPENSABLE
+        for path in INDISPENSABLE_SETTINGS
         if _is_off(proc / "sys" / path) and not os.access(proc / "sys" / path, os.W_OK)
     )
 

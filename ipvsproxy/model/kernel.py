@@ -322,6 +322,13 @@ class Sysctl(NamedTuple):
         return f"{self.path} = {self.value}"
 
 
+INDISPENSABLE_SETTINGS: Mapping[str, frozenset[Family]] = {
+    "net/ipv4/vs/conntrack": frozenset(Family),
+    "net/ipv4/ip_forward": frozenset({Family.IPV4}),
+}
+"""Settings, each for these families, without which masqueraded packets do not come back, or none is forwarded. Each must be 1."""
+
+
 class Timeouts(NamedTuple):
     """The IPVS connection timeouts in seconds, for the whole network namespace. 0 leaves one as it is."""
 

@@ -8,7 +8,7 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.daemon import engine, reading
-from ipvsproxy.model.kernel import RealServer, VirtualServer
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, RealServer, Sysctl, VirtualServer
 from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.state import Observation
 from tests import builders
@@ -217,3 +217,22 @@ async def test_after_a_surprise_the_kernel_is_read_again_soon() -> None:
         assert WEB_KEY not in node.kernel.virtual_servers
         await node.quiet(reading.FIRST_RESYNC_DELAY_S)
         assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_an_indispensable_setting_that_cannot_be_written_leaves_its_families_lacking_until_it_is_right() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        assert not node.watcher.summaries[-1].lacking
+        node.kernel.fail(lambda operation: isinstance(operation.item, Sysctl), times=1000)
+        for path, families in INDISPENSABLE_SETTINGS.items():
+            node.kernel.sysctls[path] = "0"
+            await node.quiet(AUDIT_INTERVAL_S)
+            assert node.watcher.summaries[-1].lacking == families
+            assert node.watcher.summaries[-1].unmet_settings == {path: "0"}
+            node.kernel.sysctls[path] = "1"  # the operator
+            await node.quiet(AUDIT_INTERVAL_S)
+            assert not node.watcher.summaries[-1].lacking
+            assert not node.watcher.summaries[-1].unmet_settings

@@ -1,5 +1,6 @@
 """Bodies, codes and headers, byte for byte."""
 
+import dataclasses
 import json
 
 import pytest
@@ -39,6 +40,13 @@ def test_a_node_that_is_fine_is_up_to_date_now() -> None:
         ).encode(),
         HEADERS,
     )
+
+
+def test_what_is_wrong_with_the_kernel_is_named_in_the_body() -> None:
+    health = dataclasses.replace(_health(), unreadable=("list sets: EIO",), unmet_settings={"net/ipv4/ip_forward": "0"})
+    document = json.loads(pages.healthz(health).body)
+    assert document["unreadable"] == ["list sets: EIO"]
+    assert document["unmetSettings"] == {"net/ipv4/ip_forward": "0"}
 
 
 def test_livez_does_not_tell_whether_the_node_is_eligible() -> None:

@@ -13,7 +13,7 @@ from pyroute2.netlink.nfnetlink.ipset import ipset_msg
 
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import Sysctl
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 
@@ -255,12 +255,12 @@ def test_ipset_types_that_this_kernel_has_not_are_missing(monkeypatch: pytest.Mo
 def test_a_setting_that_nothing_works_without_must_be_on_or_writable(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, value: str, writable: bool, is_missing: bool
 ) -> None:
-    for path in host.INDISPENSABLE:
+    for path in INDISPENSABLE_SETTINGS:
         (tmp_path / "sys" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "sys" / path).write_text(f"{value}\n")
     monkeypatch.setattr(os, "access", lambda _path, _mode: writable)  # root may write anything, but on a read-only mount
     found = host.missing_settings(tmp_path)
-    assert len(found) == (len(host.INDISPENSABLE) if is_missing else 0)
+    assert len(found) == (len(INDISPENSABLE_SETTINGS) if is_missing else 0)
     assert all("--init-only" in one.remedy for one in found)
 
 
@@ -268,11 +268,11 @@ def test_a_setting_that_can_not_be_read_just_now_is_not_missing(tmp_path: pathli
     def fail(_: pathlib.Path) -> str:
         raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
 
-    for path in host.INDISPENSABLE:
+    for path in INDISPENSABLE_SETTINGS:
         setting = tmp_path / "sys" / path
         setting.parent.mkdir(parents=True, exist_ok=True)
         setting.write_text("0")
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert len(host.missing_settings(tmp_path)) == len(host.INDISPENSABLE)
+    assert len(host.missing_settings(tmp_path)) == len(INDISPENSABLE_SETTINGS)
     monkeypatch.setattr(pathlib.Path, "read_text", fail)
     assert host.missing_settings(tmp_path) == ()
