@@ -103,6 +103,8 @@ class _Node:
         self._show(kernel, engine)
         self._announcer.start()
         process.set_oom_score(self._config.oom_score_adj)
+        for warning in wiring.warnings(self._config, self._programs):
+            log.warning("configuration", notice=warning)
         log.info(
             "starting",
             node=self._config.node_name,

@@ -103,11 +103,23 @@ class Translator:
             if self._view is not None:
                 log.info("node changed", zone=seen.zone, addresses=[str(one) for one in seen.primary_addresses.values()])
             self._view = seen
+            self._tell_unknown_pods(seen)
             self._store.touch_all(now)
         return seen
 
     def _put_node_port_ranges(self, node: Node | None) -> None:
         self._reconciler.observer.node_port_ranges = view.node_port_ranges(self.settings, node)
+
+    def _tell_unknown_pods(self, seen: view.NodeView) -> None:
+        families = view.without_local_pods(self.settings, seen.pod_networks)
+        if families and not self.settings.masquerade_all:
+            by_node = self.settings.detect_local is view.DetectLocal.NODE_CIDR
+            log.warning(
+                "local_pods_unknown",
+                field="spec.podCIDRs of the Node" if by_node else "clusterCIDR",
+                families=sorted(family.label for family in families),
+                hint="it has no range of these families: add one, or their traffic is masqueraded as without local detection",
+            )
 
     def _api_servers(self) -> frozenset[RealServerKey]:
         """Where the API servers are, as their own Service says."""

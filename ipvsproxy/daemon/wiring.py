@@ -1,6 +1,6 @@
 """What the configuration means to each part of the program."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.config.settings import Config, LocalMode
@@ -29,6 +29,25 @@ def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) 
         translation_settings(config, {family: program.random_fully for family, program in programs.items()}, scheduler),
         policy(config, programs),
     )
+
+
+def warnings(config: Config, families: Collection[Family]) -> Iterator[str]:
+    """What of the configuration leaves out a family that is served, or nothing at all, field by field.
+
+    These are the warnings of kube-proxy (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go); those on
+    ``clusterCIDR`` and ``spec.podCIDRs`` are given where the Node is known.
+    """
+    ports = config.node_ports
+    if not ports.networks and not ports.primary_only:
+        yield "nodePortAddresses is unset: node ports answer on every address of this node; consider 'primary'"
+    for field, networks in (("nodePortAddresses", ports.networks), ("ipvs.excludeCIDRs", config.ipvs.excluded_networks)):
+        missing = [family.label for family in families if family not in {network.family for network in networks}]
+        if networks and missing and (field == "nodePortAddresses" or len(missing) == len(families)):
+            yield f"{field} has no range of {' and '.join(missing)}, which this node serves"
+    for field, listen in (("healthzBindAddress", config.servers.health), ("metricsBindAddress", config.servers.metrics)):
+        address = listen.address if listen else None
+        if address and not address.is_unspecified and not address.is_loopback and address.family not in families:
+            yield f"{field} is an address of {address.family.label}, which this node does not serve"
 
 
 def translation_settings(config: Config, random_fully: Mapping[Family, bool], scheduler: str) -> view.Settings:

@@ -122,6 +122,22 @@ def _primary_addresses(settings: Settings, node: Node | None) -> Mapping[Family,
     return found
 
 
+def without_local_pods(settings: Settings, pod_networks: Sequence[Network]) -> frozenset[Family]:
+    """The served families in which this node's pods cannot be told from others, although the ranges of another family can.
+
+    Their traffic to cluster IPs is masqueraded as without a way to tell local pods. ``pod_networks`` are the Node's
+    ``spec.podCIDRs``.
+    """
+    match settings.detect_local:
+        case DetectLocal.CLUSTER_CIDR:
+            networks: Sequence[Network] = settings.cluster_networks
+        case DetectLocal.NODE_CIDR:
+            networks = pod_networks
+        case _:
+            return frozenset()
+    return settings.families - {network.family for network in networks} if networks else frozenset()
+
+
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
     """The family that a node cannot do without: that of a concrete bind address, else of the Node's first address.
 

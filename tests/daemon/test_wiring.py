@@ -1,5 +1,7 @@
 """What each part of the program is told of a configuration. That a line leads where it should is all there is to test."""
 
+from collections.abc import Collection
+
 import pytest
 
 from ipvsproxy.daemon import wiring
@@ -167,3 +169,31 @@ def test_an_api_server_is_doubted_and_a_directory_is_believed(flags: list[str], 
 )
 def test_without_an_api_server_only_the_flags_tell_where_node_ports_are_served(flags: list[str], ranges: list[str]) -> None:
     assert wiring.known_node_port_ranges(loading.from_flags(*flags)) == builders.networks(*ranges)
+
+
+@pytest.mark.parametrize(
+    ("flags", "families", "expected"),
+    [
+        ((), Family, ["nodePortAddresses is unset: node ports answer on every address of this node; consider 'primary'"]),
+        (("--nodeport-addresses=primary",), Family, []),
+        (("--nodeport-addresses=10.0.0.0/8,fd00::/8",), Family, []),
+        (("--nodeport-addresses=10.0.0.0/8",), [Family.IPV4], []),
+        (("--nodeport-addresses=10.0.0.0/8",), Family, ["nodePortAddresses has no range of IPv6, which this node serves"]),
+        (("--nodeport-addresses=primary", "--ipvs-exclude-cidrs=10.0.0.0/8"), Family, []),
+        (
+            ("--nodeport-addresses=primary", "--ipvs-exclude-cidrs=10.0.0.0/8"),
+            [Family.IPV6],
+            ["ipvs.excludeCIDRs has no range of IPv6, which this node serves"],
+        ),
+        (
+            ("--nodeport-addresses=primary", "--healthz-bind-address=[fd00::1]:10256", "--metrics-bind-address=192.0.2.1"),
+            [Family.IPV4],
+            ["healthzBindAddress is an address of IPv6, which this node does not serve"],
+        ),
+    ],
+)
+def test_fields_that_leave_out_a_served_family_are_warned_of(
+    flags: tuple[str, ...], families: Collection[Family], expected: list[str]
+) -> None:
+    config = loading.from_flags("--hostname-override=node-a", *flags)
+    assert list(wiring.warnings(config, list(families))) == expected
