@@ -149,13 +149,13 @@ def _load(arguments: Sequence[str], problems: Sequence[Problem]) -> Config:
 
 
 def _clean(config: Config, *, dry_run: bool, as_json: bool) -> int:
-    cleaning = importlib.import_module("ipvsproxy.daemon.cleanup")
+    cleaning = importlib.import_module("ipvsproxy.commands.cleanup")
     return int(cleaning.run(config, dry_run=dry_run, as_json=as_json))
 
 
 def _look(command: commands.Command, config: Config, subject: str, *, as_json: bool) -> int:
     """Raises ConfigError when the subject is none."""
-    looking = importlib.import_module(f"ipvsproxy.daemon.{_LOOKING[command.name]}")
+    looking = importlib.import_module(f"ipvsproxy.commands.{command.name}")
     if not command.subject:
         return int(looking.run(config, as_json=as_json))
     try:
@@ -165,12 +165,8 @@ def _look(command: commands.Command, config: Config, subject: str, *, as_json: b
     return int(looking.run(config, parsed, as_json=as_json))
 
 
-_LOOKING: Mapping[str, str] = {"plan": "rehearsal", "verify": "verify", "explain": "explain", "doctor": "doctor"}
-"""The module of each command."""
-
-
 def _shadow(config: Config) -> int:
-    dry_run = importlib.import_module("ipvsproxy.daemon.dry_run")
+    dry_run = importlib.import_module("ipvsproxy.commands.dry_run")
     return _leave(int(dry_run.run(config)))
 
 
@@ -180,7 +176,7 @@ def _serve(config: Config, read_again: Callable[[], Config]) -> int:
 
 
 def _set_up(config: Config) -> int:
-    prepare = importlib.import_module("ipvsproxy.daemon.prepare")
+    prepare = importlib.import_module("ipvsproxy.daemon.process.init_only")
     return _leave(int(prepare.run(config)))
 
 

@@ -8,11 +8,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests import lab
 from tests.chaos import plan
 from tests.chaos.figures import Figures
 from tests.chaos.history import History, Violation
-from tests.program import ProgramError
+from tests.support import lab
+from tests.support.program import ProgramError
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import yaml
 
-from tests import lab, program
+from tests.support import lab, program
 
 MANIFESTS = pathlib.Path("manifests/demo")
 NODE = "demo-node"

@@ -10,10 +10,10 @@ import time
 import urllib.request
 from pathlib import Path
 
-from tests import api_store, golden_state, lab
 from tests.chaos import cluster, history, instrumented, soak, take_overs, usage, verifying, world
 from tests.chaos.clients import Clients
 from tests.chaos.figures import Figures
+from tests.support import api_store, golden_state, lab
 
 BATCH_S = 0.1
 WATCHES_CUT_S = 60.0

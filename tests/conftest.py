@@ -19,7 +19,7 @@ import pytest
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
-CORE = tuple(pathlib.Path(__file__).with_name(name) for name in ("translate", "reconcile"))
+CORE = tuple(pathlib.Path(__file__).with_name(name) for name in ("store", "translate", "reconcile"))
 """Where the tests marked ``core`` are."""
 
 _CLONE_NEWNET = 0x40000000

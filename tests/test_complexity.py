@@ -17,11 +17,11 @@ from ipvsproxy.model.kernel import RealServer, SetEntry, VirtualServer
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.service import Gone, ObjectKind, Put, Service
 from ipvsproxy.translate import decode, state
-from tests import builders, memory_node
-from tests.fake_kernel import FakeKernel
-from tests.kernel.fake_netlink import FakeSocket
-from tests.memory_node import MemoryNode
-from tests.virtual_time import in_virtual_time
+from tests.support import builders, memory_node
+from tests.support.fake_kernel import FakeKernel
+from tests.support.fake_netlink import FakeSocket
+from tests.support.memory_node import MemoryNode
+from tests.support.virtual_time import in_virtual_time
 
 FEW, MANY = 3, 1500
 IPVS_FAMILY = 30

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import lab
+from tests.support import lab
 
 ROOT = Path(__file__).parents[1]
 POD_ADDRESSES = {f"10.244.{node}.{pod}" for node in (0, 1) for pod in (11, 12)}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import golden_fixtures, golden_http, golden_state, lab, program
+from tests.support import golden_fixtures, golden_http, golden_state, lab, program
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from kubernetes_asyncio.client import models
 
+from ipvsproxy.commands import dry_run
 from ipvsproxy.config import load
-from ipvsproxy.daemon import dry_run
 
 MANIFESTS = pathlib.Path(__file__).parents[1] / "manifests"
 BUILT = ("base", "monitoring", "overlays/beside-kube-proxy", "overlays/replace-kube-proxy")

@@ -15,7 +15,7 @@ import yaml
 
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon import reflector, watch
+from ipvsproxy.daemon.sources import reflector, watch
 from ipvsproxy.kernel import iptables
 
 ROOT = pathlib.Path(__file__).parents[1]

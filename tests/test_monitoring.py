@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 import yaml
 
-from ipvsproxy.daemon.measure import Sources
-from ipvsproxy.daemon.metrics import Metrics
-from ipvsproxy.daemon.reflector import Trouble, WatchStatus
-from ipvsproxy.daemon.status import LATE_PERIODS, Status
-from ipvsproxy.daemon.store import Changes, Trigger
+from ipvsproxy.daemon.http.health import LATE_PERIODS, Status
+from ipvsproxy.daemon.metrics.gauges import Sources
+from ipvsproxy.daemon.metrics.metrics import Metrics
+from ipvsproxy.daemon.sources.reflector import Trouble, WatchStatus
 from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
 from ipvsproxy.model.kernel import Connections, Counters
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import ObjectKind
-from tests.daemon.summaries import Clock, state, summary
-from tests.daemon.test_traffic import CLUSTER, POD, WEB, Scene
+from ipvsproxy.store.objects import Changes, Trigger
+from tests.daemon.metrics.test_traffic import CLUSTER, POD, WEB, Scene
+from tests.support.summaries import Clock, state, summary
 
 ROOT = pathlib.Path(__file__).parents[1]
 MONITORING = ROOT / "manifests" / "monitoring"

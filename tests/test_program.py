@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from tests import api_server, golden_state
-from tests.api_server import ApiServer
-from tests.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
-from tests.program import run_in_turn
+from tests.support import api_server, golden_state
+from tests.support.api_server import ApiServer
+from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
+from tests.support.program import run_in_turn
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 

@@ -18,8 +18,8 @@ import aiohttp
 import pytest
 import yaml
 
-from ipvsproxy.daemon import web
-from ipvsproxy.daemon.pages import Answer
+from ipvsproxy.daemon.http import server as web
+from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.model.net import parse_address
 from tests.test_monitoring import DASHBOARD, MONITORING, PANELS, ROOT, RULES, OurNode
 

@@ -6,7 +6,7 @@ import pytest
 
 from ipvsproxy.config import catalogue
 from ipvsproxy.daemon.serving import METRICS_PATHS
-from tests import golden_fixtures, reference_pages
+from tests.support import golden_fixtures, reference_pages
 from tests.test_monitoring import our_page
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from tests.program import Program
+from tests.support.program import Program
 
 ROOT = pathlib.Path(__file__).parents[1]
 KUBECTL = """\

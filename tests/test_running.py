@@ -19,7 +19,7 @@ import pytest
 
 from ipvsproxy.kernel import preload
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
-from tests.program import Program
+from tests.support.program import Program
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 

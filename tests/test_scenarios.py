@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from ipvsproxy.daemon.store import Store
 from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Service
+from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import decode, view
-from tests import builders, fake_kernel, memory_node
-from tests.memory_node import MemoryNode
-from tests.virtual_time import in_virtual_time, loop
+from tests.support import builders, fake_kernel, memory_node
+from tests.support.memory_node import MemoryNode
+from tests.support.virtual_time import in_virtual_time, loop
 
 SCENARIOS = sorted(pathlib.Path(__file__).with_name("scenarios").glob("*.yaml"))
 NODE = {

@@ -8,20 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon import first_lists, interfaces, journal, measure, process, requirements, wiring
-from ipvsproxy.daemon import source as sources
-from ipvsproxy.daemon.announcer import Announcer
-from ipvsproxy.daemon.engine import Engine
-from ipvsproxy.daemon.events import Recorder
-from ipvsproxy.daemon.metrics import Metrics
-from ipvsproxy.daemon.reload import CannotApplyError, Reloader
+from ipvsproxy.daemon import wiring
+from ipvsproxy.daemon.events.announcer import Announcer
+from ipvsproxy.daemon.events.recorder import Recorder
+from ipvsproxy.daemon.http.health import Notice, Status
+from ipvsproxy.daemon.loop import interfaces, journal
+from ipvsproxy.daemon.loop.engine import Engine
+from ipvsproxy.daemon.metrics import gauges
+from ipvsproxy.daemon.metrics.metrics import Metrics
+from ipvsproxy.daemon.metrics.traffic import Traffic
+from ipvsproxy.daemon.process import lifecycle, requirements
+from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
+from ipvsproxy.daemon.process.signals import Signals
 from ipvsproxy.daemon.serving import Serving
-from ipvsproxy.daemon.signals import Signals
-from ipvsproxy.daemon.source import CannotStartError, Source
-from ipvsproxy.daemon.staleness import Staleness
-from ipvsproxy.daemon.status import Notice, Status
-from ipvsproxy.daemon.store import Store
-from ipvsproxy.daemon.traffic import Traffic
+from ipvsproxy.daemon.sources import first_lists
+from ipvsproxy.daemon.sources import source as sources
+from ipvsproxy.daemon.sources.source import CannotStartError, Source
+from ipvsproxy.daemon.sources.staleness import Staleness
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program
@@ -29,6 +32,7 @@ from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import Event
+from ipvsproxy.store.objects import Store
 
 SCHEDULER_MISSING = "SchedulerMissing"
 
@@ -39,13 +43,13 @@ def run(config: Config, read_again: Callable[[], Config]) -> int:
     """Serve until a signal ends it; returns the exit status. ``read_again`` does what made ``config``, and raises ConfigError."""
     signals = Signals()
     try:
-        return process.run(config, _serve(config, read_again, signals))
+        return lifecycle.run(config, _serve(config, read_again, signals))
     finally:
         signals.close()
 
 
 async def _serve(config: Config, read_again: Callable[[], Config], signals: Signals) -> int:
-    process.begin(config, signals)
+    lifecycle.begin(config, signals)
     metrics = Metrics()
     source = await sources.make(config, metrics)
     with requirements.only_instance():
@@ -102,7 +106,7 @@ class _Node:
         self._status.unreadable = lambda: engine.unreadable
         self._show(kernel, engine)
         self._announcer.start()
-        process.set_oom_score(self._config.oom_score_adj)
+        lifecycle.set_oom_score(self._config.oom_score_adj)
         for warning in wiring.warnings(self._config, self._programs):
             log.warning("configuration", notice=warning)
         log.info(
@@ -124,7 +128,7 @@ class _Node:
             first_lists.serve_later(self._store, self._source),
             reloader.run(),
         )
-        await process.until_stopped(signals.stopping, self._status, work, self._serving.servers())
+        await lifecycle.until_stopped(signals.stopping, self._status, work, self._serving.servers())
 
     async def _choices(self, kernel: KernelThread[NodeKernel], config: Config) -> wiring.Choices:
         """Raises CannotStartError or KernelError where they can not be made, and has changed nothing then."""
@@ -147,15 +151,15 @@ class _Node:
             choices = await self._choices(kernel, new)
         except (CannotStartError, KernelError) as error:
             raise CannotApplyError(str(error)) from error
-        process.set_up_log(new)
-        process.set_oom_score(new.oom_score_adj)
+        lifecycle.set_up_log(new)
+        lifecycle.set_oom_score(new.oom_score_adj)
         self._serving.reconfigure(new)
         self._status.sync_period_s = new.ipvs.sync_period_s
         engine.reconfigure(*choices)
 
     def _show(self, kernel: KernelThread[NodeKernel], engine: Engine) -> None:
         """Have the metrics tell of all of it."""
-        figures = measure.Sources(
+        figures = gauges.Sources(
             reconciler=engine.reconciler,
             store=self._store,
             status=self._status,

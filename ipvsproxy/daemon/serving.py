@@ -8,14 +8,14 @@ import structlog
 
 from ipvsproxy.config import syntax, write
 from ipvsproxy.config.settings import Config, LogFormat
-from ipvsproxy.daemon import log as logs
-from ipvsproxy.daemon import pages, web
-from ipvsproxy.daemon.announcer import Announcer
-from ipvsproxy.daemon.healthchecks import HealthChecks
-from ipvsproxy.daemon.metrics import Metrics
-from ipvsproxy.daemon.pages import Answer
-from ipvsproxy.daemon.status import Status
-from ipvsproxy.daemon.summary import SyncSummary
+from ipvsproxy.daemon.base import log as logs
+from ipvsproxy.daemon.events.announcer import Announcer
+from ipvsproxy.daemon.http import answers, server
+from ipvsproxy.daemon.http.answers import Answer
+from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
+from ipvsproxy.daemon.loop.summary import SyncSummary
+from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.model.net import Address
 
 METRICS_PATHS = ("/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis", "/proxyMode", "/statusz")
@@ -66,25 +66,25 @@ class Serving:
         """All servers, each to be run for ever; ``web.BindError`` ends one whose address can not be bound, if so configured."""
         servers = self._config.servers
         if servers.health:
-            yield web.serve("health", *servers.health, self.answer_health, hard_fail=servers.bind_hard_fail)
+            yield server.serve("health", *servers.health, self.answer_health, hard_fail=servers.bind_hard_fail)
         if servers.metrics:
-            yield web.serve("metrics", *servers.metrics, self.answer_metrics, hard_fail=servers.bind_hard_fail)
+            yield server.serve("metrics", *servers.metrics, self.answer_metrics, hard_fail=servers.bind_hard_fail)
         yield self._health_checks.run()
 
-    async def answer_health(self, request: web.Request) -> Answer:
+    async def answer_health(self, request: server.Request) -> Answer:
         """What the health server answers."""
         match request.path:
             case "/healthz":
-                answer = pages.healthz(self._status.health())
+                answer = answers.healthz(self._status.health())
                 self._metrics.healthz(answer.status)
             case "/livez":
-                answer = pages.livez(self._status.health())
+                answer = answers.livez(self._status.health())
                 self._metrics.livez(answer.status)
             case _:
-                answer = pages.NOT_FOUND_PAGE
+                answer = answers.NOT_FOUND_PAGE
         return answer
 
-    async def answer_metrics(self, request: web.Request) -> Answer:
+    async def answer_metrics(self, request: server.Request) -> Answer:
         """What the metrics server answers. Its ``/healthz`` only tells that it answers."""
         match request.path:
             case "/metrics":
@@ -93,41 +93,41 @@ class Serving:
             case "/metrics/slis":
                 if request.method == "DELETE":
                     self._checks = 0
-                answer = pages.slis(self._checks)
+                answer = answers.slis(self._checks)
             case "/healthz" | "/healthz/ping":
                 self._checks += 1
-                answer = pages.PING_PAGE if "verbose" in request.query else pages.OK_PAGE
+                answer = answers.PING_PAGE if "verbose" in request.query else answers.OK_PAGE
             case "/proxyMode":
-                answer = pages.MODE_PAGE
+                answer = answers.MODE_PAGE
             case "/configz":
-                answer = pages.configz(write.document(self._config))
+                answer = answers.configz(write.document(self._config))
             case "/flagz":
-                answer = pages.flagz(write.flags(self._config))
+                answer = answers.flagz(write.flags(self._config))
             case "/statusz":
                 version = importlib.metadata.version("ipvsproxy")
-                answer = pages.statusz(started_s=self._started_s, now_s=time.time(), version=version, paths=METRICS_PATHS)
+                answer = answers.statusz(started_s=self._started_s, now_s=time.time(), version=version, paths=METRICS_PATHS)
             case "/debug/flags/v" if self._config.servers.profiling:
                 answer = self._set_verbosity(request)
             case _:
-                answer = pages.NOT_FOUND_PAGE
+                answer = answers.NOT_FOUND_PAGE
         return answer
 
-    def _set_verbosity(self, request: web.Request) -> Answer:
+    def _set_verbosity(self, request: server.Request) -> Answer:
         if request.method != "PUT":
-            return pages.METHOD_PAGE
+            return answers.METHOD_PAGE
         try:
             level = syntax.parse_level(request.body.decode("ascii", errors="replace").strip())
         except ValueError:
-            return pages.verbosity(None)
+            return answers.verbosity(None)
         logs.set_up(json=self._config.logging.format is LogFormat.JSON, verbosity=level)
         log.warning("verbosity was changed over HTTP", verbosity=level)
-        return pages.verbosity(level)
+        return answers.verbosity(level)
 
 
-async def open_listener(address: Address, port: int, answer: Callable[[], Answer]) -> web.Listener:
+async def open_listener(address: Address, port: int, answer: Callable[[], Answer]) -> server.Listener:
     """A health-check port: one answer for any request; as ``healthchecks.Open`` says."""
 
-    async def respond(_request: web.Request) -> Answer:
+    async def respond(_request: server.Request) -> Answer:
         return answer()
 
-    return await web.listen(address, port, respond, one_family=True)
+    return await server.listen(address, port, respond, one_family=True)

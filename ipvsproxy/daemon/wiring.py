@@ -4,13 +4,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.config.settings import Config, LocalMode
-from ipvsproxy.daemon.engine import EngineSettings
-from ipvsproxy.daemon.mass_deletion import Guard
+from ipvsproxy.daemon.loop.engine import EngineSettings
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.reconcile.reconciler import Policy
+from ipvsproxy.store.mass_deletion import Guard
 from ipvsproxy.translate import sysctls, view
 
 

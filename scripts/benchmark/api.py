@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import cast
 
-from ipvsproxy.daemon import reflector
+from ipvsproxy.daemon.sources import reflector
 from ipvsproxy.model.service import Event, ObjectKind
 from scripts.benchmark import workload
 

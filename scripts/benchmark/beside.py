@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from scripts.benchmark import outside, workload
-from tests.api_server import ApiServer
-from tests.api_store import ENDPOINT_SLICES, NODES, SERVICES
+from tests.support.api_server import ApiServer
+from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES
 
 Figures = dict[str, Any]
 FIRST_POLL_S = 0.5

@@ -14,7 +14,7 @@ from ipvsproxy.model.kernel import Flow, FlowCleaning
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
-from tests.kernel import fake_netlink
+from tests.support import fake_netlink
 
 PART_SIZE = 32_000
 """The kernel fills at most 32 KiB at once."""

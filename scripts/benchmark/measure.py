@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ipvsproxy.daemon import log as logs
+from ipvsproxy.daemon.base import log as logs
 from scripts.benchmark import api, beside, meter, pretence, program, steady, workload
 from scripts.benchmark import flows as tracked
 from scripts.benchmark import recording as recordings

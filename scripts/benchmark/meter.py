@@ -14,9 +14,10 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ipvsproxy.daemon import engine, reading, store, translator
+from ipvsproxy.daemon.loop import engine, reader, translator
 from ipvsproxy.kernel import iptables_process, ipvs, ipvs_message, netlink, node
 from ipvsproxy.reconcile import reconciler
+from ipvsproxy.store import objects
 from ipvsproxy.translate import decode
 from scripts.benchmark import calls, recording
 
@@ -86,7 +87,7 @@ class Meter:
     def _cover(self) -> None:
         for owner, function, name in (
             (decode, "decode_list", "decode"),
-            (store.Store, "deliver", "store"),
+            (objects.Store, "deliver", "store"),
             (translator.Translator, "look_at_node", "view"),
             (translator.Translator, "put_skeletons", "rules"),
             (reconciler.Reconciler, "plan", "plan"),
@@ -98,7 +99,7 @@ class Meter:
             setattr(owner, function, self._timed(getattr(owner, function), name))
         for owner, function, name in (
             (engine.Engine, "_translate_all", "translate and claim"),
-            (reading.KernelReader, "observe", "audit"),
+            (reader.KernelReader, "observe", "audit"),
         ):
             setattr(owner, function, self._timed_whole(getattr(owner, function), name))
         netlink.Channel.run = self._run(netlink.Channel.run)  # type: ignore[method-assign]  # as above

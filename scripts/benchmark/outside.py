@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 import aiohttp
 
 from scripts.benchmark import workload
-from tests.api_server import write_kubeconfig
+from tests.support.api_server import write_kubeconfig
 
 LONGEST_S = 1200.0
 ANSWERED_WITHIN_S = 120.0

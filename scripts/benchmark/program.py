@@ -12,11 +12,11 @@ from unittest import mock
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import app
-from ipvsproxy.daemon import source as sources
-from ipvsproxy.daemon.engine import Engine
-from ipvsproxy.daemon.signals import Signals
-from ipvsproxy.daemon.store import Changes
-from ipvsproxy.daemon.summary import SyncSummary, Watcher
+from ipvsproxy.daemon.loop.engine import Engine
+from ipvsproxy.daemon.loop.summary import SyncSummary, Watcher
+from ipvsproxy.daemon.process.signals import Signals
+from ipvsproxy.daemon.sources import source as sources
+from ipvsproxy.store.objects import Changes
 from scripts.benchmark import workload
 from scripts.benchmark.api import MemoryApi, Source
 
@@ -89,7 +89,7 @@ async def running(api: MemoryApi, *flags: str) -> AsyncIterator[Running]:
     async def make_source(*_: object) -> Source:
         return Source(api)
 
-    importlib.import_module("ipvsproxy.daemon.watch")  # which is there when an API server is: its memory counts
+    importlib.import_module("ipvsproxy.daemon.sources.watch")  # which is there when an API server is: its memory counts
     with (
         mock.patch.object(app, "Engine", MeasuredEngine),
         mock.patch.object(sources, "make", make_source),

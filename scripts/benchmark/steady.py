@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
-from ipvsproxy.daemon import reading, traffic
+from ipvsproxy.daemon.loop import reader as reading
+from ipvsproxy.daemon.metrics import traffic
 from scripts.benchmark import api, feeder, meter, pretence, program, workload
 
 LATENCY_PERIOD_S = 0.06

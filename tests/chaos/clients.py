@@ -3,9 +3,9 @@
 import contextlib
 from collections.abc import Iterator
 
-from tests import lab
 from tests.chaos.figures import Figures
 from tests.chaos.world import HELD, QUESTIONS, Question
+from tests.support import lab
 
 INTERVAL_S = 0.2
 

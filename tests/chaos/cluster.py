@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tests import api_server, api_store
 from tests.chaos.world import Key, Object, key_of
+from tests.support import api_server, api_store
 
 T = TypeVar("T")
 

@@ -12,12 +12,12 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from tests import golden_state, lab, program
 from tests.chaos import cluster, drift, foreign, instrumented, kernel_state, plan, usage, verifying
 from tests.chaos.clients import Clients
 from tests.chaos.faults import Faults, Order
 from tests.chaos.figures import Figures
 from tests.chaos.world import World
+from tests.support import golden_state, lab, program
 
 FLAGS = (
     "--proxy-mode=ipvs",

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from tests.chaos import faults, faulty_socket
-from tests.program import Program
+from tests.support.program import Program
 
 DIRECTORY = "IPVSPROXY_CHAOS"
 STARTER = ("-m", "tests.chaos.instrumented")

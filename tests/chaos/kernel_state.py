@@ -14,9 +14,9 @@ from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.service import EndpointSlice, Node, Put, Service, ServiceName
 from ipvsproxy.translate import decode, state
 from ipvsproxy.translate.view import Settings, view_node
-from tests import builders, golden_state, golden_translation
 from tests.chaos import foreign
 from tests.chaos.world import NODE, Object
+from tests.support import builders, golden_state, golden_translation
 
 SETTINGS = Settings(cluster_networks=builders.networks("10.244.0.0/16", "fd00:10:244::/56"))
 SECTIONS = ("virtual_servers", "real_servers", "ipsets", "iptables", "addresses", "sysctls")

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests import golden_fixtures, golden_state, lab
+from tests.support import golden_fixtures, golden_state, lab
 
-PRELOADED = ("ipvsproxy.cli", "ipvsproxy.daemon.app", "ipvsproxy.daemon.directory")
+PRELOADED = ("ipvsproxy.cli", "ipvsproxy.daemon.app", "ipvsproxy.daemon.sources.directory")
 """Modules that each program has at its beginning: on user-mode Linux importing them takes seconds."""
 WITHIN_S = 60.0
 POLL_S = 0.02

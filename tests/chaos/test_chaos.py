@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests import lab
 from tests.chaos import drift, kernel_state, plan
 from tests.chaos.cluster import Trouble
 from tests.chaos.faults import Kind
 from tests.chaos.figures import Figures, percentile
 from tests.chaos.history import History
 from tests.chaos.world import Key, World
+from tests.support import lab
 
 SEED = 279
 """Of a history with a kill, a fault, a trouble and a drift."""

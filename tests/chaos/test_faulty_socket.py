@@ -11,7 +11,7 @@ from ipvsproxy.kernel import netlink
 from ipvsproxy.kernel.errors import KernelError
 from tests.chaos.faults import Faults, Kind, Order
 from tests.chaos.faulty_socket import FaultySocket
-from tests.kernel.fake_netlink import FakeSocket, done, error, message, split
+from tests.support.fake_netlink import FakeSocket, done, error, message, split
 
 LISTING = message(0, flags=netlink.REQUEST | netlink.DUMP)
 

@@ -8,9 +8,9 @@ from multiprocessing.connection import Connection
 
 PRELOADED = (
     "ipvsproxy.cli",
-    "ipvsproxy.daemon.verify",
-    "ipvsproxy.daemon.source",
-    "ipvsproxy.daemon.watch",
+    "ipvsproxy.commands.verify",
+    "ipvsproxy.daemon.sources.source",
+    "ipvsproxy.daemon.sources.watch",
     "tests.chaos.history",
 )
 """With what the main module of a suite imports: each process runs that module again."""

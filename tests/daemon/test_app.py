@@ -19,8 +19,13 @@ import structlog
 
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config, Servers
-from ipvsproxy.daemon import app, directory, first_lists, log, process, reload, requirements, status, web
-from ipvsproxy.daemon.source import CannotStartError
+from ipvsproxy.daemon import app
+from ipvsproxy.daemon.base import log
+from ipvsproxy.daemon.http import health
+from ipvsproxy.daemon.http import server as web
+from ipvsproxy.daemon.process import lifecycle, reload, requirements
+from ipvsproxy.daemon.sources import directory, first_lists
+from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.kernel import host, iptables_variant, scheduler
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import COMMANDS, Program, Refusal
@@ -28,9 +33,9 @@ from ipvsproxy.kernel.iptables_variant import Choice, Variant
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
-from tests import api_server, memory_node
 from tests.config import loading
-from tests.fake_kernel import FakeKernel
+from tests.support import api_server, memory_node
+from tests.support.fake_kernel import FakeKernel
 
 MANIFEST = """
 apiVersion: v1
@@ -79,7 +84,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(host, "missing_settings", tuple)
     monkeypatch.setattr(requirements, "usable_programs", lambda _: dict.fromkeys(Family, PROGRAM))
     monkeypatch.setattr(requirements, "only_instance", contextlib.nullcontext)
-    monkeypatch.setattr(process, "set_oom_score", lambda _: None)
+    monkeypatch.setattr(lifecycle, "set_oom_score", lambda _: None)
     monkeypatch.setattr(log, "set_up", lambda **_: None)
     monkeypatch.setattr(scheduler, "why_unusable", lambda _, name: "" if name in kernel.schedulers else f"no scheduler {name}")
     return kernel
@@ -129,12 +134,12 @@ def test_a_program_that_is_stopped_while_it_waits_ends_in_order(kernel: Kernel, 
 def test_a_scheduler_that_the_kernel_has_not_is_told_of_and_replaced(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, wanted: str
 ) -> None:
-    class RememberedStatus(status.Status):
+    class RememberedStatus(health.Status):
         def __init__(self, **arguments: Any) -> None:
             super().__init__(**arguments)
             made.append(self)
 
-    made: list[status.Status] = []
+    made: list[health.Status] = []
     monkeypatch.setattr(app, "Status", RememberedStatus)
     (tmp_path / "web.yaml").write_text(MANIFEST)
     kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
@@ -145,7 +150,7 @@ def test_a_scheduler_that_the_kernel_has_not_is_told_of_and_replaced(
     told = [(entry["reason"], entry["used"]) for entry in logged if entry["event"] == "scheduler is not used"]
     assert told == ([("no scheduler nosuch", "rr")] if wanted == "nosuch" else [])
     message = "no scheduler nosuch; rr is used instead"
-    assert made[0].notices == ([status.Notice("SchedulerMissing", message)] if wanted == "nosuch" else [])
+    assert made[0].notices == ([health.Notice("SchedulerMissing", message)] if wanted == "nosuch" else [])
 
 
 def run(config: Config) -> int:
@@ -186,7 +191,7 @@ def test_a_reload_that_can_not_be_carried_out_changes_nothing_and_is_tried_again
 
     monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01, raising=False)
     monkeypatch.setattr(scheduler, "why_unusable", why_unusable)
-    monkeypatch.setattr(process, "set_oom_score", lambda score: steps.append(("OOM score", score)))
+    monkeypatch.setattr(lifecycle, "set_oom_score", lambda score: steps.append(("OOM score", score)))
     monkeypatch.setattr(log, "set_up", lambda **choices: steps.append(("verbosity", choices["verbosity"])))
     monkeypatch.setattr(kernel, "apply", apply)
     (tmp_path / "web.yaml").write_text(MANIFEST)
@@ -210,7 +215,7 @@ def test_a_reload_that_can_not_be_carried_out_changes_nothing_and_is_tried_again
 
 def refusal(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What a program says that can not start."""
-    assert run(config) == process.CANNOT_START
+    assert run(config) == lifecycle.CANNOT_START
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("ipvsproxy: ") for line in lines)
     assert lines[-1] == "ipvsproxy: nothing was programmed"
@@ -294,7 +299,7 @@ def test_an_address_that_can_not_be_listened_on_ends_it_if_so_configured(
 
     monkeypatch.setattr(web, "serve", serve)
     config = loading.from_flags("--hostname-override=node-a", f"--manifests={tmp_path}", "--bind-address-hard-fail")
-    assert run(config) == process.FAILED
+    assert run(config) == lifecycle.FAILED
     assert "ipvsproxy: 127.0.0.1:10256 is taken\n" in capsys.readouterr().err
 
 

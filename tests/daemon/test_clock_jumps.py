@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import program
 from tests.chaos import cluster, world
+from tests.support import program
 
 DAY_S = 86400.0
 WITHIN_S = 30.0

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.daemon import watch
-from ipvsproxy.daemon.reflector import Trouble
-from ipvsproxy.daemon.store import Store
+from ipvsproxy.daemon.sources import watch
+from ipvsproxy.daemon.sources.reflector import Trouble
 from ipvsproxy.model.service import ObjectKind
+from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import decode
-from tests import api_server, api_store, builders, memory_node
-from tests.api_server import ApiServer, Refusal
-from tests.api_store import ENDPOINT_SLICES, NODES, RESOURCES, SERVICES, Object
-from tests.daemon.following import pace, running_task
+from tests.support import api_server, api_store, builders, memory_node
+from tests.support.api_server import ApiServer, Refusal
+from tests.support.api_store import ENDPOINT_SLICES, NODES, RESOURCES, SERVICES, Object
+from tests.support.following import pace, running_task
 
 KIND_OF: Mapping[api_store.Resource, ObjectKind] = {resource: ObjectKind(resource.kind) for resource in RESOURCES}
 SELECTORS: Mapping[api_store.Resource, Mapping[str, str]] = {

@@ -12,14 +12,17 @@ import prometheus_client.parser
 import pytest
 import structlog
 
-from ipvsproxy.daemon import journal, log, pages, traffic
-from ipvsproxy.daemon.store import Store
+from ipvsproxy.daemon.base import log
+from ipvsproxy.daemon.http import answers
+from ipvsproxy.daemon.loop import journal
+from ipvsproxy.daemon.metrics import traffic
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.service import ObjectKind, Put, Service, ServiceName
+from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import decode, state
 from ipvsproxy.translate.view import Settings
-from tests import builders
 from tests.fuzz.chooser import HOSTILE
+from tests.support import builders
 
 TEXT_LINE = re.compile(r'timestamp=\S+ level=warning event="not used" kind=Service name=.* field=\S* reason=.*')
 
@@ -89,7 +92,7 @@ def test_ten_thousand_ports_are_as_many_virtual_servers_and_bad_ones_are_told_in
 
 @pytest.mark.parametrize("text", HOSTILE, ids=_shortly)
 def test_a_hostile_name_stays_within_a_health_check_answer(text: str) -> None:
-    answer = pages.service_health(ServiceName(text, text), 1, is_healthy=True)
+    answer = answers.service_health(ServiceName(text, text), 1, is_healthy=True)
     assert json.loads(answer.body)["service"] == {"namespace": text, "name": text}
     assert all(value.isprintable() for value in answer.headers.values())
 

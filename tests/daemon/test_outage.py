@@ -9,14 +9,15 @@ import json
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from ipvsproxy.daemon import reading, reflector
-from ipvsproxy.daemon.reflector import ApiError, Trouble
-from ipvsproxy.daemon.staleness import Staleness
+from ipvsproxy.daemon.loop import reader
+from ipvsproxy.daemon.sources import reflector
+from ipvsproxy.daemon.sources.reflector import ApiError, Trouble
+from ipvsproxy.daemon.sources.staleness import Staleness
 from ipvsproxy.model.service import ObjectKind
-from tests import api_store, builders, memory_node
-from tests.daemon.following import running_task
 from tests.daemon.test_end_to_end import endpoint_slice, node, service
-from tests.virtual_time import in_virtual_time, loop
+from tests.support import api_store, builders, memory_node
+from tests.support.following import running_task
+from tests.support.virtual_time import in_virtual_time, loop
 
 HOUR_S = 3600.0
 STALE_AFTER_S = 900.0
@@ -115,7 +116,7 @@ async def test_an_hour_without_the_server_takes_nothing_back_and_ends_within_its
         assert here.done == []
         assert memory_node.contents(here.kernel) == held
         del here.kernel.virtual_servers[WEB_KEY]
-        await here.quiet(reading.LOOK_INTERVAL_S)
+        await here.quiet(reader.LOOK_INTERVAL_S)
         assert memory_node.contents(here.kernel) == held
         await here.quiet(HOUR_S / 2)
         assert memory_node.contents(here.kernel) == held

@@ -9,18 +9,18 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ipvsproxy.config.settings import ListenAddress, Servers
-from ipvsproxy.daemon import log, web
-from ipvsproxy.daemon.measure import Sources
-from ipvsproxy.daemon.metrics import Metrics
+from ipvsproxy.daemon.base import log
+from ipvsproxy.daemon.http import server as web
+from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.metrics.gauges import Sources
+from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.serving import Serving
-from ipvsproxy.daemon.status import Status
-from ipvsproxy.daemon.store import Store
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from tests import builders, golden_fixtures
+from ipvsproxy.store.objects import Store
 from tests.config import loading
-from tests.daemon import http_client
-from tests.daemon.summaries import Clock, summary
+from tests.support import builders, golden_fixtures, http_client
+from tests.support.summaries import Clock, summary
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from ipvsproxy.daemon import journal, log
+from ipvsproxy.daemon.base import log
+from ipvsproxy.daemon.loop import journal
 from ipvsproxy.model.kernel import BoundAddress
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.service import Event, Gone, Listed, ObjectKind, Rejected, ServiceName
-from tests import builders
-from tests.daemon.summaries import state
-from tests.daemon.test_healthchecks import Ports
-from tests.memory_node import MemoryNode, put
-from tests.virtual_time import in_virtual_time
+from tests.daemon.http.test_health_check_node_ports import Ports
+from tests.support import builders
+from tests.support.memory_node import MemoryNode, put
+from tests.support.summaries import state
+from tests.support.virtual_time import in_virtual_time
 
 Lines = list[MutableMapping[str, Any]]
 ADDRESS = BoundAddress(builders.addresses("10.96.0.10")[0])

@@ -5,13 +5,13 @@ from collections.abc import Collection
 import pytest
 
 from ipvsproxy.daemon import wiring
-from ipvsproxy.daemon.engine import EngineSettings
+from ipvsproxy.daemon.loop.engine import EngineSettings
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import view
-from tests import builders
 from tests.config import loading
+from tests.support import builders
 
 BOTH = {Family.IPV4: True, Family.IPV6: False}
 

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from tests import golden_state
 from tests.faults import acts
+from tests.support import golden_state
 
-PRELOADED = ("ipvsproxy.cli", "ipvsproxy.daemon.app", "ipvsproxy.daemon.directory", "tests.faults.acts")
+PRELOADED = ("ipvsproxy.cli", "ipvsproxy.daemon.app", "ipvsproxy.daemon.sources.directory", "tests.faults.acts")
 SYNC_PERIOD_S = 1
 WITHIN_S = 20.0
 """Until all is in force after an act that failed once: a start, a process that hangs no longer, and two tries."""

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Iterable
 
-from ipvsproxy.daemon.store import Store
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Event, Node, ObjectKind, Put, Rejected, Service, Skipped
+from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import decode, fields, parse, parse_endpoints, state
 from ipvsproxy.translate.view import Settings
-from tests import builders
 from tests.fuzz import documents
 from tests.fuzz.chooser import Chooser
+from tests.support import builders
 
 LONGEST_REASON = 600
 """Characters: an object may not fill the log."""

@@ -23,10 +23,9 @@ from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.view import Settings
-from tests import builders
 from tests.fuzz import restore_text
 from tests.fuzz.chooser import Chooser
-from tests.kernel import fake_netlink
+from tests.support import builders, fake_netlink
 
 LONGEST_REASON = 600
 """Characters: it ends in a log line."""

@@ -18,9 +18,9 @@ from ipvsproxy.model.service import EndpointSlice, Node, ObjectKind, Put, Servic
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import decode, skeleton, state, view
-from tests import builders
 from tests.fuzz import documents, restore_text
 from tests.fuzz.chooser import Chooser
+from tests.support import builders
 
 _MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 _ENCODER = ipvs_message.Encoder(33)

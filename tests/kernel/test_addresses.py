@@ -20,7 +20,7 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import DEVICE, BoundAddress, Device, InterfaceAddress
 from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
-from tests.kernel import fake_netlink
+from tests.support import fake_netlink
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from ipvsproxy.model.kernel import Flow, FlowCleaning
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
-from tests.kernel import fake_netlink
+from tests.support import fake_netlink
 
 SERVICE = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:96::10"}
 CLIENT = {Family.IPV4: "10.1.1.{}", Family.IPV6: "fd00:1::{}"}

@@ -1,6 +1,7 @@
 """What every kernel must do, the fake one and the real one alike.
 
-Left out: what a test cannot bring about in a real kernel by operations alone (tests/test_fake_kernel.py has it for the fake).
+Left out: what a test cannot bring about in a real kernel by operations alone (``tests/support/test_fake_kernel.py`` has
+it for the fake).
 """
 
 import contextlib
@@ -43,7 +44,7 @@ from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMark, SetMatch, Side, Skeleton, Verdict
 from ipvsproxy.model.state import Observation
-from tests import fake_kernel, fake_sets
+from tests.support import fake_kernel, fake_sets
 
 CONNTRACK = "net/ipv4/vs/conntrack"
 FILTER = ChainKey("filter", "KUBE-IPVS-OUT-FILTER")

@@ -16,7 +16,7 @@ from ipvsproxy.kernel import ipset, message
 from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetEntry, SetKind, SetType
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
-from tests.kernel import fake_netlink
+from tests.support import fake_netlink
 
 CLUSTER_IP = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
 

@@ -9,7 +9,7 @@ from ipvsproxy.kernel import ipset_batch, ipset_message, netlink
 from ipvsproxy.model.kernel import IpSet, SetEntries, SetEntry, SetKind, SetType
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from tests.kernel import fake_netlink
+from tests.support import fake_netlink
 
 NAME = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name
 

@@ -18,7 +18,7 @@ from ipvsproxy.model.rules import (
     UnknownRule,
     Verdict,
 )
-from tests import builders
+from tests.support import builders
 
 FRONTEND_V6 = builders.frontend("fd00::10", 53, Protocol.UDP)
 SET = SetMatch("KUBE-CLUSTER-IP", (Side.DESTINATION, Side.DESTINATION))

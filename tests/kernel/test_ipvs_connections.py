@@ -15,7 +15,7 @@ from ipvsproxy.model.kernel import VirtualServerSettings as Settings
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
-from tests import builders
+from tests.support import builders
 
 KEY = builders.frontend("10.96.0.10", 443, Protocol.UDP)
 HEADER, ENTRY = 24, 96

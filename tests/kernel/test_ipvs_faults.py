@@ -14,8 +14,8 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
 )
 from ipvsproxy.model.plan import Verb
-from tests.kernel import fake_netlink
 from tests.kernel.ipvs_examples import changes, clean, operations, real, server
+from tests.support import fake_netlink
 
 LISTING = """\
 IP Virtual Server version 1.2.1 (size=4096)

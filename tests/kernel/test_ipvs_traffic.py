@@ -9,8 +9,7 @@ import pytest
 from ipvsproxy.kernel import ipvs_traffic
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import Counters, VirtualServerKey
-from tests import builders
-from tests.kernel import fake_netlink
+from tests.support import builders, fake_netlink
 
 KEYS = [builders.frontend("10.96.0.1", port) for port in range(1, 5)]
 COUNTED = Counters(1, 2, 3, 4, 1 << 40)

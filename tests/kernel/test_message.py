@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from ipvsproxy.kernel import message
-from tests.kernel.fake_netlink import attribute
+from tests.support.fake_netlink import attribute
 
 HEAD = bytes(16)
 

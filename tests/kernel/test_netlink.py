@@ -8,8 +8,8 @@ import pytest
 
 from ipvsproxy.kernel import netlink
 from ipvsproxy.kernel.errors import KernelError
-from tests.kernel import fake_netlink
-from tests.kernel.fake_netlink import OVERRUN, Answer, FakeSocket, done, error, message, sequences
+from tests.support import fake_netlink
+from tests.support.fake_netlink import OVERRUN, Answer, FakeSocket, done, error, message, sequences
 
 INTERRUPTED = 0x10
 

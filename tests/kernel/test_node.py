@@ -41,7 +41,7 @@ from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.rules import ObservedSkeleton
 from ipvsproxy.model.state import Observation
 from ipvsproxy.translate import skeleton, view
-from tests import builders
+from tests.support import builders
 
 KEY = builders.frontend("10.96.0.1", 80)
 OTHER_KEY = builders.frontend("10.96.0.2", 80)

@@ -18,7 +18,7 @@ from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.translate.state import translate
 from ipvsproxy.translate.view import Settings
-from tests import builders
+from tests.support import builders
 
 FIRST = VirtualServerKey(Protocol.TCP, scheduler.PROBE_ADDRESS, scheduler.FIRST_PROBE_PORT)
 OTHER = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 443)

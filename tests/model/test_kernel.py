@@ -24,7 +24,7 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton
 from ipvsproxy.model.service import ServiceName
-from tests import builders
+from tests.support import builders
 
 FRONTEND, BACKEND = builders.frontend("10.96.0.10", 443), builders.backend("10.244.0.5", 8443)
 FRONTEND_V6 = builders.frontend("fd00::10", 53, Protocol.UDP)

@@ -29,7 +29,7 @@ from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import EvenWeights
 from ipvsproxy.model.rules import Skeleton
-from tests import builders
+from tests.support import builders
 
 IP = parse_address("10.0.0.1")
 OTHER = parse_address("10.0.0.2")

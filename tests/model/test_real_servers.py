@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.real_servers import NO_REAL_SERVERS, EvenWeights, RealServerKey, plain
-from tests import builders
+from tests.support import builders
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1", "fd00::1"])

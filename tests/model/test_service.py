@@ -4,7 +4,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, ObjectKey, Service, ServiceName, Skipped, short_uid
-from tests import builders
+from tests.support import builders
 
 NAME = ServiceName("shop", "web")
 

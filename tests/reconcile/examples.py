@@ -20,7 +20,7 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.reconcile.claims import Claims
 from ipvsproxy.reconcile.table import Table
-from tests.fake_kernel import HeldVirtualServer
+from tests.support.fake_kernel import HeldVirtualServer
 
 ROUND_ROBIN = VirtualServerSettings("rr")
 OLD = Owner(1.0, ServiceName("default", "old"))

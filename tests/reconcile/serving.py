@@ -11,8 +11,8 @@ from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import EndpointSlice, Service
-from tests import builders
 from tests.reconcile import examples, simulation
+from tests.support import builders
 
 KEY = builders.frontend(builders.CLUSTER_IP, 80)
 ONE, TWO = builders.backend("10.244.0.1"), builders.backend("10.244.0.2")

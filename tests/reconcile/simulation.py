@@ -1,6 +1,6 @@
 """A node without a kernel: the reconciler, translation and rules of the real one, on a kernel in memory, one operation at a time.
 
-The loop is that of ``ipvsproxy/daemon/engine.py`` without its waiting: time passes when a test says so.
+The loop is that of ``ipvsproxy/daemon/loop/engine.py`` without its waiting: time passes when a test says so.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import skeleton, view
 from ipvsproxy.translate import state as translate_state
-from tests import builders, fake_kernel
+from tests.support import builders, fake_kernel
 
 MOST_ROUNDS = 12
 """A sync that plans more often than this never ends."""

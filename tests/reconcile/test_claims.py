@@ -12,9 +12,9 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile import diff
 from ipvsproxy.reconcile.claims import TIMEOUTS, Claims, Keep
-from tests import builders
 from tests.reconcile import examples
 from tests.reconcile.examples import OLD, YOUNG
+from tests.support import builders
 
 KEY = builders.frontend("192.0.2.10", 80)
 CLUSTER_IP = builders.frontend("10.96.0.1", 80)

@@ -1,4 +1,4 @@
-"""What is removed by a cleanup, in which order, and what stays. That it works is shown in ``tests/daemon/test_cleanup.py``."""
+"""What is removed by a cleanup, in which order, and what stays. That it works is shown in ``tests/commands/test_cleanup.py``."""
 
 import dataclasses
 
@@ -8,8 +8,8 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Jump, ObservedSkeleton, Skeleton
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import cleanup
-from tests import builders
 from tests.reconcile import examples
+from tests.support import builders
 
 KEY = builders.frontend("10.96.0.1", 80)
 FOREIGN = builders.frontend("192.0.2.1", 80)

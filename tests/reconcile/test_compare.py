@@ -1,4 +1,4 @@
-"""Who wants a kernel object, and how differences are said; on a whole node: ``tests/daemon/test_verify.py``."""
+"""Who wants a kernel object, and how differences are said; on a whole node: ``tests/commands/test_verify.py``."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -28,8 +28,8 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.reconcile import compare
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import state
-from tests import builders
 from tests.reconcile import examples, simulation
+from tests.support import builders
 from tests.translate.test_trace import BY_CLUSTER
 
 WEB_KEY = builders.frontend(builders.CLUSTER_IP, 80)

@@ -9,8 +9,8 @@ from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.reconcile import diff, table
-from tests import builders
 from tests.reconcile import simulation
+from tests.support import builders
 
 MANY = 2000
 

@@ -18,8 +18,8 @@ from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
 from ipvsproxy.reconcile import diff, order
-from tests import builders
 from tests.reconcile import examples
+from tests.support import builders
 
 KEY = builders.frontend("10.96.0.1", 80)
 DATAGRAMS = builders.frontend("10.96.0.1", 53, Protocol.UDP)

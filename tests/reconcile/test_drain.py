@@ -9,7 +9,7 @@ from ipvsproxy.model.kernel import Connections, RealServer, VirtualServer, Virtu
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.reconcile.drain import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, Drains, removals
-from tests import builders
+from tests.support import builders
 
 KEY, OTHER = builders.frontend("10.96.0.1", 80), builders.frontend("10.96.0.2", 80)
 ONE, TWO, THREE = (builders.backend(f"10.244.0.{number}") for number in (1, 2, 3))

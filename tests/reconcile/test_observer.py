@@ -18,9 +18,9 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.plan import Operation, Verb, kind_of
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
-from tests import builders
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import BUSY, FOREIGN, KEY, ONE, TWO, draining, running, set_weight, web, weights
+from tests.support import builders
 
 # What is not ours.
 

@@ -18,8 +18,8 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.reconcile import order
-from tests import builders
 from tests.reconcile import examples
+from tests.support import builders
 
 KEY = builders.frontend("192.0.2.10", 80)
 SERVER = VirtualServer(KEY, examples.ROUND_ROBIN)

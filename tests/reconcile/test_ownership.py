@@ -6,8 +6,8 @@ import pytest
 from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.reconcile import ownership
-from tests import builders
 from tests.reconcile import examples
+from tests.support import builders
 
 KEY = builders.frontend("10.96.0.1", 80)
 NODE_PORT = builders.frontend(builders.NODE_ADDRESS, 30080)

@@ -11,10 +11,10 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile import precedence
 from ipvsproxy.reconcile.claims import Claims
 from ipvsproxy.reconcile.precedence import Role
-from tests import builders
 from tests.reconcile import examples
 from tests.reconcile.examples import OLD, YOUNG
 from tests.reconcile.test_claims import entries, new_claims, put
+from tests.support import builders
 
 KEY = builders.frontend("10.96.0.200", 80)
 NODE_PORT = examples.port_entry(SetKind.NODE_PORT_TCP, KEY.port)

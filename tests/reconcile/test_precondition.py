@@ -12,8 +12,8 @@ from ipvsproxy.model.kernel import FlowCleaning, RealServer, RealServers, SetEnt
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
-from tests import builders
 from tests.reconcile import examples, simulation
+from tests.support import builders
 
 ADDRESS = "192.0.2.10"
 VIRTUAL_SERVER = builders.frontend(ADDRESS, 80)

@@ -18,8 +18,8 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.reconcile.claims import Claims
-from tests import builders, fake_kernel
 from tests.reconcile import examples, simulation
+from tests.support import builders, fake_kernel
 
 NAMES = ("a", "b", "c")
 CLUSTER_IPS = ("10.96.0.1", "10.96.0.2")

@@ -21,9 +21,9 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, ObservedSkeleton, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from tests import builders
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import DNS_FLOW, KEY, ONE, TWO, dns, draining, kinds, removal, running, web, weights
+from tests.support import builders
 
 
 def test_a_node_is_built_from_nothing_in_one_order() -> None:

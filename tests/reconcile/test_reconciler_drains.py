@@ -6,8 +6,8 @@ from ipvsproxy.model.kernel import (
     Connections,
     RealServer,
 )
-from tests import builders
 from tests.reconcile.serving import BUSY, KEY, ONE, TWO, draining, removal, running, set_weight, web, weights
+from tests.support import builders
 
 
 @pytest.mark.checklist(89)

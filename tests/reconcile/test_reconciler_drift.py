@@ -14,9 +14,9 @@ from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.reconcile import drift
-from tests import builders
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import KEY, ONE, TWO, dns, draining, kinds, running, web, weights
+from tests.support import builders
 
 
 @pytest.mark.checklist(70, 93)

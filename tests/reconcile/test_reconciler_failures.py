@@ -18,9 +18,9 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.retry import LONGEST_DELAY_S
-from tests import builders
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import KEY, ONE, TWO, dns, kinds, running, web, weights
+from tests.support import builders
 
 
 def test_a_failure_is_reported_with_its_errno_and_stays_pending() -> None:

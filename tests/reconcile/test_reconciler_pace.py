@@ -5,8 +5,8 @@ import pytest
 from ipvsproxy.model.kernel import Connections, RealServer, VirtualServer
 from ipvsproxy.model.plan import Operation, Plan, Verb
 from ipvsproxy.reconcile import drain, pace, reconciler
-from tests import builders
 from tests.reconcile import simulation
+from tests.support import builders
 
 KEY = builders.frontend(builders.CLUSTER_IP, 80)
 POOL = [f"10.244.0.{number}" for number in range(1, 31)]

@@ -9,8 +9,8 @@ from ipvsproxy.model.kernel import VirtualServer
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.reconcile import drift
-from tests import builders
 from tests.reconcile import simulation
+from tests.support import builders
 
 KEY = builders.frontend(builders.CLUSTER_IP, 80)
 ADDRESSES = ("10.244.0.1", "10.244.0.2")

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.daemon.measure import Sources
-from ipvsproxy.daemon.metrics import Metrics
-from ipvsproxy.daemon.status import Status
-from ipvsproxy.daemon.store import Store
+from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.metrics.gauges import Sources
+from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.model.net import Family
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.store.objects import Store
 from scripts.benchmark import beside, cases, kube_proxy, outside
-from tests.daemon import summaries
+from tests.support import summaries
 
 ROOT = pathlib.Path(__file__).parents[2]
 FAKE = pathlib.Path(__file__).with_name("fake_proxy.py")

@@ -11,7 +11,7 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate.skeleton import build_skeleton
 from ipvsproxy.translate.state import translate
 from ipvsproxy.translate.view import NodeView, Settings
-from tests import builders
+from tests.support import builders
 
 
 def state_of(

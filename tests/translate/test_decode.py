@@ -22,7 +22,7 @@ from ipvsproxy.model.service import (
 )
 from ipvsproxy.translate import decode, wire
 from ipvsproxy.translate.decode import Bookmark, Expired, ServerError, UndecodableError
-from tests import builders
+from tests.support import builders
 from tests.translate import strategies
 
 SERVICE = {"metadata": {"name": "web", "namespace": "shop"}, "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}}

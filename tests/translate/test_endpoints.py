@@ -7,8 +7,8 @@ from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Conditions, Endpoint, EndpointPort, EndpointSlice
 from ipvsproxy.translate.endpoints import find_endpoints
-from tests import builders
-from tests.builders import draining, endpoint
+from tests.support import builders
+from tests.support.builders import draining, endpoint
 
 PORT = builders.service_port(80, name="http")
 OTHERS = [EndpointPort("https", Protocol.TCP, 8443), EndpointPort("http", Protocol.UDP, 8081)]

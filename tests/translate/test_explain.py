@@ -9,8 +9,8 @@ from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceOpt
 from ipvsproxy.translate import explain
 from ipvsproxy.translate.explain import Role
 from ipvsproxy.translate.view import Settings
-from tests import builders
-from tests.builders import OTHER_NODE, dead, draining, endpoint
+from tests.support import builders
+from tests.support.builders import OTHER_NODE, dead, draining, endpoint
 from tests.translate import strategies
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from ipvsproxy.model.service import Skipped
 from ipvsproxy.translate import fields
-from tests import builders
+from tests.support import builders
 
 
 def test_addresses_are_read_once_each_in_order_and_a_bad_one_costs_itself_only() -> None:

@@ -21,7 +21,7 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate.decode import decode_document
 from ipvsproxy.translate.state import translate
 from ipvsproxy.translate.view import Settings, view_node
-from tests import builders, golden_fixtures, golden_state, golden_translation
+from tests.support import builders, golden_fixtures, golden_state, golden_translation
 
 NODE = "node-a"
 INTERFACES = {

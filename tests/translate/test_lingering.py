@@ -3,7 +3,7 @@
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.translate.lingering import GRACE_S, Lingering
 from ipvsproxy.translate.view import Settings, view_node
-from tests import builders
+from tests.support import builders
 
 ONE, TWO, THREE = builders.addresses("172.18.0.2", "172.18.0.3", "fc00::2")
 

@@ -15,7 +15,7 @@ from ipvsproxy.model.service import (
     Skipped,
 )
 from ipvsproxy.translate import fields, parse, wire
-from tests import builders
+from tests.support import builders
 from tests.translate import strategies
 
 NAME = ServiceName("shop", "web")

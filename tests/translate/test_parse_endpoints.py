@@ -18,7 +18,7 @@ from ipvsproxy.model.service import (
     Skipped,
 )
 from ipvsproxy.translate import fields, parse_endpoints, wire
-from tests import builders
+from tests.support import builders
 from tests.translate import strategies
 
 NAME = ServiceName("shop", "web")

@@ -8,7 +8,7 @@ import pytest
 
 from ipvsproxy.model.service import Node
 from ipvsproxy.translate import parse, wire
-from tests import builders
+from tests.support import builders
 from tests.translate import strategies
 
 

@@ -12,7 +12,7 @@ from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.translate import refusal
 from ipvsproxy.translate.state import translate
 from ipvsproxy.translate.view import NodeView, Settings
-from tests import builders
+from tests.support import builders
 
 SETTINGS = Settings(cluster_networks=builders.networks("10.244.0.0/16"))
 API_SERVER = builders.backend("192.168.0.99", 6443)

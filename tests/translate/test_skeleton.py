@@ -7,7 +7,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.translate.skeleton import build_skeleton
 from ipvsproxy.translate.view import DetectLocal, NodeView, Settings
-from tests import builders
+from tests.support import builders
 from tests.translate import reading
 
 CLUSTER_COMMENT = '-m comment --comment "Kubernetes service cluster ip + port for masquerade purpose"'

@@ -15,8 +15,18 @@ from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceNam
 from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
 from ipvsproxy.translate import state
 from ipvsproxy.translate.view import Settings
-from tests import builders
-from tests.builders import CLUSTER_IP, OTHER_NODE, dead, draining, endpoint, endpoint_port, endpoint_slice, service, service_port
+from tests.support import builders
+from tests.support.builders import (
+    CLUSTER_IP,
+    OTHER_NODE,
+    dead,
+    draining,
+    endpoint,
+    endpoint_port,
+    endpoint_slice,
+    service,
+    service_port,
+)
 from tests.translate import strategies
 from tests.translate.reading import backends, frontends, members, skeleton_of, state_of
 

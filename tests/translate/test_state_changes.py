@@ -9,7 +9,7 @@ from ipvsproxy.model.kernel import HealthListener, SetKind
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.service import EndpointSlice, Service, ServicePort, ServiceType
 from ipvsproxy.model.state import ServiceState
-from tests.builders import CLUSTER_IP, OTHER_NODE, endpoint, endpoint_port, endpoint_slice, service, service_port
+from tests.support.builders import CLUSTER_IP, OTHER_NODE, endpoint, endpoint_port, endpoint_slice, service, service_port
 from tests.translate.reading import backends, frontends, members, state_of
 
 

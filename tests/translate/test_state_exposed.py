@@ -7,8 +7,17 @@ from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate.view import NodeView, Settings
-from tests import builders
-from tests.builders import CLUSTER_IP, OTHER_NODE, draining, endpoint, endpoint_port, endpoint_slice, service, service_port
+from tests.support import builders
+from tests.support.builders import (
+    CLUSTER_IP,
+    OTHER_NODE,
+    draining,
+    endpoint,
+    endpoint_port,
+    endpoint_slice,
+    service,
+    service_port,
+)
 from tests.translate.reading import backends, frontends, members, outline, skeleton_of, state_of, texts
 
 DUAL_NODE = {"eth0": ["100.101.102.103", "2001:db8::1:1"], "lo": ["127.0.0.1", "::1"]}

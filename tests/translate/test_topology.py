@@ -12,8 +12,8 @@ from ipvsproxy.model.real_servers import RealServerKey, split
 from ipvsproxy.model.service import Endpoint
 from ipvsproxy.translate import topology
 from ipvsproxy.translate.endpoints import Endpoints
-from tests import builders
-from tests.builders import OTHER_NODE, THIS_NODE, dead, draining, endpoint
+from tests.support import builders
+from tests.support.builders import OTHER_NODE, THIS_NODE, dead, draining, endpoint
 from tests.translate import strategies
 
 HERE, HERE_TOO, THERE, THERE_TOO = "10.244.0.1", "10.244.0.2", "10.244.1.1", "10.244.1.2"

@@ -9,7 +9,7 @@ from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.translate import skeleton, state, trace
 from ipvsproxy.translate.trace import Client
 from ipvsproxy.translate.view import DetectLocal, Settings
-from tests import builders
+from tests.support import builders
 
 PODS = "10.244.0.0/16"
 BY_CLUSTER = Settings(cluster_networks=builders.networks(PODS))

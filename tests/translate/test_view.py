@@ -5,7 +5,7 @@ import pytest
 from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.translate.view import DetectLocal, Settings, node_port_ranges, primary_family, view_node, without_local_pods
-from tests import builders
+from tests.support import builders
 
 
 def _node_port_addresses(

@@ -1,0 +1,96 @@
+"""``ipvsproxy doctor``: what this node needs, checked, and what to do where it is not so."""
+
+import asyncio
+import sys
+from collections.abc import Iterator, Sequence
+
+from ipvsproxy.commands import checks, inspection
+from ipvsproxy.commands.checks import Finding, Level
+from ipvsproxy.commands.inspection import Document
+from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon import wiring
+from ipvsproxy.daemon.base import log as logs
+from ipvsproxy.daemon.sources import source as sources
+from ipvsproxy.daemon.sources.source import CannotStartError
+from ipvsproxy.kernel import facts, host
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.store.objects import Store
+from ipvsproxy.translate import skeleton
+
+FINE = 0
+FAILING = 1
+
+
+async def examine(config: Config) -> Sequence[Finding]:
+    """Look at everything.
+
+    Raises:
+        KernelError: the kernel does not even tell its version.
+    """
+    settings = wiring.engine_settings(config, host.kernel_version(), host.processor_count())
+    ports = [address.port for address in (config.servers.health, config.servers.metrics) if address]
+    found = await asyncio.to_thread(
+        facts.gather,
+        modules=(*host.MODULES, f"ip_vs_{config.ipvs.scheduler}"),
+        sysctls=(*(item.path for item in settings.sysctls), *checks.ADVISED),
+        ports=ports,
+        chains=skeleton.CHAINS,
+        jumps=skeleton.JUMPS,
+    )
+    return [*checks.judge(found, settings.sysctls, config), await _source(config)]
+
+
+async def _source(config: Config) -> Finding:
+    """Whether Services can be had."""
+    store = Store(started_s=0)
+    try:
+        source = await sources.make(config, inspection.Unheard())
+        async with inspection.following(source, store):
+            node = store.node(config.node_name)
+    except CannotStartError as error:
+        return Finding(
+            level=Level.FAIL,
+            topic="source",
+            text=str(error),
+            remedy="check address, credentials and permissions (ClusterRole system:node-proxier)",
+        )
+    if node is None:
+        return Finding(
+            level=Level.FAIL,
+            topic="source",
+            text=f"{source.describe()} answers, and has no Node {config.node_name!r}",
+            remedy="name this node's Node object by --hostname-override",
+        )
+    return Finding(level=Level.OK, topic="source", text=f"{source.describe()} answers: {len(store.services)} Services")
+
+
+def describe(node_name: str, findings: Sequence[Finding]) -> Document:
+    """The answer as a document."""
+    return {
+        "version": inspection.JSON_VERSION,
+        "command": "doctor",
+        "node": node_name,
+        "findings": [{"level": one.level.value, "topic": one.topic, "text": one.text, "remedy": one.remedy} for one in findings],
+        "summary": {level.value: sum(one.level is level for one in findings) for level in Level},
+    }
+
+
+def render(document: Document) -> Iterator[str]:
+    """The answer for people."""
+    for one in document["findings"]:
+        remedy = f"; {one['remedy']}" if one["remedy"] else ""
+        yield f"{one['level']:<4}  {one['topic']}: {one['text']}{remedy}"
+    yield f"{document['node']}: " + ", ".join(f"{count} {level}" for level, count in document["summary"].items())
+
+
+def run(config: Config, *, as_json: bool) -> int:
+    """``ipvsproxy doctor``; returns the exit status."""
+    logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
+    try:
+        findings = asyncio.run(examine(config))
+    except KernelError as error:
+        sys.stderr.write(f"ipvsproxy: {error}\n")
+        return FAILING
+    document = describe(config.node_name, findings)
+    inspection.say(document, render(document), as_json=as_json)
+    return FAILING if any(one.level is Level.FAIL for one in findings) else FINE

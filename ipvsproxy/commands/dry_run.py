@@ -1,0 +1,196 @@
+"""``ipvsproxy --dry-run``: beside a kube-proxy for as long as it takes, as a shadow that compares and never programs.
+
+Rule 1: no operation is ever made, no module loaded, no health-check port opened: all that is kube-proxy's.
+Rule 2: kube-proxy needs time for a change, as we would; so a change is looked at ``PATIENCE_S`` after it came.
+Rule 3: the ports are not kube-proxy's, so that one configuration serves both.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+
+import structlog
+
+from ipvsproxy.commands import inspection
+from ipvsproxy.commands.inspection import Inspected
+from ipvsproxy.commands.shadow import CannotLookError, Shadow
+from ipvsproxy.config.settings import Config, ListenAddress
+from ipvsproxy.daemon.http import server
+from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.loop.summary import SyncSummary
+from ipvsproxy.daemon.metrics import gauges
+from ipvsproxy.daemon.metrics.metrics import Metrics
+from ipvsproxy.daemon.process import lifecycle
+from ipvsproxy.daemon.process.signals import Signals
+from ipvsproxy.daemon.serving import Serving
+from ipvsproxy.daemon.sources import first_lists
+from ipvsproxy.daemon.sources import source as sources
+from ipvsproxy.daemon.sources.source import CannotStartError, Source
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.plan import Report
+from ipvsproxy.reconcile import compare
+from ipvsproxy.store.objects import Changes
+
+PATIENCE_S = 5.0
+"""Between a change, or a look, and the next look."""
+OTHER_PORTS = {10256: 10356, 10249: 10349}
+"""What takes the place of kube-proxy's own ports; any other port is the operator's choice, and stays."""
+SHOWN = 5
+"""How many new differences of a look are logged in full."""
+_NOTHING = Report(done={}, failed={}, errors=(), pending=0)
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class DryRun:
+    """Looks again and again, and tells what it finds."""
+
+    def __init__(self, shadow: Shadow, status: Status, metrics: Metrics, *, interval_s: float) -> None:
+        """``interval_s`` is between two looks when nothing changes."""
+        self._shadow = shadow
+        self._status = status
+        self._metrics = metrics
+        self._interval_s = interval_s
+        self._changed = asyncio.Event()
+        self._known: frozenset[tuple[str, str]] = frozenset()
+
+    def changed(self) -> None:
+        """The store has something new."""
+        self._status.node = self._shadow.store.node(self._shadow.settings.node_name)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            await self.look()
+            await self._pause()
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._interval_s):
+                await self._changed.wait()
+        await asyncio.sleep(PATIENCE_S)
+
+    async def look(self) -> None:
+        """Look once. What could not be read, or is not believed yet, is logged, and the last figures stand."""
+        self._changed.clear()
+        if self._shadow.store.may_lack_all:
+            log.warning("first_list_not_believed", hint="it is empty; nothing is compared before a second list confirms it")
+            return
+        began_s = time.monotonic()
+        self._status.syncing(began_s)
+        try:
+            changes = await self._shadow.look()
+        except CannotLookError as error:
+            log.error("kernel_unreadable", error=str(error))
+            return
+        self._tell(changes, time.monotonic() - began_s)
+
+    def _tell(self, changes: Changes, duration_s: float) -> None:
+        differences = self._shadow.differences()
+        counts = Counter(one.kind for one in differences)
+        new = [one for one in differences if (one.kind, one.name) not in self._known]
+        for one in new[:SHOWN]:
+            owner = str(one.owner) if one.owner else ""
+            log.warning("differs", kind=one.kind, object=one.name, service=owner, wanted=one.wanted, found=one.found)
+        self._known = frozenset((one.kind, one.name) for one in differences)
+        log.info(
+            "looked, nothing is programmed in a dry run",
+            services=len(changes.services),
+            differences=len(differences),
+            new=len(new),
+            duration_s=round(duration_s, 4),
+            **counts,
+        )
+        self._metrics.would_differ({kind: counts[kind] for kind in compare.KINDS})
+        self._status.synced(
+            SyncSummary(
+                report=_NOTHING,
+                changes=changes,
+                lacking=(),
+                states=self._shadow.reconciler.claims.states,
+                view=self._shadow.view,
+                waited_s=0,
+                observed_s=duration_s,
+                translated_s=0,
+                applied_s=0,
+            )
+        )
+
+
+def run(config: Config) -> int:
+    """Serve as a shadow until a signal ends it; returns the exit status."""
+    signals = Signals()
+    try:
+        return lifecycle.run(config, _serve(config, signals))
+    finally:
+        signals.close()
+
+
+async def _serve(config: Config, signals: Signals) -> int:
+    lifecycle.begin(config, signals)
+    metrics = Metrics()
+    source = await sources.make(config, metrics)
+    try:
+        async with inspection.readable_kernel() as kernel:
+            node = await inspection.inspect(config, kernel)
+            await _serve_on(node, source, metrics, signals)
+    except KernelError as error:
+        raise CannotStartError(error) from error
+    log.info("stopped; nothing was programmed")
+    return 0
+
+
+async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: Signals) -> None:
+    config, shadow = node.config, node.shadow()
+    families, period_s = node.translation.families, config.ipvs.sync_period_s
+    status = Status(
+        families=families,
+        sync_period_s=period_s + PATIENCE_S,
+        clock=time.monotonic,
+        wall_clock=time.time,
+        missing=lambda: node.store.missing,
+    )
+    figures = gauges.Sources(
+        reconciler=shadow.reconciler,
+        store=node.store,
+        status=status,
+        clock=time.monotonic,
+        watches=lambda: source.statuses,
+    )
+    metrics.show(families, figures)
+    dry_run = DryRun(shadow, status, metrics, interval_s=period_s)
+    log.info("starting as a shadow: nothing will be programmed", node=config.node_name)
+
+    async def follow() -> None:
+        async with inspection.following(source, node.store, dry_run.changed, first_lists.log_silence) as following:
+            status.listed(time.monotonic())
+            looking = asyncio.create_task(dry_run.run())
+            try:
+                done, _ = await asyncio.wait({looking, following}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                looking.cancel()
+
+    await lifecycle.until_stopped(signals.stopping, status, [follow()], servers(config, Serving(config, status, metrics)))
+
+
+def servers(config: Config, serving: Serving) -> Iterator[Coroutine[None, None, None]]:
+    """The servers of health and metrics, each to be run for ever."""
+    asked = (
+        ("health", config.servers.health, serving.answer_health),
+        ("metrics", config.servers.metrics, serving.answer_metrics),
+    )
+    for name, address, answer in asked:
+        if address:
+            where = beside_kube_proxy(address)
+            log.info("serves", name=name, address=str(where))
+            yield server.serve(name, *where, answer, hard_fail=config.servers.bind_hard_fail)
+
+
+def beside_kube_proxy(address: ListenAddress) -> ListenAddress:
+    """Where a server listens in a dry run."""
+    return address._replace(port=OTHER_PORTS.get(address.port, address.port))

@@ -1,0 +1,266 @@
+"""``ipvsproxy explain``: why a Service, or an address, is served as it is."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ipvsproxy.commands import explain_text, inspection
+from ipvsproxy.commands.inspection import Document, Inspected
+from ipvsproxy.commands.shadow import Shadow
+from ipvsproxy.config.settings import Config
+from ipvsproxy.kernel import iptables_rule
+from ipvsproxy.model.kernel import PERSISTENT, Connections, IpSet, SetEntry, SetKind, VirtualServer, VirtualServerKey
+from ipvsproxy.model.net import Address, host_port, parse_address
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey
+from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
+from ipvsproxy.reconcile import ownership
+from ipvsproxy.translate import explain, trace
+
+FOUND = 0
+UNKNOWN = 1
+"""Exit status when nobody knows the Service or address."""
+
+_NAME = re.compile(r"[^/\s]+/[^/\s]+")
+
+
+class Place(NamedTuple):
+    """An address, and a port or 0 for all."""
+
+    address: Address
+    port: int
+
+    def matches(self, key: VirtualServerKey) -> bool:
+        """Whether a virtual server is there."""
+        return key.address == self.address and self.port in (0, key.port)
+
+    def __str__(self) -> str:
+        return host_port(self.address, self.port) if self.port else str(self.address)
+
+
+Subject = ServiceName | Place
+
+
+def parse_subject(text: str) -> Subject:
+    """Read ``namespace/name``, ``address``, ``address:port`` or ``[v6]:port``.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    bracketed = re.fullmatch(r"\[([^\]]+)\](?::(\d{1,5}))?", text)
+    plain = re.fullmatch(r"([\d.]+)(?::(\d{1,5}))?", text)
+    found = bracketed or plain
+    if found:
+        return Place(parse_address(found[1]), int(found[2] or 0))
+    if text.count(":") > 1:
+        return Place(parse_address(text), 0)
+    if _NAME.fullmatch(text):
+        return ServiceName(*text.split("/"))
+    raise ValueError(f"{text[:80]!r} is none of namespace/name, address:port, [IPv6 address]:port")
+
+
+async def describe(node: Inspected, subject: Subject) -> Document:
+    """The explanation as a document.
+
+    Raises:
+        CannotLookError: the kernel could not be read.
+    """
+    shadow = node.shadow()
+    await shadow.look()
+    table = shadow.reconciler.claims.virtual_servers
+    if isinstance(subject, ServiceName):
+        keys = list(_keys_of(shadow, subject))
+        names = [subject] if subject in node.store.services else []
+    else:
+        keys = [key for key in {**table.desired, **table.observed} if subject.matches(key)]
+        names = sorted({table.desired[key].owner.service for key in keys if key in table.desired})
+    counts = await node.kernel.call(node.kernel.target.connections, [key for key in keys if key in table.observed])
+    reader = _Reader(shadow, counts)
+    return {
+        "version": inspection.JSON_VERSION,
+        "command": "explain",
+        "node": node.config.node_name,
+        "zone": shadow.view.zone,
+        "services": [reader.service(name, set(keys)) for name in names],
+        "unclaimed": [reader.unclaimed(key) for key in keys if key not in table.desired],
+    }
+
+
+def _keys_of(shadow: Shadow, name: ServiceName) -> Iterable[VirtualServerKey]:
+    state = shadow.reconciler.claims.states.get(name)
+    return state.virtual_servers if state else ()
+
+
+class _Reader:
+    """Puts together what is known of Services and virtual servers after a look."""
+
+    def __init__(self, shadow: Shadow, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]) -> None:
+        self._shadow = shadow
+        self._claims = shadow.reconciler.claims
+        self._counts = counts
+
+    def service(self, name: ServiceName, keys: set[VirtualServerKey]) -> Document:
+        """A Service; of its virtual servers only these."""
+        store, translation, view = self._shadow.store, self._shadow.translation, self._shadow.view
+        service, slices = store.services[name], store.slices_of(name)
+        explained = explain.explain(service, slices, view, translation)
+        ports = [self._port(explained, use, keys) for use in explained.ports]
+        return {
+            "service": str(name),
+            "type": service.options.type.value,
+            "served": service.not_served is None,
+            "internalTrafficPolicy": "Local" if service.options.internal_traffic_local else "Cluster",
+            "externalTrafficPolicy": "Local" if service.options.external_traffic_local else "Cluster",
+            "sessionAffinitySeconds": service.options.affinity_timeout_s,
+            "sourceRanges": [str(one) for one in service.options.source_ranges],
+            "notUsed": [
+                {"object": where or f"Service {name}", "field": one.field, "reason": one.reason, "invalid": one.invalid}
+                for where, skipped in explained.skipped.items()
+                for one in skipped
+            ],
+            "slicesNotUsed": self._slices_not_used(service, slices),
+            "ports": [port for port in ports if port["virtualServers"]],
+        }
+
+    def _slices_not_used(self, service: Service, slices: Iterable[EndpointSlice]) -> list[Document]:
+        unserved = explain.unserved_slices(service, slices, self._shadow.translation)
+        return [{"slice": str(item.name), "code": why.code, "reason": why.reason} for item, why in unserved]
+
+    def _port(self, explained: explain.Explanation, use: explain.PortUse, keys: set[VirtualServerKey]) -> Document:
+        frontends = [one for one in use.frontends if one.virtual_server.key in keys]
+        return {
+            "name": use.port.name,
+            "protocol": use.port.protocol.name,
+            "port": use.port.port,
+            "nodePort": use.port.node_port,
+            "family": use.family.label,
+            "virtualServers": [self._frontend(explained, one) for one in frontends],
+            "endpoints": [_endpoint(one) for one in use.endpoints],
+            "hairpinSet": next((one.set for one in explained.wanted.entries if _is_hairpin(one, use)), ""),
+        }
+
+    def _frontend(self, explained: explain.Explanation, frontend: explain.Frontend) -> Document:
+        wanted = frontend.virtual_server
+        key, owner = wanted.key, self._claims.states[explained.service.name].owner
+        table = self._claims.virtual_servers
+        conflict = next((one for one in self._claims.conflicts() if one.key == key), None)
+        is_restricted = frontend.role is explain.Role.LOAD_BALANCER_IP and bool(explained.service.options.source_ranges)
+        return {
+            "virtualServer": str(key),
+            "role": frontend.role.value,
+            "traffic": "internal" if frontend.role is explain.Role.CLUSTER_IP else "external",
+            "held": table.is_held_by(key, owner),
+            "owner": str(table.desired[key].owner),
+            "waiting": [str(one) for one in conflict.waiting] if conflict else [],
+            "reasons": list(conflict.reasons) if conflict else [],
+            "scheduler": wanted.settings.scheduler,
+            "sourceRangesApply": is_restricted,
+            "usableByThisNode": key not in explained.wanted.rare.refused,
+            "masquerade": [self._masquerade(client, key) for client in trace.Client],
+            "kernel": self._kernel(key, wanted),
+        }
+
+    def _masquerade(self, client: trace.Client, key: VirtualServerKey) -> Document:
+        shadow = self._shadow
+        connection = trace.connection_of(client, key, shadow.translation, shadow.view)
+        rules = self._claims.skeletons.desired[key.address.family]
+        found = trace.follow(rules, self._is_in_set, connection)
+        return {
+            "from": client.value,
+            "masqueraded": found.is_masqueraded,
+            "rules": [
+                f"-t {step.chain.table} -A {step.chain.chain} {iptables_rule.render(step.rule, key.address.family)}"
+                for step in found.steps
+            ],
+            "sets": [step.rule.set.set for step in found.steps if step.rule.set],
+        }
+
+    def _is_in_set(self, entry: SetEntry) -> bool:
+        return entry in self._claims.entries[entry.set].desired
+
+    def _kernel(self, key: VirtualServerKey, wanted: VirtualServer | None) -> Document | None:
+        """What the kernel holds; None when the virtual server is not there."""
+        seen = self._claims.virtual_servers.observed.get(key)
+        if seen is None:
+            return None
+        counts = self._counts.get(key) or {}
+        real_servers = wanted.real_servers if wanted else frozenset(seen.real_servers)
+        return {
+            "scheduler": seen.settings.scheduler,
+            "sessionAffinitySeconds": seen.settings.timeout_s if seen.settings.flags & PERSISTENT else 0,
+            "realServers": [
+                _real_server(one, weight, counts.get(one), real_servers) for one, weight in seen.real_servers.items()
+            ],
+            "missing": sorted(str(one) for one in real_servers - seen.real_servers.keys()),
+        }
+
+    def unclaimed(self, key: VirtualServerKey) -> Document:
+        """A virtual server that no Service wants."""
+        is_foreign = key in self._claims.virtual_servers.foreign
+        return {
+            "virtualServer": str(key),
+            "foreign": is_foreign,
+            "reason": "it is not ours: neither a set entry nor an address of ours is behind it; it is left alone"
+            if is_foreign
+            else f"no Service wants it any more; it is ours by {self._witness(key)}, and run removes it",
+            "kernel": self._kernel(key, None),
+        }
+
+    def _witness(self, key: VirtualServerKey) -> str:
+        if key.address in self._claims.addresses.observed:
+            return "its address on kube-ipvs0"
+        entries = (entry for table in self._claims.entries.values() for entry in table.observed)
+        port = ownership.node_port(key)
+        return next(
+            (one.set for one in entries if ownership.virtual_server_of(one) == key or ownership.node_port_of(one) == port),
+            "a set",
+        )
+
+
+def _is_hairpin(entry: SetEntry, use: explain.PortUse) -> bool:
+    """Whether the entry lets an endpoint of the port on this node reach itself."""
+    if entry.set != IpSet(SetKind.LOOP_BACK, use.family).name or entry.protocol is not use.port.protocol:
+        return False
+    return any((entry.address, entry.port) == (one.endpoint.address, one.port) for one in use.endpoints)
+
+
+def _real_server(key: RealServerKey, weight: int, counts: Connections | None, wanted: Iterable[RealServerKey]) -> Document:
+    is_ours = weight != NOT_MASQUERADED
+    state = "serving" if key in wanted and weight else "draining" if weight == 0 else "not wanted"
+    return {
+        "realServer": str(key),
+        "weight": weight if is_ours else None,
+        "active": counts.active if counts else None,
+        "inactive": counts.inactive if counts else None,
+        "state": state if is_ours else "not masqueraded",
+    }
+
+
+def _endpoint(use: explain.EndpointUse) -> Document:
+    address, conditions = use.endpoint
+    return {
+        "address": str(address),
+        "port": use.port,
+        "node": conditions.node_name,
+        "slice": str(use.slice),
+        "ready": conditions.ready,
+        "serving": conditions.serving,
+        "terminating": conditions.terminating,
+        "zoneHints": sorted(conditions.zone_hints),
+        "nodeHints": sorted(conditions.node_hints),
+        **{scope: _use(why) for scope, why in (("internal", use.internal), ("external", use.external))},
+    }
+
+
+def _use(why_not: explain.NotUsed | None) -> Document:
+    return {"used": why_not is None, "code": why_not.code if why_not else "", "reason": why_not.reason if why_not else ""}
+
+
+def run(config: Config, subject: Subject, *, as_json: bool) -> int:
+    """``ipvsproxy explain``; returns the exit status."""
+
+    async def look(node: Inspected) -> int:
+        document = await describe(node, subject)
+        inspection.say(document, explain_text.render(document, str(subject)), as_json=as_json)
+        return FOUND if document["services"] or document["unclaimed"] else UNKNOWN
+
+    return inspection.run(config, look)

@@ -1,0 +1,102 @@
+"""The document of ``ipvsproxy explain`` as text for people."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from ipvsproxy.commands.inspection import Document
+
+
+def render(document: Document, subject: str) -> Iterator[str]:
+    """All of it, line by line."""
+    if not document["services"] and not document["unclaimed"]:
+        yield f"{subject}: no Service of this name, and no virtual server there"
+    for service in document["services"]:
+        yield from _service(service)
+    for one in document["unclaimed"]:
+        yield f"{one['virtualServer']}: {one['reason']}"
+        yield from _kernel(one["kernel"], "  ")
+
+
+def _service(service: Document) -> Iterator[str]:
+    facts = [service["type"]]
+    facts += [f"{side} traffic Local" for side in ("internal", "external") if service[f"{side}TrafficPolicy"] == "Local"]
+    if service["sessionAffinitySeconds"]:
+        facts.append(f"session affinity {service['sessionAffinitySeconds']} s")
+    yield f"Service {service['service']} ({', '.join(facts)})"
+    for one in service["notUsed"]:
+        field = f" {one['field']}" if one["field"] else ""
+        yield f"  not used: {one['object']}{field}: {one['reason']}"
+    for one in service["slicesNotUsed"]:
+        yield f"  not used: EndpointSlice {one['slice']}: {one['reason']}"
+    for port in service["ports"]:
+        yield from _port(service["service"], port, service["sourceRanges"])
+
+
+def _port(service: str, port: Document, source_ranges: Sequence[str]) -> Iterator[str]:
+    name = f" {port['name']!r}" if port["name"] else ""
+    node_port = f", node port {port['nodePort']}" if port["nodePort"] else ""
+    yield ""
+    yield f"  port{name} {port['protocol']} {port['port']}{node_port}, {port['family']}"
+    for one in port["virtualServers"]:
+        yield from _virtual_server(service, one, source_ranges)
+    yield from _endpoints(port)
+    if port["hairpinSet"]:
+        yield f"    a pod that reaches itself: masqueraded by KUBE-POSTROUTING, set {port['hairpinSet']}"
+
+
+def _virtual_server(service: str, one: Document, source_ranges: Sequence[str]) -> Iterator[str]:
+    yield f"    {one['virtualServer']} ({one['role']}), {one['scheduler']}"
+    if not one["held"]:
+        reasons = dict(zip(one["waiting"], one["reasons"], strict=True))
+        yield f"      NOT SERVED for this Service: {one['owner']} {reasons[service]}"
+    else:
+        for waiting, reason in zip(one["waiting"], one["reasons"], strict=True):
+            yield f"      also wanted by {waiting}, which must wait: {service} {reason}"
+    if one["sourceRangesApply"]:
+        yield f"      only from {', '.join(source_ranges)}"
+        if not one["usableByThisNode"]:
+            yield "      this node itself is outside of these ranges and can not use it (KUBE-IPVS-OUT-FILTER)"
+    for (is_masqueraded, rules), ways in itertools.groupby(one["masquerade"], key=lambda way: (way["masqueraded"], way["rules"])):
+        clients = " and ".join(f"from {way['from']}" for way in ways)
+        yield f"      {clients}: {'masqueraded' if is_masqueraded else 'the source address is kept'}"
+        yield from (f"        {rule}" for rule in rules)
+    yield from _kernel(one["kernel"], "      ")
+
+
+def _kernel(kernel: Document | None, indent: str) -> Iterator[str]:
+    if kernel is None:
+        yield f"{indent}kernel: NOT THERE"
+        return
+    affinity = f", session affinity {kernel['sessionAffinitySeconds']} s" if kernel["sessionAffinitySeconds"] else ""
+    nothing = "" if kernel["realServers"] else ", no real servers: clients are refused"
+    yield f"{indent}kernel: {kernel['scheduler']}{affinity}{nothing}"
+    for one in kernel["realServers"]:
+        counts = "" if one["active"] is None else f", connections: {one['active']} active, {one['inactive']} inactive"
+        state = "" if one["state"] == "serving" else f", {one['state']}"
+        weight = "" if one["weight"] is None else f" weight {one['weight']}"
+        yield f"{indent}  -> {one['realServer']}{weight}{counts}{state}"
+    for name in kernel["missing"]:
+        yield f"{indent}  -> {name} MISSING"
+
+
+def _endpoints(port: Document) -> Iterator[str]:
+    """Both kinds of traffic in one list where they are treated alike."""
+    endpoints = port["endpoints"]
+    traffics = sorted({one["traffic"] for one in port["virtualServers"]}, reverse=True)
+    if all(one["internal"] == one["external"] for one in endpoints):
+        traffics = traffics[:1]
+    if not endpoints:
+        yield "    endpoints: none"
+    for traffic in traffics if endpoints else ():
+        to = {"internal": "the cluster IP", "external": "all other addresses"}[traffic]
+        yield "    endpoints:" if len(traffics) == 1 else f"    endpoints for traffic to {to}:"
+        for one in endpoints:
+            where = f" on {one['node']}" if one["node"] else ""
+            number = f" port {one['port']}" if one["port"] else ""
+            verdict = "in" if one[traffic]["used"] else f"OUT: {one[traffic]['reason']}{_hints(one, one[traffic]['code'])}"
+            yield f"      {one['address']}{number}{where}: {verdict}"
+
+
+def _hints(one: Document, code: str) -> str:
+    hints = {"hint_for_other_zone": one["zoneHints"], "hint_for_other_node": one["nodeHints"]}.get(code)
+    return f" ({', '.join(hints)})" if hints else ""

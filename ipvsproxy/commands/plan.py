@@ -1,0 +1,215 @@
+"""``ipvsproxy plan``: the loop itself runs once, on a kernel that only takes notes.
+
+So what is told, and in which order, is what ``run`` would do; there is no second opinion.
+"""
+
+import asyncio
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from ipvsproxy.commands import inspection
+from ipvsproxy.commands.inspection import Document, Inspected
+from ipvsproxy.commands.shadow import CannotLookError
+from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon.loop.engine import Engine
+from ipvsproxy.daemon.loop.summary import SyncSummary
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.model.kernel import Connections, InterfaceAddress, RealServer, Timeouts, VirtualServerKey
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of, one_by_one
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile import compare, order
+from ipvsproxy.reconcile.claims import Claims
+
+OK = 0
+SHOWN = 20
+"""How many operations of one kind in a row are shown to people."""
+
+_NAMES: Mapping[str, tuple[str, str]] = {
+    "virtual_server": ("virtual server", "virtual servers"),
+    "real_server": ("real server", "real servers"),
+    "set_entry": ("set entry", "set entries"),
+    "set": ("set", "sets"),
+    "address": ("address", "addresses"),
+    "device": ("device", "devices"),
+    "rules": ("family of rules", "families of rules"),
+    "sysctl": ("sysctl", "sysctls"),
+    "timeouts": ("IPVS timeouts", "IPVS timeouts"),
+    "flow": ("tracked flow", "tracked flows"),
+}
+
+
+_SIGNS: Mapping[str, str] = {Verb.ADD.value: "+", Verb.SET.value: "~", Verb.REMOVE.value: "-"}
+
+
+class RehearsalKernel(NodeKernel):
+    """Stands for the kernel: it is read, and whatever is to be done to it is noted and taken for done."""
+
+    def __init__(self, kernel: NodeKernel) -> None:
+        self._real = kernel  # nothing of our own is opened, so that nothing can be written
+        self.operations: list[Operation] = []
+
+    def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
+        """As ``NodeKernel``, but half an answer is none.
+
+        Raises:
+            CannotLookError: a part could not be read.
+        """
+        seen = self._real.observe(sets, families, sysctls)
+        if seen.errors:
+            raise CannotLookError(*seen.errors)
+        return seen
+
+    def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
+        """As ``NodeKernel``."""
+        return self._real.interface_addresses()
+
+    def connections(
+        self, keys: Collection[VirtualServerKey]
+    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
+        """As ``NodeKernel``."""
+        return self._real.connections(keys)
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Nothing is applied. Timeouts, which the loop sets at each start, are noted only where they change something."""
+        self.operations += (
+            one for one in one_by_one(operations) if not isinstance(one.item, Timeouts) or self._would_change(one.item)
+        )
+        return list(map(Outcome, operations))
+
+    def _would_change(self, wanted: Timeouts) -> bool:
+        found = self._real.read_timeouts()
+        return any(want not in (0, have) for want, have in zip(wanted, found, strict=True))
+
+
+class _FirstSync:
+    """Waits for the end of the first sync."""
+
+    def __init__(self) -> None:
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def queued(self, now: float) -> None:
+        """As ``summary.Watcher``."""
+
+    def syncing(self, now: float) -> None:
+        """As ``summary.Watcher``."""
+
+    def synced(self, summary: SyncSummary) -> None:  # noqa: ARG002 - which sync it was does not matter
+        """As ``summary.Watcher``."""
+        if not self.over.done():
+            self.over.set_result(None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """What would be done, and the tables as they would be after it."""
+
+    operations: Sequence[Operation]
+    claims: Claims
+
+
+async def rehearse(node: Inspected) -> Rehearsed:
+    """Have the loop bring everything in force, on a kernel that takes notes.
+
+    Raises:
+        CannotLookError: the kernel could not be read.
+    """
+    kernel = RehearsalKernel(node.kernel.target)
+    watcher = _FirstSync()
+    engine = Engine(
+        settings=dataclasses.replace(node.settings, audit_interval_s=math.inf),  # it is read once
+        translation=node.translation,
+        policy=node.policy,
+        store=node.store,
+        kernel=node.kernel.standing_in(kernel),
+        watcher=watcher,
+    )
+    loop = asyncio.create_task(engine.run())
+    try:
+        await asyncio.wait({loop, watcher.over}, return_when=asyncio.FIRST_COMPLETED)
+        if loop.done():
+            loop.result()
+    finally:
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+    return Rehearsed(operations=kernel.operations, claims=engine.reconciler.claims)
+
+
+def describe(node_name: str, rehearsed: Rehearsed) -> Document:
+    """The plan as a document."""
+    counts = Counter(operation.verb.value for operation in rehearsed.operations)
+    return {
+        "version": inspection.JSON_VERSION,
+        "command": "plan",
+        "node": node_name,
+        "operations": [_describe(operation, rehearsed.claims) for operation in rehearsed.operations],
+        "summary": {"total": len(rehearsed.operations), **{verb.value: counts[verb.value] for verb in Verb}},
+    }
+
+
+def _describe(operation: Operation, claims: Claims) -> Document:
+    owner = compare.owner_of(claims, operation.item)
+    verb, kind = operation.verb.value, kind_of(operation.item)
+    found = {
+        "step": order.rank(operation),
+        "verb": verb,
+        "kind": kind,
+        "object": str(operation).removeprefix(f"{verb} {kind} "),
+        "service": str(owner) if owner and owner.service.namespace else None,
+    }
+    return {**found, "weight": operation.item.weight} if isinstance(operation.item, RealServer) else found
+
+
+def render(document: Document) -> Iterator[str]:
+    """The plan for people: what is done together stands together, in the order in which it is done."""
+    summary = document["summary"]
+    if not summary["total"]:
+        yield f"{document['node']}: nothing to do, the kernel holds what it should"
+        return
+    if all(operation["kind"] == "flow" for operation in document["operations"]):
+        yield f"{document['node']}: the kernel holds what it should; of tracked flows only stale ones would be removed"
+    counts = ", ".join(f"{summary[verb.value]} to {verb.value}" for verb in Verb if summary[verb.value])
+    yield f"{document['node']}: {_count(summary['total'], 'operation', 'operations')} ({counts}), in this order"
+    groups = itertools.groupby(document["operations"], key=lambda operation: operation["step"])
+    for number, (_, group) in enumerate(groups, 1):
+        operations = list(group)
+        kinds = Counter((operation["verb"], operation["kind"]) for operation in operations)
+        yield ""
+        yield f"{number}. " + ", ".join(f"{verb} {_count(count, *_NAMES[kind])}" for (verb, kind), count in kinds.items())
+        above = ""
+        for operation in operations[:SHOWN]:
+            yield f"     {_line(operation, above)}"
+            above = operation["object"].partition(" -> ")[0]
+        if len(operations) > SHOWN:
+            yield f"     and {len(operations) - SHOWN} more; --output=json shows all"
+    yield ""
+    yield "Nothing was changed."
+
+
+def _line(operation: Document, above: str) -> str:
+    """``above`` is the virtual server that the line before is about: its real servers stand below it."""
+    virtual_server, arrow, real_server = operation["object"].partition(" -> ")
+    name = f"  -> {real_server}" if arrow and virtual_server == above else operation["object"]
+    if operation["verb"] == Verb.SET.value and "weight" in operation:
+        name += f" weight {operation['weight']}" + ("" if operation["weight"] else " (keeps its connections, gets no new ones)")
+    service = f"  [{operation['service']}]" if operation["service"] else ""
+    return f"{_SIGNS[operation['verb']]} {name}{service}"
+
+
+def _count(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
+
+
+def run(config: Config, *, as_json: bool) -> int:
+    """``ipvsproxy plan``; returns the exit status."""
+
+    async def look(node: Inspected) -> int:
+        document = describe(config.node_name, await rehearse(node))
+        inspection.say(document, render(document), as_json=as_json)
+        return OK
+
+    return inspection.run(config, look)

@@ -1,0 +1,91 @@
+"""What this node should hold, next to what it holds. Nothing is ever changed.
+
+Rule: what is desired comes from the ``Translator``, as for ``run``; what differs, from the reconciler's tables, as there; and
+nobody applies an operation.
+"""
+
+import time
+from collections.abc import Callable
+
+from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.loop.engine import EngineSettings
+from ipvsproxy.daemon.loop.translator import Translator
+from ipvsproxy.kernel import iptables_rule
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.reconcile import compare
+from ipvsproxy.reconcile.compare import Difference
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.store.objects import Changes, Store
+from ipvsproxy.translate import view as views
+
+
+class CannotLookError(Exception):
+    """What is there, or what is desired, is not known; one sentence for each part that is not."""
+
+    def __init__(self, *reasons: object) -> None:
+        self.reasons = tuple(map(str, reasons))
+        super().__init__("; ".join(self.reasons))
+
+
+class Shadow:
+    """The desired and the observed side of this node, as of the last ``look``; ``view`` is there from the first one on."""
+
+    view: views.NodeView
+
+    def __init__(
+        self,
+        *,
+        settings: EngineSettings,
+        translation: views.Settings,
+        policy: Policy,
+        store: Store,
+        kernel: KernelThread[NodeKernel],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.translation = translation
+        self.store = store
+        self.kernel = kernel
+        self.reconciler = Reconciler(policy)
+        self._clock = clock
+        self._translator = Translator(
+            node_name=settings.node_name,
+            settings=translation,
+            sysctls=settings.sysctls,
+            timeouts=settings.timeouts,
+            store=store,
+            reconciler=self.reconciler,
+        )
+        self._translator.put_node()
+
+    async def look(self) -> Changes:
+        """Read the kernel, and take up what has changed in the store; returns the latter.
+
+        Raises:
+            CannotLookError: a part of the kernel could not be read, or a first list is not believed, so nothing can be said.
+        """
+        if self.store.may_lack_all:
+            raise CannotLookError("a first list of the API server is empty, and not believed before a second one confirms it")
+        claims, target = self.reconciler.claims, self.kernel.target
+        names = [ip_set.name for ip_set in claims.sets.desired]
+        seen = await self.kernel.call(target.observe, names, self.translation.families, list(claims.sysctls.desired))
+        if seen.errors:
+            raise CannotLookError(*seen.errors)
+        try:
+            timeouts = await self.kernel.call(target.read_timeouts)
+        except KernelError as error:
+            raise CannotLookError(error) from error
+        now = self._clock()
+        self.view = self._translator.look_at_node(seen.interface_addresses or (), now)
+        changes = self.store.take()
+        await in_slices(self._translator.putting(changes.services), self._clock, now)
+        self._translator.put_settled_skeletons()
+        self.reconciler.observer.observe(seen, self._clock())
+        compare.note_timeouts(claims, timeouts)
+        return self._translator.with_refusals(changes)
+
+    def differences(self) -> list[Difference]:
+        """What differed when the kernel was last read."""
+        return list(compare.compare(self.reconciler, iptables_rule.render))

@@ -1,0 +1,90 @@
+"""``ipvsproxy verify``: whether the kernel holds what the API asks for."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from ipvsproxy.commands import inspection
+from ipvsproxy.commands.inspection import Document
+from ipvsproxy.commands.shadow import Shadow
+from ipvsproxy.config.settings import Config
+from ipvsproxy.reconcile import compare
+from ipvsproxy.reconcile.compare import Difference
+
+EQUAL = 0
+DIFFERENT = 1
+SECOND_LOOK_S = 2.0
+"""What differs is looked at again after this time and the minimum interval of syncs: somebody may just be programming it."""
+
+
+async def lasting_differences(shadow: Shadow, pause_s: float) -> Sequence[Difference]:
+    """What differs, and still differs after a pause, in the same object.
+
+    Raises:
+        CannotLookError: the kernel could not be read.
+    """
+    await shadow.look()
+    first = {(one.kind, one.name) for one in shadow.differences()}
+    if not first:
+        return ()
+    await asyncio.sleep(pause_s)
+    await shadow.look()
+    return [one for one in shadow.differences() if (one.kind, one.name) in first]
+
+
+def describe(node_name: str, shadow: Shadow, differences: Sequence[Difference]) -> Document:
+    """The answer as a document."""
+    claims = shadow.reconciler.claims
+    foreign = [
+        {"virtualServer": str(key), "scheduler": seen.settings.scheduler, "realServers": len(seen.real_servers)}
+        for key, seen in compare.foreign(claims)
+    ]
+    return {
+        "version": inspection.JSON_VERSION,
+        "command": "verify",
+        "node": node_name,
+        "equal": not differences,
+        "services": len(shadow.store.services),
+        "virtualServers": len(claims.virtual_servers.desired),
+        "draining": len(shadow.reconciler.drains),
+        "differences": [
+            {
+                "kind": one.kind,
+                "object": one.name,
+                "service": str(one.owner) if one.owner and one.owner.service.namespace else None,
+                "wanted": one.wanted,
+                "found": one.found,
+            }
+            for one in differences
+        ],
+        "foreign": foreign,
+    }
+
+
+def render(document: Document) -> Iterator[str]:
+    """The answer for people: one line for each difference, then what is not ours."""
+    differences = document["differences"]
+    for one in sorted(differences, key=lambda one: one["service"] or ""):
+        yield f"{one['service'] or '-'}  {one['kind']} {one['object']}: wanted {one['wanted']}, found {one['found']}"
+    for one in document["foreign"]:
+        yield f"foreign, left alone: {one['virtualServer']} {one['scheduler']}, real servers: {one['realServers']}"
+    kinds = ", ".join(f"{kind} {count}" for kind, count in Counter(one["kind"] for one in differences).items())
+    verdict = f"{len(differences)} differences ({kinds})" if differences else "equal"
+    draining = f", {document['draining']} draining real servers" if document["draining"] else ""
+    yield (
+        f"{document['node']}: {verdict}; looked at {document['services']} Services, "
+        f"{document['virtualServers']} virtual servers{draining}"
+    )
+
+
+def run(config: Config, *, as_json: bool) -> int:
+    """``ipvsproxy verify``; returns the exit status."""
+
+    async def look(node: inspection.Inspected) -> int:
+        shadow = node.shadow()
+        differences = await lasting_differences(shadow, SECOND_LOOK_S + config.ipvs.min_sync_period_s)
+        document = describe(config.node_name, shadow, differences)
+        inspection.say(document, render(document), as_json=as_json)
+        return DIFFERENT if differences else EQUAL
+
+    return inspection.run(config, look)

@@ -1,0 +1,82 @@
+"""What of this node's doings becomes a Kubernetes event, and in which words."""
+
+import errno
+from collections.abc import Collection
+
+from ipvsproxy.daemon.events import recorder as events
+from ipvsproxy.daemon.events.recorder import KubernetesEvent, Recorder
+from ipvsproxy.daemon.http.health import Notice, Status
+from ipvsproxy.daemon.loop.summary import SyncSummary
+from ipvsproxy.model.kernel import SetEntry
+from ipvsproxy.model.service import ObjectKind, ServiceName
+from ipvsproxy.reconcile.table import Conflict
+from ipvsproxy.store.objects import Complaint, Store
+
+SET_FULL = (4352, errno.ENOSPC)
+"""IPSET_ERR_HASH_FULL, and what a set without memory answers."""
+STARTING = "StartKubeProxy"
+"""What kube-proxy calls the action of everything that it says about its Node."""
+
+
+class Announcer:
+    """Learns from the loop how it fares, and has events written about it."""
+
+    def __init__(self, *, node_name: str, recorder: Recorder, store: Store, status: Status) -> None:
+        self._node = events.of_node(node_name)
+        self._node_name = node_name
+        self._recorder = recorder
+        self._store = store
+        self._status = status
+        self._told: Collection[Notice] = ()
+
+    def start(self) -> None:
+        """This process begins its work."""
+        self._recorder.record(KubernetesEvent(self._node, "Starting", STARTING, "", is_warning=False))
+        self._tell_notices()
+
+    def synced(self, summary: SyncSummary) -> None:
+        """A sync is over."""
+        self._tell_notices()
+        for complaint in summary.changes.complaints:
+            self._tell_complaint(complaint)
+        for conflict in summary.conflicts:
+            self._tell_conflict(conflict)
+        full = {
+            outcome.operation.item.set: outcome.error
+            for outcome in summary.report.errors
+            if isinstance(outcome.operation.item, SetEntry) and outcome.errno in SET_FULL
+        }
+        for name, error in full.items():
+            self._recorder.record(KubernetesEvent(self._node, "SetFull", "Sync", f"{name}: {error}"))
+
+    def port_failed(self, service: ServiceName, port: int, reason: str) -> None:
+        """The health-check port of a Service could not be opened."""
+        note = f'node {self._node_name} failed to start healthcheck "{service}" on port {port}: {reason}'
+        self._recorder.record(KubernetesEvent(self._regard(service), "FailedToStartServiceHealthcheck", "Listen", note))
+
+    def _tell_notices(self) -> None:
+        for notice in self._status.notices:
+            if notice not in self._told:
+                self._recorder.record(KubernetesEvent(self._node, notice.reason, STARTING, notice.message))
+        self._told = tuple(self._status.notices)
+
+    def _tell_complaint(self, complaint: Complaint) -> None:
+        namespace, slash, name = complaint.name.rpartition("/")
+        if complaint.kind is ObjectKind.SERVICE:
+            regarding = self._regard(ServiceName(namespace, name))
+        else:
+            regarding = events.Regarding(complaint.kind, name, namespace)
+        reasons = [str(skipped) for skipped in complaint.skipped if skipped.invalid]
+        if reasons and (slash or complaint.kind is ObjectKind.NODE):
+            note = f"not used: {'; '.join(reasons)}"
+            self._recorder.record(KubernetesEvent(regarding, "InvalidObject", "Read", note, everywhere=True))
+
+    def _tell_conflict(self, conflict: Conflict) -> None:
+        for owner, reason in zip(conflict.waiting, conflict.reasons, strict=True):
+            note = f"{conflict.key}: {conflict.winner} {reason}; this Service has to wait for it"
+            event = KubernetesEvent(self._regard(owner.service), "AddressConflict", "Sync", note, everywhere=True)
+            self._recorder.record(event)
+
+    def _regard(self, service: ServiceName) -> events.Regarding:
+        known = self._store.services.get(service)
+        return events.of_service(service, known.uid if known else "")

@@ -1,0 +1,193 @@
+"""Kubernetes events (events.k8s.io/v1): what operators find with ``kubectl describe`` and ``kubectl get events``.
+
+Rule 1: nothing waits for an event, and nothing fails because of one: what cannot be written is dropped.
+Rule 2: what repeats itself is counted. Each object has its own allowance, and so has this process.
+Rule 3: what every node sees has a name that follows from what it says, and is written after a random time: of all nodes, the
+first one writes it, and the others find it there.
+"""
+
+import asyncio
+import dataclasses
+import hashlib
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import structlog
+
+from ipvsproxy.daemon.base import rate_limit
+from ipvsproxy.daemon.sources.reflector import ApiError, Post
+from ipvsproxy.model.service import ObjectKind, ServiceName
+
+CONTROLLER = "kube-proxy"
+"""What operators and their tools know; the instance says on which node."""
+API_VERSIONS: Mapping[ObjectKind, str] = {
+    ObjectKind.SERVICE: "v1",
+    ObjectKind.NODE: "v1",
+    ObjectKind.ENDPOINT_SLICE: "discovery.k8s.io/v1",
+}
+LONGEST_NOTE = 1024
+"""In bytes; what is longer is refused (pkg/apis/core/validation in kubernetes/kubernetes)."""
+LONGEST_NAME = 253
+BURST, REFILL_S = 25, 1.0
+"""Allowance of the process: this many at once, then one per so many seconds."""
+OBJECT_BURST, OBJECT_REFILL_S = 5, 300.0
+"""Allowance of each object."""
+MOST_OBJECTS = 1000
+"""Whose allowance is remembered."""
+MOST_PENDING = 500
+SPREAD_S = 30.0
+"""Within which the nodes of a cluster tell of what all of them see."""
+CONFLICT = "status 409"
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class Regarding(NamedTuple):
+    """The object that an event is about. The namespace of a Node is empty."""
+
+    kind: ObjectKind
+    name: str
+    namespace: str = ""
+    uid: str = ""
+
+
+def of_node(name: str) -> Regarding:
+    """A Node, with its name for its UID: that is how kubelet and kube-proxy write it, and where kubectl looks."""
+    return Regarding(ObjectKind.NODE, name, uid=name)
+
+
+def of_service(name: ServiceName, uid: str = "") -> Regarding:
+    """A Service."""
+    return Regarding(ObjectKind.SERVICE, name.name, name.namespace, uid)
+
+
+class KubernetesEvent(NamedTuple):
+    """One event. ``everywhere``: all nodes see this."""
+
+    regarding: Regarding
+    reason: str
+    action: str
+    note: str
+    is_warning: bool = True
+    everywhere: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class _Pending:
+    due_s: float
+    count: int = 1
+
+
+class Recorder:
+    """Takes events at any time, and writes them in the background. Without ``post`` they are dropped."""
+
+    def __init__(
+        self,
+        *,
+        node_name: str,
+        post: Post | None,
+        on_outcome: Callable[[str], None] = lambda _outcome: None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        dice: random.Random | None = None,
+    ) -> None:
+        """``on_outcome`` is told of each event whether it was ``posted``, ``failed`` or, for its number, ``dropped``."""
+        self._node_name = node_name
+        self._post = post
+        self._on_outcome = on_outcome
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._dice = dice or random.Random()  # noqa: S311 - no secret
+        self._all = rate_limit.Bucket(BURST, REFILL_S, clock())
+        self._objects: rate_limit.Allowances[Regarding] = rate_limit.Allowances(OBJECT_BURST, OBJECT_REFILL_S, MOST_OBJECTS)
+        self._repeats: dict[KubernetesEvent, int] = {}
+        self._pending: dict[KubernetesEvent, _Pending] = {}
+        self._wake = asyncio.Event()
+
+    def record(self, event: KubernetesEvent) -> None:
+        """Have an event written soon."""
+        if self._post is None:
+            return
+        event = event._replace(note=_shorten(event.note))
+        waiting = self._pending.get(event)
+        if waiting:
+            waiting.count += 1
+            return
+        now = self._clock()
+        if len(self._pending) >= MOST_PENDING or not self._objects.take(event.regarding, now) or not self._all.take(now):
+            if event in self._repeats or len(self._repeats) < MOST_OBJECTS:
+                self._repeats[event] = self._repeats.get(event, 0) + 1
+            self._on_outcome("dropped")
+            return
+        due_s = now + (self._dice.uniform(0, SPREAD_S) if event.everywhere else 0)
+        self._pending[event] = _Pending(due_s, 1 + self._repeats.pop(event, 0))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write for ever."""
+        while True:
+            self._wake.clear()
+            due_s = min((waiting.due_s for waiting in self._pending.values()), default=None)
+            try:
+                async with asyncio.timeout(None if due_s is None else max(0.0, due_s - self._clock())):
+                    await self._wake.wait()
+            except TimeoutError:
+                await self.write_due()
+
+    async def write_due(self) -> None:
+        """Write all that is due."""
+        now = self._clock()
+        for event in [event for event, waiting in self._pending.items() if waiting.due_s <= now]:
+            await self._write(event, self._pending.pop(event).count)
+
+    async def _write(self, event: KubernetesEvent, count: int) -> None:
+        if self._post is None:
+            return
+        namespace = event.regarding.namespace or "default"
+        try:
+            await self._post(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", self._body(event, namespace, count))
+        except ApiError as error:
+            if not (event.everywhere and str(error).startswith(CONFLICT)):
+                log.debug("event was not written", reason=event.reason, error=str(error))
+                self._on_outcome("failed")
+                return
+        self._on_outcome("posted")
+
+    def _body(self, event: KubernetesEvent, namespace: str, count: int) -> Mapping[str, object]:
+        regarding, now_s = event.regarding, self._wall_clock()
+        if event.everywhere:
+            mark = hashlib.sha256(f"{regarding.uid} {event.reason} {event.note}".encode()).hexdigest()[:16]
+        else:
+            mark = f"{round(now_s * 1e6):x}"
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": f"{regarding.name[: LONGEST_NAME - len(mark) - 1]}.{mark}", "namespace": namespace},
+            "eventTime": _render_time(now_s),
+            **({"series": {"count": count, "lastObservedTime": _render_time(now_s)}} if count > 1 else {}),
+            "reportingController": CONTROLLER,
+            "reportingInstance": f"{CONTROLLER}-{self._node_name}"[:128],
+            "action": event.action,
+            "reason": event.reason,
+            "regarding": {
+                "apiVersion": API_VERSIONS[regarding.kind],
+                "kind": regarding.kind.value,
+                "name": regarding.name,
+                **({"namespace": regarding.namespace} if regarding.namespace else {}),
+                **({"uid": regarding.uid} if regarding.uid else {}),
+            },
+            "note": event.note,
+            "type": "Warning" if event.is_warning else "Normal",
+        }
+
+
+def _shorten(note: str) -> str:
+    return note.encode()[:LONGEST_NOTE].decode(errors="ignore")
+
+
+def _render_time(epoch_s: float) -> str:
+    """A MicroTime of the API: always six digits after the point."""
+    seconds, microseconds = divmod(round(epoch_s * 1e6), 10**6)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{microseconds:06d}Z"

@@ -1,0 +1,390 @@
+"""The loop: what has changed is translated, planned, applied and settled.
+
+Rule 1: nothing is programmed before every first list is complete and the kernel was read.
+Rule 2: the kernel is read at start-up, after an error or a surprise, and by a slow audit; never on the way of a change (see
+``reading``).
+Rule 3: one sync at a time; what arrives meanwhile is the next one's.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.loop import garbage, journal
+from ipvsproxy.daemon.loop.reader import KernelReader
+from ipvsproxy.daemon.loop.summary import SyncSummary, Watcher
+from ipvsproxy.daemon.loop.translator import Translator
+from ipvsproxy.daemon.sources.source import CannotStartError
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Connections, SetKind, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Outcome, Plan, Report
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.service import ObjectKind, ServiceName
+from ipvsproxy.reconcile import drain
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.store.objects import Store
+from ipvsproxy.translate import view
+
+FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
+"""Programmed before all others: with these a new node is usable while the rest is under way."""
+EXPECTED_SETS = frozenset({SetKind.LOOP_BACK})
+"""Sets that hold entries on nearly every node, if not of the first Services: their rules are written with the first ones."""
+SERVICES_AT_ONCE = 250
+"""How many Services are translated before they are programmed: the operations of a batch are planned and booked in one go."""
+REST_FACTOR = 4
+"""After a sync comes a pause of this many times as long, so that in a storm many changes share what a sync costs by itself."""
+LONGEST_REST_S = 0.05
+ERRORS_SHOWN = 5
+"""How many failures of a sync are logged in full."""
+_NOTHING = Report(done={}, failed={}, errors=(), pending=0)
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How the loop runs. ``audit_interval_s`` is between two readings of the whole kernel when nothing asks for one."""
+
+    node_name: str
+    min_interval_s: float
+    audit_interval_s: float
+    sysctls: tuple[Sysctl, ...]
+    timeouts: Timeouts | None
+
+
+class Engine:
+    """Keeps the kernel equal to the store."""
+
+    def __init__(
+        self,
+        *,
+        settings: EngineSettings,
+        translation: view.Settings,
+        policy: Policy,
+        store: Store,
+        kernel: KernelThread[NodeKernel],
+        watcher: Watcher,
+        clock: Callable[[], float] = time.monotonic,
+        processor_clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        """``clock`` tells the time, ``processor_clock`` how long this process has used a processor; both in seconds."""
+        self._settings = settings
+        self._store = store
+        self._kernel = kernel
+        self._watcher = watcher
+        self._clock = clock
+        self.reconciler = Reconciler(policy)
+        self._wake = asyncio.Event()
+        self._is_wanted = False
+        self._new_choices: tuple[EngineSettings, view.Settings, Policy] | None = None
+        self._journal = journal.Journal(clock)
+        self._reader = KernelReader(self.reconciler, kernel, self._journal, clock, processor_clock)
+        self._addresses_changed = False
+        self._sync_took_s = 0.0
+        self._translator = Translator(
+            node_name=settings.node_name,
+            settings=translation,
+            sysctls=settings.sysctls,
+            timeouts=settings.timeouts,
+            store=store,
+            reconciler=self.reconciler,
+        )
+
+    # What comes from outside.
+
+    def changed(self, now: float) -> None:
+        """The store has something new. ``now`` is of ``clock``, as all times here: a look at it is not free."""
+        self._watcher.queued(now)
+        self._is_wanted = True
+        self._wake.set()
+
+    def interfaces_changed(self) -> None:
+        """Addresses came or went."""
+        self._addresses_changed = self._is_wanted = True
+        self._wake.set()
+
+    def kernel_changed(self) -> None:
+        """Somebody else changed what is ours."""
+        self._reader.look_due_s = 0.0
+        self._wake.set()
+
+    def rules_ended(self) -> None:
+        """A program of iptables is over that took so long that nobody waited for it."""
+        self.reconciler.rules_ended()
+        self._reader.look_due_s = 0.0
+        self._is_wanted = True
+        self._wake.set()
+
+    @property
+    def unreadable(self) -> Collection[str]:
+        """Why parts of the kernel could not be read when that was last tried, one sentence each."""
+        return self._reader.unreadable
+
+    def reconfigure(self, settings: EngineSettings, translation: view.Settings, policy: Policy) -> None:
+        """Go by other choices from the next sync on. Node and families stay what they are."""
+        self._new_choices = (settings, translation, policy)
+        self.changed(self._clock())
+
+    # The loop.
+
+    async def run(self) -> None:
+        """Sync for ever."""
+        with garbage.postponed():
+            await self._wait_for_lists()
+            await self._start()
+        with garbage.in_short_rounds(self._clock) as thaw_if_due:
+            while True:
+                await self._sync(await self._pause())
+                thaw_if_due()
+
+    async def _wait_for_lists(self) -> None:
+        told: Collection[ObjectKind] = ()
+        while not self._store.is_complete:
+            self._wake.clear()
+            if self._store.missing != told:
+                told = self._store.missing
+                log.info("waiting for the first lists", missing=[kind.value for kind in told])
+            await self._wake.wait()
+
+    async def _start(self) -> None:
+        """Read the kernel; program what a node can not do without, then everything."""
+        began = self._clock()
+        self._adopt_choices()
+        self._demand_primary_family()
+        self._put_node()
+        # What could not be read is programmed all the same, and nothing of it is removed: it is read again soon.
+        await self._reader.observe()
+        self._translator.look_at_node(self._reader.addresses, self._clock())
+        report = _NOTHING
+        names = [name for name in FIRST_SERVICES if name in self._store.services]
+        if names:
+            for name in names:
+                self._translator.put(name)
+            # Where lists are doubted, these rules could not be taken back.
+            report = await self._add(report, frozenset() if self._store.may_lack_all else EXPECTED_SETS)
+            report = await self._add(report)  # addresses are bound when their virtual servers are there
+            log.info("first services programmed", duration_s=round(self._clock() - began, 3))
+        await self._sync(self._clock(), report)
+
+    def _demand_primary_family(self) -> None:
+        """Go on only if the family of the node's primary address is served, as kube-proxy does (cmd/kube-proxy/app/server.go).
+
+        Raises:
+            CannotStartError: it is not.
+        """
+        translation = self._translator.settings
+        node = self._store.node(self._settings.node_name)
+        primary = view.primary_family(translation, node)
+        if primary is not None and primary not in translation.families:
+            raise CannotStartError(
+                f"{primary.label}, the family of this node's primary address, can not be served on this host: "
+                "give the kernel its tables of iptables, or the node another primary address"
+            )
+
+    async def _pause(self) -> float:
+        """Wait until there is something to do, and at least the minimum interval since the last sync, or a short rest.
+
+        The kernel is read meanwhile, where that is due; in a storm of changes, one part of it at least in each rest. Returns the
+        time.
+        """
+        rest_s = min(LONGEST_REST_S, REST_FACTOR * self._sync_took_s)
+        may_begin_s = self._clock() + max(self._settings.min_interval_s, rest_s)
+        while (now := await self._idle()) is None:
+            pass
+        while now < may_begin_s and self._reader.next_part_s <= now:
+            await self._reader.read_on()
+            now = self._clock()
+        if now < may_begin_s:
+            await asyncio.sleep(may_begin_s - now)
+            now = self._clock()
+        return now
+
+    async def _idle(self) -> float | None:
+        """Wait until something is due or arrives; returns the time.
+
+        None when only a part of the kernel was read, and is as it was left.
+        """
+        times_s = (self.reconciler.next_s(), self._translator.next_s)
+        due_s = min((time_s for time_s in times_s if time_s is not None), default=math.inf)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(due_s, self._reader.next_part_s) - self._clock()):
+                await self._wake.wait()
+        self._wake.clear()
+        now = self._clock()
+        if self._is_wanted or due_s <= now:
+            return now
+        if self._reader.next_part_s > now:
+            return None
+        before = self._reader.addresses
+        await self._reader.read_on()
+        # What is found is healed when all has been read, for the parts tell of each other. An audit is told as a sync, whatever
+        # it finds: who watches this process goes by the time of the last one.
+        has_news = self._reader.has_drifted or self._reader.has_audited
+        is_wanted = (has_news and not self._reader.is_reading) or self._reader.addresses != before
+        return self._clock() if is_wanted else None
+
+    async def _sync(self, began: float, done_before: Report = _NOTHING) -> None:
+        """Bring everything in force, from now on; ``done_before`` was done already, and is told with the rest."""
+        self._is_wanted = False
+        observed = began
+        self._watcher.syncing(began)
+        self._adopt_choices()
+        if self._addresses_changed or self._translator.needs_addresses(began):
+            self._addresses_changed = False
+            is_read = await self._reader.read_addresses()
+            observed = self._clock()
+            if not is_read:
+                self._translator.lacks_addresses(observed)
+        self._reader.has_drifted = False
+        seen = self._translator.look_at_node(self._reader.addresses, observed)
+        changes = self._store.take()
+        translated = observed
+        for names in _batches(changes.services):
+            # Many at once, as at the start: each batch is in force before the next one is begun. What they may not want
+            # any more goes when all of them have spoken.
+            await self._translate_all(names, translated)
+            if len(names) == SERVICES_AT_ONCE:
+                done_before = await self._add(done_before)
+            translated = self._clock()
+        changes = self._translator.with_refusals(changes)
+        self._journal.complain(changes.complaints)
+        self._journal.tell_doubts(self._store.doubts)
+        conflicts = self._journal.tell_conflicts(self.reconciler.claims.conflicts())
+        report = await self._program(translated, done_before)
+        self._journal.tell_settings(self.reconciler.claims.settings_given_up)
+        self._reader.synced(report)
+        summary = SyncSummary(
+            report=report,
+            changes=changes,
+            lacking=self._lacking(),
+            unmet_settings=self._unmet_settings(),
+            states=self.reconciler.claims.states,
+            view=seen,
+            waited_s=max(0.0, began - min(changes.services.values(), default=began)),
+            observed_s=observed - began,
+            translated_s=translated - observed,
+            applied_s=(ended := self._clock()) - translated,
+            conflicts=conflicts,
+        )
+        self._sync_took_s = ended - began
+        self._journal.tell_sync(summary, len(self.reconciler.drains))
+        self._watcher.synced(summary)
+
+    def _lacking(self) -> Collection[Family]:
+        """The families without all that their Services stand on."""
+        claims, families = self.reconciler.claims, self._translator.settings.families
+        if claims.devices.pending:
+            return families
+        unset = {family for path in self._unmet_settings() for family in INDISPENSABLE_SETTINGS[path]}
+        return families & (unset | {ip_set.family for ip_set in claims.sets.pending} | set(claims.skeletons.pending))
+
+    def _unmet_settings(self) -> Mapping[str, str]:
+        """The kernel settings without which Services do not work, and that are not as they must be: path and value."""
+        claims = self.reconciler.claims
+        pending = claims.sysctls.pending
+        return {path: claims.sysctls.observed.get(path, "missing") for path in INDISPENSABLE_SETTINGS if path in pending}
+
+    async def _add(self, total: Report, expected: frozenset[SetKind] = frozenset()) -> Report:
+        """Add what is wanted and may be added now: some of it may only be after other things; returns ``total`` with that."""
+        self._translator.put_skeletons(expected)
+        now = self._clock()
+        return _sum(total, await self._apply(self.reconciler.plan(now, only_additions=True), now))
+
+    async def _program(self, now: float, total: Report) -> Report:
+        """Plan, apply and settle until nothing can be done; returns ``total`` with what was done."""
+        while True:
+            self._translator.put_skeletons()
+            # Additions first, and nothing else while it is not sure that the API has nothing else.
+            plan = self.reconciler.plan(now, only_additions=self._store.may_lack_all)
+            if plan.operations:
+                total = _sum(total, await self._apply(plan, now))
+            elif not await self._look_at_drains(now):
+                return dataclasses.replace(total, pending=self.reconciler.pending)
+            now = self._clock()
+
+    async def _apply(self, plan: Plan, now: float) -> Report:
+        """Do what is planned; what begins to drain by it and has no connections, as most of it, is removed in the same trip."""
+        room = self.reconciler.room(now)
+        asked = self.reconciler.worth_asking(plan, room)
+        applied = await self._kernel.call(_apply, self._kernel.target, plan, asked, room)
+        journal.tell_outcomes(applied.outcomes)
+        now = self._clock()
+        report = self.reconciler.settle(applied.outcomes, now)
+        if applied.removed:
+            journal.tell_outcomes(applied.removed)
+            report = _sum(report, self.reconciler.settle(applied.removed, now))
+        self.reconciler.note_connections(applied.connections, now)
+        return report
+
+    async def _look_at_drains(self, now: float) -> bool:
+        """Read the connection counts that are due; whether that left something to do."""
+        due = self.reconciler.drains.due(now)
+        if not due:
+            return False
+        counts = await self._kernel.call(self._kernel.target.connections, due)
+        self.reconciler.note_connections(counts, self._clock())
+        return True
+
+    async def _translate_all(self, names: Iterable[ServiceName], now: float) -> None:
+        await in_slices(self._translator.putting(names), self._clock, now)
+
+    def _adopt_choices(self) -> None:
+        """Take up what ``reconfigure`` brought: every Service and rule may be concerned."""
+        if self._new_choices is None:
+            return
+        self._settings, translation, policy = self._new_choices
+        self._new_choices = None
+        self.reconciler.adopt(policy)
+        self._translator.adopt(translation, self._settings.sysctls, self._settings.timeouts)
+        self._put_node()
+        self._reader.audit_due_s = 0.0
+
+    def _put_node(self) -> None:
+        self._reader.families, self._reader.audit_interval_s = self._translator.settings.families, self._settings.audit_interval_s
+        self._translator.put_node()
+
+
+class _Applied(NamedTuple):
+    """What became of a plan, the connections that were asked for, and what became of the removal of the empty ones."""
+
+    outcomes: Sequence[Outcome]
+    connections: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
+    removed: Sequence[Outcome]
+
+
+def _apply(kernel: NodeKernel, plan: Plan, asked: Collection[VirtualServerKey], room: int) -> _Applied:
+    outcomes = kernel.apply(plan.operations)
+    if not asked:
+        return _Applied(outcomes, {}, ())
+    counts = kernel.connections(asked)
+    removals = drain.removals(outcomes, counts, room)
+    return _Applied(outcomes, counts, kernel.apply(removals) if removals else ())
+
+
+def _batches(names: Collection[ServiceName]) -> Iterator[list[ServiceName]]:
+    """In their order, ``SERVICES_AT_ONCE`` in each but the last."""
+    remaining = iter(names)
+    while batch := list(itertools.islice(remaining, SERVICES_AT_ONCE)):
+        yield batch
+
+
+def _sum(total: Report, report: Report) -> Report:
+    """Both reports as one; what is pending is that of the later one."""
+    return Report(
+        done=Counter(total.done) + Counter(report.done),
+        failed=Counter(total.failed) + Counter(report.failed),
+        errors=(*total.errors, *report.errors)[:ERRORS_SHOWN],
+        pending=report.pending,
+        surprises=total.surprises + report.surprises,
+    )

@@ -1,0 +1,52 @@
+"""Changes that others make to addresses and interfaces, told to the loop."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import assert_never
+
+from ipvsproxy.daemon.loop.engine import Engine
+from ipvsproxy.kernel import notify
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.model.kernel import DEVICE
+
+
+async def follow(engine: Engine, kernel: NodeKernel) -> None:
+    """Have the engine look again when somebody else changes addresses or interfaces.
+
+    Raises:
+        KernelError: the kernel does not tell, or not any more.
+    """
+    loop = asyncio.get_running_loop()
+    broken: asyncio.Future[None] = loop.create_future()
+
+    with notify.ChangeListener(own_ports=kernel.ports) as listener:
+
+        def read() -> None:
+            try:
+                changes = listener.read()
+            except KernelError as error:
+                loop.remove_reader(listener.fileno())  # it would be called again at once
+                broken.set_exception(error)
+            else:
+                _tell(engine, changes)
+
+        loop.add_reader(listener.fileno(), read)
+        try:
+            await broken
+        finally:
+            loop.remove_reader(listener.fileno())
+
+
+def _tell(engine: Engine, changes: Iterable[notify.Change]) -> None:
+    for change in changes:
+        match change:
+            case notify.AddressAppeared(address=item) | notify.AddressVanished(address=item):
+                if item.interface == DEVICE:
+                    engine.kernel_changed()
+                else:
+                    engine.interfaces_changed()
+            case notify.DeviceVanished() | notify.Overrun():
+                engine.kernel_changed()
+            case never:
+                assert_never(never)

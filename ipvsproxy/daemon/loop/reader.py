@@ -1,0 +1,204 @@
+"""When the kernel is read, and what becomes of that.
+
+Rule 1: all of it is read at start-up, and by an audit: slowly, and after an error or a surprise.
+Rule 2: between audits it is looked at, which is cheaper: as often as a small share of a processor allows, and when it tells of a
+change.
+Rule 3: audits and looks are taken in parts, each at its own moment. Between two of them the kernel may be written, so a change
+in the API waits for one part at most.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterator
+
+import structlog
+
+from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.loop.journal import Journal
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import InterfaceAddress
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Report
+from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile.reconciler import Reconciler
+
+LOOK_INTERVAL_S = 3.0
+"""Between two looks at the kernel, at least."""
+LOOK_INTERVAL_AFTER_FAILURE_S = 10.0
+"""While a part can not be read the others are still looked at. All of it is tried again with growing patience meanwhile."""
+LOOK_SHARE = 0.05
+"""Of one processor, for looks: those that take long come more seldom. Of 10,000 Services of 10 endpoints they take 0.2 s."""
+AUDIT_SHARE = 0.1
+"""Likewise for audits: where one takes longer than a tenth of the interval that is asked for, the interval is longer. The kernel
+walks its table from the beginning for each 4 kB that it prints, so reading it costs with the square of its size."""
+REST_FACTOR = 4
+"""After a reading comes a pause of this many times its cost, up to ``LOOK_INTERVAL_S``, even if the kernel tells of changes: who
+makes them all the time does not get a processor for it."""
+FIRST_RESYNC_DELAY_S = 1.0
+LONGEST_RESYNC_DELAY_S = 60.0
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+@dataclasses.dataclass(slots=True)
+class _Reading:
+    """An audit or a look that is under way.
+
+    ``lacks_witnesses``: a part could not be read that may tell whose a virtual server is; rules are no such part.
+    """
+
+    parts: Iterator[Observation]
+    is_audit: bool
+    began_s: float
+    cost_s: float = 0.0
+    lacks_witnesses: bool = False
+    errors: list[str] = dataclasses.field(default_factory=list)
+
+
+class KernelReader:
+    """Reads the kernel for a reconciler.
+
+    ``audit_due_s`` and ``look_due_s`` are times of ``clock``; who sets them to 0 has it read now, or again after what is under
+    way. ``addresses`` are those of all interfaces but our device. ``has_drifted``: something was found that somebody else has
+    changed; who sees to it sets it back. ``has_audited``: an audit has come to its end; ``synced`` sets it back.
+    ``unreadable`` holds why parts of the kernel could not be read when that was last tried, one sentence each.
+    """
+
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        kernel: KernelThread[NodeKernel],
+        journal: Journal,
+        clock: Callable[[], float],
+        processor_clock: Callable[[], float],
+    ) -> None:
+        """``clock`` tells the time, ``processor_clock`` how long this process has used a processor; both in seconds."""
+        self.families: Collection[Family] = ()
+        self.audit_interval_s = math.inf
+        self.audit_due_s = 0.0
+        self.look_due_s = 0.0
+        self.addresses: tuple[InterfaceAddress, ...] = ()
+        self.has_drifted = False
+        self.has_audited = False
+        self.unreadable: frozenset[str] = frozenset()
+        self._reading: _Reading | None = None
+        self._rest_ends_s = 0.0
+        self._resync_delay_s = FIRST_RESYNC_DELAY_S
+        self._look_cost_s = 0.0
+        self._reconciler = reconciler
+        self._kernel = kernel
+        self._journal = journal
+        self._clock = clock
+        self._processor_clock = processor_clock
+
+    async def observe(self) -> bool:
+        """Read the whole kernel; whether all of it could be read. What could not stays as it was believed to be."""
+        now = self._clock()
+        # Before it is read: what changes meanwhile asks for another reading.
+        self.audit_due_s, self.look_due_s = now + self.audit_interval_s, now + LOOK_INTERVAL_S
+        self._reading = None
+        seen = await self._kernel.call(self._kernel.target.observe, *self._subjects())
+        await self._take_in(seen)
+        self._note_errors(seen.errors, is_audit=True)
+        return not seen.errors
+
+    @property
+    def next_part_s(self) -> float:
+        """When ``read_on`` has something to do: at once while a reading is under way, and after a rest when it is over."""
+        return 0.0 if self._reading else max(self._rest_ends_s, min(self.look_due_s, self.audit_due_s))
+
+    async def read_on(self) -> None:
+        """Take one part of an audit or a look; one is begun if none is under way."""
+        now, used_s = self._clock(), self._processor_clock()
+        if self._reading is None and self.audit_due_s <= now and not self._reconciler.observer.has_seen_all:
+            # Whose virtual servers are whose is told by all that witnesses it, read at once.
+            await self.observe()
+            self.has_audited = True
+            return
+        if self._reading is None:
+            is_audit = self.audit_due_s <= now
+            self._reading = _Reading(self._kernel.target.look(*self._subjects(), thorough=is_audit), is_audit, now)
+            # Until it is over, and known what it costs; what changes meanwhile asks for another reading.
+            self.look_due_s = math.inf
+            if is_audit:
+                self.audit_due_s = math.inf
+        seen = await self._kernel.call(next, self._reading.parts, None)
+        if seen is not None:
+            await self._take_in(seen)
+            self._reading.errors += seen.errors
+            self._reading.lacks_witnesses |= bool(seen.errors) and not seen.is_of_rules
+        self._reading.cost_s += self._processor_clock() - used_s
+        if seen is None:
+            done, self._reading = self._reading, None
+            await self._finish(done)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether an audit or a look is under way."""
+        return self._reading is not None
+
+    async def _finish(self, done: _Reading) -> None:
+        now = self._clock()
+        if not done.lacks_witnesses:
+            self.has_drifted |= bool(self._reconciler.observer.newcomers)
+            await in_slices(self._reconciler.observer.concluding(now), self._clock, now)
+        if done.is_audit:
+            self.audit_due_s = min(self.audit_due_s, done.began_s + max(self.audit_interval_s, done.cost_s / AUDIT_SHARE))
+            # No look costs more than an audit: one that did once would keep all others away, if audits come more often than that.
+            self._look_cost_s = min(self._look_cost_s, done.cost_s)
+        else:
+            self._look_cost_s = done.cost_s
+        self.look_due_s = min(self.look_due_s, done.began_s + max(LOOK_INTERVAL_S, self._look_cost_s / LOOK_SHARE))
+        self._rest_ends_s = now + min(LOOK_INTERVAL_S, REST_FACTOR * done.cost_s)
+        self.has_audited |= done.is_audit
+        self._note_errors(done.errors, is_audit=done.is_audit)
+
+    def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
+        """What is read beside what is always read: sets, families, settings."""
+        claims = self._reconciler.claims
+        return [ip_set.name for ip_set in claims.sets.desired], self.families, list(claims.sysctls.desired)
+
+    async def _take_in(self, seen: Observation) -> None:
+        now = self._clock()
+        await in_slices(self._reconciler.observer.observing(seen, now), self._clock, now)
+        news = self._reconciler.drifts.take_news()
+        self._journal.tell_drift(news)
+        self.has_drifted |= bool(news.found)
+        if seen.interface_addresses is not None:
+            self.addresses = seen.interface_addresses
+
+    def _note_errors(self, errors: Collection[str], *, is_audit: bool) -> None:
+        new_errors = [error for error in dict.fromkeys(errors) if error not in self.unreadable]
+        for error in new_errors:
+            log.error("kernel_unreadable", error=error, hint="nothing of it is removed; it is read again soon")
+        if self.unreadable and not errors:
+            log.info("kernel_readable")
+        self.unreadable = frozenset(errors)
+        if errors and self.look_due_s:  # 0: what somebody told of meanwhile is not put off
+            self.look_due_s = self._clock() + LOOK_INTERVAL_AFTER_FAILURE_S
+        if new_errors or (errors and is_audit):
+            self._read_again_soon()
+
+    async def read_addresses(self) -> bool:
+        """Read ``addresses``; where that fails, all is read soon. Returns whether they could be read."""
+        try:
+            self.addresses = await self._kernel.call(self._kernel.target.interface_addresses)
+        except KernelError as error:
+            self._read_again_soon()
+            log.error("addresses could not be read", error=str(error))
+            return False
+        return True
+
+    def synced(self, report: Report) -> None:
+        """Read again soon when something was otherwise than believed; the delay grows until an audit changes that."""
+        if report.surprises or report.failed:
+            self._read_again_soon()
+        elif self.has_audited and not self.unreadable:
+            self._resync_delay_s = FIRST_RESYNC_DELAY_S
+        self.has_audited = False
+
+    def _read_again_soon(self) -> None:
+        self.audit_due_s = min(self.audit_due_s, self._clock() + self._resync_delay_s)
+        self._resync_delay_s = min(LONGEST_RESYNC_DELAY_S, self._resync_delay_s * 2)

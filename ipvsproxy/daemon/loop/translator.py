@@ -1,0 +1,188 @@
+"""The one way to desired state: what the store, the node and the operator's choices amount to, told to a reconciler.
+
+Rule 1: ``run`` and every command come by this way alone, so that they can not disagree. Nobody else asks ``translate`` for a
+view of the node, for what a Service wants, or for rules, and nobody else tells a reconciler what the node needs.
+Rule 2: a Service is translated when something of it has changed; all of them when the node is seen otherwise than before.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import structlog
+
+from ipvsproxy.daemon.loop import journal
+from ipvsproxy.daemon.loop.refusals import Refusals
+from ipvsproxy.model.kernel import DEVICE, InterfaceAddress, SetKind, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.service import Node, ServiceName
+from ipvsproxy.reconcile.reconciler import Reconciler
+from ipvsproxy.store.objects import Changes, Store
+from ipvsproxy.translate import refusal, skeleton, state, view
+from ipvsproxy.translate.lingering import Lingering
+
+WORK_PER_STEP = 100
+"""How many endpoints are translated before the time is asked for: about a third of a millisecond."""
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class Translator:
+    """Has a reconciler know what is desired. Nothing is, of any Service, before ``look_at_node`` was called.
+
+    In this order: ``put_node``, ``look_at_node``, ``put`` or ``putting`` for the Services that have changed in the store, and
+    ``put_skeletons`` or ``put_settled_skeletons``, since rules follow from what the Services want.
+
+    ``settings`` are the operator's choices for Services and rules.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_name: str,
+        settings: view.Settings,
+        sysctls: tuple[Sysctl, ...],
+        timeouts: Timeouts | None,
+        store: Store,
+        reconciler: Reconciler,
+    ) -> None:
+        self.settings = settings
+        self._refusals = Refusals()
+        self._node_name = node_name
+        self._sysctls = sysctls
+        self._timeouts = timeouts
+        self._store = store
+        self._reconciler = reconciler
+        self._view: view.NodeView | None = None
+        self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey]] = (None, (), frozenset())
+        self._lingering = Lingering()
+        self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
+
+    @property
+    def next_s(self) -> float | None:
+        """When an address that went is to be given up, if it is not back: the addresses have to be read then."""
+        return self._lingering.next_s
+
+    def needs_addresses(self, now: float) -> bool:
+        """Whether that is now."""
+        return self._lingering.is_due(now)
+
+    def lacks_addresses(self, now: float) -> None:
+        """The addresses could not be read, so none is given up yet."""
+        self._lingering = self._lingering.postponed(now)
+
+    def adopt(self, settings: view.Settings, sysctls: tuple[Sysctl, ...], timeouts: Timeouts | None) -> None:
+        """Go by other choices from the next ``put_node`` and the next look at the node on."""
+        self.settings = settings
+        self._sysctls = sysctls
+        self._timeouts = timeouts
+        self._view = None
+        self._skeleton_inputs.clear()
+
+    def put_node(self) -> None:
+        """Have the reconciler know what the node needs whatever its Services are, and where node ports are served."""
+        self._put_node_port_ranges(self._store.node(self._node_name))
+        self._reconciler.claims.put_node(self.settings.families, self._sysctls, self._timeouts)
+
+    def look_at_node(self, addresses: tuple[InterfaceAddress, ...], now: float) -> view.NodeView:
+        """See the node with these addresses of its interfaces; where it differs from before, every Service may be concerned.
+
+        These have changed ``now`` then, in the store. Node ports stay for a while on addresses that are not there any more.
+        """
+        node = self._store.node(self._node_name)
+        api_servers = self._api_servers()
+        is_due = self._lingering.is_due(now)
+        if self._view is not None and self._view_inputs == (node, addresses, api_servers) and not is_due:
+            return self._view
+        if self._view_inputs[1] != addresses or is_due:
+            self._lingering = self._lingering.after((item.address for item in addresses if item.interface != DEVICE), now)
+        self._view_inputs = (node, addresses, api_servers)
+        self._put_node_port_ranges(node)
+        seen = view.view_node(self.settings, self._node_name, node, addresses, api_servers, lingering=self._lingering.addresses)
+        if seen != self._view:
+            if self._view is not None:
+                log.info("node changed", zone=seen.zone, addresses=[str(one) for one in seen.primary_addresses.values()])
+            self._view = seen
+            self._tell_unknown_pods(seen)
+            self._store.touch_all(now)
+        return seen
+
+    def _put_node_port_ranges(self, node: Node | None) -> None:
+        self._reconciler.observer.node_port_ranges = view.node_port_ranges(self.settings, node)
+
+    def _tell_unknown_pods(self, seen: view.NodeView) -> None:
+        families = view.without_local_pods(self.settings, seen.pod_networks)
+        if families and not self.settings.masquerade_all:
+            by_node = self.settings.detect_local is view.DetectLocal.NODE_CIDR
+            log.warning(
+                "local_pods_unknown",
+                field="spec.podCIDRs of the Node" if by_node else "clusterCIDR",
+                families=sorted(family.label for family in families),
+                hint="it has no range of these families: add one, or their traffic is masqueraded as without local detection",
+            )
+
+    def _api_servers(self) -> frozenset[RealServerKey]:
+        """Where the API servers are, as their own Service says."""
+        return frozenset(
+            key
+            for item in self._store.slices_of(refusal.KUBERNETES)
+            for port in item.ports
+            for key in state.real_servers(item, port.port)
+        )
+
+    def putting(self, names: Iterable[ServiceName]) -> Iterator[None]:
+        """``put`` for each, with a pause after ``WORK_PER_STEP``."""
+        work = 0
+        for name in names:
+            work += self.put(name)
+            if work >= WORK_PER_STEP:
+                work = 0
+                yield
+
+    def put(self, name: ServiceName) -> int:
+        """Have the reconciler know what a Service wants now; returns how much work that was, in endpoints.
+
+        A Service counts as one endpoint more than it has, for each of its ports.
+        """
+        service, wanted, work = self._store.services.get(name), None, 1
+        if service is not None and self._view is not None:
+            slices = self._store.slices_of(name)
+            remembered = self._store.is_only_remembered(name)
+            wanted = state.translate(service, slices, self._view, self.settings, remembered=remembered)
+            work = (1 + sum([len(item.conditions) for item in slices])) * max(1, len(service.ports))
+        journal.tell_wanted(name, wanted)
+        self._refusals.note(name, service, wanted)
+        self._reconciler.put(name, wanted)
+        return work
+
+    def with_refusals(self, changes: Changes) -> Changes:
+        """What was taken from the store, with the complaints about what was refused when it was translated."""
+        return dataclasses.replace(changes, complaints=(*changes.complaints, *self._refusals.take()))
+
+    def put_skeletons(self, expected: frozenset[SetKind] = frozenset()) -> None:
+        """Have the reconciler know which rules are needed now: for what is desired, and for what must still go.
+
+        ``expected``: sets that will hold entries soon, if a family has any; that counts where it has no rules in force yet.
+        """
+        claims = self._reconciler.claims
+        refused = claims.refused()
+        for family in self.settings.families:
+            occupied, seen = claims.occupied(family), claims.skeletons.observed.get(family)
+            if occupied and not (seen and seen.chains):
+                occupied |= expected
+            self._put_skeleton(family, occupied, refused)
+
+    def put_settled_skeletons(self) -> None:
+        """Have the reconciler know which rules are needed once all else is as desired."""
+        claims = self._reconciler.claims
+        refused = claims.refused(settled=True)
+        for family in self.settings.families:
+            self._put_skeleton(family, claims.occupied(family, settled=True), refused)
+
+    def _put_skeleton(self, family: Family, occupied: frozenset[SetKind], refused: frozenset[VirtualServerKey]) -> None:
+        if self._view is None:
+            return
+        inputs = (self._view, occupied, refused)
+        if self._skeleton_inputs.get(family) != inputs:
+            self._skeleton_inputs[family] = inputs
+            self._reconciler.claims.put_skeleton(skeleton.build_skeleton(family, self.settings, *inputs))

@@ -1,0 +1,260 @@
+"""Prometheus metrics: kube-proxy's series under their own names, and those of ours, prefixed ``ipvsproxy_``.
+
+Rule 1: what kube-proxy shows in IPVS mode is here with the same name, type, labels and buckets.
+Rule 2: what can be counted from the tables is counted when it is asked for, and not on the way of a change.
+Rule 3: a series that somebody may wait for with an alert is there from the start, at zero.
+"""
+
+import asyncio
+import errno
+import itertools
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+
+from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.http import answers
+from ipvsproxy.daemon.http.answers import Answer
+from ipvsproxy.daemon.loop.summary import SyncSummary
+from ipvsproxy.daemon.metrics import gauges, series
+from ipvsproxy.daemon.metrics.traffic import Traffic
+from ipvsproxy.daemon.sources.reflector import Trouble
+from ipvsproxy.model.kernel import (
+    BoundAddress,
+    BoundAddresses,
+    Device,
+    FlowCleaning,
+    IpSet,
+    RealServer,
+    RealServers,
+    SetCopy,
+    SetEntries,
+    SetEntry,
+    Sysctl,
+    Timeouts,
+    VirtualServer,
+)
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Outcome
+from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.service import ObjectKind, ServiceName
+from ipvsproxy.model.state import ServiceState
+
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_FORMAT = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+OPENMETRICS_END = b"# EOF\n"
+_GZIP = 16 + zlib.MAX_WBITS  # a gzip header and trailer around the stream
+_OPEN_FORMAT: Callable[[Collector], bytes] = openmetrics.generate_latest
+_DRIVERS: Mapping[type, str] = {
+    VirtualServer: "ipvs",
+    RealServer: "ipvs",
+    RealServers: "ipvs",
+    Timeouts: "ipvs",
+    SetEntry: "ipset",
+    SetEntries: "ipset",
+    IpSet: "ipset",
+    SetCopy: "ipset",
+    BoundAddress: "addresses",
+    BoundAddresses: "addresses",
+    Device: "addresses",
+    Sysctl: "sysctl",
+    Skeleton: "iptables",
+    FlowCleaning: "conntrack",
+}
+
+
+class Metrics:
+    """All series of this process. ``clock`` is that of what it is told, ``wall_clock`` gives seconds since the epoch."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time) -> None:
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # kube-proxy has no such series
+        self._families: tuple[Family, ...] = ()
+        self._queued_s: float | None = None
+        """When a sync was last asked for, if that has not been shown yet."""
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._registry = CollectorRegistry()
+        self._rendering = asyncio.Lock()
+        self._without_local: dict[ServiceName, ServiceState] = {}
+        self._tables = series.Tables()
+        self._traffic: Traffic | None = None
+        self._dry_run: series.DryRunSeries | None = None
+        self._kube = series.SyncSeries(self._registry)
+        self._requests = series.RequestSeries(self._registry)
+        self._own = series.OwnSeries(self._registry, dict.fromkeys(_DRIVERS.values()))
+        self._registry.register(self._tables)
+        ProcessCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def show(self, families: Collection[Family], sources: gauges.Sources, traffic: Traffic | None = None) -> None:
+        """Show the series of these families from now on, what these sources tell, and this traffic."""
+        self._traffic = traffic
+        self._families = tuple(sorted(families))
+        self._tables.sources = sources
+        self._tables.families = self._families
+        self._kube.show([family.label for family in self._families])
+        self.queued(self._clock())
+
+    # What happens.
+
+    def queued(self, now: float) -> None:
+        """There is something to do; ``now`` is of ``clock``."""
+        self._queued_s = now
+
+    def synced(self, summary: SyncSummary) -> None:
+        """A sync is over."""
+        kube, own, changes = self._kube, self._own, summary.changes
+        now_s = self._wall_clock()
+        for family in self._families:
+            kube.sync_duration.observe(summary.duration_s, family.label)
+            if family not in summary.lacking:
+                kube.last_timestamp.labels(family.label).set(now_s)
+        for trigger in changes.triggers:
+            kube.programming_duration.observe(max(0.0, now_s - trigger.began_s), trigger.family.label)
+        kube.service_changes.inc(changes.seen.get(ObjectKind.SERVICE, 0))
+        kube.endpoint_changes.inc(changes.seen.get(ObjectKind.ENDPOINT_SLICE, 0))
+        self._count_without_local(changes.services, summary.states)
+        if changes.services:
+            own.latency.observe(summary.waited_s, "waiting")
+        for phase, duration_s in zip(
+            series.PHASES[1:], (summary.observed_s, summary.translated_s, summary.applied_s), strict=True
+        ):
+            own.latency.observe(duration_s, phase)
+        for outcome, counts in (("done", summary.report.done), ("failed", summary.report.failed)):
+            for (verb, kind), count in counts.items():
+                own.operations.labels(verb, kind, outcome).inc(count)
+        own.surprises.inc(summary.report.surprises)
+        for complaint in changes.complaints:
+            for skipped in complaint.skipped:
+                if skipped.invalid:
+                    own.invalid.labels(complaint.kind.value, "part" if skipped.field else "object").inc()
+
+    def _count_without_local(self, names: Collection[ServiceName], states: Mapping[ServiceName, ServiceState]) -> None:
+        for name in names:
+            before, after = self._without_local.pop(name, None), states.get(name)
+            if after and (after.rare.without_local_internal or after.rare.without_local_external):
+                self._without_local[name] = after
+            for state, step in ((before, -1), (self._without_local.get(name), 1)):
+                if state:
+                    found = zip(
+                        series.POLICIES, (state.rare.without_local_internal, state.rare.without_local_external), strict=True
+                    )
+                    for policy, family in ((policy, family) for policy, families in found for family in families):
+                        self._kube.no_local_endpoints.labels(policy, family.label).inc(step)
+
+    def applied(self, outcomes: Sequence[Outcome], duration_s: float) -> None:
+        """A driver has applied operations; called in the thread that it runs in."""
+        driver = _DRIVERS[type(outcomes[0].operation.item)]
+        self._own.driver_duration.observe(duration_s, driver)
+        if driver in series.NETLINK_DRIVERS:
+            self._own.batches_of[driver].inc()
+            for outcome in outcomes:
+                if outcome.error:
+                    self._own.netlink_errors.labels(driver, errno.errorcode.get(outcome.errno, "other")).inc()
+        cleaned = set()
+        for outcome in outcomes if driver in ("iptables", "conntrack") else ():
+            match outcome.operation.item:
+                case Skeleton(family=family) if outcome.error:
+                    self._kube.restore_failures.labels(family.label).inc()
+                case FlowCleaning(flow=flow):
+                    self._kube.deleted_entries.labels(flow.family.label).inc(outcome.removed)
+                    cleaned.add(flow.family)
+                case _:
+                    pass
+        for family in cleaned:
+            self._kube.conntrack_duration.observe(duration_s, family.label)
+
+    def would_differ(self, differences: Mapping[str, int]) -> None:
+        """A dry run has read the kernel and found these differences, by kind."""
+        if self._dry_run is None:
+            self._dry_run = series.DryRunSeries(self._registry)
+        for kind, count in differences.items():
+            self._dry_run.differences.labels(kind).set(count)
+        self._dry_run.looked.set(self._wall_clock())
+
+    def watch_restarted(self, kind: ObjectKind, trouble: Trouble) -> None:
+        """A list or watch had to be started again."""
+        self._own.watch_restarts.labels(kind.value, trouble.value).inc()
+
+    def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
+        """The API server has answered a request; ``code`` is that of HTTP, or ``<error>`` when there was no answer."""
+        self._requests.requests.labels(code, host, method).inc()
+        self._requests.request_duration.observe(duration_s, host, method)
+
+    def announced(self, outcome: str) -> None:
+        """A Kubernetes event was posted, failed to be, or was dropped."""
+        self._own.events.labels(outcome).inc()
+
+    def configured(self, is_in_force: bool) -> None:  # noqa: FBT001 - the one thing that it tells
+        """The configuration file was read again."""
+        self._own.config_in_force.set(is_in_force)
+
+    def healthz(self, status: int) -> None:
+        """``/healthz`` was answered."""
+        self._requests.healthz.labels(str(status)).inc()
+
+    def livez(self, status: int) -> None:
+        """``/livez`` was answered."""
+        self._requests.livez.labels(str(status)).inc()
+
+    # What is told.
+
+    async def expose(self, accept: str = "", accept_encoding: str = "") -> Answer:
+        """The page, in the richest format that the client takes. One at a time: a scrape never takes more than one processor."""
+        async with self._rendering:
+            self._show_queued()
+            if self._traffic:
+                await self._traffic.refresh()
+            return await self._render(accept, accept_encoding)
+
+    def _show_queued(self) -> None:
+        """Once for each time, or what is shown would differ by how exact the clocks are."""
+        if self._queued_s is None:
+            return
+        at_s = self._wall_clock() - (self._clock() - self._queued_s)
+        self._queued_s = None
+        for family in self._families:
+            self._kube.last_queued.labels(family.label).set(at_s)
+
+    async def _render(self, accept: str, accept_encoding: str) -> Answer:
+        is_open = "application/openmetrics-text" in accept
+        await asyncio.sleep(0)  # a look at the tables is a slice of its own
+        await in_slices(self._tables.counting(), self._clock, self._clock())
+        families = (_One(family) for family in self._registry.collect())
+        text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
+        first: list[bytes] = []
+        page: list[bytes] = []
+        # In the loop: another thread would have to be interrupted each time that somebody waits, which takes longer than a slice.
+        written = (text(one).removesuffix(OPENMETRICS_END) for one in families)
+        await in_slices(map(first.append, written), self._clock, self._clock())
+        traffic = self._traffic.render(openmetrics=is_open) if self._traffic else ()
+        end = (OPENMETRICS_END,) if is_open else ()
+        parts: Iterator[bytes] = itertools.chain((b"".join(first),), traffic, end)
+        headers = {"Content-Type": OPENMETRICS_FORMAT if is_open else TEXT_FORMAT}
+        if "gzip" in accept_encoding:
+            headers["Content-Encoding"] = "gzip"
+            parts = _compressed(parts)
+        await in_slices(map(page.append, parts), self._clock, self._clock())
+        return Answer(answers.OK, b"", headers, [part for part in page if part])
+
+
+class _One(Collector):
+    """A single family as a registry."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family
+
+
+def _compressed(parts: Iterable[bytes]) -> Iterator[bytes]:
+    stream = zlib.compressobj(level=1, wbits=_GZIP)
+    yield from map(stream.compress, parts)
+    yield stream.flush()

@@ -1,0 +1,307 @@
+"""What IPVS has counted, by Service port and, if that is wanted, by endpoint.
+
+Rule 1: the kernel is asked only for a scrape, at most every ``FRESH_S``, and in parts: programming comes first.
+Rule 2: a total grows by what was counted since the last reading. So it does not fall when one of the virtual servers behind it
+goes, and it has what was counted before this process began, which IPVS remembers.
+Rule 3: what never had traffic has no series, and nothing is kept of it. Of the rest as many as the limit allows have their own,
+for as long as they are there; what comes later is counted together.
+"""
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping
+from typing import TypeVar
+
+import structlog
+
+from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.metrics.counter_totals import NOTHING, ROWS_AT_ONCE, Ledger, Row
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.service import Service, ServiceName
+from ipvsproxy.reconcile.reconciler import Reconciler
+from ipvsproxy.store.objects import Store
+
+FRESH_S = 2.0
+"""How long figures are good enough: the kernel itself adds up what its processors count every two seconds."""
+PATIENCE_S = 1.0
+"""How long a scrape waits for one part of them; then it shows the figures of the scrape before."""
+LONGEST_READING_S = 5.0
+"""Likewise for all parts: half of what Prometheus waits for a page by itself. The next scrape goes on where this one has stopped:
+the kernel walks its table from the beginning for each 32 kB, and of 100,000 virtual servers that takes longer."""
+LONGEST_PAUSE_S = 120.0
+"""A reading that began so long ago is begun anew: who scrapes only now and then wants no figures of then."""
+SERVERS_AT_ONCE = 50
+"""Virtual servers whose real servers are asked for in one go: about 5 ms, for which programming may have to wait."""
+LINES_AT_ONCE = 200
+"""Some 30 kB: who handles a page of megabytes in one go keeps the loop, and has fresh memory for it each time."""
+OTHERS = "(others)"
+"""Stands in the place of a name for all that is beyond the limit; no object of the API can be called so."""
+T = TypeVar("T")
+_DIRECTIONS = ("in", "out")
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+@dataclasses.dataclass(slots=True)
+class _Reading:
+    """Counters on their way: the parts to come, and what is known. Of the virtual servers ``left``, endpoints are to be read."""
+
+    began_s: float
+    services: Iterator[Mapping[VirtualServerKey, Counters]]
+    is_in_services: bool = True
+    counters: dict[VirtualServerKey, Counters] = dataclasses.field(default_factory=dict)
+    left: list[VirtualServerKey] = dataclasses.field(default_factory=list)
+    endpoints: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = dataclasses.field(default_factory=dict)
+
+
+class Traffic:
+    """Reads the counters when somebody asks. ``limit`` 0 means never."""
+
+    def __init__(
+        self,
+        *,
+        kernel: KernelThread[NodeKernel],
+        reconciler: Reconciler,
+        store: Store,
+        clock: Callable[[], float],
+        limit: int,
+        of_endpoints: bool,
+    ) -> None:
+        self._kernel = kernel
+        self._reconciler = reconciler
+        self._store = store
+        self._clock = clock
+        self._limit = limit
+        self._of_endpoints = of_endpoints
+        self._read_s: float | None = None
+        self._reading: _Reading | None = None
+        self._services = Ledger(limit)
+        self._endpoints = Ledger(limit)
+        self._labels: dict[VirtualServerKey, tuple[Service, str]] = {}
+        self._open: dict[str, Connections] = {}
+
+    async def refresh(self) -> None:
+        """Have figures that are fresh, unless the kernel is busy or does not tell. One call at a time."""
+        now = self._clock()
+        if not self._limit or (self._read_s is not None and now - self._read_s < FRESH_S):
+            return
+        try:
+            async with asyncio.timeout(LONGEST_READING_S):
+                reading = await self._read(now)
+        except TimeoutError:
+            log.debug("counters are old", reason="the kernel's thread is busy, or there are many; the next scrape goes on")
+            return
+        except KernelError as error:
+            self._reading = None
+            log.warning("counters could not be read", error=str(error))
+            return
+        self._reading = None
+        await in_slices(self._booking(reading.counters, reading.endpoints), self._clock, self._clock())
+        self._read_s = now
+
+    async def _read(self, now: float) -> "_Reading":
+        """Read to the end what an earlier scrape has begun, if that was not long ago; or all.
+
+        A part that is under way when nobody waits for it any more is lost: its virtual servers count as not told of.
+        """
+        reading = self._reading
+        if reading is None or now - reading.began_s > LONGEST_PAUSE_S:
+            # Those that have counted anything, or had when they were read before.
+            reading = self._reading = _Reading(now, self._kernel.target.ipvs.traffic.services(self._labels.keys()))
+        while reading.is_in_services:
+            part = await _soon(self._kernel.call(next, reading.services, None))
+            reading.counters |= part or {}
+            if part is None:
+                if self._of_endpoints:
+                    await in_slices(self._choosing(reading), self._clock, self._clock())
+                reading.is_in_services = False
+        while some := reading.left[-SERVERS_AT_ONCE:]:  # from behind, or all that is left would be moved each time
+            reading.endpoints |= await _soon(self._kernel.call(self._kernel.target.ipvs.traffic.endpoints, some))
+            del reading.left[-SERVERS_AT_ONCE:]
+        return reading
+
+    def _choosing(self, reading: _Reading) -> Iterator[None]:
+        """Note those virtual servers that have counted anything: their endpoints are to be read.
+
+        Also where counters were not told this time: who is left out is taken for gone, and counted from zero when it is back.
+        """
+        counters = reading.counters
+        left: list[VirtualServerKey] = []
+        untold = (key for key in self._labels if key not in counters)
+        for number, key in enumerate(itertools.chain(counters, untold), 1):
+            if number % ROWS_AT_ONCE == 0:
+                yield
+            if counters.get(key) != NOTHING:
+                left.append(key)
+        reading.left = left
+
+    def _booking(
+        self,
+        counters: Mapping[VirtualServerKey, Counters],
+        endpoints: Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]],
+    ) -> Iterator[None]:
+        yield from self._joining(counters)
+        labels = self._labels
+        rows: list[Row] = []
+        for number, (key, (_, name)) in enumerate(labels.items(), 1):
+            if number % ROWS_AT_ONCE == 0:
+                yield
+            rows.append(Row(key, name, counters.get(key)))
+        yield from self._services.booking(rows, counters)
+        open_connections: dict[str, Connections] = {}
+        rows = []
+        nobodys: set[Hashable] = set()
+        for number, (key, servers) in enumerate(endpoints.items(), 1):
+            if number % SERVERS_AT_ONCE == 0:
+                yield
+            if key not in labels:
+                nobodys.update((key, real_server) for real_server in servers)
+                continue
+            for real_server, (connections, counted) in servers.items():
+                name = _endpoint(labels[key][1], real_server)
+                rows.append(Row((key, real_server), name, counted))
+                open_connections[name] = _sum(open_connections.get(name), connections)
+        yield from self._endpoints.booking(rows, nobodys)
+        if not self._of_endpoints:
+            yield from self._adding_drains(open_connections)
+        listed: dict[str, Connections] = {}
+        for number, (name, connections) in enumerate(open_connections.items(), 1):
+            if number % ROWS_AT_ONCE == 0:
+                yield
+            if len(listed) < self._limit and (not self._of_endpoints or name in self._endpoints.totals):
+                listed[name] = connections
+        self._open = listed
+
+    def _adding_drains(self, open_connections: dict[str, Connections]) -> Iterator[None]:
+        """What draining real servers had open when they were looked at last."""
+        # They come and go between two slices; and one that waits looks otherwise when it has ended.
+        drains = [one for one in self._reconciler.drains if not one.waits]
+        for number, drain in enumerate(drains, 1):
+            if number % ROWS_AT_ONCE == 0:
+                yield
+            seen, key = drain.connections, drain.virtual_server
+            if seen is not None and (found := self._labels_of(key)):
+                name = _endpoint(found[1], drain.key)
+                open_connections[name] = _sum(open_connections.get(name), seen)
+
+    def _joining(self, counted: Collection[VirtualServerKey]) -> Iterator[None]:
+        """Find the Service, and the labels of its port, of each virtual server that has counted anything since it is wanted."""
+        joined = {}
+        left: set[ServiceName] = set()
+        # In the order in which they came.
+        for number, key in enumerate(itertools.chain(self._labels, (key for key in counted if key not in self._labels)), 1):
+            if number % ROWS_AT_ONCE == 0:
+                yield
+            if found := self._labels_of(key):
+                joined[key] = found
+            elif key in self._labels:
+                left.add(self._labels[key][0].name)
+        # A port whose virtual servers that had traffic are gone still has its series, if it has others.
+        wanted = self._reconciler.claims.virtual_servers.desired
+        for number, key in enumerate(list(wanted) if left else (), 1):  # they come and go between two slices
+            if number % ROWS_AT_ONCE == 0:
+                yield
+            if (one := wanted.get(key)) and one.owner.service in left and (found := self._labels_of(key)):
+                joined[key] = found
+        self._labels = joined
+
+    def _labels_of(self, key: VirtualServerKey) -> tuple[Service, str] | None:
+        wanted, before = self._reconciler.claims.virtual_servers.desired.get(key), self._labels.get(key)
+        service = self._store.services.get(wanted.owner.service) if wanted else None
+        if service is None:
+            return None
+        return before if before and before[0] is service else (service, _describe(service, key))
+
+    def render(self, *, openmetrics: bool) -> Iterator[bytes]:
+        """The series, in one of Prometheus's formats, in parts of ``LINES_AT_ONCE``."""
+        lines = self._lines(openmetrics=openmetrics) if self._limit else iter(())
+        while some := "".join(itertools.islice(lines, LINES_AT_ONCE)):
+            yield some.encode()
+
+    def _lines(self, *, openmetrics: bool) -> Iterator[str]:
+        kinds = {"service": self._services, "endpoint": self._endpoints}
+        listed = {kind: len(ledger.totals) for kind, ledger in kinds.items()}
+        yield from _gauges("ipvsproxy_traffic_listed", "Service ports and endpoints with traffic series of their own.", listed)
+        unlisted = {kind: len(ledger.unlisted) for kind, ledger in kinds.items()}
+        yield from _gauges("ipvsproxy_traffic_unlisted", "Those beyond the limit, counted together.", unlisted)
+        yield _heading("ipvsproxy_endpoint_open_connections", "gauge", "Connections of an endpoint; of draining ones at least.")
+        for labels, connections in self._open.items():
+            for state, count in zip(Connections._fields, connections, strict=True):
+                yield f'ipvsproxy_endpoint_open_connections{{{labels},state="{state}"}} {count}\n'
+        for kind, ledger in kinds.items():
+            yield from _counters(kind, ledger, openmetrics=openmetrics)
+
+
+async def _soon(part: Awaitable[T]) -> T:
+    async with asyncio.timeout(PATIENCE_S):
+        return await part
+
+
+def _counters(kind: str, ledger: Ledger, *, openmetrics: bool) -> Iterator[str]:
+    totals = ledger.totals
+    if ledger.unlisted or any(ledger.others.counts):
+        totals = {**totals, _others(kind): ledger.others}
+    suffix = "" if openmetrics else "_total"
+    name = f"ipvsproxy_{kind}_connections"
+    yield _heading(name + suffix, "counter", f"Connections by {kind}.")
+    for labels, total in totals.items():
+        yield f"{name}_total{{{labels}}} {total.counts[0]}\n"
+    for what, first in (("packets", 1), ("bytes", 3)):
+        name = f"ipvsproxy_{kind}_{what}"
+        yield _heading(name + suffix, "counter", f"{what.capitalize()} by {kind}, from clients (in) and to them (out).")
+        for labels, total in totals.items():
+            for index, direction in enumerate(_DIRECTIONS, first):
+                yield f'{name}_total{{{labels},direction="{direction}"}} {total.counts[index]}\n'
+
+
+def _gauges(name: str, text: str, by_kind: Mapping[str, int]) -> Iterator[str]:
+    yield _heading(name, "gauge", text)
+    for kind, count in by_kind.items():
+        yield f'{name}{{kind="{kind}"}} {count}\n'
+
+
+def _heading(name: str, kind: str, text: str) -> str:
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+
+
+def _describe(service: Service, key: VirtualServerKey) -> str:
+    """The labels of the port that this virtual server serves."""
+    here = service.cluster_addresses + service.options.external_addresses + service.options.load_balancer_addresses
+    is_node_port = key.address not in here
+    name = next(
+        (
+            port.name
+            for port in service.ports
+            if port.protocol is key.protocol and key.port == (port.node_port if is_node_port else port.port)
+        ),
+        "",
+    )
+    return _labels(service.name.namespace, service.name.name, name, key.protocol.name)
+
+
+def _labels(namespace: str, service: str, port: str, protocol: str) -> str:
+    pairs = (("namespace", namespace), ("service", service), ("port", port), ("protocol", protocol))
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in pairs)
+
+
+def _others(kind: str) -> str:
+    labels = _labels(OTHERS, OTHERS, "", "")
+    return labels if kind == "service" else f'{labels},endpoint=""'
+
+
+def _endpoint(labels: str, real_server: RealServerKey) -> str:
+    return f'{labels},endpoint="{real_server}"'
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _sum(one: Connections | None, other: Connections) -> Connections:
+    return Connections(one.active + other.active, one.inactive + other.inactive) if one else other

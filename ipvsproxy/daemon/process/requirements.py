@@ -1,0 +1,207 @@
+"""What must be there before anything is programmed: privileges, kernel features, iptables, a scheduler, nobody else at work.
+
+What is missing ends the process with a sentence for each thing.
+"""
+
+import asyncio
+import contextlib
+import errno
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import structlog
+
+from ipvsproxy.daemon.sources.source import CannotStartError
+from ipvsproxy.kernel import host, iptables_variant, scheduler
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.host import Missing
+from ipvsproxy.kernel.instance import Instance
+from ipvsproxy.kernel.iptables import Program, Refusal
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Outcome
+from ipvsproxy.translate import skeleton
+
+FALLBACK_SCHEDULER = "rr"
+"""For when the kernel has not the one that was asked for: served in another order is better than not served."""
+
+DELAYS_S: Sequence[float] = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5)
+"""Between two tries of a step of the start that failed for a moment."""
+
+RULES_PATIENCE_S = 2.0
+"""How long anything else waits for a program of iptables. It takes some tens of milliseconds where nobody holds its lock."""
+
+T = TypeVar("T")
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+def demand(missing: Collection[Missing]) -> None:
+    """Go on only if nothing is missing.
+
+    Raises:
+        CannotStartError: something is.
+    """
+    if missing:
+        raise CannotStartError(*missing)
+
+
+@contextlib.asynccontextmanager
+async def running_kernel(
+    on_applied: Callable[[Sequence[Outcome], float], None] = lambda _outcomes, _duration_s: None,
+    on_late_rules: Callable[[], None] = lambda: None,
+) -> AsyncIterator[KernelThread[NodeKernel]]:
+    """The kernel thread, once all that it needs is there.
+
+    ``on_applied`` and ``on_late_rules`` are as for ``NodeKernel``; the latter is called in the loop.
+
+    Raises:
+        CannotStartError: something is not there.
+    """
+    demand(host.missing_privileges())
+    complaint = await asyncio.to_thread(host.load_modules)
+    missing = host.missing_features()
+    if missing:
+        raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))
+    choice = await until_answered(lambda: asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS))
+    make = functools.partial(
+        NodeKernel,
+        skeleton.CHAINS,
+        skeleton.JUMPS,
+        on_applied,
+        commands=choice.commands,
+        rules_patience_s=RULES_PATIENCE_S,
+        on_late_rules=functools.partial(_call_in, asyncio.get_running_loop(), on_late_rules),
+    )
+    kernel = await until_answered(lambda: KernelThread.start(make))
+    log.info("iptables variant chosen", variant=choice.variant.value, reason=choice.reason)
+    if choice.left_behind:
+        log.warning(
+            "rules of ours stand in the other iptables variant too, and packets meet them as well",
+            variant=choice.left_behind.value,
+            remedy="stop ipvsproxy, run ipvsproxy cleanup, start it again; or restart the node",
+        )
+    try:
+        yield kernel
+    finally:
+        kernel.stop()
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
+        loop.call_soon_threadsafe(callback)
+
+
+@contextlib.contextmanager
+def only_instance() -> Iterator[None]:
+    """The right to program this network namespace.
+
+    Raises:
+        CannotStartError: another ipvsproxy has it.
+    """
+    try:
+        instance = Instance()
+    except KernelError as error:
+        raise CannotStartError(error.detail) from error
+    with contextlib.closing(instance):
+        if instance.squatter:
+            log.warning(
+                "the lock of this node is held by a stranger, who is not believed", lock="@ipvsproxy", held_by=instance.squatter
+            )
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        loop.add_reader(instance.fileno(), instance.dismiss)
+        try:
+            yield
+        finally:
+            loop.remove_reader(instance.fileno())
+
+
+async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """The answer to a question that the start depends on. The kernel that could not answer just now is asked again.
+
+    Raises:
+        CannotStartError: it could not within some ``sum(DELAYS_S)`` seconds.
+    """
+    for delay_s in DELAYS_S:
+        try:
+            return await ask()
+        except KernelError as error:
+            log.warning("start_step_failed", error=str(error), retry_in_s=delay_s, hint="nothing is changed before it succeeds")
+            await asyncio.sleep(delay_s)
+    try:
+        return await ask()
+    except KernelError as error:
+        raise CannotStartError(error) from error
+
+
+async def demand_usable_node(kernel: KernelThread[NodeKernel]) -> Mapping[Family, Program]:
+    """Go on only if addresses can be read, no interface of another kind has the name of our device, and a family can be served.
+
+    Returns the iptables program of each family that can be served.
+
+    Raises:
+        CannotStartError: it is not so, and will not be before somebody changes something.
+    """
+    await until_answered(functools.partial(_demand_usable_addresses, kernel))
+    return await until_answered(functools.partial(kernel.call, usable_programs, kernel.target))
+
+
+async def _demand_usable_addresses(kernel: KernelThread[NodeKernel]) -> None:
+    try:
+        await kernel.call(kernel.target.interface_addresses)
+    except KernelError as error:
+        if error.errno == errno.EEXIST:  # an interface of another kind has the name of our device
+            raise CannotStartError(error.detail) from error
+        raise
+
+
+def usable_scheduler(kernel: NodeKernel, wanted: str) -> tuple[str, str]:
+    """The scheduler to use: the wanted one, or the fall-back and why the wanted one cannot be had.
+
+    Raises:
+        CannotStartError: neither can be had.
+        KernelError: the kernel could not be asked just now.
+    """
+    reasons: list[str] = []
+    for name in dict.fromkeys((wanted, FALLBACK_SCHEDULER)):
+        reason = scheduler.why_unusable(kernel.ipvs, name)
+        if not reason:
+            return name, "".join(reasons)
+        reasons.append(reason)
+    raise CannotStartError(*reasons)
+
+
+def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
+    """The iptables program of each family that this host can serve; one family is enough.
+
+    A family is given up only where the kernel or the host says for certain that it takes no rules. Where it could not say so just
+    now, as while somebody holds the lock of iptables, the family is served, and its rules are written when that can be done.
+
+    Raises:
+        CannotStartError: there is none, or a set type is missing.
+        KernelError: the kernel or a program could not be asked just now.
+    """
+    demand(host.missing_set_types())
+    programs: dict[Family, Program] = {}
+    given_up: dict[Family, str] = {}
+    for family in Family:
+        refusal = kernel.iptables.try_writing(family)
+        if refusal is None or not refusal.is_certain:
+            try:
+                programs[family] = kernel.iptables.program(family)
+            except KernelError as error:
+                if error.errno:  # it could not be started just now, or hangs
+                    raise
+                refusal = Refusal(error.detail, is_certain=True)
+        if refusal and refusal.is_certain:
+            given_up[family] = refusal.reason
+            log.warning("family_not_served", family=family.label, reason=refusal.reason, hint="what is there of it stays")
+        elif refusal:
+            log.warning("rules_not_writable_yet", family=family.label, reason=refusal.reason, hint="the family is served")
+    if not programs:
+        raise CannotStartError(*(f"{family.label} can not be served: {reason}" for family, reason in given_up.items()))
+    return programs

@@ -1,0 +1,128 @@
+"""The directory source: Services, EndpointSlices and Nodes from manifests in files, without an API server.
+
+Files are best replaced by renaming a complete one into place, as ConfigMaps and careful editors do. Changes are read when the
+directory has been quiet for a moment, so that a file written in place is mostly seen whole.
+"""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from ipvsproxy.daemon.base import inotify
+from ipvsproxy.daemon.sources import manifests
+from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.model.service import Event, ObjectKind
+
+SETTLE_S = 0.03
+LONGEST_SETTLE_S = 1.0
+POLL_S = 1.0
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class Stamp(NamedTuple):
+    """What tells one state of a file from another; all zero for one that is not there."""
+
+    modified_ns: int = 0
+    changed_ns: int = 0
+    size: int = 0
+    inode: int = 0
+
+
+class DirectorySource:
+    """A directory of manifests: files ending in .yaml, .yml or .json; hidden files and sub-directories are passed over.
+
+    ``settle_s``: how long nothing must have happened before changes are read.
+    """
+
+    def __init__(self, directory: str, *, settle_s: float = SETTLE_S, poll_s: float = POLL_S) -> None:
+        self._directory = directory
+        self._settle_s = settle_s
+        self._poll_s = poll_s
+        self._stamps: dict[str, Stamp] = {}
+        self._manifests = manifests.Manifests()
+        self._is_listed = False
+        self._problem = ""
+
+    def list_again(self, kind: ObjectKind, at_s: float) -> None:
+        """Nothing: what is not in the directory has been deleted there."""
+
+    def describe(self) -> str:
+        """Where the manifests are, and what is wrong with the place, if anything."""
+        return f"directory {self._directory}" + (f": {self._problem}" if self._problem else "")
+
+    @property
+    def post(self) -> None:
+        """Nobody takes what we might write."""
+
+    @property
+    def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
+        """Of watches there are none."""
+        return {}
+
+    async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
+        """Deliver events for ever: first all objects and that this is all, then differences."""
+        with inotify.DirectoryChanges(self._directory, self._poll_s) as changes:
+            await self.read(deliver)
+            while True:
+                await self._quiet(changes)
+                await self.read(deliver)
+
+    async def read(self, deliver: Callable[[Sequence[Event]], None]) -> None:
+        """Read what is new in the directory and deliver what that changes. If it can not be read, nothing changes."""
+        try:
+            # In a thread: thousands of manifests take seconds.
+            read, present = await asyncio.to_thread(self._look)
+        except OSError as error:
+            problem = error.strerror or str(error)
+            if problem != self._problem:
+                self._problem = problem
+                log.error("manifests_unreadable", directory=self._directory, error=problem, hint="what is known stays served")
+            return
+        self._problem = ""
+        events = self._manifests.update(read, present)
+        if not self._is_listed:
+            self._is_listed = True
+            log.info("listed", directory=self._directory, files=len(present), events=len(events))
+            events += self._manifests.listed(events)
+        if events:
+            deliver(events)
+
+    def _look(self) -> tuple[Mapping[str, manifests.FileContent], Collection[str]]:
+        """New and changed files, and the names of all. Raises OSError when the directory can not be listed."""
+        with os.scandir(self._directory) as entries:
+            paths = [pathlib.Path(entry) for entry in entries if manifests.is_manifest(entry.name) and not entry.is_dir()]
+        stamps = {path.name: _stamp(path) for path in paths}
+        changed = [path for path in paths if self._stamps.get(path.name) != stamps[path.name]]
+        read = {path.name: manifests.read_file(path) for path in changed}
+        self._stamps = stamps
+        return read, stamps.keys()
+
+    async def _quiet(self, changes: inotify.DirectoryChanges) -> None:
+        """Returns when something has changed and then nothing more for a while."""
+        await changes.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LONGEST_SETTLE_S):
+                while await self._stirs(changes):
+                    pass
+
+    async def _stirs(self, changes: inotify.DirectoryChanges) -> bool:
+        try:
+            async with asyncio.timeout(self._settle_s):
+                await changes.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def _stamp(path: pathlib.Path) -> Stamp:
+    try:
+        found = path.stat()
+    except OSError:  # A link that leads nowhere; reading it will say so.
+        return Stamp()
+    return Stamp(found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)

@@ -1,0 +1,78 @@
+"""Where Services, EndpointSlices and the Node come from, as the configuration says."""
+
+import asyncio
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon.sources.directory import DirectorySource
+from ipvsproxy.daemon.sources.reflector import Post, Trouble, WatchStatus
+from ipvsproxy.model.service import Event, ObjectKind
+
+
+class Source(Protocol):
+    """Where Services, EndpointSlices and the Node come from."""
+
+    async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
+        """Deliver events for ever."""
+
+    def list_again(self, kind: ObjectKind, at_s: float) -> None:
+        """List this kind once more at this time (of a monotonic clock), or soon after."""
+
+    def describe(self) -> str:
+        """Where that is, and, if it does not answer, what was last wrong."""
+
+    @property
+    def post(self) -> Post | None:
+        """What has an object created, if anything does."""
+
+    @property
+    def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
+        """How each watch is doing, if it has any."""
+
+
+class Listener(Protocol):
+    """Who wants to know how requests to an API server fare: metrics."""
+
+    def watch_restarted(self, kind: ObjectKind, trouble: Trouble) -> None:
+        """A list or watch had to be started again."""
+
+    def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
+        """A request was answered, or was not."""
+
+
+class CannotStartError(Exception):
+    """What is missing, one sentence each."""
+
+    def __init__(self, *reasons: object) -> None:
+        self.reasons = tuple(map(str, reasons))
+        super().__init__("; ".join(self.reasons))
+
+
+async def make(config: Config, listener: Listener) -> Source:
+    """The source that is configured.
+
+    Raises:
+        CannotStartError: it can not work.
+    """
+    if config.source.manifests:
+        if not await asyncio.to_thread(pathlib.Path(config.source.manifests).is_dir):
+            raise CannotStartError(f"--manifests: {config.source.manifests} is not a directory")
+        return DirectorySource(config.source.manifests)
+    # Not above: the client library takes half a second and 50 MiB, and a directory of manifests does not need it.
+    from ipvsproxy.daemon.sources.credentials import SourceError  # noqa: PLC0415
+    from ipvsproxy.daemon.sources.watch import KubernetesSource  # noqa: PLC0415
+
+    source = KubernetesSource(
+        node_name=config.node_name,
+        kubeconfig=config.source.kubeconfig,
+        master=config.source.api_server,
+        on_restart=listener.watch_restarted,
+        on_request=listener.requested,
+    )
+    try:
+        await source.check()
+    except SourceError as error:
+        raise CannotStartError(error) from error
+    return source

@@ -1,0 +1,336 @@
+"""What is known of the API: every object as last seen, and the names of the Services that must be translated again.
+
+Rule 1: an object that equals the known one changes nothing.
+Rule 2: a complete list replaces: what is not on it does not exist any more.
+Rule 3: an object that cannot be read leaves what was known of it in force.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple, assert_never
+
+import msgspec
+
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.service import (
+    ApiObject,
+    EndpointSlice,
+    EndpointSliceName,
+    Event,
+    Gone,
+    Listed,
+    Listing,
+    Node,
+    ObjectKey,
+    ObjectKind,
+    Put,
+    Rejected,
+    Service,
+    ServiceName,
+    Skipped,
+)
+from ipvsproxy.store.mass_deletion import Doubt, Guard
+
+
+class Trigger(NamedTuple):
+    """When a change of a family's endpoints began, by its annotation, in seconds since the epoch."""
+
+    family: Family
+    began_s: float
+
+
+class Complaint(NamedTuple):
+    """An object, and the parts of it that are not used; said once per change. ``where`` is a file, or empty."""
+
+    kind: ObjectKind
+    name: str
+    skipped: tuple[Skipped, ...]
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What has changed since it was last taken.
+
+    ``services``: to be translated again, with the time at which the first unapplied change of each arrived. ``triggers``: when
+    the endpoint changes among them began. ``node``: the Node changed, which may concern every Service. ``seen`` counts the
+    changed objects by kind.
+    """
+
+    services: Mapping[ServiceName, float] = dataclasses.field(default_factory=dict)
+    triggers: tuple[Trigger, ...] = ()
+    complaints: tuple[Complaint, ...] = ()
+    node: bool = False
+    seen: Mapping[ObjectKind, int] = dataclasses.field(default_factory=dict)
+
+
+class Store:
+    """The known objects.
+
+    ``started_s`` (since the epoch): older trigger times tell nothing about this process. ``guard`` judges lists; without one they
+    are all believed.
+    """
+
+    def __init__(self, started_s: float, guard: Guard | None = None) -> None:
+        self._started_s = started_s
+        self._guard = guard or Guard(0)
+        self._services: dict[ServiceName, Service] = {}
+        self._slices: dict[ObjectKey, EndpointSlice] = {}
+        # Nearly all have one slice, which stands there without a tuple: for a hundred thousand these would be six megabytes.
+        self._slices_of: dict[ServiceName, EndpointSlice | tuple[EndpointSlice, ...]] = {}
+        self._nodes: dict[str, Node] = {}
+        self._rejected: dict[ObjectKind, dict[ObjectKey, Rejected]] = {kind: {} for kind in ObjectKind}
+        self._listed: set[ObjectKind] = set()
+        self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None  # of a list that is being read
+        self._remembered: set[ServiceName] = set()
+        self._dirty: dict[ServiceName, float] = {}
+        self._triggers: dict[tuple[ServiceName, Family], list[float]] = {}
+        self._complaints: list[Complaint] = []
+        self._node_changed = False
+        self._seen: Counter[ObjectKind] = Counter()
+
+    @property
+    def services(self) -> Mapping[ServiceName, Service]:
+        """Every known Service."""
+        return self._services
+
+    def is_only_remembered(self, name: ServiceName) -> bool:
+        """Whether the newest list lacks a known Service, and is doubted: others that it holds go before it."""
+        return name in self._remembered
+
+    def slices_of(self, name: ServiceName) -> tuple[EndpointSlice, ...]:
+        """The EndpointSlices of a Service, in no order."""
+        known = self._slices_of.get(name, ())
+        return known if isinstance(known, tuple) else (known,)
+
+    def node(self, name: str) -> Node | None:
+        """The Node of this name, if it is known."""
+        return self._nodes.get(name)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every kind has been listed: before, nothing may be programmed."""
+        return len(self._listed) == len(ObjectKind)
+
+    @property
+    def missing(self) -> Collection[ObjectKind]:
+        """The kinds that have not been listed yet."""
+        return [kind for kind in ObjectKind if kind not in self._listed]
+
+    @property
+    def untaken(self) -> Mapping[ObjectKind, int]:
+        """How many changes of objects there are to take, by kind."""
+        return self._seen
+
+    def deliver(self, events: Iterable[Event], now: float) -> None:
+        """Take in events, in their order; ``now`` is that of a monotonic clock."""
+        for event in events:
+            match event:
+                case Put():
+                    if rejected := self._rejected[event.kind]:
+                        rejected.pop(event.key, None)
+                    self._put(event.object, now)
+                case Gone():
+                    self._remove(event.kind, event.key, now)
+                case Listing():
+                    if event.kind is ObjectKind.ENDPOINT_SLICE:
+                        self._shrunk = {}
+                case Listed():
+                    self._listen_to(event, now)
+                    self._listed.add(event.kind)
+                case Rejected():
+                    self._reject(event)
+                case never:
+                    assert_never(never)
+
+    @property
+    def doubts(self) -> Mapping[ObjectKind, Doubt]:
+        """The lists that are not believed yet: what they lack is still known."""
+        return self._guard.doubts
+
+    @property
+    def may_lack_all(self) -> bool:
+        """Whether a first list is not believed: then what the kernel holds may be wanted although nothing here asks for it."""
+        return self._guard.doubts_the_first
+
+    def _listen_to(self, event: Listed, now: float) -> None:
+        kind = event.kind
+        missing = (self._keys(kind) | self._rejected[kind].keys()) - event.keys
+        shrunk: Mapping[EndpointSliceName, EndpointSlice] = {}
+        if kind is ObjectKind.ENDPOINT_SLICE:
+            shrunk, self._shrunk = self._shrunk or {}, None
+        if kind is not ObjectKind.NODE:
+            lost, of = self._weight(kind, missing), self._weight(kind, self._keys(kind))
+            lost += sum(len(self._slices[name].conditions) - len(item.conditions) for name, item in shrunk.items())
+            is_believed = self._believes(event, lost, of, now)
+            if kind is ObjectKind.SERVICE:
+                self._only_remember(() if is_believed else missing, now)
+            if not is_believed:
+                return
+        for item in shrunk.values():
+            self._put(item, now)
+        for key in missing:
+            self._remove(kind, key, now)
+
+    def _only_remember(self, missing: Iterable[ObjectKey], now: float) -> None:
+        lacking = {service.name for key in missing if (service := self._services.get(ServiceName(key.namespace, key.name)))}
+        for name in lacking ^ self._remembered:
+            self._dirty.setdefault(name, now)
+        self._remembered = lacking
+
+    def _believes(self, event: Listed, lost: int, of: int, now: float) -> bool:
+        is_first = event.kind not in self._listed
+        doubt = self._guard.doubts.get(event.kind)
+        if is_first or (doubt and doubt.is_first):
+            return self._guard.believes_first(event.kind, is_empty=not event.keys, now=now)
+        return self._guard.believes(event.kind, missing=lost, known=of, now=now)
+
+    def _weight(self, kind: ObjectKind, keys: Collection[ObjectKey]) -> int:
+        """How many Services these are, or how many endpoints their slices hold."""
+        if kind is ObjectKind.SERVICE:
+            return len(keys)
+        return sum(len(item.conditions) for item in map(self._slices.get, keys) if item)
+
+    def take(self) -> Changes:
+        """Everything that has changed since this was called last."""
+        changes = Changes(
+            services=self._dirty,
+            triggers=tuple(Trigger(family, at_s) for (_, family), times in self._triggers.items() for at_s in times),
+            complaints=tuple(self._complaints),
+            node=self._node_changed,
+            seen=self._seen,
+        )
+        self._dirty, self._seen = {}, Counter()
+        self._triggers.clear()
+        self._complaints.clear()
+        self._node_changed = False
+        return changes
+
+    def touch_all(self, now: float) -> None:
+        """Have every Service translated again."""
+        for name in self._services:
+            self._dirty.setdefault(name, now)
+
+    def _put(self, item: ApiObject, now: float) -> None:
+        match item:
+            case Service():
+                known = self._services.get(item.name)
+                if self._remembered and item.name in self._remembered:
+                    self._remembered.discard(item.name)
+                    self._dirty.setdefault(item.name, now)
+                if known != item:
+                    name = self._known_name(item.name)
+                    self._services[name] = item if item.name is name else msgspec.structs.replace(item, name=name)
+                    self._mark(ObjectKind.SERVICE, name, now)
+                    if item.skipped:
+                        self._complain(ObjectKind.SERVICE, item, known)
+            case EndpointSlice():
+                self._put_slice(item, now)
+            case Node():
+                before = self._nodes.get(item.name)
+                self._nodes[item.name] = item
+                if before is None or before != item:
+                    self._mark_node()
+                    if item.skipped:
+                        self._complain(ObjectKind.NODE, item, before)
+            case never:
+                assert_never(never)
+
+    def _put_slice(self, item: EndpointSlice, now: float) -> None:
+        before = self._slices.get(item.name)
+        if before is not None:
+            if self._shrunk is not None and len(item.conditions) < len(before.conditions):
+                # It is on a list, with fewer endpoints than before: the whole list is judged by all of these.
+                self._shrunk[item.name] = item
+                return
+            if before == item:
+                return
+            if before.service:
+                self._forget_slice(before.service, item.name)
+        name = before.name if before is not None else item.name
+        service = self._known_name(item.service) if item.service else None
+        self._slices[name] = item = msgspec.structs.replace(item, name=name, service=service)
+        if item.service:
+            others = self.slices_of(item.service)
+            self._slices_of[item.service] = (*others, item) if others else item
+        self._mark(ObjectKind.ENDPOINT_SLICE, item.service, now)
+        if before is not None and before.service:
+            self._dirty.setdefault(before.service, now)
+        if item.trigger_s > self._started_s and item.family and service:
+            self._triggers.setdefault((service, item.family), []).append(item.trigger_s)
+        if item.skipped:
+            self._complain(ObjectKind.ENDPOINT_SLICE, item, before)
+
+    def _known_name(self, name: ServiceName) -> ServiceName:
+        """The equal one that is here already: a Service and its slices, each with a name of its own, are 13 MB in 100,000."""
+        if service := self._services.get(name):
+            return service.name
+        slices = self.slices_of(name)
+        return slices[0].service or name if slices else name
+
+    def _complain(self, kind: ObjectKind, item: ApiObject, before: ApiObject | None) -> None:
+        if before is None or before.skipped != item.skipped:
+            self._complaints.append(Complaint(kind, str(item.name), item.skipped))
+
+    def _reject(self, event: Rejected) -> None:
+        if event.key and not event.where:
+            # An API server brings it with each list again; a directory tells each change of a file once.
+            if self._rejected[event.kind].get(event.key) == event:
+                return
+            self._rejected[event.kind][event.key] = event
+        self._complaints.append(Complaint(event.kind, str(event.key or ""), (Skipped("", event.reason),), event.where))
+
+    def _forget_slice(self, service: ServiceName, name: EndpointSliceName) -> None:
+        others = tuple(item for item in self.slices_of(service) if item.name != name)
+        if others:
+            self._slices_of[service] = others if len(others) > 1 else others[0]
+        else:
+            del self._slices_of[service]
+
+    def _remove(self, kind: ObjectKind, key: ObjectKey, now: float) -> None:
+        self._rejected[kind].pop(key, None)
+        match kind:
+            case ObjectKind.SERVICE:
+                service = self._services.pop(ServiceName(key.namespace, key.name), None)
+                if service:
+                    self._remembered.discard(service.name)
+                    self._mark(kind, service.name, now)
+            case ObjectKind.ENDPOINT_SLICE:
+                gone = self._slices.pop(key, None)
+                if gone:
+                    if gone.service:
+                        self._forget_slice(gone.service, gone.name)
+                        if gone.family:
+                            # As EndpointsChangeTracker: the annotation is that of an earlier change, which nobody will program.
+                            self._triggers.pop((gone.service, gone.family), None)
+                    self._mark(kind, gone.service, now)
+            case ObjectKind.NODE:
+                node = self._nodes.get(key.name)
+                if node and not node.leaving:
+                    # Its last addresses and zone still hold; load balancers must know that it is going.
+                    self._nodes[key.name] = msgspec.structs.replace(node, leaving=True)
+                    self._mark_node()
+            case never:
+                assert_never(never)
+
+    def _keys(self, kind: ObjectKind) -> AbstractSet[ObjectKey]:
+        match kind:
+            case ObjectKind.SERVICE:
+                return self._services.keys()
+            case ObjectKind.ENDPOINT_SLICE:
+                return self._slices.keys()
+            case ObjectKind.NODE:
+                return {ObjectKey("", name) for name in self._nodes}
+            case never:
+                assert_never(never)
+
+    def _mark(self, kind: ObjectKind, service: ServiceName | None, now: float) -> None:
+        self._seen[kind] += 1
+        if service:
+            self._dirty.setdefault(service, now)
+
+    def _mark_node(self) -> None:
+        self._seen[ObjectKind.NODE] += 1
+        self._node_changed = True

@@ -1,0 +1,204 @@
+"""What facts mean: each question has an answer, and what is wrong comes with what to do."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ipvsproxy.commands import checks, doctor
+from ipvsproxy.commands.checks import Finding, Level
+from ipvsproxy.config import load
+from ipvsproxy.config.settings import Config
+from ipvsproxy.kernel.facts import Facts, ModuleState
+from ipvsproxy.kernel.host import Missing
+from ipvsproxy.kernel.iptables_variant import Choice, Variant
+from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, Sysctl, Timeouts, VirtualServerSettings
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.state import Observation
+from tests.reconcile import examples
+from tests.support import builders
+
+WANTED = (Sysctl("net/ipv4/ip_forward", "1"),)
+SEEN = Observation(
+    virtual_servers={},
+    sets={},
+    addresses=frozenset(),
+    interface_addresses=(builders.interface_address("eth0", "192.168.0.10"), builders.interface_address("eth0", "fd00:168::10")),
+)
+SYSCTLS = {
+    "net/ipv4/ip_forward": "1",
+    "net/ipv6/conf/all/forwarding": "1",
+    "net/ipv4/conf/all/rp_filter": "0",
+    "net/bridge/bridge-nf-call-iptables": "1",
+    "net/ipv4/vs/conn_reuse_mode": "1",
+    "net/netfilter/nf_conntrack_tcp_timeout_established": "86400",
+}
+FINE = Facts(
+    release="6.1.0-1-amd64",
+    version=(6, 1),
+    privileges=(),
+    features=(),
+    modules={"ip_vs": ModuleState.LOADED, "ip_vs_rr": ModuleState.LOADABLE, "dummy": ModuleState.BUILT_IN},
+    sysctls=SYSCTLS,
+    sysctls_writable=True,
+    iptables_choice=Choice({}, Variant.NF_TABLES, "it is the one in PATH"),
+    unserved={},
+    chains=frozenset({"KUBE-SERVICES", "INPUT"}),
+    nft_tables=(),
+    listeners={},
+    observation=SEEN,
+    timeouts=Timeouts(900, 120, 300),
+    unreadable="",
+)
+
+
+def _config(*flags: str) -> Config:
+    return load.load(["--proxy-mode=ipvs", *flags], hostname="node-a", read_file=lambda _: b"")
+
+
+def _judge(*flags: str, sysctls: Mapping[str, str] | None = None, **facts: Any) -> list[Finding]:
+    """What is not ok."""
+    found = dataclasses.replace(FINE, **facts, sysctls={**SYSCTLS, **(sysctls or {})})
+    return [one for one in checks.judge(found, WANTED, _config(*flags)) if one.level is not Level.OK]
+
+
+def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
+    found = list(checks.judge(FINE, WANTED, _config()))
+    assert {one.level for one in found} == {Level.OK}
+    assert {one.topic for one in found} == {
+        "privileges",
+        "kernel",
+        "ipvs",
+        "modules",
+        "sysctl",
+        "iptables",
+        "kube-proxy",
+        "ports",
+        "timeouts",
+    }
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "topic", "text"),
+    [
+        ({"privileges": (Missing("no CAP_NET_ADMIN", "be root"),)}, Level.FAIL, "privileges", "no CAP_NET_ADMIN"),
+        ({"features": (Missing("no IPVS", "modprobe ip_vs"),)}, Level.FAIL, "ipvs", "no IPVS"),
+        ({"version": (4, 15), "release": "4.15.0"}, Level.WARN, "kernel", "Linux 4.15.0 is older than 4.19"),
+        ({"unreadable": "list sets: EIO", "observation": None}, Level.FAIL, "ipvs", "the kernel can not be read: list sets: EIO"),
+        ({"modules": {"ip_vs_rr": ModuleState.MISSING}}, Level.FAIL, "modules", "ip_vs_rr is missing"),
+        ({"modules": {"xt_set": ModuleState.UNKNOWN}}, Level.WARN, "modules", "can not tell whether there are xt_set"),
+        ({"sysctls": {"net/ipv4/ip_forward": "0"}}, Level.WARN, "sysctl", "net/ipv4/ip_forward is 0, wanted 1"),
+        ({"sysctls": {"net/ipv4/conf/all/rp_filter": "1"}}, Level.WARN, "sysctl", "net/ipv4/conf/all/rp_filter is 1"),
+        ({"sysctls": {"net/bridge/bridge-nf-call-iptables": "0"}}, Level.WARN, "sysctl", "bridge-nf-call-iptables is 0"),
+        ({"sysctls": {"net/ipv4/vs/conn_reuse_mode": "0"}}, Level.WARN, "sysctl", "net/ipv4/vs/conn_reuse_mode is 0"),
+        ({"sysctls": {"net/ipv6/conf/all/forwarding": "0"}}, Level.WARN, "sysctl", "net/ipv6/conf/all/forwarding is 0"),
+        ({"iptables_choice": None}, Level.FAIL, "iptables", "there is no iptables in PATH"),
+        (
+            {"iptables_choice": Choice({}, Variant.LEGACY, "most rules are there", Variant.NF_TABLES)},
+            Level.WARN,
+            "iptables",
+            "rules of ours stand in nf_tables, too",
+        ),
+        ({"unserved": {Family.IPV6: "no IPv6"}}, Level.WARN, "iptables", "IPv6 can not be served: no IPv6"),
+        ({"chains": frozenset({"KUBE-SVC-A", "KUBE-SVC-B"})}, Level.FAIL, "kube-proxy", "iptables mode (2 chains"),
+        ({"nft_tables": ("ip kube-proxy",)}, Level.FAIL, "kube-proxy", "nftables mode (ip kube-proxy)"),
+        ({"listeners": {10256: "kube-proxy (process 7)"}}, Level.WARN, "ports", "health port 10256 is held by kube-proxy"),
+        ({"listeners": {10249: "nginx (process 7)"}}, Level.FAIL, "ports", "metrics port 10249 is held by nginx"),
+        ({"timeouts": Timeouts(90000, 120, 300)}, Level.WARN, "timeouts", "IPVS keeps idle TCP connections for 90000 s"),
+    ],
+)
+def test_what_is_wrong_is_said_with_what_to_do(facts: dict[str, Any], level: Level, topic: str, text: str) -> None:
+    (finding,) = _judge(**facts)
+    assert (finding.level, finding.topic) == (level, topic)
+    assert text in finding.text
+    assert finding.remedy
+
+
+def test_a_fresh_node_whose_modules_can_be_loaded_lacks_nothing() -> None:
+    no_ipvs = (Missing("this kernel has no IPVS", "modprobe ip_vs"),)
+    fresh = dataclasses.replace(
+        FINE,
+        features=no_ipvs,
+        unreadable="this kernel has no IPVS: modprobe ip_vs",
+        observation=None,
+        timeouts=None,
+        modules={"ip_vs": ModuleState.LOADABLE, "ip_vs_rr": ModuleState.LOADABLE},
+    )
+    findings = list(checks.judge(fresh, WANTED, _config()))
+    assert not [one for one in findings if one.level is Level.FAIL]
+    assert "the kernel has no IPVS yet; run and --init-only load the module ip_vs" in {one.text for one in findings}
+    lacking = dataclasses.replace(fresh, modules={"ip_vs": ModuleState.MISSING})
+    assert "this kernel has no IPVS" in {one.text for one in checks.judge(lacking, WANTED, _config()) if one.level is Level.FAIL}
+
+
+def test_a_host_with_bridges_is_told_that_br_netfilter_is_not_loaded() -> None:
+    settings = {path: value for path, value in SYSCTLS.items() if not path.startswith("net/bridge/")}
+    for bridges, expected in (((), 0), (("cni0", "docker0"), 1)):
+        facts = dataclasses.replace(FINE, sysctls=settings, bridges=bridges)
+        findings = [one for one in checks.judge(facts, WANTED, _config()) if one.level is not Level.OK]
+        assert len(findings) == expected
+        assert all("bridges (cni0, docker0), and br_netfilter is not loaded" in one.text for one in findings)
+        assert all("modprobe br_netfilter" in one.remedy for one in findings)
+
+
+def test_a_setting_that_can_not_be_written_fails_unless_it_is_right_already() -> None:
+    assert _judge(sysctls_writable=False) == []
+    (finding,) = _judge(sysctls_writable=False, sysctls={"net/ipv4/ip_forward": "0"})
+    assert finding.level is Level.FAIL
+
+
+def test_ipv6_without_forwarding_fails_where_pods_have_ipv6() -> None:
+    (finding,) = _judge("--cluster-cidr=10.0.0.0/8,fd00::/48", sysctls={"net/ipv6/conf/all/forwarding": "0"})
+    assert finding.level is Level.FAIL
+
+
+def test_forwarding_of_ipv6_is_no_matter_on_a_host_without_ipv6() -> None:
+    seen = dataclasses.replace(SEEN, interface_addresses=SEEN.interface_addresses and SEEN.interface_addresses[:1])
+    assert _judge(observation=seen, sysctls={"net/ipv6/conf/all/forwarding": "0"}) == []
+
+
+def test_virtual_servers_of_others_are_named() -> None:
+    server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
+    seen = dataclasses.replace(SEEN, virtual_servers={builders.frontend("192.0.2.1", 80): server}, foreign_virtual_servers=1)
+    (finding,) = _judge(observation=seen)
+    assert finding.text.startswith("2 virtual servers of others")
+    assert finding.text.endswith(": TCP 192.0.2.1:80")
+    ours = dataclasses.replace(
+        SEEN, virtual_servers={builders.frontend("10.96.0.1", 80): server}, addresses=frozenset(builders.addresses("10.96.0.1"))
+    )
+    assert _judge(observation=ours) == []
+
+
+def test_a_node_port_of_ours_on_an_address_of_nobody_is_pointed_out() -> None:
+    entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
+    server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
+    found = {builders.frontend("203.0.113.9", 30080): server, builders.frontend("203.0.113.9", 80): server}
+    first, second = _judge(observation=dataclasses.replace(SEEN, virtual_servers=found, sets={entry.set: frozenset({entry})}))
+    assert first.text == "TCP 203.0.113.9:30080: the port is a node port of ours, but none is served on the address"
+    assert "ipvsadm -D" in first.remedy
+    assert second.text.startswith("2 virtual servers of others")
+
+
+def test_a_scheduler_that_is_in_use_is_there_whatever_its_module_file_says() -> None:
+    server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
+    seen = dataclasses.replace(
+        SEEN, virtual_servers={builders.frontend("10.96.0.1", 80): server}, addresses=frozenset(builders.addresses("10.96.0.1"))
+    )
+    assert _judge(observation=seen, modules={"ip_vs_rr": ModuleState.UNKNOWN}) == []
+
+
+def test_our_own_process_may_hold_our_ports() -> None:
+    assert _judge(listeners={10256: "ipvsproxy (process 7)", 10249: "ipvsproxy (process 7)"}) == []
+
+
+def test_people_see_one_line_each_and_a_sum() -> None:
+    findings = [
+        Finding(level=Level.OK, topic="kernel", text="Linux 6.1"),
+        Finding(level=Level.FAIL, topic="ports", text="held", remedy="stop it"),
+    ]
+    assert list(doctor.render(doctor.describe("node-a", findings))) == [
+        "ok    kernel: Linux 6.1",
+        "fail  ports: held; stop it",
+        "node-a: 1 ok, 0 warn, 1 fail",
+    ]

@@ -1,0 +1,304 @@
+"""Cleaning a node: on a kernel in memory what is removed, reported and left; on a real one that nothing of kube-proxy is left.
+
+The command line is in ``tests/test_cli.py``.
+"""
+
+import contextlib
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Sequence
+
+import pytest
+
+from ipvsproxy.commands import cleanup
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.instance import Instance
+from ipvsproxy.kernel.iptables import IptablesDriver
+from ipvsproxy.kernel.iptables_variant import Variant, commands
+from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServer, VirtualServerSettings
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.rules import ObservedSkeleton
+from ipvsproxy.reconcile.ownership import EVERYWHERE
+from ipvsproxy.translate import skeleton, view
+from tests.support import builders, golden_fixtures, golden_state, lab, memory_node
+from tests.support.fake_kernel import FakeKernel, HeldVirtualServer
+from tests.support.virtual_time import in_virtual_time
+
+FOREIGN = builders.frontend("192.0.2.1", 80)
+CLUSTER_IP = builders.frontend(builders.CLUSTER_IP, 80)
+
+
+class Rules:
+    """The rules of a kernel in memory, as the driver of iptables shows them; ``users`` are somebody else's rules."""
+
+    def __init__(self, kernel: FakeKernel) -> None:
+        self._kernel = kernel
+        self.users: list[str] = []
+
+    def observe(self, family: Family) -> ObservedSkeleton:
+        if family not in self._kernel.families:
+            raise KernelError(action="iptables-save", detail="no such tables")
+        return self._kernel.observe((), (family,)).skeletons[family]
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        return self._kernel.apply(operations)
+
+    def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
+        return [rule for rule in self.users if text in rule]
+
+
+@pytest.fixture
+def kernel() -> FakeKernel:
+    """A kernel that an ipvsproxy has programmed, with a virtual server of somebody else."""
+    node = memory_node.MemoryNode()
+
+    async def serve() -> None:
+        async with node.running():
+            node.begin_with(builders.service(), builders.endpoint_slice(builders.endpoint("10.244.0.5")), builders.node())
+            await node.quiet()
+
+    in_virtual_time(serve)()
+    assert CLUSTER_IP in node.kernel.virtual_servers
+    node.kernel.virtual_servers[FOREIGN] = HeldVirtualServer(VirtualServerSettings("rr"), {})
+    node.kernel.forget()
+    return node.kernel
+
+
+def clean(kernel: FakeKernel, *others: FakeKernel, dry_run: bool = False, excluded: Sequence[str] = ()) -> cleanup.Result:
+    node = cleanup.Node(kernel, Rules(kernel), tuple(map(Rules, others)))
+    return cleanup.clean(node, builders.networks(*excluded), EVERYWHERE, dry_run=dry_run)
+
+
+def test_everything_of_ours_is_gone_and_the_rest_stays(kernel: FakeKernel) -> None:
+    result = clean(kernel)
+    assert result.is_fine
+    assert set(kernel.virtual_servers) == {FOREIGN}
+    assert (kernel.sets, kernel.device, kernel.addresses) == ({}, False, set())
+    assert not any(kernel.chains.values())
+    assert not any(kernel.jumps.values())
+    assert cleanup.render_text(result, dry_run=False) == "removed: 1 virtual_server, 2 rules, 34 set, 1 device\n"
+
+
+def test_a_second_run_finds_nothing_to_do(kernel: FakeKernel) -> None:
+    clean(kernel)
+    kernel.forget()
+    result = clean(kernel)
+    assert result == cleanup.Result()
+    assert kernel.applied == []
+    assert cleanup.render_text(result, dry_run=False) == "removed: nothing, there was nothing of ours\n"
+    assert cleanup.render_text(result, dry_run=True) == "would remove: nothing, there is nothing of ours\n"
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_who_could_not_look_does_not_say_that_there_is_nothing_of_ours(*, dry_run: bool) -> None:
+    result = cleanup.Result(problems=("another ipvsproxy is running",))
+    removed, problem = cleanup.render_text(result, dry_run=dry_run).splitlines()
+    assert removed == ("would remove: nothing" if dry_run else "removed: nothing")
+    assert problem == "problem: another ipvsproxy is running"
+
+
+def test_a_dry_run_names_everything_and_changes_nothing(kernel: FakeKernel) -> None:
+    before = memory_node.contents(kernel)
+    result = clean(kernel, dry_run=True)
+    assert memory_node.contents(kernel) == before
+    lines = cleanup.render_text(result, dry_run=True).splitlines()
+    assert lines[0] == f"would remove virtual_server {CLUSTER_IP}"
+    assert "would remove set KUBE-6-CLUSTER-IP" in lines
+    assert lines[-1] == "would remove: 1 virtual_server, 2 rules, 34 set, 1 device"
+    document = json.loads(cleanup.render_json(result, dry_run=True))
+    assert document["operations"][0] == {"verb": "remove", "kind": "virtual_server", "name": "TCP 10.96.0.10:80", "error": ""}
+    assert (document["dryRun"], document["clean"], document["problems"]) == (True, False, [])
+    assert json.loads(cleanup.render_json(clean(kernel), dry_run=False))["clean"]
+
+
+def test_excluded_ranges_keep_their_virtual_servers_and_say_so(kernel: FakeKernel) -> None:
+    result = clean(kernel, excluded=["10.96.0.0/16"])
+    assert set(kernel.virtual_servers) == {FOREIGN, CLUSTER_IP}
+    assert result.is_fine
+    assert result.notes == ("virtual servers in excluded ranges: 1 stay",)
+
+
+def test_what_tells_a_virtual_server_of_ours_stays_while_it_can_not_be_removed(kernel: FakeKernel) -> None:
+    kernel.fail(lambda operation: isinstance(operation.item, VirtualServer))
+    result = clean(kernel)
+    assert [outcome.operation.item for outcome in result.failed] == [VirtualServer(CLUSTER_IP, VirtualServerSettings("rr"))]
+    assert (kernel.device, len(kernel.sets)) == (True, 34)
+    assert not any(kernel.chains.values()), "rules need no witnesses"
+    assert result.problems == ("sets and device stay, because only they tell which virtual servers are ours; run cleanup again",)
+    assert clean(kernel).is_fine
+    assert set(kernel.virtual_servers) == {FOREIGN}
+
+
+@pytest.mark.parametrize("part", ["virtual_servers", "addresses", "interface_addresses", "sets"])
+def test_what_could_not_be_read_is_a_problem_and_costs_no_witness(kernel: FakeKernel, part: str) -> None:
+    kernel.unreadable = {part}
+    result = clean(kernel)
+    assert f"{part} cannot be read" in result.problems
+    assert len(kernel.sets) == 34
+    assert kernel.device
+
+
+def test_a_set_that_a_strange_rule_uses_is_named_with_the_rule(kernel: FakeKernel) -> None:
+    kernel.fail(lambda operation: operation.item == IpSet(SetKind.CLUSTER_IP, Family.IPV4), 4100)
+    rules = Rules(kernel)
+    rules.users = ["-A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP", "-A INPUT -m set --match-set KUBE-CLUSTER-IP-2 dst"]
+    result = cleanup.clean(cleanup.Node(kernel, rules), (), EVERYWHERE, dry_run=False)
+    (line,) = [line for line in cleanup.render_text(result, dry_run=False).splitlines() if line.startswith("failed: ")]
+    assert line.endswith(": -A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP")
+    assert not kernel.device, "one failure does not stop the rest"
+
+
+def test_the_copy_that_a_kill_during_an_enlargement_left_is_named_and_goes(kernel: FakeKernel) -> None:
+    kernel.set_copy = True
+    assert "would remove set KUBE-IPVSPROXY-LARGER\n" in cleanup.render_text(clean(kernel, dry_run=True), dry_run=True)
+    assert clean(kernel).is_fine
+    assert not kernel.set_copy
+
+
+def test_rules_in_the_other_variant_go_as_well(kernel: FakeKernel) -> None:
+    other, without_tables = FakeKernel(), FakeKernel()
+    other.jumps[Family.IPV4] = set(skeleton.JUMPS)
+    without_tables.families = ()
+    assert clean(kernel, other, without_tables).is_fine
+    assert not any(other.jumps.values())
+
+
+def test_what_comes_back_is_blamed_on_whom_still_runs(kernel: FakeKernel) -> None:
+    class Restless(FakeKernel):
+        def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+            outcomes = super().apply(operations)
+            self.device = True
+            return outcomes
+
+    result = clean(Restless())
+    assert result.problems == ("kube-ipvs0 is back: is a kube-proxy or ipvsproxy still running here?",)
+
+
+# On a real kernel.
+
+
+def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        (sys.executable, "-m", "ipvsproxy", *arguments), capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.fixture
+def node(network_namespace: None) -> Iterator[lab.Lab]:
+    with lab.Lab() as node:
+        yield node
+
+
+def shell(*lines: str) -> None:
+    for line in lines:
+        subprocess.run(line.split(), check=True, capture_output=True)
+
+
+def shown(command: str) -> list[str]:
+    """What a tool prints, without comments."""
+    done = subprocess.run(command.split(), check=True, capture_output=True, text=True)
+    return [line.strip() for line in done.stdout.splitlines() if not line.startswith("#")]
+
+
+STRANGE = (
+    "ipvsadm -A -t 192.0.2.9:80 -s rr",
+    "ipvsadm -A -f 7 -s rr",
+    "ipset create STRANGE hash:ip",
+    "iptables-legacy -N KUBE-FIREWALL",
+    "iptables-legacy -A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP",
+    "iptables-legacy -A INPUT -j KUBE-FIREWALL",
+    "iptables-legacy -t mangle -N KUBE-IPTABLES-HINT",
+    "ip6tables-legacy -t mangle -N KUBE-KUBELET-CANARY",
+)
+
+
+def rules(program: str) -> set[str]:
+    """All rules and all chains that are not built in."""
+    return {line.removesuffix(" [0:0]") for line in shown(f"{program}-save") if line.startswith("-A") or " - [" in line}
+
+
+@pytest.mark.checklist(96)
+@pytest.mark.kernel
+@pytest.mark.usefixtures("node")
+def test_nothing_is_left_of_what_kube_proxy_left_behind_and_all_else_is() -> None:
+    golden_state.restore_state(golden_fixtures.recording("default", "P0"))
+    shell(*STRANGE)
+    planned = run_program("cleanup", "--dry-run", "--output=json")
+    assert planned.returncode == 0, planned.stdout
+    assert "-A KUBE-FORWARD" in "".join(shown("iptables-legacy-save"))
+    cleaned = run_program("--cleanup")
+    assert cleaned.returncode == 0, cleaned.stdout + cleaned.stderr
+
+    assert shown("ipvsadm -Sn") == ["-A -t 192.0.2.9:80 -s rr", "-A -f 7 -s rr"]
+    assert [line.split()[1] for line in shown("ipset save")] == ["STRANGE"]
+    assert rules("iptables-legacy") == {
+        ":KUBE-FIREWALL -",
+        ":KUBE-IPTABLES-HINT -",
+        "-A INPUT -j KUBE-FIREWALL",
+        "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP",
+    }
+    assert rules("ip6tables-legacy") == {":KUBE-KUBELET-CANARY -"}
+    assert "kube-ipvs0" not in "".join(shown("ip -o link"))
+
+    document = json.loads(planned.stdout)
+    assert {operation["kind"] for operation in document["operations"]} == {"virtual_server", "rules", "set", "device"}
+    again = run_program("cleanup", "--output=json")
+    assert (again.returncode, json.loads(again.stdout)["operations"]) == (0, [])
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("network_namespace")
+def test_what_a_kill_during_an_enlargement_left_goes_and_is_no_clean_node_before() -> None:
+    shell("ipset create KUBE-IPVSPROXY-LARGER hash:ip,port maxelem 131072")
+    planned = run_program("cleanup", "--dry-run", "--output=json")
+    assert not json.loads(planned.stdout)["clean"]
+    assert run_program("--cleanup").stdout.splitlines()[-1] == "removed: 1 set"
+    assert shown("ipset save") == []
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("network_namespace")
+def test_a_set_in_use_by_a_strange_rule_stays_and_the_rule_is_named() -> None:
+    shell(
+        "ipset create KUBE-CLUSTER-IP hash:ip,port",
+        "ipset create KUBE-6-CLUSTER-IP hash:ip,port family inet6",
+        "iptables-legacy -A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT",
+    )
+    cleaned = run_program("--cleanup")
+    assert cleaned.returncode == 1
+    assert "removed: 1 set\n" in cleaned.stdout
+    assert (
+        "failed: remove set KUBE-CLUSTER-IP: the set is in use by a rule: "
+        "-A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\n"
+    ) in cleaned.stdout
+    shell("iptables-legacy -F INPUT")
+    assert run_program("--cleanup").returncode == 0
+
+
+@pytest.mark.usefixtures("network_namespace")
+def test_nothing_is_cleaned_beside_a_running_ipvsproxy() -> None:
+    with contextlib.closing(Instance()):
+        cleaned = run_program("--cleanup")
+        assert cleaned.returncode == 1
+        assert "problem: another ipvsproxy (process " in cleaned.stdout
+        assert run_program("cleanup", "--dry-run").returncode == 0
+
+
+@pytest.mark.usefixtures("network_namespace")
+@pytest.mark.parametrize("variant", Variant)
+def test_rules_of_both_variants_go_where_the_kernel_has_both(variant: Variant) -> None:
+    drivers = [IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=commands(one)) for one in Variant]
+    if refusal := next(filter(None, (driver.try_writing(Family.IPV4) for driver in drivers)), None):
+        pytest.skip(f"this kernel does not do both: {refusal.reason}")
+    nothing = skeleton.build_skeleton(Family.IPV4, view.Settings(), builders.node_view(), occupied=(), refused=())
+    plain = {key: tuple(rule for rule in rules if not rule.set) for key, rules in nothing.chains.items()}
+    for driver in drivers:
+        (outcome,) = driver.apply([Operation(Verb.SET, dataclasses.replace(nothing, chains=plain))])
+        assert outcome.error == ""
+    shell(f"{commands(variant)[Family.IPV4]} -t mangle -N KUBE-IPTABLES-HINT")
+    assert run_program("--cleanup").stdout.splitlines()[-1] == "removed: 2 rules"
+    for driver in drivers:
+        assert driver.observe(Family.IPV4).chains == {}

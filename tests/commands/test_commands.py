@@ -1,0 +1,132 @@
+"""The commands that only look, on a real kernel, beside a running ipvsproxy and after it.
+
+What they tell in each case has its own tests; here it is that they agree with the kernel and leave it alone.
+"""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.program import Ended, Program, run_in_turn
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = ROOT / "manifests/demo"
+FLAGS = ("--hostname-override=demo-node", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48")
+SYSCTL = Path("/proc/sys/net/ipv4/vs/expire_nodest_conn")
+UNWRITABLE = {"net/netfilter/nf_conntrack_max", "/sys/module/nf_conntrack/parameters/hashsize"}
+
+pytestmark = pytest.mark.kernel
+
+
+API_SERVERS = """\
+apiVersion: v1
+kind: Service
+metadata: {name: kubernetes, namespace: default}
+spec: {clusterIP: 10.96.0.1, ports: [{name: https, port: 443}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: kubernetes, namespace: default, labels: {kubernetes.io/service-name: kubernetes}}
+addressType: IPv4
+ports: [{name: https, port: 6443}]
+endpoints: [{addresses: [172.18.0.2]}, {addresses: [172.18.0.77]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: greedy, namespace: default}
+spec: {clusterIP: 10.96.7.1, externalIPs: [172.18.0.2, 172.18.0.77], ports: [{port: 6443}]}
+"""
+
+
+def _run(*commands: str, manifests: Path = MANIFESTS) -> list[Ended]:
+    return run_in_turn(*([*command.split(), f"--manifests={manifests}", *FLAGS] for command in commands), within_s=120)
+
+
+def _json(*commands: str, manifests: Path = MANIFESTS) -> list[Any]:
+    answers = _run(*(f"{command} --output=json" for command in commands), manifests=manifests)
+    assert all(answer.output for answer in answers), answers
+    return [json.loads(answer.output) for answer in answers]
+
+
+def _shown(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.fixture
+def _node(network_namespace: None) -> None:
+    for words in (("link", "add", "eth0", "type", "dummy"), ("addr", "add", "172.18.0.2/16", "dev", "eth0")):
+        subprocess.run(("ip", *words), check=True, timeout=60)
+
+
+def _state() -> list[str]:
+    """All that one of the commands might have changed."""
+    shown = [_shown(*command.split()) for command in ("ipvsadm -Sn", "ipset save", "ip -o addr", "ip -o link")]
+    rules = [line for line in _shown("iptables-legacy-save").splitlines() if line.startswith(("-A", ":KUBE"))]
+    return [*shown, *rules, SYSCTL.read_text()]
+
+
+@pytest.mark.usefixtures("_node")
+def test_no_command_changes_an_empty_node() -> None:
+    before = _state()
+    *looked, doctor = _run("plan", "verify", "explain demo/web", "explain demo/none", "doctor")
+    assert [answer.status for answer in looked] == [0, 1, 0, 1], looked
+    assert doctor.status in (0, 1)
+    assert _state() == before
+
+
+@pytest.mark.usefixtures("_node")
+def test_plan_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path: Path) -> None:
+    (planned,) = _json("plan")
+    with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
+        program.wait_until_synced()
+    servers = {one["object"] for one in planned["operations"] if one["kind"] == "virtual_server"}
+    held = [line.split() for line in _shown("ipvsadm", "-Sn").splitlines() if line.startswith("-A")]
+    assert {name.split()[1] for name in servers} == {words[2] for words in held}
+
+    # A network namespace may not change the size of the connection table; a host may.
+    verified, planned = _json("verify", "plan")
+    assert {one["object"] for one in verified["differences"]} <= UNWRITABLE
+    assert {one["kind"] for one in planned["operations"]} <= {"flow", "sysctl"}
+
+    subprocess.run(("ipvsadm", "-d", "-t", "10.96.0.80:80", "-r", "10.244.1.11:8080"), check=True, timeout=60)
+    subprocess.run(("ipvsadm", "-A", "-t", "192.0.2.1:80", "-s", "rr"), check=True, timeout=60)
+    before = _state()
+    found, ours, strange = _run("verify", "explain 10.96.0.80:80", "explain 192.0.2.1:80")
+    assert found.status == 1
+    line = "demo/web  real_server TCP 10.96.0.80:80 -> 10.244.1.11:8080: wanted weight 1, found missing"
+    assert line in found.output.splitlines()
+    assert "foreign, left alone: TCP 192.0.2.1:80 rr, real servers: 0" in found.output
+    assert "-> 10.244.1.11:8080 MISSING" in ours.output
+    assert "it is not ours" in strange.output
+    assert _state() == before
+
+
+@pytest.mark.usefixtures("_node")
+def test_what_run_refuses_for_the_sake_of_api_servers_is_no_difference(tmp_path: Path) -> None:
+    manifests = tmp_path / "manifests"
+    shutil.copytree(MANIFESTS, manifests)
+    (manifests / "api-servers.yaml").write_text(API_SERVERS)
+    with Program(manifests, tmp_path / "log", *FLAGS) as program:
+        program.wait_until_synced()
+    held = {line.split()[2] for line in _shown("ipvsadm", "-Sn").splitlines() if line.startswith("-A")}
+    assert {address for address in held if address.endswith(":6443")} == {"10.96.7.1:6443"}
+    verified, planned, explained = _json("verify", "plan", "explain default/greedy", manifests=manifests)
+    assert {one["object"] for one in verified["differences"]} <= UNWRITABLE
+    assert {one["kind"] for one in planned["operations"]} <= {"flow", "sysctl"}
+    (greedy,) = explained["services"]
+    assert [one["field"] for one in greedy["notUsed"]] == ["spec.externalIPs"] * 2
+    assert [one["virtualServer"] for port in greedy["ports"] for one in port["virtualServers"]] == ["TCP 10.96.7.1:6443"]
+
+
+@pytest.mark.usefixtures("_node")
+def test_a_dry_run_looks_and_changes_nothing(tmp_path: Path) -> None:
+    before, log = _state(), tmp_path / "log"
+    with Program(MANIFESTS, log, *FLAGS, "--dry-run") as program:
+        program.wait_until(lambda: b"differences=" in log.read_bytes(), "looked", 60)
+    assert _state() == before
+    assert "event=differs" in log.read_text()
+    assert "address=127.0.0.1:10349" in log.read_text()

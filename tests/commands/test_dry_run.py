@@ -1,0 +1,121 @@
+"""The dry run: it looks, tells, and leaves the kernel and kube-proxy's ports alone."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+import structlog
+
+from ipvsproxy.commands import dry_run
+from ipvsproxy.commands.dry_run import DryRun
+from ipvsproxy.commands.inspection import Inspected
+from ipvsproxy.config.settings import ListenAddress
+from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.metrics.metrics import Metrics
+from ipvsproxy.model.kernel import SetEntry
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from tests.support import builders, memory_node
+from tests.support.fake_kernel import FakeKernel
+from tests.support.inspected_node import inspected, synced_kernel
+
+WEB = (
+    builders.node(),
+    builders.service(),
+    builders.endpoint_slice(builders.endpoint("10.244.0.1"), builders.endpoint("10.244.1.1", builders.OTHER_NODE)),
+)
+CLUSTER, THERE = builders.frontend(builders.CLUSTER_IP, 80), builders.backend("10.244.1.1")
+
+
+class Shadowed:
+    """A dry run on a kernel in memory, and the series that it exports."""
+
+    def __init__(self, kernel: FakeKernel) -> None:
+        self.node: Inspected = inspected(kernel, *WEB)
+        self.metrics = Metrics()
+        self.status = Status(families=tuple(Family), sync_period_s=30, clock=lambda: 0.0, wall_clock=lambda: 0.0)
+        self.dry_run = DryRun(self.node.shadow(), self.status, self.metrics, interval_s=30)
+
+    async def differences(self) -> Mapping[str, float]:
+        """By kind, those above zero; every kind, once there are any."""
+        lines = (await self.metrics.expose()).whole.decode().splitlines()
+        found = [line for line in lines if line.startswith("ipvsproxy_dry_run_differences{")]
+        return {line.split('"')[1]: float(line.rpartition(" ")[2]) for line in found}
+
+
+async def test_a_node_that_holds_all_has_no_differences_of_any_kind() -> None:
+    shadowed = Shadowed(await synced_kernel(*WEB))
+    assert await shadowed.differences() == {}, "before the first look nobody knows"
+    await shadowed.dry_run.look()
+    found = await shadowed.differences()
+    assert set(found.values()) == {0.0}
+    assert {"virtual_server", "real_server", "set_entry", "rules", "address", "sysctl"} <= found.keys()
+    assert shadowed.status.is_healthy
+
+
+async def test_differences_are_logged_once_and_exported_as_long_as_they_last() -> None:
+    kernel = await synced_kernel(*WEB)
+    del kernel.virtual_servers[CLUSTER].real_servers[THERE]
+    shadowed = Shadowed(kernel)
+    with structlog.testing.capture_logs() as logs:
+        await shadowed.dry_run.look()
+        await shadowed.dry_run.look()
+    assert [line["object"] for line in logs if line["event"] == "differs"] == [f"{CLUSTER} -> {THERE}"]
+    assert (await shadowed.differences())["real_server"] == 1
+    kernel.virtual_servers[CLUSTER].real_servers[THERE] = 1
+    await shadowed.dry_run.look()
+    assert (await shadowed.differences())["real_server"] == 0
+    assert kernel.applied == []
+
+
+async def test_a_stale_entry_calls_for_no_rule() -> None:
+    kernel = await synced_kernel(*WEB)
+    kernel.sets["KUBE-EXTERNAL-IP"].entries.add(SetEntry("KUBE-EXTERNAL-IP", parse_address("192.0.2.1"), Protocol.TCP, 80))
+    shadowed = Shadowed(kernel)
+    await shadowed.dry_run.look()
+    await shadowed.dry_run.look()
+    assert {kind for kind, count in (await shadowed.differences()).items() if count} == {"set_entry"}
+
+
+async def test_a_change_that_the_other_has_not_programmed_is_a_difference() -> None:
+    shadowed = Shadowed(await synced_kernel(*WEB))
+    await shadowed.dry_run.look()
+    shadowed.node.store.deliver([memory_node.put(builders.endpoint_slice(builders.endpoint("10.244.0.1")))], 0)
+    await shadowed.dry_run.look()
+    assert (await shadowed.differences())["real_server"] == 1
+
+
+async def test_what_can_not_be_read_leaves_the_last_figures() -> None:
+    kernel = await synced_kernel(*WEB)
+    shadowed = Shadowed(kernel)
+    await shadowed.dry_run.look()
+    kernel.unreadable.add("virtual_servers")
+    kernel.virtual_servers.clear()
+    with structlog.testing.capture_logs() as logs:
+        await shadowed.dry_run.look()
+    assert [line["event"] for line in logs] == ["kernel_unreadable"]
+    assert set((await shadowed.differences()).values()) == {0.0}
+
+
+async def test_a_change_is_looked_at_when_the_other_had_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "PATIENCE_S", 0.01)
+    shadowed = Shadowed(await synced_kernel(*WEB))
+    looks = asyncio.Semaphore(0)
+    look = shadowed.dry_run.look
+
+    async def counted() -> None:
+        await look()
+        looks.release()
+
+    monkeypatch.setattr(shadowed.dry_run, "look", counted)
+    running = asyncio.create_task(shadowed.dry_run.run())
+    await asyncio.wait_for(looks.acquire(), 10)
+    shadowed.dry_run.changed()
+    await asyncio.wait_for(looks.acquire(), 10)  # long before the interval
+    running.cancel()
+    assert shadowed.status.node == WEB[0]
+
+
+@pytest.mark.parametrize(("port", "other"), [(10256, 10356), (10249, 10349), (9000, 9000)])
+def test_kube_proxy_keeps_its_own_ports(port: int, other: int) -> None:
+    address = parse_address("127.0.0.1")
+    assert dry_run.beside_kube_proxy(ListenAddress(address, port)) == ListenAddress(address, other)

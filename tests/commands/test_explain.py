@@ -1,0 +1,175 @@
+"""``explain``: what is asked for, what is told of it, and how people see it."""
+
+import pytest
+
+from ipvsproxy.commands import explain, explain_text
+from ipvsproxy.commands.inspection import Document
+from ipvsproxy.model.kernel import Connections, VirtualServerSettings
+from ipvsproxy.model.real_servers import NOT_MASQUERADED
+from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
+from tests.support import builders, memory_node
+from tests.support.builders import OTHER_NODE, endpoint
+from tests.support.fake_kernel import FakeKernel, HeldVirtualServer
+from tests.support.inspected_node import inspected, synced_kernel
+
+WEB = (
+    builders.node(),
+    builders.service("web", builders.service_port(80, node_port=30080)),
+    builders.endpoint_slice(endpoint("10.244.0.1"), endpoint("10.244.0.2", ready=False), endpoint("10.244.1.1", OTHER_NODE)),
+)
+CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
+
+
+async def _explain(kernel: FakeKernel, subject: str, *objects: ApiObject) -> Document:
+    return await explain.describe(inspected(kernel, *objects), explain.parse_subject(subject))
+
+
+async def _text(kernel: FakeKernel, subject: str, *objects: ApiObject) -> list[str]:
+    return list(explain_text.render(await _explain(kernel, subject, *objects), subject))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("demo/web", "demo/web"),
+        ("10.96.0.1:443", "10.96.0.1:443"),
+        ("10.96.0.1", "10.96.0.1"),
+        ("[fd00::1]:443", "[fd00::1]:443"),
+        ("[fd00::1]", "fd00::1"),
+        ("fd00::1", "fd00::1"),
+    ],
+)
+def test_a_subject_is_a_service_or_a_place(text: str, shown: str) -> None:
+    assert str(explain.parse_subject(text)) == shown
+
+
+@pytest.mark.parametrize("text", ["web", "", "a/b/c", "10.96.0.1:x", "10.96.0:1:2:3:4", "1.2.3:80", "[fd00::g]:1", "/web"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not|is none of"):
+        explain.parse_subject(text)
+
+
+async def test_a_service_is_told_with_its_endpoints_and_what_the_kernel_holds() -> None:
+    kernel = await synced_kernel(*WEB)
+    kernel.connection_counts[CLUSTER, builders.backend("10.244.0.1")] = Connections(3, 12)
+    lines = await _text(kernel, "default/web", *WEB)
+    assert lines[0] == "Service default/web (ClusterIP)"
+    assert "    TCP 10.96.0.10:80 (cluster IP), rr" in lines
+    assert "    TCP 192.168.0.10:30080 (node port), rr" in lines
+    assert "        -> 10.244.0.1:8080 weight 1, connections: 3 active, 12 inactive" in lines
+    assert "      10.244.0.1 port 8080 on node-a: in" in lines
+    assert "      10.244.0.2 port 8080 on node-a: OUT: it is not ready" in lines
+    assert "    a pod that reaches itself: masqueraded by KUBE-POSTROUTING, set KUBE-LOOP-BACK" in lines
+    assert kernel.applied == []
+
+
+async def test_a_place_shows_only_the_virtual_servers_there() -> None:
+    document = await _explain(await synced_kernel(*WEB), "192.168.0.10:30080", *WEB)
+    (service,) = document["services"]
+    assert [one["virtualServer"] for port in service["ports"] for one in port["virtualServers"]] == ["TCP 192.168.0.10:30080"]
+
+
+async def test_masquerading_names_rule_and_set() -> None:
+    document = await _explain(await synced_kernel(*WEB), "192.168.0.10:30080", *WEB)
+    ways = document["services"][0]["ports"][0]["virtualServers"][0]["masquerade"]
+    assert [way["masqueraded"] for way in ways] == [True, True, True]
+    assert ways[0]["sets"] == ["KUBE-NODE-PORT-TCP"]
+    assert ways[0]["rules"][-1].endswith("-j KUBE-MARK-MASQ")
+
+
+async def test_endpoints_of_two_kinds_of_traffic_are_told_apart_where_they_differ() -> None:
+    local = builders.service("web", builders.service_port(80, node_port=30080), external_local=True)
+    lines = await _text(await synced_kernel(WEB[0], local, WEB[2]), "default/web", WEB[0], local, WEB[2])
+    at = lines.index("    endpoints for traffic to all other addresses:")
+    assert "      10.244.1.1 port 8080 on node-b: in" in lines[:at]
+    assert lines[at + 3].startswith("      10.244.1.1 port 8080 on node-b: OUT: it is not on this node")
+
+
+async def test_who_has_a_place_and_who_waits_is_told() -> None:
+    younger = builders.service("younger", created_s=builders.CREATED_S + 1)
+    objects = (*WEB, younger)
+    kernel = await synced_kernel(*objects)
+    lines = await _text(kernel, "default/web", *objects)
+    assert "      also wanted by default/younger, which must wait: default/web is older and has it" in lines
+    lines = await _text(kernel, "default/younger", *objects)
+    assert "      NOT SERVED for this Service: default/web is older and has it" in lines
+
+
+async def test_a_cluster_ip_goes_before_an_older_external_ip_and_why_is_told() -> None:
+    older = builders.service("older", cluster=["10.96.0.99"], external=[builders.CLUSTER_IP], created_s=builders.CREATED_S - 1)
+    objects = (*WEB, older)
+    kernel = await synced_kernel(*objects)
+    lines = await _text(kernel, "default/web", *objects)
+    assert "      also wanted by default/older, which must wait: default/web has it as its cluster IP" in lines
+    lines = await _text(kernel, "default/older", *objects)
+    assert "      NOT SERVED for this Service: default/web has it as its cluster IP" in lines
+
+
+async def test_source_ranges_that_leave_this_node_out_are_told() -> None:
+    service = builders.service(
+        kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], source_ranges=["203.0.113.0/24"], affinity_timeout_s=60
+    )
+    objects = (builders.node(), service)
+    lines = await _text(await synced_kernel(*objects), "192.0.2.80:80", *objects)
+    assert lines[0] == "Service default/web (LoadBalancer, session affinity 60 s)"
+    assert "      only from 203.0.113.0/24" in lines
+    assert any("this node itself is outside of these ranges" in line for line in lines)
+    assert "      kernel: rr, session affinity 60 s, no real servers: clients are refused" in lines
+    assert "    endpoints: none" in lines
+
+
+async def test_what_is_not_used_is_told_with_its_reason() -> None:
+    stray = builders.endpoint_slice(endpoint("fd00::1"), suffix="v6")
+    lines = await _text(await synced_kernel(*WEB), "default/web", *WEB, stray)
+    assert "  not used: EndpointSlice default/web-v6: the Service has no cluster IP of IPv6" in lines
+
+
+async def test_hints_that_point_elsewhere_are_named() -> None:
+    objects = (
+        builders.node(),
+        builders.service(),
+        builders.endpoint_slice(endpoint("10.244.0.1", zones=["zone-a"]), endpoint("10.244.1.1", OTHER_NODE, zones=["zone-b"])),
+    )
+    lines = await _text(await synced_kernel(*objects), "default/web", *objects)
+    assert "      10.244.1.1 port 8080 on node-b: OUT: its hints are for other zones (zone-b)" in lines
+
+
+async def test_a_kernel_that_lacks_it_is_told() -> None:
+    assert "      kernel: NOT THERE" in await _text(memory_node.new_kernel(), "default/web", *WEB)
+
+
+async def test_missing_and_draining_real_servers_are_told() -> None:
+    kernel = await synced_kernel(*WEB)
+    weights = kernel.virtual_servers[CLUSTER].real_servers
+    del weights[builders.backend("10.244.1.1")]
+    weights[builders.backend("10.244.9.9")] = 0
+    weights[builders.backend("10.244.0.1")] = NOT_MASQUERADED
+    lines = await _text(kernel, "10.96.0.10:80", *WEB)
+    assert "        -> 10.244.0.1:8080, connections: 0 active, 0 inactive, not masqueraded" in lines
+    assert "        -> 10.244.1.1:8080 MISSING" in lines
+    assert "        -> 10.244.9.9:8080 weight 0, connections: 0 active, 0 inactive, draining" in lines
+
+
+async def test_virtual_servers_that_no_service_wants_are_stale_or_of_others() -> None:
+    kernel = await synced_kernel(*WEB)
+    kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = HeldVirtualServer(VirtualServerSettings("wlc"), {})
+    ((foreign, _),) = [await _text(kernel, "192.0.2.1:80", *WEB)]
+    assert foreign.startswith("TCP 192.0.2.1:80: it is not ours")
+    stale = await _text(kernel, "10.96.0.10:80", builders.node())
+    assert (
+        stale[0] == "TCP 10.96.0.10:80: no Service wants it any more; it is ours by its address on kube-ipvs0, and run removes it"
+    )
+    port = await _text(kernel, "192.168.0.10:30080", builders.node())
+    assert "it is ours by KUBE-NODE-PORT-TCP" in port[0]
+
+
+async def test_what_nobody_knows_is_said_so() -> None:
+    document = await _explain(await synced_kernel(*WEB), "default/none", *WEB)
+    assert document["services"] == document["unclaimed"] == []
+    assert list(explain_text.render(document, "default/none")) == [
+        "default/none: no Service of this name, and no virtual server there"
+    ]
+
+
+def test_a_service_name_is_taken_as_it_is() -> None:
+    assert explain.parse_subject("kube-system/kube-dns") == ServiceName("kube-system", "kube-dns")

@@ -1,0 +1,115 @@
+"""What commands that look are given: the same choices, the same doubts as ``run``."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+import structlog.testing
+
+from ipvsproxy.commands import dry_run, inspection, plan
+from ipvsproxy.commands.inspection import Inspected
+from ipvsproxy.commands.shadow import CannotLookError
+from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.metrics.metrics import Metrics
+from ipvsproxy.daemon.sources.source import Source
+from ipvsproxy.kernel import facts
+from ipvsproxy.kernel.facts import ModuleState
+from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Verb
+from ipvsproxy.model.service import Event, ObjectKind
+from ipvsproxy.store.mass_deletion import CONFIRMED_AFTER_S
+from tests.config import loading
+from tests.support import builders, memory_node
+from tests.support.fake_kernel import FakeKernel
+from tests.support.inspected_node import synced_kernel
+from tests.support.summaries import Clock
+
+WEB = (
+    builders.node(),
+    builders.service("web"),
+    builders.endpoint_slice(builders.endpoint("10.244.0.1")),
+)
+
+
+class Iptables:
+    def usable(self, _: Family) -> None:
+        return None
+
+    def program(self, _: Family) -> Program:
+        return Program((1, 8, 9), "nf_tables")
+
+
+async def inspected(kernel: FakeKernel, *flags: str) -> Inspected:
+    kernel.iptables = Iptables()  # type: ignore[attr-defined]  # the one of the real kernel
+    config = loading.from_flags(f"--hostname-override={builders.THIS_NODE}", *flags)
+    return await inspection.inspect(config, KernelThread(memory_node.InlineWorker(), cast(NodeKernel, kernel)))
+
+
+@pytest.mark.parametrize(
+    ("state", "used"),
+    [(state, "rr" if state is ModuleState.MISSING else "wlc") for state in ModuleState],
+)
+async def test_a_scheduler_that_the_kernel_has_not_is_replaced_as_run_does(
+    monkeypatch: pytest.MonkeyPatch, state: ModuleState, used: str
+) -> None:
+    asked: list[str] = []
+
+    def module_state(name: str) -> ModuleState:
+        asked.append(name)
+        return state
+
+    monkeypatch.setattr(facts, "module_state", module_state)
+    with structlog.testing.capture_logs() as logs:
+        node = await inspected(FakeKernel(), "--ipvs-scheduler=wlc")
+    assert node.translation.scheduler == used
+    assert asked == ["ip_vs_wlc"]
+    assert [(line["event"], line["used"]) for line in logs] == ([("scheduler_not_found", "rr")] if used == "rr" else [])
+
+
+class EmptySource:
+    """An API server that has just come up: it has nothing."""
+
+    statuses: Mapping[ObjectKind, Any] = {}
+
+    def __init__(self) -> None:
+        self.asked_again: dict[ObjectKind, float] = {}
+
+    async def run(self, deliver: Callable[[Sequence[Event]], object]) -> None:
+        deliver([memory_node.listed(kind, ()) for kind in ObjectKind])
+
+    def list_again(self, kind: ObjectKind, at_s: float) -> None:
+        self.asked_again[kind] = at_s
+
+    def describe(self) -> str:
+        return "nowhere"
+
+
+async def test_an_empty_first_list_is_asked_for_again_and_no_command_goes_by_it() -> None:
+    kernel = await synced_kernel(*WEB)
+    node, source = await inspected(kernel), EmptySource()
+    async with inspection.following(cast(Source, source), node.store):
+        assert source.asked_again.keys() == {ObjectKind.SERVICE, ObjectKind.ENDPOINT_SLICE}
+        assert min(source.asked_again.values()) > CONFIRMED_AFTER_S
+        with pytest.raises(CannotLookError, match="is empty, and not believed"):
+            await node.shadow().look()
+        planned = await plan.rehearse(node)
+    assert [one for one in planned.operations if one.verb is Verb.REMOVE] == []
+
+
+async def test_a_directory_that_is_empty_is_believed() -> None:
+    node = await inspected(FakeKernel(), "--manifests=/nowhere")
+    async with inspection.following(cast(Source, EmptySource()), node.store):
+        assert not node.store.may_lack_all
+
+
+async def test_a_dry_run_compares_nothing_with_a_list_that_is_not_believed() -> None:
+    node, clock = await inspected(await synced_kernel(*WEB)), Clock()
+    status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
+    async with inspection.following(cast(Source, EmptySource()), node.store):
+        with structlog.testing.capture_logs() as logs:
+            await dry_run.DryRun(node.shadow(), status, Metrics(), interval_s=30).look()
+    assert [line["event"] for line in logs] == ["first_list_not_believed"]
+    assert status.health().updated_s is None

@@ -1,0 +1,106 @@
+"""``plan``: what it tells is what the loop does, and nothing is done."""
+
+import asyncio
+
+import pytest
+
+from ipvsproxy.commands import plan
+from ipvsproxy.commands.inspection import Document
+from ipvsproxy.commands.shadow import CannotLookError
+from ipvsproxy.model.kernel import Connections
+from tests.support import builders, memory_node
+from tests.support.fake_kernel import FakeKernel
+from tests.support.inspected_node import inspected, synced_kernel
+
+WEB = (
+    builders.node(),
+    builders.service("web", builders.service_port(80, node_port=30080)),
+    builders.endpoint_slice(builders.endpoint("10.244.0.1"), builders.endpoint("10.244.1.1", builders.OTHER_NODE)),
+)
+
+
+async def _plan(kernel: FakeKernel, *objects: object) -> Document:
+    node = inspected(kernel, *objects)  # type: ignore[arg-type]  # API objects of three kinds
+    return plan.describe(builders.THIS_NODE, await plan.rehearse(node))
+
+
+def _lines(document: Document) -> list[str]:
+    return [f"{one['verb']} {one['kind']} {one['object']}" for one in document["operations"]]
+
+
+async def test_the_plan_is_what_the_loop_then_does_in_its_order() -> None:
+    planned = _lines(await _plan(memory_node.new_kernel(), *WEB))
+    node = memory_node.MemoryNode()
+    node.begin_with(*WEB)
+    async with node.running():
+        await asyncio.wait_for(node.watcher.until(lambda: bool(node.watcher.summaries)), 10)
+    assert planned == node.done
+
+
+async def test_nothing_is_done_to_the_kernel() -> None:
+    kernel = memory_node.new_kernel()
+    before = memory_node.contents(kernel)
+    await _plan(kernel, *WEB)
+    assert kernel.applied == []
+    assert memory_node.contents(kernel) == before
+
+
+async def test_there_is_nothing_to_do_where_all_is_in_force() -> None:
+    assert _lines(await _plan(await synced_kernel(*WEB), *WEB)) == []
+
+
+async def test_every_operation_names_the_service_that_it_is_for() -> None:
+    document = await _plan(memory_node.new_kernel(), *WEB)
+    services = {(one["kind"], one["service"]) for one in document["operations"]}
+    assert {kind for kind, service in services if service == "default/web"} == {
+        "virtual_server",
+        "real_server",
+        "set_entry",
+        "address",
+    }
+    assert ("sysctl", None) in services
+
+
+async def test_what_nobody_wants_any_more_is_removed_and_belongs_to_no_service() -> None:
+    document = await _plan(await synced_kernel(*WEB), builders.node())
+    removed = [one for one in document["operations"] if one["verb"] == "remove" and one["kind"] == "virtual_server"]
+    assert {one["object"] for one in removed} == {"TCP 10.96.0.10:80", "TCP 192.168.0.10:30080"}
+    assert {one["service"] for one in removed} == {None}
+
+
+@pytest.mark.parametrize(("active", "verbs"), [(0, ["set", "remove"]), (3, ["set"])])
+async def test_a_real_server_with_connections_is_only_emptied(active: int, verbs: list[str]) -> None:
+    kernel = await synced_kernel(*WEB)
+    cluster, gone = builders.frontend(builders.CLUSTER_IP, 80), builders.backend("10.244.1.1")
+    kernel.connection_counts[cluster, gone] = Connections(active, 0)
+    document = await _plan(kernel, *WEB[:2], builders.endpoint_slice(builders.endpoint("10.244.0.1")))
+    about = [one for one in document["operations"] if one["object"] == f"{cluster} -> {gone}"]
+    assert [one["verb"] for one in about] == verbs
+    assert about[0]["weight"] == 0
+
+
+async def test_half_a_reading_is_no_plan() -> None:
+    kernel = memory_node.new_kernel()
+    kernel.unreadable.add("sets")
+    with pytest.raises(CannotLookError, match="sets cannot be read"):
+        await _plan(kernel, *WEB)
+
+
+async def test_people_see_what_is_done_together_with_counts_and_real_servers_below_their_virtual_server() -> None:
+    document = await _plan(memory_node.new_kernel(), *WEB)
+    lines = list(plan.render(document))
+    assert lines[0].startswith(f"node-a: {len(document['operations'])} operations (")
+    at = lines.index("     + TCP 10.96.0.10:80  [default/web]")
+    assert {lines[at + 1], lines[at + 2]} == {
+        "     +   -> 10.244.0.1:8080  [default/web]",
+        "     +   -> 10.244.1.1:8080  [default/web]",
+    }
+    assert lines[at - 1].endswith(". add 2 virtual servers, add 4 real servers")
+    assert lines[-1] == "Nothing was changed."
+    assert "     and 14 more; --output=json shows all" in lines
+
+
+async def test_an_empty_plan_is_one_line() -> None:
+    assert list(plan.render({"node": "n", "operations": [], "summary": {"total": 0}})) == [
+        "n: nothing to do, the kernel holds what it should"
+    ]

@@ -1,0 +1,190 @@
+"""What commands take for desired is what ``run`` takes for desired, table by table, on kernels that ``run`` has programmed."""
+
+import itertools
+import json
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from ipvsproxy.commands import plan
+from ipvsproxy.model.kernel import DEVICE
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.service import ApiObject, EndpointSlice, Gone, ObjectKind, Put, ServiceName
+from ipvsproxy.reconcile.claims import Claims
+from ipvsproxy.translate.decode import decode_document
+from ipvsproxy.translate.view import Settings
+from tests.support import builders, golden_fixtures, memory_node
+from tests.support.inspected_node import inspected
+from tests.support.memory_node import MemoryNode
+from tests.support.virtual_time import in_virtual_time
+from tests.test_scenarios import SCENARIOS, SETTINGS, read_states
+
+API_SERVER, OTHER_API_SERVER_PORT = "172.18.0.77", 7443
+PHASES = ("P0", "P1", "P2")
+GOLDEN_ADDRESSES = {"lo": ("127.0.0.1",), "eth0": ("172.18.0.2", "fc00:f853:ccd::2"), "cni0": ("10.244.0.1",), DEVICE: ()}
+
+State = Sequence[ApiObject]
+
+
+def api_servers(own_address: str) -> State:
+    """The API servers, one of them on this node, and Services that may not have their addresses, or not their port there."""
+    return (
+        builders.service("kubernetes", builders.service_port(443, name="https"), cluster=["10.96.0.1"]),
+        builders.endpoint_slice(
+            builders.endpoint(own_address),
+            builders.endpoint(API_SERVER, builders.OTHER_NODE),
+            service="kubernetes",
+            ports=[builders.endpoint_port(OTHER_API_SERVER_PORT, name="https")],
+        ),
+        builders.service("greedy", cluster=["10.96.7.1"], external=[API_SERVER]),
+        builders.service(
+            "near", builders.service_port(OTHER_API_SERVER_PORT), cluster=["10.96.7.2"], external=[own_address, "192.0.2.7"]
+        ),
+    )
+
+
+def with_api_servers(objects: Iterable[ApiObject], own_address: str) -> State:
+    mine = api_servers(own_address)
+    names = {type(item): set[object]() for item in mine}
+    for item in mine:
+        names[type(item)].add(item.name)
+    kubernetes = ServiceName("default", "kubernetes")
+    others = [
+        item
+        for item in objects
+        if item.name not in names.get(type(item), ()) and not (isinstance(item, EndpointSlice) and item.service == kubernetes)
+    ]
+    return (*others, *mine)
+
+
+def scenario(path: pathlib.Path) -> list[State]:
+    """Its phases, with the API servers in each."""
+    states = read_states(path)
+    return [with_api_servers((put.object for put in state.values()), builders.NODE_ADDRESS) for state in states]
+
+
+def golden(directory: pathlib.Path) -> Iterator[State]:
+    """The recorded fixtures, phase after phase."""
+    world = golden_fixtures.World(directory)
+    for phase in PHASES:
+        world.apply(phase)
+        documents = (
+            json.loads(text)
+            for path in sorted(directory.glob("*.yaml"))
+            for text in path.read_text().split("---\n")
+            if text.strip()
+        )
+        events = [decode_document(document, phase) for document in documents]
+        yield with_api_servers((event.object for event in events if isinstance(event, Put)), "172.18.0.2")
+
+
+def desired(claims: Claims) -> Mapping[str, Mapping[Any, Any]]:
+    """Every table but that of tracked flows, which no command looks at."""
+    return {
+        **{f"entries of {name}": table.desired for name, table in claims.entries.items()},
+        "virtual servers": claims.virtual_servers.desired,
+        "addresses": claims.addresses.desired,
+        "sets": claims.sets.desired,
+        "devices": claims.devices.desired,
+        "sysctls": claims.sysctls.desired,
+        "timeouts": claims.timeouts.desired,
+        "rules": claims.skeletons.desired,
+    }
+
+
+async def tell(node: MemoryNode, before: State, after: State) -> None:
+    """Have the API go from one state to the next, and the node bring it in force."""
+    kept = {memory_node.key_of(item) for item in after}
+    node.put(*(item for item in after if item not in before))
+    node.remove(*(item for item in before if memory_node.key_of(item) not in kept))
+    await node.quiet(after_s=1)
+
+
+async def assert_all_agree(node: MemoryNode, objects: State) -> None:
+    seen = inspected(node.kernel, *objects, translation=node.settings)
+    shadow = seen.shadow()
+    for _ in range(2):  # the second look of a command must not find otherwise than its first one
+        await shadow.look()
+        assert list(map(str, shadow.differences())) == []
+        found, wanted = desired(shadow.reconciler.claims), desired(node.engine.reconciler.claims)
+        for name, table in wanted.items():
+            assert dict(found[name]) == dict(table), name
+    planned = await plan.rehearse(inspected(node.kernel, *objects, translation=node.settings))
+    assert [str(one) for one in planned.operations if not str(one).startswith("remove flow")] == []
+    assert dict(desired(planned.claims)) == dict(desired(node.engine.reconciler.claims))
+
+
+async def assert_all_agree_through(states: Sequence[State], node: MemoryNode) -> None:
+    node.begin_with(*states[0])
+    async with node.running():
+        await node.quiet()
+        await assert_all_agree(node, states[0])
+        for before, after in itertools.pairwise(states):
+            await tell(node, before, after)
+            await assert_all_agree(node, after)
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+@in_virtual_time
+async def test_after_each_phase_of_a_scenario_commands_desire_what_run_desires(path: pathlib.Path) -> None:
+    await assert_all_agree_through(scenario(path), MemoryNode(settings=SETTINGS))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(cluster_networks=builders.networks("10.244.0.0/16")),
+        Settings(masquerade_all=True, scheduler="mh"),
+        Settings(node_port_primary=True),
+        Settings(families=frozenset({Family.IPV4}), node_port_networks=builders.networks("172.18.0.0/16")),
+    ],
+    ids=["default", "masquerade-all and mh", "nodeport-primary", "one family"],
+)
+@in_virtual_time
+async def test_after_each_phase_of_the_recordings_commands_desire_what_run_desires(
+    settings: Settings, tmp_path: pathlib.Path
+) -> None:
+    node = MemoryNode(settings=settings)
+    node.kernel.host_addresses = [
+        builders.interface_address(interface, text) for interface, texts in GOLDEN_ADDRESSES.items() for text in texts
+    ]
+    await assert_all_agree_through(list(golden(tmp_path)), node)
+
+
+async def test_addresses_of_api_servers_are_refused_and_told_with_what_has_changed() -> None:
+    objects = (builders.node(), *api_servers(builders.NODE_ADDRESS))
+    shadow = inspected(memory_node.new_kernel(), *objects).shadow()
+    changes = await shadow.look()
+    assert {str(key) for key in shadow.reconciler.claims.virtual_servers.desired} == {
+        "TCP 10.96.0.1:443",
+        "TCP 10.96.7.1:80",
+        "TCP 10.96.7.2:7443",
+        "TCP 192.0.2.7:7443",
+    }
+    assert [(one.name, [skipped.field for skipped in one.skipped]) for one in changes.complaints] == [
+        ("default/greedy", ["spec.externalIPs"]),
+        ("default/near", ["spec.externalIPs"]),
+    ]
+
+
+@in_virtual_time
+async def test_what_must_still_go_calls_for_no_rule_however_often_it_is_looked_at() -> None:
+    restricted = builders.service("web", load_balancer=["192.0.2.1"], source_ranges=["198.51.100.0/24"])
+    node = MemoryNode()
+    node.begin_with(builders.node(), restricted)
+    async with node.running():
+        await node.quiet()
+        seen = inspected(node.kernel, builders.node(), restricted)
+        shadow = seen.shadow()
+        await shadow.look()
+        assert shadow.differences() == []
+        seen.store.deliver([Gone(ObjectKind.SERVICE, restricted.name)], 0)
+        told = []
+        for _ in range(2):
+            await shadow.look()
+            told.append({(one.kind, one.name) for one in shadow.differences()})
+    assert ("virtual_server", "TCP 192.0.2.1:80") in told[0]
+    assert [name for kind, name in told[0] if kind == "rules" and "KUBE-IPVS-OUT-FILTER" in name]
+    assert told[0] == told[1]

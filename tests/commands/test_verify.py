@@ -1,0 +1,145 @@
+"""``verify``: equal or different, and each difference in one line."""
+
+import pytest
+
+from ipvsproxy.commands import verify
+from ipvsproxy.commands.inspection import Document
+from ipvsproxy.commands.shadow import CannotLookError
+from ipvsproxy.model.kernel import Connections, SetEntry, Timeouts, VirtualServerSettings
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.rules import ChainKey
+from ipvsproxy.model.state import Observation
+from tests.support import builders
+from tests.support.fake_kernel import FakeKernel, HeldVirtualServer
+from tests.support.inspected_node import inspected, synced_kernel
+
+WEB = (
+    builders.node(),
+    builders.service("web", builders.service_port(80, node_port=30080)),
+    builders.endpoint_slice(builders.endpoint("10.244.0.1"), builders.endpoint("10.244.1.1", builders.OTHER_NODE)),
+)
+CLUSTER, HERE, THERE = builders.frontend(builders.CLUSTER_IP, 80), builders.backend("10.244.0.1"), builders.backend("10.244.1.1")
+
+UNUSED = "weight 0 (its endpoint is not used; its connections may end)"
+
+UNUSED = "weight 0 (its endpoint is not used; its connections may end)"
+
+
+async def _verify(kernel: FakeKernel, *objects: object) -> Document:
+    shadow = inspected(kernel, *(objects or WEB)).shadow()  # type: ignore[arg-type]  # API objects of three kinds
+    return verify.describe(builders.THIS_NODE, shadow, await verify.lasting_differences(shadow, 0))
+
+
+async def _lines(kernel: FakeKernel, *objects: object) -> list[str]:
+    return list(verify.render(await _verify(kernel, *objects)))
+
+
+async def test_what_the_loop_programmed_is_equal_and_nothing_is_done() -> None:
+    kernel = await synced_kernel(*WEB)
+    assert await _lines(kernel) == ["node-a: equal; looked at 1 Services, 2 virtual servers"]
+    assert kernel.applied == []
+
+
+async def test_a_kernel_that_holds_nothing_lacks_everything() -> None:
+    document = await _verify(FakeKernel())
+    assert not document["equal"]
+    assert {one["kind"] for one in document["differences"]} >= {
+        "device",
+        "set",
+        "set_entry",
+        "rules",
+        "virtual_server",
+        "address",
+    }
+    assert "real_server" not in {one["kind"] for one in document["differences"]}, (
+        "they are counted in their virtual server's line"
+    )
+
+
+async def test_each_drift_is_one_line_with_service_wanted_and_found() -> None:
+    kernel = await synced_kernel(*WEB)
+    kernel.virtual_servers[CLUSTER].settings = VirtualServerSettings("wrr")
+    kernel.virtual_servers[CLUSTER].real_servers[HERE] = 0
+    del kernel.virtual_servers[CLUSTER].real_servers[THERE]
+    kernel.virtual_servers[CLUSTER].real_servers[builders.backend("10.244.9.9")] = 1
+    kernel.addresses.clear()
+    kernel.sets["KUBE-CLUSTER-IP"].entries.clear()
+    kernel.sets["KUBE-IPVS-IPS"].entries.add(SetEntry("KUBE-IPVS-IPS", parse_address("10.96.7.7")))
+    kernel.chains[Family.IPV4][ChainKey("nat", "KUBE-SERVICES")] = ()
+    kernel.jumps[Family.IPV4].clear()
+    kernel.sysctls["net/ipv4/ip_forward"] = "0"
+    kernel.timeouts = Timeouts(1, 2, 3)
+    lines = await _lines(kernel)
+    assert {
+        "-  sysctl net/ipv4/ip_forward: wanted 1, found 0",
+        "-  timeouts tcp: wanted 600 s, found 1 s",
+        "-  set_entry KUBE-IPVS-IPS 10.96.7.7: wanted nothing, found present",
+        "-  rules IPv4 chain nat/KUBE-SERVICES rule 1: wanted -s 127.0.0.0/8 -j RETURN, found no rule",
+        "-  rules IPv4 jump nat/OUTPUT -> KUBE-SERVICES: wanted present, found missing",
+        "default/web  address 10.96.0.10: wanted present, found missing",
+        "default/web  set_entry KUBE-CLUSTER-IP 10.96.0.10,tcp:80: wanted present, found missing",
+        "default/web  virtual_server TCP 10.96.0.10:80: wanted rr, real servers: 2, found wrr, real servers: 2",
+        f"default/web  real_server {CLUSTER} -> {HERE}: wanted weight 1, found weight 0",
+        f"default/web  real_server {CLUSTER} -> {THERE}: wanted weight 1, found missing",
+        f"default/web  real_server {CLUSTER} -> 10.244.9.9:8080: wanted {UNUSED}, found weight 1",
+    } <= set(lines)
+
+
+async def test_a_virtual_server_of_a_service_that_is_gone_is_stale() -> None:
+    lines = await _lines(await synced_kernel(*WEB), builders.node())
+    assert "-  virtual_server TCP 10.96.0.10:80: wanted nothing, found rr, real servers: 2" in lines
+
+
+async def test_a_draining_real_server_is_no_difference() -> None:
+    kernel = await synced_kernel(*WEB)
+    draining = builders.backend("10.244.9.9")
+    kernel.virtual_servers[CLUSTER].real_servers[draining] = 0
+    kernel.connection_counts[CLUSTER, draining] = Connections(2, 0)
+    assert await _lines(kernel) == ["node-a: equal; looked at 1 Services, 2 virtual servers, 1 draining real servers"]
+
+
+async def test_an_unwanted_udp_real_server_is_a_difference_at_any_weight() -> None:
+    port = builders.service_port(53, Protocol.UDP)
+    objects = (
+        builders.node(),
+        builders.service("dns", port),
+        builders.endpoint_slice(builders.endpoint("10.244.0.1"), service="dns", ports=[builders.endpoint_port(53, Protocol.UDP)]),
+    )
+    kernel = await synced_kernel(*objects)
+    kernel.virtual_servers[builders.frontend(builders.CLUSTER_IP, 53, Protocol.UDP)].real_servers[
+        builders.backend("10.9.9.9", 53)
+    ] = 0
+    lines = await _lines(kernel, *objects)
+    assert lines[0] == "default/dns  real_server UDP 10.96.0.10:53 -> 10.9.9.9:53: wanted nothing, found weight 0"
+
+
+async def test_virtual_servers_of_others_are_listed_and_no_difference() -> None:
+    kernel = await synced_kernel(*WEB)
+    kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = HeldVirtualServer(VirtualServerSettings("wlc"), {HERE: 1})
+    document = await _verify(kernel)
+    assert document["equal"]
+    assert document["foreign"] == [{"virtualServer": "TCP 192.0.2.1:80", "scheduler": "wlc", "realServers": 1}]
+    assert "foreign, left alone: TCP 192.0.2.1:80 wlc, real servers: 1" in verify.render(document)
+
+
+async def test_what_is_about_to_be_programmed_is_no_difference() -> None:
+    kernel = await synced_kernel(*WEB)
+    weights = kernel.virtual_servers[CLUSTER].real_servers
+    del weights[THERE]
+    observe = kernel.observe
+
+    def heal_after(*arguments: object) -> Observation:
+        seen = observe(*arguments)  # type: ignore[arg-type]  # passed on
+        weights[THERE] = 1
+        return seen
+
+    kernel.observe = heal_after  # type: ignore[assignment]  # somebody programs between two looks
+    assert (await _verify(kernel))["equal"]
+
+
+@pytest.mark.parametrize("part", ["virtual_servers", "timeouts"])
+async def test_what_can_not_be_read_is_neither_equal_nor_different(part: str) -> None:
+    kernel = await synced_kernel(*WEB)
+    kernel.unreadable.add(part)
+    with pytest.raises(CannotLookError):
+        await _verify(kernel)

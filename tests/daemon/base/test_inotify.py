@@ -1,0 +1,149 @@
+"""Covers which changes of a directory wake a waiter, and what happens where the kernel can not tell."""
+
+import asyncio
+import ctypes
+import errno
+import os
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from ipvsproxy.daemon.base import inotify
+
+DEADLINE_S = 5
+NEVER_S = 3600.0
+QUICK_S = 0.001
+
+
+def write(directory: pathlib.Path) -> None:
+    (directory / "a").write_text("new")
+
+
+def remove(directory: pathlib.Path) -> None:
+    (directory / "a").unlink()
+
+
+def move_in(directory: pathlib.Path) -> None:
+    (directory.parent / "elsewhere").replace(directory / "b")
+
+
+def move_out(directory: pathlib.Path) -> None:
+    (directory / "a").rename(directory.parent / "gone")
+
+
+def link(directory: pathlib.Path) -> None:
+    (directory / "link").symlink_to("a")
+
+
+def allow(directory: pathlib.Path) -> None:
+    (directory / "a").chmod(0o600)
+
+
+@pytest.mark.parametrize("change", [write, remove, move_in, move_out, link, allow])
+async def test_a_change_wakes_the_waiter(tmp_path: pathlib.Path, change: Callable[[pathlib.Path], None]) -> None:
+    directory = tmp_path / "watched"
+    directory.mkdir()
+    (directory / "a").write_text("old")
+    (tmp_path / "elsewhere").write_text("other")
+    with inotify.DirectoryChanges(str(directory), NEVER_S) as changes:
+        waiter = asyncio.create_task(changes.wait())
+        await asyncio.sleep(0)
+        change(directory)
+        async with asyncio.timeout(DEADLINE_S):
+            await waiter
+        assert changes.is_notified
+
+
+@pytest.mark.parametrize("change", [remove, move_in, move_out, link])
+async def test_new_and_lost_names_are_seen_where_the_kernel_tells_nothing(
+    tmp_path: pathlib.Path, change: Callable[[pathlib.Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inotify, "CHANGES", 0)  # as on a file system that others write to
+    directory = tmp_path / "watched"
+    directory.mkdir()
+    (directory / "a").write_text("old")
+    (tmp_path / "elsewhere").write_text("other")
+    os.utime(directory, ns=(0, 0))
+    with inotify.DirectoryChanges(str(directory), QUICK_S) as changes:
+        waiter = asyncio.create_task(changes.wait())
+        await asyncio.sleep(10 * QUICK_S)
+        assert not waiter.done()
+        change(directory)
+        async with asyncio.timeout(DEADLINE_S):
+            await waiter
+        assert changes.is_notified
+
+
+async def test_nothing_wakes_the_waiter_while_nothing_happens(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a").write_text("old")
+    with inotify.DirectoryChanges(str(tmp_path), NEVER_S) as changes:
+        (tmp_path / "a").read_text()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await changes.wait()
+
+
+async def test_what_happened_between_two_waits_is_told_at_once(tmp_path: pathlib.Path) -> None:
+    with inotify.DirectoryChanges(str(tmp_path), NEVER_S) as changes:
+        write(tmp_path)
+        async with asyncio.timeout(DEADLINE_S):
+            await changes.wait()
+
+
+async def test_a_directory_that_is_replaced_is_watched_anew(tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "watched"
+    directory.mkdir()
+    with inotify.DirectoryChanges(str(directory), QUICK_S) as changes:
+        directory.rename(tmp_path / "old")
+        async with asyncio.timeout(DEADLINE_S):
+            await changes.wait()
+            notified_without_a_directory = changes.is_notified
+            directory.mkdir()
+            await changes.wait()
+            assert (notified_without_a_directory, changes.is_notified) == (False, True)
+            write(directory)
+            await changes.wait()
+
+
+async def test_a_link_that_leads_elsewhere_is_followed(tmp_path: pathlib.Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "current").symlink_to("one")
+    with inotify.DirectoryChanges(str(tmp_path / "current"), QUICK_S) as changes:
+        waiter = asyncio.create_task(changes.wait())
+        await asyncio.sleep(0)
+        (tmp_path / "next").symlink_to("two")
+        (tmp_path / "next").replace(tmp_path / "current")
+        async with asyncio.timeout(DEADLINE_S):
+            await waiter
+        assert changes.is_notified
+        write(tmp_path / "two")
+        async with asyncio.timeout(DEADLINE_S):
+            await changes.wait()
+
+
+async def test_without_inotify_the_waiter_wakes_to_look(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exhausted:
+        def inotify_init1(self, flags: int) -> int:
+            ctypes.set_errno(errno.EMFILE)
+            return -1
+
+    monkeypatch.setattr(inotify, "_libc", Exhausted())
+    with inotify.DirectoryChanges(str(tmp_path), QUICK_S) as changes:
+        assert not changes.is_notified
+        async with asyncio.timeout(DEADLINE_S):
+            await changes.wait()
+
+
+async def test_no_descriptor_is_left_open(tmp_path: pathlib.Path) -> None:
+    def count() -> int:
+        return len(list(pathlib.Path("/proc/self/fd").iterdir()))
+
+    before = count()
+    for _ in range(3):
+        with inotify.DirectoryChanges(str(tmp_path), QUICK_S):
+            pass
+        with inotify.DirectoryChanges(str(tmp_path / "absent"), QUICK_S):
+            pass
+    assert count() == before

@@ -1,0 +1,260 @@
+"""Kubernetes events: what is written for what, how much of it, and that nothing depends on it. Left out: the wire's other end."""
+
+import asyncio
+import errno
+import pathlib
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ipvsproxy.daemon.events import recorder as events
+from ipvsproxy.daemon.events.announcer import SET_FULL, Announcer
+from ipvsproxy.daemon.events.recorder import KubernetesEvent, Recorder
+from ipvsproxy.daemon.http.health import Notice, Status
+from ipvsproxy.daemon.sources import watch
+from ipvsproxy.daemon.sources.reflector import ApiError
+from ipvsproxy.model.kernel import Owner, SetEntry, SetKind
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
+from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
+from ipvsproxy.reconcile.table import Conflict
+from ipvsproxy.store.objects import Changes, Complaint, Store
+from tests.support import api_server, builders
+from tests.support.api_server import ApiServer
+from tests.support.memory_node import put
+from tests.support.summaries import Clock, summary
+
+NODE = events.of_node("node-a")
+WEB = ServiceName("shop", "web")
+
+
+class Desk:
+    """A recorder whose events end here."""
+
+    def __init__(self) -> None:
+        self.clock = Clock(100.0)
+        self.error: ApiError | None = None
+        self.written: list[Any] = []
+        self.outcomes: list[str] = []
+        self.recorder = Recorder(
+            node_name="node-a",
+            post=self._post,
+            on_outcome=self.outcomes.append,
+            clock=self.clock,
+            wall_clock=lambda: 1_800_000_000.000001,
+            dice=random.Random(1),
+        )
+
+    async def _post(self, path: str, body: Mapping[str, object]) -> None:
+        if self.error:
+            raise self.error
+        self.written.append({"path": path, **body})
+
+    def record(self, note: str = "", regarding: events.Regarding = NODE, *, everywhere: bool = False) -> None:
+        self.recorder.record(KubernetesEvent(regarding, "Reason", "Act", note, everywhere=everywhere))
+
+
+async def test_an_event_is_written_in_the_form_of_kube_proxy() -> None:
+    desk = Desk()
+    desk.recorder.record(KubernetesEvent(NODE, "Starting", "StartKubeProxy", "", is_warning=False))
+    await desk.recorder.write_due()
+    assert desk.written == [
+        {
+            "path": "/apis/events.k8s.io/v1/namespaces/default/events",
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": "node-a.6651728988001", "namespace": "default"},
+            "eventTime": "2027-01-15T08:00:00.000001Z",
+            "reportingController": "kube-proxy",
+            "reportingInstance": "kube-proxy-node-a",
+            "action": "StartKubeProxy",
+            "reason": "Starting",
+            "regarding": {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"},
+            "note": "",
+            "type": "Normal",
+        }
+    ]
+    assert desk.outcomes == ["posted"]
+
+
+async def test_an_event_of_a_service_is_in_its_namespace() -> None:
+    desk = Desk()
+    desk.record(regarding=events.of_service(WEB, "u1"))
+    await desk.recorder.write_due()
+    (event,) = desk.written
+    assert event["path"] == "/apis/events.k8s.io/v1/namespaces/shop/events"
+    assert event["regarding"] == {"apiVersion": "v1", "kind": "Service", "name": "web", "namespace": "shop", "uid": "u1"}
+
+
+async def test_repeats_that_wait_are_one_event_with_a_count() -> None:
+    desk = Desk()
+    for _ in range(3):
+        desk.record("same")
+    await desk.recorder.write_due()
+    (event,) = desk.written
+    assert event["series"] == {"count": 3, "lastObservedTime": "2027-01-15T08:00:00.000001Z"}
+
+
+async def test_an_object_has_an_allowance_and_what_was_too_much_is_counted_with_the_next() -> None:
+    desk = Desk()
+    for number in range(events.OBJECT_BURST + 3):
+        desk.record()
+        await desk.recorder.write_due()
+        desk.clock.now += number and 0.001
+    assert len(desk.written) == events.OBJECT_BURST
+    assert desk.outcomes.count("dropped") == 3
+    desk.record(regarding=events.of_service(WEB))
+    await desk.recorder.write_due()
+    assert len(desk.written) == events.OBJECT_BURST + 1, "others have their own"
+    desk.clock.now += events.OBJECT_REFILL_S
+    desk.record()
+    await desk.recorder.write_due()
+    assert desk.written[-1]["series"]["count"] == 4
+
+
+async def test_the_process_has_an_allowance_whatever_the_objects() -> None:
+    desk = Desk()
+    for number in range(events.BURST + 10):
+        desk.record(regarding=events.of_service(ServiceName("shop", f"s{number}")))
+    await desk.recorder.write_due()
+    assert len(desk.written) == events.BURST
+    desk.clock.now += 3 * events.REFILL_S
+    for number in range(10):
+        desk.record(regarding=events.of_service(ServiceName("shop", f"t{number}")))
+    await desk.recorder.write_due()
+    assert len(desk.written) == events.BURST + 3
+
+
+async def test_what_all_nodes_see_is_written_later_under_one_name_and_found_there_is_as_good() -> None:
+    names = set()
+    for _ in range(2):
+        desk = Desk()
+        desk.record("wrong", everywhere=True)
+        await desk.recorder.write_due()
+        assert desk.written == []
+        desk.clock.now += events.SPREAD_S
+        await desk.recorder.write_due()
+        names.add(desk.written[0]["metadata"]["name"])
+    assert len(names) == 1
+    desk.error = ApiError.of_status(409, "exists")
+    desk.record("wrong", everywhere=True)
+    desk.clock.now += events.SPREAD_S
+    await desk.recorder.write_due()
+    assert desk.outcomes == ["posted", "posted"]
+
+
+async def test_what_cannot_be_written_is_dropped() -> None:
+    desk = Desk()
+    desk.error = ApiError.of_status(403, "no")
+    desk.record()
+    await desk.recorder.write_due()
+    desk.error = None
+    await desk.recorder.write_due()
+    assert (desk.written, desk.outcomes) == ([], ["failed"])
+
+
+async def test_without_an_api_server_nothing_is_kept() -> None:
+    outcomes: list[str] = []
+    recorder = Recorder(node_name="node-a", post=None, on_outcome=outcomes.append)
+    recorder.record(KubernetesEvent(NODE, "Starting", "StartKubeProxy", ""))
+    await recorder.write_due()
+    assert outcomes == []
+
+
+async def test_a_note_is_cut_between_characters() -> None:
+    desk = Desk()
+    desk.record("x" + "ü" * 1000)
+    await desk.recorder.write_due()
+    assert desk.written[0]["note"] == "x" + "ü" * 511
+
+
+async def test_the_api_server_takes_what_is_written(tmp_path: pathlib.Path) -> None:
+    async with ApiServer(token="t") as server:
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user={"token": "t"})
+        source = watch.KubernetesSource(node_name="node-a", kubeconfig=kubeconfig)
+        recorder = Recorder(node_name="node-a", post=source.post)
+        running = asyncio.create_task(recorder.run())
+        try:
+            recorder.record(KubernetesEvent(NODE, "Starting", "StartKubeProxy", "", is_warning=False))
+            recorder.record(KubernetesEvent(events.of_service(WEB, "u1"), "Other", "Listen", "port 80: in use"))
+            async with asyncio.timeout(5):
+                await server.event_count(2)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    assert [event["reason"] for event in server.events] == ["Starting", "Other"]
+
+
+# What becomes an event.
+
+
+class Stage:
+    """An announcer, and what it had recorded."""
+
+    def __init__(self) -> None:
+        self.desk = Desk()
+        self.store = Store(started_s=0)
+        self.store.deliver([put(builders.service("web", namespace="shop"))], 0)
+        clock = self.desk.clock
+        self.status = Status(families=[Family.IPV4], sync_period_s=30, clock=clock, wall_clock=clock)
+        self.announcer = Announcer(node_name="node-a", recorder=self.desk.recorder, store=self.store, status=self.status)
+
+    async def told(self) -> list[tuple[str, str, str]]:
+        self.desk.clock.now += events.SPREAD_S
+        await self.desk.recorder.write_due()
+        written = self.desk.written
+        return [(event["regarding"]["name"], event["reason"], event["note"]) for event in written]
+
+
+async def test_the_start_and_notices_are_told_at_the_node_once() -> None:
+    stage = Stage()
+    stage.status.notices.append(Notice("SchedulerMissing", "no mh"))
+    stage.announcer.start()
+    stage.announcer.synced(summary())
+    assert await stage.told() == [("node-a", "Starting", ""), ("node-a", "SchedulerMissing", "no mh")]
+
+
+async def test_a_health_check_port_that_cannot_be_opened_is_told_in_kube_proxys_words() -> None:
+    stage = Stage()
+    stage.announcer.port_failed(WEB, 30001, "address already in use")
+    note = 'node node-a failed to start healthcheck "shop/web" on port 30001: address already in use'
+    assert await stage.told() == [("web", "FailedToStartServiceHealthcheck", note)]
+    assert stage.desk.written[0]["regarding"]["uid"] == "uid-of-web"
+
+
+async def test_parts_that_break_the_rules_are_told_at_their_object() -> None:
+    stage = Stage()
+    wrong, not_ours = Skipped("spec.clusterIPs", "'x' is no address"), Skipped("spec", "headless", invalid=False)
+    complaints = (
+        Complaint(ObjectKind.SERVICE, "shop/web", (wrong, not_ours)),
+        Complaint(ObjectKind.SERVICE, "shop/headless", (not_ours,)),
+        Complaint(ObjectKind.ENDPOINT_SLICE, "shop/web-1", (Skipped("endpoints[0]", "no address"),)),
+        Complaint(ObjectKind.SERVICE, "", (Skipped("", "not JSON"),)),
+    )
+    stage.announcer.synced(summary(Changes(complaints=complaints)))
+    assert sorted(await stage.told()) == [
+        ("web", "InvalidObject", "not used: spec.clusterIPs: 'x' is no address"),
+        ("web-1", "InvalidObject", "not used: endpoints[0]: no address"),
+    ]
+    assert {event["regarding"]["apiVersion"] for event in stage.desk.written} == {"v1", "discovery.k8s.io/v1"}
+
+
+async def test_a_conflict_is_told_at_the_services_that_wait() -> None:
+    stage = Stage()
+    old = Owner(1, ServiceName("shop", "old"))
+    conflict = Conflict(builders.frontend("10.96.0.10", 80), old, (Owner(2, WEB),), ("is older",))
+    stage.announcer.synced(summary(conflicts=[conflict]))
+    ((name, reason, note),) = await stage.told()
+    assert (name, reason) == ("web", "AddressConflict")
+    assert "TCP 10.96.0.10:80: shop/old is older" in note
+
+
+@pytest.mark.parametrize(("number", "times"), [(SET_FULL[0], 1), (errno.EIO, 0)])
+async def test_a_full_set_is_told_at_the_node(number: int, times: int) -> None:
+    stage = Stage()
+    entries = [SetEntry(SetKind.CLUSTER_IP.value, builders.addresses(f"10.0.0.{one}")[0]) for one in (1, 2)]
+    errors = tuple(Outcome(Operation(Verb.ADD, entry), "the set is full", number) for entry in entries)
+    stage.announcer.synced(summary(report=Report(done={}, failed={}, errors=errors, pending=2)))
+    assert await stage.told() == [("node-a", "SetFull", "KUBE-CLUSTER-IP: the set is full")] * times

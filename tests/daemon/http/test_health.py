@@ -1,0 +1,204 @@
+"""Health as an operator means it: lateness, what all Services stand on, eligibility, the way to the end. Time is virtual."""
+
+from collections.abc import Collection
+
+import pytest
+
+from ipvsproxy.daemon.http import answers
+from ipvsproxy.daemon.http.health import FamilyHealth, Status
+from ipvsproxy.model import service
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.service import ObjectKind
+from tests.support import builders
+from tests.support.summaries import Clock, summary
+
+BOTH = (Family.IPV4, Family.IPV6)
+PERIOD_S = 30.0
+LATE_S = 60.0
+WALL_S = 1_800_000_000.0
+
+
+class Node:
+    """A status with its clock."""
+
+    def __init__(self, families: Collection[Family] = BOTH) -> None:
+        self.clock = Clock(1000.0)
+        self.missing: Collection[ObjectKind] = ()
+        self.status = Status(
+            families=families,
+            sync_period_s=PERIOD_S,
+            clock=self.clock,
+            wall_clock=lambda: WALL_S + self.clock.now,
+            missing=lambda: self.missing,
+        )
+        self.status.node = builders.node()
+
+    def sync(self, *, lacking: Collection[Family] = ()) -> None:
+        self.status.syncing(self.clock.now)
+        self.status.synced(summary(lacking=lacking))
+
+    def is_healthy(self) -> bool:
+        return self.status.is_healthy
+
+    def queue(self) -> None:
+        self.status.queued(self.clock.now)
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+
+def test_a_process_that_has_just_started_is_healthy_and_not_eligible_yet() -> None:
+    node = Node()
+    assert node.is_healthy()
+    assert not node.status.is_eligible
+    assert node.status.health().families == {}
+    assert node.status.health().updated_s is None
+
+
+def test_a_process_whose_first_sync_is_late_is_unhealthy() -> None:
+    node = Node()
+    node.pass_time(LATE_S)
+    assert not node.is_healthy()
+
+
+def test_after_the_first_complete_sync_a_known_node_is_eligible() -> None:
+    node = Node()
+    node.sync()
+    assert node.status.is_eligible
+    assert node.status.health().families == dict.fromkeys(BOTH, FamilyHealth(updated_s=WALL_S + 1000, is_healthy=True))
+
+
+def test_a_node_is_not_eligible_before_both_families_are_programmed() -> None:
+    node = Node()
+    node.sync(lacking=[Family.IPV6])
+    assert not node.status.is_eligible
+    assert node.status.health().families.keys() == {Family.IPV4}
+
+
+def test_a_change_that_waits_is_late_after_two_sync_periods_and_not_before() -> None:
+    node = Node()
+    node.sync()
+    node.pass_time(500)
+    assert node.is_healthy()
+    node.queue()
+    node.pass_time(LATE_S - 0.001)
+    assert node.is_healthy()
+    node.pass_time(0.001)
+    assert not node.is_healthy()
+    assert [family.is_healthy for family in node.status.health().families.values()] == [False, False]
+    node.sync()
+    assert node.is_healthy()
+
+
+def test_only_the_oldest_change_that_waits_counts() -> None:
+    node = Node()
+    node.sync()
+    node.queue()
+    node.pass_time(LATE_S - 1)
+    node.queue()
+    node.pass_time(1)
+    assert node.status.oldest_change_age_s == LATE_S
+    assert not node.is_healthy()
+
+
+def test_what_arrives_during_a_sync_waits_from_then_on() -> None:
+    node = Node()
+    node.sync()
+    node.status.syncing(node.clock.now)
+    node.pass_time(10)
+    node.queue()
+    node.pass_time(10)
+    node.status.synced(summary())
+    assert node.status.oldest_change_age_s == 10
+    node.pass_time(LATE_S - 10)
+    assert not node.is_healthy()
+
+
+def test_a_sync_that_does_not_end_makes_the_node_unhealthy_although_nothing_was_asked_for() -> None:
+    node = Node()
+    node.sync()
+    node.status.syncing(node.clock.now)
+    node.pass_time(LATE_S)
+    assert not node.is_healthy()
+
+
+def test_rules_that_keep_failing_in_one_family_make_it_unhealthy_and_leave_the_other_alone() -> None:
+    node = Node()
+    node.sync()
+    for _ in range(4):
+        node.sync(lacking=[Family.IPV6])
+        node.pass_time(PERIOD_S)
+    assert not node.is_healthy()
+    health = node.status.health()
+    assert (health.families[Family.IPV4].is_healthy, health.families[Family.IPV6].is_healthy) == (True, False)
+    assert health.families[Family.IPV4].updated_s > health.families[Family.IPV6].updated_s
+    assert health.updated_s == health.families[Family.IPV4].updated_s
+    node.sync()
+    assert node.is_healthy()
+
+
+def test_a_family_that_fails_for_a_moment_is_not_unhealthy() -> None:
+    node = Node()
+    node.sync()
+    node.sync(lacking=BOTH)
+    node.pass_time(LATE_S - 1)
+    assert node.is_healthy()
+    node.sync()
+    node.pass_time(LATE_S)
+    assert node.is_healthy()
+
+
+def test_a_family_that_is_not_served_does_not_count() -> None:
+    node = Node([Family.IPV4])
+    node.sync(lacking=[Family.IPV6])
+    assert node.status.is_eligible
+    assert node.status.health().families.keys() == {Family.IPV4}
+
+
+@pytest.mark.parametrize("node_object", [None, builders.node(leaving=True)])
+def test_an_unknown_node_and_one_that_is_about_to_go_are_healthy_but_not_eligible(node_object: service.Node | None) -> None:
+    node = Node()
+    node.sync()
+    node.status.node = node_object
+    assert node.is_healthy()
+    assert not node.status.is_eligible
+    assert ("--hostname-override" in node.status.node_trouble) == (node_object is None)
+
+
+def test_a_process_that_is_about_to_stop_is_neither_healthy_nor_eligible() -> None:
+    node = Node()
+    node.sync()
+    node.status.stop()
+    assert not node.is_healthy()
+    assert not node.status.is_eligible
+
+
+def test_without_anything_to_do_no_change_has_an_age() -> None:
+    node = Node()
+    node.pass_time(7)
+    assert node.status.oldest_change_age_s == 7
+    node.sync()
+    node.pass_time(7)
+    assert node.status.oldest_change_age_s == 0
+
+
+def test_a_process_that_waits_for_its_first_lists_turns_load_balancers_away_and_asks_for_no_restart() -> None:
+    node = Node()
+    node.missing = [ObjectKind.SERVICE, ObjectKind.NODE]
+    node.pass_time(3600)
+    health = node.status.health()
+    assert answers.livez(health).status == answers.OK
+    answer = answers.healthz(health)
+    assert answer.status == answers.UNAVAILABLE
+    assert b'"waitingForFirstLists":["Node","Service"]' in answer.body
+
+
+def test_what_is_to_be_programmed_is_late_from_the_first_lists_on() -> None:
+    node = Node()
+    node.missing = [ObjectKind.SERVICE]
+    node.pass_time(3600)
+    node.missing = ()
+    node.status.listed(node.clock.now)
+    assert node.is_healthy()
+    node.pass_time(LATE_S)
+    assert not node.is_healthy()

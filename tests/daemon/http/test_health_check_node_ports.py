@@ -1,0 +1,242 @@
+"""Health-check ports: opened and closed as Services want, answered for the right one, tried again when taken.
+
+Listeners are doubles, in virtual time; one test goes over real sockets.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Callable, Mapping
+
+import structlog.testing
+
+from ipvsproxy.daemon import serving
+from ipvsproxy.daemon.http.answers import Answer
+from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
+from ipvsproxy.model.net import Address, Family, host_port
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.state import ServiceState
+from tests.support import builders, http_client
+from tests.support.summaries import Clock, state
+
+EVERYWHERE = {Family.IPV4: builders.addresses("0.0.0.0"), Family.IPV6: builders.addresses("::")}
+IPV4 = {Family.IPV4: EVERYWHERE[Family.IPV4]}
+BOTH = (Family.IPV4, Family.IPV6)
+
+
+class Ports:
+    """The health checks of a node, and which listeners they have open."""
+
+    def __init__(self, addresses: Mapping[Family, tuple[Address, ...]] = IPV4) -> None:
+        self.answers: dict[str, Callable[[], Answer]] = {}
+        self.log: list[str] = []
+        self.opened: asyncio.Queue[str] = asyncio.Queue()
+        self.taken: set[str] = set()
+        self.is_healthy = True
+        self.clock = Clock()
+        self.checks = HealthChecks(is_healthy=lambda: self.is_healthy, open_listener=self._open, clock=self.clock)
+        self.checks.listen_on(addresses)
+        self._states: dict[ServiceName, ServiceState] = {}
+
+    async def _open(self, address: Address, port: int, answer: Callable[[], Answer]) -> "Opened":
+        where = host_port(address, port)
+        self.log.append(f"open {where}")
+        if where in self.taken or where in self.answers:
+            raise OSError(98, "Address already in use")
+        self.answers[where] = answer
+        self.opened.put_nowait(where)
+        return Opened(self, where)
+
+    def put(self, *states: ServiceState) -> None:
+        for one in states:
+            self._states[one.owner.service] = one
+        self.checks.put([one.owner.service for one in states], self._states)
+
+    def remove(self, name: str) -> None:
+        service = ServiceName(builders.NAMESPACE, name)
+        del self._states[service]
+        self.checks.put([service], self._states)
+
+    def ask(self, where: str) -> tuple[int, str, int]:
+        """Status, name of the Service, and its number of endpoints on this node."""
+        answer = self.answers[where]()
+        document = json.loads(answer.body)
+        return answer.status, document["service"]["name"], document["localEndpoints"]
+
+
+class Opened:
+    def __init__(self, ports: Ports, where: str) -> None:
+        self._ports = ports
+        self._where = where
+
+    async def close(self) -> None:
+        del self._ports.answers[self._where]
+        self._ports.log.append(f"close {self._where}")
+
+
+async def test_there_is_one_listener_for_each_port_of_each_family() -> None:
+    ports = Ports(EVERYWHERE)
+    ports.put(state("web", ports={30001: 1}, families=BOTH), state("dns", ports={30002: 0}))
+    assert await ports.checks.adjust() is None
+    assert ports.answers.keys() == {"0.0.0.0:30001", "[::]:30001", "0.0.0.0:30002", "[::]:30002"}
+    assert ports.ask("0.0.0.0:30001") == (200, "web", 1)
+    assert ports.ask("0.0.0.0:30002") == (503, "dns", 0)
+
+
+async def test_a_service_of_one_family_answers_on_the_nodes_addresses_of_both() -> None:
+    ports = Ports(EVERYWHERE)
+    ports.put(state("web", ports={30001: 2}))
+    await ports.checks.adjust()
+    assert ports.ask("[::]:30001") == ports.ask("0.0.0.0:30001") == (200, "web", 2)
+    ports.put(state("web", ports={30001: 1}, families=BOTH))
+    await ports.checks.adjust()
+    assert ports.ask("[::]:30001") == (200, "web", 1)
+    ports.put(state("web", ports={30001: 3}, families=(Family.IPV6,)))
+    await ports.checks.adjust()
+    assert ports.ask("[::]:30001") == ports.ask("0.0.0.0:30001") == (200, "web", 3)
+    assert ports.log == ["open 0.0.0.0:30001", "open [::]:30001"], "no listener was restarted"
+    answer = ports.answers["[::]:30001"]
+    ports.remove("web")
+    assert answer().status == 503
+    await ports.checks.adjust()
+    assert ports.answers == {}
+
+
+async def test_a_changed_count_changes_the_answer_and_leaves_the_listener_alone() -> None:
+    ports = Ports()
+    ports.put(state(ports={30001: 1}))
+    await ports.checks.adjust()
+    ports.put(state(ports={30001: 0}))
+    await ports.checks.adjust()
+    assert ports.ask("0.0.0.0:30001") == (503, "web", 0)
+    assert ports.log == ["open 0.0.0.0:30001"]
+
+
+async def test_a_changed_port_closes_the_old_one_and_opens_the_new_one() -> None:
+    ports = Ports()
+    ports.put(state(ports={30001: 1}))
+    await ports.checks.adjust()
+    ports.put(state(ports={30002: 1}))
+    await ports.checks.adjust()
+    assert ports.log == ["open 0.0.0.0:30001", "close 0.0.0.0:30001", "open 0.0.0.0:30002"]
+
+
+async def test_a_service_that_is_gone_or_has_no_such_port_any_more_is_closed() -> None:
+    ports = Ports()
+    ports.put(state("web", ports={30001: 1}), state("dns", ports={30002: 1}))
+    await ports.checks.adjust()
+    ports.remove("web")
+    ports.put(state("dns"))
+    await ports.checks.adjust()
+    assert ports.answers == {}
+
+
+async def test_a_node_that_is_not_healthy_sends_load_balancers_away() -> None:
+    ports = Ports()
+    ports.put(state(ports={30001: 1}))
+    await ports.checks.adjust()
+    ports.is_healthy = False
+    assert ports.ask("0.0.0.0:30001") == (503, "web", 1)
+
+
+async def test_of_two_services_with_one_port_the_older_one_answers_and_the_other_takes_over_without_a_restart() -> None:
+    ports = Ports()
+    ports.put(state("young", ports={30001: 2}, created_s=2), state("old", ports={30001: 1}, created_s=1))
+    await ports.checks.adjust()
+    assert ports.ask("0.0.0.0:30001") == (200, "old", 1)
+    ports.remove("old")
+    await ports.checks.adjust()
+    assert ports.ask("0.0.0.0:30001") == (200, "young", 2)
+    assert ports.log == ["open 0.0.0.0:30001"]
+
+
+async def test_a_service_that_was_made_anew_takes_its_place_among_the_others() -> None:
+    ports = Ports()
+    ports.put(state("web", ports={30001: 1}, created_s=1), state("other", ports={30001: 2}, created_s=2))
+    ports.put(state("web", ports={30001: 3}, created_s=3))
+    await ports.checks.adjust()
+    assert ports.ask("0.0.0.0:30001") == (200, "other", 2)
+
+
+async def test_listeners_follow_the_addresses_of_the_node() -> None:
+    ports = Ports()
+    ports.checks.listen_on({Family.IPV4: builders.addresses("192.168.0.10", "192.168.1.10"), Family.IPV6: ()})
+    ports.put(state(ports={30001: 1}, families=BOTH))
+    await ports.checks.adjust()
+    assert ports.answers.keys() == {"192.168.0.10:30001", "192.168.1.10:30001"}
+    ports.checks.listen_on({Family.IPV4: builders.addresses("192.168.1.10", "192.168.2.10"), Family.IPV6: ()})
+    await ports.checks.adjust()
+    assert ports.answers.keys() == {"192.168.1.10:30001", "192.168.2.10:30001"}
+    assert ports.log[2:] == ["close 192.168.0.10:30001", "open 192.168.2.10:30001"]
+
+
+async def test_a_taken_port_is_tried_again_with_growing_patience_and_holds_up_nobody() -> None:
+    ports = Ports()
+    ports.taken.add("0.0.0.0:30001")
+    ports.put(state("web", ports={30001: 1}), state("dns", ports={30002: 1}))
+    with structlog.testing.capture_logs() as logs:
+        first_s = await ports.checks.adjust()
+        assert ports.answers.keys() == {"0.0.0.0:30002"}
+        assert first_s is not None
+        assert 0.5 <= first_s <= 1
+        # Whatever else changes meanwhile: it is not its turn yet.
+        ports.put(state("dns", ports={30002: 2}))
+        await ports.checks.adjust()
+        assert ports.log.count("open 0.0.0.0:30001") == 1
+        delays = [first_s]
+        for _ in range(12):
+            ports.clock.now += delays[-1]
+            delay_s = await ports.checks.adjust()
+            assert delay_s is not None
+            delays.append(delay_s)
+    assert 30 <= delays[-1] <= 60
+    assert [line["error"] for line in logs if line["log_level"] == "error"] == ["Address already in use"] * 13
+    ports.taken.clear()
+    ports.clock.now += delays[-1]
+    assert await ports.checks.adjust() is None
+    assert ports.ask("0.0.0.0:30001") == (200, "web", 1)
+
+
+async def test_a_taken_port_that_nobody_wants_any_more_is_forgotten() -> None:
+    ports = Ports()
+    ports.taken.add("0.0.0.0:30001")
+    ports.put(state(ports={30001: 1}))
+    assert await ports.checks.adjust() is not None
+    ports.remove("web")
+    assert await ports.checks.adjust() is None
+
+
+async def test_running_adjusts_when_something_changes_and_closes_everything_in_the_end() -> None:
+    ports = Ports()
+    running = asyncio.create_task(ports.checks.run())
+    for port in (30001, 30002):
+        ports.put(state(ports={port: 1}))
+        assert await ports.opened.get() == f"0.0.0.0:{port}"
+        assert len(ports.answers) == 1
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    assert ports.answers == {}
+
+
+async def test_over_real_sockets_a_port_answers_any_path_and_method() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    checks = HealthChecks(is_healthy=lambda: True, open_listener=serving.open_listener)
+    checks.listen_on({Family.IPV4: builders.addresses("127.0.0.1")})
+    name = ServiceName(builders.NAMESPACE, "web")
+    checks.put([name], {name: state(ports={port: 3})})
+    await checks.adjust()
+    for path, method in (("/", "GET"), ("/healthz", "POST")):
+        seen = await http_client.ask(port, path, method=method)
+        assert seen.status == 200
+        assert seen.headers["X-Load-Balancing-Endpoint-Weight"] == "3"
+        assert seen.headers["Content-Type"] == "application/json"
+        assert json.loads(seen.body) == {
+            "service": {"namespace": "default", "name": "web"},
+            "localEndpoints": 3,
+            "serviceProxyHealthy": True,
+        }
+    await checks.close()

@@ -1,0 +1,371 @@
+"""HTTP over real sockets on loopback: what is sent, who may connect, and clients that are slow, many, or do not speak HTTP."""
+
+import asyncio
+import contextlib
+import random
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import structlog.testing
+
+from ipvsproxy.daemon.http import answers, server
+from ipvsproxy.daemon.http.answers import Answer
+from ipvsproxy.model.net import Address, parse_address
+from tests.support import http_client
+
+pytestmark = pytest.mark.timeout(30)
+
+LOOPBACK = parse_address("127.0.0.1")
+ANY_IPV4, ANY_IPV6 = Address(bytes(4)), Address(bytes(16))
+
+
+async def _hello(request: server.Request) -> Answer:
+    return Answer(200, f"hello {request.path}".encode(), answers.TEXT)
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    handler: server.Handler = _hello, address: Address = LOOPBACK, *, one_family: bool = False
+) -> AsyncIterator[int]:
+    listener = await server.listen(address, 0, handler, one_family=one_family)
+    try:
+        yield listener.port
+    finally:
+        await listener.close()
+
+
+@pytest.fixture(name="ipv6")
+def _ipv6() -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"no IPv6 on loopback: {error}")
+
+
+@pytest.fixture(name="taken")
+def _taken() -> Iterator[int]:
+    """A port that somebody else listens on."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield int(other.getsockname()[1])
+
+
+async def test_an_answer_has_the_headers_it_was_given_and_no_word_of_the_server() -> None:
+    async with _listening() as port:
+        seen = await http_client.ask(port, "/there?a=b")
+    assert (seen.status, seen.body) == (200, b"hello /there")
+    assert seen.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert seen.headers["X-Content-Type-Options"] == "nosniff"
+    assert seen.headers.keys() <= {"Content-Type", "X-Content-Type-Options", "Content-Length", "Date", "Connection"}
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+async def test_any_method_is_a_get(method: str) -> None:
+    async with _listening() as port:
+        seen = await http_client.ask(port, "/x", method=method)
+    assert (seen.status, seen.body) == (200, b"hello /x")
+
+
+async def test_head_gets_the_headers_alone() -> None:
+    async with _listening() as port, http_client.connection(port) as (reader, writer):
+        writer.write(b"HEAD /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        seen = await http_client.read_answer(reader, has_body=False)
+        assert seen.headers["Content-Length"] == str(len("hello /x"))
+        assert await reader.read() == b""
+
+
+@pytest.mark.parametrize("body", [b"", b"begin\n"])
+async def test_an_answer_in_parts_arrives_as_one_and_head_gets_its_length_alone(body: bytes) -> None:
+    answer = Answer(answers.OK, body, answers.TEXT, [b"x" * 100_000, b"end\n"])
+
+    async def handle(_: server.Request) -> Answer:
+        return answer
+
+    async with _listening(handle) as port:
+        seen = await http_client.ask(port, "/")
+        assert (seen.body, seen.headers["Content-Length"]) == (answer.whole, str(len(body) + 100_004))
+        async with http_client.connection(port) as (reader, writer):
+            writer.write(b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            seen = await http_client.read_answer(reader, has_body=False)
+            assert seen.headers["Content-Length"] == str(len(answer.whole))
+            assert await reader.read() == b""
+
+
+async def test_a_connection_serves_one_request_after_the_other() -> None:
+    async with _listening() as port, http_client.connection(port) as (reader, writer):
+        for number in range(3):
+            writer.write(f"GET /{number} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            assert (await http_client.read_answer(reader)).body == f"hello /{number}".encode()
+
+
+async def test_a_handler_sees_query_and_headers() -> None:
+    asked: list[server.Request] = []
+
+    async def note(request: server.Request) -> Answer:
+        asked.append(request)
+        return answers.OK_PAGE
+
+    async with _listening(note) as port:
+        await http_client.ask(port, "/healthz?verbose", headers="ACCEPT: text/plain\r\n")
+    assert asked[0].path == "/healthz"
+    assert "verbose" in asked[0].query
+    assert asked[0].headers["accept"] == "text/plain"
+
+
+async def test_a_handler_that_fails_is_answered_for_and_the_next_request_is_served() -> None:
+    async def fail(request: server.Request) -> Answer:
+        if request.path == "/bad":
+            raise ZeroDivisionError
+        return answers.OK_PAGE
+
+    async with _listening(fail) as port:
+        seen = await http_client.ask(port, "/bad")
+        assert (seen.status, seen.body) == (500, b"internal error\n")
+        assert (await http_client.ask(port, "/good")).status == 200
+
+
+@pytest.mark.usefixtures("ipv6")
+@pytest.mark.parametrize("address", [ANY_IPV4, ANY_IPV6])
+async def test_the_unspecified_address_stands_for_both_families(address: Address) -> None:
+    async with _listening(address=address) as port:
+        for host in ("127.0.0.1", "::1"):
+            assert (await http_client.ask(port, "/x", host=host)).status == 200
+
+
+@pytest.mark.usefixtures("ipv6")
+@pytest.mark.parametrize(("address", "mine", "other"), [(ANY_IPV4, "127.0.0.1", "::1"), (ANY_IPV6, "::1", "127.0.0.1")])
+async def test_a_listener_of_one_family_leaves_the_port_of_the_other_alone(address: Address, mine: str, other: str) -> None:
+    async with _listening(address=address, one_family=True) as port:
+        assert (await http_client.ask(port, "/x", host=mine)).status == 200
+        with pytest.raises(ConnectionRefusedError):
+            await http_client.ask(port, "/x", host=other)
+
+
+async def test_without_ipv6_the_unspecified_address_stands_for_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.socket
+
+    def without_ipv6(family: int = -1, *arguments: int, **keywords: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(97, "Address family not supported by protocol")
+        return real(family, *arguments, **keywords)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ipvsproxy.daemon.http.server.socket.socket", without_ipv6)
+        listener = await server.listen(ANY_IPV4, 0, _hello)
+    assert (await http_client.ask(listener.port, "/x")).status == 200
+    await listener.close()
+
+
+async def test_a_port_that_somebody_has_can_not_be_listened_on(taken: int) -> None:
+    with pytest.raises(OSError, match="in use"):
+        await server.listen(LOOPBACK, taken, _hello)
+
+
+async def test_a_server_waits_for_its_port_and_serves_as_soon_as_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = socket.socket()
+    other.bind(("127.0.0.1", 0))
+    other.listen()
+    port = int(other.getsockname()[1])
+    waits: list[float] = []
+    is_free = asyncio.Event()
+
+    async def pass_time(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            other.close()
+            is_free.set()
+
+    monkeypatch.setattr("ipvsproxy.daemon.http.server.asyncio.sleep", pass_time)
+    serving = asyncio.create_task(server.serve("health", LOOPBACK, port, _hello))
+    await is_free.wait()
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            assert (await http_client.ask(port, "/x")).status == 200
+            break
+    assert waits == [5.0, 5.0, 5.0]
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    with pytest.raises(ConnectionRefusedError):
+        await http_client.ask(port, "/x")
+
+
+async def test_a_port_that_can_not_be_had_ends_a_server_that_is_told_so(taken: int) -> None:
+    with pytest.raises(
+        server.BindError,
+        match=rf"the health server can not listen on 127\.0\.0\.1:{taken}: Address already in use; is kube-proxy",
+    ):
+        await server.serve("health", LOOPBACK, taken, _hello, hard_fail=True)
+
+
+async def test_closing_ends_idle_connections_and_lets_answers_out() -> None:
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def slow(_request: server.Request) -> Answer:
+        asked.set()
+        await may_answer.wait()
+        return answers.OK_PAGE
+
+    listener = await server.listen(LOOPBACK, 0, slow)
+    async with (
+        http_client.connection(listener.port) as (idle, _),
+        http_client.connection(listener.port) as (reader, writer),
+    ):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asked.wait()
+        closing = asyncio.create_task(listener.close())
+        may_answer.set()
+        assert (await http_client.read_answer(reader)).body == b"ok"
+        await closing
+        assert await idle.read() == b""
+        assert await reader.read() == b""
+
+
+# Clients that mean no good.
+
+
+async def test_a_client_that_never_ends_its_request_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "IDLE_S", 0.05)
+    async with _listening() as port, http_client.connection(port) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        assert await reader.read() == b""
+
+
+async def test_a_client_that_never_begins_a_request_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "IDLE_S", 0.05)
+    async with _listening() as port, http_client.connection(port) as (reader, _):
+        assert await reader.read() == b""
+
+
+async def test_a_client_that_does_not_take_its_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ANSWER_S", 0.05)
+    dropped = asyncio.Event()
+
+    async def huge(_request: server.Request) -> Answer:
+        asyncio.current_task().add_done_callback(lambda _: dropped.set())  # type: ignore[union-attr]  # there is one
+        return Answer(200, bytes(64 << 20), answers.TEXT)
+
+    async with _listening(huge) as port, http_client.connection(port) as (_, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await dropped.wait()
+
+
+async def test_who_holds_all_connections_can_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS", 4)
+    async with contextlib.AsyncExitStack() as held, _listening() as port:
+        readers = []
+        for _ in range(12):
+            reader, writer = await held.enter_async_context(http_client.connection(port))
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+            readers.append(reader)
+        assert (await http_client.ask(port, "/x")).status == 200
+        for reader in readers[:8]:
+            assert await reader.read() == b""
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),  # somebody tries TLS
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % number for number in range(10_000)) + b"\r\n",
+    ],
+)
+async def test_what_is_not_http_or_beyond_all_bounds_is_refused_and_not_logged(
+    request_bytes: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with _listening() as port:
+        async with http_client.connection(port) as (reader, writer):
+            writer.write(request_bytes)
+            with contextlib.suppress(ConnectionError):
+                answer = await reader.read()
+                assert answer.startswith(b"HTTP/1.0 400 Bad Request\r\n")
+                assert b"Server" not in answer
+        assert (await http_client.ask(port, "/x")).status == 200
+    assert caplog.records == []
+
+
+async def test_a_body_is_not_waited_for() -> None:
+    async with _listening() as port, http_client.connection(port) as (reader, writer):
+        writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\nbegin")
+        assert (await http_client.read_answer(reader)).body == b"hello /x"
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+
+
+async def test_a_small_body_does_not_cost_the_connection() -> None:
+    async with _listening() as port, http_client.connection(port) as (reader, writer):
+        for _ in range(2):
+            writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello")
+            assert (await http_client.read_answer(reader)).body == b"hello /x"
+
+
+async def test_a_client_that_sends_a_byte_now_and_then_is_dropped_as_soon_as_one_that_sends_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "IDLE_S", 0.1)
+    async with _listening() as port, http_client.connection(port) as (reader, writer):
+
+        async def drip() -> None:
+            writer.write(b"GET / HTTP/1.1\r\nX-Slow: ")
+            while True:
+                writer.write(b"x")
+                await asyncio.sleep(0.01)
+
+        dripping = asyncio.create_task(drip())
+        try:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        finally:
+            dripping.cancel()
+
+
+async def test_a_client_that_sends_a_body_without_an_end_is_dropped() -> None:
+    async with _listening() as port, http_client.connection(port) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"1000\r\n" + bytes(0x1000) + b"\r\n")
+                await writer.drain()
+                await asyncio.sleep(0)
+
+
+async def test_who_asks_without_reading_answers_does_not_keep_others_waiting() -> None:
+    async with _listening() as port, http_client.connection(port) as (_, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 50_000)
+        for _ in range(3):
+            async with asyncio.timeout(5):
+                assert (await http_client.ask(port, "/x")).status == 200
+
+
+async def test_many_who_connect_and_say_nothing_leave_room_for_a_probe() -> None:
+    async with contextlib.AsyncExitStack() as held, _listening() as port:
+        for _ in range(4 * server.CONNECTIONS):
+            await held.enter_async_context(http_client.connection(port))
+        async with asyncio.timeout(5):
+            assert (await http_client.ask(port, "/x")).status == 200
+
+
+async def test_garbled_requests_are_answered_or_dropped_and_never_logged(caplog: pytest.LogCaptureFixture) -> None:
+    dice = random.Random(6)
+    whole = b"GET /healthz?a=b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\nUpgrade: h2c\r\n\r\nabc"
+    with structlog.testing.capture_logs() as logs:
+        async with _listening() as port:
+            for _ in range(200):
+                garbled = bytearray(whole)
+                for _ in range(dice.randint(1, 8)):
+                    place = dice.randrange(len(garbled))
+                    garbled[place : place + dice.randint(0, 3)] = dice.randbytes(dice.randint(0, 3))
+                async with http_client.connection(port) as (reader, writer):
+                    writer.write(garbled)
+                    writer.write_eof()
+                    with contextlib.suppress(ConnectionError):
+                        answer = await reader.read()
+                        assert not answer or answer.startswith(b"HTTP/1."), bytes(garbled)
+            assert (await http_client.ask(port, "/x")).status == 200
+    assert logs == []
+    assert caplog.records == []

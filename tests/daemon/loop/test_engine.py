@@ -1,0 +1,417 @@
+"""The loop at its daily work: what a change makes of the kernel, when, and what is said.
+
+The beginning is in ``test_engine_start``, drift in ``test_engine_repair``, failures and retries in ``test_engine_failures``, when
+the kernel is read in ``test_engine_readings``.
+"""
+
+import asyncio
+import errno
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from ipvsproxy.daemon.loop import engine
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import Connections
+from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.service import (
+    ObjectKind,
+    Rejected,
+    Service,
+    ServiceName,
+    ServiceType,
+    Skipped,
+)
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.translate import state
+from ipvsproxy.translate.lingering import GRACE_S
+from tests.support import builders, memory_node, virtual_time
+from tests.support.memory_node import MemoryNode
+from tests.support.virtual_time import in_virtual_time
+
+WEB = builders.service("web")
+WEB_KEY = builders.frontend(builders.CLUSTER_IP, 80)
+SLICE = builders.endpoint_slice(builders.endpoint("10.244.0.5"))
+KUBERNETES = builders.service("kubernetes", builders.service_port(443), cluster=("10.96.0.1",))
+PARTS = ("virtual_servers", "sets", "device", "addresses", "interface_addresses", "skeletons", "sysctls")
+
+
+def assert_from_scratch(node: MemoryNode) -> None:
+    """The kernel is as if it had been made from nothing, and nothing is left to do."""
+    assert memory_node.contents(node.kernel) == memory_node.from_scratch(node.store, node.settings, node.kernel)
+    assert node.engine.reconciler.pending == 0
+
+
+@in_virtual_time
+async def test_a_change_yields_exactly_its_operations() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, SLICE, KUBERNETES, builders.node())
+        await node.quiet()
+        node.kernel.forget()
+        node.put(builders.endpoint_slice(builders.endpoint("10.244.0.5"), builders.endpoint("10.244.1.6", builders.OTHER_NODE)))
+        await node.quiet()
+        assert node.done == ["add real_server TCP 10.96.0.10:80 -> 10.244.1.6:8080"]
+        node.kernel.forget()
+        node.remove(WEB)
+        await node.quiet()
+        assert node.done == [
+            "remove virtual_server TCP 10.96.0.10:80",
+            "remove set_entry KUBE-LOOP-BACK 10.244.0.5,tcp:8080,10.244.0.5",
+            "set rules IPv4 rules",  # no endpoint is on this node any more, so nobody reaches itself
+            "remove set_entry KUBE-CLUSTER-IP 10.96.0.10,tcp:80",
+            "remove set_entry KUBE-IPVS-IPS 10.96.0.10",
+            "remove address 10.96.0.10",
+        ]
+        assert_from_scratch(node)
+        node.kernel.forget()
+        node.put(SLICE, KUBERNETES)
+        await node.quiet()
+        assert node.done == [], "nothing has changed"
+
+
+@in_virtual_time
+async def test_syncs_keep_their_least_distance_and_what_comes_meanwhile_comes_together() -> None:
+    node = MemoryNode(min_interval_s=5)
+    async with node.running():
+        node.begin_with(builders.node())
+        await node.quiet()
+        for number in range(10):
+            node.put(builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)))
+            await node.quiet(1)
+        await node.quiet(5)
+        assert_from_scratch(node)
+    begins = node.watcher.syncing_s
+    assert all(later - earlier >= 5 for earlier, later in itertools.pairwise(begins))
+    served = [len(summary.changes.services) for summary in node.watcher.summaries]
+    assert served == [0, 5, 5]
+    assert [round(summary.waited_s) for summary in node.watcher.summaries] == [0, 5, 5]
+
+
+@in_virtual_time
+async def test_a_change_after_a_long_rest_is_served_at_once() -> None:
+    node = MemoryNode(min_interval_s=5)
+    async with node.running():
+        node.begin_with(builders.node())
+        await node.quiet(7)
+        node.put(WEB)
+        await node.quiet()
+        assert WEB_KEY in node.kernel.virtual_servers
+        assert node.watcher.summaries[-1].waited_s == 0
+
+
+@in_virtual_time
+@pytest.mark.parametrize(("sync_s", "rest_s"), [(0.002, 0.008), (0.01, 0.04), (0.2, engine.LONGEST_REST_S)])
+async def test_after_a_sync_comes_a_rest_in_which_changes_gather(
+    monkeypatch: pytest.MonkeyPatch, sync_s: float, rest_s: float
+) -> None:
+    real = state.translate
+
+    def translate(*arguments: object, **choices: object) -> ServiceState:
+        virtual_time.loop().pass_time(sync_s)
+        return real(*arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
+
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(builders.node())
+        await node.quiet()
+        monkeypatch.setattr(state, "translate", translate)
+        node.put(WEB)
+        await node.watcher.until(lambda: WEB_KEY in node.kernel.virtual_servers)
+        first_ends_s = node.watcher.syncing_s[-1] + sync_s
+        node.put(SLICE)
+        node.put(KUBERNETES)
+        await node.quiet(1)
+        assert node.watcher.syncing_s[-1] - first_ends_s == pytest.approx(rest_s)
+        assert len(node.watcher.summaries) == 3, "both came together"
+        node.put(builders.service("late", cluster=("10.96.0.77",)))
+        await node.quiet(1)
+        assert node.watcher.summaries[-1].waited_s == 0, "after a long rest a change is served at once"
+
+
+@in_virtual_time
+async def test_what_arrives_while_a_sync_is_under_way_is_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode()
+    late = builders.service("late", cluster=("10.96.0.77",))
+    apply = node.kernel.apply
+
+    def apply_and_interrupt(operations: Sequence[Operation]) -> list[Outcome]:
+        if ServiceName("default", "late") not in node.store.services:
+            node.put(late)
+        return apply(operations)
+
+    async with node.running():
+        node.begin_with(builders.node())
+        await node.quiet()
+        monkeypatch.setattr(node.kernel, "apply", apply_and_interrupt)
+        node.put(WEB)
+        await node.quiet()
+        assert [list(summary.changes.services) for summary in node.watcher.summaries[-2:]] == [[WEB.name], [late.name]]
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+@pytest.mark.parametrize(
+    ("count", "endpoints", "each_s", "most"), [(5000, 0, 0.00001, 300), (1000, 50, 0.0002, 12), (500, 200, 0.001, 3)]
+)
+async def test_translating_many_services_gives_the_loop_its_turns(
+    monkeypatch: pytest.MonkeyPatch, count: int, endpoints: int, each_s: float, most: int
+) -> None:
+    translated: list[ServiceName] = []
+    real = state.translate
+
+    def translate(service: Service, *arguments: object, **choices: object) -> ServiceState:
+        translated.append(service.name)
+        virtual_time.loop().pass_time(each_s)
+        return real(service, *arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
+
+    monkeypatch.setattr(state, "translate", translate)
+    node = MemoryNode()
+    turns: list[int] = []
+
+    async def take_turns() -> None:
+        while True:
+            turns.append(len(translated))
+            await asyncio.sleep(0)
+
+    names = [(f"web-{number}", f"10.97.{number >> 8}.{number & 255}") for number in range(count)]
+    each = [builders.endpoint(f"10.244.1.{number}") for number in range(endpoints)]
+    slices = [builders.endpoint_slice(*each, service=name) for name, _ in names]
+    async with node.running():
+        turning = asyncio.create_task(take_turns())
+        services = [builders.service(name, cluster=(address,)) for name, address in names]
+        node.begin_with(*services, *slices, builders.node())
+        await node.watcher.until(lambda: bool(node.watcher.summaries))
+        turning.cancel()
+    assert len(translated) == count
+    at_once = [later - earlier for earlier, later in itertools.pairwise(turns)]
+    assert max(at_once) <= most, "2 ms of work, and what is done until the time is asked for again"
+    assert sum(map(bool, at_once)) >= count / most
+
+
+def node_ports(name: str = "web") -> Service:
+    return builders.service(name, builders.service_port(node_port=30080), kind=ServiceType.NODE_PORT)
+
+
+@in_virtual_time
+async def test_node_ports_follow_the_addresses_of_the_host() -> None:
+    node = MemoryNode()
+    key = builders.frontend("172.16.0.9", 30080)
+    async with node.running():
+        node.begin_with(node_ports(), SLICE, builders.node())
+        await node.quiet()
+        assert key not in node.kernel.virtual_servers
+        node.kernel.forget()
+        node.kernel.host_addresses.append(builders.interface_address("eth1", "172.16.0.9"))
+        node.engine.interfaces_changed()
+        await node.quiet()
+        assert node.done[0] == "add virtual_server TCP 172.16.0.9:30080"
+        assert_from_scratch(node)
+        node.kernel.host_addresses.pop()
+        node.engine.interfaces_changed()
+        await node.quiet(GRACE_S - 1)
+        assert key in node.kernel.virtual_servers, "it may come back"
+        await node.quiet(1)
+        assert key not in node.kernel.virtual_servers
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_an_external_address_is_bound_unless_another_interface_carries_it() -> None:
+    node = MemoryNode()
+    address = parse_address("203.0.113.9")
+    async with node.running():
+        node.begin_with(builders.service("web", external=("203.0.113.9",)), SLICE, builders.node())
+        await node.quiet()
+        assert address in node.kernel.addresses
+        node.kernel.host_addresses.append(builders.interface_address("eth1", "203.0.113.9"))
+        node.engine.interfaces_changed()
+        await node.quiet()
+        assert address not in node.kernel.addresses
+        assert builders.frontend("203.0.113.9", 80) in node.kernel.virtual_servers
+        node.kernel.host_addresses.pop()
+        node.engine.interfaces_changed()
+        await node.quiet()
+        assert address in node.kernel.addresses
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_a_changed_zone_has_every_service_translated_again() -> None:
+    near, far = builders.endpoint("10.244.0.5", zones=["zone-a"]), builders.endpoint("10.244.1.6", "node-b", zones=["zone-b"])
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, builders.endpoint_slice(near, far), builders.node())
+        await node.quiet()
+        assert set(node.kernel.virtual_servers[WEB_KEY].real_servers) == {builders.backend("10.244.0.5")}
+        with structlog.testing.capture_logs() as logs:
+            node.put(builders.node(zone="zone-b"))
+            await node.quiet()
+        assert builders.backend("10.244.1.6") in node.kernel.virtual_servers[WEB_KEY].real_servers
+        assert [line["zone"] for line in logs if line["event"] == "node changed"] == ["zone-b"]
+        assert node.watcher.summaries[-1].changes.node
+        assert list(node.watcher.summaries[-1].changes.services) == [WEB.name]
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_an_endpoint_that_is_replaced_costs_one_trip_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode()
+    trips: list[str] = []
+    call = KernelThread.call
+
+    async def noted(thread: KernelThread[Any], method: Any, *arguments: Any) -> Any:
+        trips.append(method.__name__)
+        return await call(thread, method, *arguments)
+
+    async with node.running():
+        node.begin_with(WEB, builders.endpoint_slice(builders.endpoint("10.244.1.5", builders.OTHER_NODE)), builders.node())
+        await node.quiet()
+        node.kernel.forget()
+        monkeypatch.setattr(KernelThread, "call", noted)
+        node.put(builders.endpoint_slice(builders.endpoint("10.244.1.6", builders.OTHER_NODE)))
+        await node.quiet(1)
+    assert node.done == [
+        "add real_server TCP 10.96.0.10:80 -> 10.244.1.6:8080",
+        "set real_server TCP 10.96.0.10:80 -> 10.244.1.5:8080",
+        "remove real_server TCP 10.96.0.10:80 -> 10.244.1.5:8080",
+    ]
+    assert len(trips) == 1
+
+
+@in_virtual_time
+async def test_a_removal_that_fails_on_that_trip_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode()
+    apply = node.kernel.apply
+    refused: list[Operation] = []
+
+    def refuse_once(operations: Sequence[Operation]) -> list[Outcome]:
+        if not refused and all(operation.verb is Verb.REMOVE for operation in operations):
+            refused.extend(operations)
+            return [Outcome(operation, f"{operation}: no memory", errno.ENOMEM) for operation in operations]
+        return apply(operations)
+
+    async with node.running():
+        node.begin_with(WEB, builders.endpoint_slice(builders.endpoint("10.244.1.5", builders.OTHER_NODE)), builders.node())
+        await node.quiet()
+        monkeypatch.setattr(node.kernel, "apply", refuse_once)
+        node.put(builders.endpoint_slice(builders.endpoint("10.244.1.6", builders.OTHER_NODE)))
+        await node.quiet()
+        assert [str(operation) for operation in refused] == ["remove real_server TCP 10.96.0.10:80 -> 10.244.1.5:8080"]
+        assert node.engine.reconciler.pending == 1
+        await node.quiet(5)
+        assert node.engine.reconciler.pending == 0
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_a_drain_is_looked_at_until_its_connections_have_ended() -> None:
+    node = MemoryNode()
+    leaving = builders.backend("10.244.0.5")
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        node.kernel.connection_counts[WEB_KEY, leaving] = Connections(1, 0)
+        node.put(builders.endpoint_slice())
+        await node.quiet(200)
+        assert node.kernel.virtual_servers[WEB_KEY].real_servers == {leaving: 0}
+        node.kernel.connection_counts.clear()
+        await node.quiet(30)
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_a_drain_ends_at_its_deadline() -> None:
+    node = MemoryNode(drain_deadline_s=7)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        node.kernel.connection_counts[WEB_KEY, builders.backend("10.244.0.5")] = Connections(1, 0)
+        node.put(builders.endpoint_slice())
+        await node.quiet(6.9)
+        assert node.kernel.virtual_servers[WEB_KEY].real_servers
+        await node.quiet(0.2)
+        assert not node.kernel.virtual_servers[WEB_KEY].real_servers
+
+
+@in_virtual_time
+async def test_two_services_that_want_one_address_are_told_once() -> None:
+    node = MemoryNode()
+    young = builders.service("young", created_s=builders.CREATED_S + 1)
+    async with node.running():
+        with structlog.testing.capture_logs() as logs:
+            node.begin_with(WEB, young, builders.node())
+            await node.quiet()
+            node.put(SLICE)
+            await node.quiet(100)
+        told = [line for line in logs if line["event"] == "several Services want one address and port"]
+        assert [(line["key"], line["served"], line["waiting"]) for line in told] == [
+            ("TCP 10.96.0.10:80", "default/web", ["default/young"])
+        ]
+        with structlog.testing.capture_logs() as logs:
+            node.remove(young)
+            await node.quiet()
+            node.put(young)
+            await node.quiet()
+        assert len([line for line in logs if line["log_level"] == "warning"]) == 1, "a new conflict is told again"
+
+
+@in_virtual_time
+async def test_what_is_not_used_is_told_once_per_change() -> None:
+    broken = builders.with_options(
+        WEB, skipped=(Skipped("spec.externalIPs[0]", "no address"), Skipped("", "headless", invalid=False))
+    )
+    rejected = Rejected(ObjectKind.SERVICE, ServiceName("default", "bad"), "", "spec.ports: expected array")
+    in_file = Rejected(ObjectKind.SERVICE, ServiceName("default", "bad"), "web.yaml, document 2", "spec.ports: expected array")
+    node = MemoryNode()
+    async with node.running():
+        with structlog.testing.capture_logs() as logs:
+            node.begin_with(broken, builders.node())
+            node.deliver([rejected, in_file])
+            await node.quiet()
+            node.put(broken)
+            node.deliver([rejected])
+            await node.quiet(100)
+        told = [line for line in logs if line["event"] == "not used"]
+        assert [(line["log_level"], line["name"], line["field"], line["reason"]) for line in told] == [
+            ("warning", "default/web", "spec.externalIPs[0]", "no address"),
+            ("debug", "default/web", "", "headless"),
+            ("warning", "default/bad", "", "spec.ports: expected array"),
+            ("warning", "default/bad", "", "spec.ports: expected array"),
+        ]
+        assert [line.get("where") for line in told] == [None, None, None, "web.yaml, document 2"]
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_families_without_device_sets_or_rules_are_lacking() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, builders.node())
+        await node.quiet()
+        assert node.watcher.summaries[-1].lacking == set()
+        node.kernel.sets.pop("KUBE-6-CLUSTER-IP")
+        node.kernel.fail(lambda operation: "KUBE-6-CLUSTER-IP" in str(operation), times=1000)
+        await node.quiet(memory_node.AUDIT_INTERVAL_S)
+        assert node.watcher.summaries[-1].lacking == {Family.IPV6}
+        node.kernel.device = False
+        node.kernel.fail(lambda operation: "kube-ipvs0" in str(operation), times=1000)
+        await node.quiet(memory_node.AUDIT_INTERVAL_S)
+        assert node.watcher.summaries[-1].lacking == frozenset(Family)
+
+
+@in_virtual_time
+async def test_an_unexpected_exception_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode()
+
+    def apply(_: object) -> list[Outcome]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(node.kernel, "apply", apply)
+    node.begin_with(WEB, builders.node())
+    with pytest.raises(ZeroDivisionError):
+        await node.engine.run()

@@ -1,0 +1,112 @@
+"""Addresses of the node that come and go while the loop runs: what node ports do meanwhile."""
+
+import pytest
+
+from ipvsproxy.translate import view
+from ipvsproxy.translate.lingering import GRACE_S
+from tests.daemon.loop.test_engine import SLICE, assert_from_scratch, node_ports
+from tests.daemon.process.test_reconfigure import policy, settings
+from tests.support import builders
+from tests.support.memory_node import MemoryNode
+from tests.support.virtual_time import in_virtual_time
+
+
+class OnLostAddress:
+    """A node with a node port on an address of eth1 that has just gone."""
+
+    def __init__(self) -> None:
+        self.node = MemoryNode()
+        self.key = builders.frontend("172.16.0.9", 30080)
+        self.addresses = self.node.kernel.host_addresses
+        self.address = builders.interface_address("eth1", "172.16.0.9")
+
+    async def lose(self) -> None:
+        """Serve the node port there, and take the address away."""
+        self.addresses.append(self.address)
+        self.node.begin_with(node_ports(), SLICE, builders.node())
+        await self.node.quiet()
+        assert self.is_served()
+        self.addresses.remove(self.address)
+        self.node.engine.interfaces_changed()
+        self.node.kernel.forget()
+        await self.node.quiet()
+        assert self.is_served()
+
+    def is_served(self) -> bool:
+        return self.key in self.node.kernel.virtual_servers
+
+
+@pytest.mark.parametrize("away_s", [0.3, GRACE_S - 0.5])
+@in_virtual_time
+async def test_a_node_port_outlives_an_address_that_blinks(away_s: float) -> None:
+    lost = OnLostAddress()
+    async with lost.node.running():
+        await lost.lose()
+        await lost.node.quiet(away_s - 0.1)
+        lost.addresses.append(lost.address)
+        lost.node.engine.interfaces_changed()
+        await lost.node.quiet(3 * GRACE_S)
+        assert lost.is_served()
+        assert lost.node.done == [], "nothing was ever taken away"
+        assert_from_scratch(lost.node)
+
+
+@in_virtual_time
+async def test_an_address_whose_return_nobody_told_is_read_before_it_is_given_up() -> None:
+    lost = OnLostAddress()
+    async with lost.node.running():
+        await lost.lose()
+        await lost.node.quiet(GRACE_S - 0.5)
+        lost.addresses.append(lost.address)
+        await lost.node.quiet(2 * GRACE_S)
+        assert (lost.is_served(), lost.node.done) == (True, [])
+
+
+@in_virtual_time
+async def test_no_address_is_given_up_while_addresses_cannot_be_read() -> None:
+    lost = OnLostAddress()
+    async with lost.node.running():
+        await lost.lose()
+        lost.node.kernel.unreadable = {"interface_addresses"}
+        syncs = len(lost.node.watcher.summaries)
+        await lost.node.quiet(10 * GRACE_S)
+        assert lost.is_served()
+        assert len(lost.node.watcher.summaries) - syncs <= 30, "it is not asked for without a pause"
+        lost.node.kernel.unreadable = set()
+        await lost.node.quiet(2 * GRACE_S)
+        assert not lost.is_served()
+        assert_from_scratch(lost.node)
+
+
+@in_virtual_time
+async def test_the_grace_of_an_address_delays_no_other_removal() -> None:
+    lost = OnLostAddress()
+    async with lost.node.running():
+        await lost.lose()
+        lost.node.remove(node_ports())
+        await lost.node.quiet()
+        assert not lost.is_served()
+        assert_from_scratch(lost.node)
+
+
+@in_virtual_time
+async def test_a_range_of_node_ports_that_lacks_an_address_that_blinks_counts_at_once() -> None:
+    lost = OnLostAddress()
+    async with lost.node.running():
+        await lost.lose()
+        lost.node.engine.reconfigure(settings(), view.Settings(node_port_primary=True), policy())
+        await lost.node.quiet()
+        assert not lost.is_served()
+
+
+@in_virtual_time
+async def test_a_restart_while_an_address_is_away_goes_by_the_twin() -> None:
+    lost = OnLostAddress()
+    async with lost.node.running():
+        await lost.lose()
+    again = MemoryNode(lost.node.kernel)
+    async with again.running():
+        again.begin_with(node_ports(), SLICE, builders.node())
+        await again.quiet()
+        assert not lost.is_served()
+        assert_from_scratch(again)

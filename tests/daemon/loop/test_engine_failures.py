@@ -1,0 +1,238 @@
+"""The loop when operations fail, surprise, or the kernel cannot be read."""
+
+import errno
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from ipvsproxy.daemon.loop import engine, reader
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, RealServer, Sysctl, VirtualServer
+from ipvsproxy.model.plan import Operation
+from ipvsproxy.model.state import Observation
+from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
+from tests.support import builders
+from tests.support.memory_node import AUDIT_INTERVAL_S, MemoryNode
+from tests.support.spoiling import (
+    OTHER,
+    OTHER_KEY,
+    STRAY_PORT,
+    add_stray_node_port,
+    adds_web,
+    change_sysctl,
+    flush_rules,
+    flush_set,
+    remove_device,
+    remove_virtual_server,
+)
+from tests.support.virtual_time import in_virtual_time, loop
+
+
+@in_virtual_time
+async def test_a_witness_stays_as_long_as_virtual_servers_can_not_be_read() -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(10)
+        node.kernel.unreadable = {"virtual_servers"}
+        add_stray_node_port(node.kernel)
+        await node.quiet(20)
+        assert STRAY_PORT in node.kernel.sets[STRAY_PORT.set].entries
+        node.kernel.unreadable = set()
+        await node.quiet(100)
+        assert_from_scratch(node)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@in_virtual_time
+async def test_a_failed_reading_deletes_nothing_and_is_repeated_with_patience(part: str) -> None:
+    node = MemoryNode(min_interval_s=0)
+    async with node.running():
+        node.begin_with(WEB, SLICE, KUBERNETES, builders.node())
+        await node.quiet()
+        node.kernel.forget()
+        node.kernel.unreadable = {part}
+        began_s = loop().time()
+        with structlog.testing.capture_logs() as logs:
+            await node.quiet(AUDIT_INTERVAL_S + 29)
+        assert node.done == []
+        failures = [line["error"] for line in logs if line["log_level"] == "error"]
+        assert failures == [f"{part} cannot be read"], "one line, however often it fails"
+        assert node.engine.unreadable == {f"{part} cannot be read"}
+        assert node.kernel.audits == 5, "after 4, 6, 10, 18 and 34 s"
+        assert len([at for at in node.watcher.syncing_s if at > began_s]) == 5, "the first of them was but a look"
+        node.put(OTHER)
+        await node.quiet()
+        assert OTHER_KEY in node.kernel.virtual_servers, "what is wanted anew is programmed all the same"
+        for spoil in (remove_virtual_server, flush_set, flush_rules, remove_device, change_sysctl):
+            spoil(node.kernel)
+        node.kernel.unreadable = set()
+        await node.quiet(AUDIT_INTERVAL_S)
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_while_a_part_can_not_be_read_drift_in_the_others_is_healed_within_seconds() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        node.kernel.unreadable = {"skeletons"}
+        await node.quiet(500)
+        remove_virtual_server(node.kernel)
+        with structlog.testing.capture_logs() as logs:
+            await node.quiet(reader.LOOK_INTERVAL_AFTER_FAILURE_S)
+        assert WEB_KEY in node.kernel.virtual_servers
+        assert len([line for line in logs if line["event"] == "kernel_unreadable"]) <= 1, "looks do not repeat it"
+
+
+@in_virtual_time
+async def test_what_is_told_while_a_reading_fails_is_looked_at_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    look = node.kernel.look
+    looks_s: list[float] = []
+
+    def look_and_tell(*arguments: Any, thorough: bool) -> Iterator[Observation]:
+        looks_s.append(loop().time())
+        if len(looks_s) == 1:
+            node.engine.kernel_changed()
+        yield from look(*arguments, thorough=thorough)
+
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(1)
+        node.kernel.unreadable = {"skeletons"}
+        monkeypatch.setattr(node.kernel, "look", look_and_tell)
+        await node.quiet(reader.LOOK_INTERVAL_S + 1)
+    assert len(looks_s) > 1
+    assert looks_s[1] - looks_s[0] < 1
+
+
+@in_virtual_time
+async def test_patience_begins_anew_once_the_kernel_could_be_read() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, builders.node())
+        await node.quiet()
+        for _ in range(2):
+            node.kernel.unreadable = {"sets"}
+            node.engine.kernel_changed()
+            begun = node.kernel.audits
+            await node.quiet(8)
+            assert node.kernel.audits - begun == 3, "after 1, 3 and 7 s"
+            node.kernel.unreadable = set()
+            await node.quiet(60)
+
+
+@in_virtual_time
+async def test_addresses_that_cannot_be_read_are_read_again_soon() -> None:
+    node = MemoryNode()
+    async with node.running():
+        service = builders.service("web", builders.service_port(node_port=30080))
+        node.begin_with(service, SLICE, builders.node())
+        await node.quiet()
+        node.kernel.forget()
+        node.kernel.host_addresses.append(builders.interface_address("eth1", "172.16.0.9"))
+        node.kernel.unreadable = {"interface_addresses"}
+        node.engine.interfaces_changed()
+        with structlog.testing.capture_logs() as logs:
+            await node.quiet()
+        assert [line["event"] for line in logs] == ["addresses could not be read"]
+        assert node.done == []
+        node.kernel.unreadable = set()
+        await node.quiet(1)
+        assert builders.frontend("172.16.0.9", 30080) in node.kernel.virtual_servers
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_a_failing_operation_is_tried_again_with_growing_patience_while_others_go_on() -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    async with node.running():
+        node.begin_with(builders.node())
+        await node.quiet()
+        began_s = loop().time()
+        tries_s: list[float] = []
+
+        def is_web(operation: Operation) -> bool:
+            if adds_web(operation):
+                tries_s.append(round(loop().time() - began_s))
+            return adds_web(operation)
+
+        node.kernel.fail(is_web, errno.ENOMEM, times=5)
+        with structlog.testing.capture_logs() as logs:
+            node.put(WEB, SLICE, OTHER)
+            await node.quiet()
+            assert WEB_KEY not in node.kernel.virtual_servers
+            assert OTHER_KEY in node.kernel.virtual_servers, "one that fails does not hold up others"
+            assert node.watcher.summaries[-1].report.pending
+            await node.quiet(40)
+        assert_from_scratch(node)
+    assert tries_s == [0, 1, 3, 7, 15]
+    failed = [line for line in logs if line["event"] == "operation failed" and "virtual_server" in line["operation"]]
+    assert [(line["operation"], line["errno"]) for line in failed] == [
+        ("add virtual_server TCP 10.96.0.10:80", errno.ENOMEM),
+    ] * 5
+
+
+@in_virtual_time
+async def test_a_service_that_changes_does_not_wait_for_its_failed_operation() -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    async with node.running():
+        node.begin_with(builders.node())
+        await node.quiet()
+        node.kernel.fail(lambda operation: isinstance(operation.item, RealServer), times=4)
+        node.put(WEB, SLICE)
+        await node.quiet(10)
+        node.put(builders.endpoint_slice(builders.endpoint("10.244.0.7")))
+        await node.quiet()
+        assert list(node.kernel.virtual_servers[WEB_KEY].real_servers) == [builders.backend("10.244.0.7")]
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_many_failures_of_one_sync_are_not_all_logged() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(builders.node())
+        await node.quiet()
+        node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=20)
+        with structlog.testing.capture_logs() as logs:
+            node.put(*(builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)) for number in range(20)))
+            await node.quiet()
+    assert len([line for line in logs if line["event"] == "operation failed"]) == engine.ERRORS_SHOWN
+    assert [line["failed"] for line in logs if line["event"] == "synced"] == [20]
+
+
+@in_virtual_time
+async def test_after_a_surprise_the_kernel_is_read_again_soon() -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    async with node.running():
+        node.begin_with(WEB, SLICE, OTHER, builders.node())
+        await node.quiet(60)
+        node.kernel.virtual_servers.clear()
+        node.remove(OTHER)
+        await node.quiet()
+        assert WEB_KEY not in node.kernel.virtual_servers
+        await node.quiet(reader.FIRST_RESYNC_DELAY_S)
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_an_indispensable_setting_that_cannot_be_written_leaves_its_families_lacking_until_it_is_right() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        assert not node.watcher.summaries[-1].lacking
+        node.kernel.fail(lambda operation: isinstance(operation.item, Sysctl), times=1000)
+        for path, families in INDISPENSABLE_SETTINGS.items():
+            node.kernel.sysctls[path] = "0"
+            await node.quiet(AUDIT_INTERVAL_S)
+            assert node.watcher.summaries[-1].lacking == families
+            assert node.watcher.summaries[-1].unmet_settings == {path: "0"}
+            node.kernel.sysctls[path] = "1"  # the operator
+            await node.quiet(AUDIT_INTERVAL_S)
+            assert not node.watcher.summaries[-1].lacking
+            assert not node.watcher.summaries[-1].unmet_settings

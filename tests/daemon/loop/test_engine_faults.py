@@ -1,0 +1,130 @@
+"""The loop on a kernel that fails at random, in every way that kernels fail: nothing is forgotten, nobody held up for long.
+
+What a broken netlink socket or a cut dump looks like below is in ``tests/kernel/test_netlink.py``; here it is an outcome.
+"""
+
+import errno
+import random
+
+import pytest
+
+from ipvsproxy.model.kernel import IpSet, RealServer, SetEntry, Sysctl, VirtualServer
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.reconcile import retry
+from tests.daemon.loop.test_engine import assert_from_scratch
+from tests.support import builders
+from tests.support.memory_node import MemoryNode
+from tests.support.virtual_time import in_virtual_time
+
+NUMBERS = (errno.ENOBUFS, errno.EBUSY, errno.ENOMEM, errno.EEXIST, errno.ENOENT, errno.EINVAL, errno.EPERM)
+"""Without ESRCH: of a real server it means that its virtual server is gone, which is believed."""
+LOCK_HELD_S = 60
+WHOLE_S = 2 * retry.LONGEST_DELAY_S
+PARTS = ("virtual_servers", "sets", "addresses", "skeletons")
+
+
+def change(node: MemoryNode, dice: random.Random) -> None:
+    """Something happens to one of a few Services."""
+    name = f"web-{dice.randrange(6)}"
+    item = builders.service(
+        name, builders.service_port(node_port=dice.choice([0, 30000 + int(name[-1])])), cluster=(f"10.96.0.{1 + int(name[-1])}",)
+    )
+    if dice.random() < 0.3:
+        node.remove(item)
+    else:
+        addresses = dice.sample([f"10.244.0.{number}" for number in range(5)], dice.randint(0, 4))
+        node.put(item, builders.endpoint_slice(*map(builders.endpoint, addresses), service=name))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("number", NUMBERS)
+@in_virtual_time
+async def test_whatever_fails_at_random_is_in_force_once_it_does_not_fail_any_more(number: int, seed: int) -> None:
+    dice = random.Random(f"{number}:{seed}")
+    node = MemoryNode()
+    failing = True
+    # Settings are written once: what the kernel says of them then holds.
+    node.kernel.fail(
+        lambda operation: failing and not isinstance(operation.item, Sysctl) and dice.random() < 0.3, number, times=1_000_000
+    )
+    async with node.running():
+        node.begin_with(builders.node())
+        for _ in range(40):
+            change(node, dice)
+            node.kernel.unreadable = {dice.choice(PARTS)} if dice.random() < 0.1 else set()
+            await node.quiet(dice.choice([0, 0.1, 3, 20]))
+        failing = False
+        node.kernel.unreadable = set()
+        await node.quiet(WHOLE_S)
+        assert_from_scratch(node)
+        node.kernel.forget()
+        await node.quiet(WHOLE_S)
+        assert node.done == [], "and nothing is done any more"
+
+
+@in_virtual_time
+async def test_while_somebody_holds_the_lock_of_the_rules_all_that_needs_no_new_rule_goes_on() -> None:
+    node = MemoryNode()
+    held = False
+    node.kernel.fail(lambda operation: held and isinstance(operation.item, Skeleton), 0, times=1_000_000)
+    async with node.running():
+        node.begin_with(builders.service("web"), builders.node())
+        await node.quiet()
+        held = True
+        node.put(builders.service("other", cluster=("10.96.0.20",)))
+        restricted = builders.service(
+            "guarded", cluster=("10.96.0.30",), load_balancer=("203.0.113.1",), source_ranges=("192.0.2.0/24",)
+        )
+        node.put(restricted)
+        await node.quiet(LOCK_HELD_S)
+        there = {str(key) for key in node.kernel.virtual_servers}
+        assert {"TCP 10.96.0.20:80", "TCP 10.96.0.30:80"} <= there
+        assert "TCP 203.0.113.1:80" not in there, "not before its source ranges are in force"
+        held = False
+        await node.quiet(retry.LONGEST_DELAY_S)
+        assert_from_scratch(node)
+
+
+@pytest.mark.parametrize("kind", [VirtualServer, RealServer, SetEntry, IpSet])
+@in_virtual_time
+async def test_one_object_that_always_fails_stops_no_other_service(kind: type) -> None:
+    node = MemoryNode()
+    bad: list[object] = []
+
+    def is_first(operation: Operation) -> bool:
+        if isinstance(operation.item, kind) and operation.verb is Verb.ADD and not bad:
+            bad.append(operation.item)
+        return operation.item in bad
+
+    node.kernel.fail(is_first, errno.ENOMEM, times=1_000_000)
+    async with node.running():
+        services = [builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)) for number in range(5)]
+        slices = [builders.endpoint_slice(builders.endpoint("10.244.0.5"), service=one.name.name) for one in services]
+        node.begin_with(*services, *slices, builders.node())
+        await node.quiet(600)
+        served = [key for key, server in node.kernel.virtual_servers.items() if server.real_servers]
+        assert len(served) >= 4
+
+
+@in_virtual_time
+async def test_a_virtual_server_that_is_missing_whenever_its_real_servers_come_does_not_keep_the_loop() -> None:
+    node = MemoryNode()
+    (first,) = builders.addresses(builders.CLUSTER_IP)
+
+    def belongs_to_the_first(operation: Operation) -> bool:
+        assert len(node.kernel.applied) < 1000, "the sync does not end"
+        return isinstance(operation.item, RealServer) and operation.item.virtual_server.address == first
+
+    node.kernel.fail(belongs_to_the_first, errno.ESRCH, times=1_000_000)
+    backends = (builders.endpoint("10.244.0.5"), builders.endpoint("10.244.0.6"))
+    async with node.running():
+        node.begin_with(builders.service(), builders.endpoint_slice(*backends), builders.node())
+        await node.quiet(60)
+        node.kernel.forget()
+        other = builders.service("other", cluster=("10.96.0.20",))
+        node.put(other, builders.endpoint_slice(*backends, service="other"))
+        await node.quiet()
+        assert set(node.kernel.virtual_servers[builders.frontend("10.96.0.20", 80)].real_servers.values()) == {1}
+        await node.quiet(60)
+        assert len(node.kernel.applied) < 60 * 10

@@ -1,0 +1,331 @@
+"""The beginning of the loop: what waits for what, what comes first, and what a former process has left."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+import structlog.testing
+
+from ipvsproxy.daemon.sources.source import CannotStartError
+from ipvsproxy.model.kernel import SET_COPY
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.service import ApiObject, ObjectKind
+from ipvsproxy.store.mass_deletion import CONFIRMED_AFTER_S
+from ipvsproxy.translate import view
+from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
+from tests.reconcile import examples
+from tests.support import builders, memory_node
+from tests.support.memory_node import MemoryNode
+from tests.support.virtual_time import in_virtual_time
+
+DNS = builders.service("kube-dns", builders.service_port(53), namespace="kube-system", cluster=("10.96.0.53",))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(ObjectKind)), ids="-".join)
+@in_virtual_time
+async def test_nothing_is_read_or_programmed_before_all_kinds_are_listed(order: Sequence[ObjectKind]) -> None:
+    node = MemoryNode()
+    objects: tuple[ApiObject, ...] = (WEB, SLICE, builders.node())
+    node.kernel.unreadable = set(PARTS)  # whoever reads now complains
+    with structlog.testing.capture_logs() as logs:
+        async with node.running():
+            node.put(*objects)
+            for kind in order[:2]:
+                await node.quiet(100)
+                node.deliver([memory_node.listed(kind, objects)])
+            await node.quiet(100)
+            assert node.done == []
+            node.kernel.unreadable = set()
+            node.deliver([memory_node.listed(order[2], objects)])
+            await node.quiet()
+            assert_from_scratch(node)
+    assert not [line for line in logs if line["log_level"] == "error"]
+    waiting = [line["missing"] for line in logs if line["event"] == "waiting for the first lists"]
+    assert waiting == [[kind.value for kind in ObjectKind if kind not in order[:number]] for number in range(3)]
+
+
+@in_virtual_time
+async def test_first_services_come_first_and_until_all_is_known_nothing_is_removed() -> None:
+    old = builders.service("old", cluster=("10.96.0.99",))
+    before = MemoryNode()
+    async with before.running():
+        before.begin_with(old, WEB, SLICE, builders.node())
+        await before.quiet()
+    node = MemoryNode(before.kernel)
+    node.kernel.forget()
+    new = builders.service("new", cluster=("10.96.0.98",))
+    async with node.running():
+        node.begin_with(new, WEB, SLICE, DNS, KUBERNETES, builders.node())
+        await node.quiet()
+        assert_from_scratch(node)
+    others = [place for place, line in enumerate(node.done) if "10.96.0.98" in line or line.startswith("remove")]
+    firsts = [place for place, line in enumerate(node.done) if "10.96.0.1:" in line or "10.96.0.53" in line]
+    assert firsts
+    assert others
+    assert max(firsts) < min(others)
+    assert "remove virtual_server TCP 10.96.0.99:80" in node.done
+    assert not [line for line in node.done if builders.CLUSTER_IP in line], "what was in force is not touched"
+
+
+@in_virtual_time
+async def test_what_was_done_for_the_first_services_is_told_with_the_first_sync() -> None:
+    node = MemoryNode()
+    node.kernel.fail(lambda operation: "10.96.0.1:443" in str(operation))
+    with structlog.testing.capture_logs() as logs:
+        async with node.running():
+            node.begin_with(KUBERNETES, WEB, builders.node())
+            await node.quiet()
+    report = node.watcher.summaries[0].report
+    assert sum(report.done.values()) + sum(report.failed.values()) == len(node.kernel.applied)
+    assert sum(report.failed.values()) == 1
+    assert [line["error"] for line in logs if line["event"] == "operation failed"] == [report.errors[0].error]
+
+
+@pytest.mark.parametrize(("host", "times"), [(builders.THIS_NODE, 1), (builders.OTHER_NODE, 2)])
+@in_virtual_time
+async def test_rules_for_endpoints_on_this_node_are_written_first_and_stay_where_there_are_some(host: str, times: int) -> None:
+    objects = (KUBERNETES, WEB, builders.endpoint_slice(builders.endpoint("10.244.0.5", host)), builders.node())
+    first = MemoryNode()
+    async with first.running():
+        first.begin_with(*objects)
+        await first.quiet()
+        assert first.done.count("set rules IPv4 rules") == times
+        assert_from_scratch(first)
+    second = MemoryNode(first.kernel)
+    second.kernel.forget()
+    async with second.running():
+        second.begin_with(*objects)
+        await second.quiet()
+        assert "set rules IPv4 rules" not in second.done, "what is in force is not written again for what may come"
+
+
+@in_virtual_time
+async def test_where_there_is_none_of_the_first_services_nothing_is_programmed_before_the_others() -> None:
+    node = MemoryNode()
+    with structlog.testing.capture_logs() as logs:
+        async with node.running():
+            node.begin_with(WEB, SLICE, builders.node())
+            await node.quiet()
+            assert node.done.count("set rules IPv4 rules") == 1
+            assert_from_scratch(node)
+    assert not [line for line in logs if line["event"] == "first services programmed"]
+
+
+HERE = builders.endpoint("10.244.0.5", zones=["zone-a"])
+ELSEWHERE = builders.endpoint("10.244.1.6", builders.OTHER_NODE, zones=["zone-b"])
+
+
+def real_servers(node: MemoryNode) -> set[str]:
+    return {str(key) for key in node.kernel.virtual_servers[WEB_KEY].real_servers}
+
+
+@in_virtual_time
+async def test_zone_hints_count_from_the_first_sync_however_late_the_node_is_told() -> None:
+    """kube-proxy may begin without its Node's zone, and where that first event is lost, hints count for nothing."""
+    node = MemoryNode()
+    hinted = builders.endpoint_slice(HERE, ELSEWHERE)
+    async with node.running():
+        node.put(WEB, hinted)
+        node.deliver([memory_node.listed(kind, (WEB, hinted)) for kind in ObjectKind if kind is not ObjectKind.NODE])
+        await node.quiet(300)
+        assert node.done == [], "nothing is programmed before the Node is known"
+        node.put(builders.node(zone="zone-a"))
+        node.deliver([memory_node.listed(ObjectKind.NODE, (builders.node(),))])
+        await node.quiet()
+        assert real_servers(node) == {"10.244.0.5:8080"}
+    assert not [line for line in node.done if "10.244.1.6" in line], "not even for a moment"
+
+
+@in_virtual_time
+async def test_zone_hints_count_from_the_moment_that_a_node_without_object_or_zone_has_them() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, builders.endpoint_slice(HERE, ELSEWHERE))
+        await node.quiet()
+        assert real_servers(node) == {"10.244.0.5:8080", "10.244.1.6:8080"}
+        for zone, expected in (("", {"10.244.0.5:8080", "10.244.1.6:8080"}), ("zone-b", {"10.244.1.6:8080"})):
+            node.put(builders.node(zone=zone))
+            await node.quiet()
+            assert real_servers(node) == expected
+            assert_from_scratch(node)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@in_virtual_time
+async def test_a_part_of_the_kernel_that_cannot_be_read_holds_back_its_removals_alone(part: str) -> None:
+    old = builders.service("old", cluster=("10.96.0.99",))
+    before = MemoryNode()
+    async with before.running():
+        before.begin_with(old, KUBERNETES, builders.node())
+        await before.quiet()
+    node = MemoryNode(before.kernel)
+    node.kernel.forget()
+    node.kernel.unreadable = {part}
+    with structlog.testing.capture_logs() as logs:
+        async with node.running():
+            node.begin_with(KUBERNETES, WEB, SLICE, builders.node())
+            await node.quiet(100)
+            assert WEB_KEY in node.kernel.virtual_servers, "what is desired is programmed"
+            assert node.kernel.virtual_servers[WEB_KEY].real_servers
+            if part in {"virtual_servers", "sets", "addresses", "interface_addresses"}:
+                assert not [line for line in node.done if line.startswith(("remove set_entry", "remove address"))]
+            errors = [line for line in logs if line["event"] == "kernel_unreadable"]
+            assert [line["error"] for line in errors] == [f"{part} cannot be read"], "one line, however often it is tried"
+            assert node.engine.unreadable == {f"{part} cannot be read"}
+            node.kernel.unreadable = set()
+            await node.quiet(60)
+            assert_from_scratch(node)
+            assert not node.engine.unreadable
+    assert [line for line in logs if line["event"] == "kernel_readable"]
+
+
+@in_virtual_time
+async def test_virtual_servers_whose_witnesses_cannot_be_read_stay() -> None:
+    old = builders.service("old", cluster=("10.96.0.99",))
+    before = MemoryNode()
+    async with before.running():
+        before.begin_with(old, builders.node())
+        await before.quiet()
+    node = MemoryNode(before.kernel)
+    node.kernel.forget()
+    node.kernel.unreadable = {"sets", "addresses"}
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(100)
+        assert not [line for line in node.done if line.startswith("remove")]
+        node.kernel.unreadable = set()
+        await node.quiet(60)
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_nothing_of_a_family_that_is_not_served_is_removed() -> None:
+    dual = builders.service("dual", cluster=("10.96.0.40", "fd00::40"))
+    before = MemoryNode()
+    async with before.running():
+        before.begin_with(dual, WEB, SLICE, builders.node())
+        await before.quiet()
+    node = MemoryNode(before.kernel, settings=view.Settings(families=frozenset({Family.IPV4})))
+    node.kernel.forget()
+    async with node.running():
+        node.begin_with(dual, WEB, SLICE, builders.node())
+        await node.quiet(100)
+        assert not [line for line in node.done if line.startswith("remove")]
+        assert node.engine.reconciler.pending == 0
+        assert "fd00::40" in {str(key.address) for key in node.kernel.virtual_servers}
+        assert "fd00::40" in {str(address) for address in node.kernel.addresses}
+
+
+@in_virtual_time
+async def test_a_node_whose_primary_family_is_not_served_ends_the_process_before_anything_is_programmed() -> None:
+    node = MemoryNode(settings=view.Settings(families=frozenset({Family.IPV6})))
+    node.begin_with(WEB, SLICE, builders.node("192.168.0.10", "fd00:10::10"))
+    with pytest.raises(CannotStartError, match="IPv4, the family of this node's primary address, can not be served"):
+        await node.engine.run()
+    assert node.done == []
+
+
+@in_virtual_time
+async def test_a_restart_finds_everything_in_force_and_does_nothing() -> None:
+    objects = (WEB, SLICE, KUBERNETES, builders.node())
+    before = MemoryNode()
+    async with before.running():
+        before.begin_with(*objects)
+        await before.quiet()
+    held = memory_node.contents(before.kernel)
+    node = MemoryNode(before.kernel)
+    node.kernel.forget()
+    async with node.running():
+        assert memory_node.contents(node.kernel) == held, "the end of the first one left all as it was"
+        node.begin_with(*objects)
+        await node.quiet(100)
+    # IPVS timeouts are written again: reading them would be no cheaper.
+    assert node.done == ["set timeouts timeouts 600 0 0"]
+
+
+@in_virtual_time
+async def test_a_first_list_that_is_empty_takes_nothing_from_the_kernel_until_another_confirms_it() -> None:
+    before = MemoryNode()
+    async with before.running():
+        before.begin_with(WEB, SLICE, builders.node())
+        await before.quiet()
+    node = MemoryNode(before.kernel, guard_percent=50)
+    node.kernel.forget()
+    new = builders.service("new", cluster=("10.96.0.98",))
+    with structlog.testing.capture_logs() as logs:
+        async with node.running():
+            node.begin_with(builders.node())
+            await node.quiet(after_s=CONFIRMED_AFTER_S)
+            assert node.done == ["set timeouts timeouts 600 0 0"]  # which every start writes: it is cheap
+            node.put(new)
+            await node.quiet()
+            assert "add virtual_server TCP 10.96.0.98:80" in node.done
+            assert not [line for line in node.done if line.startswith("remove")]
+            for kind in (ObjectKind.SERVICE, ObjectKind.ENDPOINT_SLICE):
+                node.deliver([memory_node.listed(kind, [new])])
+            await node.quiet()
+            assert "remove virtual_server TCP 10.96.0.10:80" in node.done
+            assert_from_scratch(node)
+    told = sorted(line["kind"] for line in logs if line["event"] == "the first list is empty, which is not believed")
+    assert told == ["EndpointSlice", "Service"]
+
+
+@in_virtual_time
+async def test_while_a_first_list_is_doubted_no_rule_is_written_that_could_not_be_taken_back() -> None:
+    node = MemoryNode(guard_percent=50)
+    async with node.running():
+        node.begin_with(builders.service("kubernetes", namespace="default", cluster=("10.96.0.1",)), builders.node())
+        await node.quiet(CONFIRMED_AFTER_S / 2)
+        summary = node.watcher.summaries[-1]
+        assert (list(summary.lacking), summary.report.pending) == ([], 0)
+
+
+@in_virtual_time
+async def test_the_copy_of_a_set_that_a_killed_process_was_enlarging_is_removed_at_the_start() -> None:
+    node = MemoryNode()
+    node.kernel.set_copy = True
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        assert_from_scratch(node)
+    assert not node.kernel.set_copy
+    assert node.done.count("remove set KUBE-IPVSPROXY-LARGER") == 1
+
+
+@in_virtual_time
+async def test_a_copy_that_could_not_be_removed_is_removed_later() -> None:
+    node = MemoryNode()
+    node.kernel.set_copy = True
+    node.kernel.fail(lambda operation: operation.item == SET_COPY, times=2)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(100)
+        assert_from_scratch(node)
+    assert not node.kernel.set_copy
+
+
+@in_virtual_time
+async def test_a_copy_that_appears_later_is_found_by_an_audit_and_counts_as_drift() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet()
+        node.kernel.set_copy = True
+        node.engine.kernel_changed()
+        await node.quiet(4000)
+    assert not node.kernel.set_copy
+
+
+@in_virtual_time
+async def test_a_virtual_server_of_somebody_else_stays_on_an_address_where_no_node_port_is_served() -> None:
+    """As of a keepalived on its own address of eth0, where node ports answer on the primary address only."""
+    kernel = memory_node.new_kernel()
+    kernel.host_addresses.append(builders.interface_address("eth0", "172.18.0.77"))
+    foreign, served = builders.frontend("172.18.0.77", 30080), builders.frontend(builders.NODE_ADDRESS, 30080)
+    kernel.virtual_servers[foreign] = examples.observed({builders.backend("192.0.2.50"): 1})
+    for _ in range(2):
+        node = MemoryNode(kernel, settings=view.Settings(node_port_primary=True))
+        async with node.running():
+            node.begin_with(builders.service("web", builders.service_port(node_port=30080)), builders.node())
+            await node.quiet(10)
+            assert {foreign, served} <= kernel.virtual_servers.keys()

@@ -1,0 +1,116 @@
+"""The collector's pauses. What they gain is measured by scripts/bench, not here."""
+
+import gc
+import weakref
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from ipvsproxy.daemon.loop import garbage
+
+
+class Knot:
+    """Refers to itself, so that only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.enable()
+    gc.unfreeze()
+
+
+def test_nothing_is_collected_inside_the_block_and_what_it_made_is_passed_over_afterwards() -> None:
+    frozen = gc.get_freeze_count()
+    with garbage.postponed():
+        assert not gc.isenabled()
+        made = [[number] for number in range(1000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= frozen + len(made)
+
+
+def test_a_failed_start_leaves_the_collector_at_work() -> None:
+    frozen = gc.get_freeze_count()
+    with pytest.raises(KeyError), garbage.postponed():
+        raise KeyError
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen
+
+
+def test_what_outlives_a_full_round_is_passed_over_until_a_day_has_gone() -> None:
+    now_s = 0.0
+    with garbage.in_short_rounds(lambda: now_s) as thaw_if_due:
+        knot = Knot()
+        gc.collect()
+        assert gc.get_freeze_count() > 0
+        seen = weakref.ref(knot)
+        del knot
+        now_s = garbage.THAW_INTERVAL_S - 1
+        thaw_if_due()
+        gc.collect()
+        assert seen() is not None
+        now_s += 1
+        thaw_if_due()
+        assert seen() is None
+        assert gc.get_freeze_count() > 0
+
+
+def test_rounds_are_short_again_after_the_thaw() -> None:
+    now_s = 0.0
+    walked: list[int] = []
+    kept = [[number] for number in range(40 * garbage.YOUNG_OBJECTS)]
+
+    def note(phase: str, info: Mapping[str, int]) -> None:
+        if phase == "start":
+            walked.append(sum(len(gc.get_objects(age)) for age in range(info["generation"] + 1)))
+
+    with garbage.in_short_rounds(lambda: now_s) as thaw_if_due:
+        now_s = garbage.THAW_INTERVAL_S
+        thaw_if_due()
+        gc.callbacks.append(note)
+        kept += [[number] for number in range(20 * garbage.YOUNG_OBJECTS)]
+        gc.callbacks.remove(note)
+    assert len(walked) > 10
+    assert max(walked) <= 3.2 * garbage.YOUNG_OBJECTS
+
+
+def test_young_garbage_is_collected_without_being_asked_for_and_no_round_is_long() -> None:
+    walked: list[int] = []
+
+    def note(phase: str, info: Mapping[str, int]) -> None:
+        if phase == "start":
+            walked.append(sum(len(gc.get_objects(age)) for age in range(info["generation"] + 1)))
+
+    with garbage.postponed():
+        pass
+    with garbage.in_short_rounds():
+        gc.callbacks.append(note)
+        seen = weakref.ref(Knot())
+        kept = [[number] for number in range(10 * garbage.YOUNG_OBJECTS)]
+        gc.callbacks.remove(note)
+    assert len(kept) == 10 * garbage.YOUNG_OBJECTS
+    assert seen() is None
+    assert len(walked) > 5
+    assert max(walked) <= 3.2 * garbage.YOUNG_OBJECTS
+
+
+def test_afterwards_the_collector_is_as_before() -> None:
+    before, callbacks = gc.get_threshold(), list(gc.callbacks)
+    with garbage.in_short_rounds():
+        assert gc.get_threshold() == (garbage.YOUNG_OBJECTS, garbage.ROUNDS_BETWEEN, garbage.ROUNDS_BETWEEN)
+    with pytest.raises(KeyError), garbage.in_short_rounds():
+        raise KeyError
+    assert gc.get_threshold() == before
+    assert list(gc.callbacks) == callbacks
+
+
+def test_where_rounds_have_no_ages_only_the_young_are_counted_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "_ROUNDS_HAVE_AGES", False)
+    _, *others = gc.get_threshold()
+    with garbage.in_short_rounds():
+        assert gc.get_threshold() == (garbage.YOUNG_OBJECTS, *others)

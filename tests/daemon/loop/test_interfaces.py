@@ -1,0 +1,109 @@
+"""What of the changes that others make to interfaces and addresses reaches the loop."""
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Sequence
+from typing import Self
+
+import pytest
+
+from ipvsproxy.daemon.loop import interfaces
+from ipvsproxy.kernel import notify
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
+from tests.support import builders
+from tests.support.fake_kernel import FakeKernel
+
+
+class Listener:
+    """Tells what a test wrote, once its descriptor is readable."""
+
+    def __init__(self) -> None:
+        self.told: list[notify.Change] = []
+        self.is_broken = False
+        self.is_closed = False
+        self._reading, self._writing = socket.socketpair()
+
+    def wake(self) -> None:
+        self._writing.send(b"x")
+
+    def fileno(self) -> int:
+        return self._reading.fileno()
+
+    def read(self) -> Sequence[notify.Change]:
+        if self.is_broken:
+            raise KernelError(action="listen for changes of interfaces", errno=errno.EBADF)
+        self._reading.recv(1)
+        told, self.told = self.told, []
+        return told
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_closed = True
+        self._reading.close()
+        self._writing.close()
+
+
+class Told:
+    """What an engine was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.arrived = asyncio.Event()
+
+    def kernel_changed(self) -> None:
+        self.calls.append("kernel")
+        self.arrived.set()
+
+    def interfaces_changed(self) -> None:
+        self.calls.append("interfaces")
+        self.arrived.set()
+
+
+NODE = FakeKernel()
+NODE.ports = set()  # type: ignore[attr-defined]  # as the real one has
+OURS = InterfaceAddress(DEVICE, builders.addresses("10.96.0.10")[0], 32)
+THEIRS = builders.interface_address("eth0", "192.168.0.11")
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> Listener:
+    listener = Listener()
+    monkeypatch.setattr(notify, "ChangeListener", lambda *, own_ports: listener)
+    return listener
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (notify.AddressAppeared(THEIRS), "interfaces"),
+        (notify.AddressVanished(THEIRS), "interfaces"),
+        (notify.AddressAppeared(OURS), "kernel"),
+        (notify.AddressVanished(OURS), "kernel"),
+        (notify.DeviceVanished(DEVICE), "kernel"),
+        (notify.Overrun(), "kernel"),
+    ],
+)
+async def test_what_others_change_has_the_loop_look_again(listener: Listener, change: notify.Change, expected: str) -> None:
+    told = Told()
+    following = asyncio.create_task(interfaces.follow(told, NODE))  # type: ignore[arg-type]  # doubles
+    listener.told = [change]
+    listener.wake()
+    await told.arrived.wait()
+    following.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await following
+    assert told.calls == [expected]
+    assert listener.is_closed
+
+
+async def test_a_listener_that_breaks_ends_the_process(listener: Listener) -> None:
+    listener.is_broken = True
+    listener.wake()
+    with pytest.raises(KernelError, match="listen for changes"):
+        await interfaces.follow(Told(), NODE)  # type: ignore[arg-type]  # doubles
+    assert listener.is_closed

@@ -1,0 +1,35 @@
+"""Refused Service addresses in the loop: served no more, told once, and served when the API servers have moved."""
+
+import structlog.testing
+
+from ipvsproxy.model.kernel import VirtualServerKey
+from ipvsproxy.model.net import Protocol, parse_address
+from tests.support import builders
+from tests.support.memory_node import MemoryNode
+from tests.support.virtual_time import in_virtual_time
+
+API_SERVER = "192.168.0.99"
+KEY = VirtualServerKey(Protocol.TCP, parse_address(API_SERVER), 80)
+KUBERNETES = builders.service("kubernetes", builders.service_port(443), cluster=("10.96.0.1",))
+
+
+@in_virtual_time
+async def test_an_external_address_that_is_an_api_server_s_is_refused_and_told_once() -> None:
+    node = MemoryNode()
+    hijacker = builders.service("web", cluster=("10.96.0.10",), external=(API_SERVER,))
+    servers = builders.endpoint_slice(builders.endpoint(API_SERVER), service="kubernetes")
+    async with node.running():
+        with structlog.testing.capture_logs() as logs:
+            node.begin_with(KUBERNETES, servers, hijacker, builders.node())
+            await node.quiet()
+            node.put(builders.endpoint_slice(builders.endpoint("10.244.0.5")))
+            await node.quiet()
+        told = [line for line in logs if line["event"] == "not used"]
+        assert [(line["name"], line["field"], line["reason"]) for line in told] == [
+            ("default/web", "spec.externalIPs", f"{API_SERVER} is the address of an API server")
+        ]
+        assert KEY not in node.kernel.virtual_servers
+        assert parse_address(API_SERVER) not in node.kernel.addresses
+        node.put(builders.endpoint_slice(builders.endpoint("192.168.0.98"), service="kubernetes"))
+        await node.quiet()
+        assert KEY in node.kernel.virtual_servers

@@ -1,0 +1,161 @@
+"""What is counted at a scrape: only what is ours, by family, set and kind, and how old things are."""
+
+from collections.abc import Mapping
+
+from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.metrics import gauges
+from ipvsproxy.daemon.metrics.gauges import Sources
+from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.model.kernel import (
+    DEVICE,
+    NODE_OWNER,
+    Connections,
+    Device,
+    IpSet,
+    ObservedVirtualServer,
+    SetEntry,
+    SetKind,
+    VirtualServerSettings,
+)
+from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.service import ObjectKind, Put
+from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.store.objects import Store
+from tests.support import builders
+from tests.support.summaries import Clock
+
+BOTH = (Family.IPV4, Family.IPV6)
+KINDS = ("device", "set", "set_entry", "rules", "virtual_server", "address", "sysctl")
+CLUSTER_IPS = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name
+
+
+class Figures:
+    """Everything that is asked at a scrape, at second 100."""
+
+    def __init__(self) -> None:
+        self.clock = Clock(100.0)
+        self.reconciler = Reconciler(Policy())
+        self.store = Store(started_s=0)
+        self.status = Status(families=BOTH, sync_period_s=30, clock=self.clock, wall_clock=self.clock)
+        self.watches: Mapping[ObjectKind, WatchStatus] = {}
+
+    def read(self) -> dict[str, dict[tuple[str, ...], float]]:
+        sources = Sources(
+            reconciler=self.reconciler, store=self.store, status=self.status, clock=self.clock, watches=lambda: self.watches
+        )
+        return {one.name: dict(one.values) for one in gauges.gauges(gauges.look(sources), BOTH) if one}
+
+
+def _server(*backends: str) -> ObservedVirtualServer:
+    return ObservedVirtualServer(VirtualServerSettings("rr"), {builders.backend(one): 1 for one in backends})
+
+
+def test_virtual_and_real_servers_of_ours_are_counted_by_family_and_those_of_others_are_not() -> None:
+    figures = Figures()
+    ours = builders.frontend("10.96.0.10", 80), builders.frontend("fd00:10:96::10", 80)
+    foreign = builders.frontend("192.0.2.1", 80)
+    figures.reconciler.observer.observe(
+        Observation(
+            virtual_servers={
+                ours[0]: _server("10.244.0.5", "10.244.0.6"),
+                ours[1]: _server("fd00:10:244::5"),
+                foreign: _server("10.244.0.7"),
+            },
+            sets={},
+            addresses=frozenset(key.address for key in ours),
+            interface_addresses=(),
+        ),
+        now=0,
+    )
+    seen = figures.read()
+    assert seen["ipvsproxy_virtual_servers"] == {("IPv4",): 1, ("IPv6",): 1}
+    assert seen["ipvsproxy_real_servers"] == {("IPv4",): 2, ("IPv6",): 1}
+    assert seen["ipvsproxy_addresses"] == {("IPv4",): 1, ("IPv6",): 1}
+
+
+def test_entries_are_counted_by_set_and_what_differs_by_kind() -> None:
+    figures = Figures()
+    claims = figures.reconciler.claims
+    claims.put_node(BOTH, (), None)
+    assert figures.read()["ipvsproxy_pending"][("set",)] == 34
+    entry = SetEntry(CLUSTER_IPS, parse_address("10.96.0.10"), None, 80)
+    claims.entries[CLUSTER_IPS].confirm(entry, value=True)
+    claims.devices.confirm(Device(DEVICE), value=True)
+    seen = figures.read()
+    assert len(seen["ipvsproxy_set_entries"]) == 34
+    assert seen["ipvsproxy_set_entries"][CLUSTER_IPS,] == 1
+    assert seen["ipvsproxy_pending"][("set_entry",)] == 1
+    assert seen["ipvsproxy_pending"][("device",)] == 0
+
+
+def test_drains_have_a_number_and_the_age_of_the_oldest() -> None:
+    figures = Figures()
+    assert figures.read()["ipvsproxy_oldest_drain_age_seconds"] == {(): 0}
+    for address, since_s in (("10.244.0.5", 40.0), ("10.244.0.6", 70.0)):
+        figures.reconciler.drains.begin(builders.frontend("10.96.0.10", 80), builders.backend(address), since_s)
+    seen = figures.read()
+    assert seen["ipvsproxy_drains"] == {(): 2}
+    assert seen["ipvsproxy_oldest_drain_age_seconds"] == {(): 60}
+
+
+def test_what_is_empty_and_waits_for_its_removal_does_not_drain_any_more() -> None:
+    figures = Figures()
+    key, drains = builders.frontend("10.96.0.10", 80), figures.reconciler.drains
+    for address, since_s in (("10.244.0.5", 40.0), ("10.244.0.6", 70.0)):
+        drains.begin(key, builders.backend(address), since_s)
+    drains.note(key, {builders.backend("10.244.0.6"): Connections(1, 0)}, 80, may_wait=10)
+    seen = figures.read()
+    assert seen["ipvsproxy_drains"] == {(): 1}
+    assert seen["ipvsproxy_waiting_removals"] == {(): 1}
+    assert seen["ipvsproxy_oldest_drain_age_seconds"] == {(): 30}
+    drains.end(key, builders.backend("10.244.0.5"))
+    assert figures.read()["ipvsproxy_waiting_removals"] == {(): 0}
+
+
+def test_changes_that_no_sync_has_taken_are_pending_and_grow_old() -> None:
+    figures = Figures()
+    web = builders.service()
+    figures.store.deliver([Put(ObjectKind.SERVICE, web.name, web)], now=100)
+    figures.clock.now += 5
+    seen = figures.read()
+    assert seen["kubeproxy_sync_proxy_rules_service_changes_pending"] == {(): 1}
+    assert seen["kubeproxy_sync_proxy_rules_endpoint_changes_pending"] == {(): 0}
+    assert seen["ipvsproxy_oldest_change_age_seconds"] == {(): 5}
+    figures.store.take()
+    assert figures.read()["kubeproxy_sync_proxy_rules_service_changes_pending"] == {(): 0}
+
+
+def test_watches_tell_whether_they_are_open_and_when_the_server_was_last_heard_of() -> None:
+    figures = Figures()
+    figures.watches = {
+        ObjectKind.SERVICE: WatchStatus(connected=True, contact_s=90.0),
+        ObjectKind.NODE: WatchStatus(),
+    }
+    seen = figures.read()
+    assert seen["ipvsproxy_watch_connected"] == {("Service",): 1, ("Node",): 0}
+    assert seen["ipvsproxy_watch_contact_age_seconds"] == {("Service",): 10}
+
+
+def test_drift_is_counted_by_kind() -> None:
+    figures = Figures()
+    address = parse_address("10.96.0.10")
+    figures.reconciler.claims.addresses.claim(NODE_OWNER, {}, {address: NODE_OWNER})
+    for addresses in (frozenset({address}), frozenset()):
+        figures.reconciler.observer.observe(Observation(addresses=addresses), now=0)
+    drift = figures.read()["ipvsproxy_drift_total"]
+    assert drift == {(kind,): float(kind == "address") for kind in KINDS}
+
+
+def test_who_waits_has_a_turn_while_many_are_counted() -> None:
+    figures, many = Figures(), 3 * gauges.OBJECTS_AT_ONCE
+    addresses = [f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(many)]
+    figures.reconciler.observer.observe(
+        Observation(
+            virtual_servers={builders.frontend(one, 80): _server() for one in addresses},
+            addresses=frozenset(builders.addresses(*addresses)),
+        ),
+        0,
+    )
+    sources = Sources(reconciler=figures.reconciler, store=figures.store, status=figures.status, clock=figures.clock)
+    assert sum(one is None for one in gauges.gauges(gauges.look(sources), BOTH)) == 3 + 3

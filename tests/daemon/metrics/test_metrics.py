@@ -1,0 +1,369 @@
+"""Names, types, labels and buckets against the recorded kube-proxy, what is counted where, and the formats of the page."""
+
+import asyncio
+import errno
+import gzip
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from prometheus_client import Metric, parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
+
+from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.metrics import gauges, histogram
+from ipvsproxy.daemon.metrics.gauges import Gauges, Sources
+from ipvsproxy.daemon.metrics.metrics import Metrics
+from ipvsproxy.daemon.sources.reflector import Trouble
+from ipvsproxy.model.kernel import DEVICE, Device, Flow, FlowCleaning, RealServer
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
+from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.store.objects import Changes, Complaint, Store, Trigger
+from tests.support import builders, golden_fixtures
+from tests.support.summaries import Clock, state, summary
+
+BOTH = (Family.IPV4, Family.IPV6)
+READ_OPENMETRICS: Callable[[str], Iterable[Metric]] = openmetrics_parser.text_string_to_metric_families
+WALL_S = 1_800_000_000.0
+SYNC = "kubeproxy_sync_proxy_rules"
+WEB = ServiceName(builders.NAMESPACE, "web")
+
+
+def _metrics(families: Collection[Family] = BOTH, clock: Clock | None = None) -> Metrics:
+    clock = clock or Clock()
+    metrics = Metrics(clock=clock, wall_clock=lambda: WALL_S)
+    status = Status(families=families, sync_period_s=30, clock=clock, wall_clock=clock)
+    reconciler = Reconciler(Policy())
+    metrics.show(families, Sources(reconciler=reconciler, store=Store(started_s=0), status=status, clock=clock))
+    return metrics
+
+
+async def _page(metrics: Metrics) -> str:
+    return (await metrics.expose()).whole.decode()
+
+
+async def _rows(metrics: Metrics) -> Mapping[str, float]:
+    """Every sample as the page writes it."""
+    lines = [line.rpartition(" ") for line in (await _page(metrics)).splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def _as_recorded(page: str) -> Mapping[str, Any]:
+    """Type, labels and buckets of each series, in the form of the recordings."""
+    types = dict(line.split()[2:4] for line in page.splitlines() if line.startswith("# TYPE"))
+    found: dict[str, dict[str, Any]] = {}
+    for line in page.splitlines():
+        if line.startswith("#"):
+            continue
+        name, _, rest = line.rpartition(" ")[0].partition("{")
+        labels = rest.removesuffix("}").split(",") if rest else []
+        family = name
+        for suffix in ("_bucket", "_sum", "_count"):
+            if types.get(name.removesuffix(suffix)) == "histogram":
+                family = name.removesuffix(suffix)
+        bounds = [label for label in labels if label.startswith("le=")]
+        row = found.setdefault(
+            f"{family}{{{','.join(label for label in labels if label not in bounds)}}}", {"type": types[family]}
+        )
+        if bounds:
+            row.setdefault("buckets", []).append(bounds[0].removeprefix('le="').removesuffix('"'))
+    return found
+
+
+@pytest.mark.parametrize(("profile", "families"), [("default", BOTH), ("single-v4", BOTH[:1])])
+async def test_every_recorded_series_is_there_with_its_type_labels_and_buckets(
+    profile: str, families: Collection[Family]
+) -> None:
+    recorded = golden_fixtures.recording(profile, "P0")["metrics"]
+    seen = _as_recorded(await _page(_metrics(families)))
+    expected = {series: {key: value for key, value in row.items() if key != "value"} for series, row in recorded.items()}
+    assert {series: seen.get(series) for series in expected} == expected
+
+
+async def test_what_kube_proxy_shows_besides_is_what_it_shows_later() -> None:
+    recorded = golden_fixtures.recording("default", "P0")["metrics"]
+    seen = [series for series in _as_recorded(await _page(_metrics())) if series.startswith("kubeproxy_")]
+    assert sorted(set(seen) - set(recorded)) == [
+        'kubeproxy_network_programming_duration_seconds{ip_family="IPv4"}',
+        'kubeproxy_network_programming_duration_seconds{ip_family="IPv6"}',
+        'kubeproxy_proxy_healthz_total{code="503"}',
+        'kubeproxy_proxy_livez_total{code="503"}',
+        'kubeproxy_sync_proxy_rules_iptables_restore_failures_total{ip_family="IPv4"}',
+        'kubeproxy_sync_proxy_rules_iptables_restore_failures_total{ip_family="IPv6"}',
+    ]
+
+
+async def test_the_buckets_of_network_programming_are_written_as_go_writes_them() -> None:
+    row = _as_recorded(await _page(_metrics()))['kubeproxy_network_programming_duration_seconds{ip_family="IPv4"}']
+    assert row["buckets"] == [*(f"{bound:g}" for bound in histogram.SLOW_S), "+Inf"]
+    assert {"0.25", "1", "60", "300"} <= set(row["buckets"])
+
+
+async def test_there_is_no_series_of_when_a_series_was_created() -> None:
+    metrics = _metrics()
+    metrics.healthz(200)
+    assert "_created" not in await _page(metrics)
+
+
+@pytest.mark.parametrize("name", ["process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"])
+async def test_the_process_is_measured(name: str) -> None:
+    assert (await _rows(_metrics()))[name] > 0
+
+
+async def test_a_sync_is_counted_once_for_each_family() -> None:
+    metrics = _metrics()
+    metrics.synced(summary(applied_s=0.003))
+    metrics.synced(summary(applied_s=0.1, lacking=[Family.IPV6]))
+    rows = await _rows(metrics)
+    for family in ("IPv4", "IPv6"):
+        assert rows[f'{SYNC}_duration_seconds_count{{ip_family="{family}"}}'] == 2
+        assert rows[f'{SYNC}_duration_seconds_sum{{ip_family="{family}"}}'] == pytest.approx(0.103)
+        assert rows[f'{SYNC}_duration_seconds_bucket{{ip_family="{family}",le="0.004"}}'] == 1
+
+
+async def test_only_a_complete_sync_of_a_family_has_a_time() -> None:
+    metrics = _metrics()
+    metrics.synced(summary(lacking=[Family.IPV6]))
+    rows = await _rows(metrics)
+    assert rows[f'{SYNC}_last_timestamp_seconds{{ip_family="IPv4"}}'] == WALL_S
+    assert rows[f'{SYNC}_last_timestamp_seconds{{ip_family="IPv6"}}'] == 0
+    assert rows[f'{SYNC}_last_queued_timestamp_seconds{{ip_family="IPv6"}}'] == WALL_S
+
+
+async def test_a_sync_that_was_asked_for_has_the_time_of_that_moment_however_often_it_is_shown() -> None:
+    clock = Clock()
+    metrics = _metrics(clock=clock)
+    metrics.queued(clock.now)
+    clock.now += 7
+    for _ in range(2):
+        rows = await _rows(metrics)
+        assert rows[f'{SYNC}_last_queued_timestamp_seconds{{ip_family="IPv4"}}'] == WALL_S - 7
+        clock.now += 1
+    metrics.queued(clock.now - 0.5)
+    assert (await _rows(metrics))[f'{SYNC}_last_queued_timestamp_seconds{{ip_family="IPv6"}}'] == WALL_S - 0.5
+
+
+async def test_changes_are_counted_by_kind_and_programming_latency_by_family() -> None:
+    metrics = _metrics()
+    seen = {ObjectKind.SERVICE: 2, ObjectKind.ENDPOINT_SLICE: 3, ObjectKind.NODE: 1}
+    metrics.synced(summary(Changes(seen=seen, triggers=(Trigger(Family.IPV6, WALL_S - 0.4), Trigger(Family.IPV6, WALL_S + 5)))))
+    rows = await _rows(metrics)
+    assert rows[f"{SYNC}_service_changes_total"] == 2
+    assert rows[f"{SYNC}_endpoint_changes_total"] == 3
+    latency = "kubeproxy_network_programming_duration_seconds"
+    assert rows[f'{latency}_count{{ip_family="IPv4"}}'] == 0
+    # A clock that is ahead of ours must not make time run backwards.
+    assert rows[f'{latency}_bucket{{ip_family="IPv6",le="0.25"}}'] == 1
+    assert rows[f'{latency}_bucket{{ip_family="IPv6",le="0.5"}}'] == 2
+    assert rows[f'{latency}_sum{{ip_family="IPv6"}}'] == pytest.approx(0.4)
+
+
+async def test_services_without_local_endpoints_are_counted_as_long_as_they_are_without() -> None:
+    metrics = _metrics()
+    metrics.synced(
+        summary(
+            states=[
+                state("web", without_local_external=BOTH),
+                state("dns", without_local_internal=[Family.IPV4], without_local_external=[Family.IPV4]),
+            ]
+        )
+    )
+    counts = {
+        (policy, family): f'{SYNC}_no_local_endpoints_total{{ip_family="{family}",traffic_policy="{policy}"}}'
+        for policy in ("internal", "external")
+        for family in ("IPv4", "IPv6")
+    }
+    rows = await _rows(metrics)
+    assert [rows[counts[key]] for key in counts] == [1, 0, 2, 1]
+    metrics.synced(summary(states=[state("web", without_local_external=[Family.IPV4])]))
+    rows = await _rows(metrics)
+    assert [rows[counts[key]] for key in counts] == [1, 0, 2, 0]
+    metrics.synced(summary(Changes(services={WEB: 0.0, ServiceName(builders.NAMESPACE, "dns"): 0.0})))
+    rows = await _rows(metrics)
+    assert [rows[counts[key]] for key in counts] == [0, 0, 0, 0]
+
+
+async def test_rules_that_could_not_be_written_are_counted_by_family() -> None:
+    metrics = _metrics()
+    skeletons = [Operation(Verb.SET, Skeleton(family=family, chains={}, jumps=())) for family in BOTH]
+    metrics.applied([Outcome(skeletons[0]), Outcome(skeletons[1], error="line 3 failed")], 0.02)
+    rows = await _rows(metrics)
+    assert rows[f'{SYNC}_iptables_restore_failures_total{{ip_family="IPv4"}}'] == 0
+    assert rows[f'{SYNC}_iptables_restore_failures_total{{ip_family="IPv6"}}'] == 1
+    assert rows['ipvsproxy_apply_duration_seconds_count{driver="iptables"}'] == 1
+
+
+async def test_removed_flows_are_counted_by_family() -> None:
+    metrics = _metrics()
+    cleaning = FlowCleaning(Flow(Family.IPV4, Protocol.UDP, parse_address("10.96.0.10"), 53), frozenset())
+    metrics.applied([Outcome(Operation(Verb.REMOVE, cleaning), removed=7)] * 2, 0.02)
+    rows = await _rows(metrics)
+    reconciler = "kubeproxy_conntrack_reconciler"
+    assert rows[f'{reconciler}_deleted_entries_total{{ip_family="IPv4"}}'] == 14
+    assert rows[f'{reconciler}_sync_duration_seconds_count{{ip_family="IPv4"}}'] == 1
+    assert rows[f'{reconciler}_sync_duration_seconds_count{{ip_family="IPv6"}}'] == 0
+
+
+async def test_operations_are_counted_by_verb_kind_and_outcome() -> None:
+    metrics = _metrics()
+    report = Report(done={("add", "real_server"): 10}, failed={("add", "address"): 1}, errors=(), pending=1, surprises=2)
+    metrics.synced(summary(report=report))
+    rows = await _rows(metrics)
+    assert rows['ipvsproxy_operations_total{kind="real_server",outcome="done",verb="add"}'] == 10
+    assert rows['ipvsproxy_operations_total{kind="address",outcome="failed",verb="add"}'] == 1
+    assert rows["ipvsproxy_surprises_total"] == 2
+
+
+async def test_the_phases_of_a_sync_are_told_apart_and_only_changes_wait() -> None:
+    metrics = _metrics()
+    metrics.synced(summary(states=[state()], waited_s=0.9, applied_s=0.05))
+    metrics.synced(summary())
+    rows = await _rows(metrics)
+    phases = "ipvsproxy_sync_phase_duration_seconds"
+    assert rows[f'{phases}_count{{phase="waiting"}}'] == 1
+    assert rows[f'{phases}_sum{{phase="waiting"}}'] == 0.9
+    assert rows[f'{phases}_count{{phase="apply"}}'] == 2
+    assert rows[f'{phases}_sum{{phase="apply"}}'] == 0.05
+
+
+async def test_objects_that_break_the_rules_are_counted_and_those_that_are_not_for_us_are_not() -> None:
+    metrics = _metrics()
+    complaints = (
+        Complaint(ObjectKind.SERVICE, "default/web", (Skipped("spec.ports[0]", "no"), Skipped("", "headless", invalid=False))),
+        Complaint(ObjectKind.ENDPOINT_SLICE, "default/web-1", (Skipped("", "not an object"),)),
+    )
+    metrics.synced(summary(Changes(complaints=complaints)))
+    rows = await _rows(metrics)
+    invalid = {key: value for key, value in rows.items() if key.startswith("ipvsproxy_invalid_objects_total")}
+    assert [key for key, value in invalid.items() if value] == [
+        'ipvsproxy_invalid_objects_total{extent="part",kind="Service"}',
+        'ipvsproxy_invalid_objects_total{extent="object",kind="EndpointSlice"}',
+    ]
+    assert sum(invalid.values()) == 2
+
+
+async def test_requests_to_the_api_server_and_restarts_of_watches_are_counted() -> None:
+    metrics = _metrics()
+    metrics.requested("10.0.0.1:6443", "200", 0.02, "GET")
+    metrics.requested("10.0.0.1:6443", "<error>", 60.0, "GET")
+    metrics.watch_restarted(ObjectKind.SERVICE, Trouble.EXPIRED)
+    rows = await _rows(metrics)
+    assert rows['rest_client_requests_total{code="200",host="10.0.0.1:6443",method="GET"}'] == 1
+    assert rows['rest_client_requests_total{code="<error>",host="10.0.0.1:6443",method="GET"}'] == 1
+    assert rows['rest_client_request_duration_seconds_bucket{host="10.0.0.1:6443",le="0.025",verb="GET"}'] == 1
+    assert rows['rest_client_request_duration_seconds_count{host="10.0.0.1:6443",verb="GET"}'] == 2
+    assert rows['ipvsproxy_watch_restarts_total{kind="Service",reason="expired"}'] == 1
+
+
+async def test_whether_the_configuration_file_is_in_force_is_shown_from_the_start() -> None:
+    metrics = _metrics()
+    shown = [(await _rows(metrics))["ipvsproxy_config_in_force"]]
+    for is_in_force in (False, True):
+        metrics.configured(is_in_force)
+        shown.append((await _rows(metrics))["ipvsproxy_config_in_force"])
+    assert shown == [1, 0, 1]
+
+
+async def test_answers_of_the_health_server_are_counted_by_code() -> None:
+    metrics = _metrics()
+    metrics.healthz(200)
+    metrics.healthz(503)
+    metrics.livez(200)
+    rows = await _rows(metrics)
+    assert [rows[f'kubeproxy_proxy_{path}_total{{code="{code}"}}'] for path in ("healthz", "livez") for code in (200, 503)] == [
+        1,
+        1,
+        1,
+        0,
+    ]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Device(DEVICE),
+        RealServer(builders.frontend("10.96.0.10", 80), builders.backend("10.244.0.5")),
+    ],
+)
+async def test_every_driver_has_its_durations(item: Device | RealServer) -> None:
+    metrics = _metrics()
+    metrics.applied([Outcome(Operation(Verb.ADD, item))], 0.01)
+    rows = await _rows(metrics)
+    drivers = {key: value for key, value in rows.items() if key.startswith("ipvsproxy_apply_duration_seconds_count")}
+    assert len(drivers) == 6
+    assert sum(drivers.values()) == 1
+
+
+async def test_netlink_batches_and_the_errors_in_them_are_counted_by_driver_and_name() -> None:
+    metrics = _metrics()
+    operation = Operation(Verb.ADD, RealServer(builders.frontend("10.96.0.10", 80), builders.backend("10.244.0.5")))
+    refused = Outcome(operation, error="no memory", errno=errno.ENOMEM)
+    metrics.applied([Outcome(operation), refused, refused, Outcome(operation, error="no answer")], 0.01)
+    metrics.applied([Outcome(Operation(Verb.SET, Skeleton(family=Family.IPV4, chains={}, jumps=())), error="bad rule")], 0.01)
+    rows = {key: value for key, value in (await _rows(metrics)).items() if key.startswith("ipvsproxy_netlink")}
+    assert rows == {
+        'ipvsproxy_netlink_batches_total{driver="ipvs"}': 1,
+        'ipvsproxy_netlink_batches_total{driver="ipset"}': 0,
+        'ipvsproxy_netlink_batches_total{driver="addresses"}': 0,
+        'ipvsproxy_netlink_batches_total{driver="conntrack"}': 0,
+        'ipvsproxy_netlink_errors_total{driver="ipvs",error="ENOMEM"}': 2,
+        'ipvsproxy_netlink_errors_total{driver="ipvs",error="other"}': 1,
+    }
+
+
+# The page.
+
+
+async def test_the_page_is_text_that_prometheus_reads() -> None:
+    metrics = _metrics()
+    metrics.synced(summary(states=[state()]))
+    answer = await metrics.expose("text/html, */*;q=0.1")
+    assert answer.headers == {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+    families = {family.name: family.type for family in parser.text_string_to_metric_families(answer.whole.decode())}
+    assert families["ipvsproxy_operations"] == "counter"
+    assert families["ipvsproxy_virtual_servers"] == "gauge"
+
+
+async def test_a_client_that_knows_openmetrics_gets_it() -> None:
+    accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
+    answer = await _metrics().expose(accept)
+    assert answer.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert answer.whole.endswith(b"# EOF\n")
+    assert "kubeproxy_proxy_healthz" in {family.name for family in READ_OPENMETRICS(answer.whole.decode())}
+
+
+async def test_a_client_that_can_unpack_gets_it_packed() -> None:
+    answer = await _metrics().expose(accept_encoding="gzip, deflate")
+    assert answer.headers["Content-Encoding"] == "gzip"
+    assert b"kubeproxy_proxy_healthz_total" in gzip.decompress(answer.whole)
+
+
+async def test_before_families_are_known_the_page_has_what_is_known() -> None:
+    assert "ipvsproxy_build_info" in await _page(Metrics())
+
+
+async def test_a_scrape_that_is_left_while_it_counts_takes_nothing_from_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = asyncio.Event()
+    count = gauges.gauges
+
+    def pause(seen: gauges.Snapshot, families: Collection[Family]) -> Iterator[Gauges | None]:
+        yield from itertools.islice(count(seen, families), 3)
+        begun.set()
+        clock.now += 1
+        yield None
+        pytest.fail("nobody waits for it any more")
+
+    clock = Clock()
+    metrics = _metrics(clock=clock)
+    with monkeypatch.context() as patched:
+        patched.setattr(gauges, "gauges", pause)
+        left = asyncio.create_task(metrics.expose())
+        await begun.wait()
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+    assert 'ipvsproxy_pending{kind="virtual_server"}' in await _page(metrics)

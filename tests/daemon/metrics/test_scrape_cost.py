@@ -1,0 +1,100 @@
+"""What a scrape costs by the number of Services: steps in all, and those that hold the loop. Seconds are scripts/bench's."""
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Collection, Container, Hashable, Iterator
+from typing import Any
+
+import pytest
+
+from ipvsproxy.daemon.base import slices
+from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.metrics import counter_totals, traffic
+from ipvsproxy.daemon.metrics.gauges import Sources
+from ipvsproxy.daemon.metrics.metrics import Metrics
+from ipvsproxy.kernel.thread import ThreadWorker
+from ipvsproxy.model.kernel import Counters, VirtualServerKey
+from ipvsproxy.model.net import Family, Protocol
+from tests.daemon.metrics.test_traffic import Scene
+from tests.support import builders
+from tests.support.steps import counted
+
+FEW, MANY = 500, 2000
+
+
+@dataclasses.dataclass
+class Scraped:
+    """Steps of a scrape: all of them, and the most that the loop's own thread takes without a pause for others."""
+
+    all: int
+    longest: int
+
+
+async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
+    """What one scrape takes that shows traffic of this many Services. Its slices are as short as its steps allow."""
+    addresses = [f"10.96.{number // 250}.{number % 250 + 1}" for number in range(services)]
+    worker = ThreadWorker()
+    scene = Scene(
+        *(builders.service(f"web-{at}", cluster=[one]) for at, one in enumerate(addresses)), limit=2 * services, worker=worker
+    )
+    keys = [VirtualServerKey(Protocol.TCP, builders.addresses(one)[0], 80) for one in addresses]
+    scene.kernel.counters = dict.fromkeys(keys, Counters(1, 2, 3, 4, 5))
+    status = Status(families=tuple(Family), sync_period_s=30, clock=scene.clock, wall_clock=scene.clock)
+    sources = Sources(reconciler=scene.reconciler, store=scene.store, status=status, clock=scene.clock)
+    metrics = Metrics(clock=scene.clock)
+    metrics.show(tuple(Family), sources, scene.traffic)
+    pauses = [0]
+
+    async def pause(_: float) -> None:
+        pauses.append(steps.here)
+
+    with monkeypatch.context() as patched, counted() as steps:
+        patched.setattr(slices, "SLICE_S", 0.0)
+        patched.setattr(asyncio, "sleep", pause)
+        answer = await metrics.expose()
+        pauses.append(steps.here)
+    worker.stop()
+    assert answer.whole.count(b"ipvsproxy_service_bytes_total{") == 2 * services
+    return Scraped(steps.all, max(later - earlier for earlier, later in itertools.pairwise(pauses)))
+
+
+async def grows_too_fast(monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the second half of the Services takes more steps than the first one, what any scrape takes not counted."""
+    await scrape(1, monkeypatch)  # imports what is imported when it is first needed
+    none, half, whole = [(await scrape(services, monkeypatch)).all for services in (FEW, (FEW + MANY) // 2, MANY)]
+    return whole - half > 1.2 * (half - none)
+
+
+async def holds_the_loop(monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether more Services take clearly more steps of the loop without a pause."""
+    await scrape(1, monkeypatch)  # as above
+    few, many = [(await scrape(services, monkeypatch)).longest for services in (FEW, MANY)]
+    return many - few > (MANY - FEW) * 2
+
+
+async def test_a_scrape_takes_steps_in_proportion_to_its_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not await grows_too_fast(monkeypatch)
+    assert (await scrape(MANY, monkeypatch)).all > MANY, "or nothing was counted"
+
+
+async def test_a_scrape_pauses_as_often_as_its_size_demands(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not await holds_the_loop(monkeypatch)
+
+
+async def test_what_looks_through_all_for_each_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    book = counter_totals.Ledger.booking
+
+    def book_slowly(booked: counter_totals.Ledger, rows: Collection[Any], nobodys: Container[Hashable]) -> Iterator[None]:
+        for row in rows:
+            next(1 for other in rows if other.labels == row.labels)
+        return book(booked, rows, nobodys)
+
+    monkeypatch.setattr(counter_totals.Ledger, "booking", book_slowly)
+    assert await grows_too_fast(monkeypatch)
+
+
+async def test_what_is_done_in_the_loop_at_one_go_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counter_totals, "ROWS_AT_ONCE", 10**9)
+    monkeypatch.setattr(traffic, "ROWS_AT_ONCE", 10**9)
+    assert await holds_the_loop(monkeypatch)

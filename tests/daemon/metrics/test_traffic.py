@@ -1,0 +1,445 @@
+"""Counters of the kernel, joined to Service ports: what is added up, what is named, how long a scrape waits.
+
+Left out: that the kernel counts, and that its counters are read (tests/kernel/test_ipvs.py); what a scrape costs
+(``test_scrape_cost``).
+"""
+
+import asyncio
+import errno
+import itertools
+import threading
+from collections.abc import Awaitable, Collection, Container, Coroutine, Iterator, Mapping
+from typing import Any, cast
+
+import pytest
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
+
+from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.metrics.counter_totals import Row
+from ipvsproxy.daemon.metrics.gauges import Sources
+from ipvsproxy.daemon.metrics.metrics import Metrics
+from ipvsproxy.daemon.metrics.traffic import FRESH_S, LONGEST_PAUSE_S, Traffic
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread, ThreadWorker, Worker
+from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.service import Service, ServiceType
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.store.objects import Store
+from ipvsproxy.translate import state, view
+from tests.support import builders
+from tests.support.memory_node import InlineWorker, put
+from tests.support.summaries import Clock
+
+CLUSTER = builders.frontend("10.96.0.10", 80)
+EXTERNAL = builders.frontend("192.0.2.10", 80)
+NODE_PORT = builders.frontend(builders.NODE_ADDRESS, 30080)
+POD = builders.backend("10.244.0.5")
+WEB = builders.service(
+    "web",
+    builders.service_port(80, name="http", node_port=30080),
+    kind=ServiceType.NODE_PORT,
+    cluster=["10.96.0.10"],
+    external=["192.0.2.10"],
+)
+NOTHING = Counters()
+HTTP = 'namespace="default",service="web",port="http",protocol="TCP"'
+
+
+class Ipvs:
+    """The kernel's side: what it has counted, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.counters: dict[VirtualServerKey, Counters] = {}
+        self.of_endpoints: dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]] = {}
+        self.error: KernelError | None = None
+        self.asked = 0
+        self.asked_for: list[VirtualServerKey] = []
+
+    @property
+    def ipvs(self) -> "Ipvs":
+        return self
+
+    @property
+    def traffic(self) -> "Ipvs":
+        return self
+
+    def services(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
+        """In two parts."""
+        self.asked += 1
+        if self.error:
+            raise self.error
+        told = dict(self.counters)
+        for key in [key for key, counted in told.items() if counted == NOTHING and key not in always]:
+            del told[key]
+        yield dict(itertools.islice(told.items(), 1))
+        yield dict(itertools.islice(told.items(), 1, None))
+
+    def endpoints(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]]:
+        self.asked_for += keys
+        return {key: self.of_endpoints.get(key, {}) for key in keys}
+
+
+class Scene:
+    """One node, and a scrape every ten seconds."""
+
+    def __init__(
+        self,
+        *services: Service,
+        limit: int = 100,
+        of_endpoints: bool = False,
+        worker: Worker | None = None,
+    ) -> None:
+        self.clock = Clock()
+        self.kernel = Ipvs()
+        self.store = Store(started_s=0)
+        self.reconciler = Reconciler(Policy())
+        self.traffic = Traffic(
+            kernel=KernelThread(worker or InlineWorker(), cast(NodeKernel, self.kernel)),
+            reconciler=self.reconciler,
+            store=self.store,
+            clock=self.clock,
+            limit=limit,
+            of_endpoints=of_endpoints,
+        )
+        for service in services:
+            self.put(service)
+
+    def put(self, service: Service) -> None:
+        self.store.deliver([put(service)], 0)
+        self.reconciler.put(service.name, state.translate(service, (), builders.node_view(), view.Settings()))
+
+    async def scrape(self) -> Mapping[str, int]:
+        self.clock.now += 10
+        await self.traffic.refresh()
+        return dict(self._samples())
+
+    def _samples(self) -> Iterator[tuple[str, int]]:
+        for line in b"".join(self.traffic.render(openmetrics=False)).decode().splitlines():
+            if not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                yield name, int(value)
+
+
+async def test_all_virtual_servers_of_a_port_are_added_up_under_its_names() -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {
+        CLUSTER: Counters(1, 10, 9, 1000, 900),
+        EXTERNAL: Counters(2, 20, 18, 2000, 1800),
+        NODE_PORT: Counters(4, 40, 36, 4000, 3600),
+    }
+    seen = await scene.scrape()
+    assert {name: value for name, value in seen.items() if name.startswith("ipvsproxy_service")} == {
+        f"ipvsproxy_service_connections_total{{{HTTP}}}": 7,
+        f'ipvsproxy_service_packets_total{{{HTTP},direction="in"}}': 70,
+        f'ipvsproxy_service_packets_total{{{HTTP},direction="out"}}': 63,
+        f'ipvsproxy_service_bytes_total{{{HTTP},direction="in"}}': 7000,
+        f'ipvsproxy_service_bytes_total{{{HTTP},direction="out"}}': 6300,
+    }
+
+
+async def test_ports_without_traffic_and_virtual_servers_of_others_have_no_series() -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(), builders.frontend("192.0.2.99", 443): Counters(5, 5, 5, 5, 5)}
+    assert not [name for name in await scene.scrape() if name.startswith("ipvsproxy_service")]
+
+
+async def test_a_node_port_is_not_taken_for_another_port_of_the_same_number() -> None:
+    ports = [builders.service_port(80, name="http", node_port=8443), builders.service_port(8443, name="https", node_port=30443)]
+    scene = Scene(builders.service("web", *ports, kind=ServiceType.NODE_PORT, cluster=["10.96.0.10"]))
+    scene.kernel.counters = {
+        builders.frontend(builders.NODE_ADDRESS, 8443): Counters(1),
+        builders.frontend("10.96.0.10", 8443): Counters(2),
+    }
+    seen = await scene.scrape()
+    assert seen[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 1
+    assert seen[f"ipvsproxy_service_connections_total{{{HTTP.replace('http', 'https')}}}"] == 2
+
+
+async def test_a_total_does_not_fall_when_a_virtual_server_goes_or_begins_again() -> None:
+    scene = Scene(WEB)
+    total = f"ipvsproxy_service_connections_total{{{HTTP}}}"
+    scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
+    assert (await scene.scrape())[total] == 150
+    scene.kernel.counters = {CLUSTER: Counters(101)}
+    assert (await scene.scrape())[total] == 151
+    scene.kernel.counters = {CLUSTER: Counters(3), EXTERNAL: Counters(2)}
+    assert (await scene.scrape())[total] == 156
+
+
+async def test_a_service_that_is_gone_has_no_series() -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(1)}
+    assert f"ipvsproxy_service_connections_total{{{HTTP}}}" in await scene.scrape()
+    scene.reconciler.put(WEB.name, None)
+    assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in await scene.scrape()
+
+
+async def test_a_port_that_is_called_otherwise_has_another_series() -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(1)}
+    await scene.scrape()
+    scene.put(builders.service("web", builders.service_port(80, name="plain"), cluster=["10.96.0.10"]))
+    scene.kernel.counters = {CLUSTER: Counters(4)}
+    seen = await scene.scrape()
+    assert seen[f"ipvsproxy_service_connections_total{{{HTTP.replace('http', 'plain')}}}"] == 3
+
+
+async def test_beyond_the_limit_ports_are_counted_together_and_it_shows() -> None:
+    addresses = [f"10.96.0.{number}" for number in range(1, 6)]
+    scene = Scene(*(builders.service(f"s{address[8:]}", cluster=[address]) for address in addresses), limit=2)
+    scene.kernel.counters = {builders.frontend(address, 80): Counters(10) for address in addresses}
+    seen = await scene.scrape()
+    together = 'namespace="(others)",service="(others)",port="",protocol=""'
+    assert seen[f"ipvsproxy_service_connections_total{{{together}}}"] == 30
+    assert seen['ipvsproxy_traffic_listed{kind="service"}'] == 2
+    assert seen['ipvsproxy_traffic_unlisted{kind="service"}'] == 3
+    # A place that becomes free is taken with the next traffic; what was counted together stays there.
+    scene.reconciler.put(builders.service("s1").name, None)
+    scene.kernel.counters[builders.frontend("10.96.0.5", 80)] = Counters(11)
+    seen = await scene.scrape()
+    own = 'namespace="default",service="s5",port="",protocol="TCP"'
+    assert seen[f"ipvsproxy_service_connections_total{{{own}}}"] == 1
+    assert seen[f"ipvsproxy_service_connections_total{{{together}}}"] == 30
+    assert seen['ipvsproxy_traffic_unlisted{kind="service"}'] == 2
+
+
+async def test_with_limit_zero_nothing_is_read_and_nothing_shown() -> None:
+    scene = Scene(WEB, limit=0)
+    scene.kernel.counters = {CLUSTER: Counters(1)}
+    assert not await scene.scrape()
+    assert scene.kernel.asked == 0
+
+
+async def test_a_second_scrape_within_two_seconds_reads_nothing() -> None:
+    scene = Scene(WEB)
+    await scene.scrape()
+    scene.clock.now += FRESH_S - 0.1
+    await scene.traffic.refresh()
+    assert scene.kernel.asked == 1
+    scene.clock.now += 0.2
+    await scene.traffic.refresh()
+    assert scene.kernel.asked == 2
+
+
+async def test_counters_that_cannot_be_read_stay_as_they_were() -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(8)}
+    await scene.scrape()
+    scene.kernel.error = KernelError(action="read the counters", errno=errno.EIO)
+    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
+
+
+async def test_a_port_whose_busy_virtual_server_goes_keeps_its_total_if_it_has_another() -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(), EXTERNAL: Counters(7)}
+    await scene.scrape()
+    del scene.kernel.counters[EXTERNAL]
+    scene.put(builders.service("web", *WEB.ports, kind=ServiceType.NODE_PORT, cluster=["10.96.0.10"]))
+    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 7
+
+
+async def test_counters_that_are_not_told_once_are_not_counted_twice() -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(7)}
+    await scene.scrape()
+    scene.kernel.counters = {}
+    await scene.scrape()
+    scene.kernel.counters = {CLUSTER: Counters(9)}
+    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
+
+
+async def test_who_leaves_in_the_middle_of_booking_has_nothing_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipvsproxy.daemon.metrics.counter_totals.ROWS_AT_ONCE", 1)
+    services = [builders.service(f"s{number}", cluster=[f"10.96.0.{number}"]) for number in range(1, 6)]
+    scene = Scene(*services)
+    keys = [builders.frontend(f"10.96.0.{number}", 80) for number in range(1, 6)]
+    scene.kernel.counters = dict.fromkeys(keys, Counters(7))
+    await scene.scrape()
+    scene.kernel.counters = dict.fromkeys(keys, Counters(9))
+    ledger = scene.traffic._services
+    rows = [Row(key, labels, Counters(9)) for key, (_, labels) in scene.traffic._labels.items()]
+    for pauses in range(2 * len(rows)):
+        for _ in itertools.islice(ledger.booking(rows), pauses):
+            pass
+    seen = await scene.scrape()
+    assert {value for name, value in seen.items() if name.startswith("ipvsproxy_service_connections_total")} == {9}
+
+
+async def test_a_reading_that_takes_too_long_in_all_leaves_the_figures_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(8)}
+    await scene.scrape()
+    monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.LONGEST_READING_S", 0)
+    scene.kernel.counters = {CLUSTER: Counters(9)}
+    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
+
+
+@pytest.mark.parametrize("of_endpoints", [False, True])
+async def test_a_reading_that_takes_longer_than_a_scrape_may_wait_is_gone_on_with_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, *, of_endpoints: bool
+) -> None:
+    monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.SERVERS_AT_ONCE", 1)
+    scene = Scene(WEB, of_endpoints=of_endpoints)
+    scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
+    scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(1, 0), Counters(100))}}
+    total = f"ipvsproxy_service_connections_total{{{HTTP}}}"
+    parts = 0
+
+    async def one_at_a_time(part: Awaitable[Any]) -> Any:
+        nonlocal parts
+        parts += 1
+        if parts % 2 == 0:
+            cast("Coroutine[Any, Any, Any]", part).close()
+            raise TimeoutError
+        return await part
+
+    monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic._soon", one_at_a_time)
+    for _ in range(4 if of_endpoints else 2):
+        assert total not in await scene.scrape()
+    seen = await scene.scrape()
+    assert seen[total] == 150
+    assert scene.kernel.asked == 1
+    if of_endpoints:
+        assert sorted(scene.kernel.asked_for) == sorted((CLUSTER, EXTERNAL)), "each once"
+        assert seen[f'ipvsproxy_endpoint_connections_total{{{HTTP},endpoint="10.244.0.5:8080"}}'] == 100
+
+
+async def test_what_a_scrape_of_long_ago_has_begun_to_read_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(WEB)
+    scene.kernel.counters = {CLUSTER: Counters(8)}
+    with monkeypatch.context() as patched:
+        patched.setattr("ipvsproxy.daemon.metrics.traffic.LONGEST_READING_S", 0)
+        await scene.scrape()
+    scene.clock.now += LONGEST_PAUSE_S
+    scene.kernel.counters = {CLUSTER: Counters(9)}
+    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
+
+
+async def test_a_reading_that_failed_is_not_gone_on_with() -> None:
+    scene = Scene(WEB)
+    scene.kernel.error = KernelError(action="read the counters", errno=errno.EIO)
+    await scene.scrape()
+    scene.kernel.error = None
+    scene.kernel.counters = {CLUSTER: Counters(9)}
+    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
+
+
+async def test_of_a_thousand_ports_without_traffic_nothing_is_kept() -> None:
+    addresses = [f"10.96.{number // 256}.{number % 256}" for number in range(1000)]
+    scene = Scene(*(builders.service(f"service-{number}", cluster=[one]) for number, one in enumerate(addresses)))
+    scene.kernel.counters = {builders.frontend(one, 80): Counters(int(number == 3)) for number, one in enumerate(addresses)}
+    await scene.scrape()
+    assert len(scene.traffic._labels) == len(scene.traffic._services._last) == 1
+
+
+async def test_a_scrape_does_not_wait_for_a_kernel_thread_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.PATIENCE_S", 0.02)
+    worker = ThreadWorker()
+    scene = Scene(WEB, worker=worker)
+    scene.kernel.counters = {CLUSTER: Counters(8)}
+    programmed = threading.Event()
+    worker.put(asyncio.get_running_loop().create_future(), programmed.wait)
+    try:
+        seen = await scene.scrape()
+    finally:
+        programmed.set()
+    assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in seen
+    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
+    assert scene.kernel.asked == 1, "what nobody waits for any more is not read"
+    worker.stop()
+
+
+async def test_draining_endpoints_show_their_connections() -> None:
+    scene = Scene(WEB)
+    for key in (CLUSTER, EXTERNAL):
+        scene.reconciler.drains.begin(key, POD, 0)
+        scene.reconciler.drains.note(key, {POD: Connections(3, 1)}, 1)
+    seen = await scene.scrape()
+    endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
+    assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 6
+    assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="inactive"}}'] == 2
+    assert not any(name.startswith("ipvsproxy_endpoint_bytes") for name in seen)
+    assert not scene.kernel.asked_for
+
+
+def test_an_endpoint_that_waits_for_its_removal_is_not_shown_when_that_comes_while_drains_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.ROWS_AT_ONCE", 1)
+    scene, waiting = Scene(WEB), builders.backend("10.244.0.6")
+    drains = scene.reconciler.drains
+    drains.begin(CLUSTER, POD, 0)
+    drains.begin(CLUSTER, waiting, 0)
+    drains.note(CLUSTER, {POD: Connections(3, 1), waiting: Connections(0, 0)}, 1, may_wait=2)
+    found: dict[str, Connections] = {}
+    for _ in scene.traffic._adding_drains(found):
+        drains.end(CLUSTER, waiting)
+    assert found == {f'{HTTP},endpoint="10.244.0.5:8080"': Connections(3, 1)}
+
+
+async def test_endpoints_have_their_own_totals_if_that_is_wanted() -> None:
+    scene = Scene(WEB, of_endpoints=True)
+    scene.kernel.counters = {CLUSTER: Counters(3), EXTERNAL: Counters()}
+    scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(2, 1), Counters(3, 30, 29, 300, 290))}}
+    seen = await scene.scrape()
+    endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
+    assert seen[f"ipvsproxy_endpoint_connections_total{{{endpoint}}}"] == 3
+    assert seen[f'ipvsproxy_endpoint_bytes_total{{{endpoint},direction="out"}}'] == 290
+    assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 2
+    assert scene.kernel.asked_for == [CLUSTER], "what has not counted anything is not asked for"
+
+
+async def test_endpoints_of_a_virtual_server_that_is_not_told_once_are_not_counted_twice() -> None:
+    scene = Scene(WEB, of_endpoints=True)
+    told = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
+    scene.kernel.of_endpoints = {key: {POD: EndpointTraffic(Connections(2, 1), counted)} for key, counted in told.items()}
+    endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
+    for counters in (told, {CLUSTER: told[CLUSTER]}, {}, told):
+        scene.kernel.counters = counters
+        seen = await scene.scrape()
+        assert seen[f"ipvsproxy_endpoint_connections_total{{{endpoint}}}"] == 150
+        assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 4
+
+
+async def test_a_virtual_server_that_nobody_wants_for_a_while_and_that_stays_is_not_counted_twice() -> None:
+    """As one of an excluded range, or one that goes from one Service to another in the middle of a scrape."""
+    scene = Scene(WEB, of_endpoints=True)
+    scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
+    scene.kernel.of_endpoints = {
+        key: {POD: EndpointTraffic(Connections(1, 0), counted)} for key, counted in scene.kernel.counters.items()
+    }
+    inside = builders.service("web", *WEB.ports, kind=ServiceType.NODE_PORT, cluster=["10.96.0.10"])
+    for service in (WEB, inside, WEB):
+        scene.put(service)
+        seen = await scene.scrape()
+        assert seen[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 150
+        assert seen[f'ipvsproxy_endpoint_connections_total{{{HTTP},endpoint="10.244.0.5:8080"}}'] == 150
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+async def test_prometheus_reads_the_page_in_both_formats(limit: int) -> None:
+    scene = Scene(WEB, builders.service("db", cluster=["10.96.0.11"]), limit=limit, of_endpoints=True)
+    scene.kernel.counters = {CLUSTER: Counters(1, 2, 3, 4, 5), builders.frontend("10.96.0.11", 80): Counters(1)}
+    scene.kernel.of_endpoints = {
+        CLUSTER: {
+            POD: EndpointTraffic(Connections(1, 0), Counters(1)),
+            builders.backend("10.244.0.6"): EndpointTraffic(Connections(1, 0), Counters(1)),
+        }
+    }
+    metrics = Metrics()
+    status = Status(families=tuple(Family), sync_period_s=30, clock=scene.clock, wall_clock=scene.clock)
+    sources = Sources(reconciler=scene.reconciler, store=scene.store, status=status, clock=scene.clock)
+    metrics.show(tuple(Family), sources, scene.traffic)
+    read: Any = parser.text_string_to_metric_families
+    plain = {family.name: family.type for family in read((await metrics.expose()).whole.decode())}
+    read = openmetrics_parser.text_string_to_metric_families
+    answer = await metrics.expose("application/openmetrics-text")
+    opened = {family.name: family.type for family in read(answer.whole.decode())}
+    for types in (plain, opened):
+        assert types["ipvsproxy_service_bytes"] == types["ipvsproxy_endpoint_connections"] == "counter"
+        assert types["ipvsproxy_endpoint_open_connections"] == "gauge"

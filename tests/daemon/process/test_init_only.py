@@ -1,0 +1,39 @@
+"""A node that is being prepared while somebody asks it to stop. What it prepares is in ``tests/test_running.py``."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ipvsproxy.daemon.base import log
+from ipvsproxy.daemon.process import init_only, lifecycle, requirements
+from ipvsproxy.daemon.sources.source import CannotStartError
+from tests.config import loading
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "set_up", lambda **_: None)
+
+
+def test_who_is_stopped_before_the_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.asynccontextmanager
+    async def hang() -> AsyncIterator[None]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(requirements, "running_kernel", hang)
+    assert init_only.run(loading.from_flags("--init-only")) == lifecycle.FAILED
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> contextlib.AbstractAsyncContextManager[None]:
+        raise CannotStartError("it is not there: get it")
+
+    monkeypatch.setattr(requirements, "running_kernel", refuse)
+    assert init_only.run(loading.from_flags("--init-only")) == lifecycle.CANNOT_START
+    assert "ipvsproxy: it is not there: get it\n" in capsys.readouterr().err

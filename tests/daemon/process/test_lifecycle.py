@@ -1,0 +1,91 @@
+"""How the parts of a process end: together, and those who answer for its health last; and what memory it gives back."""
+
+import asyncio
+import ctypes
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from ipvsproxy.daemon.process import lifecycle
+
+
+async def test_a_failing_part_stops_the_others_and_servers_tell_before_they_stop() -> None:
+    order: list[str] = []
+
+    class Status:
+        def stop(self) -> None:
+            order.append("told")
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            order.append(name)
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await lifecycle.until_stopped(asyncio.Event(), Status(), [work("work"), fail()], [work("server")])  # type: ignore[arg-type]  # a double
+    assert order == ["told", "work", "server"]
+
+
+async def test_a_part_that_ends_by_itself_ends_nothing() -> None:
+    stopping = asyncio.Event()
+
+    class Status:
+        def stop(self) -> None:
+            assert stopping.is_set()
+
+    async def end() -> None:
+        asyncio.get_running_loop().call_later(0.01, stopping.set)
+
+    await lifecycle.until_stopped(stopping, Status(), [end()], [])  # type: ignore[arg-type]  # a double
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others keep no large blocks")
+@pytest.mark.parametrize("is_given_back", [True, False])
+def test_large_blocks_go_back_to_the_kernel_whatever_was_freed_before(*, is_given_back: bool) -> None:
+    program = f"""
+from ipvsproxy.daemon.process import lifecycle
+if {is_given_back}:
+    lifecycle.use_little_memory()
+resident_kb = lambda: int(open("/proc/self/status").read().partition("VmRSS:")[2].split()[0])
+large = bytearray(b"x" * (20 << 20))
+del large
+before = resident_kb()
+blocks = [bytearray(b"x" * (2 << 20)) for _ in range(20)]
+last = blocks[-1]
+blocks.clear()
+print(resident_kb() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert (int(done.stdout) < 10 << 10) == is_given_back
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others have heaps of other kinds")
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_all_threads_share_one_heap(*, is_shared: bool) -> None:
+    program = f"""
+import ctypes, threading
+from ipvsproxy.daemon.process import lifecycle
+if {is_shared}:
+    lifecycle.use_little_memory()
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.malloc.argtypes = [ctypes.c_size_t]
+places = [library.malloc(1000)]
+thread = threading.Thread(target=lambda: places.append(library.malloc(1000)))
+thread.start()
+thread.join()
+print(abs(places[0] - places[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert (int(done.stdout) < 1 << 30) == is_shared, "heaps of other threads are far from the first one"
+
+
+def test_a_c_library_without_such_a_choice_is_no_reason_not_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
+    lifecycle.use_little_memory()

@@ -1,0 +1,114 @@
+"""Other choices for a loop that runs: what they change is changed in place, on a kernel in memory."""
+
+import dataclasses
+
+from ipvsproxy.daemon.loop.engine import EngineSettings
+from ipvsproxy.model.kernel import IP_SETS, SetKind, Sysctl, VirtualServerSettings
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import ChainKey, Rule, SetMark
+from ipvsproxy.reconcile.reconciler import Policy
+from ipvsproxy.translate import skeleton, view
+from tests.reconcile import examples
+from tests.support import builders, memory_node
+from tests.support.fake_kernel import HeldVirtualServer
+from tests.support.memory_node import MemoryNode
+from tests.support.virtual_time import in_virtual_time
+
+SERVICES = tuple(builders.service(f"web-{number}", cluster=[f"10.96.0.{number}"]) for number in (1, 2))
+SLICES = tuple(builders.endpoint_slice(builders.endpoint(f"10.244.0.{number}"), service=f"web-{number}") for number in (1, 2))
+
+
+def settings(*sysctls: Sysctl, audit_interval_s: float = memory_node.AUDIT_INTERVAL_S) -> EngineSettings:
+    return EngineSettings(
+        node_name=builders.THIS_NODE,
+        min_interval_s=0,
+        audit_interval_s=audit_interval_s,
+        sysctls=sysctls or memory_node.SYSCTLS,
+        timeouts=memory_node.TIMEOUTS,
+    )
+
+
+def policy(*excluded: str) -> Policy:
+    return Policy(excluded=builders.networks(*excluded))
+
+
+async def begun(node: MemoryNode) -> None:
+    node.begin_with(*SERVICES, *SLICES, builders.node())
+    await node.quiet()
+    node.kernel.forget()
+
+
+@in_virtual_time
+async def test_another_scheduler_is_set_in_place_and_nothing_else_is_touched() -> None:
+    node = MemoryNode()
+    async with node.running():
+        await begun(node)
+        node.engine.reconfigure(settings(), dataclasses.replace(node.settings, scheduler="wrr"), policy())
+        await node.quiet()
+        assert node.done == [f"set virtual_server TCP 10.96.0.{number}:80" for number in (1, 2)]
+        assert {server.settings.scheduler for server in node.kernel.virtual_servers.values()} == {"wrr"}
+
+
+@in_virtual_time
+async def test_another_masquerade_bit_is_a_matter_of_rules() -> None:
+    node = MemoryNode()
+    async with node.running():
+        await begun(node)
+        node.engine.reconfigure(settings(), dataclasses.replace(node.settings, masquerade_bit=3), policy())
+        await node.quiet()
+        assert node.done == ["set rules IPv4 rules", "set rules IPv6 rules"]
+        marking = ChainKey("nat", skeleton.MARK_MASQUERADE)
+        assert node.kernel.chains[Family.IPV6][marking] == (Rule(target=SetMark(0x8)),)
+
+
+@in_virtual_time
+async def test_a_setting_that_is_not_wanted_any_more_stays_and_a_new_one_is_written() -> None:
+    node = MemoryNode()
+    node.kernel.sysctls["net/ipv4/conf/all/arp_ignore"] = "0"
+    async with node.running():
+        await begun(node)
+        node.engine.reconfigure(settings(Sysctl("net/ipv4/conf/all/arp_ignore", "1")), node.settings, policy())
+        await node.quiet()
+        assert node.done == ["set sysctl net/ipv4/conf/all/arp_ignore = 1"]
+        assert node.kernel.sysctls["net/ipv4/ip_forward"] == "1"
+
+
+@in_virtual_time
+async def test_a_range_that_is_not_excluded_any_more_loses_what_nobody_wants() -> None:
+    node = MemoryNode()
+    stray = builders.frontend("10.96.7.7", 80)
+    node.kernel.virtual_servers[stray] = HeldVirtualServer(VirtualServerSettings("rr"), {})
+    witness = examples.entry(SetKind.CLUSTER_IP, stray)
+    node.kernel.apply([Operation(Verb.ADD, IP_SETS[witness.set]), Operation(Verb.ADD, witness)])
+    async with node.running():
+        node.engine.reconfigure(settings(), node.settings, policy("10.96.7.0/24"))
+        await begun(node)
+        assert stray in node.kernel.virtual_servers
+        node.engine.reconfigure(settings(), node.settings, policy())
+        await node.quiet(after_s=memory_node.AUDIT_INTERVAL_S)
+        assert stray not in node.kernel.virtual_servers
+        assert len(node.kernel.virtual_servers) == len(SERVICES)
+
+
+@in_virtual_time
+async def test_choices_that_come_before_the_first_lists_count_from_the_start() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.engine.reconfigure(settings(), dataclasses.replace(node.settings, scheduler="lc"), policy())
+        await node.quiet()
+        assert node.kernel.applied == []
+        await begun(node)
+        assert {server.settings.scheduler for server in node.kernel.virtual_servers.values()} == {"lc"}
+
+
+@in_virtual_time
+async def test_the_same_choices_again_change_nothing() -> None:
+    node = MemoryNode()
+    async with node.running():
+        await begun(node)
+        before = memory_node.contents(node.kernel)
+        node.engine.reconfigure(settings(audit_interval_s=5), view.Settings(), policy())
+        await node.quiet()
+        assert node.kernel.applied == []
+        assert memory_node.contents(node.kernel) == before

@@ -1,0 +1,298 @@
+"""The configuration file on a real file system: however it is swapped, what it says is applied, refused, or named for a restart.
+
+That the applied choices reach the kernel is in ``test_reconfigure.py`` and, on a real one, in ``tests/test_running.py``.
+"""
+
+import asyncio
+import contextlib
+import pathlib
+import tempfile
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from ipvsproxy.config import load
+from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon.process import reload
+from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
+
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n"
+WITHIN_S = 5.0
+
+Logs = list[MutableMapping[str, Any]]
+
+
+class Process:
+    """A process with a configuration file: ``applied`` are the configurations that were put in force.
+
+    ``in_the_way`` are the reasons why the next ones can not be. ``outcomes`` are what was told after each reading of the file.
+    """
+
+    def __init__(self, path: pathlib.Path, *flags: str) -> None:
+        self.applied: list[Config] = []
+        self.in_the_way: list[str] = []
+        self.outcomes: list[bool] = []
+        self._arguments = [f"--config={path}", *flags]
+        self._stirred = asyncio.Event()
+        self.reloader = Reloader(self.read(), self.read, self._apply, self.outcomes.append)
+
+    def read(self) -> Config:
+        return load.load(self._arguments, hostname="node-a", read_file=lambda path: pathlib.Path(path).read_bytes())
+
+    async def _apply(self, config: Config) -> None:
+        if self.in_the_way:
+            raise CannotApplyError(self.in_the_way.pop(0))
+        self.applied.append(config)
+        self._stirred.set()
+
+    async def until_applied(self) -> Config:
+        await asyncio.wait_for(self._stirred.wait(), WITHIN_S)
+        self._stirred.clear()
+        return self.applied[-1]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.reloader.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+def write(path: pathlib.Path, *lines: str) -> None:
+    path.write_text(HEAD + "".join(f"{line}\n" for line in lines))
+
+
+@pytest.fixture
+def path(tmp_path: pathlib.Path) -> pathlib.Path:
+    write(tmp_path / "config.conf")
+    return tmp_path / "config.conf"
+
+
+@pytest.fixture
+def logs() -> Any:
+    with structlog.testing.capture_logs() as captured:
+        yield captured
+
+
+class FileOf:
+    """A file with this content."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def read_bytes(self) -> bytes:
+        return self._content
+
+
+def remove(path: pathlib.Path) -> None:
+    path.unlink()
+
+
+def rename(path: pathlib.Path, *lines: str) -> None:
+    fresh = path.with_name("fresh")
+    write(fresh, *lines)
+    fresh.rename(path)
+
+
+def swap(path: pathlib.Path, *lines: str) -> None:
+    """As the kubelet does with a ConfigMap volume: the file is a link through a link to a directory, which is replaced."""
+    folder = path.parent
+    old = (folder / "..data").readlink() if (folder / "..data").is_symlink() else None
+    new = pathlib.Path(tempfile.mkdtemp(prefix="..", dir=folder))
+    write(new / path.name, *lines)
+    (folder / "..data_tmp").symlink_to(new.name)
+    (folder / "..data_tmp").rename(folder / "..data")
+    if old is None:
+        path.unlink(missing_ok=True)
+        path.symlink_to(f"..data/{path.name}")
+    else:
+        (folder / old / path.name).unlink()
+        (folder / old).rmdir()
+
+
+@pytest.mark.parametrize("replace", [write, rename, swap])
+async def test_however_the_file_is_replaced_it_is_applied(path: pathlib.Path, replace: Callable[..., None], logs: Logs) -> None:
+    if replace is swap:
+        swap(path)
+    process = Process(path)
+    async with process.running():
+        replace(path, "ipvs: {scheduler: wrr}")
+        assert (await process.until_applied()).ipvs.scheduler == "wrr"
+        replace(path, "ipvs: {scheduler: lc}")
+        assert (await process.until_applied()).ipvs.scheduler == "lc"
+    assert {"event": "configuration changed", "log_level": "info", "applied": ["ipvs.scheduler"]} in logs
+
+
+async def test_a_file_that_changes_unseen_is_found_all_the_same(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload, "POLL_S", 0.05)
+    monkeypatch.setattr("ipvsproxy.daemon.base.inotify._libc.inotify_init1", lambda _: -1, raising=False)
+    process = Process(path)
+    async with process.running():
+        write(path, "ipvs: {scheduler: wrr}")
+        assert (await process.until_applied()).ipvs.scheduler == "wrr"
+
+
+async def test_a_refused_file_leaves_the_one_before_in_force_and_names_field_and_line(path: pathlib.Path, logs: Logs) -> None:
+    process = Process(path)
+    await process.reloader.look(path)
+    write(path, "oomScoreAdj: x")
+    await process.reloader.look(path)
+    await process.reloader.look(path)
+    (told,) = logs
+    assert told["event"] == "configuration refused; the one before stays in force"
+    assert told["problem"] == f"{path}:4: oomScoreAdj: 'x' must be a whole number"
+    assert process.applied == []
+    remove(path)
+    await process.reloader.look(path)
+    assert logs[-1]["problem"].endswith(" cannot be read: No such file or directory")
+    write(path, "oomScoreAdj: 5")
+    await process.reloader.look(path)
+    assert [config.oom_score_adj for config in process.applied] == [5]
+
+
+async def test_who_takes_a_refused_file_back_is_told_that_all_is_as_before(path: pathlib.Path, logs: Logs) -> None:
+    process = Process(path)
+    await process.reloader.look(path)
+    write(path, "oomScoreAdj: x")
+    await process.reloader.look(path)
+    write(path)
+    await process.reloader.look(path)
+    await process.reloader.look(path)
+    assert [told["event"] for told in logs] == [
+        "configuration refused; the one before stays in force",
+        "configuration has not changed",
+    ]
+    assert process.applied == []
+
+
+async def test_what_can_not_be_applied_leaves_the_one_before_in_force_and_each_reason_is_told_once(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs
+) -> None:
+    monkeypatch.setattr(reload, "LONGEST_RETRY_S", 0.0)
+    process = Process(path)
+    before = process.reloader.config
+    process.in_the_way = ["no memory", "no memory", "no buffers"]
+    write(path, "ipvs: {scheduler: wrr}", "metricsBindAddress: 127.0.0.1:1")
+    for _ in range(3):
+        await process.reloader.look(path)
+        assert process.reloader.config is before
+    await process.reloader.look(path)
+    await process.reloader.look(path)
+    assert [config.ipvs.scheduler for config in process.applied] == ["wrr"]
+    assert process.reloader.config is process.applied[0]
+    assert process.outcomes == [False, False, False, True]
+    assert [(line["event"], line.get("error")) for line in logs] == [
+        ("reload_failed", "no memory"),
+        ("reload_failed", "no buffers"),
+        ("configuration changed", None),
+        ("restart to apply", None),
+    ]
+    assert logs[0]["settings"] == ["ipvs.scheduler"]
+
+
+@pytest.mark.parametrize("how", ["asked", "changed"])
+async def test_what_can_not_be_applied_is_not_tried_again_before_its_time_unless_somebody_does_something(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs, how: str
+) -> None:
+    monkeypatch.setattr(reload, "FIRST_RETRY_S", 1000.0)
+    monkeypatch.setattr(reload, "LONGEST_RETRY_S", 1000.0)
+    process = Process(path)
+    process.in_the_way = ["no memory"]
+    write(path, "ipvs: {scheduler: wrr}")
+    await process.reloader.look(path)
+    await process.reloader.look(path)
+    assert process.outcomes == [False]
+    assert logs[-1]["retry_in_s"] >= 500
+    if how == "asked":
+        process.reloader.ask()
+    else:
+        write(path, "ipvs: {scheduler: wrr}", "oomScoreAdj: 5")
+    await process.reloader.look(path)
+    assert [config.ipvs.scheduler for config in process.applied] == ["wrr"]
+
+
+async def test_a_file_that_changes_while_it_is_read_is_told_of_once(path: pathlib.Path, logs: Logs) -> None:
+    process = Process(path)
+    process.in_the_way = ["no memory"] * 3
+    content = HEAD.encode()
+    write(path, "ipvs: {scheduler: wrr}")
+    await process.reloader.look(FileOf(content))  # type: ignore[arg-type]  # what was there a moment before
+    await process.reloader.look(path)
+    assert process.outcomes == [False, False]
+    assert [line["event"] for line in logs] == ["reload_failed"]
+    process.reloader.ask()
+    await process.reloader.look(path)
+    assert [line["event"] for line in logs] == ["reload_failed"] * 2, "who asks is answered"
+
+
+async def test_what_can_not_be_applied_and_is_taken_back_is_forgotten(path: pathlib.Path, logs: Logs) -> None:
+    process = Process(path)
+    process.in_the_way = ["no memory"] * 3
+    for line in ("", "oomScoreAdj: x", ""):
+        write(path, "ipvs: {scheduler: wrr}")
+        await process.reloader.look(path)
+        write(path, line)
+        await process.reloader.look(path)
+        await process.reloader.look(path)
+    failed, back = "reload_failed", "configuration has not changed"
+    refused = "configuration refused; the one before stays in force"
+    assert [line["event"] for line in logs] == [failed, back, failed, refused, failed, back]
+    assert (process.outcomes, process.applied) == ([False, True, False, False, False, True], [])
+
+
+async def test_what_needs_a_restart_keeps_its_value_and_is_named(path: pathlib.Path, logs: Logs) -> None:
+    process = Process(path)
+    write(path, "hostnameOverride: other", "metricsBindAddress: 127.0.0.1:1", "ipvs: {strictARP: true}")
+    await process.reloader.look(path)
+    (config,) = process.applied
+    assert (config.node_name, config.ipvs.strict_arp) == ("node-a", True)
+    assert config.servers == process.reloader.config.servers
+    assert str(config.servers.metrics) == "127.0.0.1:10249"
+    assert config.values["metricsBindAddress"] == "127.0.0.1:10249"
+    assert logs[-1] == {
+        "event": "restart to apply",
+        "log_level": "warning",
+        "settings": ["hostnameOverride", "metricsBindAddress"],
+    }
+
+
+async def test_a_flag_that_beats_the_file_goes_on_doing_so(path: pathlib.Path, logs: Logs) -> None:
+    process = Process(path, "--hostname-override=node-b", "-v=2")
+    write(path, "hostnameOverride: other", "logging: {verbosity: 9}", "iptables: {masqueradeBit: 15}")
+    await process.reloader.look(path)
+    (config,) = process.applied
+    assert (config.node_name, config.logging.verbosity, config.masquerade.bit) == ("node-b", 2, 15)
+    assert logs[-1]["applied"] == ["iptables.masqueradeBit"]
+
+
+async def test_a_signal_has_the_file_read_though_it_has_not_changed(path: pathlib.Path, logs: Logs) -> None:
+    process = Process(path)
+    await process.reloader.look(path)
+    assert logs == []
+    process.reloader.ask()
+    await process.reloader.look(path)
+    assert [line["event"] for line in logs] == ["configuration has not changed"]
+
+
+async def test_without_a_file_a_signal_is_answered(logs: Logs) -> None:
+    config = load.load(["--proxy-mode=ipvs"], hostname="node-a", read_file=lambda _: b"")
+
+    async def apply(_: Config) -> None:
+        raise AssertionError
+
+    reloader = Reloader(config, lambda: config, apply)
+    reloader.ask()
+    task = asyncio.create_task(reloader.run())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert logs[0]["event"].startswith("there is no configuration file to read again")
+
+
+def test_every_own_field_but_the_applied_ones_needs_a_restart() -> None:
+    assert reload.needs_restart("ipvsproxy.manifests")
+    assert not reload.needs_restart("ipvsproxy.drainDeadline")
+    assert not reload.needs_restart("ipvs.scheduler")

@@ -1,0 +1,83 @@
+"""What must be there: the lock of the node, and which iptables is used. How it is told what is missing is in ``test_app``."""
+
+import contextlib
+import os
+
+import pytest
+import structlog.testing
+
+from ipvsproxy.daemon.process import requirements
+from ipvsproxy.daemon.sources.source import CannotStartError
+from ipvsproxy.kernel import host, instance, iptables, iptables_variant
+from ipvsproxy.kernel.iptables_variant import Choice, Variant
+
+NAME = "\0ipvsproxy-test-requirements"
+
+
+@pytest.fixture(autouse=True)
+def name(monkeypatch: pytest.MonkeyPatch, worker: str) -> str:
+    """A lock that no other test takes."""
+    own = f"{NAME}-{worker}"
+    monkeypatch.setattr(requirements, "Instance", lambda: instance.Instance(own))
+    return own
+
+
+@pytest.fixture
+def worker(request: pytest.FixtureRequest) -> str:
+    return str(getattr(request.config, "workerinput", {}).get("workerid", "alone"))
+
+
+async def test_the_lock_is_held_for_as_long_as_the_block_runs() -> None:
+    with requirements.only_instance():
+        for _ in range(2):
+            with pytest.raises(CannotStartError) as caught, requirements.only_instance():
+                raise AssertionError
+            assert caught.value.reasons[0].startswith("another ipvsproxy (process ")
+    with requirements.only_instance():
+        pass
+
+
+async def test_a_stranger_who_holds_the_lock_is_named_and_passed_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1)
+    monkeypatch.setattr(instance, "_CREDENTIALS", FakeCredentials())
+    with (
+        contextlib.closing(instance.Instance(name)),
+        structlog.testing.capture_logs() as logs,
+        requirements.only_instance(),
+    ):
+        (warning,) = logs
+    assert (warning["log_level"], warning["held_by"]) == ("warning", "a process of user 1000")
+
+
+class FakeCredentials:
+    """Another user's."""
+
+    size = 12
+
+    def unpack(self, _: bytes) -> tuple[int, int, int]:
+        return 4711, 1000, 1000
+
+
+@pytest.mark.parametrize(("left_behind", "warnings"), [(None, 0), (Variant.LEGACY, 1)])
+async def test_the_chosen_variant_is_used_and_told_and_so_is_what_stands_in_the_other(
+    monkeypatch: pytest.MonkeyPatch, left_behind: Variant | None, warnings: int
+) -> None:
+    made: list[object] = []
+    for check in ("missing_privileges", "missing_features"):
+        monkeypatch.setattr(host, check, tuple)
+    monkeypatch.setattr(host, "load_modules", lambda: "")
+    choice = Choice(iptables_variant.commands(Variant.NF_TABLES), Variant.NF_TABLES, "there are signs", left_behind)
+    monkeypatch.setattr(iptables_variant, "choose", lambda _: choice)
+    monkeypatch.setattr(requirements, "NodeKernel", lambda *_, commands, **__: made.append(commands))
+    with structlog.testing.capture_logs() as logs:
+        async with requirements.running_kernel():
+            pass
+    assert made == [choice.commands] != [iptables.COMMANDS]
+    assert logs[0] == {
+        "event": "iptables variant chosen",
+        "log_level": "info",
+        "variant": "nf_tables",
+        "reason": "there are signs",
+    }
+    assert len(logs) == 1 + warnings
+    assert all("ipvsproxy cleanup" in line["remedy"] for line in logs[1:])

@@ -1,0 +1,52 @@
+"""Signals of this very process. That the whole program ends in time is in ``tests/test_program.py`` and ``test_running.py``."""
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from ipvsproxy.daemon.process import signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_process_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    monkeypatch.setattr(signals, "STOP_WITHIN_S", 0.05)
+    statuses: list[int] = []
+    is_over = threading.Event()
+
+    def end(status: int) -> None:
+        statuses.append(status)
+        is_over.set()
+
+    installed = signals.Signals(end)
+    installed.install(lambda: None)
+    os.kill(os.getpid(), number)
+    await asyncio.wait_for(installed.stopping.wait(), 5)
+    os.kill(os.getpid(), number)  # somebody is impatient
+    assert await asyncio.to_thread(is_over.wait, 5)
+    assert statuses == [0]
+
+
+async def test_a_process_that_has_stopped_is_left_to_end_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "STOP_WITHIN_S", 0.05)
+    statuses: list[int] = []
+    installed = signals.Signals(statuses.append)
+    installed.install(lambda: None)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(installed.stopping.wait(), 5)
+    installed.close()
+    assert installed._deadline is not None
+    installed._deadline.join(5)
+    assert statuses == []
+
+
+async def test_a_hangup_calls_what_was_installed_last_and_stops_nothing() -> None:
+    called = asyncio.Event()
+    installed = signals.Signals()
+    installed.install(lambda: None)
+    installed.install(called.set)
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.wait_for(called.wait(), 5)
+    assert not installed.stopping.is_set()

@@ -1,0 +1,136 @@
+"""Covers that one plugin runs at a time, that nothing of it is left, and how its failures are told; with real processes."""
+
+import asyncio
+import json
+import pathlib
+import stat
+
+import pytest
+
+from ipvsproxy.daemon.sources import credential_plugin, credentials
+from ipvsproxy.daemon.sources.credential_plugin import Plugin, PluginError, Runner, Status, Variable
+from ipvsproxy.daemon.sources.reflector import Trouble
+from tests.support import api_server
+from tests.support.api_server import ApiServer
+from tests.support.api_store import SERVICES
+from tests.support.following import following, seen, service
+
+VERSION = "client.authentication.k8s.io/v1"
+
+
+def shell(script: str) -> Plugin:
+    return Plugin(api_version=VERSION, command="/bin/sh", args=("-c", script))
+
+
+def answer(**status: str) -> str:
+    return json.dumps({"apiVersion": VERSION, "kind": "ExecCredential", "status": status})
+
+
+def is_running(pid: str) -> bool:
+    """A child that has lost its parent is a zombie until its new parent asks for it."""
+    status = pathlib.Path("/proc", pid, "stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def test_a_plugin_that_hangs_is_killed_with_what_it_has_started(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    monkeypatch.setattr(credential_plugin, "TIMEOUT_S", 2.0)
+    with pytest.raises(PluginError, match="credential plugin /bin/sh has not ended after 2 s, and was killed"):
+        await Runner().ask(shell(f"sleep 1000 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait"))
+    assert [is_running(pid) for pid in pids.read_text().split()] == [False, False]
+
+
+async def test_who_asks_the_same_plugin_meanwhile_shares_its_answer(tmp_path: pathlib.Path) -> None:
+    runs = tmp_path / "runs"
+    plugin = shell(f"echo run >> {runs}; echo '{answer(token='x')}'")
+    runner = Runner()
+    assert await asyncio.gather(*[runner.ask(plugin) for _ in range(3)]) == [Status(token="x")] * 3
+    assert runs.read_text().split() == ["run"]
+    await runner.ask(plugin)
+    assert runs.read_text().split() == ["run", "run"], "an answer is not kept: the next one may differ"
+
+
+async def test_another_plugin_waits_until_the_first_has_ended(tmp_path: pathlib.Path) -> None:
+    runs = tmp_path / "runs"
+    runner = Runner()
+    script = f"echo begin >> {runs}; echo end >> {runs}; echo '{answer(token='x')}'"
+    await asyncio.gather(runner.ask(shell(script)), runner.ask(shell(f"true; {script}")))
+    assert runs.read_text().split() == ["begin", "end", "begin", "end"]
+
+
+async def test_who_asks_and_leaves_does_not_end_it_for_others(tmp_path: pathlib.Path) -> None:
+    go = tmp_path / "go"
+    plugin = shell(f"while ! test -e {go}; do :; done; echo '{answer(token='x')}'")
+    runner = Runner()
+    leaves, stays = (asyncio.create_task(runner.ask(plugin)) for _ in range(2))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    go.touch()
+    assert await stays == Status(token="x")
+    assert leaves.cancelled()
+
+
+async def test_a_plugin_gets_its_environment_and_what_it_is_asked() -> None:
+    script = 'printf \'{"apiVersion":"%s","kind":"ExecCredential","status":{"token":"%s"}}\' "$WHICH" "${#KUBERNETES_EXEC_INFO}"'
+    plugin = Plugin(VERSION, "/bin/sh", ("-c", script), (Variable("WHICH", VERSION),))
+    told = json.dumps({"apiVersion": VERSION, "kind": "ExecCredential", "spec": {"interactive": False}})
+    assert await Runner().ask(plugin) == Status(token=str(len(told)))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "sentence"),
+    [
+        (shell("echo why >&2; exit 3"), "credential plugin /bin/sh: exit status 3. why"),
+        (shell("echo '{secret'"), "credential plugin /bin/sh: its answer is no ExecCredential with a status"),
+        (
+            shell(f"echo '{answer(expirationTimestamp='secret')}'"),
+            "credential plugin /bin/sh: its answer holds neither a token nor",
+        ),
+        (
+            shell(f"echo '{answer(clientCertificateData='secret')}'"),
+            "credential plugin /bin/sh: its answer holds neither a token",
+        ),
+        (
+            shell(f"echo '{answer(token='x').replace('/v1', '/v9')}'"),
+            f"credential plugin /bin/sh: its answer is not of version {VERSION}",
+        ),
+        (Plugin(VERSION, "/absent/plugin"), "credential plugin /absent/plugin can not be run: No such file or directory"),
+        (Plugin(VERSION, "/absent\x00"), "credential plugin /absent\x00 can not be run: ValueError"),
+    ],
+)
+async def test_a_plugin_that_fails_is_named_without_secrets(plugin: Plugin, sentence: str) -> None:
+    with pytest.raises(PluginError) as raised:
+        await Runner().ask(plugin)
+    assert str(raised.value).startswith(sentence)
+    assert "secret" not in str(raised.value)
+
+
+async def test_a_plugin_that_fails_at_the_start_is_waited_for_and_told(tmp_path: pathlib.Path) -> None:
+    plugin = tmp_path / "plugin"
+    user = {"exec": {"apiVersion": VERSION, "command": str(plugin), "args": None, "env": None}}
+    async with ApiServer(token="from-plugin") as server:
+        server.put(SERVICES, service("web"))
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user=user)
+        async with following(server, kubeconfig) as running:
+            await running.source.check()
+            await seen(running, Trouble.CREDENTIALS)
+            assert f"credential plugin {plugin} can not be run: No such file" in running.source.describe()
+            written = tmp_path / "written"
+            written.write_text(f"#!/bin/sh\necho '{answer(token='from-plugin')}'\n")
+            written.chmod(written.stat().st_mode | stat.S_IXUSR)
+            written.rename(plugin)
+            await running.sink.until(running.sink.has("web"))
+
+
+async def test_the_check_does_not_run_a_plugin(tmp_path: pathlib.Path) -> None:
+    ran = tmp_path / "ran"
+    user = {"exec": {"apiVersion": VERSION, "command": "touch", "args": [str(ran)]}}
+    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", user=user)
+    files = credentials.Credentials(kubeconfig, "", tmp_path)
+    await files.check()
+    assert not ran.exists()
+    with pytest.raises(credentials.SourceError, match="credential plugin touch: its answer is no ExecCredential"):
+        await files.read()
+    assert ran.exists()

@@ -1,0 +1,191 @@
+"""Covers kubeconfig, service account, tokens, plugins and TLS over the real wire, and that no secret is told."""
+
+import json
+import pathlib
+import stat
+
+import pytest
+import structlog
+import structlog.testing
+import yaml
+
+from ipvsproxy.daemon.sources import credentials, watch
+from ipvsproxy.daemon.sources.reflector import Trouble
+from tests.support import api_server
+from tests.support.api_server import ApiServer
+from tests.support.api_store import SERVICES, Object
+from tests.support.following import Sink, following, running_task, seen, service
+
+
+async def test_a_rotated_token_is_read_again_after_401(tmp_path: pathlib.Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old\n")
+    async with ApiServer(token="old") as server:
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, token_file=str(token))
+        async with following(server, kubeconfig) as running:
+            await running.sink.until(lambda: running.sink.lists() == 1)
+            await server.watched(SERVICES)
+            server.token = "new"
+            server.cut_watches(SERVICES)
+            await server.asked(SERVICES, watch=False, times=2)
+            token.write_text("new\n")
+            server.put(SERVICES, service("web"))
+            await running.sink.until(running.sink.has("web"))
+            assert Trouble.UNAUTHORIZED in running.troubles()
+            assert running.sink.lists() == 1
+
+
+async def test_a_credential_plugin_is_run_for_its_token(tmp_path: pathlib.Path) -> None:
+    plugin = tmp_path / "plugin"
+    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "from-plugin"}}
+    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
+    plugin.chmod(plugin.stat().st_mode | stat.S_IXUSR)
+    user = {"exec": {"apiVersion": answer["apiVersion"], "command": str(plugin)}}
+    async with ApiServer(token="from-plugin") as server:
+        server.put(SERVICES, service("web"))
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user=user)
+        async with following(server, kubeconfig) as running:
+            await running.sink.until(running.sink.has("web"))
+
+
+async def test_tls_is_verified_against_the_authority_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:
+    certificates = api_server.Certificates(tmp_path)
+    async with ApiServer(tls=certificates) as server:
+        server.put(SERVICES, service("web"))
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, authority=str(certificates.authority))
+        async with following(server, kubeconfig) as running:
+            await running.sink.until(running.sink.has("web"))
+            assert running.restarts == []
+
+
+async def test_a_server_with_a_foreign_certificate_is_not_talked_to(tmp_path: pathlib.Path) -> None:
+    async with ApiServer(tls=api_server.Certificates(tmp_path)) as server:
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
+        with structlog.testing.capture_logs() as logs:
+            async with following(server, kubeconfig) as running:
+                await seen(running, Trouble.UNREACHABLE)
+        assert server.requests == []
+        assert "CERTIFICATE_VERIFY_FAILED" in logs[0]["error"]
+
+
+async def test_a_pod_uses_its_service_account(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates = api_server.Certificates(tmp_path)
+    (tmp_path / "token").write_text("pod-token")
+    async with ApiServer(tls=certificates, token="pod-token") as server:
+        host, port = server.url.removeprefix("https://").split(":")
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+        server.put(SERVICES, service("web"))
+        sink = Sink()
+        source = watch.KubernetesSource(node_name="n1", service_account=str(tmp_path))
+        await source.check()
+        async with running_task(source.run(sink.deliver)):
+            await sink.until(sink.has("web"))
+
+
+async def test_the_master_goes_before_the_server_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        server.put(SERVICES, service("web"))
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://192.0.2.1:1")
+        sink = Sink()
+        source = watch.KubernetesSource(node_name="n1", kubeconfig=kubeconfig, master=server.url + "/")
+        async with running_task(source.run(sink.deliver)):
+            await sink.until(sink.has("web"))
+
+
+async def test_no_secret_is_logged(tmp_path: pathlib.Path) -> None:
+    async with ApiServer(token="good") as server:
+        user = {"token": "very-secret-token"}
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user=user)
+        with structlog.testing.capture_logs() as logs:
+            async with following(server, kubeconfig) as running:
+                await seen(running, Trouble.UNAUTHORIZED)
+    assert logs
+    assert "very-secret-token" not in str(logs)
+
+
+def _kubeconfig_with_proxy(path: pathlib.Path, url: str, proxy: str) -> str:
+    written = api_server.write_kubeconfig(path, url)
+    content = yaml.safe_load(path.read_text())
+    content["clusters"][0]["cluster"]["proxy-url"] = proxy
+    path.write_text(yaml.safe_dump(content))
+    return written
+
+
+async def test_the_password_of_a_proxy_is_not_logged_when_its_url_is_wrong(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        kubeconfig = _kubeconfig_with_proxy(tmp_path / "kubeconfig", server.url, "http://me:very-secret@127.0.0.1:99999")
+        with structlog.testing.capture_logs() as logs:
+            async with following(server, kubeconfig) as running:
+                await seen(running, Trouble.UNREACHABLE)
+                described = running.source.describe()
+    assert "http://127.0.0.1:99999" in described
+    assert "secret" not in described + str(logs)
+
+
+# Configuration that can not work
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "No such file or directory"),
+        ("a: b: secret", "line 1 is not YAML"),
+        ("\x00", "is not YAML"),
+        ("[]", "holds no configuration"),
+        ("{}", "Expected key current-context in kube-config"),
+        ("current-context: x\ncontexts: []\n", "Expected object with name x in kube-config/contexts list"),
+    ],
+)
+async def test_a_kubeconfig_that_can_not_work_is_one_sentence(tmp_path: pathlib.Path, content: str | None, sentence: str) -> None:
+    path = tmp_path / "kubeconfig"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(credentials.SourceError) as raised:
+        await watch.KubernetesSource(node_name="n1", kubeconfig=str(path)).check()
+    assert str(raised.value).startswith(f"kubeconfig {path}: ")
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"clusters": [{"name": "test", "cluster": {}}]}, "an entry is empty"),
+        ({"clusters": [{"name": "test", "cluster": {"tls-server-name": "x"}}]}, "'' is not the URL of an API server"),
+        ({"clusters": [{"name": "test", "cluster": {"server": "https://x:secret@y"}}]}, "must not hold credentials"),
+        ({"clusters": [{"name": "test", "cluster": {"server": "https://y/?token=secret"}}]}, "credentials, or a query"),
+        ({"clusters": [{"name": "test", "cluster": {"server": "localhost:80"}}]}, "'localhost:80' is not the URL"),
+        ({"users": [{"name": "test", "user": {"tokenFile": "absent"}}]}, "absent: No such file"),
+        ({"users": [{"name": "test", "user": {"token": "secret\nX-Header: y"}}]}, "can not be part of a token"),
+        ({"users": [{"name": "test", "user": {"client-certificate-data": 7, "token": "secret"}}]}, ""),
+        ({"users": [{"name": "test", "user": "secret"}]}, "wrong type"),
+        (
+            {"users": [{"name": "test", "user": {"exec": {"command": "secret"}}}]},
+            "the user's exec: Object missing required field `apiVersion`",
+        ),
+    ],
+)
+async def test_a_wrong_entry_of_a_kubeconfig_is_named_without_secrets(
+    tmp_path: pathlib.Path, change: Object, sentence: str
+) -> None:
+    path = tmp_path / "kubeconfig"
+    api_server.write_kubeconfig(path, "https://127.0.0.1:1")
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
+    with pytest.raises(credentials.SourceError) as raised:
+        await watch.KubernetesSource(node_name="n1", kubeconfig=str(path)).check()
+    assert sentence in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+async def test_without_kubeconfig_outside_a_pod_the_missing_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(credentials.SourceError, match=r"no --kubeconfig was given.*Service host/port is not set"):
+        await watch.KubernetesSource(node_name="n1").check()
+
+
+async def test_a_good_kubeconfig_passes_the_check_without_a_server(tmp_path: pathlib.Path) -> None:
+    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1")
+    source = watch.KubernetesSource(node_name="n1", kubeconfig=kubeconfig)
+    await source.check()
+    assert source.describe() == "API server http://127.0.0.1:1"

@@ -1,0 +1,213 @@
+"""Covers the directory source on a real directory: first delivery, changes, swaps of links, a place that vanishes.
+
+What stands in files is tested in ``test_manifests``, what wakes the source in ``test_inotify``.
+"""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import pytest
+import structlog.testing
+
+from ipvsproxy.daemon.sources import directory
+from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected
+
+DEADLINE_S = 5
+SERVICE = """\
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}}}
+spec: {{clusterIP: {address}, ports: [{{port: 80}}]}}
+"""
+
+
+def manifest(name: str, address: str = "10.0.0.1") -> str:
+    return SERVICE.format(name=name, address=address)
+
+
+class Sink:
+    """Remembers batches, and can be waited for."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Event]] = []
+        self._arrived = asyncio.Event()
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        self.batches.append(list(events))
+        self._arrived.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                self._arrived.clear()
+                await self._arrived.wait()
+
+    async def batch(self, number: int) -> list[str]:
+        """This batch, when it has come; counted from 0."""
+        await self.until(lambda: len(self.batches) > number)
+        return told(self.batches[number])
+
+
+def told(events: Sequence[Event]) -> list[str]:
+    return [
+        f"{type(event).__name__} {event.key.name if event.key else '?'}"
+        for event in events
+        if not isinstance(event, Listing | Listed)
+    ]
+
+
+@contextlib.asynccontextmanager
+async def following(path: pathlib.Path, settle_s: float = 0.005) -> AsyncIterator[Sink]:
+    sink = Sink()
+    source = directory.DirectorySource(str(path), settle_s=settle_s, poll_s=0.005)
+    task = asyncio.create_task(source.run(sink.deliver))
+    try:
+        yield sink
+        assert not task.done(), "the source has ended"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_all_objects_come_first_and_then_the_end_of_each_list(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "b.yaml").write_text(manifest("b"))
+    (tmp_path / "a.yml").write_text(manifest("a"))
+    (tmp_path / ".hidden.yaml").write_text("a: [")
+    (tmp_path / "below.yaml").mkdir()
+    (tmp_path / "below.yaml" / "c.yaml").write_text("a: [")
+    async with following(tmp_path) as sink:
+        assert await sink.batch(0) == ["Put a", "Put b"]
+        assert [event.kind for event in sink.batches[0] if isinstance(event, Listed)] == list(ObjectKind)
+
+
+async def test_an_empty_directory_is_a_complete_list(tmp_path: pathlib.Path) -> None:
+    async with following(tmp_path) as sink:
+        await sink.batch(0)
+        assert sink.batches == [[Listed(kind, frozenset()) for kind in ObjectKind]]
+
+
+async def test_afterwards_only_differences_are_told(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.yaml").write_text(manifest("a"))
+    (tmp_path / "b.yaml").write_text(manifest("b"))
+    async with following(tmp_path) as sink:
+        await sink.batch(0)
+        (tmp_path / "a.yaml").write_text(manifest("a", "10.0.0.2"))
+        assert await sink.batch(1) == ["Put a"]
+        (tmp_path / "b.yaml").unlink()
+        assert await sink.batch(2) == ["Gone b"]
+        (tmp_path / "new").write_text(manifest("c"))
+        (tmp_path / "new").replace(tmp_path / "c.yaml")
+        assert await sink.batch(3) == ["Put c"]
+
+
+async def test_changes_in_quick_succession_are_one_delivery(tmp_path: pathlib.Path) -> None:
+    async with following(tmp_path, settle_s=0.1) as sink:
+        await sink.batch(0)
+        for name in "abc":
+            (tmp_path / f"{name}.yaml").write_text(manifest(name))
+            await asyncio.sleep(0.005)
+        assert await sink.batch(1) == ["Put a", "Put b", "Put c"]
+
+
+async def test_a_directory_that_always_changes_is_read_all_the_same(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "LONGEST_SETTLE_S", 0.02)
+
+    async def disturb() -> None:
+        while True:
+            (tmp_path / "noise").write_text("")
+            await asyncio.sleep(0.001)
+
+    async with following(tmp_path, settle_s=0.1) as sink:
+        await sink.batch(0)
+        noise = asyncio.create_task(disturb())
+        (tmp_path / "a.yaml").write_text(manifest("a"))
+        assert await sink.batch(1) == ["Put a"]
+        noise.cancel()
+
+
+async def test_a_broken_file_is_rejected_and_stays_served_until_it_is_right(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.yaml").write_text(manifest("a"))
+    async with following(tmp_path) as sink:
+        await sink.batch(0)
+        (tmp_path / "a.yaml").write_text("spec: [")
+        await sink.batch(1)
+        (event,) = sink.batches[1]
+        assert isinstance(event, Rejected)
+        assert event.where == "a.yaml"
+        (tmp_path / "a.yaml").write_text(manifest("a", "10.0.0.2"))
+        assert await sink.batch(2) == ["Put a"]
+
+
+async def test_a_config_map_is_followed_through_the_swap_of_its_link(tmp_path: pathlib.Path) -> None:
+    for version, address in (("..1", "10.0.0.1"), ("..2", "10.0.0.2")):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "a.yaml").write_text(manifest("a", address))
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "a.yaml").symlink_to("..data/a.yaml")
+    async with following(tmp_path) as sink:
+        assert await sink.batch(0) == ["Put a"]
+        (tmp_path / "..data_tmp").symlink_to("..2")
+        (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+        assert await sink.batch(1) == ["Put a"]
+        (event,) = sink.batches[1]
+        assert isinstance(event, Put)
+        assert "10.0.0.2" in str(event.object)
+
+
+async def test_a_directory_that_is_moved_away_takes_nothing_back_and_is_found_again(tmp_path: pathlib.Path) -> None:
+    place = tmp_path / "manifests"
+    place.mkdir()
+    (place / "a.yaml").write_text(manifest("a"))
+    with structlog.testing.capture_logs() as logs:
+        async with following(place) as sink:
+            await sink.batch(0)
+            place.rename(tmp_path / "away")
+            async with asyncio.timeout(DEADLINE_S):
+                while not any(line["event"] == "manifests_unreadable" for line in logs):  # noqa: ASYNC110  # a log has no event
+                    await asyncio.sleep(0.001)
+            (tmp_path / "next").mkdir()
+            (tmp_path / "next" / "b.yaml").write_text(manifest("b"))
+            (tmp_path / "next").rename(place)
+            assert await sink.batch(1) == ["Put b", "Gone a"]
+    assert [line["event"] for line in logs].count("manifests_unreadable") == 1
+
+
+async def test_a_directory_that_is_not_there_yet_is_never_a_complete_list(tmp_path: pathlib.Path) -> None:
+    place = tmp_path / "manifests"
+    source = directory.DirectorySource(str(place))
+    sink = Sink()
+    with structlog.testing.capture_logs() as logs:
+        await source.read(sink.deliver)
+        await source.read(sink.deliver)
+    assert len(logs) == 1
+    assert sink.batches == []
+    assert source.describe() == f"directory {place}: No such file or directory"
+    place.mkdir()
+    await source.read(sink.deliver)
+    assert [event.kind for event in sink.batches[0] if isinstance(event, Listed)] == list(ObjectKind)
+    assert source.describe() == f"directory {place}"
+
+
+async def test_files_that_have_not_changed_are_not_read_again(tmp_path: pathlib.Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.yaml").write_text(manifest(name))
+    source = directory.DirectorySource(str(tmp_path))
+    await source.read(lambda events: None)
+    os.utime(tmp_path / "a.yaml")
+    read, present = source._look()
+    assert (set(read), set(present)) == ({"a.yaml"}, {"a.yaml", "b.yaml"})
+
+
+async def test_a_file_that_vanishes_is_gone_with_its_objects(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.yaml").write_text(manifest("a") + "---\n" + manifest("b"))
+    source = directory.DirectorySource(str(tmp_path))
+    sink = Sink()
+    await source.read(sink.deliver)
+    (tmp_path / "a.yaml").unlink()
+    await source.read(sink.deliver)
+    assert {event.key.name for event in sink.batches[1] if isinstance(event, Gone)} == {"a", "b"}

@@ -1,0 +1,50 @@
+"""A connection whose other end is gone without a word: packets are dropped on a real kernel, both ways.
+
+That the real pauses add up to 30 s is in ``test_watch``.
+"""
+
+import asyncio
+import pathlib
+import subprocess
+import urllib.parse
+
+import pytest
+
+from ipvsproxy.daemon.sources import watch
+from ipvsproxy.daemon.sources.reflector import Trouble
+from tests.support import api_server
+from tests.support.api_server import ApiServer
+from tests.support.api_store import RESOURCES, SERVICES
+from tests.support.following import following, seen, service
+
+WITHIN_S = 15.0
+
+
+def drop(verb: str, port: int) -> None:
+    for direction in ("--dport", "--sport"):
+        subprocess.run(["iptables", verb, "INPUT", "-p", "tcp", direction, str(port), "-j", "DROP"], check=True)
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("network_namespace")
+async def test_a_half_open_watch_is_given_up_and_what_it_missed_arrives(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("AFTER_S", 1), ("EVERY_S", 1), ("PROBES", 2)):
+        monkeypatch.setattr(watch, f"KEEPALIVE_{name}", value)
+    async with ApiServer() as server:
+        port = urllib.parse.urlsplit(server.url).port
+        assert port is not None
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
+        async with following(server, kubeconfig) as running:
+            await server.watched(SERVICES)
+            drop("-I", port)
+            server.put(SERVICES, service("web"))
+            try:
+                await seen(running, Trouble.DROPPED)
+            finally:
+                drop("-D", port)
+            async with asyncio.timeout(WITHIN_S):
+                await running.sink.until(running.sink.has("web"))
+        for resource in RESOURCES:
+            server.end_watches(resource)  # the server has not noticed, and would wait for their ends

@@ -1,0 +1,271 @@
+"""Covers files to events: documents, Lists, errors, conflicts, and what stays served.
+
+What one manifest may hold is tested in ``test_decode``.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import yaml
+
+from ipvsproxy.daemon.sources import manifests
+from ipvsproxy.model.service import EndpointSlice, Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, Service, ServiceName
+
+Json = dict[str, Any]
+
+
+def service(name: str, address: str = "10.0.0.1", **metadata: Any) -> Json:
+    spec = {"clusterIP": address, "ports": [{"port": 80}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, **metadata}, "spec": spec}
+
+
+def text(*documents: Json) -> str:
+    return yaml.safe_dump_all(documents)
+
+
+class World:
+    """Files that are read as a source would."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory = directory
+        self.manifests = manifests.Manifests()
+        self.files: set[str] = set()
+
+    def write(self, **files: str) -> list[Event]:
+        read = {}
+        for stem, content in files.items():
+            path = self.directory / f"{stem}.yaml"
+            path.write_text(content)
+            read[path.name] = manifests.read_file(path)
+        self.files |= set(read)
+        return self.manifests.update(read, self.files)
+
+    def remove(self, stem: str) -> list[Event]:
+        self.files.remove(f"{stem}.yaml")
+        return self.manifests.update({}, self.files)
+
+
+@pytest.fixture
+def world(tmp_path: pathlib.Path) -> World:
+    return World(tmp_path)
+
+
+def told(events: list[Event]) -> list[str]:
+    return [f"{type(event).__name__} {event.key}" for event in events if not isinstance(event, Listing | Listed)]
+
+
+def address(event: Event) -> str:
+    assert isinstance(event, Put)
+    assert isinstance(event.object, Service)
+    return str(event.object.cluster_addresses[0])
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"), [("a.yaml", 1), ("a.yml", 1), ("a.json", 1), ("a.yaml~", 0), (".a.yaml", 0), ("a", 0)]
+)
+def test_files_are_chosen_by_suffix_and_hidden_ones_are_not(name: str, is_one: int) -> None:
+    assert manifests.is_manifest(name) == bool(is_one)
+
+
+def test_a_file_may_hold_several_documents_and_kinds_that_are_not_ours(world: World) -> None:
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}}
+    slice_of_web = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4",
+        "ports": [{"port": 8080}],
+        "endpoints": [{"addresses": ["10.1.0.1"]}],
+    }
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
+    events = world.write(all=text(service("web"), deployment, slice_of_web, node) + "---\n")
+    assert told(events) == ["Put default/web", "Put default/web-1", "Put n1"]
+
+
+def test_a_list_is_its_items(world: World) -> None:
+    items = [service("a"), service("b", namespace="other")]
+    assert told(world.write(all=text({"apiVersion": "v1", "kind": "List", "items": items}))) == ["Put default/a", "Put other/b"]
+    assert told(world.write(more=text({"apiVersion": "v1", "kind": "ServiceList", "items": [service("c")]}))) == ["Put default/c"]
+
+
+def test_json_is_read_too(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "web.json"
+    path.write_text(json.dumps(service("web")))
+    assert list(manifests.read_file(path).objects) == [(ObjectKind.SERVICE, ServiceName("default", "web"))]
+
+
+def test_json_that_is_nested_too_deeply_is_rejected(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    (rejected,) = manifests.read_file(path).rejected
+    assert rejected.reason == "is nested more than 100 levels deep"
+
+
+def test_a_timestamp_without_quotes_is_read_as_the_api_writes_it(world: World) -> None:
+    (event,) = world.write(web=text(service("web")).replace("name: web", "name: web\n  creationTimestamp: 2026-01-02T03:04:05Z"))
+    assert isinstance(event, Put)
+    assert isinstance(event.object, Service)
+    assert event.object.created_s == 1767323045
+
+
+def test_what_a_watch_would_not_select_is_passed_over(world: World) -> None:
+    foreign = service("foreign", labels={"service.kubernetes.io/service-proxy-name": "other"})
+    headless = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "s", "labels": {"service.kubernetes.io/headless": ""}},
+        "addressType": "IPv4",
+        "endpoints": [],
+    }
+    assert world.write(all=text(foreign, headless)) == []
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("a: b: c", "line 1: mapping values are not allowed"),
+        ("a: [", "line 2: did not find"),
+        ("a: \x00", "unacceptable character"),
+        ("[" * 100_000, "nested more than 100 levels deep"),
+        ("- " * 100_000, "nested more than 100 levels deep"),
+        ("!!python/object:os.system {}", "line 1: could not determine a constructor"),
+    ],
+)
+def test_a_file_that_is_no_yaml_is_one_rejection_with_its_name(world: World, content: str, reason: str) -> None:
+    (event,) = world.write(broken=content)
+    assert isinstance(event, Rejected)
+    assert (event.where, event.key) == ("broken.yaml", None)
+    assert reason in event.reason
+    assert "\n" not in event.reason
+
+
+def test_a_document_that_can_not_be_read_is_rejected_with_its_place_and_field(world: World) -> None:
+    odd = service("odd") | {"spec": {"clusterIP": "10.0.0.9", "ports": [{"port": "http"}]}}
+    rejected, put = world.write(all=text(service("web"), odd))
+    assert isinstance(rejected, Rejected)
+    assert (rejected.where, rejected.key) == ("all.yaml, document 2", ServiceName("default", "odd"))
+    assert rejected.reason.startswith("spec.ports[")
+    assert told([put]) == ["Put default/web"]
+
+
+def test_an_item_of_a_list_is_named_by_its_number(world: World) -> None:
+    (event,) = world.write(all=text({"kind": "List", "items": [{"apiVersion": "v1", "kind": "Service"}]}))
+    assert isinstance(event, Rejected)
+    assert event.where == "all.yaml, document 1, item 1"
+
+
+def test_a_service_without_cluster_ip_is_rejected_with_the_reason(world: World) -> None:
+    bare = service("bare")
+    del bare["spec"]["clusterIP"]
+    (event,) = world.write(all=text(bare))
+    assert isinstance(event, Rejected)
+    assert event.reason.startswith("spec.clusterIP: ")
+
+
+def test_a_file_that_can_not_be_opened_is_rejected_with_the_reason(tmp_path: pathlib.Path) -> None:
+    link = tmp_path / "web.yaml"
+    link.symlink_to("nowhere")
+    assert manifests.read_file(link).rejected == (Rejected(ObjectKind.SERVICE, None, "web.yaml", "No such file or directory"),)
+
+
+# What stays served
+
+
+def test_a_broken_file_takes_nothing_back(world: World) -> None:
+    world.write(all=text(service("a"), service("b")), other=text(service("c")))
+    assert told(world.write(all="a: [")) == ["Rejected None"]
+    assert told(world.write(all=text(service("b", "10.0.0.2")))) == ["Put default/b", "Gone default/a"]
+
+
+def test_a_broken_document_leaves_its_object_and_takes_its_neighbours_changes(world: World) -> None:
+    world.write(all=text(service("a"), service("b")))
+    broken = service("a") | {"spec": "none"}
+    assert told(world.write(all=text(broken, service("b", "10.0.0.2")))) == ["Rejected default/a", "Put default/b"]
+    assert told(world.remove("all")) in (["Gone default/a", "Gone default/b"], ["Gone default/b", "Gone default/a"])
+
+
+def test_documents_before_a_syntax_error_are_used(world: World) -> None:
+    assert told(world.write(all=text(service("a")) + "---\na: [")) == ["Rejected None", "Put default/a"]
+
+
+def test_an_unchanged_object_is_told_once(world: World) -> None:
+    world.write(all=text(service("a")))
+    assert world.write(all="# only a comment\n" + text(service("a"))) == []
+
+
+def test_a_removed_file_takes_its_objects_back(world: World) -> None:
+    world.write(a=text(service("a")), b=text(service("b")))
+    assert told(world.remove("a")) == ["Gone default/a"]
+
+
+# Conflicts
+
+
+def test_of_two_files_the_first_by_name_goes_first_and_the_other_is_rejected_once(world: World) -> None:
+    rejected, put = world.write(b=text(service("web", "10.0.0.2")), a=text(service("web", "10.0.0.1")))
+    assert address(put) == "10.0.0.1"
+    assert isinstance(rejected, Rejected)
+    assert (rejected.where, rejected.reason) == ("b.yaml", "stands in a.yaml too, which comes first and is used")
+    assert told(world.write(c=text(service("other")))) == ["Put default/other"]
+
+
+def test_the_first_file_by_name_goes_first_also_when_it_comes_later(world: World) -> None:
+    world.write(b=text(service("web", "10.0.0.2")))
+    _, put = world.write(a=text(service("web", "10.0.0.1")))
+    assert address(put) == "10.0.0.1"
+
+
+def test_the_second_file_takes_over_when_the_first_is_gone(world: World) -> None:
+    world.write(b=text(service("web", "10.0.0.2")), a=text(service("web", "10.0.0.1")))
+    (event,) = world.remove("a")
+    assert address(event) == "10.0.0.2"
+
+
+def test_of_two_documents_in_a_file_the_first_is_used(world: World) -> None:
+    rejected, put = world.write(all=text(service("web", "10.0.0.1"), service("web", "10.0.0.2")))
+    assert address(put) == "10.0.0.1"
+    assert isinstance(rejected, Rejected)
+    assert (rejected.where, rejected.reason) == ("all.yaml, document 2", "stands in this file twice; the first one is used")
+
+
+# The first delivery
+
+
+def test_the_first_delivery_ends_with_a_list_of_each_kind_with_rejected_keys(world: World) -> None:
+    events = world.write(all=text(service("web"), service("odd") | {"spec": "none"}))
+    assert world.manifests.listed(events) == [
+        Listed(ObjectKind.SERVICE, frozenset({ServiceName("default", "web"), ServiceName("default", "odd")})),
+        Listed(ObjectKind.ENDPOINT_SLICE, frozenset()),
+        Listed(ObjectKind.NODE, frozenset()),
+    ]
+
+
+def test_endpoint_slices_that_differ_in_their_trigger_time_only_are_equal(world: World) -> None:
+    def endpoint_slice(time: str) -> Json:
+        annotations = {"endpoints.kubernetes.io/last-change-trigger-time": time}
+        metadata = {"name": "s", "labels": {"kubernetes.io/service-name": "web"}, "annotations": annotations}
+        return {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": metadata,
+            "addressType": "IPv4",
+            "endpoints": [],
+        }
+
+    (event,) = world.write(all=text(endpoint_slice("2026-01-01T00:00:00Z")))
+    assert isinstance(event, Put)
+    assert isinstance(event.object, EndpointSlice)
+    assert world.write(all=text(endpoint_slice("2026-01-01T00:00:01Z"))) == []
+
+
+def test_gone_names_kind_and_key(world: World) -> None:
+    world.write(all=text(service("web")))
+    assert world.remove("all") == [Gone(ObjectKind.SERVICE, ServiceName("default", "web"))]

@@ -1,0 +1,480 @@
+"""Covers what is asked of the API server, in which order, after which pause; over a connection that plays a script.
+
+Time is virtual. The real wire, with an API server at its other end, is in ``test_watch``.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+import pytest
+
+from ipvsproxy.daemon.sources import reflector
+from ipvsproxy.daemon.sources.reflector import ApiError, Trouble
+from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
+from tests.support.script import GONE, GONE_LINE, WEB, Answer, ScriptEndError, World, bookmark, line, names, page, service
+from tests.support.virtual_time import in_virtual_time
+
+# What is asked
+
+
+def test_queries_carry_the_selectors_of_kube_proxy() -> None:
+    found = reflector.resources("node-1")
+    assert found[ObjectKind.SERVICE].list_query(limit=500) == (
+        "/api/v1/services?labelSelector=%21service.kubernetes.io%2Fservice-proxy-name&fieldSelector=spec.clusterIP%21%3DNone&limit=500"
+    )
+    assert found[ObjectKind.ENDPOINT_SLICE].list_query(limit=0) == (
+        "/apis/discovery.k8s.io/v1/endpointslices?labelSelector=%21service.kubernetes.io%2Fheadless"
+    )
+    assert found[ObjectKind.NODE].watch_query("7", 312.4) == (
+        "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-1&watch=1&allowWatchBookmarks=true&resourceVersion=7&timeoutSeconds=312"
+    )
+
+
+async def test_a_watch_asks_for_an_end_within_its_bounds_and_waits_a_little_longer() -> None:
+    world = World(page(), [600.0], [600.0], [600.0])
+    await world.run()
+    timeouts = [int(path.rpartition("timeoutSeconds=")[2]) for path in world.watches]
+    assert all(300 <= timeout <= 600 for timeout in timeouts)
+    assert len(set(timeouts)) > 1
+    assert [round(idle) for idle in world.idle] == [timeout + 30 for timeout in timeouts]
+
+
+# The list
+
+
+async def test_pages_are_delivered_as_they_come_and_the_end_of_the_list_last() -> None:
+    world = World(page(service("a"), service("b"), more="t1"), page(service("c")))
+    await world.run()
+    assert names(world.delivered) == ["Put a", "Put b", "Put c"]
+    assert world.delivered[0] == Listing(ObjectKind.SERVICE)
+    assert world.batches == [3, 1, 1]
+    assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset(ServiceName("default", name) for name in "abc"))
+    assert "limit=500" in world.lists[0]
+    assert world.lists[1].endswith("&continue=t1")
+
+
+async def test_an_object_that_can_not_be_read_is_among_the_keys_of_the_list() -> None:
+    broken = {"metadata": {"name": "odd", "namespace": "default"}, "spec": {"ports": "many"}}
+    world = World(page(service("web"), broken))
+    await world.run()
+    assert names(world.delivered) == ["Put web", "Rejected odd"]
+    assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset({WEB, ServiceName("default", "odd")}))
+
+
+async def test_a_list_that_breaks_off_is_never_told_as_complete() -> None:
+    lost = ApiError(Trouble.UNREACHABLE, "gone")
+    world = World(page(service("a"), more="t1"), lost, page(service("b"), version=200), [])
+    await world.run()
+    assert [event for event in world.delivered if isinstance(event, Listed)] == [
+        Listed(ObjectKind.SERVICE, frozenset({ServiceName("default", "b")}))
+    ]
+
+
+async def test_a_token_that_expires_between_pages_starts_the_list_again_in_one_piece() -> None:
+    world = World(page(service("a"), more="t1"), GONE, page(service("b"), version=120))
+    await world.run()
+    assert "limit" not in world.lists[2]
+    assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset({ServiceName("default", "b")}))
+    assert world.sleeps == []
+    assert "resourceVersion=120" in world.watches[0]
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>502</html>", b'{"kind": "Status"}', b"[]"])
+async def test_a_body_that_is_no_list_is_asked_for_again_after_a_pause(body: bytes) -> None:
+    world = World(body, body, page())
+    await world.run()
+    assert world.told[:3] == ["garbled", "garbled", "listed 0"]
+    assert len(world.sleeps) == 2
+    assert world.sleeps[0] < world.sleeps[1]
+
+
+# The watch
+
+
+async def test_a_watch_begins_where_the_list_ended() -> None:
+    world = World(page(version=4711))
+    await world.run()
+    assert "resourceVersion=4711" in world.watches[0]
+
+
+async def test_lines_that_arrive_together_are_one_batch() -> None:
+    together = line("ADDED", service("a", 101)) + line("MODIFIED", service("b", 102)) + line("DELETED", service("c", 103))
+    world = World(page(), [together, 400.0])
+    await world.run()
+    assert names(world.delivered) == ["Put a", "Put b", "Gone c"]
+    assert world.batches == [1, 3]
+
+
+async def test_a_watch_that_ended_in_order_goes_on_at_once_from_the_last_version() -> None:
+    world = World(page(), [line("ADDED", service("a", 105)), 400.0])
+    await world.run()
+    assert "resourceVersion=105" in world.watches[1]
+    assert world.sleeps == []
+    assert world.reflector.status.restarts == {Trouble.ENDED: 1}
+
+
+async def test_a_bookmark_moves_the_version_on_and_delivers_nothing() -> None:
+    world = World(page(), [bookmark(140), 400.0])
+    await world.run()
+    assert "resourceVersion=140" in world.watches[1]
+    assert world.batches == [1]
+
+
+async def test_a_watch_that_ends_as_soon_as_it_begins_is_not_repeated_without_pause() -> None:
+    world = World(page(), [], [], [])
+    await world.run()
+    assert world.reflector.status.restarts == {Trouble.DROPPED: 3}
+    assert len(world.sleeps) == 3
+
+
+async def test_a_stream_cut_in_a_line_goes_on_from_the_last_whole_line() -> None:
+    half = line("ADDED", service("b", 106))[:40]
+    world = World(page(), [line("ADDED", service("a", 105)) + half, 400.0], [line("ADDED", service("b", 106)), 400.0])
+    await world.run()
+    assert names(world.delivered) == ["Put a", "Put b"]
+    assert "resourceVersion=105" in world.watches[1]
+    assert world.told[2] == "dropped"
+
+
+@pytest.mark.parametrize("trouble", [Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR])
+async def test_a_broken_watch_goes_on_from_its_version_after_a_pause(trouble: Trouble) -> None:
+    world = World(page(), [line("ADDED", service("a", 105)), ApiError(trouble, "broken")])
+    await world.run()
+    assert "resourceVersion=105" in world.watches[1]
+    assert len(world.sleeps) == 1
+    assert 0.4 <= world.sleeps[0] <= 0.8
+    assert len(world.lists) == 1
+
+
+async def test_pauses_grow_while_it_fails_and_begin_anew_after_a_line() -> None:
+    lost = ApiError(Trouble.UNREACHABLE, "no route")
+    world = World(page(), *[lost] * 7, [line("ADDED", service("a", 105)), 5.0, lost])
+    await world.run()
+    *growing, anew = world.sleeps
+    assert growing == sorted(growing)
+    assert 15 <= growing[-1] <= 30
+    assert anew <= 0.8
+
+
+async def test_a_repeated_change_is_told_once_and_a_stale_one_never() -> None:
+    changes = [line("MODIFIED", service("web", version, f"10.0.0.{version}")) for version in (105, 105, 103)]
+    world = World(page(), [*changes, line("MODIFIED", service("dns", 104)), 400.0])
+    await world.run()
+    assert names(world.delivered) == ["Put web", "Put dns"]
+
+
+async def test_a_line_that_holds_an_object_of_wrong_shape_costs_this_object_only() -> None:
+    odd = {"metadata": {"name": "odd", "namespace": "default", "resourceVersion": "101"}, "spec": {"ports": "many"}}
+    world = World(page(), [line("ADDED", odd), line("ADDED", service("web", 102)), 400.0])
+    await world.run()
+    assert names(world.delivered) == ["Rejected odd", "Put web"]
+    assert len(world.lists) == 1
+
+
+# List again
+
+
+async def test_gone_in_the_stream_lists_again_at_once() -> None:
+    world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], page(service("b"), version=200))
+    await world.run()
+    assert world.sleeps == []
+    assert len(world.lists) == 2
+    assert names(world.delivered) == ["Put a", "Put b"]
+    assert "resourceVersion=200" in world.watches[1]
+
+
+async def test_gone_as_an_answer_lists_again_at_once() -> None:
+    world = World(page(), GONE, page(version=200))
+    await world.run()
+    assert (world.sleeps, len(world.lists)) == ([], 2)
+
+
+async def test_gone_again_and_again_lists_after_growing_pauses() -> None:
+    world = World(page(), GONE, page(), GONE, page(), GONE, page(), GONE, page(), GONE)
+    await world.run()
+    assert len(world.sleeps) == 4
+    assert world.sleeps == sorted(world.sleeps)
+
+
+async def test_gone_after_a_calm_time_lists_at_once_again() -> None:
+    world = World(page(), GONE, page(), [3600.0], GONE, page())
+    await world.run()
+    assert world.sleeps == []
+
+
+async def test_a_garbled_line_lists_again_after_a_pause_and_keeps_what_came_before_it() -> None:
+    world = World(page(), [line("ADDED", service("a", 105)) + b'{"type": "ADD\n' + line("ADDED", service("b", 106))], page())
+    await world.run()
+    assert names(world.delivered) == ["Put a"]
+    assert len(world.lists) == 2
+    assert len(world.sleeps) == 1
+
+
+async def test_garbage_without_end_is_no_tight_loop_of_lists() -> None:
+    script: list[Answer] = [page(), [b"{]\n"]]
+    world = World(*script * 6)
+    await world.run()
+    assert world.sleeps == sorted(world.sleeps)
+    assert world.sleeps[-1] >= 12
+
+
+async def test_a_refused_watch_is_no_reason_to_insist_on_its_version() -> None:
+    world = World(page(), ApiError.of_status(400, "invalid resource version"), page(version=200))
+    await world.run()
+    assert "resourceVersion=200" in world.watches[1]
+    assert len(world.sleeps) == 1
+
+
+# A server that was restored from a backup
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ApiError.of_status(504, "Timeout: Too large resource version: 100, current: 42"),
+        [line("ERROR", {"kind": "Status", "code": 504, "message": "Too large resource version: 100"})],
+        [bookmark(42)],
+    ],
+)
+async def test_a_server_that_does_not_know_our_version_is_listed_at_once(answer: Answer) -> None:
+    world = World(page(version=100), answer, page(version=42))
+    await world.run()
+    assert (world.sleeps, len(world.lists)) == ([], 2)
+    assert world.reflector.status.restarts == {Trouble.EXPIRED: 1}
+    assert "resourceVersion=42" in world.watches[1]
+
+
+async def test_any_other_gateway_timeout_is_no_reason_to_list() -> None:
+    world = World(page(), ApiError.of_status(504, "gateway timeout"), [400.0])
+    await world.run()
+    assert (world.told[1], len(world.lists)) == ("server_error", 1)
+
+
+@pytest.mark.parametrize("trouble", [Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR])
+async def test_after_a_broken_watch_the_server_is_asked_how_far_it_is(trouble: Trouble) -> None:
+    world = World(page(), [line("ADDED", service("a", 105)), ApiError(trouble, "broken")], page(version=90))
+    world.served_versions = [90]
+    await world.run()
+    assert (world.probes, len(world.lists)) == (1, 2)
+    assert world.told[1:4] == ["watching", trouble.value, "expired"]
+    assert "resourceVersion=90" in world.watches[1]
+
+
+async def test_a_watch_that_was_silent_to_its_end_is_not_trusted_and_one_with_bookmarks_is() -> None:
+    world = World(page(), [bookmark(110), 400.0], [400.0], page(version=50))
+    world.served_versions = [50]
+    await world.run()
+    assert (world.probes, len(world.watches), len(world.lists)) == (1, 3, 2)
+
+
+async def test_a_server_that_is_as_far_as_we_are_is_watched_on_and_asked_once() -> None:
+    world = World(page(version=100), ApiError(Trouble.UNREACHABLE, "no route"), ApiError.of_status(429, "too many"), [400.0])
+    world.served_versions = [100]
+    await world.run()
+    assert (world.probes, len(world.lists)) == (2, 1), "once after the lost connection, once after the silent watch"
+    assert all("resourceVersion=100" in path for path in world.watches)
+
+
+# Answers other than 200
+
+
+@pytest.mark.parametrize(
+    ("code", "trouble"),
+    [
+        (401, Trouble.UNAUTHORIZED),
+        (403, Trouble.FORBIDDEN),
+        (410, Trouble.EXPIRED),
+        (422, Trouble.REFUSED),
+        (429, Trouble.THROTTLED),
+        (500, Trouble.SERVER_ERROR),
+        (503, Trouble.SERVER_ERROR),
+    ],
+)
+def test_statuses_have_their_reasons(code: int, trouble: Trouble) -> None:
+    error = ApiError.of_status(code, "words")
+    assert (error.trouble, str(error)) == (trouble, f"status {code}: words")
+
+
+@pytest.mark.parametrize(("asked", "least", "most"), [(7.0, 7.4, 7.8), (86400.0, 300.4, 300.8)])
+async def test_retry_after_is_honoured_within_reason_and_spread(asked: float, least: float, most: float) -> None:
+    world = World(ApiError.of_status(429, "too many requests", asked), page())
+    await world.run()
+    assert least <= world.sleeps[0] <= most
+
+
+async def test_each_attempt_has_a_connection_and_so_credentials_of_its_own() -> None:
+    world = World(ApiError.of_status(401, "Unauthorized"), page(), ApiError.of_status(401, "Unauthorized"), [400.0])
+    await world.run()
+    assert (world.connections, len(world.asked), world.probes) == (6, 5, 1)
+
+
+# What is told
+
+
+async def test_status_tells_contact_changes_and_reasons() -> None:
+    world = World(page(), [10.0, line("ADDED", service("a", 105)), 20.0, bookmark(110), ApiError(Trouble.SILENT, "")])
+    status = world.reflector.status
+    await world.run()
+    assert (status.listed_s, status.event_s, status.contact_s) == (1000.0, 1010.0, 1030.0)
+    assert status.restarts == {Trouble.SILENT: 1}
+    assert not status.connected
+    assert world.told[:3] == ["listed 0", "watching", "silent"]
+
+
+async def test_a_watch_counts_as_connected_while_it_is_open() -> None:
+    world = World(page(), [line("ADDED", service("a", 105))])
+    seen: list[bool] = []
+
+    def deliver(events: Sequence[Event]) -> None:
+        seen.append(world.reflector.status.connected)
+
+    with contextlib.suppress(ScriptEndError):
+        await world.reflector.list_and_watch(deliver)
+    assert seen == [False, True]
+
+
+async def test_cancelling_leaves_no_connection_open() -> None:
+    world = World(page())
+    opened: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def connect() -> AsyncIterator[World]:
+        opened.append("open")
+        try:
+            yield world
+        finally:
+            opened.append("closed")
+
+    async def forever(path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
+        yield b""
+        await asyncio.Event().wait()
+
+    world.stream = forever  # type: ignore[method-assign]  # the script of this one has no end
+    world.reflector._connect = connect
+    task = asyncio.create_task(world.reflector.list_and_watch(world.deliver))
+    await world.watched.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert opened == ["open", "closed", "open", "closed"]
+    assert not world.reflector.status.connected
+
+
+async def test_gone_and_rejected_events_keep_their_kind() -> None:
+    world = World(page(), [line("DELETED", service("web", 105)), 400.0])
+    await world.run()
+    assert world.delivered[-1] == Gone(ObjectKind.SERVICE, WEB)
+    assert not [event for event in world.delivered if isinstance(event, Put | Rejected)]
+
+
+# A list that is not believed
+
+
+class SilentWorld(World):
+    """Its watches bring nothing, until their time is over."""
+
+    async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
+        self.next(path)
+        yield b""
+        before_s = asyncio.get_running_loop().time()
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            self.clock += asyncio.get_running_loop().time() - before_s
+
+
+@in_virtual_time
+async def test_a_list_that_was_not_believed_is_read_again_when_it_is_due_and_no_sooner() -> None:
+    world = SilentWorld(page(), [], page(), [])
+
+    def deliver(events: Sequence[Event]) -> None:
+        world.delivered += events
+        if len(world.delivered) == 1:
+            world.reflector.list_again(world.clock + 60)
+
+    began_s = world.clock
+    await world.reflector.list_and_watch(deliver)
+    due_s = world.clock - world.sleeps[0] - began_s - 60
+    assert 0 <= due_s <= reflector.CONFIRMATION_SPREAD_S
+    assert world.told[-1] == Trouble.DOUBTED
+    with contextlib.suppress(ScriptEndError):
+        await world.reflector.list_and_watch(deliver)
+    assert (len(world.lists), len(world.watches)) == (2, 3)
+    assert Trouble.DOUBTED not in world.told[world.told.index(Trouble.DOUBTED) + 1 :], "asked for once, done once"
+
+
+@in_virtual_time
+async def test_a_list_that_confirms_does_not_ask_for_another_one_though_its_pages_are_delivered_in_doubt() -> None:
+    item = service("a")
+    world = SilentWorld(page(item), [], page(item), [])
+    due_s = world.clock + 60
+
+    def deliver(events: Sequence[Event]) -> None:
+        world.delivered += events
+        confirmed = len([event for event in world.delivered if isinstance(event, Listed)]) > 1
+        if not confirmed:  # as with each delivery while the store doubts a list
+            world.reflector.list_again(due_s)
+
+    for _ in range(2):
+        with contextlib.suppress(ScriptEndError):
+            await world.reflector.list_and_watch(deliver)
+    assert world.told.count(Trouble.DOUBTED) == 1
+    assert len(world.lists) == 2
+
+
+@in_virtual_time
+async def test_nodes_that_doubt_the_same_list_do_not_confirm_it_together() -> None:
+    moments: list[float] = []
+    for seed in range(20):
+        world = SilentWorld(page(), [])
+        world.reflector._pace.dice.seed(seed)
+
+        def deliver(events: Sequence[Event], one: SilentWorld = world) -> None:
+            one.reflector.list_again(1060)
+            one.reflector.list_again(1060)
+
+        await world.reflector.list_and_watch(deliver)
+        moments.append(world.clock)
+    assert min(moments) >= 1060
+    assert max(moments) <= 1060 + reflector.CONFIRMATION_SPREAD_S + reflector.FIRST_DELAY_S
+    assert max(moments) - min(moments) > reflector.CONFIRMATION_SPREAD_S / 2
+
+
+# A path that goes silent
+
+
+class FallsSilentWorld(SilentWorld):
+    """Each watch brings what the script has for it, and then nothing."""
+
+    async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
+        self.idle.append(idle_s)
+        parts = self.next(path)
+        yield b""
+        for part in parts:
+            yield part
+        before_s = asyncio.get_running_loop().time()
+        try:
+            await asyncio.sleep(idle_s)
+        finally:
+            self.clock += asyncio.get_running_loop().time() - before_s
+        raise ApiError(Trouble.SILENT, "idle")
+
+
+@in_virtual_time
+async def test_after_a_bookmark_two_and_a_half_minutes_without_a_line_are_an_error() -> None:
+    world = FallsSilentWorld(page(), [bookmark(110)], [])
+    began_s = world.clock
+    await world.run()
+    assert world.told[:5] == ["listed 0", "watching", "silent", "watching", "silent"]
+    assert world.probes == 2, "the server is asked how far it is before each watch that follows"
+    waited_s = world.clock - began_s - sum(world.sleeps)
+    assert waited_s == pytest.approx(2 * reflector.LONGEST_SILENCE_S), "the second watch is bound from its beginning"
+
+
+@in_virtual_time
+async def test_before_the_first_bookmark_a_watch_may_be_silent_for_its_time() -> None:
+    world = FallsSilentWorld(page(), [line("ADDED", service("a", 105))])
+    began_s = world.clock
+    await world.run()
+    assert world.clock - began_s - sum(world.sleeps) == pytest.approx(world.idle[0])

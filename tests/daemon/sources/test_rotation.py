@@ -1,0 +1,84 @@
+"""Certificates that change while the program runs: the server's, the authority's and the client's, over real TLS.
+
+Tokens are in ``test_credentials`` and ``test_end_to_end``.
+"""
+
+import asyncio
+import pathlib
+import shutil
+import ssl
+
+from ipvsproxy.daemon.sources.reflector import Trouble
+from tests.support import api_server
+from tests.support.api_server import ApiServer
+from tests.support.api_store import SERVICES
+from tests.support.following import DEADLINE_S, Setup, following, seen, service
+
+
+class Mutual(api_server.Certificates):
+    """A server that wants a certificate of its authority from its clients, too. The leaf serves as both sides' certificate."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        directory.mkdir()
+        super().__init__(directory)
+        self.directory = directory
+        self.context = super().server_context()
+        self.context.verify_mode = ssl.CERT_REQUIRED
+        self.context.load_verify_locations(self.authority)
+
+    def server_context(self) -> ssl.SSLContext:
+        return self.context
+
+    def rotate(self, to: "Mutual") -> None:
+        """From the next handshake on it is the other one, with another authority for both sides."""
+
+        def switch(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            connection.context = to.context
+
+        self.context.sni_callback = switch
+
+
+async def test_rotated_certificates_of_server_and_client_are_taken_up_with_the_files(tmp_path: pathlib.Path) -> None:
+    old, new = Mutual(tmp_path / "old"), Mutual(tmp_path / "new")
+    ours = tmp_path / "ours"
+    shutil.copytree(old.directory, ours)
+    async with ApiServer(tls=old) as server:
+        user = {"client-certificate": str(ours / "server.crt"), "client-key": str(ours / "server.key")}
+        authority = str(ours / "ca.crt")
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, authority=authority, user=user)
+        async with following(server, kubeconfig) as running:
+            server.put(SERVICES, service("web"))
+            await running.sink.until(running.sink.has("web"))
+            await server.watched(SERVICES)
+            old.rotate(new)
+            server.put(SERVICES, service("still"))
+            await running.sink.until(running.sink.has("web", "still"))  # a connection that is open goes on
+            server.cut_watches(SERVICES)
+            server.put(SERVICES, service("late"))
+            await seen(running, Trouble.UNREACHABLE)  # signed by an authority that nobody told us of
+            shutil.copy(new.authority, ours)
+            await further_failures(running)  # ours is signed by one that the server does not know any more
+            assert running.sink.has("web", "still")()
+            shutil.copytree(new.directory, ours, dirs_exist_ok=True)
+            await running.sink.until(running.sink.has("web", "still", "late"))
+
+
+async def further_failures(running: Setup) -> None:
+    before = len(running.restarts)
+    async with asyncio.timeout(DEADLINE_S):
+        while len(running.restarts) < before + 4:  # noqa: ASYNC110  # it is the source's own callback that fills the list
+            await asyncio.sleep(0.001)
+
+
+async def test_a_server_does_not_talk_to_a_client_whose_certificate_it_does_not_know(tmp_path: pathlib.Path) -> None:
+    server_side, stranger = Mutual(tmp_path / "server"), Mutual(tmp_path / "stranger")
+    async with ApiServer(tls=server_side) as server:
+        user = {
+            "client-certificate": str(stranger.directory / "server.crt"),
+            "client-key": str(stranger.directory / "server.key"),
+        }
+        authority = str(server_side.authority)
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, authority=authority, user=user)
+        async with following(server, kubeconfig) as running:
+            await seen(running, Trouble.UNREACHABLE)
+        assert server.requests == []

@@ -1,0 +1,325 @@
+"""Covers the Kubernetes source over the real wire: lists, watches, and each trouble of ``api_server``.
+
+What follows which trouble in detail is in ``test_reflector``; credentials are in ``test_credentials``.
+"""
+
+import asyncio
+import copy
+import json
+import pathlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+import structlog
+import structlog.testing
+
+from ipvsproxy.daemon.sources import reflector, watch
+from ipvsproxy.daemon.sources.reflector import Trouble
+from ipvsproxy.model.service import Event, Listed, ObjectKind, Put, ServiceName
+from tests.support import api_server
+from tests.support.api_server import ApiServer, Refusal
+from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES
+from tests.support.following import DEADLINE_S, KIND_OF, Setup, Sink, endpoint_slice, following, running_task, seen, service
+
+
+@pytest.fixture
+async def setup(tmp_path: pathlib.Path) -> AsyncIterator[Setup]:
+    async with ApiServer() as server:
+        server.put(SERVICES, service("web"))
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
+        async with following(server, kubeconfig) as running:
+            await running.sink.until(lambda: all(running.sink.lists(kind) for kind in ObjectKind))
+            for resource in KIND_OF.values():
+                await server.watched(resource)
+            yield running
+
+
+# List and watch
+
+
+async def test_each_request_is_told_with_host_code_and_duration(tmp_path: pathlib.Path) -> None:
+    told: list[tuple[str, str, float]] = []
+    async with ApiServer() as server:
+        source = watch.KubernetesSource(
+            node_name="n1",
+            kubeconfig=api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url),
+            on_request=lambda host, code, duration_s, _method: told.append((host, code, duration_s)),
+        )
+        sink = Sink()
+        async with running_task(source.run(sink.deliver)):
+            await sink.until(lambda: all(sink.lists(kind) for kind in ObjectKind))
+    assert {(host, code) for host, code, _ in told} == {(server.url.rpartition("/")[2], "200")}
+    assert all(0 <= duration_s < 60 for _, _, duration_s in told)
+
+
+async def test_a_request_without_an_answer_is_told_as_an_error(tmp_path: pathlib.Path) -> None:
+    told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    source = watch.KubernetesSource(
+        node_name="n1",
+        kubeconfig=api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:9"),
+        on_request=lambda host, code, *_: told.put_nowait((host, code)),
+    )
+    async with running_task(source.run(lambda _: None)):
+        assert await told.get() == ("127.0.0.1:9", "<error>")
+
+
+async def test_each_kind_is_listed_with_its_selectors_and_then_watched(setup: Setup) -> None:
+    asked = {kind: setup.server.queries(resource, watch=False)[0] for kind, resource in KIND_OF.items()}
+    assert asked == {
+        ObjectKind.SERVICE: {
+            "labelSelector": "!service.kubernetes.io/service-proxy-name",
+            "fieldSelector": "spec.clusterIP!=None",
+            "limit": "500",
+        },
+        ObjectKind.ENDPOINT_SLICE: {"labelSelector": "!service.kubernetes.io/headless", "limit": "500"},
+        ObjectKind.NODE: {"fieldSelector": "metadata.name=n1", "limit": "500"},
+    }
+    (query,) = setup.server.queries(SERVICES, watch=True)
+    assert query["allowWatchBookmarks"] == "true"
+    assert query["resourceVersion"] == str(setup.server.store.revision)
+
+
+async def test_changes_arrive_and_what_is_not_ours_does_not(setup: Setup) -> None:
+    setup.server.put(SERVICES, service("other", labels={"service.kubernetes.io/service-proxy-name": "other"}))
+    setup.server.put(SERVICES, service("headless", "None"))
+    setup.server.put(NODES, {"metadata": {"name": "n2"}})
+    setup.server.put(NODES, {"metadata": {"name": "n1"}})
+    setup.server.put(ENDPOINT_SLICES, endpoint_slice("headless-1", **{"service.kubernetes.io/headless": ""}))
+    setup.server.put(ENDPOINT_SLICES, endpoint_slice("web-1"))
+    setup.server.put(SERVICES, service("dns"))
+    setup.server.delete(SERVICES, "web")
+    objects = setup.sink.objects
+    await setup.sink.until(
+        lambda: setup.sink.has("dns")() and bool(objects[ObjectKind.NODE] and objects[ObjectKind.ENDPOINT_SLICE])
+    )
+    assert {kind: list(found) for kind, found in objects.items()} == {
+        ObjectKind.SERVICE: ["dns"],
+        ObjectKind.ENDPOINT_SLICE: ["web-1"],
+        ObjectKind.NODE: ["n1"],
+    }
+
+
+async def test_a_long_list_comes_in_pages(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        for number in range(1201):
+            server.put(SERVICES, service(f"s{number}"))
+        async with following(server, api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)) as running:
+            await running.sink.until(lambda: running.sink.lists() == 1)
+            assert len(running.sink.objects[ObjectKind.SERVICE]) == 1201
+            assert len(server.queries(SERVICES, watch=False)) == 3
+
+
+async def test_a_list_whose_token_expires_is_made_again_before_it_counts(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        for number in range(600):
+            server.put(SERVICES, service(f"s{number}"))
+        sink = Sink()
+
+        def deliver(events: Sequence[Event]) -> None:
+            if not sink.objects[ObjectKind.SERVICE] and len(events) == reflector.PAGE_ITEMS + 1:  # and that a list begins
+                server.delete(SERVICES, "s0")
+                server.store.forget_history()
+            sink.deliver(events)
+
+        source = watch.KubernetesSource(node_name="n1", master=server.url)
+        async with running_task(source.run(deliver)):
+            await sink.until(lambda: sink.lists() == 1)
+        assert len(sink.objects[ObjectKind.SERVICE]) == 599
+        assert ["limit" in query for query in server.queries(SERVICES, watch=False)] == [True, True, False]
+
+
+async def test_nothing_is_told_as_listed_while_a_list_is_slow(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        server.put(SERVICES, service("web"))
+        server.lists_open.clear()
+        async with following(server, api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)) as running:
+            await server.asked(SERVICES, watch=False, times=1)
+            assert running.sink.events == []
+            server.lists_open.set()
+            await running.sink.until(lambda: running.sink.lists() == 1)
+            assert running.sink.has("web")()
+
+
+async def test_a_line_of_several_megabytes_is_read(setup: Setup) -> None:
+    setup.server.put(SERVICES, service("large", annotations={"note": "x" * (5 << 20)}))
+    await setup.sink.until(setup.sink.has("web", "large"))
+    assert setup.troubles() == []
+
+
+async def test_an_empty_list_is_told_as_what_it_says(setup: Setup) -> None:
+    setup.server.hidden.add(SERVICES)
+    setup.server.expire_watches(SERVICES)
+    await setup.sink.until(lambda: setup.sink.lists() == 2)
+    assert setup.sink.events[-1] == Listed(ObjectKind.SERVICE, frozenset())
+
+
+# Trouble on the wire
+
+
+async def test_gone_in_the_stream_lists_again_and_misses_nothing(setup: Setup) -> None:
+    setup.server.expire_watches(SERVICES)
+    setup.server.delete(SERVICES, "web")
+    setup.server.put(SERVICES, service("dns"))
+    await setup.sink.until(setup.sink.has("dns"))
+    assert (setup.troubles(), setup.sleeps) == ([Trouble.EXPIRED], [])
+
+
+@pytest.mark.parametrize("by_event", [False, True])
+async def test_gone_at_the_start_of_a_watch_lists_again(setup: Setup, *, by_event: bool) -> None:
+    setup.server.gone_by_event = by_event
+    setup.server.cut_watches(SERVICES)
+    setup.server.delete(SERVICES, "web")
+    setup.server.put(SERVICES, service("dns"))
+    setup.server.store.forget_history()
+    await setup.sink.until(lambda: setup.sink.lists() == 2)
+    assert setup.sink.has("dns")()
+    assert setup.troubles()[-1] is Trouble.EXPIRED
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_server_restored_to_an_older_revision_is_listed_anew(setup: Setup, *, waits: bool) -> None:
+    server, sink = setup.server, setup.sink
+    backup = copy.deepcopy(server.store)
+    server.put(SERVICES, service("late"))
+    await sink.until(sink.has("web", "late"))
+    server.waits_for_revision = waits
+    server.restore(backup)
+    await sink.until(sink.has("web"))
+    assert sink.lists() == 2
+    assert setup.troubles() == [Trouble.DROPPED, Trouble.EXPIRED]
+    await server.watched(SERVICES)
+    server.put(SERVICES, service("new"))
+    await sink.until(sink.has("web", "new"))
+
+
+async def test_a_stream_cut_in_the_middle_of_a_line_goes_on_without_a_list(setup: Setup) -> None:
+    setup.server.cut_watches(SERVICES, half_line=b'{"type": "ADDED", "object": {"meta')
+    setup.server.put(SERVICES, service("dns"))
+    await setup.sink.until(setup.sink.has("web", "dns"))
+    assert (setup.troubles(), setup.sink.lists()) == ([Trouble.DROPPED], 1)
+    assert len(setup.sleeps) == 1
+
+
+async def test_a_silent_stream_is_given_up_and_watched_again(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
+        async with following(server, kubeconfig, idle_s=0.1) as running:
+            await server.watched(SERVICES)
+            server.stall()
+            server.put(SERVICES, service("web"))
+            await server.asked(SERVICES, watch=True, times=2)
+            assert Trouble.SILENT in running.troubles()
+            server.resume()
+            await running.sink.until(running.sink.has("web"))
+
+
+async def test_a_garbled_line_lists_again_after_a_pause(setup: Setup) -> None:
+    setup.server.send(SERVICES, b'{"type": "ADDED", "object": {]}\n')
+    await setup.sink.until(lambda: setup.sink.lists() == 2)
+    assert (setup.troubles(), len(setup.sleeps)) == ([Trouble.GARBLED], 1)
+
+
+async def test_repeated_and_late_events_end_in_the_state_of_the_server(setup: Setup) -> None:
+    first = setup.server.put(SERVICES, service("web", "10.0.0.2"))
+    second = setup.server.put(SERVICES, service("web", "10.0.0.3"))
+    for item in (second, first):
+        setup.server.send(SERVICES, api_server.line({"type": "MODIFIED", "object": item}))
+    setup.server.put(SERVICES, service("last"))
+    await setup.sink.until(setup.sink.has("web", "last"))
+    web = setup.sink.objects[ObjectKind.SERVICE]["web"]
+    assert str(getattr(web, "cluster_addresses")[0]) == "10.0.0.3"  # noqa: B009  # the sink holds any kind
+    assert len([event for event in setup.sink.events if isinstance(event, Put) and event.key.name == "web"]) == 3
+
+
+async def test_a_server_that_limits_us_is_left_alone_for_as_long_as_it_asks(setup: Setup) -> None:
+    setup.server.refuse(Refusal(429, resource=SERVICES, retry_after="17"))
+    setup.server.cut_watches(SERVICES)
+    setup.server.put(SERVICES, service("dns"))
+    await setup.sink.until(setup.sink.has("web", "dns"))
+    assert setup.troubles() == [Trouble.DROPPED, Trouble.THROTTLED]
+    assert 17 <= max(setup.sleeps) < 19
+
+
+async def test_server_errors_are_retried_with_growing_pauses(setup: Setup) -> None:
+    setup.server.refuse(*[Refusal(500, resource=SERVICES)] * 4)
+    setup.server.cut_watches(SERVICES)
+    setup.server.put(SERVICES, service("dns"))
+    await setup.sink.until(setup.sink.has("web", "dns"))
+    assert setup.sleeps == sorted(setup.sleeps)
+    assert setup.troubles()[1:] == [Trouble.SERVER_ERROR] * 4
+
+
+async def test_kinds_do_not_wait_for_each_other(setup: Setup) -> None:
+    setup.server.cut_watches(ENDPOINT_SLICES)
+    setup.server.refuse(*[Refusal(500, resource=ENDPOINT_SLICES)] * 3)
+    setup.server.put(SERVICES, service("dns"))
+    await setup.sink.until(setup.sink.has("web", "dns"))
+    assert setup.troubles() == []
+
+
+# An API server that is away
+
+
+async def test_an_unreachable_server_is_asked_again_until_it_is_there_with_one_clear_line(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        url = server.url
+    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", url)
+    async with ApiServer() as reborn:
+        with structlog.testing.capture_logs() as logs:
+            async with following(reborn, kubeconfig) as running:
+                await seen(running, Trouble.UNREACHABLE)
+                assert running.source.describe().startswith(f"API server {url}: Cannot connect to host 127.0.0.1:")
+                async with asyncio.timeout(DEADLINE_S):
+                    while len(running.sleeps) < 12:  # noqa: ASYNC110  # as in ``seen``
+                        await asyncio.sleep(0.001)
+                reborn.put(SERVICES, service("web"))
+                api_server.write_kubeconfig(tmp_path / "kubeconfig", reborn.url)
+                await running.sink.until(running.sink.has("web"))
+                await reborn.watched(SERVICES)
+                async with asyncio.timeout(DEADLINE_S):
+                    while [line["event"] for line in logs].count("watch_resumed") < len(ObjectKind):  # noqa: ASYNC110  # as in ``seen``
+                        await asyncio.sleep(0.001)
+    assert running.source.describe() == f"API server {reborn.url}"
+    failures = [line for line in logs if line["event"] == "watch_failed"]
+    assert len(failures) == 1
+    assert failures[0]["server"] == url
+    assert "Connect call failed" in failures[0]["error"]
+    assert "check address, port and certificate" in failures[0]["hint"]
+
+
+async def test_what_the_server_says_stays_in_one_line(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps({"kind": "Status", "code": 500, "message": "evil\n2026-01-01 level=info all is well\x1b[2J"})
+    with structlog.testing.capture_logs() as logs:
+        setup.server.send(SERVICES, f'{{"type": "ERROR", "object": {text}}}\n'.encode())
+        await seen(setup, Trouble.SERVER_ERROR)
+    assert logs[0]["error"] == "status 500: evil 2026-01-01 level=info all is well [2J"
+
+
+async def test_statuses_tell_which_watch_is_open(setup: Setup) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not all(status.connected for status in setup.source.statuses.values()):  # noqa: ASYNC110  # as in ``seen``
+            await asyncio.sleep(0.001)
+    assert set(setup.source.statuses) == set(ObjectKind)
+    assert ServiceName("default", "web") in {event.key for event in setup.sink.events if isinstance(event, Put)}
+
+
+async def test_a_vanished_peer_is_looked_for_by_the_kernel(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen_sockets: list[Any] = []
+    original = watch._keep_alive
+
+    def spy(response: aiohttp.ClientResponse) -> None:
+        original(response)
+        assert response.connection is not None
+        assert response.connection.transport is not None
+        seen_sockets.append(response.connection.transport.get_extra_info("socket"))
+
+    monkeypatch.setattr(watch, "_keep_alive", spy)
+    setup.server.cut_watches(SERVICES)
+    setup.server.put(SERVICES, service("dns"))
+    await setup.sink.until(setup.sink.has("web", "dns"))
+    found = seen_sockets[0]
+    assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == watch.KEEPALIVE_AFTER_S

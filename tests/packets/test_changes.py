@@ -1,0 +1,306 @@
+"""Packets while the API changes: source ranges, backends of UDP clients, affinity, duplicate claims, nonsense.
+
+One run of the program for all; each test begins with the objects that it needs and nothing else.
+"""
+
+import ipaddress
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from tests.support import cluster, lab
+from tests.support.cluster import Cluster, Endpoint, Manifest, service, slices
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
+
+by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
+
+UDP_TIMEOUT_S = 2
+LOAD_TIMEOUT_S = 0.25
+WAITED_S = 10.0
+
+
+@pytest.fixture(scope="module", name="running")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("changes")
+    with lab.Lab() as laboratory, Cluster(laboratory, directory, f"--ipvs-udp-timeout={UDP_TIMEOUT_S}s") as running:
+        yield running
+
+
+def _wait_until(reached: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAITED_S
+    while not reached():
+        assert time.monotonic() < deadline, f"not {what} within {WAITED_S} s"
+        time.sleep(0.05)
+
+
+def _range_of(name: str, family: Family) -> str:
+    return f"{cluster.address(name, family)}/{family.bits}"
+
+
+# Source ranges.
+
+
+@by_family
+def test_a_client_that_stays_allowed_is_never_dropped_and_one_that_is_not_never_let_in(running: Cluster, family: Family) -> None:
+    def ranges(*texts: str) -> list[Manifest]:
+        return service("web", 1, "p1", balancer=True, loadBalancerSourceRanges=texts)
+
+    alone, other = (_range_of(name, family) for name in ("client", "client2"))
+    wide = "172.18.0.0/24" if family is Family.IPV4 else "fc00:f853:ccd::50/128"
+    others = ("203.0.113.0/24", "198.18.0.0/15") if family is Family.IPV4 else ("2001:db8:8::/48", "2001:db8:9::/48")
+    balancer = cluster.address("balancer 1", family)
+    insider, outsider = cluster.address("client", family), cluster.address("client2", family)
+    running.have()
+    with running.lab.load("client", "TCP", balancer, 80, src=outsider, timeout_s=LOAD_TIMEOUT_S) as refused:
+        running.have(ranges(alone))
+        with running.lab.load("client", "TCP", balancer, 80, src=insider) as answered:
+            for texts in ([alone, *others[:1]], [wide, *others[1:]], [alone, wide, *others], [alone], [*others, alone]):
+                running.have(ranges(*texts))
+        running.have()
+    assert answered[0].failed == 0
+    assert answered[0].outcomes["ok"] > 5
+    assert "ok" not in refused[0].outcomes
+    running.have(ranges(alone, other))
+    assert running.lab.probe("client", "TCP", balancer, 80, src=outsider).outcome == "ok"
+    running.have(ranges(alone))
+    assert running.lab.probe("client", "TCP", balancer, 80, src=outsider).outcome == "timeout"
+
+
+# UDP and SCTP: tracked flows.
+
+
+@by_family
+@pytest.mark.parametrize(
+    ("from_", "to", "port"), [("p2", "cluster 1", 53), ("client", "node", 30001), ("client", "balancer 1", 53)]
+)
+def test_a_udp_client_follows_its_service_from_one_endpoint_to_another(
+    running: Cluster, family: Family, from_: str, to: str, port: int
+) -> None:
+    running.have(service("web", 1, "p1", balancer=True, node_port=30001))
+    connection = running.lab.open(from_, "UDP", cluster.address(to, family), port)
+    assert connection.backend == cluster.address("p1", family)
+    running.have(service("web", 1, "r1", balancer=True, node_port=30001))
+    assert connection.ask() == cluster.address("r1", family)
+    connection.close()
+
+
+@by_family
+def test_a_udp_client_that_was_refused_is_served_by_the_first_endpoint(running: Cluster, family: Family) -> None:
+    running.have(service("web", 1, "p1"))
+    connection = running.lab.open("p2", "UDP", cluster.address("cluster 1", family), 53)
+    running.have(service("web", 1))
+    with pytest.raises(lab.LabError, match="ConnectionRefused"):
+        connection.ask()
+    running.have(service("web", 1, "r1"))
+    assert connection.ask() == cluster.address("r1", family)
+    connection.close()
+
+
+def test_a_udp_client_follows_a_change_that_the_program_was_down_for(running: Cluster) -> None:
+    running.have(service("web", 1, "p1"))
+    held = {family: running.lab.open("p2", "UDP", cluster.address("cluster 1", family), 53) for family in Family}
+    running.program.kill()
+    for family, connection in held.items():
+        assert connection.ask() == cluster.address("p1", family), "the kernel serves by itself"
+    running.objects = service("web", 1, "r1")
+    running.start()
+    for family, connection in held.items():
+        assert connection.ask() == cluster.address("r1", family)
+        connection.close()
+
+
+def _flows(running: Cluster, family: Family, protocol: str) -> set[tuple[str, str]]:
+    """Original destination and reply source of all tracked flows."""
+    name = family.label.lower()
+    listing = running.lab.run("node", "conntrack", "--dump", "--family", name, "--proto", protocol.lower())
+    found = set()
+    for line in listing.splitlines():
+        values = [word.partition("=")[2] for word in line.split() if word.startswith(("src=", "dst="))]
+        found.add((values[1], values[2]))
+    return found
+
+
+@by_family
+@pytest.mark.parametrize("protocol", ["UDP", "SCTP"])
+def test_only_the_flows_of_the_lost_endpoint_are_forgotten(running: Cluster, family: Family, protocol: str) -> None:
+    running.have(service("web", 1, "p1", "r1"), service("other", 2, "p1"))
+    web, other = (cluster.address(f"cluster {number}", family) for number in (1, 2))
+    pod, remote = cluster.address("p1", family), cluster.address("r1", family)
+    port, pod_port = cluster.PORTS[protocol]
+    held = [running.lab.open("p2", protocol, web, port) for _ in range(2)]
+    held += [running.lab.open("p2", protocol, other, port), running.lab.open("host", protocol, pod, pod_port)]
+    assert _flows(running, family, protocol) >= {(web, pod), (web, remote), (other, pod), (pod, pod)}
+    running.have(service("web", 1, "r1"), service("other", 2, "p1"))
+    flows = _flows(running, family, protocol)
+    assert (web, pod) not in flows
+    assert flows >= {(web, remote), (other, pod), (pod, pod)}
+    for connection in held:
+        connection.abort()
+
+
+# Session affinity.
+
+
+@by_family
+def test_affinity_is_kept_and_then_expires(running: Cluster, family: Family) -> None:
+    # What is remembered has to outlive the flows that it was used for, also when their last answer is late: where one is still
+    # there when it expires, the kernel remembers for another minute (ip_vs_conn_expire).
+    for_a_while = {"clientIP": {"timeoutSeconds": 2 * UDP_TIMEOUT_S}}
+    running.have(service("web", 1, "p1", "r1", protocols=["UDP"], sessionAffinity="ClientIP", sessionAffinityConfig=for_a_while))
+    to = cluster.address("cluster 1", family)
+    client = cluster.address("p2", family)
+
+    def seen() -> tuple[str, ...]:
+        return running.lab.probe("p2", "UDP", to, 53, count=3).backends
+
+    def is_remembered() -> bool:
+        table = running.lab.run("node", "cat", "/proc/net/ip_vs_conn")
+        return _hexadecimal(client) in table and _hexadecimal(to) in table
+
+    first = seen()
+    assert len(first) == 1
+    assert seen() == first
+    assert len({first, *_seen_after_expiry(seen, is_remembered)}) == 2
+
+
+def _seen_after_expiry(seen: Callable[[], tuple[str, ...]], is_remembered: Callable[[], bool]) -> Iterator[tuple[str, ...]]:
+    """Which endpoint comes next is the scheduler's to say, who may come to the same one again."""
+    for _ in range(2):
+        _wait_until(lambda: not is_remembered(), "forgotten")
+        yield seen()
+
+
+def _hexadecimal(address: str) -> str:
+    packed = ipaddress.ip_address(address)
+    return f"{int(packed):08X}" if packed.version == 4 else packed.exploded
+
+
+# Topology.
+
+
+@by_family
+def test_endpoints_are_chosen_anew_when_the_node_moves_to_another_zone(running: Cluster, family: Family) -> None:
+    web = service("web", 1, Endpoint("p1", zones=("zone-a",)), Endpoint("r1", zones=("zone-b",)))
+    to = cluster.address("cluster 1", family)
+    running.have(web)
+    assert running.lab.probe("p2", "TCP", to, 80, count=3).backends == (cluster.address("p1", family),)
+    running.have(web, [cluster.node(**{"topology.kubernetes.io/zone": "zone-b"})])
+    assert running.lab.probe("p2", "TCP", to, 80, count=3).backends == (cluster.address("r1", family),)
+
+
+# Several Services that want the same.
+
+
+def _twins(*names: str, node_port: int) -> Iterator[list[Manifest]]:
+    """Services that have an external IP and a node port in common; the first one is the oldest."""
+    pods = {"first": "p1", "second": "p2"}
+    for number, name in enumerate(("first", "second"), 1):
+        manifests = service(name, number, pods[name], node_port=node_port)
+        manifests[0]["metadata"]["creationTimestamp"] = f"2026-01-0{number}T00:00:00Z"
+        manifests[0]["spec"]["externalIPs"] = [cluster.address("external 1", family) for family in Family]
+        if name == "second":
+            manifests[0]["spec"]["externalTrafficPolicy"] = "Local"
+        if name in names:
+            yield manifests
+
+
+def _answers(running: Cluster, family: Family) -> set[str]:
+    external, node = cluster.address("external 1", family), cluster.address("node", family)
+    probes = [lab.Probe("client", "TCP", external, 80, count=3), lab.Probe("client", "TCP", node, 30001, count=3)]
+    return {backend for seen in running.lab.probe_all(probes) for backend in (*seen.backends, seen.outcome)}
+
+
+def _entries(running: Cluster, name: str) -> str:
+    return running.lab.run("node", "ipset", "list", name).partition("Members:\n")[2]
+
+
+def test_of_two_services_that_want_one_address_or_node_port_the_older_is_served_until_it_goes(running: Cluster) -> None:
+    pods = {name: {family: cluster.address(name, family) for family in Family} for name in ("p1", "p2")}
+    external = cluster.address("external 1", Family.IPV4)
+    running.have(*_twins("second", node_port=30001))
+    assert all(_answers(running, family) == {pods["p2"][family], "ok"} for family in Family)
+    assert f"{external},tcp:80" in _entries(running, "KUBE-EXTERNAL-IP-LOCAL")
+    warned = len(running.logged("several Services want one address and port"))
+
+    running.have(*_twins("first", "second", node_port=30001))
+    assert all(_answers(running, family) == {pods["p1"][family], "ok"} for family in Family)
+    assert f"{external},tcp:80" in _entries(running, "KUBE-EXTERNAL-IP")
+    assert f"{external},tcp:80" not in _entries(running, "KUBE-EXTERNAL-IP-LOCAL")
+    assert "30001" not in _entries(running, "KUBE-NODE-PORT-LOCAL-TCP")
+    lines = running.logged("several Services want one address and port")[warned:]
+    assert any(f"{external}:80" in line and "default/first" in line and "default/second" in line for line in lines)
+    assert any("172.18.0.2:30001" in line for line in lines)
+    assert running.lab.probe("p2", "TCP", cluster.address("cluster 2", Family.IPV4), 80).outcome == "ok", (
+        "what it has alone stays"
+    )
+
+    told = len(running.logged("several Services want one address and port"))
+    running.have(*_twins("first", "second", node_port=30001), service("more", 3, "p1"))
+    assert len(running.logged("several Services want one address and port")) == told, "said once"
+
+    running.have(*_twins("second", node_port=30001))
+    assert all(_answers(running, family) == {pods["p2"][family], "ok"} for family in Family)
+    assert f"{external},tcp:80" not in _entries(running, "KUBE-EXTERNAL-IP")
+    assert "30001" in _entries(running, "KUBE-NODE-PORT-LOCAL-TCP")
+
+
+# Nonsense.
+
+
+def _invalid_objects() -> int:
+    with urllib.request.urlopen("http://127.0.0.1:10249/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith("ipvsproxy_invalid_objects_total{"))
+
+
+NONSENSE: dict[str, tuple[dict[str, object], str]] = {
+    "an address that is none": ({"clusterIPs": ["10.96.0.999"]}, "not an IP address"),
+    "ports out of range": ({"ports": [{"name": "tcp", "port": 70000}]}, "outside 1..65535"),
+    "a negative node port": ({"ports": [{"name": "tcp", "port": 80, "nodePort": -1}]}, "outside 1..65535"),
+    "an unknown protocol": ({"ports": [{"name": "tcp", "port": 80, "protocol": "DCCP"}]}, "none of TCP, UDP, SCTP"),
+    "two addresses of one family": ({"clusterIPs": ["10.96.0.9", "10.96.0.10"]}, "a second address of one family"),
+    "text for a number": ({"ports": [{"name": "tcp", "port": "http"}]}, "expected `?int"),
+}
+
+
+@pytest.mark.parametrize("about", NONSENSE)
+def test_nonsense_is_told_of_and_does_not_touch_its_neighbours(running: Cluster, about: str) -> None:
+    spec, reason = NONSENSE[about]
+    broken = service("broken", 9, "p1")
+    broken[0]["spec"] |= {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"], "ipFamilies": ["IPv4"]} | spec
+    running.have(service("web", 1, "p1"))
+    before, seen = _invalid_objects(), len(running.logged("event=.not used."))
+    running.have(broken, service("web", 1, "r1"))
+    told = running.logged("event=.not used.")[seen:]
+    assert any("default/broken" in line for line in told)
+    assert running.logged(reason)[-1] in told
+    assert _invalid_objects() > before
+    assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", Family.IPV4), 80).backends == ("10.244.1.11",)
+
+
+def test_endpoints_of_another_family_and_ten_megabytes_of_them_do_not_touch_their_neighbours(running: Cluster) -> None:
+    broken = service("broken", 9, protocols=["TCP"])
+    mixed = Endpoint("p1").manifest(Family.IPV6)
+    others = [Endpoint("p1").manifest(Family.IPV4) | {"addresses": [f"no address {'x' * 200} {one}"]} for one in range(30_000)]
+    broken[1]["endpoints"] = [mixed, *others]
+    assert len(json.dumps(broken[1])) > 10_000_000
+    running.have(service("web", 1, "p1"))
+    before, seen = _invalid_objects(), len(running.logged("event=.not used."))
+    running.have(broken, service("web", 1, "r1"))
+    told = running.logged("event=.not used.")[seen:]
+    assert 5 < len(told) < 50, "neither silent nor a flood"
+    assert any("not an IPv4 address" in line for line in told)
+    assert any("the API allows no more" in line for line in told)
+    assert _invalid_objects() > before
+    assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", Family.IPV4), 80).backends == ("10.244.1.11",)
+
+
+def test_an_endpoint_slice_without_a_service_is_programmed_once_its_service_comes(running: Cluster) -> None:
+    running.have(slices("late", "p1"), service("web", 1, "p1"))
+    running.have(service("late", 5, "p1"), service("web", 1, "p1"))
+    assert running.lab.probe("p2", "TCP", cluster.address("cluster 5", Family.IPV4), 80).outcome == "ok"

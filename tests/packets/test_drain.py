@@ -1,0 +1,99 @@
+"""Graceful termination, with packets: connections that are open outlive their endpoint, new ones go elsewhere.
+
+Across a restart in the middle, an endpoint that comes back, the end of the connections, and a deadline.
+"""
+
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from tests.support import cluster, lab
+from tests.support.cluster import Cluster, service
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
+
+FORGOTTEN_WITHIN_S = 25.0
+"""IPVS remembers a connection that was reset for 10 s."""
+DEADLINE_S = 6
+
+
+@pytest.fixture(scope="module", name="running")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with lab.Lab() as laboratory, Cluster(laboratory, tmp_path_factory.mktemp("drain")) as running:
+        yield running
+
+
+def _wait_until(reached: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + FORGOTTEN_WITHIN_S
+    while not reached():
+        assert time.monotonic() < deadline, f"not {what} within {FORGOTTEN_WITHIN_S} s"
+        time.sleep(0.1)
+
+
+def _drains() -> float:
+    with urllib.request.urlopen("http://127.0.0.1:10249/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[1]) for line in lines if line.startswith("ipvsproxy_drains "))
+
+
+def _weights(running: Cluster, family: Family) -> dict[str, int]:
+    return running.real_servers("TCP", cluster.address("cluster 1", family), 80)
+
+
+def test_connections_outlive_their_endpoint_a_restart_and_its_return(running: Cluster) -> None:
+    pods = {family: (cluster.address("p1", family), cluster.address("r1", family)) for family in Family}
+    running.have(service("web", 1, "p1"))
+    held = {family: running.lab.open("p2", "TCP", cluster.address("cluster 1", family), 80) for family in Family}
+
+    running.have(service("web", 1, "r1"))
+    for family, (going, staying) in pods.items():
+        assert _weights(running, family) == {going: 0, staying: 1}
+        assert held[family].ask() == going
+        assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", family), 80, count=4).backends == (staying,)
+    assert _drains() == 2
+
+    running.program.kill()
+    running.start()
+    for family, (going, staying) in pods.items():
+        assert _weights(running, family) == {going: 0, staying: 1}
+        assert held[family].ask() == going
+    assert _drains() == 2
+
+    running.have(service("web", 1, "p1", "r1"))
+    for family, (going, staying) in pods.items():
+        assert _weights(running, family) == {going: 1, staying: 1}
+        assert held[family].ask() == going
+        # Reset, not closed: IPVS would remember closed ones for minutes.
+        new = [running.lab.open("p2", "TCP", cluster.address("cluster 1", family), 80) for _ in range(2)]
+        assert {connection.backend for connection in new} == {going, staying}
+        for connection in new:
+            connection.abort()
+    assert _drains() == 0
+
+    running.have(service("web", 1, "r1"))
+    for family, (going, _) in pods.items():
+        assert held[family].ask() == going
+        held[family].abort()
+    _wait_until(lambda: all(_weights(running, family) == {pods[family][1]: 1} for family in Family), "removed")
+    assert _drains() == 0
+
+
+def test_connections_end_at_the_deadline_that_a_restart_begins_anew(running: Cluster) -> None:
+    address, (going, staying) = cluster.address("cluster 1", Family.IPV4), ("10.244.0.11", "10.244.1.11")
+    running.have(service("web", 1, "p1"))
+    held = running.lab.open("p2", "TCP", address, 80)
+    running.have(service("web", 1, "r1"))
+    assert _weights(running, Family.IPV4) == {going: 0, staying: 1}
+    running.program.kill()
+    running.start(f"--ipvs-drain-deadline={DEADLINE_S}s")
+    began_s = time.monotonic()
+    assert held.ask() == going
+    _wait_until(lambda: _weights(running, Family.IPV4) == {staying: 1}, "removed")
+    assert time.monotonic() - began_s < DEADLINE_S + 4
+    with pytest.raises(lab.LabError):
+        held.ask()
+    held.abort()
+    assert running.lab.probe("p2", "TCP", address, 80).backends == (staying,)

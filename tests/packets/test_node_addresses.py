@@ -1,0 +1,141 @@
+"""Addresses of the node that come and go: node ports follow, service addresses make room and come back."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from ipvsproxy.translate.lingering import GRACE_S
+from tests.support import cluster, lab
+from tests.support.cluster import Cluster, service
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
+
+FOLLOWED_WITHIN_S = 3.0
+"""A second is what is promised; user-mode Linux on a busy machine takes longer for the looking itself."""
+ACKNOWLEDGED_S = 0.5
+"""A client acknowledges an answer after 40 ms, by Linux's TCP_DELACK_MIN, or 200 ms at most."""
+NODE_PORT = 30001
+NEW = {Family.IPV4: "172.18.7.7/16", Family.IPV6: "fc00:f853:ccd::77/64"}
+ELSEWHERE = {Family.IPV4: "203.0.113.9/24", Family.IPV6: "2001:db8:9::9/64"}
+SERVICES = service("web", 1, "p1", external=True, node_port=NODE_PORT, protocols=["TCP", "SCTP"])
+
+
+@pytest.fixture(scope="module", name="running")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with lab.Lab() as laboratory, Cluster(laboratory, tmp_path_factory.mktemp("addresses")) as running:
+        running.have(SERVICES)
+        yield running
+
+
+def _follow(reached: Callable[[], bool], what: str, *, after_s: float = 0) -> None:
+    deadline = time.monotonic() + after_s + FOLLOWED_WITHIN_S
+    while not reached():
+        assert time.monotonic() < deadline, f"{what}: not within {after_s + FOLLOWED_WITHIN_S} s"
+        time.sleep(0.05)
+
+
+def _node_port_addresses(running: Cluster, protocol: str = "TCP") -> set[str]:
+    """The addresses on which the node port is served."""
+    return {address for name, address, port in running.virtual_servers() if (name, port) == (protocol, NODE_PORT)}
+
+
+def _bare(text: str) -> str:
+    return text.partition("/")[0]
+
+
+def _on_device(running: Cluster) -> str:
+    return running.lab.run("node", "ip", "address", "show", "dev", "kube-ipvs0")
+
+
+OWN = {"172.18.0.2", "10.244.0.1", "fc00:f853:ccd::2", "fd00:10:244::1"}
+
+
+def test_node_ports_follow_the_addresses_of_the_node(running: Cluster) -> None:
+    assert _node_port_addresses(running) == _node_port_addresses(running, "SCTP") == OWN
+
+    running.lab.ip("node", *(f"address add {text} dev eth0 {'nodad' if ':' in text else ''}" for text in NEW.values()))
+    new = {_bare(text) for text in NEW.values()}
+    _follow(lambda: _node_port_addresses(running) == OWN | new, "addresses that came")
+    assert _node_port_addresses(running, "SCTP") == OWN | new
+    assert all(running.lab.probe("client", "TCP", address, NODE_PORT).outcome == "ok" for address in sorted(new))
+    sets = [running.lab.run("node", "ipset", "list", name) for name in ("KUBE-NODE-PORT-SCTP-HASH", "KUBE-6-NODE-PORT-SCTP-HASH")]
+    assert all(f"{address},sctp:{NODE_PORT}" in "".join(sets) for address in new)
+
+    running.lab.ip("node", *(f"address delete {text} dev eth0" for text in NEW.values()))
+    _follow(lambda: _node_port_addresses(running) == OWN, "addresses that went", after_s=GRACE_S)
+    running.lab.ip(
+        "node",
+        "link add extra type dummy",
+        *(f"address add {text} dev extra" for text in ELSEWHERE.values()),
+        "link set extra up",
+    )
+    _follow(lambda: _node_port_addresses(running) == OWN | {_bare(text) for text in ELSEWHERE.values()}, "a device that came")
+    running.lab.ip("node", "link delete extra")
+    _follow(lambda: _node_port_addresses(running) == OWN, "a device that went", after_s=GRACE_S)
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_a_connection_through_a_node_port_outlives_an_address_that_blinks(running: Cluster, family: Family) -> None:
+    """As netplan, a DHCP client or a keepalived have it; connections without their virtual server would end.
+
+    Nobody may send meanwhile: the packet would be routed elsewhere than where the connection was masqueraded, and for that the
+    kernel forgets it (``nf_nat_oif_changed``), with or without this program. So the last acknowledgement is waited for.
+    """
+    assert running.lab.run("node", "sysctl", "-n", "net.ipv4.vs.expire_nodest_conn").strip() == "1"
+    added = f"address add {NEW[family]} dev eth0 {'nodad' if family is Family.IPV6 else ''}"
+    address = _bare(NEW[family])
+    running.lab.ip("node", added)
+    _follow(lambda: address in _node_port_addresses(running), "an address that came")
+    connection = running.lab.open("client", "TCP", address, NODE_PORT)
+    backend = connection.ask()
+    for away_s in (0.3, 2.0):
+        time.sleep(ACKNOWLEDGED_S)
+        running.lab.ip("node", f"address delete {NEW[family]} dev eth0")
+        ends = time.monotonic() + away_s
+        while time.monotonic() < ends:
+            assert address in _node_port_addresses(running)
+            time.sleep(0.05)
+        running.lab.ip("node", added)
+        assert connection.ask() == backend
+    time.sleep(GRACE_S)
+    assert connection.ask() == backend
+    connection.close()
+    running.lab.ip("node", f"address delete {NEW[family]} dev eth0")
+    _follow(lambda: _node_port_addresses(running) == OWN, "an address that went", after_s=GRACE_S)
+
+
+def test_a_service_address_that_the_node_has_elsewhere_is_not_bound_a_second_time(running: Cluster) -> None:
+    for family in Family:
+        external = cluster.address("external 1", family)
+        assert f"{external}/{family.bits}" in _on_device(running)
+        running.lab.ip("node", f"address add {external}/{family.bits} dev eth0")
+        _follow(lambda there=external: f"{there}/" not in _on_device(running), "made room")  # type: ignore[misc]  # a default
+        assert running.lab.probe("client", "TCP", external, 80).outcome == "ok"
+        _follow(lambda there=external: there in _node_port_addresses(running), "is an address of the node now")  # type: ignore[misc]  # as above
+        running.lab.ip("node", f"address delete {external}/{family.bits} dev eth0")
+        _follow(lambda there=external: f"{there}/" in _on_device(running), "came back")  # type: ignore[misc]  # as above
+        assert running.lab.probe("client", "TCP", external, 80).outcome == "ok"
+        _follow(lambda: _node_port_addresses(running) == OWN, "no address of the node any more", after_s=GRACE_S)
+
+
+def test_node_ports_answer_where_they_are_told_to(running: Cluster) -> None:
+    """One kernel for all, so that each start has to take back what the one before it had."""
+    for choice, addresses in (
+        ("10.96.0.0/12,172.18.0.0/16,fc00:f853:ccd::/64", {"172.18.0.2", "fc00:f853:ccd::2"}),
+        ("primary", {"172.18.0.2", "fc00:f853:ccd::2"}),
+        ("fc00:f853:ccd::/64", OWN - {"fd00:10:244::1"}),
+        ("203.0.113.0/24,2001:db8:9::/64", set()),
+        ("203.0.113.0/24,0.0.0.0/0", OWN),
+    ):
+        running.program.kill()
+        running.start(f"--nodeport-addresses={choice}")
+        assert _node_port_addresses(running) == addresses, choice
+        if choice.startswith("203.0.113.0/24,2001"):
+            running.lab.ip("node", f"address add {ELSEWHERE[Family.IPV4]} dev eth0", f"address add {NEW[Family.IPV4]} dev eth0")
+            _follow(lambda: _node_port_addresses(running) == {"203.0.113.9"}, "an address in the range came")
+            running.lab.ip(
+                "node", f"address delete {ELSEWHERE[Family.IPV4]} dev eth0", f"address delete {NEW[Family.IPV4]} dev eth0"
+            )
+            _follow(lambda: _node_port_addresses(running) == set(), "an address in the range went", after_s=GRACE_S)

@@ -1,0 +1,185 @@
+"""Every row of the Service API, met by packets: who answers, which source address it sees, who is refused or dropped.
+
+Each question is put over TCP, UDP and SCTP, in IPv4 and IPv6, to one run of the program that serves all of these Services.
+What changes while it runs is in ``test_packets_changes.py``.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from tests.support import cluster, lab
+from tests.support.cluster import Endpoint, service
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
+
+ATTEMPTS = 4
+"""Enough for each of two endpoints to be chosen: the scheduler takes turns."""
+
+ALL_NODES = ("p1", "r1")
+RANGES = {
+    "client alone": ["172.18.0.50/32", "fc00:f853:ccd::50/128"],
+    "client and node": ["172.18.0.0/24", "fc00:f853:ccd::50/128", "fc00:f853:ccd::2/128"],
+    "everybody": ["172.18.0.50/32", "fc00:f853:ccd::50/128", "0.0.0.0/0", "::/0"],
+    "unreadable": ["172.18.0.50", "everybody"],
+}
+SERVICES = [
+    *service("plain", 1, *ALL_NODES, node_port=30001),
+    *service("external", 2, *ALL_NODES, external=True),
+    *service("balancer", 3, *ALL_NODES, balancer=True, node_port=30003),
+    *service("external-local", 4, *ALL_NODES, external=True, externalTrafficPolicy="Local"),
+    *service("balancer-local", 5, *ALL_NODES, balancer=True, node_port=30005, externalTrafficPolicy="Local"),
+    *service("balancer-local-elsewhere", 6, "r1", balancer=True, node_port=30006, externalTrafficPolicy="Local"),
+    *service("internal-local", 7, *ALL_NODES, internalTrafficPolicy="Local"),
+    *service("internal-local-elsewhere", 8, "r1", node_port=30008, internalTrafficPolicy="Local"),
+    *service("ranges-client", 9, *ALL_NODES, balancer=True, node_port=30009, loadBalancerSourceRanges=RANGES["client alone"]),
+    *service("ranges-node", 10, *ALL_NODES, balancer=True, loadBalancerSourceRanges=RANGES["client and node"]),
+    *service("ranges-everybody", 11, *ALL_NODES, balancer=True, loadBalancerSourceRanges=RANGES["everybody"]),
+    *service("ranges-unreadable", 12, *ALL_NODES, balancer=True, loadBalancerSourceRanges=RANGES["unreadable"]),
+    *service("hairpin", 13, "p1"),
+    *service("draining", 14, Endpoint("p1", ready=False, terminating=True), Endpoint("r1", ready=False, terminating=True)),
+    *service("draining-beside-ready", 15, Endpoint("p1", ready=False, terminating=True), "r1"),
+    *service("zone", 16, Endpoint("p1", zones=("zone-b",)), Endpoint("r1", zones=("zone-a",))),
+    *service("zone-half-hinted", 17, Endpoint("p1", zones=("zone-b",)), "r1"),
+    *service("node-hints", 18, Endpoint("p1", nodes=("node-b",)), Endpoint("r1", nodes=("node-a",))),
+    *service("empty", 19, balancer=True, node_port=30019),
+    *service("affinity", 20, *ALL_NODES, node_port=30020, sessionAffinity="ClientIP"),
+    *service("shared-one", 21, "p1", balancer=True, protocols=["TCP"]),
+]
+SHARED = service("shared-two", 22, "r1", protocols=["UDP"])
+PROXIED = service("proxied", 23, *ALL_NODES, balancer=True)
+SHARED[0]["status"] = {"loadBalancer": {"ingress": [{"ip": cluster.address("balancer 21", family)} for family in Family]}}
+PROXIED[0]["status"]["loadBalancer"]["ingress"] = [
+    entry | {"ipMode": "Proxy"} for entry in PROXIED[0]["status"]["loadBalancer"]["ingress"]
+]
+
+ANSWERED = "ok"
+
+
+class Row(NamedTuple):
+    """Who asks whom, and what comes of it. ``port`` 0 is the Service's; ``sources`` are those that the backends see."""
+
+    about: str
+    from_: str
+    to: str
+    port: int
+    outcome: str
+    backends: str = ""
+    sources: str = ""
+    protocols: tuple[str, ...] = ("TCP", "UDP", "SCTP")
+
+
+MASQUERADED = "bridge node"
+"""What a pod on this node and one on the other see of a client that is hidden."""
+
+ROWS = [
+    Row("a pod keeps its address on the way to a cluster IP", "p2", "cluster 1", 0, ANSWERED, "p1 r1", "p2"),
+    Row("the node itself is masqueraded", "host", "cluster 1", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a cluster IP answers outside clients that are routed here", "client", "cluster 1", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a pod reaches itself through its Service", "p1", "cluster 13", 0, ANSWERED, "p1", "bridge"),
+    Row("a node port leads to all nodes", "client", "node", 30001, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a node port answers on every address of the node", "client", "bridge", 30001, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a node port answers pods", "p2", "node", 30001, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a node port answers the other node", "remote", "node", 30001, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a node port answers its node", "host", "node", 30001, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a node port is not on the cluster IP", "client", "cluster 1", 30001, "refused"),
+    Row("an external IP leads to all nodes", "client", "external 2", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("an external IP answers pods", "p2", "external 2", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("an external IP answers its node", "host", "external 2", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a load balancer's IP leads to all nodes", "client", "balancer 3", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a load balancer's IP answers pods", "p2", "balancer 3", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a load balancer's IP answers its node", "host", "balancer 3", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a local external IP stays here and shows the client", "client", "external 4", 0, ANSWERED, "p1", "client"),
+    Row("a local Service's cluster IP leads to all nodes", "p2", "cluster 4", 0, ANSWERED, "p1 r1", "p2"),
+    Row("a local load balancer stays here and shows the client", "client", "balancer 5", 0, ANSWERED, "p1", "client"),
+    Row("a local load balancer stays here for pods", "p2", "balancer 5", 0, ANSWERED, "p1", "p2"),
+    Row("a local node port stays here and shows the client", "client", "node", 30005, ANSWERED, "p1", "client"),
+    Row("a local load balancer without endpoint leads pods elsewhere", "p2", "balancer 6", 0, ANSWERED, "r1", "p2"),
+    Row("internal traffic stays here", "p2", "cluster 7", 0, ANSWERED, "p1", "p2"),
+    Row("internal traffic of the node stays here", "host", "cluster 7", 0, ANSWERED, "p1", "bridge"),
+    Row("internal traffic without endpoint is refused, node port or not", "p2", "cluster 8", 0, "refused"),
+    Row("a node port of a Service with internal traffic", "client", "node", 30008, ANSWERED, "r1", "node"),
+    Row("a client in the source ranges comes in", "client", "balancer 9", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a client outside of the source ranges is dropped", "client2", "balancer 9", 0, "timeout"),
+    Row("a pod outside of the source ranges is dropped", "p2", "balancer 9", 0, "timeout"),
+    Row("a node outside of the source ranges is dropped", "host", "balancer 9", 0, "timeout"),
+    Row("source ranges do not restrict the cluster IP", "p2", "cluster 9", 0, ANSWERED, "p1 r1", "p2"),
+    Row("source ranges do not restrict the node port", "client2", "node", 30009, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a client in one of several source ranges comes in", "client", "balancer 10", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a client in none of several source ranges is dropped", "client2", "balancer 10", 0, "timeout"),
+    Row("a node in the source ranges comes in", "host", "balancer 10", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a range of everybody lets everybody in", "client2", "balancer 11", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("ranges that nobody can read let no client in", "client", "balancer 12", 0, "timeout"),
+    Row("ranges that nobody can read let no node in", "host", "balancer 12", 0, "timeout"),
+    Row("ranges that nobody can read leave the cluster IP open", "p2", "cluster 12", 0, ANSWERED, "p1 r1", "p2"),
+    Row("endpoints that terminate serve as a last resort", "p2", "cluster 14", 0, ANSWERED, "p1 r1", "p2"),
+    Row("endpoints that terminate make way for ready ones", "p2", "cluster 15", 0, ANSWERED, "r1", "p2"),
+    Row("hints keep traffic in the zone", "p2", "cluster 16", 0, ANSWERED, "r1", "p2"),
+    Row("hints that not all endpoints have count for nothing", "p2", "cluster 17", 0, ANSWERED, "p1 r1", "p2"),
+    Row("hints keep traffic for a node", "p2", "cluster 18", 0, ANSWERED, "r1", "p2"),
+    Row("a cluster IP without endpoints refuses", "p2", "cluster 19", 0, "refused"),
+    Row("a load balancer without endpoints refuses", "client", "balancer 19", 0, "refused"),
+    Row("a node port without endpoints refuses", "client", "node", 30019, "refused"),
+    Row("two Services share an address: one port", "client", "balancer 21", 0, ANSWERED, "p1", "bridge", ("TCP",)),
+    Row("two Services share an address: the other port", "client", "balancer 21", 0, ANSWERED, "r1", "node", ("UDP",)),
+    Row("the host's ssh is not on a cluster IP", "client", "cluster 1", 22, "refused", protocols=("TCP",)),
+    Row("the host's ssh is not on an external IP", "client", "external 2", 22, "refused", protocols=("TCP",)),
+    Row("the host's ssh is not on a load balancer's IP", "client", "balancer 5", 22, "refused", protocols=("TCP",)),
+]
+
+Question = tuple[Row, str, Family]
+QUESTIONS: list[Question] = [
+    (row, protocol, family) for row, family in itertools.product(ROWS, Family) for protocol in row.protocols
+]
+
+
+def _probe(row: Row, protocol: str, family: Family) -> lab.Probe:
+    inside, source = row.from_, None
+    if row.from_.startswith("client"):
+        inside, source = "client", cluster.address(row.from_, family)
+    port = row.port or cluster.PORTS[protocol][0]
+    return lab.Probe(inside, protocol, cluster.address(row.to, family), port, src=source, count=ATTEMPTS, timeout_s=4.0)
+
+
+@pytest.fixture(scope="module", name="running")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
+    with lab.Lab() as laboratory, cluster.Cluster(laboratory, tmp_path_factory.mktemp("services")) as running:
+        running.have(SERVICES, SHARED, PROXIED)
+        yield running
+
+
+@pytest.fixture(scope="module", name="answers")
+def _answers(running: cluster.Cluster) -> Mapping[Question, lab.Seen]:
+    """Those that wait for nothing go out together; for the others the scheduler's turns have to be their own."""
+    silent = [one for one in QUESTIONS if one[0].outcome != ANSWERED]
+    answers = dict(zip(silent, running.lab.probe_all(_probe(*one) for one in silent), strict=True))
+    return answers | {one: running.lab.probe_all([_probe(*one)])[0] for one in QUESTIONS if one not in answers}
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: f"{one[0].about}: {one[1]} {one[2].label}")
+def test_packets_meet_with_what_the_api_promises(answers: Mapping[Question, lab.Seen], question: Question) -> None:
+    row, protocol, family = question
+    backends, sources = (tuple(sorted(cluster.address(one, family) for one in names.split())) for names in row[5:7])
+    # Linux's SCTP goes on asking after the ICMP error that refuses the others.
+    outcome = "timeout" if row.outcome == "refused" and protocol == "SCTP" else row.outcome
+    assert answers[question] == lab.Seen(outcome, backends, sources)
+
+
+@pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
+@pytest.mark.parametrize("protocol", cluster.PORTS)
+@pytest.mark.parametrize("name", ["client", "client2"])
+def test_a_client_with_affinity_stays_with_one_endpoint(
+    running: cluster.Cluster, name: str, protocol: str, family: Family
+) -> None:
+    node, source = cluster.address("node", family), cluster.address(name, family)
+    seen = running.lab.probe("client", protocol, node, 30020, src=source, count=ATTEMPTS, timeout_s=4.0)
+    assert (seen.outcome, len(seen.backends)) == (ANSWERED, 1)
+
+
+def test_an_address_of_a_proxy_elsewhere_is_not_served_here(running: cluster.Cluster) -> None:
+    addresses = {family: cluster.address("balancer 23", family) for family in Family}
+    assert not {address for _, address, _ in running.virtual_servers()} & set(addresses.values())
+    assert not any(address in running.lab.run("node", "ip", "address", "show") for address in addresses.values())

@@ -1,0 +1,121 @@
+"""Taking over from kube-proxy, and handing back: its recorded state in the kernel, the same objects, and clients that never stop.
+
+Nothing that kube-proxy left may be written again, and no client may notice; what is there when ipvsproxy has stopped is what
+kube-proxy would find as its own. Rows in ``golden/accepted.txt``, which differ on purpose, may be written.
+"""
+
+import contextlib
+import re
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from tests.chaos.take_overs import CLIENTS, add_second_address
+from tests.support import golden_fixtures, golden_state, lab, program
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
+
+RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
+LONG_LIVED = ("p1", "TCP", "10.96.16.1", 80)
+INTERVAL_S = 0.05
+LOOKED_THROUGH = frozenset({"flow"})
+"""Tracked flows of UDP ports are looked through at each start: that is no writing."""
+WRITTEN = frozenset({("set", "sysctl")})
+"""The size of the table of flows is no part of the recording."""
+
+
+class Passage(NamedTuple):
+    """What was seen: operations by verb and kind, the kernel's state at the end, the clients' luck, and the open connection."""
+
+    operations: Mapping[tuple[str, str], int]
+    state: golden_state.State
+    loads: tuple[lab.Load, ...]
+    backends: tuple[str, str]
+    log: str
+
+
+@pytest.fixture(scope="module", name="passage")
+def _passage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Passage]:
+    directory = tmp_path_factory.mktemp("take-over")
+    manifests = directory / "manifests"
+    manifests.mkdir()
+    golden_fixtures.World(manifests).apply("P0")
+    flags = golden_fixtures.profiles()["default"]["flags"].split()
+    with lab.Lab() as node:
+        add_second_address(node)
+        golden_state.restore_state(RECORDED)
+        connection = node.open(*LONG_LIVED)
+        with contextlib.ExitStack() as loads:
+            results = [loads.enter_context(node.load(*one[:4], src=one.src, interval_s=INTERVAL_S)) for one in CLIENTS]
+            with program.Program(manifests, directory / "log", "--hostname-override=node-a", "-v=4", *flags) as running:
+                running.wait_until_synced()
+                operations = dict(_operations())
+                asked = connection.ask()
+        yield Passage(
+            operations,
+            golden_state.read_state(),
+            tuple(one[0] for one in results),
+            (connection.backend, connection.ask() if asked == connection.backend else asked),
+            (directory / "log").read_text(),
+        )
+        golden_state.clear_state()
+
+
+def _operations() -> Iterator[tuple[tuple[str, str], int]]:
+    """What was done since the start, as the metrics say."""
+    with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    for labels, value in re.findall(r"^ipvsproxy_operations_total\{(.*)\} ([\d.e+]+)$", text, re.MULTILINE):
+        given = dict(re.findall(r'(\w+)="(\w+)"', labels))
+        if float(value):
+            yield (given["verb"], given["kind"]), int(float(value))
+
+
+def test_nothing_is_written_again(passage: Passage) -> None:
+    written = {(verb, kind): count for (verb, kind), count in passage.operations.items() if kind not in LOOKED_THROUGH}
+    assert set(written) <= WRITTEN, passage.log
+    assert max(written.values(), default=0) <= len(Family)
+
+
+def test_no_client_notices(passage: Passage) -> None:
+    unlucky = {client: load.failures for client, load in zip(CLIENTS, passage.loads, strict=True) if load.failed}
+    assert unlucky == {}, passage.log
+    assert all(load.outcomes["ok"] > 10 for load in passage.loads), "they have asked all the time"
+
+
+def test_an_open_connection_stays_with_its_endpoint(passage: Passage) -> None:
+    before, after = passage.backends
+    assert before == after
+
+
+def test_what_is_handed_back_is_what_kube_proxy_left(passage: Passage) -> None:
+    found = golden_state.differences(RECORDED, passage.state, golden_state.KERNEL_SECTIONS)
+    report = [
+        (part, row, kind, old, new)
+        for part, rows in found.items()
+        for row, kind, old, new in rows
+        if not golden_fixtures.is_accepted("P0", part, row)
+    ]
+    assert report == []
+
+
+def test_clients_of_one_address_share_no_endpoint() -> None:
+    reached = {
+        (client.from_, client.src, real_server.rpartition(" -> ")[2])
+        for client in CLIENTS
+        for real_server in RECORDED["real_servers"]
+        if real_server.startswith(f"{client.protocol} {_printed(client.to)}:{client.port} ")
+    }
+    counted = sum(
+        real_server.startswith(f"{client.protocol} {_printed(client.to)}:{client.port} ")
+        for client in CLIENTS
+        for real_server in RECORDED["real_servers"]
+    )
+    assert len(reached) == counted > len(CLIENTS), "IPVS could not tell their answers apart, should they use one port"
+
+
+def _printed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,476 @@
+"""What is known, what has become dirty by it, and what is told once: Services, EndpointSlices, Nodes and bad objects."""
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.service import (
+    ApiObject,
+    EndpointSlice,
+    EndpointSliceName,
+    Event,
+    Gone,
+    Listed,
+    Listing,
+    ObjectKind,
+    Rejected,
+    Service,
+    ServiceName,
+    Skipped,
+)
+from ipvsproxy.store.mass_deletion import CONFIRMED_AFTER_S, Guard
+from ipvsproxy.store.objects import Changes, Complaint, Store, Trigger
+from tests.support import builders, memory_node
+
+WEB = builders.service("web")
+SLICE = builders.endpoint_slice(builders.endpoint("10.244.0.5"))
+NODE = builders.node()
+STARTED_S = 1_700_000_000.0
+BAD = ServiceName("default", "bad")
+
+
+@pytest.fixture
+def store() -> Store:
+    """A store that knows one Service with its slice, and the Node, and of which all changes were taken."""
+    store = Store(STARTED_S)
+    deliver(store, WEB, SLICE, NODE)
+    store.take()
+    return store
+
+
+def deliver(store: Store, *objects: ApiObject, now: float = 1) -> None:
+    store.deliver([memory_node.put(item) for item in objects], now)
+
+
+def gone(item: ApiObject) -> Event:
+    return Gone(memory_node.KINDS[type(item)], memory_node.key_of(item))
+
+
+def with_service(item: EndpointSlice, name: str | None) -> EndpointSlice:
+    return msgspec.structs.replace(item, service=ServiceName("default", name) if name else None)
+
+
+def test_nothing_is_known_or_changed_at_first() -> None:
+    store = Store(STARTED_S)
+    assert (dict(store.services), list(store.slices_of(WEB.name)), store.node(NODE.name)) == ({}, [], None)
+    assert store.take() == Changes()
+
+
+def test_what_was_delivered_is_known() -> None:
+    store = Store(STARTED_S)
+    deliver(store, WEB, SLICE, NODE, now=7)
+    assert dict(store.services) == {WEB.name: WEB}
+    assert list(store.slices_of(WEB.name)) == [SLICE]
+    assert store.node(NODE.name) == NODE
+    assert store.take() == Changes(services={WEB.name: 7}, node=True, seen=dict.fromkeys(ObjectKind, 1))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_a_service_and_its_slices_have_one_name_between_them_whatever_comes_first_and_changes(order: Sequence[int]) -> None:
+    store = Store(STARTED_S)
+    second = builders.endpoint_slice(builders.endpoint("10.244.0.6"), suffix="2")
+    items: Sequence[Service | EndpointSlice] = [WEB, SLICE, second]
+    for change in ({}, {"skipped": (Skipped("spec", "is odd"),)}):
+        for number in order:
+            item = items[number]
+            own = ServiceName(WEB.name.namespace, WEB.name.name)
+            if isinstance(item, Service):
+                deliver(store, builders.with_options(msgspec.structs.replace(item, name=own), **change))
+            else:
+                deliver(store, msgspec.structs.replace(item, service=own, **change))
+    held = [store.services[WEB.name].name, *(item.service for item in store.slices_of(WEB.name)), *store.take().services]
+    assert len(held) == 4
+    assert len(set(map(id, held))) == 1
+
+
+@pytest.mark.parametrize("item", [WEB, SLICE, NODE], ids=lambda item: type(item).__name__)
+def test_an_object_that_equals_the_known_one_changes_nothing(store: Store, item: ApiObject) -> None:
+    deliver(store, msgspec.structs.replace(item))
+    assert store.take() == Changes()
+
+
+def test_changes_are_taken_once(store: Store) -> None:
+    deliver(store, builders.service("web", cluster=("10.96.0.11",)))
+    first = store.take()
+    assert first.services
+    assert store.take() == Changes()
+    assert first.services, "what was taken stays with the taker"
+
+
+def test_the_time_of_a_change_is_that_of_the_first_untaken_one(store: Store) -> None:
+    deliver(store, builders.service("web", cluster=("10.96.0.11",)), now=5)
+    deliver(store, builders.service("web", cluster=("10.96.0.12",)), now=6)
+    deliver(store, builders.endpoint_slice(), now=8)
+    changes = store.take()
+    assert changes.services == {WEB.name: 5}
+    assert changes.seen == {ObjectKind.SERVICE: 2, ObjectKind.ENDPOINT_SLICE: 1}
+
+
+def test_a_deleted_service_is_dirty_and_unknown_while_its_slices_stay_known(store: Store) -> None:
+    store.deliver([gone(WEB)], 3)
+    assert dict(store.services) == {}
+    assert list(store.slices_of(WEB.name)) == [SLICE]
+    assert store.take().services == {WEB.name: 3}
+    store.deliver([gone(WEB)], 4)
+    assert store.take() == Changes(), "deleting it again changes nothing"
+
+
+def test_a_deleted_slice_makes_its_service_dirty(store: Store) -> None:
+    store.deliver([gone(SLICE)], 3)
+    assert list(store.slices_of(WEB.name)) == []
+    assert store.take().services == {WEB.name: 3}
+    store.deliver([gone(SLICE)], 4)
+    assert store.take() == Changes()
+
+
+def test_the_other_slices_of_a_service_stay_when_one_goes(store: Store) -> None:
+    second = builders.endpoint_slice(builders.endpoint("10.244.0.6"), suffix="2")
+    deliver(store, second)
+    store.deliver([gone(SLICE)], 3)
+    assert list(store.slices_of(WEB.name)) == [second]
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.permutations(["web", "shop", None], 2)))
+def test_a_slice_that_changes_its_service_makes_both_dirty(before: str | None, after: str | None) -> None:
+    store = Store(STARTED_S)
+    deliver(store, with_service(SLICE, before))
+    store.take()
+    deliver(store, with_service(SLICE, after))
+    expected = {name for name in (before, after) if name}
+    assert {name.name for name in store.take().services} == expected
+    for name in ("web", "shop"):
+        assert len(store.slices_of(ServiceName("default", name))) == (name == after)
+    store.deliver([gone(SLICE)], 1)
+    assert {name.name for name in store.take().services} == ({after} if after else set())
+
+
+def test_slices_of_one_name_in_two_namespaces_are_two(store: Store) -> None:
+    other = builders.endpoint_slice(builders.endpoint("10.244.0.6"), namespace="other")
+    deliver(store, other)
+    assert list(store.slices_of(WEB.name)) == [SLICE]
+    assert list(store.slices_of(ServiceName("other", "web"))) == [other]
+
+
+def test_slices_of_a_service_come_change_and_go_one_by_one(store: Store) -> None:
+    slices = [builders.endpoint_slice(builders.endpoint(f"10.244.0.{number}"), suffix=str(number)) for number in (1, 2, 3)]
+    deliver(store, *slices)
+    changed = msgspec.structs.replace(slices[0], ports=())
+    deliver(store, changed)
+    rest = [changed, *slices[1:]]
+    while rest:
+        assert sorted(store.slices_of(WEB.name), key=lambda item: item.name) == rest
+        store.deliver([gone(rest.pop())], 1)
+    assert store.slices_of(WEB.name) == ()
+
+
+def test_endpoints_that_come_before_their_service_are_found_later() -> None:
+    store = Store(STARTED_S)
+    deliver(store, SLICE)
+    assert store.take().services.keys() == {WEB.name}
+    deliver(store, WEB)
+    assert list(store.slices_of(WEB.name)) == [SLICE]
+
+
+def test_a_complete_list_replaces_what_was_known(store: Store) -> None:
+    shop = builders.service("shop")
+    deliver(store, shop)
+    store.take()
+    store.deliver([Listed(ObjectKind.SERVICE, frozenset({ServiceName("default", "shop")}))], 9)
+    assert store.services.keys() == {shop.name}
+    assert store.take().services == {WEB.name: 9}
+    store.deliver([Listed(ObjectKind.ENDPOINT_SLICE, frozenset())], 9)
+    assert list(store.slices_of(WEB.name)) == []
+    assert store.node(NODE.name) == NODE, "each kind has a list of its own"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(ObjectKind)), ids="-".join)
+def test_it_is_complete_when_every_kind_was_listed(order: tuple[ObjectKind, ...]) -> None:
+    store = Store(STARTED_S)
+    for number, kind in enumerate(order):
+        assert not store.is_complete
+        assert set(store.missing) == set(order[number:])
+        store.deliver([Listed(kind, frozenset())], 1)
+    assert store.is_complete
+    assert list(store.missing) == []
+
+
+@pytest.mark.parametrize("event", [gone(NODE), Listed(ObjectKind.NODE, frozenset())], ids=["deleted", "not listed"])
+def test_a_node_that_is_gone_keeps_its_addresses_but_is_leaving(store: Store, event: Event) -> None:
+    store.deliver([event], 1)
+    assert store.node(NODE.name) == msgspec.structs.replace(NODE, leaving=True)
+    changes = store.take()
+    assert changes.node
+    assert changes.services == {}
+    store.deliver([event], 2)
+    assert store.take() == Changes(), "that it is gone is no news"
+    deliver(store, NODE)
+    assert store.node(NODE.name) == NODE
+    assert store.take().node
+
+
+def test_a_node_that_was_never_known_can_not_go() -> None:
+    store = Store(STARTED_S)
+    store.deliver([gone(NODE)], 1)
+    assert store.node(NODE.name) is None
+    assert store.take() == Changes()
+
+
+def test_all_services_can_be_made_dirty(store: Store) -> None:
+    deliver(store, builders.service("shop"), now=3)
+    store.touch_all(5)
+    assert store.take().services == {WEB.name: 5, ServiceName("default", "shop"): 3}
+
+
+def slice_triggered(at_s: float, address: str) -> EndpointSlice:
+    return msgspec.structs.replace(builders.endpoint_slice(builders.endpoint(address)), trigger_s=at_s)
+
+
+def test_triggers_of_changes_are_kept_if_they_happened_in_our_time(store: Store) -> None:
+    deliver(store, slice_triggered(STARTED_S - 1, "10.244.0.6"))
+    deliver(store, slice_triggered(STARTED_S + 1, "10.244.0.7"))
+    deliver(store, slice_triggered(STARTED_S + 2, "fd00::7"))
+    deliver(store, slice_triggered(STARTED_S + 3, "fd00::7"))  # not a change
+    deliver(store, slice_triggered(0, "10.244.0.9"))
+    assert store.take().triggers == (Trigger(Family.IPV4, STARTED_S + 1), Trigger(Family.IPV6, STARTED_S + 2))
+    assert store.take().triggers == ()
+
+
+def test_the_trigger_of_a_slice_that_goes_before_it_is_programmed_goes_with_it(store: Store) -> None:
+    gone, other = slice_triggered(STARTED_S + 1, "10.244.0.7"), slice_triggered(STARTED_S + 2, "fd00::7")
+    other = msgspec.structs.replace(other, name=EndpointSliceName("default", "web-v6"))
+    deliver(store, gone, other)
+    store.deliver([Gone(ObjectKind.ENDPOINT_SLICE, gone.name)], 0)
+    assert store.take().triggers == (Trigger(Family.IPV6, STARTED_S + 2),)
+
+
+def test_the_trigger_of_a_slice_without_a_service_does_not_count(store: Store) -> None:
+    deliver(store, msgspec.structs.replace(slice_triggered(STARTED_S + 1, "10.244.0.7"), service=None))
+    assert store.take().triggers == ()
+
+
+def test_a_slice_of_no_family_that_goes_has_no_trigger_to_forget(store: Store) -> None:
+    strange = msgspec.structs.replace(builders.endpoint_slice(suffix="strange"), family=None)
+    deliver(store, strange)
+    store.take()
+    store.deliver([gone(strange)], 2)
+    assert list(store.take().services) == [strange.service]
+
+
+def test_the_beginning_of_a_list_of_services_changes_nothing(store: Store) -> None:
+    store.take()
+    store.deliver([Listing(ObjectKind.SERVICE)], 2)
+    assert store.take() == Changes(services={})
+
+
+def test_changes_are_counted_until_they_are_taken(store: Store) -> None:
+    deliver(store, builders.endpoint_slice(), builders.service("shop"))
+    assert store.untaken == {ObjectKind.ENDPOINT_SLICE: 1, ObjectKind.SERVICE: 1}
+    store.take()
+    assert store.untaken == {}
+
+
+def test_unused_parts_of_an_object_are_told_when_they_change(store: Store) -> None:
+    skipped = (Skipped("spec.ports[0]", "no protocol"),)
+    deliver(store, builders.with_options(WEB, skipped=skipped))
+    assert store.take().complaints == (Complaint(ObjectKind.SERVICE, "default/web", skipped),)
+    deliver(store, builders.with_options(WEB, skipped=skipped, affinity_timeout_s=5))
+    assert store.take().complaints == ()
+    deliver(store, WEB)
+    assert store.take().complaints == ()
+    deliver(store, builders.with_options(WEB, skipped=skipped))
+    assert store.take().complaints == (Complaint(ObjectKind.SERVICE, "default/web", skipped),)
+
+
+@pytest.mark.parametrize("item", [SLICE, NODE], ids=lambda item: type(item).__name__)
+def test_unused_parts_of_new_objects_are_told(item: EndpointSlice) -> None:
+    store = Store(STARTED_S)
+    skipped = (Skipped("x", "wrong"),)
+    deliver(store, msgspec.structs.replace(item, skipped=skipped))
+    assert store.take().complaints == (Complaint(memory_node.KINDS[type(item)], str(item.name), skipped),)
+
+
+def test_an_object_that_can_not_be_read_leaves_what_was_known_in_force(store: Store) -> None:
+    key = ServiceName("default", "web")
+    store.deliver([Rejected(ObjectKind.SERVICE, key, "", "bad"), Listed(ObjectKind.SERVICE, frozenset({key}))], 1)
+    assert dict(store.services) == {WEB.name: WEB}
+    assert store.take() == Changes(complaints=(Complaint(ObjectKind.SERVICE, "default/web", (Skipped("", "bad"),)),))
+
+
+def test_an_object_that_can_not_be_read_is_told_once_until_it_changes(store: Store) -> None:
+    rejected = Rejected(ObjectKind.SERVICE, BAD, "", "no port")
+    listed = Listed(ObjectKind.SERVICE, frozenset({BAD, ServiceName("default", "web")}))
+
+    def complaints(*events: Event) -> list[str]:
+        store.deliver(events, 1)
+        return [one.skipped[0].reason for one in store.take().complaints]
+
+    assert complaints(rejected, listed) == ["no port"]
+    assert complaints(rejected, listed) == []
+    assert complaints(rejected._replace(reason="no name")) == ["no name"]
+    assert complaints(rejected._replace(kind=ObjectKind.ENDPOINT_SLICE)) == ["no port"], "of another kind it is another object"
+    assert complaints(memory_node.put(builders.service("bad")), rejected._replace(reason="no name")) == ["no name"]
+    assert complaints(Gone(ObjectKind.SERVICE, BAD), rejected._replace(reason="no name")) == ["no name"]
+    without_bad = Listed(ObjectKind.SERVICE, frozenset({ServiceName("default", "web")}))
+    assert complaints(without_bad, rejected._replace(reason="no name")) == ["no name"]
+
+
+def test_what_is_wrong_in_a_file_is_told_each_time_it_was_read(store: Store) -> None:
+    rejected = Rejected(ObjectKind.SERVICE, BAD, "web.yaml, document 2", "no port")
+    nameless = Rejected(ObjectKind.SERVICE, None, "web.yaml", "line 3: not YAML")
+    store.deliver([rejected, nameless], 1)
+    store.deliver([rejected, nameless], 1)
+    told = [(one.name, one.where) for one in store.take().complaints]
+    assert told == [("default/bad", "web.yaml, document 2"), ("", "web.yaml")] * 2
+
+
+def listed(*items: ApiObject, kind: ObjectKind = ObjectKind.SERVICE) -> Event:
+    return memory_node.listed(kind, items)
+
+
+def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
+    """A store that doubts lists without more than half of all, and the Services and slices that it knows."""
+    services: list[ApiObject] = [builders.service(f"web-{number}") for number in range(count)]
+    slices = [
+        builders.endpoint_slice(builders.endpoint(f"10.244.0.{number}"), service=f"web-{number}") for number in range(count)
+    ]
+    store = Store(STARTED_S, Guard(50))
+    deliver(store, *services, *slices)
+    store.deliver([listed(*services), listed(*slices, kind=ObjectKind.ENDPOINT_SLICE)], 2)
+    store.take()
+    return store, services
+
+
+def test_a_list_without_most_services_removes_none_until_another_confirms_it() -> None:
+    store, services = guarded_store(20)
+    store.deliver([listed(*services[:5])], 10)
+    assert len(store.services) == 20
+    assert store.take().seen == {}
+    assert (store.doubts[ObjectKind.SERVICE].missing, store.doubts[ObjectKind.SERVICE].known) == (15, 20)
+    store.deliver([listed(*services[:5])], 10 + CONFIRMED_AFTER_S)
+    assert len(store.services) == 5
+    assert len(store.take().services) == 15
+    assert not store.doubts
+
+
+def test_doubted_services_that_are_deleted_one_by_one_are_gone() -> None:
+    store, services = guarded_store(20)
+    store.deliver([listed()], 10)
+    store.deliver([gone(services[0]), gone(services[1])], 11)
+    assert len(store.services) == 18
+
+
+def test_services_that_are_on_the_next_list_again_were_never_gone() -> None:
+    store, services = guarded_store(20)
+    store.deliver([listed()], 10)
+    store.deliver([listed(*services)], 15)
+    assert (store.take().seen, dict(store.doubts)) == ({}, {})
+
+
+def names_of(services: list[ApiObject]) -> set[object]:
+    return {item.name for item in services}
+
+
+def test_services_that_a_doubted_list_lacks_are_only_remembered_until_they_are_seen_again() -> None:
+    store, services = guarded_store(20)
+
+    def remembered() -> set[object]:
+        return {name for name in store.services if store.is_only_remembered(name)}
+
+    assert remembered() == set()
+    store.deliver([listed(*services[:5])], 10)
+    assert remembered() == names_of(services[5:]) == store.take().services.keys()
+    deliver(store, services[5])
+    store.deliver([gone(services[6])], 11)
+    assert remembered() == names_of(services[7:])
+    assert store.take().services.keys() == names_of(services[5:7])
+    store.deliver([listed(*services[:3], *services[7:9])], 12)
+    assert remembered() == names_of([*services[3:6], *services[9:]])
+    assert store.take().services.keys() == names_of([*services[3:6], *services[7:9]])
+    store.deliver([listed(*services)], 13)
+    assert remembered() == set()
+    store.deliver([listed()], 14)
+    store.deliver([listed()], 14 + CONFIRMED_AFTER_S)
+    assert (remembered(), len(store.services)) == (set(), 0)
+
+
+def test_a_list_without_most_endpoints_is_doubted_as_well() -> None:
+    store, _ = guarded_store(20)
+    store.deliver([listed(kind=ObjectKind.ENDPOINT_SLICE)], 10)
+    assert all(len(store.slices_of(name)) == 1 for name in store.services)
+    assert store.doubts[ObjectKind.ENDPOINT_SLICE].missing == 20
+
+
+def emptied(count: int) -> list[ApiObject]:
+    """As many slices of the store above, without their endpoints."""
+    return [builders.endpoint_slice(service=f"web-{number}") for number in range(count)]
+
+
+def deliver_list(store: Store, *slices: ApiObject, now: float) -> None:
+    store.deliver([Listing(ObjectKind.ENDPOINT_SLICE)], now)
+    deliver(store, *slices)
+    store.deliver([listed(*slices, kind=ObjectKind.ENDPOINT_SLICE)], now)
+
+
+def test_a_list_whose_slices_are_all_emptied_is_doubted_and_then_confirmed() -> None:
+    store, services = guarded_store(20)
+    deliver_list(store, *emptied(20), now=10)
+    assert store.take() == Changes()
+    assert (store.doubts[ObjectKind.ENDPOINT_SLICE].missing, store.doubts[ObjectKind.ENDPOINT_SLICE].known) == (20, 20)
+    deliver_list(store, *emptied(20), now=10 + CONFIRMED_AFTER_S)
+    assert not store.doubts
+    assert store.take().services.keys() == {item.name for item in services}
+    assert not any(item.endpoints for name in store.services for item in store.slices_of(name))
+
+
+def test_a_list_that_breaks_off_holds_nothing_back_from_the_next() -> None:
+    store, _ = guarded_store(20)
+    store.deliver([Listing(ObjectKind.ENDPOINT_SLICE)], 10)
+    deliver(store, *emptied(20))
+    slices = [item for name in store.services for item in store.slices_of(name)]
+    deliver_list(store, *slices, now=11)
+    assert (store.take(), dict(store.doubts)) == (Changes(), {})
+
+
+def test_some_slices_may_be_emptied_by_a_list_and_any_number_by_a_watch() -> None:
+    store, _ = guarded_store(20)
+    rest = [item for name in store.services for item in store.slices_of(name)][5:]
+    deliver_list(store, *emptied(5), *rest, now=10)
+    assert len(store.take().services) == 5
+    deliver(store, *emptied(20))
+    assert (len(store.take().services), dict(store.doubts)) == (15, {})
+
+
+@pytest.mark.parametrize("kind", [ObjectKind.SERVICE, ObjectKind.ENDPOINT_SLICE])
+def test_a_first_list_that_is_empty_counts_and_is_doubted_until_another_confirms_it(kind: ObjectKind) -> None:
+    store = Store(STARTED_S, Guard(50))
+    store.deliver([Listed(kind, frozenset())], 1)
+    assert kind not in store.missing
+    assert store.may_lack_all
+    store.deliver([Listed(kind, frozenset())], CONFIRMED_AFTER_S)
+    assert store.may_lack_all
+    store.deliver([Listed(kind, frozenset())], 1 + CONFIRMED_AFTER_S)
+    assert not store.may_lack_all
+
+
+@pytest.mark.parametrize("guard", [Guard(0), Guard(50)])
+def test_a_first_list_that_holds_something_is_believed_and_so_is_any_when_the_guard_is_off(guard: Guard) -> None:
+    store, web = Store(STARTED_S, guard), builders.service("web")
+    store.deliver([listed(*[web] * (guard.percent > 0))], 1)
+    store.deliver([Listed(ObjectKind.NODE, frozenset())], 1)
+    assert not store.may_lack_all
+
+
+def test_what_the_list_after_a_doubted_first_one_holds_ends_the_doubt() -> None:
+    store = Store(STARTED_S, Guard(50))
+    store.deliver([listed()], 1)
+    store.deliver([listed(builders.service("web"))], 2)
+    assert not store.may_lack_all
+
+
+def test_few_services_may_always_go_at_once() -> None:
+    store, _ = guarded_store(9)
+    store.deliver([listed()], 10)
+    assert not store.services

@@ -1,0 +1,401 @@
+"""An API server for tests: list and watch over real HTTP, on loopback, in this process, with troubles on demand.
+
+It serves Services, EndpointSlices and Nodes of all namespaces, and takes events. Objects are changed through Python (``put``,
+``delete``).
+``test_api_server`` is its contract test against the documentation of the API.
+"""
+
+import asyncio
+import collections
+import contextlib
+import enum
+import json
+import pathlib
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import NamedTuple, Self
+
+import yaml
+from aiohttp import web
+
+from tests.support import api_store
+from tests.support.api_store import NODES, RESOURCES, Change, Object, Resource, StatusError
+
+
+class Request(NamedTuple):
+    """A request as it arrived."""
+
+    resource: Resource
+    watch: bool
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+
+
+class Refusal(NamedTuple):
+    """An answer other than 200. ``verb`` is ``list``, ``watch`` or empty for both."""
+
+    code: int
+    verb: str = ""
+    resource: Resource | None = None
+    retry_after: str = ""
+
+
+class _End(enum.Enum):
+    NORMAL = enum.auto()
+    CUT = enum.auto()
+
+
+class _Watcher:
+    """One open watch, and what is still to be written to it."""
+
+    def __init__(
+        self,
+        resource: Resource,
+        matches: api_store.Matches,
+        transport: asyncio.Transport,
+        *,
+        bookmarks: bool,
+        after_revision: int,
+    ) -> None:
+        self.resource = resource
+        self.after_revision = after_revision
+        self.matches = matches
+        self.transport = transport
+        self.bookmarks = bookmarks
+        self.queue: asyncio.Queue[bytes | _End] = asyncio.Queue()
+
+    def tell(self, change: Change) -> None:
+        event = change.event(self.matches) if change.resource is self.resource else None
+        if event and change.revision > self.after_revision:
+            self.queue.put_nowait(line(event))
+
+
+def line(event: Object) -> bytes:
+    """A watch event as it stands on the wire."""
+    return json.dumps(event).encode() + b"\n"
+
+
+class ApiServer:
+    """Start it with ``async with``; ``url`` is where it listens.
+
+    ``token``: the bearer token that is asked for, none if empty. ``hidden``: lists of this resource are empty although it
+    is not. ``gone_by_event``: a watch from too old a revision gets 200 and an ERROR event instead of HTTP 410.
+    ``waits_for_revision``: a watch from a revision that is not reached yet is silent until it is, instead of getting HTTP 504.
+    ``lists_open``: while cleared, lists are not answered. ``requests``: all that was asked, in order. ``events``: those that were
+    created.
+    """
+
+    def __init__(self, *, tls: "Certificates | None" = None, token: str = "") -> None:
+        self.store = api_store.Store()
+        self.token = token
+        self.hidden: set[Resource] = set()
+        self.gone_by_event = False
+        self.waits_for_revision = True
+        self.lists_open = asyncio.Event()
+        self.lists_open.set()
+        self.requests: list[Request] = []
+        self.events: list[Object] = []
+        self.url = ""
+        self._tls = tls
+        self._refusals: collections.deque[Refusal] = collections.deque()
+        self._watchers: list[_Watcher] = []
+        self._changed = asyncio.Condition()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        for resource in RESOURCES:
+            app.router.add_get(resource.path, self._answer)
+        app.router.add_post("/apis/events.k8s.io/v1/namespaces/{namespace}/events", self._create_event)
+        self._paths = {resource.path: resource for resource in RESOURCES}
+        await self._listen(app, 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _listen(self, app: web.Application, port: int) -> None:
+        # A handler that is not cancelled when its client leaves would be counted as a watcher for ever.
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
+        await self._runner.setup()
+        context = self._tls.server_context() if self._tls else None
+        site = web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=context)
+        await site.start()
+        bound = self._runner.addresses[0][1]
+        self.url = f"{'https' if context else 'http'}://127.0.0.1:{bound}"
+
+    async def close(self) -> None:
+        """Stop listening and drop all connections; ``url`` stays, and refuses connections from now on."""
+        if self._runner:
+            await self._runner.cleanup()
+            self._runner = None
+
+    # What happens in the cluster
+
+    def put(self, resource: Resource, item: Object) -> Object:
+        """Create or update an object; returns it as it is stored."""
+        change = self.store.put(resource, item)
+        self._tell(change)
+        assert change.new is not None
+        return change.new
+
+    def delete(self, resource: Resource, name: str, namespace: str = "default") -> None:
+        """Delete an object."""
+        self._tell(self.store.delete(resource, name, "" if resource is NODES else namespace))
+
+    def _tell(self, change: Change) -> None:
+        for watcher in self._watchers:
+            watcher.tell(change)
+
+    def bookmark(self) -> None:
+        """Send a bookmark of the present revision to all watches that asked for bookmarks."""
+        for watcher in self._watchers:
+            if watcher.bookmarks and self.store.revision >= watcher.after_revision:
+                bare = {
+                    "kind": watcher.resource.kind,
+                    "apiVersion": watcher.resource.api_version,
+                    "metadata": {"resourceVersion": str(self.store.revision)},
+                }
+                watcher.queue.put_nowait(line({"type": "BOOKMARK", "object": bare}))
+
+    # Troubles on demand
+
+    def refuse(self, *refusals: Refusal) -> None:
+        """Answer the next fitting requests so, one refusal each."""
+        self._refusals.extend(refusals)
+
+    def send(self, resource: Resource, raw: bytes) -> None:
+        """Send these bytes into the open watches of a resource: a garbled line, a duplicate, an event out of order."""
+        for watcher in self._of(resource):
+            watcher.queue.put_nowait(raw)
+
+    def expire_watches(self, resource: Resource) -> None:
+        """Compact, and end the open watches of a resource with an ERROR event of code 410."""
+        self.store.forget_history()
+        self.send(resource, line({"type": "ERROR", "object": StatusError(410, "Expired", "too old resource version").body}))
+        self.end_watches(resource)
+
+    def restore(self, backup: api_store.Store) -> None:
+        """Go back to a former state of the store, and to its revision; all watches are cut, as servers are started again."""
+        self.store = backup
+        for resource in RESOURCES:
+            self.cut_watches(resource)
+
+    def end_watches(self, resource: Resource) -> None:
+        """End the open watches normally, as a server does after ``timeoutSeconds``."""
+        self._end(resource, _End.NORMAL)
+
+    def cut_watches(self, resource: Resource, half_line: bytes = b"") -> None:
+        """Send this, then drop the connections of the open watches without a good-bye."""
+        self.send(resource, half_line)
+        self._end(resource, _End.CUT)
+
+    def _end(self, resource: Resource, how: _End) -> None:
+        for watcher in self._of(resource):
+            watcher.queue.put_nowait(how)
+            self._watchers.remove(watcher)  # Now, not when it is written: what comes later is not for this watch.
+
+    def stall(self) -> None:
+        """From now on nothing more is written into any watch, not even its end, while connections stay open."""
+        self._flowing.clear()
+
+    def resume(self) -> None:
+        """End of ``stall``."""
+        self._flowing.set()
+
+    # What a test waits for and looks at
+
+    def _of(self, resource: Resource) -> list[_Watcher]:
+        return [watcher for watcher in self._watchers if watcher.resource is resource]
+
+    async def watched(self, resource: Resource, *, from_present: bool = False) -> None:
+        """Wait until somebody watches this resource; ``from_present``: and not from a revision that is yet to come."""
+
+        def is_watched() -> bool:
+            return any(not from_present or one.after_revision <= self.store.revision for one in self._of(resource))
+
+        async with self._changed:
+            await self._changed.wait_for(is_watched)
+
+    async def asked(self, resource: Resource, *, watch: bool, times: int) -> None:
+        """Wait until a resource has been listed (or watched) this many times."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.queries(resource, watch=watch)) >= times)
+
+    def queries(self, resource: Resource, *, watch: bool) -> list[Mapping[str, str]]:
+        """The queries of all lists (or watches) of a resource."""
+        return [request.query for request in self.requests if request.resource is resource and request.watch is watch]
+
+    # HTTP
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        resource = self._paths[request.path]
+        watch = request.query.get("watch", "") in {"1", "true"}
+        async with self._changed:
+            self.requests.append(Request(resource, watch, dict(request.query), dict(request.headers)))
+            self._changed.notify_all()
+        try:
+            self._check(request, resource, watch=watch)
+            if watch:
+                return await self._watch(request, resource)
+            await self.lists_open.wait()
+            return self._list(request.query, resource)
+        except StatusError as error:
+            return web.json_response(error.body, status=error.code, headers=error.headers)
+
+    async def event_count(self, count: int) -> None:
+        """Wait until so many events were created."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.events) >= count)
+
+    async def _create_event(self, request: web.Request) -> web.StreamResponse:
+        try:
+            self._authenticate(request)
+            event = await request.json()
+            api_store.check_event(event, request.match_info["namespace"], self.events)
+        except StatusError as error:
+            return web.json_response(error.body, status=error.code, headers=error.headers)
+        async with self._changed:
+            self.events.append(event)
+            self._changed.notify_all()
+        return web.json_response(event, status=201)
+
+    def _authenticate(self, request: web.Request) -> None:
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            raise StatusError(401, "Unauthorized", "Unauthorized")
+
+    def _check(self, request: web.Request, resource: Resource, *, watch: bool) -> None:
+        self._authenticate(request)
+        for refusal in self._refusals:
+            if refusal.verb in {"", "watch" if watch else "list"} and refusal.resource in {None, resource}:
+                self._refusals.remove(refusal)
+                raise StatusError(refusal.code, "", f"refused with {refusal.code}", refusal.retry_after)
+
+    def _list(self, query: Mapping[str, str], resource: Resource) -> web.Response:
+        matches = (lambda _: False) if resource in self.hidden else api_store.selector(query)
+        if query.get("continue") and query.get("resourceVersion", "0") != "0":
+            raise StatusError(400, "BadRequest", "specifying resource version is not allowed when using continue")
+        self._require_reached(_revision(query))
+        limit = int(query.get("limit") or 0)
+        return web.json_response(self.store.page(resource, matches, limit=limit, continue_token=query.get("continue", "")))
+
+    def _require_reached(self, revision: int) -> None:
+        if revision > self.store.revision:
+            message = f"Timeout: Too large resource version: {revision}, current: {self.store.revision}"
+            raise StatusError(504, "Timeout", message)
+
+    async def _watch(self, request: web.Request, resource: Resource) -> web.StreamResponse:
+        query = request.query
+        matches = api_store.selector(query)
+        first = self._first_lines(resource, matches, _revision(query))
+        if not self.waits_for_revision:
+            self._require_reached(_revision(query))
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        assert isinstance(request.transport, asyncio.Transport)
+        bookmarks = query.get("allowWatchBookmarks", "") in {"1", "true"}
+        after = _revision(query)
+        watcher = _Watcher(resource, matches, request.transport, bookmarks=bookmarks, after_revision=after)
+        for item in first:
+            watcher.queue.put_nowait(item)
+        timeout_s = float(query.get("timeoutSeconds") or 3600)
+        timer = asyncio.get_running_loop().call_later(timeout_s, watcher.queue.put_nowait, _End.NORMAL)
+        async with self._open(watcher):
+            try:
+                await response.prepare(request)
+                with contextlib.suppress(ConnectionResetError):
+                    async for chunk in self._chunks(watcher):
+                        await response.write(chunk)
+            finally:
+                timer.cancel()
+        return response
+
+    def _first_lines(self, resource: Resource, matches: api_store.Matches, revision: int) -> Iterator[bytes | _End]:
+        """What a watch begins with: the state if no revision is given, else what happened since then."""
+        if not revision:
+            return iter([line({"type": "ADDED", "object": item}) for item in self.store.objects(resource) if matches(item)])
+        try:
+            events = [change.event(matches) for change in self.store.changes_since(resource, revision)]
+        except StatusError as error:
+            if not self.gone_by_event:
+                raise
+            return iter([line({"type": "ERROR", "object": error.body}), _End.NORMAL])
+        return iter([line(event) for event in events if event])
+
+    @contextlib.asynccontextmanager
+    async def _open(self, watcher: _Watcher) -> AsyncIterator[None]:
+        # Registered before the first await after reading history: no change may fall between the two.
+        self._watchers.append(watcher)
+        async with self._changed:
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
+
+    async def _chunks(self, watcher: _Watcher) -> AsyncIterator[bytes]:
+        """What waits in the queue, as one chunk, until the watch ends."""
+        while True:
+            items = [await watcher.queue.get()]
+            await self._flowing.wait()
+            while not watcher.queue.empty():
+                items.append(watcher.queue.get_nowait())
+            text = b"".join(item for item in items if isinstance(item, bytes))
+            if text:
+                yield text
+            if _End.CUT in items:
+                watcher.transport.abort()
+            if _End.CUT in items or _End.NORMAL in items:
+                return
+
+
+def _revision(query: Mapping[str, str]) -> int:
+    text = query.get("resourceVersion") or "0"
+    if not text.isdecimal():
+        raise StatusError(400, "BadRequest", f"invalid resource version: {text}")
+    return int(text)
+
+
+class Certificates:
+    """A certificate authority of its own, and a server certificate for 127.0.0.1; made by openssl in this directory."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.authority = directory / "ca.crt"
+        self._certificate, self._key, authority_key = (directory / name for name in ("server.crt", "server.key", "ca.key"))
+        new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+        ca = ["-subj", "/CN=test authority", "-addext", "keyUsage=critical,keyCertSign"]
+        leaf = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE"]
+        signed = ["-CA", str(self.authority), "-CAkey", str(authority_key)]
+        self._run([*new, *ca, "-keyout", str(authority_key), "-out", str(self.authority)])
+        self._run([*new, *leaf, *signed, "-keyout", str(self._key), "-out", str(self._certificate)])
+
+    def _run(self, command: list[str]) -> None:
+        subprocess.run(command, check=True, capture_output=True)
+
+    def server_context(self) -> ssl.SSLContext:
+        """For the server's side."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._certificate, self._key)
+        return context
+
+
+def write_kubeconfig(
+    path: pathlib.Path, server: str, *, token_file: str = "", authority: str = "", user: Object | None = None
+) -> str:
+    """A kubeconfig for this server; returns its path. ``user`` replaces the whole section of the user."""
+    cluster: Object = {"server": server} | ({"certificate-authority": authority} if authority else {})
+    if user is None:
+        user = {"tokenFile": token_file} if token_file else {}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "test", "user": user}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        "current-context": "test",
+    }
+    path.write_text(yaml.safe_dump(config))
+    return str(path)

@@ -1,0 +1,221 @@
+"""A small cluster for packet tests: the laboratory, the real program on its node, and the API's objects in a file.
+
+Names stand for addresses of both families: a test says ``p1`` or ``client`` and means 10.244.0.11 or fd00:10:244::11.
+"""
+
+import dataclasses
+import ipaddress
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ipvsproxy.model.net import Family
+from tests.support import golden_state, lab, program
+
+THIS_NODE, OTHER_NODE = "node-a", "node-b"
+CHANGED_WITHIN_S = 20.0
+FLAGS = (f"--hostname-override={THIS_NODE}", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--ipvs-min-sync-period=0s")
+
+PORTS: Mapping[str, tuple[int, int]] = {"TCP": (80, 8080), "UDP": (53, 8053), "SCTP": (80, 8080)}
+"""The port of each Service, and that of the pods behind it."""
+
+ADDRESSES: Mapping[str, tuple[str, str]] = {
+    "p1": ("10.244.0.11", "fd00:10:244::11"),
+    "p2": ("10.244.0.12", "fd00:10:244::12"),
+    "r1": ("10.244.1.11", "fd00:10:244:1::11"),
+    "r2": ("10.244.1.12", "fd00:10:244:1::12"),
+    "node": ("172.18.0.2", "fc00:f853:ccd::2"),
+    "remote": ("172.18.0.3", "fc00:f853:ccd::3"),
+    "bridge": ("10.244.0.1", "fd00:10:244::1"),
+    "client": ("172.18.0.50", "fc00:f853:ccd::50"),
+    "client2": ("172.18.1.51", "fc00:f853:ccd::51"),
+}
+"""What the laboratory has, in IPv4 and IPv6. ``bridge`` and ``node`` are both addresses of the node."""
+
+Manifest = dict[str, Any]
+
+
+def address(name: str, family: Family) -> str:
+    """The address that a name stands for; ``cluster 7``, ``balancer 7`` and ``external 7`` are those of Services."""
+    kind, _, number = name.partition(" ")
+    if number:
+        ranges = {
+            "cluster": ("10.96.0.", "fd00:10:96::"),
+            "balancer": ("198.51.100.", "2001:db8:1::"),
+            "external": ("192.0.2.", "2001:db8:2::"),
+        }
+        return f"{ranges[kind][family is Family.IPV6]}{number}"
+    return ADDRESSES[name][family is Family.IPV6]
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """An endpoint by the name of its pod."""
+
+    pod: str
+    ready: bool = True
+    terminating: bool = False
+    zones: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+    def manifest(self, family: Family) -> Manifest:
+        """Its entry in an EndpointSlice."""
+        hints = {"forZones": [{"name": zone} for zone in self.zones], "forNodes": [{"name": node} for node in self.nodes]}
+        return {
+            "addresses": [address(self.pod, family)],
+            "conditions": {"ready": self.ready, "serving": True, "terminating": self.terminating},
+            "nodeName": THIS_NODE if self.pod.startswith("p") else OTHER_NODE,
+            "hints": {kind: values for kind, values in hints.items() if values},
+        }
+
+
+def service(
+    name: str,
+    number: int,
+    *endpoints: Endpoint | str,
+    balancer: bool = False,
+    external: bool = False,
+    node_port: int = 0,
+    protocols: Iterable[str] = PORTS,
+    **spec: Any,
+) -> list[Manifest]:
+    """A Service of both families with its EndpointSlices; ``number`` makes its addresses.
+
+    It has one port for each protocol; a pod's name stands for an endpoint that is ready. ``spec`` has the API's names.
+    """
+    ports: list[Manifest] = [{"name": one.lower(), "protocol": one, "port": PORTS[one][0]} for one in protocols]
+    for port in ports if node_port else ():
+        port["nodePort"] = node_port
+    both = {kind: [address(f"{kind} {number}", family) for family in Family] for kind in ("cluster", "balancer", "external")}
+    manifest: Manifest = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {
+            "type": "LoadBalancer" if balancer else "NodePort" if node_port else "ClusterIP",
+            "clusterIP": both["cluster"][0],
+            "clusterIPs": both["cluster"],
+            "ipFamilies": ["IPv4", "IPv6"],
+            "ports": ports,
+            **({"externalIPs": both["external"]} if external else {}),
+            **spec,
+        },
+        "status": {"loadBalancer": {"ingress": [{"ip": one} for one in both["balancer"]]}} if balancer else {},
+    }
+    return [manifest, *slices(name, *endpoints, protocols=protocols)]
+
+
+def slices(name: str, *endpoints: Endpoint | str, protocols: Iterable[str] = PORTS) -> list[Manifest]:
+    """The EndpointSlices of a Service, one for each family."""
+    listed = [Endpoint(one) if isinstance(one, str) else one for one in endpoints]
+    return [
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": f"{name}-{family.label.lower()}",
+                "namespace": "default",
+                "labels": {"kubernetes.io/service-name": name},
+            },
+            "addressType": family.label,
+            "ports": [{"name": one.lower(), "protocol": one, "port": PORTS[one][1]} for one in protocols],
+            "endpoints": [endpoint.manifest(family) for endpoint in listed],
+        }
+        for family in Family
+    ]
+
+
+def node(**labels: str) -> Manifest:
+    """The Node, in zone-a unless the labels say otherwise."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": THIS_NODE, "labels": {"topology.kubernetes.io/zone": "zone-a"} | labels},
+        "status": {"addresses": [{"type": "InternalIP", "address": one} for one in ADDRESSES["node"]]},
+    }
+
+
+class Cluster:
+    """The laboratory ``lab``, and the program from entering until leaving the block. The node's kernel is empty before."""
+
+    def __init__(self, laboratory: lab.Lab, directory: Path, *flags: str) -> None:
+        self.lab = laboratory
+        self._manifests = directory / "manifests"
+        self._manifests.mkdir(exist_ok=True)
+        self._log = directory / "log"
+        self._flags = (*FLAGS, *flags)
+        self.objects: list[Manifest] = []
+        """What the API holds when it is shown the next time; a Node is added unless there is one."""
+        self.program = program.Program(self._manifests, self._log, *self._flags)
+
+    def __enter__(self) -> Self:
+        golden_state.clear_state()
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        self.program.__exit__(kind, value, traceback)
+
+    def start(self, *flags: str) -> None:
+        """Start the program, this time with these flags too, and wait until it has programmed everything."""
+        self.program = program.Program(self._manifests, self._log, *self._flags, *flags)
+        before = self.synced
+        self.show()
+        self.program.__enter__()
+        self.program.wait_until(lambda: self.synced > before, "synced", program.SYNCED_WITHIN_S)
+
+    def have(self, *manifests: Iterable[Manifest]) -> None:
+        """Let the API hold these objects, and wait until this is programmed."""
+        shown = self.objects
+        self.objects = list(itertools.chain.from_iterable(manifests))
+        if self.objects == shown:
+            return
+        before = self.synced
+        self.show()
+        self.program.wait_until(lambda: self.synced > before, "synced", CHANGED_WITHIN_S)
+
+    def show(self) -> None:
+        """Write down what the API holds; all of it changes at once."""
+        has_node = any(one["kind"] == "Node" for one in self.objects)
+        draft = self._manifests / ".draft"
+        draft.write_text(json.dumps({"kind": "List", "items": self.objects if has_node else [node(), *self.objects]}))
+        draft.rename(self._manifests / "objects.json")
+
+    @property
+    def synced(self) -> int:
+        """How many syncs the program has told of."""
+        return self._log.read_bytes().count(b"event=synced") if self._log.exists() else 0
+
+    def logged(self, pattern: str) -> list[str]:
+        """The lines of the log that match."""
+        return [line for line in self._log.read_text().splitlines() if re.search(pattern, line)]
+
+    def real_servers(self, protocol: str, address: str, port: int) -> dict[str, int]:
+        """The weights of a virtual server's real servers by their addresses; empty where there is none of them."""
+        return _table().get((protocol, address, port), {})
+
+    def virtual_servers(self) -> Iterable[tuple[str, str, int]]:
+        """Protocol, address and port of all virtual servers."""
+        return _table().keys()
+
+
+def _table() -> dict[tuple[str, str, int], dict[str, int]]:
+    """What ``/proc/net/ip_vs`` shows: a program that lists it takes long on user-mode Linux, and some are in a hurry."""
+    found: dict[tuple[str, str, int], dict[str, int]] = {}
+    for line in Path("/proc/net/ip_vs").read_text().splitlines()[3:]:
+        words = line.split()
+        if words[0] == "->":
+            found[next(reversed(found))][_address_and_port(words[1])[0]] = int(words[3])
+        else:
+            found[(words[0], *_address_and_port(words[1]))] = {}
+    return found
+
+
+def _address_and_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    value = ipaddress.ip_address(int(host, 16)) if host[0] != "[" else ipaddress.ip_address(host.strip("[]"))
+    return str(value), int(port, 16)

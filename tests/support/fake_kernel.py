@@ -1,0 +1,403 @@
+"""A kernel in memory that refuses what the real one refuses, for tests without a kernel.
+
+It holds what the drivers in ``ipvsproxy/kernel`` would make of the same operations, and answers with the same outcomes;
+``tests/kernel/test_contract.py`` runs the same tests on both. What it holds lies open: a test makes drift, foreign objects and
+connections by changing the attributes.
+"""
+
+import collections
+import dataclasses
+import errno
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, assert_never
+
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import (
+    DEVICE,
+    IP_SETS,
+    SET_CAPACITY,
+    BoundAddress,
+    BoundAddresses,
+    Connections,
+    Device,
+    Flow,
+    FlowCleaning,
+    InterfaceAddress,
+    IpSet,
+    ObservedVirtualServer,
+    RealServer,
+    RealServers,
+    SetCopy,
+    SetEntries,
+    SetEntry,
+    SetType,
+    Sysctl,
+    Timeouts,
+    VirtualServer,
+    VirtualServerKey,
+)
+from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of, one_by_one
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
+from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, ObservedRule, ObservedSkeleton, Rule, Skeleton
+from ipvsproxy.model.state import Observation
+from tests.support import fake_sets
+
+SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "fo", "ovf", "mh"})
+SCHEDULER_FLAGS = 0x38
+"""What ``/proc/net/ip_vs`` does not show."""
+
+
+@dataclasses.dataclass(slots=True)
+class Failure:
+    """Operations that are to fail, whatever the kernel holds."""
+
+    predicate: Callable[[Operation], bool]
+    number: int
+    times: int
+
+
+if TYPE_CHECKING:
+
+    class HeldVirtualServer(ObservedVirtualServer):
+        """One whose real servers may be changed, by a test that plays somebody else."""
+
+        real_servers: dict[RealServerKey, int]  # type: ignore[mutable-override]  # that is its point
+else:
+    HeldVirtualServer = ObservedVirtualServer
+
+
+class FakeKernel:
+    """What a node's kernel holds, and what was done to it.
+
+    ``applied`` are the operations in the order in which they came, refused ones included; ``counts`` counts them by verb and
+    kind. ``unreadable`` names fields of ``Observation``, or ``connections``, that cannot be read. ``flows`` holds, per
+    frontend, how many tracked flows each real server answers.
+    """
+
+    def __init__(self, *, set_capacity: int = SET_CAPACITY, schedulers: Collection[str] = SCHEDULERS) -> None:
+        self.set_capacity = set_capacity
+        self.schedulers = frozenset(schedulers)
+        self.virtual_servers: dict[VirtualServerKey, HeldVirtualServer] = {}
+        self.foreign_virtual_servers = 0
+        self.connection_counts: dict[tuple[VirtualServerKey, RealServerKey], Connections] = {}
+        self.asked: list[int] = []
+        """How many virtual servers each question for connections was about."""
+        self.sets: dict[str, fake_sets.HeldSet] = {}
+        self.set_copy = False
+        self.device = False
+        self.addresses: set[Address] = set()
+        self.host_addresses: list[InterfaceAddress] = []
+        self.chains: dict[Family, dict[ChainKey, tuple[ObservedRule, ...]]] = {family: {} for family in Family}
+        self.jumps: dict[Family, set[Jump]] = {family: set() for family in Family}
+        self.families: tuple[Family, ...] = tuple(Family)
+        self.sysctls: dict[str, str] = {}
+        self.timeouts = Timeouts(900, 120, 300)
+        self.flows: dict[Flow, dict[RealServerKey, int]] = {}
+        self.applied: list[Operation] = []
+        self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.unreadable: set[str] = set()
+        self.audits = self.looks = 0
+        self._known: set[VirtualServerKey] = set()
+        """The virtual servers that were told of, or asked for, at any time: a look tells of them when they are gone."""
+        self._told: dict[VirtualServerKey, ObservedVirtualServer | None] = {}
+        """What ``look`` told of them, unless they were written since."""
+        self._failures: list[Failure] = []
+
+    def fail(self, predicate: Callable[[Operation], bool], number: int = errno.EIO, *, times: int = 1) -> None:
+        """Have the next ``times`` operations that the predicate picks fail with this error number."""
+        self._failures.append(Failure(predicate, number, times))
+
+    def forget(self) -> None:
+        """Forget what was done so far, not what is held."""
+        self.applied.clear()
+        self.counts.clear()
+
+    def observe(
+        self,
+        sets: Collection[str] = tuple(IP_SETS),
+        families: Iterable[Family] = tuple(Family),
+        sysctls: Iterable[str] | None = None,
+    ) -> Observation:
+        """What is held now; later changes do not show in it. ``sysctls`` None stands for all there are."""
+        self._known.update(self.virtual_servers)
+        parts: dict[str, object] = {
+            "virtual_servers": {key: _copy(server) for key, server in self.virtual_servers.items()},
+            "foreign_virtual_servers": self.foreign_virtual_servers,
+            "sets": {
+                name: frozenset(() if held.differs_from(IP_SETS[name]) else held.entries)
+                for name, held in self.sets.items()
+                if name in sets
+            },
+            "set_copy": self.set_copy,
+            "device": self.device,
+            "addresses": frozenset(self.addresses),
+            "interface_addresses": tuple(self.host_addresses),
+            "skeletons": {
+                family: ObservedSkeleton(family=family, chains=dict(self.chains[family]), jumps=frozenset(self.jumps[family]))
+                for family in families
+                if family in self.families
+            },
+            "sysctls": {path: value for path, value in self.sysctls.items() if sysctls is None or path in set(sysctls)},
+        }
+        readable = {name: value for name, value in parts.items() if name not in self.unreadable}
+        return dataclasses.replace(
+            Observation(errors=tuple(f"{name} cannot be read" for name in sorted(self.unreadable))),
+            **readable,  # type: ignore[arg-type]  # the names are those of the fields
+        )
+
+    def look(
+        self,
+        sets: Collection[str] = tuple(IP_SETS),
+        families: Iterable[Family] = tuple(Family),
+        sysctls: Iterable[str] | None = None,
+        *,
+        thorough: bool = False,
+    ) -> Iterator[Observation]:
+        """As ``observe``, part by part; without scheduler flags unless it is ``thorough``."""
+        if thorough:
+            self.audits += 1
+        else:
+            self.looks += 1
+        seen = self.observe(sets, families, sysctls)
+        told = seen.sets
+        yield dataclasses.replace(
+            seen, virtual_servers=None, sets=None, some_sets={} if told is None else {name: told.get(name) for name in sets}
+        )
+        if thorough:
+            self._told.clear()
+        for key in () if seen.virtual_servers is None else sorted(self._known):
+            held = self.virtual_servers.get(key)
+            shown = held and _without_flags(held)
+            if key not in self._told or self._told[key] != shown:
+                self._told[key] = shown
+                yield Observation(some_virtual_servers={key: _copy(held) if held and thorough else shown})
+
+    def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
+        """The addresses of all interfaces but the device of the service addresses."""
+        if "interface_addresses" in self.unreadable:
+            raise KernelError(action="list addresses", errno=errno.EIO)
+        return tuple(self.host_addresses)
+
+    def read_timeouts(self) -> Timeouts:
+        """The IPVS timeouts."""
+        if "timeouts" in self.unreadable:
+            raise KernelError(action="read the IPVS timeouts", errno=errno.EIO)
+        return self.timeouts
+
+    def connections(
+        self, keys: Collection[VirtualServerKey]
+    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
+        """The connections of each real server of these virtual servers; none unless ``connection_counts`` says so."""
+        self.asked.append(len(keys))
+        if "connections" in self.unreadable:
+            return dict.fromkeys(keys)
+        none = Connections(0, 0)
+        return {
+            key: {real: self.connection_counts.get((key, real), none) for real in self.virtual_servers[key].real_servers}
+            if key in self.virtual_servers
+            else {}
+            for key in keys
+        }
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Do operations in their order. Raises AssertionError where one object occurs twice: drivers may reorder those."""
+        keys = [_identity(operation.item) for operation in one_by_one(operations)]
+        twice = [key for key, count in collections.Counter(keys).items() if count > 1]
+        assert not twice, f"in one go, at most one operation per object: {twice}"
+        for _, item in operations:
+            if isinstance(item, VirtualServer | RealServer | RealServers):
+                key = item.key if isinstance(item, VirtualServer) else item.virtual_server
+                self._known.add(key)
+                self._told.pop(key, None)
+        return [outcome for operation in operations for outcome in self._apply_all(operation)]
+
+    def _apply_all(self, operation: Operation) -> list[Outcome]:
+        item, outcomes = operation.item, [self._apply(one) for one in one_by_one([operation])]
+        plain = [not (outcome.error or outcome.surprise) for outcome in outcomes]
+        if isinstance(item, SetEntries | BoundAddresses) and all(plain):
+            return [Outcome(operation)]
+        if not isinstance(item, RealServers):
+            return outcomes
+        keys = EvenWeights.of(list(itertools.compress(item.keys, plain)))
+        several = Outcome(Operation(operation.verb, item._replace(keys=keys)))
+        return [several] * any(plain) + [outcome for outcome, is_plain in zip(outcomes, plain, strict=True) if not is_plain]
+
+    def _apply(self, operation: Operation) -> Outcome:
+        self.applied.append(operation)
+        self.counts[operation.verb.value, kind_of(operation.item)] += 1
+        try:
+            self._fail_on_demand(operation)
+            if isinstance(operation.item, FlowCleaning):
+                return Outcome(operation, removed=self._clean(operation.item))
+            return Outcome(operation, surprise=self._change(operation.verb, operation.item))
+        except fake_sets.Refusal as refusal:
+            return Outcome(operation, error=f"{operation}: {refusal}", errno=refusal.number)
+
+    def _fail_on_demand(self, operation: Operation) -> None:
+        for failure in self._failures:
+            if failure.times and failure.predicate(operation):
+                failure.times -= 1
+                raise fake_sets.Refusal(failure.number)
+
+    def _change(self, verb: Verb, item: Item) -> bool:
+        """Change one object; whether it was found otherwise than the verb expects. Raises Refusal."""
+        surprise = False
+        match item:
+            case VirtualServer():
+                surprise = self._change_virtual_server(verb, item)
+            case RealServer():
+                surprise = self._change_real_server(verb, item)
+            case IpSet() | SetCopy():
+                surprise = self._change_set(verb, item)
+            case SetEntry():
+                surprise = fake_sets.change_entry(self.sets, verb, item, self.set_capacity)
+            case Device():
+                surprise = self._change_device(verb, item)
+            case BoundAddress(address=address):
+                surprise = self._change_address(verb, address)
+            case Skeleton():
+                self._change_skeleton(verb, item)
+            case Sysctl(path=path, value=value):
+                if verb is not Verb.REMOVE:
+                    self._set_sysctl(path, value)
+            case Timeouts():
+                self.timeouts = Timeouts(*(new or old for new, old in zip(item, self.timeouts, strict=True)))
+            case RealServers() | SetEntries() | BoundAddresses() | FlowCleaning():
+                raise AssertionError("added one by one; counted, and no surprise")
+            case never:
+                assert_never(never)
+        return surprise
+
+    def _change_virtual_server(self, verb: Verb, item: VirtualServer) -> bool:
+        there = self.virtual_servers.get(item.key)
+        if verb is Verb.REMOVE:
+            self.virtual_servers.pop(item.key, None)
+            self.connection_counts = {key: count for key, count in self.connection_counts.items() if key[0] != item.key}
+            return there is None
+        if item.settings.scheduler not in self.schedulers:
+            raise fake_sets.Refusal(errno.ENOENT, f"the kernel has no scheduler {item.settings.scheduler!r}")
+        if there is None:
+            self.virtual_servers[item.key] = HeldVirtualServer(item.settings, {})
+        else:
+            there.settings = item.settings
+            there.flags_known = True
+        return (there is None) is (verb is Verb.SET)
+
+    def _change_real_server(self, verb: Verb, item: RealServer) -> bool:
+        server = self.virtual_servers.get(item.virtual_server)
+        if verb is Verb.REMOVE:
+            self.connection_counts.pop((item.virtual_server, item.key), None)
+            return server is None or server.real_servers.pop(item.key, None) is None
+        if server is None:
+            raise fake_sets.Refusal(errno.ESRCH, "its virtual server is missing")
+        address = item.key.address
+        if address.family is not item.virtual_server.address.family or not _is_unicast(address):
+            raise fake_sets.Refusal(errno.EINVAL)
+        if not 0 <= item.weight < 1 << 31:
+            raise fake_sets.Refusal(errno.ERANGE)
+        there = item.key in server.real_servers
+        server.real_servers[item.key] = item.weight
+        return there is (verb is Verb.ADD)
+
+    def _change_set(self, verb: Verb, item: IpSet | SetCopy) -> bool:
+        if isinstance(item, SetCopy):
+            surprise, self.set_copy = not self.set_copy, False
+            return surprise
+        return fake_sets.change_set(self.sets, verb, item, referenced=self._is_referenced(item))
+
+    def _change_device(self, verb: Verb, item: Device) -> bool:
+        if item.name != DEVICE:
+            raise fake_sets.Refusal(errno.EINVAL, f"{item.name} is not the device of the service addresses")
+        there = self.device
+        self.device = verb is not Verb.REMOVE
+        if not self.device:
+            self.addresses.clear()
+        return there is self.device if verb is not Verb.SET else not there
+
+    def _change_address(self, verb: Verb, address: Address) -> bool:
+        there = address in self.addresses
+        if verb is Verb.REMOVE:
+            self.addresses.discard(address)
+            return not there
+        if not self.device:
+            raise fake_sets.Refusal(errno.ENODEV)
+        self.addresses.add(address)
+        return there is (verb is Verb.ADD)
+
+    def _change_skeleton(self, verb: Verb, item: Skeleton) -> None:
+        """Each table changes at once or not at all, the tables one after the other."""
+        family = item.family
+        if family not in self.families:
+            raise fake_sets.Refusal(0, f"{family.label} is not usable on this host")
+        for table in dict.fromkeys(key.table for key in item.chains):
+            chains = {key: rules for key, rules in item.chains.items() if key.table == table}
+            jumps = {jump for jump in item.jumps if jump.table == table}
+            if verb is Verb.REMOVE:
+                for key in chains:
+                    self.chains[family].pop(key, None)
+                self.jumps[family] -= jumps
+                continue
+            self._check_references(family, {rule.set.set for rules in chains.values() for rule in rules if rule.set})
+            targets = {rule.target.chain for rules in chains.values() for rule in rules if isinstance(rule.target, JumpTo)}
+            for target in sorted(targets | {jump.target for jump in jumps}):
+                if ChainKey(table, target) not in chains:
+                    raise fake_sets.Refusal(0, f"iptables-restore: Couldn't load target `{target}'")
+            self.chains[family] |= {key: item.in_force.chains[key] for key in chains}
+            self.jumps[family] |= jumps
+
+    def _is_referenced(self, ip_set: IpSet) -> bool:
+        all_rules = (rule for chains in self.chains.values() for rules in chains.values() for rule in rules)
+        return any(isinstance(rule, Rule) and rule.set and rule.set.set == ip_set.name for rule in all_rules)
+
+    def _check_references(self, family: Family, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            if name not in self.sets:
+                raise fake_sets.Refusal(0, f"iptables-restore: Set {name} doesn't exist.")
+            if self.sets[name].type is not SetType.PORT and self.sets[name].family is not family:
+                raise fake_sets.Refusal(0, f"iptables-restore: The protocol family of set {name} is not applicable.")
+
+    def _set_sysctl(self, path: str, value: str) -> None:
+        if path not in self.sysctls:
+            raise fake_sets.Refusal(errno.ENOENT)
+        self.sysctls[path] = value
+
+    def _clean(self, item: FlowCleaning) -> int:
+        flows = self.flows.get(item.flow, {})
+        gone = [real_server for real_server in flows if real_server not in item.keep]
+        return sum(flows.pop(real_server) for real_server in gone)
+
+
+def _copy(held: HeldVirtualServer) -> ObservedVirtualServer:
+    return ObservedVirtualServer(held.settings, dict(held.real_servers), held.flags_known)
+
+
+def _without_flags(held: HeldVirtualServer) -> ObservedVirtualServer:
+    settings = held.settings._replace(flags=held.settings.flags & ~SCHEDULER_FLAGS)
+    return ObservedVirtualServer(settings, dict(held.real_servers), flags_known=False)
+
+
+def _identity(item: Item) -> object:  # noqa: PLR0911 - one per kind
+    """What an operation is about, whatever it makes of it."""
+    match item:
+        case VirtualServer(key=key):
+            return "virtual server", key
+        case RealServer(virtual_server=virtual_server, key=key):
+            return "real server", virtual_server, key
+        case RealServers(virtual_server=virtual_server):
+            return "real servers", virtual_server
+        case Skeleton(family=family):
+            return "skeleton", family
+        case Sysctl(path=path):
+            return "sysctl", path
+        case FlowCleaning(flow=flow):
+            return "flow", flow
+        case _:
+            return kind_of(item), item
+
+
+def _is_unicast(address: Address) -> bool:
+    if address.is_unspecified or address.is_link_local_v6:
+        return False
+    return address[0] < 0xE0 if address.family is Family.IPV4 else address[0] != 0xFF

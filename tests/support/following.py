@@ -1,0 +1,118 @@
+"""A source that follows an API server of the tests over the real wire; its pauses are recorded instead of waited for."""
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
+
+from ipvsproxy.daemon.sources import reflector, watch
+from ipvsproxy.daemon.sources.reflector import Trouble
+from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected
+from tests.support.api_server import ApiServer
+from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
+
+KIND_OF = {ObjectKind.SERVICE: SERVICES, ObjectKind.ENDPOINT_SLICE: ENDPOINT_SLICES, ObjectKind.NODE: NODES}
+DEADLINE_S = 10
+
+
+def service(name: str, address: str = "10.0.0.1", **metadata: Any) -> Object:
+    return {"metadata": {"name": name, **metadata}, "spec": {"clusterIP": address, "ports": [{"port": 80}]}}
+
+
+def endpoint_slice(name: str, **labels: str) -> Object:
+    metadata = {"name": name, "labels": {"kubernetes.io/service-name": "web", **labels}}
+    return {"metadata": metadata, "addressType": "IPv4", "endpoints": [], "ports": []}
+
+
+class Sink:
+    """Where events go: a store as simple as can be, that can be waited for."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.objects: dict[ObjectKind, dict[str, object]] = {kind: {} for kind in ObjectKind}
+        self._arrived = asyncio.Event()
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.events.append(event)
+            match event:
+                case Put(kind, key, item):
+                    self.objects[kind][key.name] = item
+                case Gone(kind, key):
+                    self.objects[kind].pop(key.name, None)
+                case Listed(kind, keys):
+                    kept = {key.name for key in keys}
+                    self.objects[kind] = {name: item for name, item in self.objects[kind].items() if name in kept}
+                case Rejected() | Listing():
+                    pass
+        self._arrived.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                self._arrived.clear()
+                await self._arrived.wait()
+
+    def has(self, *names: str) -> Callable[[], bool]:
+        return lambda: set(self.objects[ObjectKind.SERVICE]) == set(names)
+
+    def lists(self, kind: ObjectKind = ObjectKind.SERVICE) -> int:
+        return sum(isinstance(event, Listed) and event.kind is kind for event in self.events)
+
+
+@dataclasses.dataclass
+class Setup:
+    """A server, a source that follows it, and what the source did."""
+
+    server: ApiServer
+    source: watch.KubernetesSource
+    sink: Sink
+    sleeps: list[float]
+    restarts: list[tuple[ObjectKind, Trouble]]
+
+    def troubles(self) -> list[Trouble]:
+        return [trouble for kind, trouble in self.restarts if kind is ObjectKind.SERVICE]
+
+
+def pace(sleeps: list[float], *, idle_s: float = 600) -> reflector.Pace:
+    async def sleep(delay_s: float) -> None:
+        sleeps.append(delay_s)
+        await asyncio.sleep(0)
+
+    return reflector.Pace(
+        shortest_watch_s=idle_s / 2, longest_watch_s=idle_s / 2, grace_s=idle_s / 2, sleep=sleep, dice=random.Random(3)
+    )
+
+
+@contextlib.asynccontextmanager
+async def running_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(coroutine)
+    try:
+        yield
+        assert not task.done(), "the source has ended"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def following(server: ApiServer, kubeconfig: str, *, idle_s: float = 600) -> AsyncIterator[Setup]:
+    sleeps: list[float] = []
+    restarts: list[tuple[ObjectKind, Trouble]] = []
+    source = watch.KubernetesSource(
+        node_name="n1",
+        kubeconfig=kubeconfig,
+        on_restart=lambda kind, trouble: restarts.append((kind, trouble)),
+        pace=pace(sleeps, idle_s=idle_s),
+    )
+    sink = Sink()
+    async with running_task(source.run(sink.deliver)):
+        yield Setup(server, source, sink, sleeps, restarts)
+
+
+async def seen(running: Setup, trouble: Trouble) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while trouble not in running.troubles():  # noqa: ASYNC110  # it is the source's own callback that fills the list
+            await asyncio.sleep(0.001)

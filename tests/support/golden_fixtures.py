@@ -1,0 +1,170 @@
+"""The golden scenarios as directories of manifests, phase by phase.
+
+A recording began with the objects of all documents without a phase and went on with the documents of each phase, through a real
+API server. What such a server adds or keeps is added and kept here: the Service ``default/kubernetes``, and what a *put* leaves
+unsaid that only the server or the status subresource may change.
+"""
+
+import dataclasses
+import fnmatch
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+INITIAL = "P0"
+
+Manifest = dict[str, Any]
+ObjectKey = tuple[str, str, str]
+
+_PHASE = re.compile(r"^# phase: (?P<phase>P\d) (?P<verb>put|create|delete)$", re.MULTILINE)
+_KUBERNETES: Manifest = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "kubernetes", "namespace": "default"},
+    "spec": {
+        "clusterIP": "10.96.0.1",
+        "clusterIPs": ["10.96.0.1"],
+        "ipFamilies": ["IPv4"],
+        "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": 6443}],
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One document of a scenario: an object, and when and how it is applied."""
+
+    scenario: str
+    phase: str
+    verb: str
+    manifest: Manifest
+
+    @property
+    def key(self) -> ObjectKey:
+        """Kind, namespace and name."""
+        metadata = self.manifest["metadata"]
+        return self.manifest["kind"], metadata.get("namespace", ""), metadata["name"]
+
+
+@functools.cache
+def documents() -> tuple[Document, ...]:
+    """All documents of all scenarios, in the order in which they are applied within a phase."""
+    return tuple(_read_documents())
+
+
+def _read_documents() -> Iterator[Document]:
+    yield Document(scenario="00-blog", phase=INITIAL, verb="create", manifest=_KUBERNETES)
+    for path in sorted((GOLDEN / "fixtures").glob("*.yaml")):
+        for text in re.split(r"^---\n", path.read_text(), flags=re.MULTILINE):
+            found = _PHASE.search(text)
+            phase, verb = (found["phase"], found["verb"]) if found else (INITIAL, "create")
+            manifest = yaml.load(text, Loader=yaml.CSafeLoader)
+            yield Document(scenario=path.stem, phase=phase, verb=verb, manifest=manifest)
+
+
+@functools.cache
+def profiles() -> Mapping[str, Mapping[str, Any]]:
+    """The recorded profiles: ``flags``, and ``no_ip6tables`` where the node has no IPv6."""
+    content: dict[str, dict[str, Any]] = json.loads((GOLDEN / "profiles.json").read_text())
+    return content
+
+
+@functools.cache
+def recording(profile: str, name: str) -> Mapping[str, Any]:
+    """One file of a profile: a phase, or ``probes``."""
+    content: dict[str, Any] = json.loads((GOLDEN / "expected" / profile / f"{name}.json").read_text())
+    return content
+
+
+class World:
+    """The objects that the API server would hold, and the directory that shows them to the proxy, one file per scenario.
+
+    ``node_has_ipv6`` false takes the IPv6 addresses from the Node.
+    """
+
+    def __init__(self, directory: Path, *, node_has_ipv6: bool = True) -> None:
+        self._directory = directory
+        self._node_has_ipv6 = node_has_ipv6
+        self._objects: dict[ObjectKey, Manifest] = {}
+        self._scenario_of: dict[ObjectKey, str] = {}
+
+    def apply(self, phase: str) -> None:
+        """Apply the documents of a phase and show the result; each file changes at once, or not at all."""
+        changed = set()
+        for document in documents():
+            if document.phase == phase:
+                self._apply(document)
+                changed.add(document.scenario)
+        for scenario in sorted(changed):
+            self._show(scenario)
+
+    def _apply(self, document: Document) -> None:
+        if document.verb == "delete":
+            del self._objects[document.key]
+            return
+        manifest = dict(document.manifest)
+        known = self._objects.get(document.key, {})
+        if "status" in known:
+            manifest.setdefault("status", known["status"])
+        if manifest["kind"] == "Node" and not self._node_has_ipv6:
+            addresses = [entry for entry in manifest["status"]["addresses"] if ":" not in entry["address"]]
+            manifest["status"] = manifest["status"] | {"addresses": addresses}
+        self._objects[document.key] = manifest
+        self._scenario_of[document.key] = document.scenario
+
+    def _show(self, scenario: str) -> None:
+        manifests = [manifest for key, manifest in self._objects.items() if self._scenario_of[key] == scenario]
+        draft = self._directory / f".{scenario}"
+        draft.write_text("---\n".join(json.dumps(manifest, indent=1) + "\n" for manifest in manifests))
+        draft.rename(self._directory / f"{scenario}.yaml")
+
+
+@functools.cache
+def _tokens() -> tuple[tuple[str, str], ...]:
+    """Addresses and ports that one scenario alone names, with its name; virtual addresses and node ports first."""
+    owners: dict[str, set[str]] = {}
+    weak = set()
+    for document in documents():
+        spec = document.manifest.get("spec", {})
+        ingress = document.manifest.get("status", {}).get("loadBalancer", {}).get("ingress", [])
+        names = [spec.get("clusterIP"), *spec.get("clusterIPs", []), *spec.get("externalIPs", [])]
+        names += [entry.get("ip") for entry in ingress] + [port.get("nodePort") for port in spec.get("ports", [])]
+        backends = [address for endpoint in document.manifest.get("endpoints", []) for address in endpoint["addresses"]]
+        weak.update(backends)
+        for name in [*names, *backends]:
+            if name:
+                owners.setdefault(str(name), set()).add(document.scenario)
+    unique = [(token, next(iter(scenarios))) for token, scenarios in owners.items() if len(scenarios) == 1]
+    return tuple(sorted(unique, key=lambda entry: (entry[0] in weak, entry[0])))
+
+
+def scenario_of(row: str) -> str:
+    """The scenario that a row of a recording belongs to, ``(node)`` if it is not one scenario's alone."""
+    for token, scenario in _tokens():
+        before = "[0-9a-f.]" if token.isdecimal() else "[0-9a-f.:]"  # a port follows a colon, an address does not
+        if re.search(rf"(?<!{before}){re.escape(token)}(?![0-9a-f.])", row):
+            return scenario
+    return "(node)"
+
+
+@functools.cache
+def _accepted() -> tuple[tuple[str, str, str], ...]:
+    lines = (GOLDEN / "accepted.txt").read_text().splitlines()
+    entries = [line.split(" | ") for line in lines if line.strip() and not line.startswith("#")]
+    assert all(len(entry) == 4 and entry[3].strip() for entry in entries), "accepted.txt: file | section | row | reason"
+    return tuple((file.strip(), section.strip(), row.strip()) for file, section, row, _ in entries)
+
+
+def is_accepted(file: str, section: str, row: str) -> bool:
+    """Whether a row of a recording may differ from ours, because ``golden/accepted.txt`` has a reason for it."""
+    place = (file, section, row)
+    return any(
+        all(pattern == text or fnmatch.fnmatchcase(text, pattern) for pattern, text in zip(patterns, place, strict=True))
+        for patterns in _accepted()
+    )

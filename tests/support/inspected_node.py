@@ -1,0 +1,54 @@
+"""A node on a kernel in memory, as the commands that only look see it."""
+
+import asyncio
+from typing import cast
+
+from ipvsproxy.commands.inspection import Inspected
+from ipvsproxy.config import load
+from ipvsproxy.daemon.loop.engine import EngineSettings
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import Timeouts
+from ipvsproxy.model.service import ApiObject, ObjectKind
+from ipvsproxy.reconcile.reconciler import Policy
+from ipvsproxy.store.objects import Store
+from ipvsproxy.translate.view import Settings
+from tests.support import builders, memory_node
+from tests.support.fake_kernel import FakeKernel
+
+
+def inspected(
+    kernel: FakeKernel, *objects: ApiObject, translation: Settings | None = None, timeouts: Timeouts | None = memory_node.TIMEOUTS
+) -> Inspected:
+    """The node with these objects listed."""
+
+    def no_file(path: str) -> bytes:
+        raise FileNotFoundError(path)
+
+    store = Store(started_s=0)
+    store.deliver([memory_node.put(item) for item in objects], 0)
+    store.deliver([memory_node.listed(kind, objects) for kind in ObjectKind], 0)
+    return Inspected(
+        config=load.load(["--proxy-mode=ipvs"], hostname=builders.THIS_NODE, read_file=no_file),
+        store=store,
+        kernel=KernelThread(memory_node.InlineWorker(), cast(NodeKernel, kernel)),
+        settings=EngineSettings(
+            node_name=builders.THIS_NODE,
+            min_interval_s=0,
+            audit_interval_s=memory_node.AUDIT_INTERVAL_S,
+            sysctls=memory_node.SYSCTLS,
+            timeouts=timeouts,
+        ),
+        translation=translation or Settings(),
+        policy=Policy(),
+    )
+
+
+async def synced_kernel(*objects: ApiObject, translation: Settings | None = None) -> FakeKernel:
+    """A kernel in which all of these objects are in force."""
+    node = memory_node.MemoryNode(settings=translation)
+    node.begin_with(*objects)
+    async with node.running():
+        await asyncio.wait_for(node.watcher.until(lambda: bool(node.watcher.summaries)), 10)
+    node.kernel.forget()
+    return node.kernel

@@ -1,0 +1,358 @@
+"""A network laboratory: a node with pods, a remote node with pods, and clients outside, all on one machine.
+
+The *node* is the namespace that the caller is in; whatever ipvsproxy or a test programs is programmed there. Everything else
+lives in namespaces of the agent process (:mod:`tests.support.lab_agent`) and vanishes with it.
+
+::
+
+    client 172.18.0.50 172.18.1.51 ─┐                     ┌─ cni0 10.244.0.1/24 ─┬─ p1 10.244.0.11
+           fc00:f853:ccd::50 ::51   ├─ eth0 172.18.0.2 ─ node   fd00:10:244::1/64 └─ p2 10.244.0.12
+    remote 172.18.0.3 ──────────────┘  fc00:f853:ccd::2
+      └─ pods 10.244.1.11, 10.244.1.12, fd00:10:244:1::11, ::12
+
+Each pod answers TCP and SCTP on 8080 and UDP on 8053, for each of its addresses, and says which address answered and which
+source address it saw. The node itself answers TCP on 22 as ``0.0.0.0`` and ``::``, the host's own port that no VIP may expose.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+POD_PORTS = (("TCP", 8080), ("SCTP", 8080), ("UDP", 8053))
+
+# Redirects between node and pods on one wire, or an answer that takes the short way, are normal here.
+_EVERYWHERE = {
+    "net/ipv4/conf/all/rp_filter": "0",
+    "net/ipv4/conf/default/rp_filter": "0",
+    "net/ipv4/conf/all/send_redirects": "0",
+    "net/ipv4/conf/default/send_redirects": "0",
+    "net/ipv4/icmp_ratelimit": "0",  # a second refusal within a second would look like a timeout
+    "net/ipv6/icmp/ratelimit": "0",
+    "net/ipv4/icmp_ratemask": "0",  # nor do many at once, which the kernel bounds for all senders together
+    "net/ipv6/icmp/ratemask": "\n",
+    "net/ipv6/conf/default/accept_dad": "0",  # addresses are usable at once
+    "net/ipv6/conf/all/disable_ipv6": "0",
+    "net/ipv6/conf/default/disable_ipv6": "0",
+}
+_NODE = _EVERYWHERE | {
+    "net/ipv4/ip_forward": "1",
+    "net/ipv6/conf/all/forwarding": "1",
+    "net/bridge/bridge-nf-call-iptables": "1",
+    "net/bridge/bridge-nf-call-ip6tables": "1",
+}
+
+
+class LabError(Exception):
+    """The laboratory could not do what it was asked to."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Probe:
+    """A question to put ``count`` times, all at once; ``src`` is the address to send from, None lets the kernel choose."""
+
+    from_: str
+    protocol: str
+    to: str
+    port: int
+    src: str | None = None
+    count: int = 1
+    timeout_s: float = 1.5
+
+
+class Seen(NamedTuple):
+    """What the attempts of one probe met with.
+
+    ``outcome`` is ``ok``, ``refused``, ``timeout``, ``unreachable``, ``reset`` or ``error-`` and an errno; attempts that met
+    with different fates are joined by ``+`` in alphabetical order.
+    """
+
+    outcome: str
+    backends: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+class Load(NamedTuple):
+    """What a load met with: how often each outcome and each backend was seen, the slowest answer, and all failures.
+
+    A failure is the time at which it was asked, as ``time.monotonic`` has it everywhere on one kernel, and the outcome.
+    """
+
+    outcomes: Mapping[str, int]
+    backends: Mapping[str, int]
+    slowest_s: float
+    failures: Sequence[tuple[float, str]] = ()
+
+    @property
+    def failed(self) -> int:
+        """The number of requests that were not answered."""
+        return sum(count for outcome, count in self.outcomes.items() if outcome != "ok")
+
+
+class Connection:
+    """A connection that stays open."""
+
+    def __init__(self, lab: "Lab", number: int, first: Mapping[str, str]) -> None:
+        self._lab = lab
+        self._number = number
+        self.backend = first["backend"]
+        self.source = first["source"]
+
+    def ask(self, timeout_s: float = 1.5) -> str:
+        """Ask again; returns the address of who answers.
+
+        Raises:
+            LabError: the connection is broken or silent.
+        """
+        answer: str = self._lab.call("ask", number=self._number, timeout_s=timeout_s)["backend"]
+        return answer
+
+    def close(self) -> None:
+        """Close the connection in the ordinary way."""
+        self._lab.call("release", number=self._number, abort=False)
+
+    def abort(self) -> None:
+        """Reset the connection: no side waits for a late packet, so IPVS forgets it within seconds."""
+        self._lab.call("release", number=self._number, abort=True)
+
+
+class Lab:
+    """The laboratory; a context manager that builds it and takes it away again. Needs root."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._pods: list[str] = []
+        self._clean_up = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        agent = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("lab_agent.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._agent = agent
+        with contextlib.ExitStack() as building:
+            building.callback(agent.wait)
+            building.enter_context(agent)
+            building.callback(self._restore_node, self.call("sysctl", namespace="node", values=_NODE))
+            self._build(building)
+            self._clean_up = building.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        self._clean_up.__exit__(kind, value, traceback)
+
+    def _restore_node(self, before: Mapping[str, str]) -> None:
+        self.call("sysctl", namespace="node", values=before)
+
+    def _unlink(self) -> None:
+        # The devices would vanish with the agent too, but a little later. Building may have ended before there were any.
+        text = "".join(f"link delete {device}\n" for device in ("eth0", "cni0", *self._pods))
+        self.call("run", namespace="node", argv=["ip", "-force", "-batch", "-"], stdin=text)
+
+    def call(self, operation: str, **arguments: Any) -> Any:
+        """Let the agent do one thing.
+
+        Raises:
+            LabError: it could not.
+        """
+        return self._gather([(operation, arguments)])[0]
+
+    def _gather(self, requests: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Any]:
+        assert self._agent.stdin is not None
+        assert self._agent.stdout is not None
+        waiting: dict[int, int] = {}
+        for operation, arguments in requests:
+            number = next(self._numbers)
+            waiting[number] = len(waiting)
+            self._agent.stdin.write(json.dumps({"id": number, "operation": operation, "arguments": arguments}) + "\n")
+        self._agent.stdin.flush()
+        results = [None] * len(waiting)
+        errors = []
+        for _ in waiting:
+            line = self._agent.stdout.readline()
+            if not line:
+                raise LabError("the laboratory's agent has ended")
+            reply = json.loads(line)
+            errors += [reply["error"]] if "error" in reply else []
+            results[waiting[reply["id"]]] = reply.get("result")
+        if errors:
+            raise LabError("; ".join(errors))
+        return results
+
+    def run(self, namespace: str, *argv: str, stdin: str | None = None) -> str:
+        """Run a command in a namespace; returns its output.
+
+        Raises:
+            LabError: the command failed; holds its error text.
+        """
+        status, output, error = self.call("run", namespace=namespace, argv=argv, stdin=stdin)
+        if status != 0:
+            raise LabError(f"{' '.join(argv)} in {namespace}: status {status}: {error.strip()}")
+        text: str = output
+        return text
+
+    def ip(self, namespace: str, *commands: str) -> None:
+        """Give commands to iproute2, one call for all of them."""
+        self.run(namespace, "ip", "-batch", "-", stdin="\n".join(commands) + "\n")
+
+    def _namespace(self, name: str) -> str:
+        path: str = self.call("create", namespace=name)
+        self.call("sysctl", namespace=name, values=_EVERYWHERE)
+        return path
+
+    def _build(self, building: contextlib.ExitStack) -> None:
+        client, remote = self._namespace("client"), self._namespace("remote")
+        building.callback(self._unlink)
+        self.ip(
+            "node",
+            "link set lo up",
+            f"link add eth0 type veth peer name node netns {client}",
+            "address add 172.18.0.2/16 dev eth0",
+            "address add fc00:f853:ccd::2/64 dev eth0 nodad",
+            "link set eth0 up",
+            "link add cni0 type bridge",
+            "address add 10.244.0.1/24 dev cni0",
+            "address add fd00:10:244::1/64 dev cni0 nodad",
+            "link set cni0 up",
+            "route add 10.244.1.0/24 via 172.18.0.3",
+            "route add fd00:10:244:1::/64 via fc00:f853:ccd::3",
+        )
+        self.ip(
+            "client",
+            "link set lo up",
+            "link add lan type bridge",
+            f"link add remote type veth peer name eth0 netns {remote}",
+            "link set node master lan up",
+            "link set remote master lan up",
+            *(f"address add {address}/16 dev lan" for address in ("172.18.0.50", "172.18.1.51")),
+            *(f"address add fc00:f853:ccd::{number}/64 dev lan nodad" for number in ("50", "51")),
+            "link set lan up",
+            "route add default via 172.18.0.2",
+            "route add default via fc00:f853:ccd::2",
+        )
+        self.ip(
+            "remote",
+            "link set lo up",
+            "address add 172.18.0.3/16 dev eth0",
+            "address add fc00:f853:ccd::3/64 dev eth0 nodad",
+            *(f"address add 10.244.1.{number}/32 dev lo" for number in ("11", "12")),
+            *(f"address add fd00:10:244:1::{number}/128 dev lo nodad" for number in ("11", "12")),
+            "link set eth0 up",
+            "route add default via 172.18.0.2",
+            "route add default via fc00:f853:ccd::2",
+        )
+        for number in ("11", "12"):
+            self._serve_pod("remote", f"10.244.1.{number}", f"fd00:10:244:1::{number}")
+        for address in ("0.0.0.0", "::"):
+            self.serve("node", "TCP", address, 22)
+        self.add_pod("p1", "11")
+        self.add_pod("p2", "12")
+        self._wait_until_reachable()
+
+    def _wait_until_reachable(self) -> None:
+        """A device that was set up carries packets a little later, and the first one asks for a neighbour's address."""
+        probes = [Probe("host", "TCP", f"10.244.{node}.{pod}", 8080) for node, pod in itertools.product((0, 1), (11, 12))]
+        probes += [Probe("host", "TCP", f"fd00:10:244:{node}::{pod}", 8080) for node, pod in itertools.product((0, 1), (11, 12))]
+        probes += [Probe("client", "TCP", address, 22) for address in ("172.18.0.2", "fc00:f853:ccd::2")]
+        deadline = time.monotonic() + 10
+        while any(seen.outcome != "ok" for seen in self.probe_all(probes)):
+            if time.monotonic() > deadline:
+                raise LabError(f"the laboratory is not connected: {list(zip(probes, self.probe_all(probes), strict=True))}")
+
+    def add_pod(self, name: str, number: str) -> None:
+        """Start a pod on the node with the addresses 10.244.0.<number> and fd00:10:244::<number>."""
+        path = self._namespace(name)
+        self._pods.append(name)
+        # Hairpin as the bridge CNI plugin's hairpinMode: what a pod answers itself through a Service leaves by its own port.
+        self.ip(
+            "node",
+            f"link add {name} type veth peer name eth0 netns {path}",
+            f"link set {name} master cni0 up",
+            f"link set {name} type bridge_slave hairpin on",
+        )
+        self.ip(
+            name,
+            "link set lo up",
+            f"address add 10.244.0.{number}/24 dev eth0",
+            f"address add fd00:10:244::{number}/64 dev eth0 nodad",
+            "link set eth0 up",
+            "route add default via 10.244.0.1",
+            "route add default via fd00:10:244::1",
+        )
+        self._serve_pod(name, f"10.244.0.{number}", f"fd00:10:244::{number}")
+
+    def _serve_pod(self, namespace: str, *addresses: str) -> None:
+        for address, (protocol, port) in itertools.product(addresses, POD_PORTS):
+            if protocol == "SCTP" and not Path("/proc/sys/net/sctp").exists():
+                continue
+            self.serve(namespace, protocol, address, port)
+
+    def serve(self, namespace: str, protocol: str, address: str, port: int) -> None:
+        """Answer at an address of a namespace from now on."""
+        self.call("serve", namespace=namespace, protocol=protocol, address=address, port=port)
+
+    def hush(self, namespace: str, protocol: str, address: str, port: int) -> None:
+        """Stop answering at an address."""
+        self.call("hush", namespace=namespace, protocol=protocol, address=address, port=port)
+
+    def probe(self, from_: str, protocol: str, to: str, port: int, **options: Any) -> Seen:
+        """Put one question; the options are those of :class:`Probe`."""
+        return self.probe_all([Probe(from_, protocol, to, port, **options)])[0]
+
+    def probe_all(self, probes: Iterable[Probe]) -> list[Seen]:
+        """Put several questions at the same time; the answers have the order of the questions."""
+        results = self._gather(
+            (
+                "probe",
+                {
+                    "target": _target(probe.from_, probe.protocol, probe.to, probe.port, probe.src),
+                    "count": probe.count,
+                    "timeout_s": probe.timeout_s,
+                },
+            )
+            for probe in probes
+        )
+        return [Seen(seen["outcome"], tuple(seen["backends"]), tuple(seen["sources"])) for seen in results]
+
+    def open(self, from_: str, protocol: str, to: str, port: int, *, src: str | None = None) -> Connection:
+        """Open a connection that stays open until it is closed.
+
+        Raises:
+            LabError: nobody answers.
+        """
+        number, first = self.call("hold", target=_target(from_, protocol, to, port, src), timeout_s=1.5)
+        return Connection(self, number, first)
+
+    @contextlib.contextmanager
+    def load(
+        self,
+        from_: str,
+        protocol: str,
+        to: str,
+        port: int,
+        *,
+        src: str | None = None,
+        interval_s: float = 0.01,
+        timeout_s: float = 5.0,
+    ) -> Iterator[list[Load]]:
+        """Ask again and again while the block runs; after it, the list that the block was given holds the result."""
+        target = _target(from_, protocol, to, port, src)
+        number = self.call("start_load", target=target, interval_s=interval_s, timeout_s=timeout_s)
+        results: list[Load] = []
+        try:
+            yield results
+        finally:
+            results.append(Load(**self.call("stop_load", number=number)))
+
+
+def _target(from_: str, protocol: str, to: str, port: int, src: str | None) -> list[Any]:
+    return ["node" if from_ == "host" else from_, protocol, to, port, src]

@@ -1,0 +1,257 @@
+"""A node whose kernel is in memory: store, loop and kernel thread are the real ones, events come from the test.
+
+``from_scratch`` is the other opinion: what the kernel of such a node must hold, without a loop and without a history.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from typing import Any, cast
+
+from ipvsproxy.daemon.loop.engine import Engine, EngineSettings
+from ipvsproxy.daemon.loop.summary import SyncSummary
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread, Worker
+from ipvsproxy.model.kernel import Sysctl, Timeouts
+from ipvsproxy.model.service import (
+    ApiObject,
+    EndpointSlice,
+    Event,
+    Gone,
+    Listed,
+    Node,
+    ObjectKey,
+    ObjectKind,
+    Put,
+    Service,
+    ServiceName,
+)
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.store.mass_deletion import Guard
+from ipvsproxy.store.objects import Store
+from ipvsproxy.translate import skeleton, state, view
+from tests.support import builders
+from tests.support.fake_kernel import FakeKernel
+
+NODE_ADDRESS_V6 = "fd00:168::10"
+SYSCTLS = (Sysctl("net/ipv4/vs/conntrack", "1"), Sysctl("net/ipv4/ip_forward", "1"))
+TIMEOUTS = Timeouts(600, 0, 0)
+AUDIT_INTERVAL_S = 30.0
+QUIET_S = 0.001
+"""Of virtual time: all that can be done now is done then."""
+
+KINDS: Mapping[type, ObjectKind] = {
+    Service: ObjectKind.SERVICE,
+    EndpointSlice: ObjectKind.ENDPOINT_SLICE,
+    Node: ObjectKind.NODE,
+}
+
+
+class InlineWorker:
+    """Does a job at once, without a thread: what the kernel takes is then no matter of chance. It tells as late as a thread."""
+
+    def put(self, future: asyncio.Future[Any], job: Callable[[], object]) -> None:
+        try:
+            told = functools.partial(future.set_result, job())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the caller's
+            told = functools.partial(future.set_exception, error)
+        future.get_loop().call_soon(lambda: future.cancelled() or told())
+
+    def stop(self) -> None:
+        pass
+
+
+class Watcher:
+    """What the loop told. ``queued_s`` and ``syncing_s`` are the times of what they are named after."""
+
+    def __init__(self) -> None:
+        self.queued_s: list[float] = []
+        self.syncing_s: list[float] = []
+        self.summaries: list[SyncSummary] = []
+        self._synced = asyncio.Condition()
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def queued(self, now: float) -> None:
+        self.queued_s.append(now)
+
+    def syncing(self, now: float) -> None:
+        self.syncing_s.append(now)
+
+    def synced(self, summary: SyncSummary) -> None:
+        self.summaries.append(summary)
+        telling = asyncio.create_task(self._tell())
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+
+    async def _tell(self) -> None:
+        async with self._synced:
+            self._synced.notify_all()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for the end of a sync after which the condition holds."""
+        async with self._synced:
+            await self._synced.wait_for(condition)
+
+
+class MemoryNode:
+    """One process on a kernel in memory. ``worker`` defaults to one without a thread."""
+
+    def __init__(
+        self,
+        kernel: FakeKernel | None = None,
+        *,
+        settings: view.Settings | None = None,
+        min_interval_s: float = 0,
+        audit_interval_s: float = AUDIT_INTERVAL_S,
+        drain_deadline_s: float = 0,
+        guard_percent: int = 0,
+        worker: Worker | None = None,
+    ) -> None:
+        self.kernel = kernel or new_kernel()
+        self.settings = settings or view.Settings()
+        self.store = Store(started_s=0, guard=Guard(guard_percent))
+        self.watcher = Watcher()
+        thread = KernelThread(worker or InlineWorker(), cast(NodeKernel, self.kernel))
+        self.engine = Engine(
+            settings=EngineSettings(
+                node_name=builders.THIS_NODE,
+                min_interval_s=min_interval_s,
+                audit_interval_s=audit_interval_s,
+                sysctls=SYSCTLS,
+                timeouts=TIMEOUTS,
+            ),
+            translation=self.settings,
+            policy=Policy(drain_deadline_s=drain_deadline_s, families=self.settings.families),
+            store=self.store,
+            kernel=thread,
+            watcher=self.watcher,
+            clock=self._now,
+            processor_clock=self._now,
+        )
+
+    def _now(self) -> float:
+        try:
+            return asyncio.get_running_loop().time()
+        except RuntimeError:  # no loop runs yet: a node may be made before its test begins
+            return 0.0
+
+    def deliver(self, events: Iterable[Event]) -> None:
+        """What a source does with its events."""
+        now = self._now()
+        self.store.deliver(events, now)
+        self.engine.changed(now)
+
+    def put(self, *objects: ApiObject) -> None:
+        """Objects appear or change."""
+        self.deliver([put(item) for item in objects])
+
+    def remove(self, *objects: ApiObject) -> None:
+        """Objects are deleted."""
+        self.deliver([Gone(KINDS[type(item)], key_of(item)) for item in objects])
+
+    def begin_with(self, *objects: ApiObject) -> None:
+        """The first lists, complete with these objects."""
+        self.deliver([put(item) for item in objects])
+        self.deliver([listed(kind, objects) for kind in ObjectKind])
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The loop runs while the block does; what ends it is raised at the end of the block."""
+        task = asyncio.create_task(self.engine.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+
+    async def quiet(self, after_s: float = 0) -> None:
+        """Let this time pass, and then all be done that can be done."""
+        await asyncio.sleep(after_s + QUIET_S)
+
+    @property
+    def done(self) -> list[str]:
+        """What was done to the kernel since it last forgot, one line each."""
+        return list(map(str, self.kernel.applied))
+
+
+def put(item: ApiObject) -> Put:
+    """The event that brings an object."""
+    return Put(KINDS[type(item)], key_of(item), item)
+
+
+def listed(kind: ObjectKind, objects: Collection[ApiObject]) -> Listed:
+    """The event that ends a list of this kind that held these of the objects."""
+    return Listed(kind, frozenset(key_of(item) for item in objects if KINDS[type(item)] is kind))
+
+
+def key_of(item: ApiObject) -> ObjectKey:
+    """What names an object."""
+    return ObjectKey("", item.name) if isinstance(item, Node) else item.name
+
+
+def new_kernel() -> FakeKernel:
+    """The kernel of a node with an address of each family on eth0."""
+    kernel = FakeKernel()
+    kernel.host_addresses = [
+        builders.interface_address("lo", "127.0.0.1"),
+        builders.interface_address("eth0", builders.NODE_ADDRESS),
+        builders.interface_address("eth0", NODE_ADDRESS_V6),
+    ]
+    kernel.sysctls = {setting.path: "0" for setting in SYSCTLS}
+    return kernel
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """All that a kernel holds of what can be ours."""
+
+    virtual_servers: Mapping[object, object]
+    sets: Mapping[str, object]
+    device: bool
+    addresses: frozenset[object]
+    chains: Mapping[object, object]
+    jumps: Mapping[object, object]
+    sysctls: Mapping[str, str]
+    timeouts: Timeouts
+
+
+def contents(kernel: FakeKernel) -> Contents:
+    """What the kernel holds now; later changes do not show in it."""
+    return Contents(
+        virtual_servers={key: (one.settings, dict(one.real_servers)) for key, one in kernel.virtual_servers.items()},
+        sets={name: (held.type, held.family, frozenset(held.entries)) for name, held in kernel.sets.items()},
+        device=kernel.device,
+        addresses=frozenset(kernel.addresses),
+        chains={family: dict(chains) for family, chains in kernel.chains.items()},
+        jumps={family: frozenset(jumps) for family, jumps in kernel.jumps.items()},
+        sysctls=dict(kernel.sysctls),
+        timeouts=kernel.timeouts,
+    )
+
+
+def from_scratch(store: Store, settings: view.Settings, like: FakeKernel) -> Contents:
+    """What the kernel must hold for what the store knows, on a node with the interfaces of another kernel."""
+    kernel = new_kernel()
+    kernel.host_addresses = list(like.host_addresses)
+    api_servers = builders.api_servers(store.slices_of(ServiceName("default", "kubernetes")))
+    seen = view.view_node(settings, builders.THIS_NODE, store.node(builders.THIS_NODE), kernel.host_addresses, api_servers)
+    reconciler = Reconciler(Policy())
+    reconciler.claims.put_node(settings.families, SYSCTLS, TIMEOUTS)
+    reconciler.observer.observe(kernel.observe(), 0)
+    for name, service in store.services.items():
+        reconciler.put(name, state.translate(service, store.slices_of(name), seen, settings))
+    while True:
+        for family in settings.families:
+            claims = reconciler.claims
+            rules = skeleton.build_skeleton(family, settings, seen, claims.occupied(family), claims.refused())
+            claims.put_skeleton(rules)
+        operations = reconciler.plan(0).operations
+        if not operations:
+            assert reconciler.pending == 0
+            return contents(kernel)
+        report = reconciler.settle(kernel.apply(operations), 0)
+        assert not report.failed, report

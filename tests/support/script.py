@@ -1,0 +1,143 @@
+"""An API server that is a script: a connection, a clock and an observer for a reflector, in one."""
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from typing import Any
+
+from ipvsproxy.daemon.sources import reflector
+from ipvsproxy.daemon.sources.reflector import ApiError
+from ipvsproxy.model.service import Event, Listed, Listing, ObjectKind, ServiceName
+
+Json = dict[str, Any]
+WEB = ServiceName("default", "web")
+
+
+def service(name: str, version: int = 0, address: str = "10.0.0.1") -> Json:
+    return {
+        "metadata": {"name": name, "namespace": "default", "resourceVersion": str(version)},
+        "spec": {"clusterIP": address, "ports": [{"port": 80}]},
+    }
+
+
+def page(*items: Json, version: int = 100, more: str = "") -> bytes:
+    return json.dumps({"metadata": {"resourceVersion": str(version), "continue": more}, "items": items}).encode()
+
+
+def line(kind: str, item: Json) -> bytes:
+    return json.dumps({"type": kind, "object": item}).encode() + b"\n"
+
+
+def bookmark(version: int) -> bytes:
+    return line("BOOKMARK", {"metadata": {"resourceVersion": str(version)}})
+
+
+GONE = ApiError.of_status(410, "too old resource version")
+GONE_LINE = line("ERROR", {"kind": "Status", "code": 410, "message": "too old resource version"})
+
+
+class ScriptEndError(Exception):
+    """Nothing more is in the script: the test looks at what happened until here."""
+
+
+Answer = bytes | ApiError | Sequence[bytes | float | ApiError]
+
+
+class World:
+    """Connection, clock and observer in one. A script is a list of answers: a page, or what a watch brings, in order.
+
+    A float within a watch is time that passes; an exception is raised. ``served_versions`` is what the server tells when it is
+    only asked how far it is; it is ahead of everybody where nothing is said.
+    """
+
+    def __init__(self, *script: Answer) -> None:
+        self.script = list(script)
+        self.served_versions: list[int] = []
+        self.clock = 1000.0
+        self.asked: list[str] = []
+        self.sleeps: list[float] = []
+        self.idle: list[float] = []
+        self.delivered: list[Event] = []
+        self.batches: list[int] = []
+        self.told: list[str] = []
+        self.watched = asyncio.Event()
+        self.connections = 0
+        self.probes = 0
+        pace = reflector.Pace(now=lambda: self.clock, sleep=self.sleep, dice=random.Random(7))
+        resource = reflector.resources("n1")[ObjectKind.SERVICE]
+        self.reflector = reflector.Reflector(ObjectKind.SERVICE, resource, self.connect, self, pace)
+
+    async def sleep(self, delay_s: float) -> None:
+        self.sleeps.append(delay_s)
+        self.clock += delay_s
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator["World"]:
+        self.connections += 1
+        yield self
+
+    def next(self, path: str) -> Any:
+        self.asked.append(path)
+        if not self.script:
+            raise ScriptEndError
+        answer = self.script.pop(0)
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
+
+    async def get(self, path: str) -> bytes:
+        if path.endswith("&limit=1"):
+            self.probes += 1
+            return page(service("any"), version=self.served_versions.pop(0) if self.served_versions else 999999)
+        answer = self.next(path)
+        assert isinstance(answer, bytes), "a list was asked, the script has a watch"
+        return answer
+
+    async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
+        self.idle.append(idle_s)
+        parts = self.next(path)
+        assert not isinstance(parts, bytes), "a watch was asked, the script has a list"
+        yield b""
+        for part in parts:
+            match part:
+                case bytes():
+                    yield part
+                case ApiError():
+                    raise part
+                case seconds:
+                    self.clock += seconds
+
+    def listed(self, kind: ObjectKind, objects: int) -> None:
+        self.told.append(f"listed {objects}")
+
+    def watching(self, kind: ObjectKind) -> None:
+        self.told.append("watching")
+        self.watched.set()
+
+    def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
+        self.told.append(error.trouble.value)
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        self.batches.append(len(events))
+        self.delivered += events
+
+    async def run(self) -> None:
+        with contextlib.suppress(ScriptEndError):
+            while True:
+                await self.reflector.list_and_watch(self.deliver)
+
+    @property
+    def lists(self) -> list[str]:
+        return [path for path in self.asked if "watch=1" not in path]
+
+    @property
+    def watches(self) -> list[str]:
+        return [path for path in self.asked if "watch=1" in path]
+
+
+def names(events: Iterable[Event]) -> list[str]:
+    return [
+        f"{type(event).__name__} {event.key.name}" for event in events if not isinstance(event, Listing | Listed) and event.key
+    ]

@@ -1,0 +1,76 @@
+"""Finished syncs as the loop tells of them: a test states only what it is about."""
+
+from collections.abc import Collection, Mapping
+
+from ipvsproxy.daemon.loop.summary import SyncSummary
+from ipvsproxy.model.kernel import HealthListener, Owner
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Report
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.state import Rarities, ServiceState
+from ipvsproxy.reconcile.table import Conflict
+from ipvsproxy.store.objects import Changes
+from ipvsproxy.translate.view import NodeView
+from tests.support import builders
+
+DONE = Report(done={}, failed={}, errors=(), pending=0)
+
+
+def summary(
+    changes: Changes | None = None,
+    *,
+    lacking: Collection[Family] = (),
+    states: Collection[ServiceState] = (),
+    view: NodeView | None = None,
+    report: Report = DONE,
+    waited_s: float = 0.0,
+    applied_s: float = 0.0,
+    conflicts: Collection[Conflict] = (),
+) -> SyncSummary:
+    """A sync; without changes it is about the Services that have states."""
+    by_name = {state.owner.service: state for state in states}
+    return SyncSummary(
+        report=report,
+        changes=changes or Changes(services=dict.fromkeys(by_name, 0.0)),
+        lacking=lacking,
+        states=by_name,
+        view=view or builders.node_view(),
+        waited_s=waited_s,
+        observed_s=0.0,
+        translated_s=0.0,
+        applied_s=applied_s,
+        conflicts=conflicts,
+    )
+
+
+def state(
+    name: str = "web",
+    *,
+    ports: Mapping[int, int] | None = None,
+    families: Collection[Family] = (Family.IPV4,),
+    created_s: float = builders.CREATED_S,
+    without_local_internal: Collection[Family] = (),
+    without_local_external: Collection[Family] = (),
+) -> ServiceState:
+    """What a Service wants; ``ports`` are health-check ports, with the number of its endpoints on this node."""
+    service = ServiceName(builders.NAMESPACE, name)
+    return ServiceState(
+        owner=Owner(created_s, service),
+        rare=Rarities(
+            local_endpoints={
+                HealthListener(family, port, service): count for family in families for port, count in (ports or {}).items()
+            },
+            without_local_internal=frozenset(without_local_internal),
+            without_local_external=frozenset(without_local_external),
+        ),
+    )
+
+
+class Clock:
+    """Time that stands still until it is told to pass."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now

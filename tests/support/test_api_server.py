@@ -1,0 +1,409 @@
+"""The contract of the tests' API server, against the page "Kubernetes API Concepts" of the Kubernetes documentation.
+
+Each test names the section that it holds the server to; the last ones cover the troubles that can be ordered.
+Left out: verbs other than list and watch, single namespaces, protobuf and tables, which nothing here asks for.
+"""
+
+import asyncio
+import contextlib
+import copy
+import json
+import pathlib
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support import api_server
+from tests.support.api_server import ApiServer, Refusal
+from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object, Resource
+
+TIMEOUT_S = 5
+
+
+def service(name: str, **spec: Any) -> Object:
+    return {"metadata": {"name": name}, "spec": {"clusterIP": "10.0.0.1"} | spec}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    async with ApiServer() as started:
+        yield started
+
+
+class Watch:
+    """A plain client's end of a watch."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+
+    async def event(self) -> tuple[str, Any]:
+        event = json.loads(await self.response.content.readline())
+        return event["type"], event["object"]
+
+    async def ended(self) -> bool:
+        return await self.response.content.read() == b""
+
+
+class Client:
+    """Asks as any HTTP client would."""
+
+    def __init__(self, session: aiohttp.ClientSession, closing: contextlib.AsyncExitStack) -> None:
+        self.get = session.get
+        self._closing = closing
+
+    async def list(self, resource: Resource = SERVICES, query: Mapping[str, str] | None = None) -> tuple[int, Any]:
+        async with self.get(resource.path, params=query) as response:
+            return response.status, await response.json()
+
+    async def watch(self, resource: Resource = SERVICES, query: Mapping[str, str] | None = None) -> Watch:
+        request = self.get(resource.path, params={"watch": "1", **(query or {})})
+        return Watch(await self._closing.enter_async_context(request))
+
+
+@pytest.fixture
+async def http(server: ApiServer) -> AsyncIterator[Client]:
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(server.url, timeout=timeout) as session, contextlib.AsyncExitStack() as closing:
+        yield Client(session, closing)
+
+
+def names(page: Any) -> list[str]:
+    return [item["metadata"]["name"] for item in page["items"]]
+
+
+# Section "Efficient detection of changes"
+
+
+async def test_a_list_has_kind_version_and_the_revision_at_which_it_was_made(server: ApiServer, http: Client) -> None:
+    server.put(SERVICES, service("web"))
+    status, page = await http.list()
+    assert status == 200
+    assert (page["kind"], page["apiVersion"]) == ("ServiceList", "v1")
+    assert page["metadata"]["resourceVersion"] == str(server.store.revision)
+    assert names(page) == ["web"]
+
+
+async def test_a_watch_tells_all_changes_after_its_revision_in_order(server: ApiServer, http: Client) -> None:
+    _, page = await http.list()
+    server.put(SERVICES, service("web"))
+    watch = await http.watch(SERVICES, {"resourceVersion": page["metadata"]["resourceVersion"]})
+    server.put(SERVICES, service("web", clusterIP="10.0.0.2"))
+    server.delete(SERVICES, "web")
+    events = [await watch.event() for _ in range(3)]
+    assert [kind for kind, _ in events] == ["ADDED", "MODIFIED", "DELETED"]
+    versions = [int(item["metadata"]["resourceVersion"]) for _, item in events]
+    assert versions == sorted(set(versions))
+    assert events[2][1]["metadata"]["resourceVersion"] == str(server.store.revision)
+
+
+async def test_a_watch_ends_after_its_timeout_seconds(http: Client) -> None:
+    watch = await http.watch(SERVICES, {"timeoutSeconds": "0.01"})
+    assert await watch.ended()
+
+
+async def test_a_watch_from_before_the_history_is_gone(server: ApiServer, http: Client) -> None:
+    old = str(server.store.revision)
+    server.put(SERVICES, service("web"))
+    server.store.forget_history()
+    status, body = await http.list(SERVICES, {"watch": "1", "resourceVersion": old})
+    assert (status, body["kind"], body["code"], body["reason"]) == (410, "Status", 410, "Expired")
+
+
+async def test_gone_may_also_come_as_an_event_in_a_stream_of_status_200(server: ApiServer, http: Client) -> None:
+    server.gone_by_event = True
+    watch = await http.watch(SERVICES, {"resourceVersion": "1"})
+    kind, body = await watch.event()
+    assert (watch.response.status, kind, body["code"]) == (200, "ERROR", 410)
+    assert await watch.ended()
+
+
+# Section "Watch bookmarks"
+
+
+async def test_a_bookmark_carries_kind_and_revision_only_and_comes_to_those_who_asked(server: ApiServer, http: Client) -> None:
+    version = str(server.store.revision)
+    asking = await http.watch(SERVICES, {"allowWatchBookmarks": "true", "resourceVersion": version})
+    silent = await http.watch(SERVICES, {"resourceVersion": version})
+    server.put(NODES, {"metadata": {"name": "elsewhere"}})
+    server.bookmark()
+    server.end_watches(SERVICES)
+    assert await asking.event() == (
+        "BOOKMARK",
+        {"kind": "Service", "apiVersion": "v1", "metadata": {"resourceVersion": str(server.store.revision)}},
+    )
+    assert await silent.ended()
+
+
+# Section "Retrieving large results sets in chunks"
+
+
+async def test_pages_together_are_one_snapshot(server: ApiServer, http: Client) -> None:
+    for number in range(5):
+        server.put(SERVICES, service(f"s{number}"))
+    _, first = await http.list(SERVICES, {"limit": "2"})
+    server.put(SERVICES, service("s3-later"))
+    server.delete(SERVICES, "s4")
+    _, second = await http.list(SERVICES, {"limit": "2", "continue": first["metadata"]["continue"]})
+    _, third = await http.list(SERVICES, {"limit": "2", "continue": second["metadata"]["continue"]})
+    assert names(first) + names(second) + names(third) == ["s0", "s1", "s2", "s3", "s4"]
+    assert {page["metadata"]["resourceVersion"] for page in (first, second, third)} == {first["metadata"]["resourceVersion"]}
+    assert not third["metadata"].get("continue")
+    assert first["metadata"]["remainingItemCount"] == 3
+
+
+async def test_a_continue_token_expires_with_410(server: ApiServer, http: Client) -> None:
+    for number in range(3):
+        server.put(SERVICES, service(f"s{number}"))
+    _, first = await http.list(SERVICES, {"limit": "2"})
+    server.store.forget_history()
+    status, body = await http.list(SERVICES, {"limit": "2", "continue": first["metadata"]["continue"]})
+    assert (status, body["reason"]) == (410, "Expired")
+
+
+async def test_a_continue_token_with_a_revision_is_a_bad_request(server: ApiServer, http: Client) -> None:
+    for number in range(2):
+        server.put(SERVICES, service(f"s{number}"))
+    _, first = await http.list(SERVICES, {"limit": "1"})
+    query = {"continue": first["metadata"]["continue"], "resourceVersion": "7"}
+    assert (await http.list(SERVICES, {"limit": "1", **query}))[0] == 400
+    assert (await http.list(SERVICES, {"limit": "1", "continue": "rubbish"}))[0] == 400
+
+
+# Section "Resource Versions"
+
+
+async def test_a_watch_without_a_revision_begins_with_the_state_as_added(server: ApiServer, http: Client) -> None:
+    server.put(SERVICES, service("web"))
+    watch = await http.watch()
+    kind, item = await watch.event()
+    assert (kind, item["metadata"]["name"]) == ("ADDED", "web")
+
+
+async def test_a_watch_from_a_revision_begins_without_the_state(server: ApiServer, http: Client) -> None:
+    server.put(SERVICES, service("web"))
+    watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision)})
+    server.end_watches(SERVICES)
+    assert await watch.ended()
+
+
+async def test_one_counter_serves_all_resources_and_an_object_keeps_the_revision_of_its_change(
+    server: ApiServer, http: Client
+) -> None:
+    server.put(SERVICES, service("web"))
+    server.put(ENDPOINT_SLICES, {"metadata": {"name": "web-1"}})
+    _, page = await http.list()
+    assert page["items"][0]["metadata"]["resourceVersion"] == str(server.store.revision - 1)
+    assert page["metadata"]["resourceVersion"] == str(server.store.revision)
+
+
+async def test_an_update_keeps_uid_and_creation_time(server: ApiServer) -> None:
+    before = server.put(SERVICES, service("web"))["metadata"]
+    after = server.put(SERVICES, service("web", clusterIP="10.0.0.2"))["metadata"]
+    assert (before["uid"], before["creationTimestamp"]) == (after["uid"], after["creationTimestamp"])
+    assert before["resourceVersion"] != after["resourceVersion"]
+
+
+async def test_an_unknown_revision_times_out_and_one_that_is_none_is_a_bad_request(server: ApiServer, http: Client) -> None:
+    status, body = await http.list(SERVICES, {"resourceVersion": "999999"})
+    assert (status, body["message"]) == (504, f"Timeout: Too large resource version: 999999, current: {server.store.revision}")
+    assert (await http.list(SERVICES, {"resourceVersion": "x"}))[0] == 400
+
+
+async def test_a_watch_from_an_unknown_revision_waits_until_it_is_reached(server: ApiServer, http: Client) -> None:
+    watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision + 2), "allowWatchBookmarks": "true"})
+    for name in ("a", "b", "c"):
+        server.put(SERVICES, service(name))
+        server.bookmark()
+    events = [await watch.event() for _ in range(3)]
+    assert [(kind, item["metadata"].get("name")) for kind, item in events] == [
+        ("BOOKMARK", None),
+        ("ADDED", "c"),
+        ("BOOKMARK", None),
+    ]
+
+
+async def test_a_watch_from_an_unknown_revision_may_be_refused_instead(server: ApiServer, http: Client) -> None:
+    server.waits_for_revision = False
+    watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision + 1)})
+    assert watch.response.status == 504
+    assert "Too large resource version" in (await watch.response.json())["message"]
+
+
+# Pages "Labels and Selectors" and "Field Selectors"
+
+
+async def test_selectors_choose_by_the_absence_of_a_label_and_by_fields(server: ApiServer, http: Client) -> None:
+    server.put(SERVICES, service("web"))
+    server.put(SERVICES, service("headless", clusterIP="None"))
+    server.put(SERVICES, service("foreign") | {"metadata": {"name": "foreign", "labels": {"proxy": ""}}})
+    server.put(NODES, {"metadata": {"name": "n1"}})
+    server.put(NODES, {"metadata": {"name": "n2"}})
+    assert names((await http.list(SERVICES, {"labelSelector": "!proxy"}))[1]) == ["headless", "web"]
+    assert names((await http.list(SERVICES, {"labelSelector": "proxy"}))[1]) == ["foreign"]
+    assert names((await http.list(SERVICES, {"labelSelector": "!proxy", "fieldSelector": "spec.clusterIP!=None"}))[1]) == ["web"]
+    assert names((await http.list(NODES, {"fieldSelector": "metadata.name=n2"}))[1]) == ["n2"]
+    assert (await http.list(SERVICES, {"fieldSelector": "spec.colour=red"}))[0] == 400
+
+
+async def test_an_object_that_leaves_or_enters_a_selection_is_deleted_or_added_for_its_watchers(
+    server: ApiServer, http: Client
+) -> None:
+    watch = await http.watch(SERVICES, {"labelSelector": "!proxy", "resourceVersion": str(server.store.revision)})
+    server.put(SERVICES, service("web"))
+    server.put(SERVICES, service("web") | {"metadata": {"name": "web", "labels": {"proxy": "other"}}})
+    server.put(SERVICES, service("web", clusterIP="10.0.0.3") | {"metadata": {"name": "web", "labels": {"proxy": "other"}}})
+    server.put(SERVICES, service("web"))
+    assert [(await watch.event())[0] for _ in range(3)] == ["ADDED", "DELETED", "ADDED"]
+
+
+# Troubles on demand
+
+
+async def test_a_wrong_token_is_unauthorized_and_the_new_one_is_let_in(server: ApiServer, http: Client) -> None:
+    server.token = "new"
+    assert (await http.list())[0] == 401
+    async with http.get(SERVICES.path, headers={"Authorization": "Bearer new"}) as response:
+        assert response.status == 200
+
+
+async def test_a_refusal_hits_its_verb_and_resource_once(server: ApiServer, http: Client) -> None:
+    server.refuse(Refusal(429, verb="list", resource=SERVICES, retry_after="7"))
+    assert (await http.list(NODES))[0] == 200
+    async with http.get(SERVICES.path) as response:
+        assert (response.status, response.headers["Retry-After"]) == (429, "7")
+    assert (await http.list())[0] == 200
+
+
+async def test_a_cut_watch_ends_with_half_a_line_and_a_broken_connection(server: ApiServer, http: Client) -> None:
+    watch = await http.watch()
+    server.cut_watches(SERVICES, half_line=b'{"type": "ADD')
+    assert await watch.response.content.readany() == b'{"type": "ADD'
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await watch.response.content.readany()
+
+
+async def test_changes_after_a_cut_are_not_for_the_watch_that_was_cut(server: ApiServer, http: Client) -> None:
+    watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision)})
+    server.end_watches(SERVICES)
+    server.put(SERVICES, service("web"))
+    assert await watch.ended()
+
+
+async def test_a_stalled_server_is_silent_until_it_resumes(server: ApiServer, http: Client) -> None:
+    watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision)})
+    server.stall()
+    server.put(SERVICES, service("web"))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await watch.response.content.readline()
+    server.resume()
+    assert (await watch.event())[0] == "ADDED"
+
+
+async def test_a_hidden_resource_is_listed_as_empty(server: ApiServer, http: Client) -> None:
+    server.put(SERVICES, service("web"))
+    server.hidden.add(SERVICES)
+    assert names((await http.list())[1]) == []
+
+
+async def test_lists_wait_while_they_are_held(server: ApiServer, http: Client) -> None:
+    server.lists_open.clear()
+    answer = asyncio.create_task(http.list())
+    await server.asked(SERVICES, watch=False, times=1)
+    assert not answer.done()
+    server.lists_open.set()
+    assert (await answer)[0] == 200
+
+
+async def test_several_changes_at_once_arrive_in_one_chunk(server: ApiServer, http: Client) -> None:
+    watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision)})
+    for number in range(3):
+        server.put(SERVICES, service(f"s{number}"))
+    assert (await watch.response.content.readany()).count(b"\n") == 3
+
+
+async def test_raw_bytes_reach_the_watches_of_a_resource(server: ApiServer, http: Client) -> None:
+    watch = await http.watch()
+    server.send(SERVICES, b"{]\n")
+    assert await watch.response.content.readline() == b"{]\n"
+
+
+async def test_a_restored_server_has_its_former_objects_and_revision_and_cuts_its_watches(
+    server: ApiServer, http: Client
+) -> None:
+    backup = copy.deepcopy(server.store)
+    server.put(SERVICES, service("web"))
+    watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision)})
+    server.restore(backup)
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await watch.response.content.readany()
+    _, page = await http.list()
+    assert (names(page), page["metadata"]["resourceVersion"]) == ([], str(backup.revision))
+
+
+async def test_a_closed_server_refuses_connections(server: ApiServer) -> None:
+    await server.close()
+    async with aiohttp.ClientSession() as http:
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await http.get(server.url + SERVICES.path)
+
+
+async def test_tls_is_served_with_a_certificate_of_its_own_authority(tmp_path: pathlib.Path) -> None:
+    certificates = api_server.Certificates(tmp_path)
+    async with ApiServer(tls=certificates) as server, aiohttp.ClientSession() as http:
+        context = ssl.create_default_context(cafile=str(certificates.authority))
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        async with http.get(server.url + SERVICES.path, ssl=context) as response:
+            assert response.status == 200
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await http.get(server.url + SERVICES.path)
+
+
+# The rules for new events: pkg/apis/core/validation/events.go in kubernetes/kubernetes
+
+EVENT: Object = {
+    "apiVersion": "events.k8s.io/v1",
+    "kind": "Event",
+    "metadata": {"name": "n1.1", "namespace": "default"},
+    "eventTime": "2026-11-21T10:00:00.000001Z",
+    "reportingController": "kube-proxy",
+    "reportingInstance": "kube-proxy-n1",
+    "action": "StartKubeProxy",
+    "reason": "Starting",
+    "regarding": {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n1"},
+    "type": "Normal",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({}, 201),
+        ({"series": {"count": 2, "lastObservedTime": "2026-11-21T10:00:00.000001Z"}}, 201),
+        ({"eventTime": "2026-11-21T10:00:00Z"}, 422),
+        ({"action": ""}, 422),
+        ({"reason": "x" * 129}, 422),
+        ({"note": "x" * 1025}, 422),
+        ({"type": "Error"}, 422),
+        ({"regarding": {"kind": "Service", "name": "web", "namespace": "shop"}}, 422),
+        ({"series": {"count": 0, "lastObservedTime": "2026-11-21T10:00:00.000001Z"}}, 422),
+    ],
+)
+async def test_an_event_that_breaks_a_rule_is_not_created(server: ApiServer, change: Object, code: int) -> None:
+    path = f"{server.url}/apis/events.k8s.io/v1/namespaces/default/events"
+    async with aiohttp.ClientSession() as session, session.post(path, json=EVENT | change) as response:
+        assert response.status == code
+    assert len(server.events) == (code == 201)
+
+
+async def test_an_event_of_a_name_that_is_taken_is_a_conflict(server: ApiServer) -> None:
+    path = f"{server.url}/apis/events.k8s.io/v1/namespaces/default/events"
+    async with aiohttp.ClientSession() as session:
+        codes = []
+        for _ in range(2):
+            async with session.post(path, json=EVENT) as response:
+                codes.append(response.status)
+    assert codes == [201, 409]

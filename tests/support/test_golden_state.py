@@ -1,0 +1,62 @@
+"""Reading the kernel's state in the form of the recordings, and putting a recording into the kernel.
+
+The recordings themselves prove both ways at once: what is put back must be read as it was recorded.
+"""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import golden_fixtures, golden_state, lab
+
+RECORDINGS = [("default", "P0"), ("default", "P1"), ("scheduler-mh", "P0"), ("strict-exclude", "P0"), ("single-v4", "P0")]
+
+
+@pytest.fixture(scope="module", name="node")
+def _node() -> Iterator[None]:
+    with lab.Lab():
+        yield
+        golden_state.clear_state()
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize(("profile", "phase"), RECORDINGS)
+def test_a_recording_that_is_put_back_reads_as_it_was_recorded(profile: str, phase: str) -> None:
+    recorded = golden_fixtures.recording(profile, phase)
+    golden_state.restore_state(recorded)
+    read = golden_state.read_state()
+    assert {section: len(read[section]) for section in read} == {section: len(recorded[section]) for section in read}
+    assert golden_state.differences(recorded, read, golden_state.KERNEL_SECTIONS) == {}
+
+
+def test_every_kind_of_difference_is_found() -> None:
+    recorded = golden_fixtures.recording("default", "P0")
+    changed = copy.deepcopy(dict(recorded))
+    changed["virtual_servers"]["TCP 10.96.9.1:80"]["persistent"] = 1
+    del changed["real_servers"]["TCP 10.96.1.1:80 -> 10.244.1.11:8080"]
+    changed["ipsets"]["KUBE-IPVS-IPS"]["members"].append("10.9.9.9")
+    changed["iptables"]["v4/nat/KUBE-SERVICES"].reverse()
+    changed["sysctls"]["net.ipv4.vs.conntrack"] = "0"
+    found = golden_state.differences(recorded, changed, golden_state.KERNEL_SECTIONS)
+    assert {section: [(row, kind) for row, kind, _, _ in rows] for section, rows in found.items()} == {
+        "virtual_servers": [("TCP 10.96.9.1:80", "different")],
+        "real_servers": [("TCP 10.96.1.1:80 -> 10.244.1.11:8080", "missing")],
+        "ipset KUBE-IPVS-IPS": [("10.9.9.9", "extra")],
+        "iptables v4/nat/KUBE-SERVICES": [("(order)", "different")],
+        "sysctls": [("net.ipv4.vs.conntrack", "different")],
+    }
+
+
+def test_a_line_of_ipvsadm_keeps_all_that_it_says() -> None:
+    virtual_servers, real_servers = golden_state.parse_ipvs(
+        "-A --sctp-service [fd00::1]:80 -s mh -p 600 -M 64 -b mh-port\n-a --sctp-service [fd00::1]:80 -r [fd00::2]:8080 -g -w 0\n"
+    )
+    assert virtual_servers == {"SCTP [fd00::1]:80": {"scheduler": "mh", "persistent": 600, "netmask": "64", "flags": "mh-port"}}
+    assert real_servers == {"SCTP [fd00::1]:80 -> [fd00::2]:8080": {"forward": "route", "weight": 0}}
+
+
+def test_rules_of_others_are_left_out_and_empty_chains_are_kept() -> None:
+    text = "*nat\n:OUTPUT ACCEPT [0:0]\n:KUBE-A - [0:0]\n:B - [0:0]\n-A OUTPUT -j KUBE-A\n-A OUTPUT -j B\n-A B -j LOG\n"
+    assert golden_state.parse_rules("v4", text) == {"v4/nat/KUBE-A": [], "v4/nat/OUTPUT": ["-A OUTPUT -j KUBE-A"]}

@@ -1,0 +1,96 @@
+"""The laboratory itself: who reaches whom, what a refusal and a silence look like, and that nothing is left behind."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import lab as laboratory
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(scope="module", name="lab")
+def _lab() -> Iterator[laboratory.Lab]:
+    with laboratory.Lab() as lab:
+        yield lab
+
+
+def test_a_laboratory_leaves_nothing_behind() -> None:
+    """Comes first, because the laboratory of the other tests has the same names."""
+    forwarding = Path("/proc/sys/net/ipv6/conf/all/forwarding")
+    devices, before = socket.if_nameindex(), forwarding.read_text()
+    with laboratory.Lab():
+        assert {"eth0", "cni0", "p1", "p2"} <= {name for _, name in socket.if_nameindex()}
+    assert socket.if_nameindex() == devices
+    assert forwarding.read_text() == before
+
+
+@pytest.mark.parametrize("protocol", ["TCP", "UDP", "SCTP"])
+@pytest.mark.parametrize(
+    ("from_", "to", "source"),
+    [
+        ("host", "10.244.0.11", "10.244.0.1"),
+        ("host", "10.244.1.11", "172.18.0.2"),
+        ("p1", "10.244.0.12", "10.244.0.11"),
+        ("p1", "10.244.1.12", "10.244.0.11"),
+        ("client", "10.244.0.12", "172.18.0.50"),
+        ("host", "fd00:10:244::11", "fd00:10:244::1"),
+        ("host", "fd00:10:244:1::11", "fc00:f853:ccd::2"),
+        ("p2", "fd00:10:244:1::12", "fd00:10:244::12"),
+        ("remote", "fd00:10:244::11", "fc00:f853:ccd::3"),
+    ],
+)
+def test_a_backend_names_itself_and_the_source_that_it_saw(
+    lab: laboratory.Lab, from_: str, protocol: str, to: str, source: str
+) -> None:
+    port = dict(laboratory.POD_PORTS)[protocol]
+    assert lab.probe(from_, protocol, to, port, count=3) == laboratory.Seen("ok", (to,), (source,))
+
+
+def test_the_client_chooses_the_address_that_it_sends_from(lab: laboratory.Lab) -> None:
+    seen = lab.probe("client", "TCP", "172.18.0.2", 22, src="172.18.1.51")
+    assert seen == laboratory.Seen("ok", ("0.0.0.0",), ("172.18.1.51",))
+
+
+@pytest.mark.parametrize("protocol", ["TCP", "UDP"])
+@pytest.mark.parametrize("to", ["172.18.0.2", "fc00:f853:ccd::2"])
+def test_a_closed_port_refuses_however_often_it_is_asked(lab: laboratory.Lab, protocol: str, to: str) -> None:
+    assert lab.probe("client", protocol, to, 9999, count=20) == laboratory.Seen("refused", (), ())
+
+
+def test_a_dropped_packet_is_a_timeout_and_a_prohibited_send_an_errno(lab: laboratory.Lab) -> None:
+    lab.run("node", "iptables-legacy", "-A", "FORWARD", "-d", "10.244.1.12", "-j", "DROP")
+    lab.run("node", "iptables-legacy", "-A", "OUTPUT", "-d", "10.244.1.12", "-j", "DROP")
+    try:
+        assert lab.probe("p1", "TCP", "10.244.1.12", 8080, timeout_s=0.2).outcome == "timeout"
+        assert lab.probe("host", "UDP", "10.244.1.12", 8053, timeout_s=0.2).outcome == "error-1"
+    finally:
+        lab.run("node", "iptables-legacy", "-F")
+
+
+def test_a_destination_without_a_route_is_unreachable(lab: laboratory.Lab) -> None:
+    assert lab.probe("host", "TCP", "203.0.113.9", 80).outcome == "unreachable"
+
+
+def test_a_connection_stays_open_while_new_ones_are_refused(lab: laboratory.Lab) -> None:
+    lab.serve("p1", "TCP", "10.244.0.11", 7070)
+    connection = lab.open("p2", "TCP", "10.244.0.11", 7070)
+    lab.hush("p1", "TCP", "10.244.0.11", 7070)
+    assert lab.probe("p2", "TCP", "10.244.0.11", 7070).outcome == "refused"
+    assert connection.ask() == "10.244.0.11"
+    connection.close()
+
+
+def test_a_load_counts_what_it_met_with(lab: laboratory.Lab) -> None:
+    with lab.load("p2", "UDP", "10.244.0.11", 8053, interval_s=0) as results:
+        lab.probe("host", "UDP", "10.244.0.11", 8053, count=5)
+    (load,) = results
+    assert load.failed == 0
+    assert load.backends["10.244.0.11"] == load.outcomes["ok"] > 0
+
+
+def test_a_failed_command_is_an_error_with_its_text(lab: laboratory.Lab) -> None:
+    with pytest.raises(laboratory.LabError, match="Cannot find device"):
+        lab.run("p1", "ip", "link", "delete", "no-such-device")
