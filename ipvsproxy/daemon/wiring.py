@@ -32,14 +32,13 @@ def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) 
 
 
 def warnings(config: Config, families: Collection[Family]) -> Iterator[str]:
-    """What of the configuration leaves out a family that is served, or nothing at all, field by field.
+    """The fields of the configuration that leave out a family that is served, each with a sentence.
 
-    These are the warnings of kube-proxy (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go); those on
-    ``clusterCIDR`` and ``spec.podCIDRs`` are given where the Node is known.
+    These are the warnings of kube-proxy (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go), but for the one on
+    ``nodePortAddresses`` that is unset, which is the default. Those on ``clusterCIDR`` and ``spec.podCIDRs`` are given where the
+    Node is known.
     """
     ports = config.node_ports
-    if not ports.networks and not ports.primary_only:
-        yield "nodePortAddresses is unset: node ports answer on every address of this node; consider 'primary'"
     for field, networks in (("nodePortAddresses", ports.networks), ("ipvs.excludeCIDRs", config.ipvs.excluded_networks)):
         missing = [family.label for family in families if family not in {network.family for network in networks}]
         if networks and missing and (field == "nodePortAddresses" or len(missing) == len(families)):

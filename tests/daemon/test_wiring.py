@@ -174,7 +174,7 @@ def test_without_an_api_server_only_the_flags_tell_where_node_ports_are_served(f
 @pytest.mark.parametrize(
     ("flags", "families", "expected"),
     [
-        ((), Family, ["nodePortAddresses is unset: node ports answer on every address of this node; consider 'primary'"]),
+        ((), Family, []),
         (("--nodeport-addresses=primary",), Family, []),
         (("--nodeport-addresses=10.0.0.0/8,fd00::/8",), Family, []),
         (("--nodeport-addresses=10.0.0.0/8",), [Family.IPV4], []),
