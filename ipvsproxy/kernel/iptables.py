@@ -178,7 +178,9 @@ class IptablesDriver:
         if put and listing.hidden:
             chains |= {key: rules for key, rules in put.chains.items() if key.table in listing.hidden}
             hidden_jumps = frozenset(jump for jump in put.jumps if jump.table in listing.hidden)
-        jumps = frozenset(listing.jumps.keys() - moved) | hidden_jumps
+        # One that is there twice is as wrong as one that is not there: the next writing leaves one of them.
+        single = {jump for jump, count in listing.jumps.items() if count == 1}
+        jumps = frozenset(single - moved) | hidden_jumps
         return ObservedSkeleton(family=family, chains=chains, jumps=jumps, hidden=listing.hidden)
 
     def _moved(self, family: Family, listing: Listing) -> frozenset[Jump]:

@@ -194,7 +194,8 @@ class NodeKernel:
         image = _attempt(functools.partial(self.iptables.observe, family), errors)
         if image and image.hidden:
             errors.append(f"{family.label}: {iptables.describe_hidden(image.hidden)}")
-        self._marks[family] = mark if image is not None else None
+        is_seen = image is not None and not image.hidden  # else the next look reads them again, and tells the same
+        self._marks[family] = mark if is_seen else None
         return image
 
     def _mark(self, family: Family) -> object:

@@ -124,6 +124,21 @@ def test_rules_of_a_table_that_iptables_does_not_show_are_not_taken_for_removed(
     assert not (programs / "written").exists()
 
 
+def test_a_jump_that_is_there_twice_does_not_count_as_in_force_and_one_is_removed(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-save", f"cat {programs}/saved")
+    make_program(programs, "iptables-restore", f"cat >> {programs}/written")
+    first, *rest = (f"-A {jump.source} {iptables_rule.render_jump(jump)}" for jump in SKELETON.jumps if jump.table == "nat")
+    (programs / "saved").write_text("\n".join(["*nat", first, first, *rest, "COMMIT", ""]))
+    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    (twice,) = (jump for jump in SKELETON.jumps if first == f"-A {jump.source} {iptables_rule.render_jump(jump)}")
+    assert twice not in driver.observe(Family.IPV4).jumps
+    driver.apply([Operation(Verb.SET, SKELETON)])
+    written = (programs / "written").read_text().splitlines()
+    assert written.count(first.replace("-A", "-D", 1)) == 1
+    assert first.replace("-A", "-I", 1) not in written
+
+
 class Marked:
     """A driver, programs that note what they do, and a mark: each writing makes it another one, ours and that of ``others``."""
 

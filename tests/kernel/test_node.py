@@ -260,6 +260,16 @@ def test_rules_that_were_written_are_read_by_the_next_look_whatever_their_mark(k
     assert look(target).skeletons == {}
 
 
+def test_a_table_that_cannot_be_seen_is_told_of_by_each_look(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = IMAGES[Family.IPV4]
+    monkeypatch.setitem(IMAGES, Family.IPV4, dataclasses.replace(shown, hidden=frozenset({"filter"})))
+    target = new_node()
+    for _ in range(3):
+        assert "IPv4: table filter holds rules of nft" in "".join(look(target).errors)
+    monkeypatch.setitem(IMAGES, Family.IPV4, shown)
+    assert look(target).errors == ()
+
+
 def test_rules_are_read_ahead_and_a_failure_is_left_to_the_reading_that_counts(kernel: Kernel) -> None:
     target = new_node()
     kernel.broken = {"iptables"}
