@@ -10,12 +10,18 @@ import time
 import urllib.request
 from pathlib import Path
 
-from tests.chaos import cluster, history, instrumented, soak, take_overs, usage, verifying, world
+from tests.chaos import cluster, instrumented, soak, take_overs, usage, verifying, world
 from tests.chaos.clients import Clients
 from tests.chaos.figures import Figures
 from tests.support import api_store, golden_state, lab
 
 BATCH_S = 0.1
+FLAGS = (
+    "--proxy-mode=ipvs",
+    "--hostname-override=node-a",
+    "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56",
+    "--conntrack-max-per-core=0",
+)
 WATCHES_CUT_S = 60.0
 METRICS_PORT, HEALTHZ_PORT = 10249, 10256
 METRICS = f"http://127.0.0.1:{METRICS_PORT}/metrics"
@@ -39,7 +45,7 @@ class Soak:
         self._clients = Clients(node, self._figures)
         self._server = cluster.Server(directory)
         self._tasks = directory / instrumented.TASKS
-        self._flags = (self._server.flag, *history.FLAGS)
+        self._flags = (self._server.flag, *FLAGS)
         self._running = instrumented.program(directory, directory / "log", *self._flags)
         self._samples: list[usage.Usage] = []
         self._changes = 0

@@ -44,6 +44,10 @@ class Clients:
         seen = self._node.probe_all(lab.Probe(*_target(question), timeout_s=0.5) for question in QUESTIONS)
         self._figures.lost_to_drift += sum(one.outcome != "ok" for one in seen)
 
+    def open_one(self, question: Question, source: str) -> lab.Connection:
+        """Open one connection more, from this address."""
+        return self._node.open(*_target(question), src=source)
+
     def open(self) -> None:
         """Open the connections that are not open."""
         for question in HELD:

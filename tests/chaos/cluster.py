@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from tests.chaos.silent_proxy import SilentProxy
 from tests.chaos.world import Key, Object, key_of
 from tests.support import api_server, api_store
 
@@ -88,16 +89,19 @@ class Directory:
 
 
 class Server:
-    """An API server that runs in a thread of its own."""
+    """An API server behind a proxy, in a thread of their own."""
 
     def __init__(self, directory: Path) -> None:
+        self._proxy = SilentProxy()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="api server")
         self._thread.start()
         self._server = api_server.ApiServer()
         self._backups: collections.deque[api_store.Store] = collections.deque(maxlen=BACKUPS)
         self._wait(self._server.__aenter__())
-        self.flag = f"--kubeconfig={api_server.write_kubeconfig(directory / 'kubeconfig', self._server.url)}"
+        self._wait(self._proxy.open(int(self._server.url.rpartition(":")[2])))
+        url = f"http://127.0.0.1:{self._proxy.port}"
+        self.flag = f"--kubeconfig={api_server.write_kubeconfig(directory / 'kubeconfig', url)}"
 
     def apply(self, put: Iterable[Object], gone: Iterable[Key]) -> None:
         """As ``Cluster`` says."""
@@ -167,8 +171,21 @@ class Server:
         self._server.refuse(*[api_server.Refusal(code, resource=resource)] * REFUSALS)
         self._server.cut_watches(resource)
 
+    def bookmark(self) -> None:
+        """Send a bookmark into each watch."""
+        self._call(self._server.bookmark)
+
+    def hush(self) -> int:
+        """The proxy forwards nothing more through the connections of this moment; returns their number."""
+
+        async def hush() -> int:
+            return self._proxy.hush()
+
+        return self._wait(hush())
+
     def close(self) -> None:
         """As ``Cluster`` says."""
+        self._wait(self._proxy.close())
         self._wait(self._server.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -26,6 +26,7 @@ class Figures:
     kills: int = 0
     locks: int = 0
     troubles: Counter[str] = dataclasses.field(default_factory=Counter)
+    moments: Counter[str] = dataclasses.field(default_factory=Counter)
     injected: Counter[str] = dataclasses.field(default_factory=Counter)
     quiet_points: int = 0
     verified: int = 0
@@ -51,6 +52,7 @@ class Figures:
             "kills": self.kills,
             "xtables lock held": self.locks,
             "troubles (API, files)": _counted(self.troubles),
+            "bad moments": _counted(self.moments),
             "kernel faults injected": _counted(self.injected),
             "drifts": _counted(drifts),
             "drift healed after": _times([seconds for seconds, _ in self.heals_s]),

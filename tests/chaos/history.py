@@ -5,26 +5,21 @@ All that happens follows from the seed; when it happens, and in which state a ki
 
 import concurrent.futures
 import contextlib
-import fcntl
 import itertools
 import random
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from tests.chaos import cluster, drift, foreign, instrumented, kernel_state, plan, usage, verifying
+from tests.chaos import bad_moments, cluster, drift, foreign, instrumented, kernel_state, moments, plan, usage, verifying
 from tests.chaos.clients import Clients
+from tests.chaos.configuration import Configuration
 from tests.chaos.faults import Faults, Order
 from tests.chaos.figures import Figures
+from tests.chaos.moments import Moment
 from tests.chaos.world import World
 from tests.support import golden_state, lab, program
 
-FLAGS = (
-    "--proxy-mode=ipvs",
-    "--hostname-override=node-a",
-    "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56",
-    "--conntrack-max-per-core=0",
-)
 QUIET_WITHIN_S = 150.0
 """Until everything is in force: on a slow kernel, with another start of the program in it."""
 HEALED_WITHIN_S = 60.0
@@ -38,7 +33,6 @@ INJECTED_WITHIN_S = 10.0
 PATIENT = b"fought over"
 """What the log says when drift is not healed at once."""
 SYNCED = b"event=synced"
-LOCK = Path("/run/xtables.lock")
 LIVES = itertools.count()
 """Numbers for processes."""
 
@@ -51,24 +45,35 @@ class History:
     """One history; ``diary`` is what has happened so far, with the seconds since its beginning."""
 
     def __init__(
-        self, drawn: plan.Plan, seed: str, node: lab.Lab, directory: Path, figures: Figures, *, quick: bool = False
+        self,
+        drawn: plan.Plan,
+        seed: str,
+        node: lab.Lab,
+        directory: Path,
+        figures: Figures,
+        *,
+        quick: bool = False,
+        without: Moment | None = None,
     ) -> None:
-        """``quick``: ``verify`` is asked at the end only."""
+        """``quick``: ``verify`` is asked at the end only. The program lives ``without`` the mend of this moment."""
         self.diary: list[str] = []
         self._steps = list(drawn.steps)
         self._drifts = iter(drawn.drifts)
         self._kinds = iter(drawn.faults)
         self._troubles = iter(drawn.troubles)
+        self._moments = iter(drawn.moments)
+        self._without = without
         self._has_server = drawn.has_server
         self._dice = random.Random(seed)
-        self._faults = Faults(directory)
-        self._figures = figures
+        self.faults = Faults(directory)
+        self.figures = figures
         self._is_quick = quick
         self._directory = directory
-        self._log = directory / "log"
+        self.log = directory / "log"
+        self.native_rules = moments.NativeRules(directory)
         self._world = World(self._dice)
-        self._clients = Clients(node, figures)
-        self._cluster: cluster.Cluster
+        self.clients = Clients(node, figures)
+        self.cluster: cluster.Cluster
         self._running: program.Program
         self._began_s = time.monotonic()
 
@@ -84,14 +89,15 @@ class History:
             foreign.add()
             cleaning.callback(foreign.remove)
             self._foreign = foreign.read()
-            self._cluster = self._make_cluster()
-            cleaning.callback(self._cluster.close)
-            self._cluster.apply(self._world.objects.values(), ())
+            self.cluster = self._make_cluster()
+            cleaning.callback(self.cluster.close)
+            self.configuration = Configuration(self._directory, self.cluster.flag)
+            self.cluster.apply(self._world.objects.values(), ())
             self._start()
             cleaning.callback(self._end)
-            self._wait_until_quiet(QUIET_WITHIN_S)
-            self._clients.open()
-            cleaning.callback(self._clients.close)
+            self.wait_until_quiet(QUIET_WITHIN_S)
+            self.clients.open()
+            cleaning.callback(self.clients.close)
             while self._steps:
                 self._live_calmly()
                 self._live_with_drift()
@@ -104,93 +110,124 @@ class History:
         """All steps up to the next drift, while clients ask: nothing may be lost."""
         if self._steps[0] == "drift":
             return
-        acts = {"change": self._change, "kill": self._kill, "trouble": self._trouble, "lock": self._lock, "fault": self._fault}
-        with self._clients.asking(self._began_s) as unanswered:
+        acts = {
+            "change": self.change,
+            "kill": self._kill,
+            "trouble": self._trouble,
+            "lock": self._lock,
+            "fault": self._fault,
+            "moment": self._moment,
+        }
+        with self.clients.asking(self._began_s) as unanswered:
             while self._steps and self._steps[0] != "drift":
                 acts[self._steps.pop(0)]()
-                self._wait_until_quiet(QUIET_WITHIN_S)
-                broken = self._clients.ask_through_open()
+                self.wait_until_quiet(QUIET_WITHIN_S)
+                broken = self.clients.ask_through_open()
                 if broken:
-                    self._figures.broken += len(broken)
-                    raise self._violation("an open connection", broken)
-                self._clients.open()
+                    self.figures.broken += len(broken)
+                    raise self.violation("an open connection", broken)
+                self.clients.open()
         if unanswered:
-            raise self._violation("unanswered requests", unanswered)
+            raise self.violation("unanswered requests", unanswered)
 
-    def _change(self) -> None:
+    def change(self) -> None:
         for _ in range(self._dice.randint(1, 4)):
             what, put, gone = self._world.change()
-            self._note(what)
-            self._cluster.apply(put, gone)
-            self._figures.changes += 1
+            self.note(what)
+            self.cluster.apply(put, gone)
+            self.figures.changes += 1
             time.sleep(self._dice.choice([0, 0, 0.05, 0.3]))
 
     def _kill(self) -> None:
         """Once in the middle of changes, or several times, also while it starts."""
         for _ in range(self._dice.choice([1, 1, 2, 3])):
-            self._change()
+            self.change()
             time.sleep(self._dice.uniform(0, 1.5))
-            self._note("kill")
+            self.note("kill")
             self._running.kill()
-            self._figures.kills += 1
+            self.figures.kills += 1
             if self._dice.random() < 0.5:
-                self._change()
+                self.change()
             self._start()
 
     def _trouble(self) -> None:
         kind = next(self._troubles)
-        self._note(f"trouble: {kind.value}")
-        self._cluster.trouble(kind, self._dice)
-        self._figures.troubles[kind.value] += 1
-        self._change()
+        self.note(f"trouble: {kind.value}")
+        self.cluster.trouble(kind, self._dice)
+        self.figures.troubles[kind.value] += 1
+        self.change()
 
     def _fault(self) -> None:
         """Netlink fails: once, or now and then, or more often than not."""
         order = Order(next(self._kinds), self._dice.choice([0.1, 0.6]), once=self._dice.random() < 0.4)
-        self._note(f"netlink fails: {order.kind.value}, {'once' if order.once else f'share {order.share}'}")
-        before = self._faults.injected()
-        self._faults.order(order)
-        self._change()
+        self.note(f"netlink fails: {order.kind.value}, {'once' if order.once else f'share {order.share}'}")
+        before = self.faults.injected()
+        self.faults.order(order)
+        self.change()
         deadline_s = time.monotonic() + INJECTED_WITHIN_S
-        while self._faults.injected() == before and time.monotonic() < deadline_s:
+        while self.faults.injected() == before and time.monotonic() < deadline_s:
             time.sleep(0.1)
-        self._change()
-        self._faults.end()
-        injected = self._faults.injected() - before
-        self._figures.injected += injected
-        self._note(f"netlink has failed: {injected.total()} times")
+        self.change()
+        self.faults.end()
+        injected = self.faults.injected() - before
+        self.figures.injected += injected
+        self.note(f"netlink has failed: {injected.total()} times")
 
     def _lock(self) -> None:
         """Somebody holds the lock of all writers of rules."""
-        self._note("the xtables lock is held")
-        self._figures.locks += 1
-        with LOCK.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            self._change()
+        self.note("the xtables lock is held")
+        self.figures.locks += 1
+        with moments.held_lock():
+            self.change()
             time.sleep(self._dice.uniform(0, 7))
-        self._note("the xtables lock is free")
+        self.note("the xtables lock is free")
+
+    def _moment(self) -> None:
+        """One bad moment; what follows it is looked at as after each step."""
+        kind = next(self._moments)
+        self.note(f"moment: {kind.value}")
+        self.figures.moments[kind.value] += 1
+        bad_moments.ACTS[kind](self)
+
+    def restart(self) -> None:
+        self.note("kill")
+        self._running.kill()
+        self.change()
+        self._start()
+
+    def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
+        deadline_s = time.monotonic() + within_s
+        while not reached():
+            if not self._running.is_alive:
+                raise self.violation("the program has ended", [f"not reached: {what}"])
+            if time.monotonic() > deadline_s:
+                raise self.violation(f"not within {within_s:.0f} s: {what}", [])
+            time.sleep(POLL_S)
+
+    def wanted(self) -> kernel_state.State:
+        return kernel_state.wanted(self._world.objects.values(), self.configuration.scheduler)
 
     def _live_with_drift(self) -> None:
         """All drifts up to the next step of another kind: requests may be lost."""
         while self._steps and self._steps[0] == "drift":
             self._steps.pop(0)
             spoil = next(self._drifts)
-            wanted = kernel_state.wanted(self._world.objects.values())
+            wanted = self.wanted()
             state = golden_state.read_state(drift.SPOILED[spoil])
-            logged = self._log.stat().st_size
+            logged = self.log.stat().st_size
             said = spoil(state, self._dice)
             began_s = time.monotonic()
-            self._note(f"drift {spoil.__name__}: {said}")
+            self.note(f"drift {spoil.__name__}: {said}")
             with concurrent.futures.ThreadPoolExecutor(1) as asker:
-                asker.submit(self._clients.ask_once)
+                asker.submit(self.clients.ask_once)
                 self._wait_until_healed(drift.SPOILED[spoil], wanted)
                 healed_s = time.monotonic() - began_s
-            was_patient = PATIENT in self._log.read_bytes()[logged:]
-            self._note(f"healed after {healed_s:.1f} s{', with patience' if was_patient else ''}")
-            (self._figures.patient_heals_s if was_patient else self._figures.heals_s).append((healed_s, spoil.__name__))
-            self._wait_until_quiet(HEALED_WITHIN_S)
-            self._figures.broken_by_drift += len(self._clients.ask_through_open())
-            self._clients.open()
+            was_patient = PATIENT in self.log.read_bytes()[logged:]
+            self.note(f"healed after {healed_s:.1f} s{', with patience' if was_patient else ''}")
+            (self.figures.patient_heals_s if was_patient else self.figures.heals_s).append((healed_s, spoil.__name__))
+            self.wait_until_quiet(HEALED_WITHIN_S)
+            self.figures.broken_by_drift += len(self.clients.ask_through_open())
+            self.clients.open()
 
     def _wait_until_healed(self, sections: Collection[str], wanted: kernel_state.State) -> None:
         deadline_s = time.monotonic() + HEALED_WITHIN_S
@@ -198,11 +235,11 @@ class History:
             looked_s = time.monotonic()
             found = kernel_state.differences(wanted, kernel_state.held(sections))
             is_right = not found and ("iptables" not in sections or drift.is_jump_in_place())
-            self._figures.looks_s.append(time.monotonic() - looked_s)
+            self.figures.looks_s.append(time.monotonic() - looked_s)
             if is_right:
                 return
             if looked_s > deadline_s:
-                raise self._violation(f"drift was not healed within {HEALED_WITHIN_S:.0f} s", found)
+                raise self.violation(f"drift was not healed within {HEALED_WITHIN_S:.0f} s", found)
             time.sleep(POLL_S)
 
     def _make_cluster(self) -> cluster.Cluster:
@@ -215,51 +252,53 @@ class History:
             self._running.kill()
 
     def _start(self) -> None:
-        self._running = instrumented.program(self._directory, self._log, self._cluster.flag, *FLAGS)
-        self._logged_before = self._log.stat().st_size if self._log.exists() else 0
+        self._running = instrumented.program(
+            self._directory, self.log, *self.configuration.flags, path=str(self.native_rules.path), without=self._without
+        )
+        self._logged_before = self.log.stat().st_size if self.log.exists() else 0
         self._running.__enter__()
         self._life = next(LIVES)
 
-    def _wait_until_quiet(self, within_s: float) -> None:
+    def wait_until_quiet(self, within_s: float) -> None:
         """Wait until the kernel equals the model; nothing foreign may have been touched."""
-        wanted = kernel_state.wanted(self._world.objects.values())
+        wanted = self.wanted()
         deadline_s = time.monotonic() + within_s
         # Not to slow down a start by looking at the kernel all the while.
-        self._running.wait_until(lambda: SYNCED in self._log.read_bytes()[self._logged_before :], "synced", within_s)
+        self._running.wait_until(lambda: SYNCED in self.log.read_bytes()[self._logged_before :], "synced", within_s)
         time.sleep(SETTLE_S)
         looked_s = time.monotonic()
         while found := self._differences(wanted):
             if not self._running.is_alive:
-                raise self._violation("the program has ended", found)
+                raise self.violation("the program has ended", found)
             looked_s, before_s = time.monotonic(), looked_s
             if before_s > deadline_s:  # when that look began: on a busy machine it may take long itself
-                raise self._violation(f"the kernel differs from the model after {within_s:.0f} s", found)
-        self._figures.quiet_points += 1
+                raise self.violation(f"the kernel differs from the model after {within_s:.0f} s", found)
+        self.figures.quiet_points += 1
         if not self._is_quick:
             self._verify()
-        self._figures.used[self._life].append(usage.read(self._running.process_id, self._directory / instrumented.TASKS))
+        self.figures.used[self._life].append(usage.read(self._running.process_id, self._directory / instrumented.TASKS))
 
     def _verify(self) -> None:
         """The program's own opinion: ``verify`` must have nothing to say."""
-        status, said = verifying.verify((self._cluster.flag, *FLAGS))
+        status, said = verifying.verify(self.configuration.flags)
         if status != 0:
-            raise self._violation(f"verify ends with status {status}", said.splitlines())
-        self._figures.verified += 1
+            raise self.violation(f"verify ends with status {status}", said.splitlines())
+        self.figures.verified += 1
 
     def _differences(self, wanted: kernel_state.State) -> list[str]:
         found = kernel_state.differences(wanted, kernel_state.held())
         if not found and foreign.read() != self._foreign:
-            raise self._violation("something foreign was touched", [*self._foreign, "is now", *foreign.read()])
+            raise self.violation("something foreign was touched", [*self._foreign, "is now", *foreign.read()])
         return found or ([] if drift.is_jump_in_place() else ["a jump of ours in nat/OUTPUT stands behind somebody else's"])
 
     def _check_kernel(self, when: str) -> None:
-        found = self._differences(kernel_state.wanted(self._world.objects.values()))
+        found = self._differences(self.wanted())
         if found:
-            raise self._violation(f"the kernel differs from the model {when}", found)
+            raise self.violation(f"the kernel differs from the model {when}", found)
 
-    def _note(self, what: str) -> None:
+    def note(self, what: str) -> None:
         self.diary.append(f"{time.monotonic() - self._began_s:7.2f}  {what}")
 
-    def _violation(self, what: str, details: list[str]) -> Violation:
+    def violation(self, what: str, details: list[str]) -> Violation:
         tail = self._running.log_tail(40)
         return Violation("\n".join([what, *(f"    {line}" for line in details[:20]), "  diary:", *self.diary, "  log:", tail]))

@@ -1,7 +1,7 @@
 """The program as it is, started so that its tasks can be counted and its netlink sockets can fail: ``ipvsproxy``'s arguments.
 
 In the directory that ``IPVSPROXY_CHAOS`` names, the file ``tasks`` holds the number of tasks, written every second, and
-``faults`` says what is to fail.
+``faults`` says what is to fail. ``IPVSPROXY_CHAOS_WITHOUT`` names a mend that the program is to do without, by its moment.
 """
 
 import asyncio
@@ -12,18 +12,23 @@ import threading
 import time
 from pathlib import Path
 
-from tests.chaos import faults, faulty_socket
+from tests.chaos import broken, faults, faulty_socket
+from tests.chaos.moments import Moment
 from tests.support.program import Program
 
 DIRECTORY = "IPVSPROXY_CHAOS"
+WITHOUT = "IPVSPROXY_CHAOS_WITHOUT"
 STARTER = ("-m", "tests.chaos.instrumented")
 TASKS = "tasks"
 INTERVAL_S = 1.0
+LONGEST_SILENCE_S = 10.0
+"""Of a watch, once bookmarks have come: in the place of two and a half minutes."""
 
 
-def program(directory: Path, log: Path, *flags: str) -> Program:
-    """The program so started; this is its directory."""
-    return Program(None, log, *flags, environment={DIRECTORY: str(directory)}, starter=STARTER)
+def program(directory: Path, log: Path, *flags: str, path: str | None = None, without: Moment | None = None) -> Program:
+    """The program so started; ``path`` goes in front of PATH; it lives ``without`` the mend of a moment."""
+    environment = {DIRECTORY: str(directory)} | ({WITHOUT: without.name} if without else {})
+    return Program(None, log, *flags, path=path, environment=environment, starter=STARTER)
 
 
 class _Policy(asyncio.DefaultEventLoopPolicy):
@@ -61,7 +66,11 @@ def main() -> int:
     count_tasks(directory / TASKS)
     faulty_socket.install(faults.Faults(directory))
     from ipvsproxy import cli  # noqa: PLC0415 - its modules take what is instrumented as they are imported
+    from ipvsproxy.daemon.sources import reflector  # noqa: PLC0415 - as above
 
+    reflector.LONGEST_SILENCE_S = LONGEST_SILENCE_S
+    if without := os.environ.get(WITHOUT):
+        broken.WITHOUT_MEND[Moment[without]]()
     return cli.main()
 
 

@@ -4,6 +4,7 @@ The one side is translation from scratch, without a loop or a history; the other
 goes through our drivers.
 """
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Collection, Iterable, Mapping
@@ -30,8 +31,9 @@ SYSCTLS: Mapping[str, str] = {
 State = dict[str, Any]
 
 
-def wanted(objects: Iterable[Object]) -> State:
+def wanted(objects: Iterable[Object], scheduler: str = SETTINGS.scheduler) -> State:
     """What the kernel must hold, in the form of the recordings, with what is not ours."""
+    settings = dataclasses.replace(SETTINGS, scheduler=scheduler)
     events = [decode.decode_document(item, "chaos") for item in objects]
     parsed = [event.object for event in events if isinstance(event, Put)]
     slices: dict[ServiceName, list[EndpointSlice]] = {}
@@ -40,10 +42,10 @@ def wanted(objects: Iterable[Object]) -> State:
             slices.setdefault(item.service, []).append(item)
     api_servers = builders.api_servers(slices.get(ServiceName("default", "kubernetes"), ()))
     node = next(item for item in parsed if isinstance(item, Node))
-    view = view_node(SETTINGS, NODE, node, list(_interface_addresses()), api_servers)
+    view = view_node(settings, NODE, node, list(_interface_addresses()), api_servers)
     services = [item for item in parsed if isinstance(item, Service)]
-    states = [state.translate(item, slices.get(item.name, ()), view, SETTINGS) for item in services]
-    rendered = golden_translation.render(sorted(states, key=lambda one: one.owner), SETTINGS, view)
+    states = [state.translate(item, slices.get(item.name, ()), view, settings) for item in services]
+    rendered = golden_translation.render(sorted(states, key=lambda one: one.owner), settings, view)
     rendered["virtual_servers"] |= foreign.VIRTUAL_SERVERS
     rendered["real_servers"] |= foreign.REAL_SERVERS
     return _normal(rendered | {"sysctls": dict(SYSCTLS)})

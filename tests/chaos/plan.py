@@ -1,4 +1,4 @@
-"""What happens in a history, from its number and a seed: the steps by chance, the kinds of drift, faults and troubles in turn.
+"""What happens in a history, from its number and a seed: the steps by chance, the kinds of drift, faults and the rest in turn.
 
 Kinds go round from one history to the next, so that all have come up after a known number of histories of the same length.
 """
@@ -10,36 +10,41 @@ from typing import NamedTuple, TypeVar
 from tests.chaos import drift
 from tests.chaos.cluster import Trouble
 from tests.chaos.faults import Kind
+from tests.chaos.moments import Moment
 
 T = TypeVar("T")
 
 STEPS: Mapping[str, int] = {"change": 3, "kill": 4, "lock": 2}
-"""What a history is made of besides drift, kernel faults and troubles, with weights."""
+"""What a history is made of besides drift, kernel faults, troubles and bad moments, with weights."""
 DRIFT_SHARE = 0.4
 FAULT_SHARE = 0.2
 TROUBLE_SHARE = 0.15
+MOMENT_SHARE = 0.15
 """Of all steps, but at least one."""
 DIRECTORY_EVERY = 4
 """The last one of so many histories is fed from a directory, the others by an API server."""
 SERVER_TROUBLES = [kind for kind in Trouble if kind is not Trouble.GARBAGE_FILE]
+DIRECTORY_MOMENTS = [kind for kind in Moment if kind is not Moment.SILENT_PROXY]
 
 
 class Plan(NamedTuple):
-    """``steps`` in their order; ``drifts``, ``faults`` and ``troubles`` are the kinds of those among them."""
+    """``steps`` in their order; ``drifts``, ``faults``, ``troubles`` and ``moments`` are the kinds of those among them."""
 
     steps: list[str]
     drifts: list[drift.Drift]
     faults: list[Kind]
     troubles: list[Trouble]
+    moments: list[Moment]
     has_server: bool
 
 
 def draw(seed: int, number: int, length: int) -> Plan:
     """The plan of the history of this number that has so many steps."""
-    drifts, faults, troubles = (max(1, int(length * share)) for share in (DRIFT_SHARE, FAULT_SHARE, TROUBLE_SHARE))
+    shares = (DRIFT_SHARE, FAULT_SHARE, TROUBLE_SHARE, MOMENT_SHARE)
+    drifts, faults, troubles, moments = (max(1, int(length * share)) for share in shares)
     dice = random.Random(f"{seed}:{number}:plan")
-    others = dice.choices(list(STEPS), list(STEPS.values()), k=max(0, length - drifts - faults - troubles))
-    steps = [*others, *["drift"] * drifts, *["fault"] * faults, *["trouble"] * troubles][:length]
+    others = dice.choices(list(STEPS), list(STEPS.values()), k=max(0, length - drifts - faults - troubles - moments))
+    steps = [*others, *["drift"] * drifts, *["fault"] * faults, *["trouble"] * troubles, *["moment"] * moments][:length]
     dice.shuffle(steps)
     has_server = number % DIRECTORY_EVERY < DIRECTORY_EVERY - 1
     with_server = number - number // DIRECTORY_EVERY
@@ -48,6 +53,12 @@ def draw(seed: int, number: int, length: int) -> Plan:
         _in_turn(seed, number, drift.DRIFTS, drifts),
         _in_turn(seed, number, list(Kind), faults),
         _in_turn(seed, with_server, SERVER_TROUBLES, troubles) if has_server else [Trouble.GARBAGE_FILE] * troubles,
+        _in_turn(
+            seed,
+            with_server if has_server else number // DIRECTORY_EVERY,
+            list(Moment) if has_server else DIRECTORY_MOMENTS,
+            moments,
+        ),
         has_server,
     )
 

@@ -14,11 +14,12 @@ from tests.chaos.cluster import Trouble
 from tests.chaos.faults import Kind
 from tests.chaos.figures import Figures, percentile
 from tests.chaos.history import History
+from tests.chaos.moments import Moment
 from tests.chaos.world import Key, World
 from tests.support import lab
 
-SEED = 279
-"""Of a history with a kill, a fault, a trouble and a drift."""
+SEED = 10
+"""Of a history with a kill, a fault, a trouble, two drifts and a reload under ENOBUFS."""
 
 
 def test_a_seed_gives_the_same_history_again_and_another_one_another() -> None:
@@ -41,14 +42,16 @@ def test_what_is_put_and_deleted_adds_up_to_the_world() -> None:
     assert objects == world.objects
 
 
-def test_all_kinds_of_drift_faults_and_troubles_come_up_in_turn() -> None:
+def test_all_kinds_of_drift_faults_troubles_and_moments_come_up_in_turn() -> None:
     drawn = [plan.draw(1, number, 15) for number in range(7)]
     assert {kind for one in drawn[:4] for kind in one.drifts} == set(drift.DRIFTS)
     assert {kind for one in drawn[:4] for kind in one.faults} == set(Kind)
     assert {kind for one in drawn for kind in one.troubles} == set(Trouble)
-    for step, kinds in (("drift", "drifts"), ("fault", "faults"), ("trouble", "troubles")):
+    assert {kind for one in drawn[:3] for kind in one.moments} == set(Moment)
+    for step, kinds in (("drift", "drifts"), ("fault", "faults"), ("trouble", "troubles"), ("moment", "moments")):
         assert all(one.steps.count(step) == len(getattr(one, kinds)) for one in drawn)
     assert all((Trouble.GARBAGE_FILE in one.troubles) is not one.has_server for one in drawn)
+    assert all(one.has_server for one in drawn if Moment.SILENT_PROXY in one.moments)
     assert plan.draw(1, 3, 15) == drawn[3]
     assert plan.draw(2, 3, 15) != drawn[3]
 
@@ -88,11 +91,12 @@ def test_only_a_wanted_server_of_tcp_may_still_have_a_draining_real_server() -> 
 def test_a_short_history_passes(tmp_path: Path) -> None:
     figures = Figures()
     with lab.Lab() as node:
-        History(plan.draw(SEED, 0, 4), str(SEED), node, tmp_path, figures, quick=True).run()
+        History(plan.draw(SEED, 0, 6), str(SEED), node, tmp_path, figures, quick=True).run()
     assert figures.kills > 0
     assert figures.injected.total() > 0
     assert figures.troubles.total() == 1
-    assert len(figures.heals_s) == 1
-    assert (figures.quiet_points, figures.verified) == (5, 1)
+    assert figures.moments.total() == 1
+    assert len(figures.heals_s) == 2
+    assert (figures.quiet_points, figures.verified) == (8, 1)
     assert figures.probes > 50
     assert (figures.lost, figures.broken) == (0, 0)

@@ -1,0 +1,185 @@
+"""What the program must make of each bad moment; ``moments`` has what such a moment does to the node."""
+
+import contextlib
+import functools
+import ipaddress
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from tests.chaos import cluster, kernel_state, moments
+from tests.chaos.clients import Clients
+from tests.chaos.configuration import SCHEDULERS, Configuration
+from tests.chaos.faults import Faults, Kind, Order
+from tests.chaos.figures import Figures
+from tests.chaos.moments import Moment
+from tests.chaos.world import Question
+from tests.support import lab
+
+REACHED_WITHIN_S = 150.0
+"""Until all but rules is in force, with another start in it."""
+SILENCE_NOTICED_WITHIN_S = 60.0
+"""Until what changed behind a silent proxy is in force: six times the silence that the program bears here."""
+RELOADED_WITHIN_S = 60.0
+"""Until a configuration is in force that could not be put in force before: it is tried again with growing pauses."""
+SHOWN_WITHIN_S = 60.0
+"""Until ``/healthz`` says that a part of the kernel cannot be read."""
+ANSWERED_WITHIN_S = 5.0
+ACKNOWLEDGED_S = 0.5
+"""A client acknowledges an answer after 40 ms, by Linux's TCP_DELACK_MIN, or 200 ms at most."""
+LOOK_S = 0.02
+BOOKMARK_S = 1.0
+"""Until a bookmark has arrived."""
+POLL_S = 0.2
+RELOAD_FAILED = b"event=reload_failed"
+BUT_RULES = ("virtual_servers", "ipsets", "addresses")
+HEALTH = "http://127.0.0.1:10256/healthz"
+BLINKING = Question("client", "TCP", moments.ADDRESS, 30080)
+BLINKING_CLIENT = "172.18.1.51"
+"""An address that no other client has: IPVS would mix up two connections from one port."""
+
+
+class Life(Protocol):
+    """The history in which the moment comes. Most of this raises ``Violation``."""
+
+    clients: Clients
+    cluster: cluster.Cluster
+    configuration: Configuration
+    faults: Faults
+    figures: Figures
+    log: Path
+    native_rules: moments.NativeRules
+
+    def note(self, what: str, /) -> None:
+        """Write it into the diary."""
+
+    def change(self) -> None:
+        """Let something happen in the cluster."""
+
+    def restart(self) -> None:
+        """Kill the program, and start it again; meanwhile something changes."""
+
+    def wanted(self) -> kernel_state.State:
+        """What the kernel must hold now."""
+
+    def wait_until(self, reached: Callable[[], bool], what: str, within_s: float, /) -> None:
+        """Wait for something that must come."""
+
+    def wait_until_quiet(self, within_s: float, /) -> None:
+        """Wait until the kernel equals the model."""
+
+    def violation(self, what: str, details: list[str], /) -> Exception:
+        """What must not be."""
+
+
+def _restart_under_lock(life: Life) -> None:
+    """A fresh process meets with a lock that is held for longer than iptables waits. What was served stays."""
+    with moments.held_lock():
+        life.restart()
+        time.sleep(moments.HELD_S)
+    life.note("the xtables lock is free")
+
+
+def _live_beside_native_rule(life: Life) -> None:
+    """A table cannot be listed, on a running node and at a start: all but rules follows the changes, and it shows."""
+    with life.native_rules.added():
+        for act in (life.change, life.restart):
+            act()
+            wanted = life.wanted()
+            life.wait_until(functools.partial(_is_right_but_for_rules, wanted), "all but rules", REACHED_WITHIN_S)
+        life.wait_until(lambda: "unreadable" in _health(), "/healthz tells of the table", SHOWN_WITHIN_S)
+    life.note("the native rule is gone")
+
+
+def _lose_address(life: Life) -> None:
+    """An address of the node is away for a moment, with a connection open through a node port there.
+
+    Nothing is sent meanwhile: the packet would be routed elsewhere than where the connection was masqueraded, and for that the
+    kernel forgets it (``nf_nat_oif_changed``), whatever a program does.
+    """
+    with moments.second_address(), contextlib.ExitStack() as cleaning:
+        life.wait_until_quiet(REACHED_WITHIN_S)
+        connection = life.clients.open_one(BLINKING, BLINKING_CLIENT)
+        cleaning.callback(connection.abort)
+        time.sleep(ACKNOWLEDGED_S)
+        was_there = True
+        with moments.without_address():
+            ends_s = time.monotonic() + moments.AWAY_S
+            while time.monotonic() < ends_s:
+                was_there &= _is_served(BLINKING)
+                time.sleep(LOOK_S)
+        life.figures.asked += 1
+        answer = _answer(connection) if was_there else "its virtual server was gone while the address was away"
+        if answer != connection.backend:
+            life.figures.broken += 1
+            raise life.violation("an open connection", [f"{BLINKING}: {answer}"])
+        life.note(f"the address is back; {answer} answers, as before")
+        life.wait_until_quiet(REACHED_WITHIN_S)
+
+
+def _be_told_nothing(life: Life) -> None:
+    """A proxy on the way to the API server keeps its connections open, and forwards nothing of what changes."""
+    assert isinstance(life.cluster, cluster.Server)
+    life.cluster.bookmark()
+    time.sleep(BOOKMARK_S)
+    life.note(f"connections that are silent from now on: {life.cluster.hush()}")
+    life.change()
+    life.wait_until_quiet(SILENCE_NOTICED_WITHIN_S)
+
+
+def _reload_without_room(life: Life) -> None:
+    """The file asks for another scheduler while the kernel has no room for a question; later it has."""
+    logged = life.log.stat().st_size
+    before = life.faults.injected()
+    life.faults.order(Order(Kind.ENOBUFS, 1.0, once=False))
+    life.configuration.write(SCHEDULERS[1])
+    life.wait_until(lambda: RELOAD_FAILED in life.log.read_bytes()[logged:], "a reload fails", RELOADED_WITHIN_S)
+    life.faults.end()
+    injected = life.faults.injected() - before
+    life.figures.injected += injected
+    life.note(f"the reload has failed, with {injected.total()} refusals")
+    life.change()
+    life.wait_until_quiet(RELOADED_WITHIN_S)
+    life.note("the other scheduler is in force")
+    life.configuration.write(SCHEDULERS[0])
+
+
+def _is_right_but_for_rules(wanted: kernel_state.State) -> bool:
+    return not kernel_state.differences(wanted, kernel_state.held(BUT_RULES))
+
+
+def _answer(connection: lab.Connection) -> str:
+    """Who answers, or why nobody does."""
+    try:
+        return connection.ask(ANSWERED_WITHIN_S)
+    except lab.LabError as error:
+        return str(error)
+
+
+def _is_served(question: Question) -> bool:
+    """Whether the kernel has this virtual server of IPv4; without a process, for it is asked all the while."""
+    wanted = [question.protocol, f"{int(ipaddress.ip_address(question.to)):08X}:{question.port:04X}"]
+    return any(line.split()[:2] == wanted for line in Path("/proc/net/ip_vs").read_text().splitlines())
+
+
+def _health() -> str:
+    """The body of ``/healthz``, whatever its status; empty while nobody answers."""
+    try:
+        with urllib.request.urlopen(HEALTH, timeout=5) as answer:
+            return str(answer.read())
+    except urllib.error.HTTPError as error:
+        return str(error.read())
+    except OSError:
+        return ""
+
+
+ACTS: Mapping[Moment, Callable[[Life], None]] = {
+    Moment.LOCKED_RESTART: _restart_under_lock,
+    Moment.NATIVE_RULE: _live_beside_native_rule,
+    Moment.BLINKING_ADDRESS: _lose_address,
+    Moment.SILENT_PROXY: _be_told_nothing,
+    Moment.FULL_RELOAD: _reload_without_room,
+}

@@ -1,0 +1,78 @@
+"""Programs without one of their mends: by them it is shown that the suite finds what it looks for.
+
+Each function takes its mend away in the process that calls it.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.chaos.moments import Moment
+
+
+def _give_up_families() -> None:
+    """Every failure of a trial writing says that a family cannot be had."""
+    from ipvsproxy.kernel import iptables, rules_driver  # noqa: PLC0415 - in the process that is to run it alone
+
+    usual = rules_driver.RulesDriver.try_writing
+
+    def try_writing(self: rules_driver.RulesDriver, family: Any) -> iptables.Refusal | None:
+        refusal = usual(self, family)
+        return refusal and iptables.Refusal(refusal.reason, is_certain=True)
+
+    rules_driver.RulesDriver.try_writing = try_writing  # type: ignore[method-assign]  # that is the purpose
+
+
+def _wait_for_all_parts() -> None:
+    """Nothing is programmed before all of the kernel could be read."""
+    from ipvsproxy.daemon.loop import reader  # noqa: PLC0415 - as above
+
+    usual = reader.KernelReader.observe
+
+    async def observe(self: reader.KernelReader) -> bool:
+        if not await usual(self):
+            await asyncio.Event().wait()
+        return True
+
+    reader.KernelReader.observe = observe  # type: ignore[method-assign]  # as above
+
+
+def _grant_no_grace() -> None:
+    """Node ports go with their address at once."""
+    from ipvsproxy.translate import lingering  # noqa: PLC0415 - as above
+
+    lingering.GRACE_S = 0.0
+
+
+def _bear_silence() -> None:
+    """Silence is no sign of trouble."""
+    from ipvsproxy.daemon.sources import reflector  # noqa: PLC0415 - as above
+
+    reflector.LONGEST_SILENCE_S = math.inf
+
+
+def _end_with_reload() -> None:
+    """A reload that fails ends the process, as a start does."""
+    from ipvsproxy.daemon import app  # noqa: PLC0415 - as above
+    from ipvsproxy.daemon.process import reload  # noqa: PLC0415 - as above
+    from ipvsproxy.daemon.sources import source  # noqa: PLC0415 - as above
+
+    usual = app._Node._reconfigure
+
+    async def reconfigure(self: app._Node, *arguments: Any) -> None:
+        try:
+            await usual(self, *arguments)
+        except reload.CannotApplyError as error:
+            raise source.CannotStartError(str(error)) from error
+
+    app._Node._reconfigure = reconfigure  # type: ignore[method-assign, assignment]  # as above
+
+
+WITHOUT_MEND: Mapping[Moment, Callable[[], None]] = {
+    Moment.LOCKED_RESTART: _give_up_families,
+    Moment.NATIVE_RULE: _wait_for_all_parts,
+    Moment.BLINKING_ADDRESS: _grant_no_grace,
+    Moment.SILENT_PROXY: _bear_silence,
+    Moment.FULL_RELOAD: _end_with_reload,
+}

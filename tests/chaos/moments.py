@@ -1,0 +1,109 @@
+"""Bad moments: what a node lives through now and then, and a program may take for "is not there" or "do nothing at all".
+
+Each of them says what it does to the node, and takes it back. What the program must make of it is in
+``bad_moments``.
+"""
+
+import contextlib
+import enum
+import fcntl
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+LOCK = Path("/run/xtables.lock")
+HELD_S = 12.0
+"""Longer than iptables waits for its lock, for one family after the other."""
+ADDRESS = "172.18.0.9"
+"""A second address of the node's interface, for as long as it is needed."""
+AWAY_S = 1.0
+"""Long enough for a program on a busy machine to see it."""
+HIDDEN_TABLE = "filter"
+_STRANGER = ("INPUT", "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT")
+_SAVING = ("iptables-save", "iptables-legacy-save")
+_WRAPPER = """\
+#!/bin/sh
+[ -e {marker} ] || exec {real} "$@"
+{real} "$@" | sed "/^\\*{table}\\$/,/^COMMIT\\$/c\\\\
+# Table \\`{table}' is incompatible, use 'nft' tool."
+"""
+
+
+class Moment(enum.Enum):
+    """What happens."""
+
+    LOCKED_RESTART = "restart under a held xtables lock"
+    NATIVE_RULE = "native rule in a table of ours"
+    BLINKING_ADDRESS = "address that blinks"
+    SILENT_PROXY = "silent proxy before the API server"
+    FULL_RELOAD = "reload under ENOBUFS"
+
+
+@contextlib.contextmanager
+def held_lock() -> Iterator[None]:
+    """Hold the lock of all writers of rules, as another program would."""
+    with LOCK.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class NativeRules:
+    """A node whose ``iptables-save`` is ours: ``path`` goes in front of PATH.
+
+    The kernel of the tests may have legacy tables only, which take no native rule. So while ``added``, the wrapper prints what
+    the real program prints of a table with native rules: one sentence in its place, and status 0.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._marker = directory / "native"
+        self.path = directory / "programs"
+        self.path.mkdir()
+        for name in _SAVING:
+            if real := shutil.which(name):
+                wrapper = self.path / name
+                marker = shlex.quote(str(self._marker))
+                wrapper.write_text(_WRAPPER.format(marker=marker, real=shlex.quote(real), table=HIDDEN_TABLE))
+                wrapper.chmod(0o755)
+
+    @contextlib.contextmanager
+    def added(self) -> Iterator[None]:
+        """While the block runs, the table holds a rule of somebody else, and cannot be listed."""
+        self._marker.touch()
+        _run("iptables", "-A", *_STRANGER)  # the kernel tells of a rule that was changed, as it would of a native one
+        try:
+            yield
+        finally:
+            self._marker.unlink()
+            _run("iptables", "-D", *_STRANGER)
+
+
+@contextlib.contextmanager
+def second_address() -> Iterator[None]:
+    """While the block runs, the node's interface has one address more."""
+    _add_address()
+    try:
+        yield
+    finally:
+        _run("ip", "address", "del", f"{ADDRESS}/16", "dev", "eth0")
+
+
+@contextlib.contextmanager
+def without_address() -> Iterator[None]:
+    """While the block runs, that address is away."""
+    _run("ip", "address", "del", f"{ADDRESS}/16", "dev", "eth0")
+    try:
+        yield
+    finally:
+        _add_address()
+
+
+def _add_address() -> None:
+    _run("ip", "address", "add", f"{ADDRESS}/16", "dev", "eth0")
+
+
+def _run(*argv: str) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")

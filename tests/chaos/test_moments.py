@@ -1,0 +1,125 @@
+"""Bad moments: each does to the node what it says, the program lives through it, and one without the mend is found."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import bad_moments, broken, moments
+from tests.chaos.configuration import SCHEDULERS, Configuration
+from tests.chaos.figures import Figures
+from tests.chaos.history import History, Violation
+from tests.chaos.moments import Moment
+from tests.chaos.plan import Plan
+from tests.chaos.silent_proxy import SilentProxy
+from tests.support import lab
+from tests.support.program import ProgramError
+
+SEED = "1:0"
+SAVED = "*nat\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -j ACCEPT\nCOMMIT\n*mangle\nCOMMIT\n"
+FOUND: dict[Moment, str] = {
+    Moment.LOCKED_RESTART: "ended with status 2|has ended|differs from the model|unanswered",
+    Moment.NATIVE_RULE: "not within 60 s: all but rules",
+    Moment.BLINKING_ADDRESS: "its virtual server was gone",
+    Moment.SILENT_PROXY: "differs from the model after 60 s",
+    Moment.FULL_RELOAD: "the program has ended",
+}
+"""How a program shows that lacks the mend."""
+
+
+@pytest.fixture(scope="module", name="node")
+def _node() -> Iterator[lab.Lab]:
+    with lab.Lab() as node:
+        yield node
+
+
+def live_through(node: lab.Lab, directory: Path, *kinds: Moment, without: Moment | None = None) -> Figures:
+    figures = Figures()
+    drawn = Plan(["moment"] * len(kinds), [], [], [], list(kinds), has_server=True)
+    History(drawn, SEED, node, directory, figures, quick=True, without=without).run()
+    return figures
+
+
+def test_each_moment_has_an_act_and_a_mend_to_do_without() -> None:
+    assert set(bad_moments.ACTS) == set(broken.WITHOUT_MEND) == set(FOUND) == set(Moment)
+
+
+def test_a_table_with_a_native_rule_is_one_sentence_and_the_others_are_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    for name, text in (("iptables-save", f"printf '{SAVED}'"), ("iptables", 'echo "$@" >> "$0.log"')):
+        (real / name).write_text(f"#!/bin/sh\n{text}\n".replace("\n*", "\\n*"))
+        (real / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{real}:/usr/bin:/bin")
+    rules = moments.NativeRules(tmp_path)
+
+    def listed() -> str:
+        return subprocess.run([rules.path / "iptables-save"], capture_output=True, text=True, check=True).stdout
+
+    assert listed() == SAVED
+    with rules.added():
+        nat, mangle = SAVED.split("*filter", maxsplit=1)[0], "*mangle\nCOMMIT\n"
+        assert listed() == f"{nat}# Table `filter' is incompatible, use 'nft' tool.\n{mangle}"
+    assert listed() == SAVED
+    assert [line.split()[0] for line in (real / "iptables.log").read_text().splitlines()] == ["-A", "-D"]
+
+
+async def test_a_silent_proxy_keeps_connections_open_and_serves_new_ones() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    proxy = SilentProxy()
+    await proxy.open(server.sockets[0].getsockname()[1])
+    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    writer.write(b"before\n")
+    assert await reader.readline() == b"before\n"
+    assert proxy.hush() == 1
+    writer.write(b"hushed\n")
+    later_reader, later_writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    later_writer.write(b"later\n")
+    assert await later_reader.readline() == b"later\n"
+    silence = asyncio.create_task(reader.read())
+    later_writer.write(b"and again\n")
+    assert await later_reader.readline() == b"and again\n"
+    assert not silence.done(), "neither a line nor an end arrives"
+    silence.cancel()
+    writer.close()
+    later_writer.close()
+    await proxy.close()
+    server.close()
+
+
+def test_a_configuration_leads_to_the_same_cluster_whatever_its_scheduler(tmp_path: Path) -> None:
+    from_server = Configuration(tmp_path, "--kubeconfig=/k")
+    from_server.write(SCHEDULERS[1])
+    assert from_server.flags == (f"--config={tmp_path / 'config.json'}", "--hostname-override=node-a")
+    assert '"kubeconfig": "/k"' in (tmp_path / "config.json").read_text()
+    assert '"scheduler": "lc"' in (tmp_path / "config.json").read_text()
+    assert Configuration(tmp_path, "--manifests=/m").flags[-1] == "--manifests=/m"
+
+
+@pytest.mark.kernel
+@pytest.mark.timeout(400)
+def test_the_program_lives_through_each_bad_moment(node: lab.Lab, tmp_path: Path) -> None:
+    figures = live_through(node, tmp_path, *Moment)
+    assert figures.moments == {kind.value: 1 for kind in Moment}
+    assert figures.injected["ENOBUFS"] > 0
+    assert (figures.lost, figures.broken) == (0, 0)
+
+
+@pytest.mark.kernel
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", Moment)
+def test_a_program_without_the_mend_is_found(
+    node: lab.Lab, tmp_path: Path, kind: Moment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # what never comes need not be waited for so long
+    with pytest.raises((Violation, ProgramError), match=FOUND[kind]):
+        live_through(node, tmp_path, kind, without=kind)
