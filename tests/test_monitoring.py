@@ -21,7 +21,9 @@ from ipvsproxy.daemon.http.health import LATE_PERIODS, Status
 from ipvsproxy.daemon.metrics.gauges import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.reflector import Trouble, WatchStatus
+from ipvsproxy.kernel.iptables_variant import Variant
 from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
+from ipvsproxy.kernel.leftover_rules import Place
 from ipvsproxy.model.kernel import Connections, Counters
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report
@@ -63,7 +65,15 @@ class OurNode:
         watches = {kind: WatchStatus(contact_s=0) for kind in ObjectKind}
         reconciler = self._scene.reconciler
         reconciler.claims.put_node(tuple(Family), (), None)
-        sources = Sources(reconciler=reconciler, store=self._scene.store, status=status, clock=clock, watches=lambda: watches)
+        left = {Place(variant, family, is_used=False): True for variant in Variant for family in Family}
+        sources = Sources(
+            reconciler=reconciler,
+            store=self._scene.store,
+            status=status,
+            clock=clock,
+            watches=lambda: watches,
+            leftovers=lambda: left,
+        )
         self.metrics.show(tuple(Family), sources, self._scene.traffic)
         self.happen()
 

@@ -11,6 +11,7 @@ import json
 import pathlib
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import api_server, golden_state
+from ipvsproxy.model.net import Family
+from tests.support import api_server, golden_state, left_rules
 from tests.support.api_server import ApiServer
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
 from tests.support.program import run_in_turn
@@ -311,6 +313,30 @@ async def test_node_ports_on_an_address_that_went_meanwhile_go_and_those_of_othe
     _, output = await told(sys.executable, *MAIN, "doctor")
     assert all(row.partition(" ")[2] in output for row in others), output
     assert "but none is served on the address" in output
+
+
+def leave_iptables_mode() -> None:
+    """Have the rules of both families that a kube-proxy of iptables mode leaves behind."""
+    jump = f"*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -j {left_rules.SERVICE}\nCOMMIT\n"
+    for family, name in ((Family.IPV4, "iptables"), (Family.IPV6, "ip6tables")):
+        for text in (left_rules.iptables_mode(family), jump):
+            subprocess.run((f"{name}-legacy-restore", "--noflush"), input=text, text=True, check=True)
+
+
+async def test_rules_that_an_iptables_mode_left_do_not_refuse_what_is_served_and_those_of_others_stay(
+    folder: pathlib.Path,
+) -> None:
+    leave_iptables_mode()
+    async with running(f"--manifests={folder}", "--ipvs-sync-period=1h") as program:
+        for _ in range(2):
+            await program.read_until("event=leftover_rules_removed")
+        for name in ("iptables", "ip6tables"):
+            _, saved = await told(f"{name}-legacy-save")
+            assert {line.removesuffix(" [0:0]") for line in saved.splitlines()} >= left_rules.OF_OTHERS
+            assert not [line for line in saved.splitlines() if left_rules.SERVICE in line or "no endpoints" in line], saved
+            assert ":KUBE-PROXY-CANARY" not in saved
+            assert '-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES' in saved, "ours stays"
+        assert await program.stop() == 0
 
 
 async def test_an_address_that_somebody_takes_away_is_back_soon(folder: pathlib.Path) -> None:

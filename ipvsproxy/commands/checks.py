@@ -9,7 +9,7 @@ from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel.facts import Facts, ModuleState
 from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family
-from ipvsproxy.reconcile import ownership
+from ipvsproxy.reconcile import leftovers, ownership
 from ipvsproxy.reconcile.claims import Claims
 
 ADVISED = (
@@ -178,18 +178,19 @@ def _iptables(facts: Facts) -> Iterator[Finding]:
         return
     yield _ok("iptables", f"{choice.variant} is used: {choice.reason}")
     if choice.left_behind:
-        remedy = "remove those of the other one, by ipvsproxy cleanup or kube-proxy --cleanup, and start again"
+        remedy = "run removes them, once those of the variant that is used are in force; so does ipvsproxy cleanup"
         yield _warn("iptables", f"rules of ours stand in {choice.left_behind}, too", remedy)
     for family, reason in facts.unserved.items():
         yield _warn("iptables", f"{family.label} can not be served: {reason}", "nothing, if the cluster does not use it")
 
 
 def _neighbours(facts: Facts, config: Config) -> Iterator[Finding]:
-    chains = sum(name.startswith("KUBE-SVC-") for name in facts.chains)
+    chains = sum(map(leftovers.is_of_iptables_mode, facts.chains))
     tables = [name for name in facts.nft_tables if name.endswith("kube-proxy")]
     remedy = "stop that kube-proxy and run kube-proxy --cleanup: two modes at once send packets two ways"
     if chains:
-        yield _fail("kube-proxy", f"there are rules of its iptables mode ({chains} chains KUBE-SVC-...)", remedy)
+        stop = "stop that kube-proxy: run then removes them, once its own rules are in force; so does ipvsproxy cleanup"
+        yield _warn("kube-proxy", f"there are rules of its iptables mode ({chains} chains)", stop)
     if tables:
         yield _fail("kube-proxy", f"there are tables of its nftables mode ({', '.join(tables)})", remedy)
     if not chains and not tables:

@@ -11,16 +11,18 @@ from typing import NamedTuple, Protocol
 
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
+from ipvsproxy.daemon.loop import leftovers
 from ipvsproxy.kernel import host, iptables, iptables_variant
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.ipvs import AbsentIpvs
+from ipvsproxy.kernel.leftover_rules import Place
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.model.kernel import IP_SETS, IpSet
 from ipvsproxy.model.net import Family, Network
-from ipvsproxy.model.plan import Operation, Outcome, kind_of
-from ipvsproxy.model.rules import ObservedSkeleton, Skeleton
+from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
+from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import cleanup
 from ipvsproxy.translate import skeleton
@@ -48,36 +50,41 @@ class Kernel(Protocol):
 class Rules(Protocol):
     """What is needed of ``IptablesDriver``."""
 
-    def observe(self, family: Family) -> ObservedSkeleton:
-        """What there is of our rules."""
-
-    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Remove them."""
-
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
         """Anybody's rules that hold this text."""
 
 
 class Node(NamedTuple):
-    """What is to be cleaned: the kernel, its iptables and that of the variants that are not in use; and the families to look at.
+    """What is to be cleaned: the kernel, its iptables and that of the variant that is not in use; and the families to look at.
 
-    ``skipped`` says of what nothing can be there, a line each.
+    ``places`` are where ``left`` looks for rules that a proxy has left behind. ``skipped`` says of what nothing can be there, a
+    line each.
     """
 
     kernel: Kernel
     rules: Rules
+    left: leftovers.Rules
+    places: tuple[Place, ...] = ()
     other_rules: tuple[Rules, ...] = ()
     families: tuple[Family, ...] = tuple(Family)
     skipped: tuple[str, ...] = ()
 
 
+class Left(NamedTuple):
+    """Rules that a proxy has left behind, of one family in one variant of iptables, and why they are not all removed."""
+
+    name: str
+    error: str = ""
+
+
 class Result(NamedTuple):
-    """What became of a cleanup, or, in a dry run, what there is to do: an outcome for each operation.
+    """What became of a cleanup, or, in a dry run, what there is to do: an outcome for each operation, and ``left`` rules.
 
     ``problems`` are what else may have left something of ours, ``notes`` what was left out, a line each.
     """
 
     outcomes: tuple[Outcome, ...] = ()
+    left: tuple[Left, ...] = ()
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -89,7 +96,12 @@ class Result(NamedTuple):
     @property
     def is_fine(self) -> bool:
         """Whether nothing went wrong."""
-        return not self.failed and not self.problems
+        return not self.failures and not self.problems
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What could not be removed, a line each."""
+        return (*(outcome.error for outcome in self.failed), *(f"{one.name}: {one.error}" for one in self.left if one.error))
 
 
 def run(config: Config, *, dry_run: bool, as_json: bool) -> int:
@@ -121,23 +133,24 @@ def _this_node() -> Iterator[Node]:
     commands = iptables_variant.choose(skeleton.CHAINS).commands if shutil.which("iptables") else iptables.COMMANDS
     ipvs = None if _IP_VS.exists() else AbsentIpvs()
     with contextlib.closing(NodeKernel(skeleton.CHAINS, skeleton.JUMPS, commands=commands, ipvs=ipvs)) as kernel:
-        families = []
+        programs = {}
         for family in Family:
             try:
-                kernel.iptables.program(family)
-                families.append(family)
+                programs[family] = kernel.iptables.program(family)
             except KernelError as error:
                 skipped.append(f"{family.label} rules: {error.detail}")
         others = [iptables_variant.commands(variant) for variant in variants]
         yield Node(
             kernel,
             kernel.iptables,
+            kernel.leftover_rules,
+            kernel.leftover_rules.places(programs),
             tuple(
                 IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=names)
                 for names in others
                 if names != commands
             ),
-            tuple(families),
+            tuple(programs),
             tuple(skipped),
         )
 
@@ -146,18 +159,16 @@ def clean(node: Node, excluded: Collection[Network], node_port_ranges: Collectio
     """Remove all that is ours, but for virtual servers in ``excluded`` ranges; with ``dry_run`` only say what there is."""
     seen = _observe(node)
     todo = cleanup.plan(seen, _OURS, excluded, node_port_ranges)
-    others = [(rules, _other_rules(rules, node.families)) for rules in node.other_rules]
     kept = len(cleanup.plan(seen, _OURS, (), node_port_ranges).virtual_servers) - len(todo.virtual_servers)
     notes = (*node.skipped, *((f"virtual servers in excluded ranges: {kept} stay",) if kept else ()))
     if dry_run:
-        planned = (*todo.virtual_servers, *todo.rules, *(one for _, found in others for one in found), *todo.witnesses)
-        return Result(tuple(map(Outcome, planned)), seen.errors, notes)
+        left, unseen = _clear(node, may_remove=False)
+        return Result(tuple(map(Outcome, todo.operations)), left, _once(seen.errors, unseen), notes)
     outcomes = node.kernel.apply(todo.virtual_servers)
     knows_all = cleanup.may_remove_witnesses(seen) and not any(outcome.error for outcome in outcomes)
     outcomes += node.kernel.apply(todo.rules)
-    for rules, operations in others:
-        outcomes += rules.apply(operations)
-    problems = list(seen.errors)
+    left, unseen = _clear(node, may_remove=True)
+    problems = list(_once(seen.errors, unseen))
     if knows_all:
         outcomes += [_with_users(node, outcome) for outcome in node.kernel.apply(todo.witnesses)]
     elif todo.witnesses:
@@ -165,20 +176,33 @@ def clean(node: Node, excluded: Collection[Network], node_port_ranges: Collectio
     if not problems and not any(outcome.error for outcome in outcomes):
         again = cleanup.plan(_observe(node), _OURS, excluded, node_port_ranges).operations
         problems += [f"{operation.item} is back: is a kube-proxy or ipvsproxy still running here?" for operation in again[:1]]
-    return Result(tuple(outcomes), tuple(problems), notes)
+    return Result(tuple(outcomes), left, tuple(problems), notes)
 
 
 def _observe(node: Node) -> Observation:
     return node.kernel.observe(tuple(IP_SETS), node.families, ())
 
 
-def _other_rules(rules: Rules, families: Collection[Family]) -> tuple[Operation, ...]:
-    """What there is of ours in a variant that is not in use. Where it cannot be read, the kernel does not have its tables."""
-    images = {}
-    for family in families:
-        with contextlib.suppress(KernelError):
-            images[family] = rules.observe(family)
-    return cleanup.rules(Observation(skeletons=images), _OURS)
+def _clear(node: Node, *, may_remove: bool) -> tuple[tuple[Left, ...], tuple[str, ...]]:
+    """Remove what a proxy has left behind, or only look for it; returns what there was of it, and what could not be seen."""
+    found, unseen = [], []
+    for place in node.places:
+        try:
+            seen = leftovers.examine(node.left, place, may_remove=may_remove)
+        except KernelError as error:
+            unseen.append(str(error))
+            continue
+        unseen += [seen.hidden] if seen.hidden else []
+        kept = "; ".join(f"{way.target} stays: the rule {str(way)!r} leads to it" for way in seen.removal.staying)
+        if seen.removal.is_needed or kept:
+            found.append(
+                Left(f"{place.family.label} rules left in {place.variant}", (seen.failure or kept) if may_remove else "")
+            )
+    return tuple(found), tuple(unseen)
+
+
+def _once(*problems: Collection[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one for some in problems for one in some))
 
 
 def _with_users(node: Node, outcome: Outcome) -> Outcome:
@@ -193,17 +217,19 @@ def _with_users(node: Node, outcome: Outcome) -> Outcome:
 def render_text(result: Result, *, dry_run: bool) -> str:
     """For people: in a dry run every object, else how many of each kind; and what is wrong."""
     done = [outcome.operation for outcome in result.outcomes if not outcome.error]
-    counts = Counter(kind_of(operation.item) for operation in done)
+    left = [one.name for one in result.left if not one.error]
+    counts = Counter([*(kind_of(operation.item) for operation in done), *(["rules"] * len(left))])
     number = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     # With a problem, it may never have come to looking.
     empty = "nothing" if result.problems else f"nothing, there {'is' if dry_run else 'was'} nothing of ours"
     lines = [f"left out: {note}" for note in result.notes]
     if dry_run:
         lines += [f"would {operation}" for operation in done]
+        lines += [f"would remove rules {name}" for name in left]
         lines.append(f"would remove: {number or empty}")
     else:
         lines.append(f"removed: {number or empty}")
-    lines += [f"failed: {outcome.error}" for outcome in result.failed]
+    lines += [f"failed: {failure}" for failure in result.failures]
     lines += [f"problem: {problem}" for problem in result.problems]
     return "".join(f"{line}\n" for line in lines)
 
@@ -212,11 +238,12 @@ def render_json(result: Result, *, dry_run: bool) -> str:
     """For programs: one object on one line. ``clean``: nothing of ours is there now."""
     document = {
         "dryRun": dry_run,
-        "clean": result.is_fine and not (dry_run and result.outcomes),
+        "clean": result.is_fine and not (dry_run and (result.outcomes or result.left)),
         "operations": [
             {"verb": operation.verb.value, "kind": kind_of(operation.item), "name": _name(operation), "error": error}
             for operation, error, *_ in result.outcomes
-        ],
+        ]
+        + [{"verb": Verb.REMOVE.value, "kind": "rules", "name": name, "error": error} for name, error in result.left],
         "problems": list(result.problems),
         "leftOut": list(result.notes),
     }

@@ -14,6 +14,7 @@ from ipvsproxy.daemon.events.recorder import Recorder
 from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.loop import interfaces, journal
 from ipvsproxy.daemon.loop.engine import Engine
+from ipvsproxy.daemon.loop.leftovers import Leftovers
 from ipvsproxy.daemon.metrics import gauges
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.traffic import Traffic
@@ -57,7 +58,9 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
         async with requirements.running_kernel(metrics.applied, late_rules.set) as kernel:
             requirements.demand(host.missing_settings())
             programs = await requirements.demand_usable_node(kernel)
-            node = _Node(config, programs, source, metrics)
+            rules = kernel.target.leftover_rules
+            leftovers = Leftovers(rules, rules.places(programs), time.monotonic)
+            node = _Node(config, programs, source, metrics, leftovers)
             await node.serve(kernel, read_again, signals, late_rules)
     log.info("stopped; the kernel stays as it is")
     return 0
@@ -66,8 +69,11 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
 class _Node:
     """The parts of a process that serves, and what they tell each other."""
 
-    def __init__(self, config: Config, programs: Mapping[Family, Program], source: Source, metrics: Metrics) -> None:
+    def __init__(
+        self, config: Config, programs: Mapping[Family, Program], source: Source, metrics: Metrics, leftovers: Leftovers
+    ) -> None:
         self._config = config
+        self._leftovers = leftovers
         self._programs = programs
         self._source = source
         self._metrics = metrics
@@ -85,7 +91,7 @@ class _Node:
         )
         self._recorder = Recorder(node_name=config.node_name, post=source.post, on_outcome=metrics.announced)
         self._announcer = Announcer(node_name=config.node_name, recorder=self._recorder, store=self._store, status=self._status)
-        self._serving = Serving(config, self._status, metrics, self._announcer)
+        self._serving = Serving(config, self._status, metrics, self._announcer, leftovers.synced)
 
     async def serve(
         self, kernel: KernelThread[NodeKernel], read_again: Callable[[], Config], signals: Signals, late_rules: asyncio.Event
@@ -123,6 +129,7 @@ class _Node:
             self._source.run(lambda events: self._deliver(events, engine)),
             engine.run(),
             _tell_late_rules(late_rules, engine),
+            self._leftovers.run(),
             self._staleness.run(),
             self._recorder.run(),
             first_lists.serve_later(self._store, self._source),
@@ -166,6 +173,7 @@ class _Node:
             clock=time.monotonic,
             watches=lambda: self._source.statuses,
             stale=self._staleness.stale,
+            leftovers=lambda: self._leftovers.present,
         )
         traffic = Traffic(
             kernel=kernel,

@@ -26,7 +26,16 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class Serving:
     """Learns from the loop how it fares, and answers whoever asks."""
 
-    def __init__(self, config: Config, status: Status, metrics: Metrics, announcer: Announcer | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        status: Status,
+        metrics: Metrics,
+        announcer: Announcer | None = None,
+        on_synced: Callable[[SyncSummary], None] = lambda _: None,
+    ) -> None:
+        """``on_synced`` is called after each sync, when all that is told of it is told."""
+        self._on_synced = on_synced
         self._config = config
         self._started_s = time.time()
         self._checks = 0
@@ -61,6 +70,7 @@ class Serving:
         self._health_checks.put(summary.changes.services, summary.states)
         addresses = summary.view.health_check_addresses
         self._health_checks.listen_on({family: addresses[family] for family in self._status.families})
+        self._on_synced(summary)
 
     def servers(self) -> Iterator[Coroutine[None, None, None]]:
         """All servers, each to be run for ever; ``web.BindError`` ends one whose address can not be bound, if so configured."""

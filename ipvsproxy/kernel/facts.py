@@ -35,10 +35,10 @@ class ModuleState(enum.StrEnum):
 class Facts:
     """What was found.
 
-    ``unserved`` says why a family can not be served. ``iptables_choice`` is None without any iptables. ``chains`` are the names
-    of all chains that iptables shows, ``nft_tables`` the tables of nft (empty where it is not in PATH). ``listeners`` are the
-    programs behind the TCP ports that were asked for. ``observation`` and ``timeouts`` are None where IPVS can not be read, for
-    the reason ``unreadable``. ``bridges`` are the names of the Linux bridges.
+    ``unserved`` says why a family can not be served. ``iptables_choice`` is None without any iptables. ``chains`` are all that
+    iptables shows, of both families and variants, ``nft_tables`` the tables of nft (empty where it is not in PATH). ``listeners``
+    are the programs behind the TCP ports that were asked for. ``observation`` and ``timeouts`` are None where IPVS can not be
+    read, for the reason ``unreadable``. ``bridges`` are the names of the Linux bridges.
     """
 
     release: str
@@ -50,7 +50,7 @@ class Facts:
     sysctls_writable: bool
     iptables_choice: iptables_variant.Choice | None
     unserved: Mapping[Family, str]
-    chains: frozenset[str]
+    chains: frozenset[ChainKey]
     nft_tables: tuple[str, ...]
     listeners: Mapping[int, str]
     observation: Observation | None
@@ -170,7 +170,7 @@ def _open_sockets(proc: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
             continue
 
 
-def _chains(choice: iptables_variant.Choice | None) -> Iterator[str]:
+def _chains(choice: iptables_variant.Choice | None) -> Iterator[ChainKey]:
     """The chains of both families, in all variants that there are."""
     commands = [iptables_variant.commands(variant) for variant in iptables_variant.installed()]
     for of_families in commands or ([choice.commands] if choice else []):
@@ -179,7 +179,12 @@ def _chains(choice: iptables_variant.Choice | None) -> Iterator[str]:
                 text = iptables_process.run(f"{command}-save")
             except KernelError:
                 continue
-            yield from (line[1:].partition(" ")[0] for line in text.splitlines() if line.startswith(":"))
+            table = ""
+            for line in text.splitlines():
+                if line.startswith("*"):
+                    table = line[1:]
+                elif line.startswith(":"):
+                    yield ChainKey(table, line[1:].partition(" ")[0])
 
 
 def _nft_tables() -> Iterator[str]:

@@ -49,7 +49,8 @@ class Refusal(NamedTuple):
     is_certain: bool
 
 
-def _refusal(error: KernelError) -> Refusal:
+def refusal(error: KernelError) -> Refusal:
+    """What this error of a program of iptables means to its family."""
     return Refusal(error.detail, is_certain=bool(_CERTAIN.search(error.detail)))
 
 
@@ -134,7 +135,7 @@ class IptablesDriver:
                 self._commands[family], *self.program(family).wait(_LOCK_WAIT_VERSION), "-t", "nat", "-S", "POSTROUTING"
             )
         except KernelError as error:
-            return _refusal(error)
+            return refusal(error)
         return None
 
     def try_writing(self, family: Family) -> Refusal | None:
@@ -146,9 +147,9 @@ class IptablesDriver:
         if reason := self._absent(family):
             return Refusal(reason, is_certain=True)
         try:
-            self._restore(family, f"*nat\n:{_TRIED_CHAIN} - [0:0]\n-X {_TRIED_CHAIN}\nCOMMIT\n")
+            self.restore(family, f"*nat\n:{_TRIED_CHAIN} - [0:0]\n-X {_TRIED_CHAIN}\nCOMMIT\n")
         except KernelError as error:
-            return _refusal(error)
+            return refusal(error)
         return None
 
     def _absent(self, family: Family) -> str:
@@ -196,7 +197,7 @@ class IptablesDriver:
         found: list[str] = []
         for family in families:
             with contextlib.suppress(KernelError):
-                found += [line for line in iptables_process.run(f"{self._commands[family]}-save").splitlines() if text in line]
+                found += [line for line in self.save(family).splitlines() if text in line]
         return found
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
@@ -219,7 +220,7 @@ class IptablesDriver:
         listing = self._known(skeleton.family, self._listed) or self._list(skeleton.family)
         if listing.hidden:
             raise KernelError(action=f"{self._commands[skeleton.family]}-save", errno=0, detail=describe_hidden(listing.hidden))
-        self._restore(skeleton.family, iptables_text.render_removal(skeleton, listing))
+        self.restore(skeleton.family, iptables_text.render_removal(skeleton, listing))
         return "; ".join(
             f"{key} was only emptied: the rule {listing.strangers[key]!r} leads to it"
             for key in skeleton.chains
@@ -230,7 +231,7 @@ class IptablesDriver:
         family = skeleton.family
         listing = self._known(family, self._listed) or self._known(family, self._written) or self._list_or_remember(family)
         moved = self._moved(family, listing)
-        self._restore(family, iptables_text.render_restore(skeleton, listing, moved))
+        self.restore(family, iptables_text.render_restore(skeleton, listing, moved))
         self._put_back.update((family, jump) for jump in moved)
         self._written[family] = self._mark(family), _with_jumps(skeleton)
         self._put_last[family] = skeleton
@@ -264,13 +265,26 @@ class IptablesDriver:
         return listing
 
     def _read(self, family: Family) -> Listing:
-        text = iptables_process.run(f"{self._commands[family]}-save")
+        text = self.save(family)
         try:
             return iptables_text.parse_save(text, self._chains, self._jumps)
         except ValueError as error:
             raise KernelError(action=f"{self._commands[family]}-save", errno=0, detail=str(error)) from error
 
-    def _restore(self, family: Family, text: str) -> None:
+    def save(self, family: Family) -> str:
+        """What ``iptables-save`` prints.
+
+        Raises:
+            KernelError: it failed.
+        """
+        return iptables_process.run(f"{self._commands[family]}-save")
+
+    def restore(self, family: Family, text: str) -> None:
+        """Have ``iptables-restore --noflush`` read this, unless it is empty.
+
+        Raises:
+            KernelError: it failed; each table was changed as a whole or not at all.
+        """
         if text:
             iptables_process.run(
                 f"{self._commands[family]}-restore", *self.program(family).wait(_RESTORE_VERSION), "--noflush", stdin=text

@@ -6,9 +6,10 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from ipvsproxy.kernel import iptables_rule
+from ipvsproxy.model.leftovers import LeftRules, Removal, Way
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton
 
 _INCOMPATIBLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
@@ -88,6 +89,36 @@ def _rules(text: str) -> Iterator[tuple[ChainKey, str | None]]:
 def _target(rule: str) -> str:
     found = re.search(r"(?:^| )-[jg] (\S+)", rule)
     return found.group(1) if found else ""
+
+
+def parse_left(text: str, concerns: Callable[[ChainKey], bool]) -> LeftRules:
+    """Pick the chains that ``concerns`` is true of, and what leads to them, out of the output of ``iptables-save``.
+
+    Raises:
+        ValueError: the output is not complete.
+    """
+    chains: collections.Counter[ChainKey] = collections.Counter()
+    ways: list[Way] = []
+    for key, rule in _rules(text):
+        if concerns(key):
+            chains[key] += rule is not None
+        elif rule is not None:
+            words = rule.rsplit(" ", 2)  # a jump to a chain has no options, and stands at the end
+            if words[-2:-1] in (["-j"], ["-g"]) and concerns(target := ChainKey(key.table, words[-1])):
+                ways.append(Way(key, rule, target))
+    return LeftRules(chains=chains, ways=tuple(ways), hidden=frozenset(_INCOMPATIBLE.findall(text)))
+
+
+def render_left_removal(removal: Removal) -> str:
+    """The input of ``iptables-restore --noflush`` that removes what somebody has left behind; empty when there is nothing."""
+    lines: list[str] = []
+    for table in dict.fromkeys(key.table for key in (*(way.source for way in removal.ways), *removal.emptied)):
+        lines.append(f"*{table}")
+        lines += [f":{key.chain} - [0:0]" for key in removal.emptied if key.table == table]
+        lines += [f"-D {way.source.chain} {way.text}" for way in removal.ways if way.source.table == table]
+        lines += [f"-X {key.chain}" for key in removal.deleted if key.table == table]
+        lines.append("COMMIT")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump] = ()) -> str:

@@ -6,6 +6,7 @@ and the CNI plugin's are. The signs and their order are those of kubernetes-sigs
 """
 
 import enum
+import errno
 import pathlib
 import shutil
 import time
@@ -80,7 +81,7 @@ def choose(chains: Collection[ChainKey]) -> Choice:
     if len(variants) < len(Variant):
         return Choice(iptables.COMMANDS, _default(), "it is the one in PATH")
     choice = decide({variant: _look(variant, chains) for variant in variants}, _default())
-    other = _other(choice.variant)
+    other = other_than(choice.variant)
     if choice.commands == iptables.COMMANDS and not _takes_rules(choice.variant) and _takes_rules(other):
         return Choice(commands(other), other, f"this kernel takes no rules of {choice.variant}, which is the one in PATH")
     return choice
@@ -99,8 +100,8 @@ def decide(found: Mapping[Variant, Evidence], default: Variant) -> Choice:
         variant = Variant.NF_TABLES if nf_tables.ours else Variant.LEGACY
         reason = "our own rules are there already"
     else:
-        return Choice(iptables.COMMANDS, default, "it is the one in PATH", _other(default) if _both_ours(found) else None)
-    other = _other(variant)
+        return Choice(iptables.COMMANDS, default, "it is the one in PATH", other_than(default) if _both_ours(found) else None)
+    other = other_than(variant)
     return Choice(commands(variant), variant, reason, other if found[other].ours else None)
 
 
@@ -148,12 +149,25 @@ def _save(command: str) -> str | None:
     return None
 
 
-def _has_legacy_tables(family: Family, proc: pathlib.Path) -> bool:
-    """Whether this network namespace has any: to ask the program for them would load the kernel's modules."""
-    name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
+def legacy_tables(family: Family, proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[str, ...]:
+    """The legacy tables that this network namespace has: to ask the program for them would load the kernel's modules.
+
+    Raises:
+        KernelError: the kernel does not tell.
+    """
+    path = proc / "thread-self/net" / ("ip_tables_names" if family is Family.IPV4 else "ip6_tables_names")
     try:
-        return bool((proc / "thread-self/net" / name).read_text().strip())
-    except OSError:
+        return tuple(path.read_text().split())
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise KernelError(action=f"read {path}", errno=error.errno or errno.EIO) from error
+
+
+def _has_legacy_tables(family: Family, proc: pathlib.Path) -> bool:
+    try:
+        return bool(legacy_tables(family, proc))
+    except KernelError:
         return False
 
 
@@ -167,7 +181,8 @@ def _default() -> Variant:
     return Variant(iptables.parse_version(iptables_process.run(iptables.COMMANDS[Family.IPV4], "--version")).variant)
 
 
-def _other(variant: Variant) -> Variant:
+def other_than(variant: Variant) -> Variant:
+    """The one that is not this one."""
     return Variant.LEGACY if variant is Variant.NF_TABLES else Variant.NF_TABLES
 
 

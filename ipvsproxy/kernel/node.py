@@ -17,6 +17,7 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import SysctlDriver
 from ipvsproxy.kernel.ipset import IpsetDriver, ObservedSet
 from ipvsproxy.kernel.ipvs import IpvsDriver
+from ipvsproxy.kernel.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.kernel.rules_driver import RulesDriver
 from ipvsproxy.model.kernel import (
@@ -89,6 +90,7 @@ class NodeKernel:
         self.iptables = RulesDriver(
             chains=chains, jumps=jumps, commands=commands, patience_s=rules_patience_s, on_late_end=on_late_rules
         )
+        self.leftover_rules = LeftoverRules(commands)
         self.ipvs = ipvs or IpvsDriver()
         self._ipset = IpsetDriver()
         self._addresses = AddressDriver(self._open_noted)

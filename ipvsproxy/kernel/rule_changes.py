@@ -8,7 +8,7 @@ nf_tables.h, and linux/netfilter_ipv4/ip_tables.h and linux/netfilter_ipv6/ip6_t
 import hashlib
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
@@ -60,13 +60,15 @@ class RuleChanges:
         """Close the socket."""
         self._channel.close()
 
-    def mark(self, family: Family, variant: str) -> object:
+    def mark(self, family: Family, variant: str, tables: Sequence[str] = TABLES) -> object:
         """The mark of a family's rules now, perhaps ``NO_RULES``; ``variant`` is ``nf_tables`` or ``legacy``.
+
+        ``tables`` are the legacy ones to look at, which are made by it if they are not there.
 
         Raises:
             KernelError: the kernel does not tell.
         """
-        return self._generation() if variant == "nf_tables" else tuple(_digest(family, table) for table in TABLES)
+        return self._generation() if variant == "nf_tables" else tuple(_digest(family, table) for table in tables)
 
     def _generation(self) -> int:
         action = "ask for the generation of nf_tables"

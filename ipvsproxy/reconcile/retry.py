@@ -12,6 +12,11 @@ FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 
 
+def delay_s(attempts: int) -> float:
+    """How long to wait after so many failures in a row, 1 at least."""
+    return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(attempts - 1, 16))
+
+
 class _Failure(NamedTuple):
     wish: object
     attempts: int
@@ -34,8 +39,7 @@ class Retries:
         """Book a failure."""
         last = self._failures.get(what)
         attempts = last.attempts + 1 if last and last.wish == wish else 1
-        delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(attempts - 1, 16))
-        self._failures[what] = _Failure(wish, attempts, now + delay_s)
+        self._failures[what] = _Failure(wish, attempts, now + delay_s(attempts))
 
     def wait(self, what: object, wish: object, now: float) -> None:
         """Book an operation that is still under way: ``hasten`` says when it is over, and it counts as no further failure."""

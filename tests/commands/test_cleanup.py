@@ -13,18 +13,19 @@ from collections.abc import Collection, Iterator, Sequence
 import pytest
 
 from ipvsproxy.commands import cleanup
-from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.iptables_variant import Variant, commands
 from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServer, VirtualServerSettings
+from ipvsproxy.model.leftovers import LeftRules, Way
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import ObservedSkeleton
+from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.reconcile.ownership import EVERYWHERE
 from ipvsproxy.translate import skeleton, view
-from tests.support import builders, golden_fixtures, golden_state, lab, memory_node
+from tests.support import builders, golden_fixtures, golden_state, lab, left_rules, memory_node
 from tests.support.fake_kernel import FakeKernel, HeldVirtualServer
+from tests.support.left_rules import CHAIN, OTHER, USED, Tables, run
 from tests.support.virtual_time import in_virtual_time
 
 FOREIGN = builders.frontend("192.0.2.1", 80)
@@ -32,19 +33,10 @@ CLUSTER_IP = builders.frontend(builders.CLUSTER_IP, 80)
 
 
 class Rules:
-    """The rules of a kernel in memory, as the driver of iptables shows them; ``users`` are somebody else's rules."""
+    """The driver of iptables; ``users`` are somebody else's rules."""
 
-    def __init__(self, kernel: FakeKernel) -> None:
-        self._kernel = kernel
-        self.users: list[str] = []
-
-    def observe(self, family: Family) -> ObservedSkeleton:
-        if family not in self._kernel.families:
-            raise KernelError(action="iptables-save", detail="no such tables")
-        return self._kernel.observe((), (family,)).skeletons[family]
-
-    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        return self._kernel.apply(operations)
+    def __init__(self, *users: str) -> None:
+        self.users = users
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
         return [rule for rule in self.users if text in rule]
@@ -67,8 +59,10 @@ def kernel() -> FakeKernel:
     return node.kernel
 
 
-def clean(kernel: FakeKernel, *others: FakeKernel, dry_run: bool = False, excluded: Sequence[str] = ()) -> cleanup.Result:
-    node = cleanup.Node(kernel, Rules(kernel), tuple(map(Rules, others)))
+def clean(
+    kernel: FakeKernel, left: Tables | None = None, *, dry_run: bool = False, excluded: Sequence[str] = ()
+) -> cleanup.Result:
+    node = cleanup.Node(kernel, Rules(), left or Tables(), (USED, OTHER))
     return cleanup.clean(node, builders.networks(*excluded), EVERYWHERE, dry_run=dry_run)
 
 
@@ -143,9 +137,8 @@ def test_what_could_not_be_read_is_a_problem_and_costs_no_witness(kernel: FakeKe
 
 def test_a_set_that_a_strange_rule_uses_is_named_with_the_rule(kernel: FakeKernel) -> None:
     kernel.fail(lambda operation: operation.item == IpSet(SetKind.CLUSTER_IP, Family.IPV4), 4100)
-    rules = Rules(kernel)
-    rules.users = ["-A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP", "-A INPUT -m set --match-set KUBE-CLUSTER-IP-2 dst"]
-    result = cleanup.clean(cleanup.Node(kernel, rules), (), EVERYWHERE, dry_run=False)
+    users = ("-A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP", "-A INPUT -m set --match-set KUBE-CLUSTER-IP-2 dst")
+    result = cleanup.clean(cleanup.Node(kernel, Rules(*users), Tables()), (), EVERYWHERE, dry_run=False)
     (line,) = [line for line in cleanup.render_text(result, dry_run=False).splitlines() if line.startswith("failed: ")]
     assert line.endswith(": -A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP")
     assert not kernel.device, "one failure does not stop the rest"
@@ -158,12 +151,63 @@ def test_the_copy_that_a_kill_during_an_enlargement_left_is_named_and_goes(kerne
     assert not kernel.set_copy
 
 
-def test_rules_in_the_other_variant_go_as_well(kernel: FakeKernel) -> None:
-    other, without_tables = FakeKernel(), FakeKernel()
-    other.jumps[Family.IPV4] = set(skeleton.JUMPS)
-    without_tables.families = ()
-    assert clean(kernel, other, without_tables).is_fine
-    assert not any(other.jumps.values())
+OTHER_RULES = LeftRules(chains={skeleton.CHAINS[0]: 2})
+MODE_RULES = LeftRules(chains={CHAIN: 2})
+
+
+def test_rules_in_the_other_variant_and_those_of_the_iptables_mode_go_as_well(kernel: FakeKernel) -> None:
+    left = Tables()
+    left.put(OTHER, OTHER_RULES)
+    left.put(USED, MODE_RULES)
+    planned = clean(kernel, left, dry_run=True)
+    assert not left.writes
+    lines = cleanup.render_text(planned, dry_run=True).splitlines()
+    assert "would remove rules IPv4 rules left in legacy" in lines
+    assert "would remove rules IPv4 rules left in nf_tables" in lines
+    assert lines[-1] == "would remove: 1 virtual_server, 4 rules, 34 set, 1 device"
+    result = clean(kernel, left)
+    assert result.is_fine
+    assert left.held == dict.fromkeys((OTHER, USED), LeftRules())
+    assert cleanup.render_text(result, dry_run=False) == "removed: 1 virtual_server, 4 rules, 34 set, 1 device\n"
+    document = json.loads(cleanup.render_json(result, dry_run=False))
+    assert {"verb": "remove", "kind": "rules", "name": "IPv4 rules left in legacy", "error": ""} in document["operations"]
+
+
+def test_left_rules_alone_make_a_node_that_is_not_clean() -> None:
+    left = Tables()
+    left.put(USED, MODE_RULES)
+    document = json.loads(cleanup.render_json(clean(FakeKernel(), left, dry_run=True), dry_run=True))
+    assert not document["clean"]
+
+
+@pytest.mark.parametrize("step", ["read", "remove"])
+def test_left_rules_that_cannot_be_read_or_removed_are_a_problem_and_the_rest_goes(kernel: FakeKernel, step: str) -> None:
+    left = Tables()
+    left.put(OTHER, OTHER_RULES)
+    left.put(USED, MODE_RULES)
+    left.failing = {(step, OTHER)}
+    result = clean(kernel, left)
+    assert not result.is_fine
+    assert left.held == {OTHER: OTHER_RULES, USED: LeftRules()}
+    assert "the lock is held" in cleanup.render_text(result, dry_run=False)
+    assert not kernel.device
+
+
+def test_a_left_chain_that_a_strange_rule_leads_to_is_named_with_the_rule(kernel: FakeKernel) -> None:
+    left = Tables()
+    way = Way(ChainKey("filter", "MINE"), f"-j {CHAIN.chain}", CHAIN)
+    left.put(USED, LeftRules(chains={CHAIN: 2}, ways=(way,)))
+    (failure,) = clean(kernel, left).failures
+    assert failure == (
+        "IPv4 rules left in nf_tables: filter/KUBE-SERVICES stays: the rule '-t filter -A MINE -j KUBE-SERVICES' leads to it"
+    )
+
+
+def test_a_table_that_iptables_cannot_show_is_a_problem(kernel: FakeKernel) -> None:
+    left = Tables()
+    left.put(OTHER, LeftRules(hidden=frozenset({"nat"})))
+    (problem,) = clean(kernel, left).problems
+    assert "table nat holds rules of nft" in problem
 
 
 def test_what_comes_back_is_blamed_on_whom_still_runs(kernel: FakeKernel) -> None:
@@ -285,6 +329,20 @@ def test_nothing_is_cleaned_beside_a_running_ipvsproxy() -> None:
         assert cleaned.returncode == 1
         assert "problem: another ipvsproxy (process " in cleaned.stdout
         assert run_program("cleanup", "--dry-run").returncode == 0
+
+
+@pytest.mark.usefixtures("network_namespace")
+@pytest.mark.parametrize("variant", Variant)
+def test_rules_of_the_iptables_mode_are_named_and_go_and_those_of_others_stay(variant: Variant) -> None:
+    families = commands(variant)
+    for family, program in families.items():
+        run(f"{program}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
+    name = {Variant.NF_TABLES: "nf_tables", Variant.LEGACY: "legacy"}[variant]
+    planned = run_program("cleanup", "--dry-run")
+    assert f"would remove rules IPv4 rules left in {name}\nwould remove rules IPv6 rules left in {name}\n" in planned.stdout
+    assert run_program("--cleanup").stdout.splitlines()[-1] == "removed: 2 rules"
+    assert all(rules(program) == left_rules.OF_OTHERS for program in families.values())
+    assert run_program("--cleanup").stdout.splitlines()[-1] == "removed: nothing, there was nothing of ours"
 
 
 @pytest.mark.usefixtures("network_namespace")

@@ -36,6 +36,7 @@ from ipvsproxy.model.plan import Operation, Outcome
 from tests.config import loading
 from tests.support import api_server, memory_node
 from tests.support.fake_kernel import FakeKernel
+from tests.support.left_rules import LEFT, USED, Tables
 
 MANIFEST = """
 apiVersion: v1
@@ -59,6 +60,7 @@ class Kernel(FakeKernel):
         self.ipvs = self
         self.schedulers = frozenset({"rr", "wlc"})
         self.read_ahead: list[Family] = []
+        self.leftover_rules = Tables()
 
     def read_rules(self, families: Iterable[Family]) -> None:
         assert not self.applied
@@ -106,6 +108,21 @@ def test_a_signal_ends_it_in_order_and_leaves_the_kernel_as_it_is(
     assert kernel.device, "what was under way is done"
     assert kernel.read_ahead == list(Family)
     assert not [operation for operation in kernel.applied if operation.verb.value == "remove"]
+
+
+def test_rules_that_another_proxy_left_go_when_ours_are_in_force(kernel: Kernel, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "web.yaml").write_text(MANIFEST)
+    kernel.leftover_rules.put(USED, LEFT)
+    rules_before: list[bool] = []
+
+    def end() -> None:
+        rules_before.append(all(kernel.chains.values()))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    kernel.leftover_rules.on_removed = end
+    assert run(configured(f"--manifests={tmp_path}")) == 0
+    assert kernel.leftover_rules.writes == [USED]
+    assert rules_before == [True]
 
 
 @pytest.mark.parametrize(("node_name", "told"), [("node-a", []), ("node-b", ["node-b"])])

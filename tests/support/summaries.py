@@ -26,6 +26,7 @@ def summary(
     waited_s: float = 0.0,
     applied_s: float = 0.0,
     conflicts: Collection[Conflict] = (),
+    is_audit: bool = False,
 ) -> SyncSummary:
     """A sync; without changes it is about the Services that have states."""
     by_name = {state.owner.service: state for state in states}
@@ -40,6 +41,7 @@ def summary(
         translated_s=0.0,
         applied_s=applied_s,
         conflicts=conflicts,
+        is_audit=is_audit,
     )
 
 

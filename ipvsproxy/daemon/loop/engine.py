@@ -263,8 +263,10 @@ class Engine:
         conflicts = self._journal.tell_conflicts(self.reconciler.claims.conflicts())
         report = await self._program(translated, done_before)
         self._journal.tell_settings(self.reconciler.claims.settings_given_up)
+        is_audit = self._reader.has_audited
         self._reader.synced(report)
         summary = SyncSummary(
+            is_audit=is_audit,
             report=report,
             changes=changes,
             lacking=self._lacking(),

@@ -18,9 +18,10 @@ class SyncSummary:
     """One finished sync.
 
     ``lacking`` are the families without all that their Services stand on (device, sets, rules, settings); ``unmet_settings`` are
-    the indispensable kernel settings among that, with the value that they have. ``states`` is what each Service
-    wants now. ``waited_s`` is the age of the oldest change in it when it began, 0 without any. What follows says how long the
-    kernel was read, changes were translated, and operations were applied. ``conflicts`` are those that are new.
+    the indispensable kernel settings among that, with the value that they have. ``states`` is what each Service wants now.
+    ``is_audit``: the whole kernel was read before it. ``waited_s`` is the age of the oldest change in it when it began, 0 without
+    any. What follows says how long the kernel was read, changes were translated, and operations were applied. ``conflicts`` are
+    those that are new.
     """
 
     report: Report
@@ -34,6 +35,7 @@ class SyncSummary:
     applied_s: float
     conflicts: Collection[Conflict] = ()
     unmet_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    is_audit: bool = False
 
     @property
     def duration_s(self) -> float:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.kernel.leftover_rules import Place
 from ipvsproxy.model.kernel import ObservedVirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.service import ObjectKind
@@ -33,6 +34,7 @@ class Sources:
     clock: Callable[[], float]
     watches: Callable[[], Mapping[ObjectKind, WatchStatus]] = dict
     stale: Callable[[], Collection[ObjectKind]] = tuple
+    leftovers: Callable[[], Mapping[Place, bool]] = dict
 
 
 class Watch(NamedTuple):
@@ -49,8 +51,8 @@ class Snapshot:
 
     ``virtual_servers`` and ``held``, what is behind each, go in step; ``foreign`` are those that are not ours. ``set_entries`` is
     by set; ``pending`` and ``drifted`` (found otherwise than believed) by kind of kernel object, ``untaken`` by kind of API
-    object. ``unreadable`` counts parts of the kernel. ``conflicts`` counts addresses and ports that several Services want. Ages
-    are 0 without anything that has one.
+    object. ``unreadable`` counts parts of the kernel, ``leftovers`` tells whether rules are left in a place, or may be.
+    ``conflicts`` counts addresses and ports that several Services want. Ages are 0 without anything that has one.
     """
 
     virtual_servers: Sequence[VirtualServerKey]
@@ -68,6 +70,7 @@ class Snapshot:
     untaken: Mapping[ObjectKind, int]
     oldest_change_age_s: float
     unreadable: int
+    leftovers: Mapping[Place, bool]
     watches: Mapping[ObjectKind, Watch]
 
 
@@ -102,6 +105,7 @@ def look(sources: Sources) -> Snapshot:
         untaken=dict(sources.store.untaken),
         oldest_change_age_s=sources.status.oldest_change_age_s,
         unreadable=len(sources.status.unreadable()),
+        leftovers=sources.leftovers(),
         watches={
             kind: Watch(watch.connected, kind in stale, None if watch.contact_s is None else now - watch.contact_s)
             for kind, watch in sources.watches().items()
@@ -130,6 +134,11 @@ def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Gauges | No
     yield _one("ipvsproxy_oldest_change_age_seconds", "Age of the oldest change that is not in force.", seen.oldest_change_age_s)
     unreadable = "Parts of the kernel that cannot be read: nothing of them is removed meanwhile."
     yield _one("ipvsproxy_unreadable_parts", unreadable, seen.unreadable)
+    left = "Whether rules of kube-proxy's iptables mode, or of ours in a variant of iptables that is not used, resist removal."
+    by_place: dict[tuple[str, ...], float] = {
+        (place.family.label, place.variant.value): is_there for place, is_there in seen.leftovers.items()
+    }
+    yield Gauges("ipvsproxy_leftover_rules", left, ("ip_family", "variant"), by_place)
     # A family is told by the length of an address here, which is ten times as fast as by name.
     by_length = {family.bits // 8: family for family in families}
     virtual_servers, real_servers, addresses = (dict.fromkeys(families, 0) for _ in range(3))

@@ -78,11 +78,8 @@ async def running_kernel(
     kernel = await until_answered(lambda: KernelThread.start(make))
     log.info("iptables variant chosen", variant=choice.variant.value, reason=choice.reason)
     if choice.left_behind:
-        log.warning(
-            "rules of ours stand in the other iptables variant too, and packets meet them as well",
-            variant=choice.left_behind.value,
-            remedy="stop ipvsproxy, run ipvsproxy cleanup, start it again; or restart the node",
-        )
+        hint = "packets meet them as well; they are removed once those of the variant that is used are in force"
+        log.warning("rules_left_in_other_variant", variant=choice.left_behind.value, hint=hint)
     try:
         yield kernel
     finally:

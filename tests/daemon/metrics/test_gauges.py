@@ -6,6 +6,8 @@ from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics import gauges
 from ipvsproxy.daemon.metrics.gauges import Sources
 from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.kernel.iptables_variant import Variant
+from ipvsproxy.kernel.leftover_rules import Place
 from ipvsproxy.model.kernel import (
     DEVICE,
     NODE_OWNER,
@@ -39,16 +41,32 @@ class Figures:
         self.store = Store(started_s=0)
         self.status = Status(families=BOTH, sync_period_s=30, clock=self.clock, wall_clock=self.clock)
         self.watches: Mapping[ObjectKind, WatchStatus] = {}
+        self.leftovers: Mapping[Place, bool] = {}
 
     def read(self) -> dict[str, dict[tuple[str, ...], float]]:
         sources = Sources(
-            reconciler=self.reconciler, store=self.store, status=self.status, clock=self.clock, watches=lambda: self.watches
+            reconciler=self.reconciler,
+            store=self.store,
+            status=self.status,
+            clock=self.clock,
+            watches=lambda: self.watches,
+            leftovers=lambda: self.leftovers,
         )
         return {one.name: dict(one.values) for one in gauges.gauges(gauges.look(sources), BOTH) if one}
 
 
 def _server(*backends: str) -> ObservedVirtualServer:
     return ObservedVirtualServer(VirtualServerSettings("rr"), {builders.backend(one): 1 for one in backends})
+
+
+def test_left_rules_are_shown_by_family_and_variant() -> None:
+    figures = Figures()
+    assert figures.read()["ipvsproxy_leftover_rules"] == {}
+    figures.leftovers = {
+        Place(Variant.NF_TABLES, Family.IPV4, is_used=True): False,
+        Place(Variant.LEGACY, Family.IPV6, is_used=False): True,
+    }
+    assert figures.read()["ipvsproxy_leftover_rules"] == {("IPv4", "nf_tables"): 0, ("IPv6", "legacy"): 1}
 
 
 def test_virtual_and_real_servers_of_ours_are_counted_by_family_and_those_of_others_are_not() -> None:

@@ -80,4 +80,4 @@ async def test_the_chosen_variant_is_used_and_told_and_so_is_what_stands_in_the_
         "reason": "there are signs",
     }
     assert len(logs) == 1 + warnings
-    assert all("ipvsproxy cleanup" in line["remedy"] for line in logs[1:])
+    assert all((line["event"], line["variant"]) == ("rules_left_in_other_variant", "legacy") for line in logs[1:])

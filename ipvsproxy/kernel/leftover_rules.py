@@ -1,0 +1,102 @@
+"""Rules that a proxy has left behind, in both variants of iptables: reading and removing them. All calls block.
+
+Rule 1: what cannot be read is an error, and never taken for clean. What this kernel or host certainly does not have is clean.
+Rule 2: where nobody has changed a rule since, two marks are equal: no program has to be started.
+Rule 3: nothing is loaded or made for a look at legacy tables.
+"""
+
+import contextlib
+import errno
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ipvsproxy.kernel import iptables, iptables_text, iptables_variant
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.iptables import IptablesDriver, Program
+from ipvsproxy.kernel.iptables_variant import Variant
+from ipvsproxy.kernel.rule_changes import TABLES, RuleChanges
+from ipvsproxy.model.leftovers import LeftRules, Removal
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import ChainKey
+
+NO_SUBSYSTEM = "this kernel has no nf_tables"
+
+
+class Place(NamedTuple):
+    """The rules of one family in one variant of iptables. ``is_used``: ours stand there, too."""
+
+    variant: Variant
+    family: Family
+    is_used: bool
+
+    def __str__(self) -> str:
+        return f"{self.variant} {self.family.label}"
+
+
+class LeftoverRules:
+    """Reads and removes them. Each call may be made in another thread, and concerns the network namespace of that thread."""
+
+    def __init__(self, commands: Mapping[Family, str], proc: pathlib.Path = pathlib.Path("/proc")) -> None:
+        """``commands`` are the programs of the variant that is used."""
+        self._proc = proc
+        self._used = IptablesDriver(chains=(), jumps=(), commands=commands)
+        self._others = {
+            variant: IptablesDriver(chains=(), jumps=(), commands=iptables_variant.commands(variant)) for variant in Variant
+        }
+
+    def places(self, programs: Mapping[Family, Program]) -> tuple[Place, ...]:
+        """Where rules of these families may have been left: in the variant that is used, and in the other one if it is installed.
+
+        ``programs`` are those of ``commands``.
+        """
+        has_both = len(iptables_variant.installed()) == len(Variant)
+        return tuple(
+            Place(variant, family, is_used)
+            for family, program in programs.items()
+            for variant in Variant
+            if (is_used := variant == program.variant) or has_both
+        )
+
+    def mark(self, place: Place) -> object:
+        """A mark of the rules of a place; None where the kernel does not tell."""
+        try:
+            tables = () if place.variant is Variant.NF_TABLES else self._legacy_tables(place.family)
+            with contextlib.closing(RuleChanges()) as changes:
+                return tables, changes.mark(place.family, place.variant, [name for name in TABLES if name in tables])
+        except KernelError as error:
+            # What nfnetlink says of a subsystem that nothing has registered.
+            return NO_SUBSYSTEM if place.variant is Variant.NF_TABLES and error.errno == errno.EINVAL else None
+
+    def read(self, place: Place, concerns: Callable[[ChainKey], bool]) -> LeftRules:
+        """The chains that ``concerns`` is true of, and what leads to them.
+
+        Raises:
+            KernelError: they could not be read just now.
+        """
+        if place.variant is Variant.LEGACY and not self._legacy_tables(place.family):
+            return LeftRules()
+        try:
+            text = self._driver(place).save(place.family)
+        except KernelError as error:
+            if iptables.refusal(error).is_certain:
+                return LeftRules()
+            raise
+        try:
+            return iptables_text.parse_left(text, concerns)
+        except ValueError as error:
+            raise KernelError(action=f"iptables-save of {place}", errno=0, detail=str(error)) from error
+
+    def remove(self, place: Place, removal: Removal) -> None:
+        """Remove it.
+
+        Raises:
+            KernelError: some tables could not be changed; each one was changed as a whole or not at all.
+        """
+        self._driver(place).restore(place.family, iptables_text.render_left_removal(removal))
+
+    def _driver(self, place: Place) -> IptablesDriver:
+        return self._used if place.is_used else self._others[place.variant]
+
+    def _legacy_tables(self, family: Family) -> tuple[str, ...]:
+        return iptables_variant.legacy_tables(family, self._proc)

@@ -1,0 +1,136 @@
+"""Rules to remove once ours are in force: kube-proxy's of its iptables mode, and ours in the other variant of iptables.
+
+Names and comments are those of pkg/proxy/iptables/proxier.go and cleanup.go (kubernetes/kubernetes).
+
+Rule 1: a chain goes if its name belongs to the iptables mode alone, or if it is one of ours in the variant that is not used.
+Rule 2: a rule of a built-in chain goes if it leads to the chain that kube-proxy's, or ours, of that comment leads to.
+Rule 3: a chain that a rule of anybody else leads to is emptied, and stays.
+Rule 4: nothing goes while a chain of ours that is used leads to one that is to go: then ours are not in force.
+Rule 5: what returned ``FREE_RETURNS`` times is written by somebody who runs: it is removed every ``PATIENCE_S`` from then on.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Collection, Hashable
+from typing import NamedTuple
+
+from ipvsproxy.model.leftovers import LeftRules, Removal, Way
+from ipvsproxy.model.rules import ChainKey, Jump
+
+FREE_RETURNS = 2
+PATIENCE_S = 600.0
+CALM_S = 900.0
+"""What did not return for so long after its removal is gone. A kube-proxy looks at its rules once in a sync period (30 s)."""
+
+TABLES = frozenset({"nat", "filter"})
+"""Those that packets of Services meet. In ``mangle`` kube-proxy has a chain without rules only."""
+
+_CANARY = "KUBE-PROXY-CANARY"
+_CHAINS = frozenset(
+    {
+        ChainKey("filter", "KUBE-SERVICES"),
+        ChainKey("filter", "KUBE-EXTERNAL-SERVICES"),
+        ChainKey("filter", "KUBE-NODEPORTS"),
+        ChainKey("nat", "KUBE-NODEPORTS"),
+        *(ChainKey(table, _CANARY) for table in ("mangle", "nat", "filter")),
+    }
+)
+_CHAIN_OF_SERVICE = re.compile(r"KUBE-(?:SVC|SVL|SEP|EXT|FW|XLB)-[A-Z2-7]{16}")
+"""Of a Service port or an endpoint; what follows the prefix is the beginning of a hash, in base 32."""
+_COMMENTS = (
+    ("KUBE-EXTERNAL-SERVICES", ("INPUT", "FORWARD"), "kubernetes externally-visible service portals"),
+    ("KUBE-NODEPORTS", ("INPUT",), "kubernetes health check service ports"),
+    ("KUBE-SERVICES", ("INPUT", "FORWARD", "OUTPUT"), "kubernetes service portals"),
+    ("KUBE-PROXY-FIREWALL", ("INPUT", "FORWARD", "OUTPUT"), "kubernetes load balancer firewall"),
+)
+JUMPS = tuple(Jump("filter", source, target, comment) for target, sources, comment in _COMMENTS for source in sources)
+"""The ways into the rules of the iptables mode, but for those that are ours, too.
+
+The last chain is one of ours as well. Through these jumps of its own, the iptables mode has it refuse the host's connections.
+"""
+
+
+def is_of_iptables_mode(key: ChainKey) -> bool:
+    """Whether a chain belongs to kube-proxy's iptables mode alone: the kubelet, network plug-ins and IPVS mode have none such."""
+    return key in _CHAINS or (key.table == "nat" and _CHAIN_OF_SERVICE.fullmatch(key.chain) is not None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What is looked for in the rules of one family in one variant of iptables.
+
+    ``used`` are our chains if this variant is used, ``unused`` if it is not; the other one is empty. ``own_jumps`` lead to them.
+    """
+
+    used: frozenset[ChainKey] = frozenset()
+    unused: frozenset[ChainKey] = frozenset()
+    own_jumps: tuple[Jump, ...] = ()
+
+    def concerns(self, key: ChainKey) -> bool:
+        """Whether ``removal`` has to know of this chain, and of the rules that lead to it."""
+        return self.is_left(key) or any(key == (jump.table, jump.target) for jump in JUMPS)
+
+    def is_left(self, key: ChainKey) -> bool:
+        """Whether this chain is to go."""
+        return key in self.unused or is_of_iptables_mode(key)
+
+
+def scope(chains: Collection[ChainKey], jumps: tuple[Jump, ...], *, is_used: bool) -> Scope:
+    """What is looked for in a variant of iptables that is used, or is not; ``chains`` and ``jumps`` are ours."""
+    return Scope(used=frozenset(chains)) if is_used else Scope(unused=frozenset(chains), own_jumps=jumps)
+
+
+def removal(found: LeftRules, wanted: Scope) -> Removal:
+    """What of it is to be removed. Chains that are empty and have to stay are left as they are."""
+    known = {
+        (ChainKey(jump.table, jump.source), ChainKey(jump.table, jump.target)): f'--comment "{jump.comment}"'
+        for jump in (*JUMPS, *wanted.own_jumps)
+    }
+    going = tuple(way for way in found.ways if _leads_as(way, known.get((way.source, way.target))))
+    staying = [way for way in found.ways if way not in going and wanted.is_left(way.target)]
+    for way in staying:
+        if way.source in wanted.used:
+            return Removal(held_back=f"{way.source} is not as it should be: it holds {way.text!r}")
+    kept = {way.target for way in staying}
+    left = [(key, count) for key, count in found.chains.items() if wanted.is_left(key)]
+    return Removal(
+        ways=going,
+        emptied=tuple(key for key, count in left if count or key not in kept),
+        deleted=tuple(key for key, _ in left if key not in kept),
+        staying=tuple(staying),
+    )
+
+
+def _leads_as(way: Way, comment: str | None) -> bool:
+    return comment is not None and comment in way.text
+
+
+class _Removed(NamedTuple):
+    """How often something was removed, always within ``CALM_S`` of the last time, and when that was."""
+
+    times: int
+    last_s: float
+
+
+class Returns:
+    """What was removed, and whether it came back. ``place`` says where: any value that tells one from another."""
+
+    def __init__(self) -> None:
+        self._removed: dict[Hashable, _Removed] = {}
+
+    def remove(self, place: Hashable, now: float) -> None:
+        """It was removed."""
+        last = self._removed.get(place)
+        again = last is not None and now - last.last_s <= CALM_S
+        self._removed[place] = _Removed(last.times + 1 if last is not None and again else 1, now)
+
+    def due_s(self, place: Hashable) -> float:
+        """From when on it may be removed if it is found now."""
+        last = self._removed.get(place)
+        return last.last_s + PATIENCE_S if last is not None and last.times >= FREE_RETURNS else -math.inf
+
+    def comes_back(self, place: Hashable, now: float) -> bool:
+        """Whether it was removed so often lately that somebody who runs writes it, if it is found now."""
+        last = self._removed.get(place)
+        return last is not None and last.times >= FREE_RETURNS and now - last.last_s <= CALM_S

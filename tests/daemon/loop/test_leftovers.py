@@ -1,0 +1,286 @@
+"""Rules that a proxy has left behind: when they are looked for and removed, what is said and shown, with doubles for the kernel.
+
+Below: the real programs of both variants, in a network namespace of its own.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import math
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from ipvsproxy.daemon.loop.leftovers import COMES_BACK, GONE, REMOVED, RESISTS, Examined, Leftovers
+from ipvsproxy.kernel import iptables_variant
+from ipvsproxy.kernel.iptables import IptablesDriver
+from ipvsproxy.kernel.iptables_variant import Variant
+from ipvsproxy.kernel.leftover_rules import LeftoverRules
+from ipvsproxy.model.leftovers import LeftRules, Way
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import ChainKey, Skeleton
+from ipvsproxy.reconcile.leftovers import CALM_S, PATIENCE_S
+from ipvsproxy.reconcile.retry import FIRST_DELAY_S
+from ipvsproxy.translate import skeleton
+from tests.support import left_rules
+from tests.support.left_rules import CHAIN, LEFT, OTHER, PLACES, USED, USED_V6, Tables, listed, run
+from tests.support.summaries import summary
+from tests.support.virtual_time import in_virtual_time
+
+AUDIT_S = 30.0
+OURS = ChainKey("nat", "KUBE-SERVICES")
+SERVICE = ChainKey("nat", left_rules.SERVICE)
+
+
+class Scene:
+    """A node that runs: its tables, and what is said."""
+
+    def __init__(self, tables: Tables, logs: list[Any]) -> None:
+        self.tables = tables
+        self._logs = logs
+        loop = asyncio.get_running_loop()
+
+        async def inline(job: Callable[..., Examined], *arguments: object, **options: bool) -> Examined:
+            return job(*arguments, **options)
+
+        self.subject = Leftovers(tables, PLACES, loop.time, inline)
+
+    async def sync(self, *lacking: Family, is_audit: bool = False) -> None:
+        """A sync, and all that follows from it at once."""
+        self.subject.synced(summary(lacking=lacking, is_audit=is_audit))
+        await asyncio.sleep(0.001)
+
+    async def audits(self, duration_s: float = AUDIT_S) -> None:
+        """Let time pass; each audit takes place."""
+        for _ in range(math.ceil(duration_s / AUDIT_S)):
+            await asyncio.sleep(AUDIT_S)
+            await self.sync(is_audit=True)
+
+    @property
+    def said(self) -> list[tuple[str, str]]:
+        """What was said since this was asked last: event and place."""
+        said = [(line["event"], line["rules"]) for line in self._logs]
+        self._logs.clear()
+        return said
+
+
+@contextlib.asynccontextmanager
+async def scene(**held: LeftRules) -> AsyncIterator[Scene]:
+    """``held`` by the name of its place."""
+    tables = Tables()
+    for name, rules in held.items():
+        tables.put({"used": USED, "other": OTHER, "used_v6": USED_V6}[name], rules)
+    with structlog.testing.capture_logs() as logs:
+        one = Scene(tables, logs)
+        running = asyncio.create_task(one.subject.run())
+        yield one
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+@in_virtual_time
+async def test_rules_go_once_ours_are_in_force_family_by_family_and_it_is_said() -> None:
+    async with scene(used=LEFT, other=LeftRules(chains={OURS: 3}), used_v6=LEFT) as node:
+        await asyncio.sleep(100)
+        assert not node.tables.reads, "nothing is in force yet"
+        await node.sync(Family.IPV4, Family.IPV6)
+        await node.sync(Family.IPV6)
+        assert node.tables.writes == [USED, OTHER]
+        assert node.said == [(REMOVED, "nf_tables IPv4"), (REMOVED, "legacy IPv4")]
+        await node.sync()
+        assert node.tables.writes == [USED, OTHER, USED_V6]
+        assert node.tables.held == dict.fromkeys(PLACES, LeftRules())
+        assert not any(node.subject.present.values())
+
+
+@in_virtual_time
+async def test_idle_starts_no_program_and_a_sync_that_is_no_audit_does_not_even_look() -> None:
+    async with scene() as node:
+        await node.sync()
+        assert node.tables.reads == list(PLACES)
+        await node.audits(300)
+        assert node.tables.reads == list(PLACES)
+        node.tables.put(OTHER, LeftRules())
+        await node.sync()
+        assert node.tables.reads == list(PLACES)
+        await node.audits()
+        assert node.tables.reads == [*PLACES, OTHER]
+        assert not node.said
+
+
+@in_virtual_time
+async def test_without_marks_each_audit_reads() -> None:
+    async with scene() as node:
+        node.tables.has_marks = False
+        await node.sync()
+        await node.audits()
+        assert node.tables.reads == [*PLACES, *PLACES]
+
+
+@pytest.mark.parametrize("step", ["read", "remove"])
+def test_what_fails_is_told_once_tried_ever_more_seldom_shown_meanwhile_and_told_when_gone(step: str) -> None:
+    async def live() -> None:
+        async with scene(used=LEFT, used_v6=LEFT) as node:
+            node.tables.failing = {(step, USED)}
+            await node.sync()
+            assert sorted(node.said) == [(RESISTS, "nf_tables IPv4"), (REMOVED, "nf_tables IPv6")]
+            assert node.subject.present == {USED: True, OTHER: False, USED_V6: False}
+            assert node.tables.held[USED] == LEFT
+            node.tables.reads.clear()
+            await asyncio.sleep(FIRST_DELAY_S * (1 + 2 + 4) + 0.1)
+            assert node.tables.reads == [USED] * 3
+            await node.audits(600)
+            assert len(node.tables.reads) < 20
+            assert not node.said
+            node.tables.failing.clear()
+            await node.audits(60)
+            assert node.said == [(REMOVED, "nf_tables IPv4"), (GONE, "nf_tables IPv4")]
+            assert node.tables.held[USED] == LeftRules()
+            assert not any(node.subject.present.values())
+
+    in_virtual_time(live)()
+
+
+@in_virtual_time
+async def test_a_read_that_fails_where_all_was_clean_counts_as_something_that_is_there() -> None:
+    async with scene() as node:
+        await node.sync()
+        node.tables.failing = {("read", OTHER)}
+        node.tables.put(OTHER, LeftRules())
+        await node.audits()
+        assert node.said == [(RESISTS, "legacy IPv4")]
+        assert node.subject.present[OTHER]
+        node.tables.failing.clear()
+        await asyncio.sleep(FIRST_DELAY_S)
+        assert node.said == [(GONE, "legacy IPv4")]
+
+
+@in_virtual_time
+async def test_nothing_is_tried_again_while_ours_are_not_in_force() -> None:
+    async with scene(used=LEFT) as node:
+        node.tables.failing = {("remove", USED)}
+        await node.sync()
+        await node.sync(Family.IPV4)
+        node.tables.failing.clear()
+        node.tables.writes.clear()
+        await asyncio.sleep(100)
+        assert not node.tables.writes
+        await node.sync()
+        assert node.tables.writes == [USED]
+
+
+@in_virtual_time
+async def test_chains_that_a_chain_of_ours_leads_to_stay_until_ours_is_as_it_should_be() -> None:
+    way = Way(OURS, f"-j {SERVICE.chain}", SERVICE)
+    async with scene(used=LeftRules(chains={SERVICE: 1, CHAIN: 1}, ways=(way,))) as node:
+        await node.sync()
+        assert not node.tables.writes
+        assert node.said == [(RESISTS, "nf_tables IPv4")]
+        node.tables.put(USED, LeftRules(chains={SERVICE: 1, CHAIN: 1}))
+        await asyncio.sleep(FIRST_DELAY_S)
+        assert node.tables.held[USED] == LeftRules()
+        assert node.said == [(REMOVED, "nf_tables IPv4"), (GONE, "nf_tables IPv4")]
+
+
+@in_virtual_time
+async def test_a_table_that_iptables_does_not_show_is_not_taken_for_clean_and_the_others_are_cleared() -> None:
+    async with scene(other=LeftRules(chains={CHAIN: 1}, hidden=frozenset({"nat"}))) as node:
+        await node.sync()
+        assert sorted(node.said) == [(RESISTS, "legacy IPv4"), (REMOVED, "legacy IPv4")]
+        assert node.tables.held[OTHER].chains == {}
+        await node.audits(300)
+        assert node.tables.reads.count(OTHER) == 2, "nobody has changed a rule since"
+        assert node.subject.present[OTHER]
+        node.tables.put(OTHER, LeftRules())
+        await node.audits()
+        assert node.said == [(GONE, "legacy IPv4")]
+
+
+@in_virtual_time
+async def test_a_hidden_table_that_packets_of_services_do_not_meet_is_no_trouble() -> None:
+    async with scene(used=LeftRules(hidden=frozenset({"raw"}))) as node:
+        await node.sync()
+        assert not node.said
+
+
+@in_virtual_time
+async def test_what_somebody_writes_again_and_again_is_told_once_and_left_alone_for_ten_minutes_each_time() -> None:
+    async with scene(used=LEFT) as node:
+        await node.sync()
+        for _ in range(2):
+            node.tables.put(USED, LEFT)
+            await node.audits()
+        assert node.tables.writes == [USED] * 2
+        assert node.said == [(REMOVED, "nf_tables IPv4"), (REMOVED, "nf_tables IPv4"), (COMES_BACK, "nf_tables IPv4")]
+        assert node.subject.present[USED]
+        for times in (3, 4):
+            await node.audits(PATIENCE_S)
+            assert node.tables.writes == [USED] * times
+            node.tables.put(USED, LEFT)
+            assert node.subject.present[USED], "it has to be expected back"
+        assert not node.said
+        await node.audits(PATIENCE_S)
+        await node.audits(CALM_S + AUDIT_S)
+        assert node.said == [(GONE, "nf_tables IPv4")], "that kube-proxy was stopped"
+        assert not node.subject.present[USED]
+        assert node.tables.writes == [USED] * 5
+
+
+# The real programs.
+
+
+@pytest.mark.usefixtures("network_namespace")
+@pytest.mark.parametrize("used", Variant)
+@pytest.mark.parametrize("family", Family)
+async def test_on_a_real_kernel_what_is_left_goes_in_both_variants_and_what_is_of_others_stays(
+    used: Variant, family: Family
+) -> None:
+    other = iptables_variant.other_than(used)
+    for variant in Variant:
+        write_ours(variant, family)
+        run(f"{iptables_variant.commands(variant)[family]}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
+    ours = listed(iptables_variant.commands(used)[family]) - left_rules.OF_OTHERS
+    rules = LeftoverRules(iptables_variant.commands(used))
+    programs = {family: IptablesDriver(chains=(), jumps=(), commands=iptables_variant.commands(used)).program(family)}
+    places = rules.places(programs)
+    assert {(place.variant, place.is_used) for place in places} == {(used, True), (other, False)}
+    with structlog.testing.capture_logs() as logs:
+        looked, all_looked_at = itertools.count(1), asyncio.Event()
+
+        async def in_thread(job: Callable[..., Examined], *arguments: object, **options: bool) -> Examined:
+            seen = await asyncio.to_thread(job, *arguments, **options)
+            if next(looked) == len(places):
+                all_looked_at.set()
+            return seen
+
+        subject = Leftovers(rules, places, asyncio.get_running_loop().time, in_thread)
+        running = asyncio.create_task(subject.run())
+        subject.synced(summary())
+        await all_looked_at.wait()
+        running.cancel()
+    assert {line["event"] for line in logs} == {REMOVED}, logs
+    assert listed(iptables_variant.commands(other)[family]) == left_rules.OF_OTHERS
+    rest = listed(iptables_variant.commands(used)[family])
+    assert rest >= left_rules.OF_OTHERS
+    kept = rest - left_rules.OF_OTHERS
+    assert kept < ours
+    assert f":{skeleton.SERVICES} -" in kept
+    assert not any("KUBE-SVC" in line or "REJECT" in line or "KUBE-NODEPORTS" in line for line in kept)
+    assert IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=iptables_variant.commands(used)).observe(
+        family
+    ).jumps == frozenset(skeleton.JUMPS)
+
+
+def write_ours(variant: Variant, family: Family) -> None:
+    """Our chains, empty, and what leads to them."""
+    driver = IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=iptables_variant.commands(variant))
+    if refusal := driver.try_writing(family):
+        pytest.skip(f"this kernel does not do both variants: {refusal.reason}")
+    (outcome,) = driver.apply(
+        [Operation(Verb.SET, Skeleton(family=family, chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=skeleton.JUMPS))]
+    )
+    assert outcome.error == ""

@@ -1,0 +1,162 @@
+"""Left rules: what counts as read, with programs that are scripts, and both variants with the real ones."""
+
+import errno
+import pathlib
+
+import pytest
+
+from ipvsproxy.kernel import iptables, iptables_variant
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.iptables_variant import Variant
+from ipvsproxy.kernel.leftover_rules import NO_SUBSYSTEM, LeftoverRules, Place
+from ipvsproxy.kernel.rule_changes import RuleChanges
+from ipvsproxy.model.leftovers import LeftRules, Removal, Way
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import ChainKey
+from tests.kernel.test_iptables import make_program
+from tests.support import left_rules
+from tests.support.left_rules import listed, run
+
+NFT = Place(Variant.NF_TABLES, Family.IPV4, is_used=True)
+LEGACY = Place(Variant.LEGACY, Family.IPV4, is_used=False)
+CHAIN = ChainKey("filter", "KUBE-SERVICES")
+SAVED = "*filter\n:INPUT ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n-A INPUT -j KUBE-SERVICES\n-A KUBE-SERVICES -j DROP\nCOMMIT\n"
+
+
+def concerns(key: ChainKey) -> bool:
+    return key == CHAIN
+
+
+@pytest.fixture
+def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A folder at the head of PATH for programs that play iptables, and one that plays /proc, with a legacy table."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    make_program(tmp_path, "iptables", "echo 'iptables v1.8.9 (nf_tables)'")
+    names = tmp_path / "thread-self" / "net" / "ip_tables_names"
+    names.parent.mkdir(parents=True)
+    names.write_text("filter\n")
+    return tmp_path
+
+
+def rules(programs: pathlib.Path) -> LeftoverRules:
+    return LeftoverRules(iptables.COMMANDS, programs)
+
+
+def test_chains_and_the_ways_into_them_are_read_and_all_else_is_not(programs: pathlib.Path) -> None:
+    (programs / "saved").write_text(f"# Table `nat' is incompatible, use 'nft' tool.\n{SAVED}")
+    make_program(programs, "iptables-save", f"cat {programs}/saved")
+    way = Way(ChainKey("filter", "INPUT"), "-j KUBE-SERVICES", CHAIN)
+    assert rules(programs).read(NFT, concerns) == LeftRules(chains={CHAIN: 1}, ways=(way,), hidden=frozenset({"nat"}))
+
+
+@pytest.mark.parametrize(("place", "program"), [(NFT, "iptables-save"), (LEGACY, "iptables-legacy-save")])
+@pytest.mark.parametrize("failure", ["echo 'Memory allocation problem' >&2; exit 4", "printf '*nat\\n'"])
+def test_what_could_not_be_read_is_an_error_and_not_taken_for_clean(
+    programs: pathlib.Path, place: Place, program: str, failure: str
+) -> None:
+    make_program(programs, program, failure)
+    with pytest.raises(KernelError, match=r"Memory allocation problem|in the middle of table nat"):
+        rules(programs).read(place, concerns)
+
+
+def test_what_the_kernel_certainly_does_not_have_is_clean(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables-save", "echo 'Could not fetch rule set generation id: Operation not supported' >&2; exit 1")
+    assert rules(programs).read(NFT, concerns) == LeftRules()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_without_legacy_tables_no_program_is_started_and_nothing_is_loaded(programs: pathlib.Path, *, is_there: bool) -> None:
+    names = programs / "thread-self" / "net" / "ip_tables_names"
+    names.write_text("") if is_there else names.unlink()
+    make_program(programs, "iptables-legacy-save", f"touch {programs}/started; exit 1")
+    assert rules(programs).read(LEGACY, concerns) == LeftRules()
+    assert rules(programs).mark(LEGACY) == ((), ())
+    assert not (programs / "started").exists()
+
+
+def test_tables_whose_names_cannot_be_read_are_an_error_and_have_no_mark(programs: pathlib.Path) -> None:
+    names = programs / "thread-self" / "net" / "ip_tables_names"
+    names.unlink()
+    names.mkdir()
+    with pytest.raises(KernelError, match="ip_tables_names"):
+        rules(programs).read(LEGACY, concerns)
+    assert rules(programs).mark(LEGACY) is None
+
+
+@pytest.mark.parametrize(("number", "mark"), [(errno.EINVAL, NO_SUBSYSTEM), (errno.ENOMEM, None)])
+def test_a_kernel_without_nf_tables_has_a_mark_and_one_that_could_not_say_has_none(
+    programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, mark: object
+) -> None:
+    def refuse(*_: object) -> object:
+        raise KernelError(action="ask for the generation of nf_tables", errno=number)
+
+    monkeypatch.setattr(RuleChanges, "mark", refuse)
+    assert rules(programs).mark(NFT) == mark
+    assert rules(programs).mark(LEGACY) is None
+
+
+def test_all_is_removed_by_one_program_that_changes_each_table_as_a_whole(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables-restore", f'echo "$@" > {programs}/arguments; cat > {programs}/stdin')
+    way = Way(ChainKey("filter", "INPUT"), '-m comment --comment "x y" -j KUBE-SERVICES', CHAIN)
+    kept, gone = ChainKey("nat", "KUBE-NODEPORTS"), ChainKey("nat", "KUBE-PROXY-CANARY")
+    rules(programs).remove(NFT, Removal(ways=(way,), emptied=(CHAIN, kept, gone), deleted=(CHAIN, gone)))
+    assert (programs / "arguments").read_text().strip() == "-w 5 --noflush"
+    assert (programs / "stdin").read_text() == (
+        '*filter\n:KUBE-SERVICES - [0:0]\n-D INPUT -m comment --comment "x y" -j KUBE-SERVICES\n-X KUBE-SERVICES\nCOMMIT\n'
+        "*nat\n:KUBE-NODEPORTS - [0:0]\n:KUBE-PROXY-CANARY - [0:0]\n-X KUBE-PROXY-CANARY\nCOMMIT\n"
+    )
+
+
+def test_a_failed_removal_is_an_error(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables-restore", "echo 'Another app is currently holding the xtables lock.' >&2; exit 4")
+    with pytest.raises(KernelError, match="holding the xtables lock"):
+        rules(programs).remove(NFT, Removal(emptied=(CHAIN,), deleted=(CHAIN,)))
+
+
+@pytest.mark.parametrize("installed", [(), tuple(Variant)])
+def test_the_other_variant_is_looked_at_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, programs: pathlib.Path, installed: tuple[Variant, ...]
+) -> None:
+    monkeypatch.setattr(iptables_variant, "installed", lambda: installed)
+    found = rules(programs).places({Family.IPV4: Program((1, 8, 9), "nf_tables")})
+    assert found == ((NFT, LEGACY) if installed else (NFT,))
+
+
+# The real programs.
+
+
+@pytest.fixture(
+    params=[(variant, family) for variant in Variant for family in Family], ids=lambda one: f"{one[0]}-{one[1].label}"
+)
+def place(request: pytest.FixtureRequest, network_namespace: None) -> Place:
+    """A place with the rules of an iptables mode and those of others."""
+    variant, family = request.param
+    run(f"{iptables_variant.commands(variant)[family]}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
+    return Place(variant, family, is_used=False)
+
+
+def test_a_mark_stays_until_somebody_changes_a_rule(place: Place) -> None:
+    subject, program = LeftoverRules(iptables.COMMANDS), iptables_variant.commands(place.variant)[place.family]
+    marks = [subject.mark(place), subject.mark(place)]
+    run(program, "-A", "INPUT", "-j", "ACCEPT")
+    marks.append(subject.mark(place))
+    assert None not in marks
+    assert marks[0] == marks[1] != marks[2]
+
+
+def test_what_is_read_can_be_removed_and_nothing_else_goes(place: Place) -> None:
+    subject, program = LeftoverRules(iptables.COMMANDS), iptables_variant.commands(place.variant)[place.family]
+    nodeports = ChainKey("filter", "KUBE-NODEPORTS")
+    before = listed(program)
+    found = subject.read(place, lambda key: key in (CHAIN, nodeports))
+    assert found.chains == {CHAIN: 1, nodeports: 0}
+    assert len(found.ways) == 3
+    subject.remove(place, Removal(ways=found.ways, emptied=tuple(found.chains), deleted=tuple(found.chains)))
+    gone = before - listed(program)
+    assert {
+        ":KUBE-SERVICES -",
+        '-A OUTPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES',
+    } < gone
+    assert len(gone) == 5, "two chains with the same name stand in nat: the one of the filter table went"
+    assert subject.read(place, lambda key: key in (CHAIN, nodeports)) == LeftRules()

@@ -1,0 +1,148 @@
+"""What of the rules that a proxy has left is removed, what stays, and how patient that is with somebody who writes them again."""
+
+import pytest
+
+from ipvsproxy.model.leftovers import LeftRules, Removal, Way
+from ipvsproxy.model.rules import ChainKey, Jump
+from ipvsproxy.reconcile import leftovers
+from ipvsproxy.reconcile.leftovers import CALM_S, PATIENCE_S, Returns
+
+SERVICE, ENDPOINT = ChainKey("nat", "KUBE-SVC-ABCDEFGHIJKLMNOP"), ChainKey("nat", "KUBE-SEP-234567ABCDEFGHIJ")
+THEIR_SERVICES = ChainKey("filter", "KUBE-SERVICES")
+OURS = ChainKey("nat", "KUBE-SERVICES")
+OUR_FIREWALL = ChainKey("filter", "KUBE-PROXY-FIREWALL")
+OUR_JUMP = Jump("nat", "OUTPUT", OURS.chain, "kubernetes service portals")
+USED = leftovers.scope((OURS, OUR_FIREWALL), (OUR_JUMP,), is_used=True)
+UNUSED = leftovers.scope((OURS, OUR_FIREWALL), (OUR_JUMP,), is_used=False)
+
+
+def way(source: ChainKey, target: ChainKey, comment: str = "", match: str = "") -> Way:
+    words = (match, f'-m comment --comment "{comment}"' if comment else "", f"-j {target.chain}")
+    return Way(source, " ".join(filter(None, words)), target)
+
+
+INPUT, FORWARD, OUTPUT = (ChainKey("filter", name) for name in ("INPUT", "FORWARD", "OUTPUT"))
+THEIR_WAY = way(FORWARD, THEIR_SERVICES, "kubernetes service portals", "-m conntrack --ctstate NEW")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ("filter", "KUBE-SERVICES"),
+        ("filter", "KUBE-EXTERNAL-SERVICES"),
+        ("filter", "KUBE-NODEPORTS"),
+        ("nat", "KUBE-NODEPORTS"),
+        ("mangle", "KUBE-PROXY-CANARY"),
+        ("nat", "KUBE-PROXY-CANARY"),
+        ("filter", "KUBE-PROXY-CANARY"),
+        *(("nat", f"KUBE-{kind}-ABCDEFGHIJKLMNOP") for kind in ("SVC", "SVL", "SEP", "EXT", "FW", "XLB")),
+    ],
+)
+def test_a_chain_of_the_iptables_mode_alone_is_known_by_its_table_and_name(key: tuple[str, str]) -> None:
+    assert leftovers.is_of_iptables_mode(ChainKey(*key))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ("nat", "KUBE-SERVICES"),
+        ("nat", "KUBE-POSTROUTING"),
+        ("nat", "KUBE-MARK-MASQ"),
+        ("nat", "KUBE-MARK-DROP"),
+        ("filter", "KUBE-FORWARD"),
+        ("filter", "KUBE-FIREWALL"),
+        ("filter", "KUBE-PROXY-FIREWALL"),
+        ("mangle", "KUBE-KUBELET-CANARY"),
+        ("mangle", "KUBE-IPTABLES-HINT"),
+        ("filter", "KUBE-SVC-ABCDEFGHIJKLMNOP"),
+        ("nat", "KUBE-SVC-WEB"),
+        ("nat", "KUBE-SVC-ABCDEFGHIJKLMNOPQ"),
+        ("filter", "KUBE-POD-FW-ABCDEFGHIJKLMNOP"),
+        ("filter", "KUBE-NWPLCY-ABCDEFGHIJKLMNOP"),
+        ("filter", "KUBE-ROUTER-INPUT"),
+        ("nat", "cali-PREROUTING"),
+    ],
+)
+def test_chains_of_ours_of_the_kubelet_and_of_network_plug_ins_are_not(key: tuple[str, str]) -> None:
+    assert not leftovers.is_of_iptables_mode(ChainKey(*key))
+
+
+def test_chains_of_the_iptables_mode_go_with_their_ways_and_ours_stay_in_the_variant_that_is_used() -> None:
+    chains = {THEIR_SERVICES: 3, SERVICE: 1, ENDPOINT: 0, OUR_FIREWALL: 2}
+    found = LeftRules(chains=chains, ways=(THEIR_WAY, THEIR_WAY))
+    assert leftovers.removal(found, USED) == Removal(
+        ways=(THEIR_WAY, THEIR_WAY),
+        emptied=(THEIR_SERVICES, SERVICE, ENDPOINT),
+        deleted=(THEIR_SERVICES, SERVICE, ENDPOINT),
+    )
+
+
+def test_in_the_variant_that_is_not_used_ours_go_as_well() -> None:
+    ours = way(ChainKey("nat", "OUTPUT"), OURS, "kubernetes service portals")
+    found = LeftRules(chains={OURS: 4, SERVICE: 1}, ways=(ours,))
+    assert leftovers.removal(found, UNUSED) == Removal(ways=(ours,), emptied=(OURS, SERVICE), deleted=(OURS, SERVICE))
+    assert UNUSED.concerns(OURS)
+    assert not USED.concerns(OURS)
+
+
+def test_the_iptables_mode_s_own_jumps_to_a_chain_of_ours_go_and_ours_stay() -> None:
+    theirs = way(OUTPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
+    ours = way(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
+    found = LeftRules(chains={OUR_FIREWALL: 1}, ways=(theirs, ours))
+    assert USED.concerns(OUR_FIREWALL)
+    assert leftovers.removal(found, USED) == Removal(ways=(theirs,))
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        way(INPUT, THEIR_SERVICES),
+        way(INPUT, THEIR_SERVICES, "of somebody else"),
+        way(ChainKey("filter", "MINE"), THEIR_SERVICES, "kubernetes service portals"),
+    ],
+)
+def test_a_chain_that_another_rule_leads_to_is_emptied_once_and_stays(stranger: Way) -> None:
+    found = LeftRules(chains={THEIR_SERVICES: 2, SERVICE: 1}, ways=(THEIR_WAY, stranger))
+    removal = leftovers.removal(found, USED)
+    assert removal == Removal(ways=(THEIR_WAY,), emptied=(THEIR_SERVICES, SERVICE), deleted=(SERVICE,), staying=(stranger,))
+    done = leftovers.removal(LeftRules(chains={THEIR_SERVICES: 0}, ways=(stranger,)), USED)
+    assert (done.is_needed, done.staying) == (False, (stranger,))
+
+
+def test_nothing_goes_while_a_chain_of_ours_leads_to_one_that_is_to_go() -> None:
+    found = LeftRules(chains={THEIR_SERVICES: 2, SERVICE: 1}, ways=(THEIR_WAY, way(OURS, SERVICE)))
+    removal = leftovers.removal(found, USED)
+    assert (removal.ways, removal.emptied, removal.deleted) == ((), (), ())
+    assert removal.is_needed
+    assert "nat/KUBE-SERVICES is not as it should be: it holds '-j KUBE-SVC-ABCDEFGHIJKLMNOP'" in removal.held_back
+
+
+def test_where_nothing_is_left_nothing_is_to_be_removed() -> None:
+    assert not leftovers.removal(LeftRules(), USED).is_needed
+    assert not leftovers.removal(LeftRules(hidden=frozenset({"nat"})), UNUSED).is_needed
+
+
+def test_what_came_back_twice_is_removed_after_some_patience_each_time() -> None:
+    returns, now = Returns(), 0.0
+    for _ in range(2):
+        assert returns.due_s("here") <= now
+        assert not returns.comes_back("here", now)
+        returns.remove("here", now)
+        now += 30
+    assert returns.comes_back("here", now)
+    assert returns.due_s("here") == now - 30 + PATIENCE_S
+    now = returns.due_s("here")
+    returns.remove("here", now)
+    assert returns.due_s("here") == now + PATIENCE_S
+    assert not returns.comes_back("elsewhere", now)
+
+
+def test_what_stayed_away_for_long_is_removed_at_once_again() -> None:
+    returns = Returns()
+    for now in (0.0, 30.0):
+        returns.remove("here", now)
+    assert returns.comes_back("here", 30 + CALM_S)
+    assert not returns.comes_back("here", 31 + CALM_S)
+    assert returns.due_s("here") <= 31 + CALM_S
+    returns.remove("here", 31 + CALM_S)
+    assert not returns.comes_back("here", 31 + CALM_S)
