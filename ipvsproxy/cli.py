@@ -69,8 +69,8 @@ def cleanup(arguments: Sequence[str]) -> int:
 _CLEANUP_HELP = """\
 ipvsproxy cleanup [--dry-run] [--output=text|json] [flags]
 
-Removes everything of ours, or of a kube-proxy in IPVS mode, from this network namespace: virtual servers, iptables
-rules of both variants, ipsets, kube-ipvs0; of both families, and nothing of anybody else. No API server is asked.
+Removes everything of ours, or of a kube-proxy in IPVS or iptables mode, from this network namespace: virtual servers,
+iptables rules of both variants, ipsets, kube-ipvs0; of both families, and nothing of anybody else. No API server is asked.
 
   --dry-run
         Only tell what would be removed.

@@ -78,7 +78,6 @@ def test_the_order_of_rules_counts() -> None:
     assert RuleChanges().mark(Family.IPV4, "legacy") != before
 
 
-def test_a_kernel_that_does_not_tell_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipvsproxy.kernel.rule_changes.TABLES", ("no-such-table",))
+def test_a_kernel_that_does_not_tell_is_an_error() -> None:
     with pytest.raises(KernelError, match="read the IPv4 table no-such-table"):
-        RuleChanges().mark(Family.IPV4, "legacy")
+        RuleChanges().mark(Family.IPV4, "legacy", ("no-such-table",))
