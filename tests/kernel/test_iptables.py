@@ -183,6 +183,18 @@ def test_rules_that_nobody_has_changed_since_they_were_listed_are_not_listed_aga
     assert marked.news() == ["listed"]
 
 
+def test_a_table_that_iptables_does_not_show_is_not_listed_again_while_nobody_changes_a_rule(programs: pathlib.Path) -> None:
+    marked = Marked(programs)
+    make_program(programs, "iptables-save", f"echo listed >> {programs}/log; cat {programs}/saved")
+    (programs / "saved").write_text(HIDDEN)
+    assert marked.change() == ""
+    assert [marked.driver.observe(Family.IPV4).hidden for _ in range(3)] == [{"nat"}] * 3
+    assert marked.news() == ["listed", "written", "listed"]
+    marked.others += 1
+    assert marked.driver.observe(Family.IPV4).hidden == {"nat"}
+    assert marked.news() == ["listed"]
+
+
 def test_where_the_kernel_says_that_there_are_no_rules_no_process_is_asked(programs: pathlib.Path) -> None:
     marked = Marked(programs)
     marked.has_rules = False

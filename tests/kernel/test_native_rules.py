@@ -4,6 +4,7 @@
 still be written there, and ``-D`` can not.
 """
 
+import contextlib
 import json
 import shutil
 from collections import Counter
@@ -11,6 +12,7 @@ from collections import Counter
 import pytest
 
 from ipvsproxy.kernel import iptables
+from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.rules import ObservedSkeleton
@@ -100,6 +102,17 @@ def test_a_native_rule_that_comes_to_a_running_process_keeps_no_change_from_bein
     delete_rule(handle)
     assert observed(driver) == skeleton.in_force
     assert not observed(driver).hidden
+
+
+def test_listing_a_table_that_cannot_be_seen_leaves_the_mark_of_the_rules_so_that_an_idle_node_lists_it_once() -> None:
+    run("iptables", "-A", "INPUT", "-j", "ACCEPT")
+    insert_native_rule()
+    with contextlib.closing(RuleChanges()) as changes:
+        before = changes.mark(Family.IPV4, "nf_tables")
+        assert observed(make_driver()).hidden == {"filter"}
+        assert changes.mark(Family.IPV4, "nf_tables") == before
+        run("iptables", "-A", "INPUT", "-j", "ACCEPT")
+        assert changes.mark(Family.IPV4, "nf_tables") != before
 
 
 def test_a_jump_that_a_former_process_wrote_unseen_is_there_once_when_it_can_be_seen_again() -> None:
