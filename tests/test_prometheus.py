@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 import yaml
 
-from ipvsproxy.daemon.http import server as web
+from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.model.net import parse_address
 from tests.test_monitoring import DASHBOARD, MONITORING, PANELS, ROOT, RULES, OurNode
@@ -35,8 +35,8 @@ Object = dict[str, Any]
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 class Prometheus:
@@ -74,7 +74,7 @@ async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
         pytest.skip("prometheus is not installed; scripts/promtool fetches that of Debian")
     ours, port, node = free_port(), free_port(), OurNode()
 
-    async def answer(request: web.Request) -> Answer:
+    async def answer(request: server.Request) -> Answer:
         node.happen()
         return await node.metrics.expose(request.headers.get("accept", ""), request.headers.get("accept-encoding", ""))
 
@@ -84,7 +84,7 @@ async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
     configuration = {"global": timing, "rule_files": ["rules.yml"], "scrape_configs": [scrape]}
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration))
     flags = ("--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address=127.0.0.1:{port}")
-    serving = asyncio.create_task(web.serve("metrics", LOOPBACK, ours, answer, hard_fail=True))
+    serving = asyncio.create_task(server.serve("metrics", LOOPBACK, ours, answer, hard_fail=True))
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen((program, *flags), cwd=tmp_path, stdout=log, stderr=log)  # noqa: ASYNC220 - it is not waited for
     try:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
-from ipvsproxy.daemon.loop import reader as reading
+from ipvsproxy.daemon.loop.reader import LOOK_INTERVAL_S
 from ipvsproxy.daemon.metrics import traffic
 from scripts.benchmark import api, feeder, meter, pretence, program, workload
 
@@ -43,7 +43,7 @@ def measure(*, pages: str, services: int, endpoints: int, parts: Sequence[str], 
         async with program.running(api.MemoryApi(pathlib.Path(pages))) as running:
             steadily = _Steady(running, measured, services, endpoints)
             figures: Figures = {"resident_mb": meter.resident_mb()}
-            await asyncio.sleep(reading.LOOK_INTERVAL_S)
+            await asyncio.sleep(LOOK_INTERVAL_S)
             await steadily.looked()  # the first look after the first sync is told all that was written
             if "change" in parts:
                 figures["change"] = await steadily.change(changes)

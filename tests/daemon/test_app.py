@@ -21,8 +21,7 @@ from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config, Servers
 from ipvsproxy.daemon import app
 from ipvsproxy.daemon.base import log
-from ipvsproxy.daemon.http import health
-from ipvsproxy.daemon.http import server as web
+from ipvsproxy.daemon.http import health, server
 from ipvsproxy.daemon.process import lifecycle, reload, requirements
 from ipvsproxy.daemon.sources import directory, first_lists
 from ipvsproxy.daemon.sources.source import CannotStartError
@@ -312,9 +311,9 @@ def test_an_address_that_can_not_be_listened_on_ends_it_if_so_configured(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def serve(*_: object, **__: object) -> None:
-        raise web.BindError("127.0.0.1:10256 is taken")
+        raise server.BindError("127.0.0.1:10256 is taken")
 
-    monkeypatch.setattr(web, "serve", serve)
+    monkeypatch.setattr(server, "serve", serve)
     config = loading.from_flags("--hostname-override=node-a", f"--manifests={tmp_path}", "--bind-address-hard-fail")
     assert run(config) == lifecycle.FAILED
     assert "ipvsproxy: 127.0.0.1:10256 is taken\n" in capsys.readouterr().err

@@ -3,8 +3,7 @@
 import errno
 from collections.abc import Collection
 
-from ipvsproxy.daemon.events import recorder as events
-from ipvsproxy.daemon.events.recorder import KubernetesEvent, Recorder
+from ipvsproxy.daemon.events.recorder import KubernetesEvent, Recorder, Regarding, of_node, of_service
 from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.kernel import SetEntry
@@ -22,7 +21,7 @@ class Announcer:
     """Learns from the loop how it fares, and has events written about it."""
 
     def __init__(self, *, node_name: str, recorder: Recorder, store: Store, status: Status) -> None:
-        self._node = events.of_node(node_name)
+        self._node = of_node(node_name)
         self._node_name = node_name
         self._recorder = recorder
         self._store = store
@@ -65,7 +64,7 @@ class Announcer:
         if complaint.kind is ObjectKind.SERVICE:
             regarding = self._regard(ServiceName(namespace, name))
         else:
-            regarding = events.Regarding(complaint.kind, name, namespace)
+            regarding = Regarding(complaint.kind, name, namespace)
         reasons = [str(skipped) for skipped in complaint.skipped if skipped.invalid]
         if reasons and (slash or complaint.kind is ObjectKind.NODE):
             note = f"not used: {'; '.join(reasons)}"
@@ -77,6 +76,6 @@ class Announcer:
             event = KubernetesEvent(self._regard(owner.service), "AddressConflict", "Sync", note, everywhere=True)
             self._recorder.record(event)
 
-    def _regard(self, service: ServiceName) -> events.Regarding:
+    def _regard(self, service: ServiceName) -> Regarding:
         known = self._store.services.get(service)
-        return events.of_service(service, known.uid if known else "")
+        return of_service(service, known.uid if known else "")

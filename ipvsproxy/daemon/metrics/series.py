@@ -8,8 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ipvsproxy.daemon.metrics import gauges as measure
-from ipvsproxy.daemon.metrics import histogram
+from ipvsproxy.daemon.metrics import gauges, histogram
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ObjectKind
 
@@ -205,14 +204,14 @@ class Tables(Collector):
     """What is counted when somebody asks."""
 
     def __init__(self) -> None:
-        self.sources: measure.Sources | None = None
+        self.sources: gauges.Sources | None = None
         self.families: tuple[Family, ...] = ()
-        self._counted: Sequence[measure.Gauges] = ()
+        self._counted: Sequence[gauges.Gauges] = ()
 
     def counting(self) -> Iterator[None]:
         """Count all, with a pause now and then, from what there is now. Until it is over, what was counted last counts."""
-        counted: list[measure.Gauges] = []
-        for one in measure.gauges(measure.look(self.sources), self.families) if self.sources else ():
+        counted: list[gauges.Gauges] = []
+        for one in gauges.gauges(gauges.look(self.sources), self.families) if self.sources else ():
             if one is None:
                 yield
             else:
@@ -221,9 +220,9 @@ class Tables(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """What was counted last, for the registry."""
-        for gauges in self._counted:
-            kind = CounterMetricFamily if gauges.only_grows else GaugeMetricFamily
-            family = kind(gauges.name, gauges.documentation, labels=gauges.labels)
-            for labels, value in gauges.values.items():
+        for one in self._counted:
+            kind = CounterMetricFamily if one.only_grows else GaugeMetricFamily
+            family = kind(one.name, one.documentation, labels=one.labels)
+            for labels, value in one.values.items():
                 family.add_metric(labels, value)
             yield family

@@ -9,9 +9,19 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.daemon.events import recorder as events
 from ipvsproxy.daemon.events.announcer import SET_FULL, Announcer
-from ipvsproxy.daemon.events.recorder import KubernetesEvent, Recorder
+from ipvsproxy.daemon.events.recorder import (
+    BURST,
+    OBJECT_BURST,
+    OBJECT_REFILL_S,
+    REFILL_S,
+    SPREAD_S,
+    KubernetesEvent,
+    Recorder,
+    Regarding,
+    of_node,
+    of_service,
+)
 from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.sources import watch
 from ipvsproxy.daemon.sources.reflector import ApiError
@@ -26,7 +36,7 @@ from tests.support.api_server import ApiServer
 from tests.support.memory_node import put
 from tests.support.summaries import Clock, summary
 
-NODE = events.of_node("node-a")
+NODE = of_node("node-a")
 WEB = ServiceName("shop", "web")
 
 
@@ -52,7 +62,7 @@ class Desk:
             raise self.error
         self.written.append({"path": path, **body})
 
-    def record(self, note: str = "", regarding: events.Regarding = NODE, *, everywhere: bool = False) -> None:
+    def record(self, note: str = "", regarding: Regarding = NODE, *, everywhere: bool = False) -> None:
         self.recorder.record(KubernetesEvent(regarding, "Reason", "Act", note, everywhere=everywhere))
 
 
@@ -81,7 +91,7 @@ async def test_an_event_is_written_in_the_form_of_kube_proxy() -> None:
 
 async def test_an_event_of_a_service_is_in_its_namespace() -> None:
     desk = Desk()
-    desk.record(regarding=events.of_service(WEB, "u1"))
+    desk.record(regarding=of_service(WEB, "u1"))
     await desk.recorder.write_due()
     (event,) = desk.written
     assert event["path"] == "/apis/events.k8s.io/v1/namespaces/shop/events"
@@ -99,16 +109,16 @@ async def test_repeats_that_wait_are_one_event_with_a_count() -> None:
 
 async def test_an_object_has_an_allowance_and_what_was_too_much_is_counted_with_the_next() -> None:
     desk = Desk()
-    for number in range(events.OBJECT_BURST + 3):
+    for number in range(OBJECT_BURST + 3):
         desk.record()
         await desk.recorder.write_due()
         desk.clock.now += number and 0.001
-    assert len(desk.written) == events.OBJECT_BURST
+    assert len(desk.written) == OBJECT_BURST
     assert desk.outcomes.count("dropped") == 3
-    desk.record(regarding=events.of_service(WEB))
+    desk.record(regarding=of_service(WEB))
     await desk.recorder.write_due()
-    assert len(desk.written) == events.OBJECT_BURST + 1, "others have their own"
-    desk.clock.now += events.OBJECT_REFILL_S
+    assert len(desk.written) == OBJECT_BURST + 1, "others have their own"
+    desk.clock.now += OBJECT_REFILL_S
     desk.record()
     await desk.recorder.write_due()
     assert desk.written[-1]["series"]["count"] == 4
@@ -116,15 +126,15 @@ async def test_an_object_has_an_allowance_and_what_was_too_much_is_counted_with_
 
 async def test_the_process_has_an_allowance_whatever_the_objects() -> None:
     desk = Desk()
-    for number in range(events.BURST + 10):
-        desk.record(regarding=events.of_service(ServiceName("shop", f"s{number}")))
+    for number in range(BURST + 10):
+        desk.record(regarding=of_service(ServiceName("shop", f"s{number}")))
     await desk.recorder.write_due()
-    assert len(desk.written) == events.BURST
-    desk.clock.now += 3 * events.REFILL_S
+    assert len(desk.written) == BURST
+    desk.clock.now += 3 * REFILL_S
     for number in range(10):
-        desk.record(regarding=events.of_service(ServiceName("shop", f"t{number}")))
+        desk.record(regarding=of_service(ServiceName("shop", f"t{number}")))
     await desk.recorder.write_due()
-    assert len(desk.written) == events.BURST + 3
+    assert len(desk.written) == BURST + 3
 
 
 async def test_what_all_nodes_see_is_written_later_under_one_name_and_found_there_is_as_good() -> None:
@@ -134,13 +144,13 @@ async def test_what_all_nodes_see_is_written_later_under_one_name_and_found_ther
         desk.record("wrong", everywhere=True)
         await desk.recorder.write_due()
         assert desk.written == []
-        desk.clock.now += events.SPREAD_S
+        desk.clock.now += SPREAD_S
         await desk.recorder.write_due()
         names.add(desk.written[0]["metadata"]["name"])
     assert len(names) == 1
     desk.error = ApiError.of_status(409, "exists")
     desk.record("wrong", everywhere=True)
-    desk.clock.now += events.SPREAD_S
+    desk.clock.now += SPREAD_S
     await desk.recorder.write_due()
     assert desk.outcomes == ["posted", "posted"]
 
@@ -178,7 +188,7 @@ async def test_the_api_server_takes_what_is_written(tmp_path: pathlib.Path) -> N
         running = asyncio.create_task(recorder.run())
         try:
             recorder.record(KubernetesEvent(NODE, "Starting", "StartKubeProxy", "", is_warning=False))
-            recorder.record(KubernetesEvent(events.of_service(WEB, "u1"), "Other", "Listen", "port 80: in use"))
+            recorder.record(KubernetesEvent(of_service(WEB, "u1"), "Other", "Listen", "port 80: in use"))
             async with asyncio.timeout(5):
                 await server.event_count(2)
         finally:
@@ -202,7 +212,7 @@ class Stage:
         self.announcer = Announcer(node_name="node-a", recorder=self.desk.recorder, store=self.store, status=self.status)
 
     async def told(self) -> list[tuple[str, str, str]]:
-        self.desk.clock.now += events.SPREAD_S
+        self.desk.clock.now += SPREAD_S
         await self.desk.recorder.write_due()
         written = self.desk.written
         return [(event["regarding"]["name"], event["reason"], event["note"]) for event in written]
