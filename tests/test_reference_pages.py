@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from ipvsproxy.config import catalogue
-from ipvsproxy.daemon.serving import METRICS_PATHS
+from ipvsproxy.daemon.http.routes import SHOWN_PATHS
 from tests.support import golden_fixtures, reference_pages
 from tests.test_monitoring import our_page
 
@@ -21,7 +21,7 @@ async def test_the_page_is_current(name: str) -> None:
 def test_every_flag_and_every_endpoint_is_among_them() -> None:
     text = (DOCS / "compatibility.md").read_text()
     assert [flag for flag in catalogue.BY_FLAG if f"-{flag}` |" not in text] == []
-    assert set(METRICS_PATHS) <= {path for _, path, _, _ in reference_pages.ENDPOINTS}
+    assert set(SHOWN_PATHS) <= {path for _, path, _, _ in reference_pages.ENDPOINTS}
 
 
 def test_every_recorded_series_of_kube_proxy_is_among_them() -> None:

@@ -7,9 +7,9 @@ Rule 3: the ports are not kube-proxy's, so that one configuration serves both.
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator
 
 import structlog
 
@@ -17,14 +17,14 @@ from ipvsproxy.commands import inspection
 from ipvsproxy.commands.inspection import Inspected
 from ipvsproxy.commands.shadow import CannotLookError, Shadow
 from ipvsproxy.config.settings import Config, ListenAddress
-from ipvsproxy.daemon.http import server
+from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import gauges
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.process import lifecycle
 from ipvsproxy.daemon.process.signals import Signals
-from ipvsproxy.daemon.serving import Serving
 from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import CannotStartError, Source
@@ -175,20 +175,18 @@ async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: 
             finally:
                 looking.cancel()
 
-    await lifecycle.until_stopped(signals.stopping, status, [follow()], servers(config, Serving(config, status, metrics)))
-
-
-def servers(config: Config, serving: Serving) -> Iterator[Coroutine[None, None, None]]:
-    """The servers of health and metrics, each to be run for ever."""
-    asked = (
-        ("health", config.servers.health, serving.answer_health),
-        ("metrics", config.servers.metrics, serving.answer_metrics),
+    asked = config.servers
+    listen = dataclasses.replace(
+        asked,
+        health=beside_kube_proxy(asked.health) if asked.health else None,
+        metrics=beside_kube_proxy(asked.metrics) if asked.metrics else None,
     )
-    for name, address, answer in asked:
-        if address:
-            where = beside_kube_proxy(address)
+    for name, where in (("health", listen.health), ("metrics", listen.metrics)):
+        if where:
             log.info("serves", name=name, address=str(where))
-            yield server.serve(name, *where, answer, hard_fail=config.servers.bind_hard_fail)
+    health = HealthRoutes(status.health, metrics.healthz, metrics.livez)
+    servers = routes.servers(listen, health.answer, MetricsRoutes(config, metrics.expose).answer)
+    await lifecycle.until_stopped(signals.stopping, status, [follow()], servers)
 
 
 def beside_kube_proxy(address: ListenAddress) -> ListenAddress:

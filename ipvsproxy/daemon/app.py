@@ -11,17 +11,20 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
 from ipvsproxy.daemon.events.announcer import Announcer
 from ipvsproxy.daemon.events.recorder import Recorder
+from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import Notice, Status
+from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
+from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
 from ipvsproxy.daemon.loop import interfaces, journal
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.leftovers import Leftovers
+from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import gauges
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
 from ipvsproxy.daemon.process.signals import Signals
-from ipvsproxy.daemon.serving import Serving
 from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import CannotStartError, Source
@@ -91,7 +94,11 @@ class _Node:
         )
         self._recorder = Recorder(node_name=config.node_name, post=source.post, on_outcome=metrics.announced)
         self._announcer = Announcer(node_name=config.node_name, recorder=self._recorder, store=self._store, status=self._status)
-        self._serving = Serving(config, self._status, metrics, self._announcer, leftovers.synced)
+        self._health_checks = HealthChecks(
+            is_healthy=lambda: self._status.is_healthy and not self._status.is_turned_away, on_failure=self._announcer.port_failed
+        )
+        self._health_routes = HealthRoutes(self._status.health, metrics.healthz, metrics.livez)
+        self._metrics_routes = MetricsRoutes(config, metrics.expose)
 
     async def serve(
         self, kernel: KernelThread[NodeKernel], read_again: Callable[[], Config], signals: Signals, late_rules: asyncio.Event
@@ -104,7 +111,7 @@ class _Node:
             policy=choices.policy,
             store=self._store,
             kernel=kernel,
-            watcher=self._serving,
+            watcher=self,
         )
         apply = functools.partial(self._reconfigure, kernel, engine)
         reloader = Reloader(self._config, read_again, apply, self._metrics.configured)
@@ -135,7 +142,32 @@ class _Node:
             first_lists.serve_later(self._store, self._source),
             reloader.run(),
         )
-        await lifecycle.until_stopped(signals.stopping, self._status, work, self._serving.servers())
+        servers = (
+            *routes.servers(self._config.servers, self._health_routes.answer, self._metrics_routes.answer),
+            self._health_checks.run(),
+        )
+        await lifecycle.until_stopped(signals.stopping, self._status, work, servers)
+
+    # What the loop tells, as its Watcher.
+
+    def queued(self, now: float) -> None:
+        """There is something to do."""
+        self._status.queued(now)
+        self._metrics.queued(now)
+
+    def syncing(self, now: float) -> None:
+        """A sync begins."""
+        self._status.syncing(now)
+
+    def synced(self, summary: SyncSummary) -> None:
+        """A sync is over."""
+        self._status.synced(summary)
+        self._metrics.synced(summary)
+        self._announcer.synced(summary)
+        self._health_checks.put(summary.changes.services, summary.states)
+        addresses = summary.view.health_check_addresses
+        self._health_checks.listen_on({family: addresses[family] for family in self._status.families})
+        self._leftovers.synced(summary)
 
     async def _choices(self, kernel: KernelThread[NodeKernel], config: Config) -> wiring.Choices:
         """Raises CannotStartError or KernelError where they can not be made, and has changed nothing then."""
@@ -160,7 +192,7 @@ class _Node:
             raise CannotApplyError(str(error)) from error
         lifecycle.set_up_log(new)
         lifecycle.set_oom_score(new.oom_score_adj)
-        self._serving.reconfigure(new)
+        self._metrics_routes.reconfigure(new)
         self._status.sync_period_s = new.ipvs.sync_period_s
         engine.reconfigure(*choices)
 

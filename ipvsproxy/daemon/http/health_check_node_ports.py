@@ -17,7 +17,7 @@ import structlog
 
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.backoff import Backoff
-from ipvsproxy.daemon.http import answers
+from ipvsproxy.daemon.http import answers, server
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.model.kernel import Owner
 from ipvsproxy.model.net import Address, Family, host_port
@@ -67,6 +67,15 @@ Open = Callable[[Address, int, Callable[[], Answer]], Awaitable[Listener]]
 """Opens a listener on an address and port of one family that gives this answer; raises OSError."""
 
 
+async def open_listener(address: Address, port: int, answer: Callable[[], Answer]) -> Listener:
+    """Listen on an address and port of one family, with one answer for any request; raises OSError."""
+
+    async def respond(_request: server.Request) -> Answer:
+        return answer()
+
+    return await server.listen(address, port, respond, one_family=True)
+
+
 class _Failure(NamedTuple):
     backoff: Backoff
     due_s: float
@@ -79,7 +88,7 @@ class HealthChecks:
         self,
         *,
         is_healthy: Callable[[], bool],
-        open_listener: Open,
+        open_listener: Open = open_listener,
         on_failure: Callable[[ServiceName, int, str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 
 import structlog.testing
 
-from ipvsproxy.daemon import serving
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
 from ipvsproxy.model.net import Address, Family, host_port
@@ -224,7 +223,7 @@ async def test_over_real_sockets_a_port_answers_any_path_and_method() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    checks = HealthChecks(is_healthy=lambda: True, open_listener=serving.open_listener)
+    checks = HealthChecks(is_healthy=lambda: True)
     checks.listen_on({Family.IPV4: builders.addresses("127.0.0.1")})
     name = ServiceName(builders.NAMESPACE, "web")
     checks.put([name], {name: state(ports={port: 3})})

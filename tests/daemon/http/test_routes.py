@@ -1,20 +1,20 @@
-"""The two servers and the health-check ports together, over real HTTP, fed as the loop feeds them."""
+"""The health server and the metrics server over real HTTP, fed as the loop feeds them."""
 
 import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 
 import pytest
 
 from ipvsproxy.config.settings import ListenAddress, Servers
 from ipvsproxy.daemon.base import log
-from ipvsproxy.daemon.http import server as web
+from ipvsproxy.daemon.http import routes, server
 from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
 from ipvsproxy.daemon.metrics.gauges import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.serving import Serving
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
@@ -39,27 +39,32 @@ class Node:
         self.status.node = builders.node()
         self.metrics = Metrics()
         config = loading.from_flags("--ipvs-scheduler=wrr")
-        self.serving = Serving(dataclasses.replace(config, servers=servers or config.servers), self.status, self.metrics)
+        self.config = dataclasses.replace(config, servers=servers or config.servers)
+        self.health_routes = HealthRoutes(self.status.health, self.metrics.healthz, self.metrics.livez)
+        self.metrics_routes = MetricsRoutes(self.config, self.metrics.expose)
         reconciler = Reconciler(Policy())
         sources = Sources(reconciler=reconciler, store=Store(started_s=0), status=self.status, clock=self.clock)
         self.metrics.show(BOTH, sources)
 
     def sync(self) -> None:
-        self.serving.queued(self.clock.now)
-        self.serving.syncing(self.clock.now)
-        self.serving.synced(summary())
+        self.status.queued(self.clock.now)
+        self.status.syncing(self.clock.now)
+        self.status.synced(summary())
+
+    def servers(self) -> list[Coroutine[None, None, None]]:
+        return list(routes.servers(self.config.servers, self.health_routes.answer, self.metrics_routes.answer))
 
 
 @contextlib.asynccontextmanager
 async def _health(node: Node) -> AsyncIterator[int]:
-    listener = await web.listen(LOOPBACK, 0, node.serving.answer_health)
+    listener = await server.listen(LOOPBACK, 0, node.health_routes.answer)
     yield listener.port
     await listener.close()
 
 
 @contextlib.asynccontextmanager
 async def _metrics(node: Node) -> AsyncIterator[int]:
-    listener = await web.listen(LOOPBACK, 0, node.serving.answer_metrics)
+    listener = await server.listen(LOOPBACK, 0, node.metrics_routes.answer)
     yield listener.port
     await listener.close()
 
@@ -131,17 +136,16 @@ async def test_a_process_that_is_about_to_stop_is_unavailable_on_both_paths() ->
             assert (await http_client.ask(port, path)).status == 503
 
 
-async def test_a_server_without_an_address_is_not_there_and_health_check_ports_are_all_the_same() -> None:
+async def test_a_server_without_an_address_is_not_there() -> None:
     both, none = Node(Servers(health=ANYWHERE, metrics=ANYWHERE)), Node(Servers(health=None, metrics=None))
-    assert [_count(node.serving) for node in (both, none)] == [3, 1]
+    assert [_count(node) for node in (both, none)] == [2, 0]
 
 
 async def test_a_taken_address_is_the_end_where_the_configuration_says_so() -> None:
     async with _health(Node()) as taken:
         node = Node(Servers(health=ListenAddress(LOOPBACK, taken), metrics=None, bind_hard_fail=True))
-        health, checks = node.serving.servers()
-        checks.close()
-        with pytest.raises(web.BindError, match=f"the health server can not listen on 127.0.0.1:{taken}"):
+        (health,) = node.servers()
+        with pytest.raises(server.BindError, match=f"the health server can not listen on 127.0.0.1:{taken}"):
             await health
 
 
@@ -187,9 +191,9 @@ async def test_without_profiling_nothing_can_be_put() -> None:
     assert seen.status == 404
 
 
-def _count(serving: Serving) -> int:
+def _count(node: Node) -> int:
     """How many servers there are, none of which is run."""
-    servers = list(serving.servers())
-    for server in servers:
-        server.close()
+    servers = node.servers()
+    for one in servers:
+        one.close()
     return len(servers)
