@@ -164,7 +164,7 @@ class _Node:
         self._status.synced(summary)
         self._metrics.synced(summary)
         self._announcer.synced(summary)
-        self._health_checks.put(summary.changes.services, summary.states)
+        self._health_checks.put(summary.health_checks)
         addresses = summary.view.health_check_addresses
         self._health_checks.listen_on({family: addresses[family] for family in self._status.families})
         self._leftovers.synced(summary)

@@ -351,6 +351,20 @@ class HealthListener(NamedTuple):
         return f"health check port {self.port} ({self.family.label}) of {self.service}"
 
 
+class HealthCheckPort(NamedTuple):
+    """A port of a family that answers for one Service; several may desire the same."""
+
+    family: Family
+    port: int
+
+
+class HealthCheck(NamedTuple):
+    """What a health-check port answers: its Service, and how many endpoints that has on this node."""
+
+    owner: Owner
+    local_endpoints: int
+
+
 class Flow(NamedTuple):
     """Tracked UDP or SCTP flows to one frontend."""
 

@@ -17,6 +17,8 @@ from ipvsproxy.model.kernel import (
     NODE_OWNER,
     Device,
     Flow,
+    HealthCheck,
+    HealthCheckPort,
     IpSet,
     ObservedVirtualServer,
     Owner,
@@ -111,6 +113,10 @@ class Claims:
         self.flows: Table[Flow, Keep, frozenset[RealServerKey]] = Table(
             lambda keep: keep.owner, lambda wanted, seen: not seen <= wanted.real_servers, lambda _: True, self._unequal
         )
+        self.health_checks: Table[HealthCheckPort, HealthCheck, bool] = Table(
+            lambda check: check.owner, lambda _wanted, _seen: False, _never
+        )
+        """Only the desired side is used, as a listener is no kernel object: the table is not among the unequal ones."""
 
     @property
     def unequal(self) -> Collection[Table[Any, Any, Any]]:
@@ -190,6 +196,8 @@ class Claims:
             self.addresses.claim(owner, presence(before.addresses, owner), presence(after.addresses, owner))
         if before.rare.flows != after.rare.flows:
             self._claim_flows(owner, before.rare.flows, after.rare.flows)
+        if before.rare.local_endpoints != after.rare.local_endpoints:
+            self.health_checks.claim(owner, _checks(owner, before), _checks(owner, after))
         self._claim_entries(owner, before, after)
         return affected - {owner} if affected else affected
 
@@ -202,6 +210,8 @@ class Claims:
                 affected.add(loser)
         for address in state.addresses:
             self.addresses.want(address, owner, owner)
+        if state.rare.local_endpoints:
+            self.health_checks.claim(owner, {}, _checks(owner, state))
         self._claim_entries(owner, _NOTHING, state)
         return affected
 
@@ -283,6 +293,13 @@ class Claims:
 
 def _keeps(owner: Owner, flows: Mapping[Flow, frozenset[RealServerKey]]) -> Mapping[Flow, Keep]:
     return {flow: Keep(owner, keep) for flow, keep in flows.items()}
+
+
+def _checks(owner: Owner, state: ServiceState) -> Mapping[HealthCheckPort, HealthCheck]:
+    return {
+        HealthCheckPort(listener.family, listener.port): HealthCheck(owner, count)
+        for listener, count in state.rare.local_endpoints.items()
+    }
 
 
 def _node(_: object) -> Owner:

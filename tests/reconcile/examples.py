@@ -68,8 +68,9 @@ def state(
 
 
 def tables_of(claims: Claims) -> list[Table[Any, Any, Any]]:
-    """Every table."""
-    return [table for table in vars(claims).values() if isinstance(table, Table)] + list(claims.entries.values())
+    """Every table of kernel objects: that of health checks has no observed side."""
+    tables = [table for table in vars(claims).values() if isinstance(table, Table) and table is not claims.health_checks]
+    return tables + list(claims.entries.values())
 
 
 def entry(kind: SetKind, key: VirtualServerKey, other: str | None = None) -> SetEntry:

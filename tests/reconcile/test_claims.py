@@ -4,12 +4,25 @@ import itertools
 
 import pytest
 
-from ipvsproxy.model.kernel import DEVICE, IP_SETS, Device, IpSet, Owner, SetKind, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import (
+    DEVICE,
+    IP_SETS,
+    Device,
+    HealthCheck,
+    HealthCheckPort,
+    HealthListener,
+    IpSet,
+    Owner,
+    SetKind,
+    Sysctl,
+    Timeouts,
+    VirtualServerKey,
+)
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.reconcile import diff
 from ipvsproxy.reconcile.claims import TIMEOUTS, Claims, Keep
 from tests.reconcile import examples
@@ -337,3 +350,28 @@ def test_every_table_is_among_the_unequal_ones_exactly_while_it_has_something_pe
             table.confirm(key, None)
         assert table not in claims.unequal
     assert list(claims.unequal) == []
+
+
+def health_checked(owner: Owner, local_endpoints: int) -> ServiceState:
+    listener = HealthListener(Family.IPV4, 30001, owner.service)
+    return ServiceState(owner=owner, rare=Rarities(local_endpoints={listener: local_endpoints}))
+
+
+def test_a_health_check_port_answers_for_the_oldest_service_that_wants_it_and_then_for_the_next() -> None:
+    claims = new_claims()
+    port = HealthCheckPort(Family.IPV4, 30001)
+    put(claims, health_checked(YOUNG, 2), health_checked(OLD, 1))
+    assert claims.health_checks.desired == {port: HealthCheck(OLD, 1)}
+    put(claims, health_checked(OLD, 0))
+    assert claims.health_checks.desired == {port: HealthCheck(OLD, 0)}
+    claims.put(OLD.service, None)
+    assert claims.health_checks.desired == {port: HealthCheck(YOUNG, 2)}
+    put(claims, ServiceState(owner=YOUNG))
+    assert claims.health_checks.desired == {}
+
+
+def test_a_health_check_port_is_no_kernel_object_so_nothing_of_it_is_pending() -> None:
+    claims = new_claims()
+    put(claims, health_checked(YOUNG, 2), health_checked(OLD, 1))
+    assert list(claims.unequal) == []
+    assert list(claims.conflicts()) == []

@@ -272,6 +272,7 @@ class Engine:
             lacking=self._lacking(),
             unmet_settings=self._unmet_settings(),
             states=self.reconciler.claims.states,
+            health_checks=self.reconciler.claims.health_checks.desired,
             view=seen,
             waited_s=max(0.0, began - min(changes.services.values(), default=began)),
             observed_s=observed - began,

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import ServiceName
@@ -18,7 +19,8 @@ class SyncSummary:
     """One finished sync.
 
     ``lacking`` are the families without all that their Services stand on (device, sets, rules, settings); ``unmet_settings`` are
-    the indispensable kernel settings among that, with the value that they have. ``states`` is what each Service wants now.
+    the indispensable kernel settings among that, with the value that they have. ``states`` is what each Service wants now,
+    ``health_checks`` what each health-check port answers; both change with the next sync.
     ``is_audit``: the whole kernel was read before it. ``waited_s`` is the age of the oldest change in it when it began, 0 without
     any. What follows says how long the kernel was read, changes were translated, and operations were applied. ``conflicts`` are
     those that are new.
@@ -34,6 +36,7 @@ class SyncSummary:
     translated_s: float
     applied_s: float
     conflicts: Collection[Conflict] = ()
+    health_checks: Mapping[HealthCheckPort, HealthCheck] = dataclasses.field(default_factory=dict)
     unmet_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_audit: bool = False
 

@@ -13,9 +13,11 @@ import structlog.testing
 
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
+from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort, Owner
 from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.reconcile.claims import Claims
 from tests.support import builders, http_client
 from tests.support.summaries import Clock, state
 
@@ -36,7 +38,7 @@ class Ports:
         self.clock = Clock()
         self.checks = HealthChecks(is_healthy=lambda: self.is_healthy, open_listener=self._open, clock=self.clock)
         self.checks.listen_on(addresses)
-        self._states: dict[ServiceName, ServiceState] = {}
+        self._claims = Claims(lambda _wanted, _seen: False, lambda _: False)
 
     async def _open(self, address: Address, port: int, answer: Callable[[], Answer]) -> "Opened":
         where = host_port(address, port)
@@ -49,13 +51,12 @@ class Ports:
 
     def put(self, *states: ServiceState) -> None:
         for one in states:
-            self._states[one.owner.service] = one
-        self.checks.put([one.owner.service for one in states], self._states)
+            self._claims.put(one.owner.service, one)
+        self.checks.put(self._claims.health_checks.desired)
 
     def remove(self, name: str) -> None:
-        service = ServiceName(builders.NAMESPACE, name)
-        del self._states[service]
-        self.checks.put([service], self._states)
+        self._claims.put(ServiceName(builders.NAMESPACE, name), None)
+        self.checks.put(self._claims.health_checks.desired)
 
     def ask(self, where: str) -> tuple[int, str, int]:
         """Status, name of the Service, and its number of endpoints on this node."""
@@ -225,8 +226,8 @@ async def test_over_real_sockets_a_port_answers_any_path_and_method() -> None:
         port = int(probe.getsockname()[1])
     checks = HealthChecks(is_healthy=lambda: True)
     checks.listen_on({Family.IPV4: builders.addresses("127.0.0.1")})
-    name = ServiceName(builders.NAMESPACE, "web")
-    checks.put([name], {name: state(ports={port: 3})})
+    owner = Owner(builders.CREATED_S, ServiceName(builders.NAMESPACE, "web"))
+    checks.put({HealthCheckPort(Family.IPV4, port): HealthCheck(owner, 3)})
     await checks.adjust()
     for path, method in (("/", "GET"), ("/healthz", "POST")):
         seen = await http_client.ask(port, path, method=method)
