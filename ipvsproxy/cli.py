@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import assert_never
 
-from ipvsproxy.config import commands, completion, flags, load, output, usage, write
+from ipvsproxy.config import commands, flags, load, output, usage, write
 from ipvsproxy.config.given import ConfigError, Given, Problem, Source, quoted
 from ipvsproxy.config.settings import Command, Config
 
@@ -108,7 +108,8 @@ def _wrong_number(command: commands.Command, words: Sequence[str]) -> str:
 
 
 def complete(arguments: Sequence[str]) -> int:
-    """``ipvsproxy completion``: what makes a shell complete our command line."""
+    """``ipvsproxy completion``: the script by which a shell completes our command line."""
+    completion = importlib.import_module("ipvsproxy.config.completion")  # no other command needs what it imports
     match arguments:
         case ["--help" | "-h"]:
             sys.stdout.write(completion.HELP)

@@ -1,9 +1,15 @@
-"""Completion for shells, made from the catalogue: commands, flags, and the values that a flag can have."""
+"""Completion for shells: commands, flags and values of the catalogue, as a parser from which shtab makes the scripts.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+The parser serves shtab alone. ``config/flags.py`` reads command lines, since argparse has other rules than kube-proxy.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+import shtab
 
 from ipvsproxy.config import catalogue, output
-from ipvsproxy.config.option import Kind, Option
+from ipvsproxy.config.option import Kind
 
 SHELLS = ("bash", "zsh", "fish")
 HELP = """\
@@ -15,101 +21,54 @@ Prints what makes a shell complete commands, flags and their values:
   zsh     source <(ipvsproxy completion zsh)
   fish    ipvsproxy completion fish | source
 """
-_DRY_RUN = "Only tell what would be done; of run and cleanup."
-_OUTPUT = "As lines for people or as JSON; of the commands that tell something."
-_PATHS: Mapping[str, str] = {"FILE": "file", "DIR": "directory"}
+_PATHS: Mapping[str, Mapping[str, str]] = {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY}
+_BASH_EQUALS = """
+_ipvsproxy() {
+    local typed=("${COMP_WORDS[@]:0:COMP_CWORD+1}") word
+    COMP_WORDS=()
+    for word in "${typed[@]}"; do
+        [[ $word == = ]] || COMP_WORDS+=("$word")
+    done
+    [[ $word == = ]] && COMP_WORDS+=("")
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    _shtab_ipvsproxy
+}
+complete -o filenames -F _ipvsproxy ipvsproxy
+"""
+"""Bash cuts ``--flag=value`` into three words: without the sign, it is completed as ``--flag value`` is."""
 
 
 def render(shell: str, commands: Sequence[str]) -> str:
     """The script for one of ``SHELLS``."""
-    write: Mapping[str, Callable[[Sequence[str]], Iterable[str]]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
-    return "\n".join(write[shell](commands)) + "\n"
+    parser = argparse.ArgumentParser("ipvsproxy", add_help=False)
+    _add_flags(parser)
+    _add_dry_run(parser)
+    subparsers = parser.add_subparsers()
+    for command in commands:
+        words = subparsers.add_parser(command, add_help=False, help=command)
+        if command == "completion":
+            words.add_argument("shell", choices=SHELLS)
+            continue
+        _add_flags(words)
+        if command in ("run", "cleanup"):
+            _add_dry_run(words)
+        if command != "run":
+            words.add_argument("-o", "--output", choices=output.FORMATS, help="As lines for people, or as JSON.")
+    script: str = shtab.complete(parser, shell)
+    return script + (_BASH_EQUALS if shell == "bash" else "")
 
 
-def _flag(option: Option) -> str:
-    return "-v" if option.flag == "v" else f"--{option.flag}"
-
-
-def _values(option: Option) -> tuple[str, ...]:
-    if option.kind is Kind.BOOLEAN:
-        return ("true", "false")
-    return option.choices
-
-
-def _bash(commands: Sequence[str]) -> Iterable[str]:
-    options = catalogue.BY_FLAG.values()
-    yield "_ipvsproxy() {"
-    yield "    local word=${COMP_WORDS[COMP_CWORD]} flag=${COMP_WORDS[COMP_CWORD-1]}"
-    # Bash splits words at "=": --flag=value are three of them.
-    yield "    [[ $word == '=' ]] && word="
-    yield "    [[ $flag == '=' ]] && flag=${COMP_WORDS[COMP_CWORD-2]}"
-    yield "    case $flag in"
-    yield f'        --output|-o) mapfile -t COMPREPLY < <(compgen -W "{" ".join(output.FORMATS)}" -- "$word"); return ;;'
-    for option in options:
-        source = f'-W "{" ".join(option.choices)}"' if option.choices else ""
-        if option.placeholder in _PATHS:
-            source = f"-A {_PATHS[option.placeholder]}"
-        if source:
-            yield f'        {_flag(option)}) mapfile -t COMPREPLY < <(compgen {source} -- "$word"); return ;;'
-    yield "    esac"
-    words = " ".join(map(_flag, options))
-    yield f'    local words="{words}" command=run'
-    yield f'    ((COMP_CWORD == 1)) && words+=" {" ".join(commands)}"'
-    yield "    ((COMP_CWORD > 1)) && [[ ${COMP_WORDS[1]} != -* ]] && command=${COMP_WORDS[1]}"
-    yield "    case $command in"
-    yield f'        completion) words="{" ".join(SHELLS)}" ;;'
-    yield '        run) words+=" --dry-run" ;;'
-    yield '        cleanup) words+=" --dry-run --output" ;;'
-    yield '        *) words+=" --output" ;;'
-    yield "    esac"
-    yield '    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")'
-    yield "}"
-    yield "complete -o default -F _ipvsproxy ipvsproxy"
-
-
-def _zsh(commands: Sequence[str]) -> Iterable[str]:
-    yield "#compdef ipvsproxy"
-    yield "_ipvsproxy() {"
-    yield "    _arguments \\"
+def _add_flags(parser: argparse.ArgumentParser) -> None:
     for option in catalogue.BY_FLAG.values():
-        value = ":value:"
+        action = parser.add_argument(
+            "-v" if option.flag == "v" else f"--{option.flag}",
+            nargs="?" if option.alone else None,
+            choices=("true", "false") if option.kind is Kind.BOOLEAN else option.choices or None,
+            help=option.help.replace("%", "%%"),
+        )
         if option.placeholder in _PATHS:
-            value = ":path:_files" + (" -/" if option.placeholder == "DIR" else "")
-        elif _values(option):
-            value = f":value:({' '.join(_values(option))})"
-        # A value is never asked for where the flag may stand alone.
-        joined = "=-" if option.alone else "="
-        yield f"        '{_flag(option)}{joined}[{_quote(option.help)}]{value}' \\"
-    yield f"        '--dry-run[{_DRY_RUN}]' \\"
-    yield f"        '(-o --output)'{{-o,--output=}}'[{_OUTPUT}]:form:({' '.join(output.FORMATS)})' \\"
-    yield f"        '1:command:({' '.join(commands)})' \\"
-    yield f"        '2:shell:{{[[ $words[2] == completion ]] && compadd {' '.join(SHELLS)}}}'"
-    yield "}"
-    yield "compdef _ipvsproxy ipvsproxy"
+            action.complete = _PATHS[option.placeholder]  # type: ignore[attr-defined] # shtab reads it
 
 
-def _fish(commands: Sequence[str]) -> Iterable[str]:
-    yield f"complete -c ipvsproxy -f -n __fish_is_first_arg -a '{' '.join(commands)}'"
-    yield f"complete -c ipvsproxy -f -n '__fish_seen_subcommand_from completion' -a '{' '.join(SHELLS)}'"
-    yield f"complete -c ipvsproxy -l dry-run -d '{_DRY_RUN}'"
-    yield f"complete -c ipvsproxy -s o -l output -x -a '{' '.join(output.FORMATS)}' -d '{_OUTPUT}'"
-    for option in catalogue.BY_FLAG.values():
-        name = "-s v" if option.flag == "v" else f"-l {option.flag}"
-        values = ""
-        if option.placeholder in _PATHS:
-            values = " -r -F"
-        elif option.choices:
-            values = f" -x -a '{' '.join(option.choices)}'"
-        elif not option.alone:
-            values = " -x"
-        yield f"complete -c ipvsproxy {name}{values} -d '{_fish_quote(option.help)}'"
-
-
-def _quote(text: str) -> str:
-    for special in "\\[]:":
-        text = text.replace(special, f"\\{special}")
-    return text.replace("'", "'\\''")
-
-
-def _fish_quote(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "\\'")
+def _add_dry_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="Only tell what would be done.")
