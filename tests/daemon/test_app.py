@@ -136,6 +136,15 @@ def test_a_node_without_a_node_object_is_told_of_once(
     assert [line["node"] for line in logged if line["event"] == "load balancers are turned away"] == told
 
 
+def test_a_configuration_that_leaves_out_a_served_family_is_logged_at_the_start(kernel: Kernel, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "web.yaml").write_text(MANIFEST)
+    kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    with structlog.testing.capture_logs() as logged:
+        assert run(configured(f"--manifests={tmp_path}", "--nodeport-addresses=192.0.2.0/24")) == 0
+    notices = [line["notice"] for line in logged if line["event"] == "configuration"]
+    assert notices == ["nodePortAddresses has no range of IPv6, which this node serves"]
+
+
 def test_a_program_that_is_stopped_while_it_waits_ends_in_order(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     async def serve_nothing(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -27,6 +27,7 @@ def summary(
     applied_s: float = 0.0,
     conflicts: Collection[Conflict] = (),
     is_audit: bool = False,
+    unmet_settings: Mapping[str, str] | None = None,
 ) -> SyncSummary:
     """A sync; without changes it is about the Services that have states."""
     by_name = {state.owner.service: state for state in states}
@@ -42,6 +43,7 @@ def summary(
         applied_s=applied_s,
         conflicts=conflicts,
         is_audit=is_audit,
+        unmet_settings=unmet_settings or {},
     )
 
 

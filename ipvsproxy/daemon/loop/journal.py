@@ -165,7 +165,10 @@ class Journal:
             log.warning("fought over, healed ever more seldom", kind=place.kind, name=str(place.key), times=times)
 
     def tell_settings(self, given_up: Mapping[str, str]) -> None:
-        """Say which kernel settings, by path, cannot be written and why. Traffic flows without them, if not as it should."""
+        """Log which kernel settings, by path, cannot be written, and why: once until another one cannot be written.
+
+        Without an indispensable one no Service of its families works; the health of the node shows those as well.
+        """
         new = [path for path in given_up if path not in self._settings]
         if new:
             log.warning("kernel settings can not be written", settings=new, error=given_up[new[0]])

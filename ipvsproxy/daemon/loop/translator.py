@@ -54,6 +54,8 @@ class Translator:
         self._store = store
         self._reconciler = reconciler
         self._view: view.NodeView | None = None
+        self._unknown_pods: frozenset[Family] = frozenset()
+        """The families of the last log line about local pods that cannot be told from others."""
         self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey]] = (None, (), frozenset())
         self._lingering = Lingering()
         self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
@@ -103,21 +105,23 @@ class Translator:
             if self._view is not None:
                 log.info("node changed", zone=seen.zone, addresses=[str(one) for one in seen.primary_addresses.values()])
             self._view = seen
-            self._tell_unknown_pods(seen)
+            self._log_unknown_pods(seen)
             self._store.touch_all(now)
         return seen
 
     def _put_node_port_ranges(self, node: Node | None) -> None:
         self._reconciler.observer.node_port_ranges = view.node_port_ranges(self.settings, node)
 
-    def _tell_unknown_pods(self, seen: view.NodeView) -> None:
-        families = view.without_local_pods(self.settings, seen.pod_networks)
-        if families and not self.settings.masquerade_all:
+    def _log_unknown_pods(self, seen: view.NodeView) -> None:
+        """Log the families whose local pods cannot be told from others, once until that changes."""
+        unknown = frozenset() if self.settings.masquerade_all else view.without_local_pods(self.settings, seen.pod_networks)
+        before, self._unknown_pods = self._unknown_pods, unknown
+        if unknown and unknown != before:
             by_node = self.settings.detect_local is view.DetectLocal.NODE_CIDR
             log.warning(
                 "local_pods_unknown",
                 field="spec.podCIDRs of the Node" if by_node else "clusterCIDR",
-                families=sorted(family.label for family in families),
+                families=sorted(family.label for family in unknown),
                 hint="it has no range of these families: add one, or their traffic is masqueraded as without local detection",
             )
 

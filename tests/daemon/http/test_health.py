@@ -137,6 +137,14 @@ def test_rules_that_keep_failing_in_one_family_make_it_unhealthy_and_leave_the_o
     assert node.is_healthy()
 
 
+def test_settings_without_which_services_do_not_work_are_named_until_they_are_right() -> None:
+    node = Node()
+    for unmet in ({"net/ipv4/ip_forward": "0"}, {}):
+        node.status.syncing(node.clock.now)
+        node.status.synced(summary(unmet_settings=unmet))
+        assert node.status.health().unmet_settings == unmet
+
+
 def test_a_family_that_fails_for_a_moment_is_not_unhealthy() -> None:
     node = Node()
     node.sync()

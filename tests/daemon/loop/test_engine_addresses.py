@@ -1,7 +1,9 @@
 """Addresses of the node that come and go while the loop runs: what node ports do meanwhile."""
 
 import pytest
+import structlog.testing
 
+from ipvsproxy.model.net import Family
 from ipvsproxy.translate import view
 from ipvsproxy.translate.lingering import GRACE_S
 from tests.daemon.loop.test_engine import SLICE, assert_from_scratch, node_ports
@@ -110,3 +112,32 @@ async def test_a_restart_while_an_address_is_away_goes_by_the_twin() -> None:
         await again.quiet()
         assert not lost.is_served()
         assert_from_scratch(again)
+
+
+@in_virtual_time
+async def test_families_whose_local_pods_are_unknown_are_logged_once_however_often_addresses_change() -> None:
+    ranges = builders.networks("10.244.0.0/16")
+    node = MemoryNode(settings=view.Settings(detect_local=view.DetectLocal.CLUSTER_CIDR, cluster_networks=ranges))
+    with structlog.testing.capture_logs() as logged:
+        async with node.running():
+            node.begin_with(node_ports(), SLICE, builders.node())
+            await node.quiet()
+            for number in range(5):
+                node.kernel.host_addresses.append(builders.interface_address("eth1", f"172.16.0.{number}"))
+                node.engine.interfaces_changed()
+                await node.quiet()
+    lines = [line for line in logged if line["event"] == "local_pods_unknown"]
+    assert [(line["field"], line["families"]) for line in lines] == [("clusterCIDR", [Family.IPV6.label])]
+
+
+@in_virtual_time
+async def test_ranges_that_a_node_object_lacks_are_logged_again_after_they_were_there() -> None:
+    node = MemoryNode(settings=view.Settings(detect_local=view.DetectLocal.NODE_CIDR))
+    with structlog.testing.capture_logs() as logged:
+        async with node.running():
+            node.begin_with(node_ports(), SLICE, builders.node(pod_networks=["10.244.1.0/24"]))
+            await node.quiet()
+            for ranges in (["10.244.1.0/24", "fd00:1::/64"], ["10.244.1.0/24"]):
+                node.put(builders.node(pod_networks=ranges))
+                await node.quiet()
+    assert [line["field"] for line in logged if line["event"] == "local_pods_unknown"] == ["spec.podCIDRs of the Node"] * 2

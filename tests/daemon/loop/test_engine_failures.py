@@ -226,7 +226,7 @@ async def test_an_indispensable_setting_that_cannot_be_written_leaves_its_famili
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet()
         assert not node.watcher.summaries[-1].lacking
-        node.kernel.fail(lambda operation: isinstance(operation.item, Sysctl), times=1000)
+        node.kernel.fail(lambda operation: isinstance(operation.item, Sysctl), times=1000, number=errno.EROFS)
         for path, families in INDISPENSABLE_SETTINGS.items():
             node.kernel.sysctls[path] = "0"
             await node.quiet(AUDIT_INTERVAL_S)
