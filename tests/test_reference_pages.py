@@ -6,9 +6,11 @@ import pytest
 
 from ipvsproxy.config import catalogue
 from ipvsproxy.daemon.http.routes import SHOWN_PATHS
+from ipvsproxy.daemon.metrics.series import ALL
 from tests.support import golden_fixtures, reference_pages
 from tests.test_monitoring import our_page
 
+PROCESS = ("process_", "python_")
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 
 
@@ -35,3 +37,13 @@ async def test_every_series_has_a_meaning_and_no_label_of_a_histogram_is_its_bou
     assert all(one.meaning for one in found.values())
     assert found["kubeproxy_sync_proxy_rules_duration_seconds"].labels == ("ip_family",)
     assert found["ipvsproxy_service_bytes_total"].labels == ("direction", "namespace", "port", "protocol", "service")
+
+
+async def test_the_page_shows_every_declared_metric_as_it_is_declared() -> None:
+    declared = {one.name: one for one in reference_pages.declared()}
+    shown = {one.name: one for one in reference_pages.series(await our_page()) if not one.name.startswith(PROCESS)}
+    late = {one.name for one in ALL if one.is_late}
+    assert shown.keys() == declared.keys() - late
+    for name, one in shown.items():
+        assert one == declared[name]._replace(labels=one.labels)
+        assert one.labels in (declared[name].labels, ()), "no labels are seen where there is no series yet"

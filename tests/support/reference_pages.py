@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ipvsproxy.config import catalogue
 from ipvsproxy.config.option import Option, Status
+from ipvsproxy.daemon.metrics.series import ALL
 from tests.test_monitoring import our_page
 
 HISTOGRAM_ENDINGS = ("_bucket", "_sum", "_count")
@@ -72,13 +73,19 @@ def series(page: str) -> Iterator[Series]:
         yield Series(name, kind, tuple(sorted(labels.get(name, set()) - {"le"})), meanings[name])
 
 
+def declared() -> Iterator[Series]:
+    """All metrics that the program declares, by name."""
+    for one in sorted(ALL, key=lambda one: one.name):
+        yield Series(one.name, one.type.value, tuple(sorted(one.labels)), one.meaning)
+
+
 def metrics(page: str) -> str:
-    """docs/metrics.md."""
-    found = list(series(page))
+    """docs/metrics.md: the declared metrics, and those of the page that prometheus_client has of itself."""
+    kube_proxys = {one.name for one in ALL if one.is_kube_proxys}
     groups = {
-        "kube-proxy's": [one for one in found if one.name.startswith(("kubeproxy_", "rest_client_"))],
-        "Our own": [one for one in found if one.name.startswith("ipvsproxy_")],
-        "The process": [one for one in found if one.name.startswith(("process_", "python_"))],
+        "kube-proxy's": [one for one in declared() if one.name in kube_proxys],
+        "Our own": [one for one in declared() if one.name not in kube_proxys],
+        "The process": [one for one in series(page) if one.name.startswith(("process_", "python_"))],
     }
     lines = [
         "# Metrics",
@@ -90,6 +97,10 @@ def metrics(page: str) -> str:
         rows = ((f"`{one.name}`", one.kind, _code(one.labels), one.meaning) for one in members)
         lines += ["", f"## {title}", "", *_table(("name", "type", "labels", "meaning"), rows)]
     return "\n".join(lines) + "\n"
+
+
+def _names(page: str) -> Iterable[str]:
+    return sorted({one.name for one in declared()} | {one.name for one in series(page)})
 
 
 def compatibility(page: str) -> str:
@@ -113,7 +124,7 @@ def compatibility(page: str) -> str:
         "",
         "## Metrics",
         "",
-        *_table(("name", ""), ((f"`{one.name}`", str(_status(one.name))) for one in series(page))),
+        *_table(("name", ""), ((f"`{name}`", str(_status(name))) for name in _names(page))),
         "",
         f"Not there, for they are about kube-proxy's libraries and language: {_code(ABSENT)}.",
     ]

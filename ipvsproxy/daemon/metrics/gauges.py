@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.metrics import series
+from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.kernel.leftover_rules import Place
 from ipvsproxy.model.kernel import ObservedVirtualServer, VirtualServerKey
@@ -74,14 +76,11 @@ class Snapshot:
     watches: Mapping[ObjectKind, Watch]
 
 
-class Gauges(NamedTuple):
-    """A series of each combination of label values; ``only_grows``: a counter, whose name ends in ``_total``."""
+class Counted(NamedTuple):
+    """A metric, and the value of each of its series by the values of its labels."""
 
-    name: str
-    documentation: str
-    labels: tuple[str, ...]
+    metric: Metric
     values: Mapping[tuple[str, ...], float]
-    only_grows: bool = False
 
 
 def look(sources: Sources) -> Snapshot:
@@ -127,18 +126,14 @@ def _tables(claims: Claims) -> Mapping[str, Sequence[Table[Any, Any, Any]]]:
     }
 
 
-def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Gauges | None]:
+def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Counted | None]:
     """All of a snapshot, with a pause (None) after each ``OBJECTS_AT_ONCE``."""
-    yield _pending_changes("service", seen.untaken.get(ObjectKind.SERVICE, 0))
-    yield _pending_changes("endpoint", seen.untaken.get(ObjectKind.ENDPOINT_SLICE, 0))
-    yield _one("ipvsproxy_oldest_change_age_seconds", "Age of the oldest change that is not in force.", seen.oldest_change_age_s)
-    unreadable = "Parts of the kernel that cannot be read: nothing of them is removed meanwhile."
-    yield _one("ipvsproxy_unreadable_parts", unreadable, seen.unreadable)
-    left = "Whether rules of kube-proxy's iptables mode, or of ours in a variant of iptables that is not used, resist removal."
-    by_place: dict[tuple[str, ...], float] = {
-        (place.family.label, place.variant.value): is_there for place, is_there in seen.leftovers.items()
-    }
-    yield Gauges("ipvsproxy_leftover_rules", left, ("ip_family", "variant"), by_place)
+    yield _one(series.SERVICE_CHANGES_PENDING, seen.untaken.get(ObjectKind.SERVICE, 0))
+    yield _one(series.ENDPOINT_CHANGES_PENDING, seen.untaken.get(ObjectKind.ENDPOINT_SLICE, 0))
+    yield _one(series.OLDEST_CHANGE_AGE, seen.oldest_change_age_s)
+    yield _one(series.UNREADABLE_PARTS, seen.unreadable)
+    places = seen.leftovers.items()
+    yield Counted(series.LEFTOVER_RULES, {(place.family.label, place.variant.value): is_there for place, is_there in places})
     # A family is told by the length of an address here, which is ten times as fast as by name.
     by_length = {family.bits // 8: family for family in families}
     virtual_servers, real_servers, addresses = (dict.fromkeys(families, 0) for _ in range(3))
@@ -149,45 +144,36 @@ def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Gauges | No
         if family and key not in seen.foreign:
             virtual_servers[family] += 1
             real_servers[family] += len(server.real_servers)
-    yield _by_family("ipvsproxy_virtual_servers", "Virtual servers of ours.", virtual_servers)
-    yield _by_family("ipvsproxy_real_servers", "Real servers of ours.", real_servers)
+    yield _by_family(series.VIRTUAL_SERVERS, virtual_servers)
+    yield _by_family(series.REAL_SERVERS, real_servers)
     for number, address in enumerate(seen.addresses, 1):
         if number % OBJECTS_AT_ONCE == 0:
             yield None
         family = by_length.get(len(address))
         if family:
             addresses[family] += 1
-    yield _by_family("ipvsproxy_addresses", "Addresses on kube-ipvs0.", addresses)
-    yield _labelled("ipvsproxy_set_entries", "Entries of each set; 65536 is the most.", "set", seen.set_entries)
-    yield _labelled("ipvsproxy_pending", "Kernel objects that differ from what is wanted.", "kind", seen.pending)
-    drifted = "Kernel objects that an audit found otherwise than they were left."
-    yield _labelled("ipvsproxy_drift_total", drifted, "kind", seen.drifted)._replace(only_grows=True)
-    doubted = "Services, or endpoints, that a list lacked and that are served until another list confirms it."
-    yield _labelled("ipvsproxy_doubted_deletions", doubted, "kind", seen.doubted)
-    yield _one("ipvsproxy_conflicts", "Addresses and ports that several Services want.", seen.conflicts)
-    yield _one("ipvsproxy_drains", "Real servers that keep their connections and get no new ones.", seen.drains)
-    waiting = "Real servers at weight 0 that wait until the kernel has forgotten others: empty, or not asked about yet."
-    yield _one("ipvsproxy_waiting_removals", waiting, seen.waiting_removals)
-    yield _one("ipvsproxy_oldest_drain_age_seconds", "Age of the oldest drain.", seen.oldest_drain_age_s)
-    connected = {kind.value: watch.is_open for kind, watch in seen.watches.items()}
-    yield _labelled("ipvsproxy_watch_connected", "Whether a watch is open.", "kind", connected)
-    stale = {kind.value: watch.is_stale for kind, watch in seen.watches.items()}
-    yield _labelled("ipvsproxy_watch_stale", "Whether a watch has heard nothing for too long.", "kind", stale)
+    yield _by_family(series.ADDRESSES, addresses)
+    yield _labelled(series.SET_ENTRIES, seen.set_entries)
+    yield _labelled(series.PENDING, seen.pending)
+    yield _labelled(series.DRIFT, seen.drifted)
+    yield _labelled(series.DOUBTED_DELETIONS, seen.doubted)
+    yield _one(series.CONFLICTS, seen.conflicts)
+    yield _one(series.DRAINS, seen.drains)
+    yield _one(series.WAITING_REMOVALS, seen.waiting_removals)
+    yield _one(series.OLDEST_DRAIN_AGE, seen.oldest_drain_age_s)
+    yield _labelled(series.WATCH_CONNECTED, {kind.value: watch.is_open for kind, watch in seen.watches.items()})
+    yield _labelled(series.WATCH_STALE, {kind.value: watch.is_stale for kind, watch in seen.watches.items()})
     heard = {kind.value: watch.contact_age_s for kind, watch in seen.watches.items() if watch.contact_age_s is not None}
-    yield _labelled("ipvsproxy_watch_contact_age_seconds", "How long ago the API server was last heard of.", "kind", heard)
+    yield _labelled(series.WATCH_CONTACT_AGE, heard)
 
 
-def _one(name: str, documentation: str, value: float) -> Gauges:
-    return Gauges(name, documentation, (), {(): value})
+def _one(metric: Metric, value: float) -> Counted:
+    return Counted(metric, {(): value})
 
 
-def _labelled(name: str, documentation: str, label: str, values: Mapping[str, float]) -> Gauges:
-    return Gauges(name, documentation, (label,), {(key,): value for key, value in values.items()})
+def _labelled(metric: Metric, values: Mapping[str, float]) -> Counted:
+    return Counted(metric, {(key,): value for key, value in values.items()})
 
 
-def _by_family(name: str, documentation: str, values: Mapping[Family, int]) -> Gauges:
-    return _labelled(name, documentation, "ip_family", {family.label: value for family, value in values.items()})
-
-
-def _pending_changes(kind: str, count: int) -> Gauges:
-    return _one(f"kubeproxy_sync_proxy_rules_{kind}_changes_pending", f"Changes of {kind}s that no sync has taken yet.", count)
+def _by_family(metric: Metric, values: Mapping[Family, int]) -> Counted:
+    return _labelled(metric, {family.label: value for family, value in values.items()})

@@ -7,7 +7,9 @@ Rule 3: a series that somebody may wait for with an alert is there from the star
 
 import asyncio
 import errno
+import importlib.metadata
 import itertools
+import platform
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +25,7 @@ from ipvsproxy.daemon.http import answers
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import gauges, series
+from ipvsproxy.daemon.metrics.registry import Recorded, Tables
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.sources.reflector import Trouble
 from ipvsproxy.model.kernel import (
@@ -82,12 +85,13 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._rendering = asyncio.Lock()
         self._without_local: dict[ServiceName, ServiceState] = {}
-        self._tables = series.Tables()
+        self._tables = Tables()
         self._traffic: Traffic | None = None
-        self._dry_run: series.DryRunSeries | None = None
-        self._kube = series.SyncSeries(self._registry)
-        self._requests = series.RequestSeries(self._registry)
-        self._own = series.OwnSeries(self._registry, dict.fromkeys(_DRIVERS.values()))
+        self._values = Recorded(self._registry)
+        for driver in dict.fromkeys(_DRIVERS.values()):
+            self._values.show(series.APPLY_DURATION, driver)
+        self._values.set(series.CONFIG_IN_FORCE, value=1)
+        self._values.set(series.BUILD_INFO, importlib.metadata.version("ipvsproxy"), platform.python_version(), value=1)
         self._registry.register(self._tables)
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
@@ -98,7 +102,11 @@ class Metrics:
         self._families = tuple(sorted(families))
         self._tables.sources = sources
         self._tables.families = self._families
-        self._kube.show([family.label for family in self._families])
+        for family in self._families:
+            for metric in series.EACH_FAMILY:
+                self._values.show(metric, family.label)
+            for policy in series.POLICIES:
+                self._values.show(series.NO_LOCAL_ENDPOINTS, policy, family.label)
         self.queued(self._clock())
 
     # What happens.
@@ -109,31 +117,32 @@ class Metrics:
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
-        kube, own, changes = self._kube, self._own, summary.changes
+        values, changes = self._values, summary.changes
         now_s = self._wall_clock()
         for family in self._families:
-            kube.sync_duration.observe(summary.duration_s, family.label)
+            values.observe(series.SYNC_DURATION, family.label, value=summary.duration_s)
             if family not in summary.lacking:
-                kube.last_timestamp.labels(family.label).set(now_s)
+                values.set(series.LAST_SYNC, family.label, value=now_s)
         for trigger in changes.triggers:
-            kube.programming_duration.observe(max(0.0, now_s - trigger.began_s), trigger.family.label)
-        kube.service_changes.inc(changes.seen.get(ObjectKind.SERVICE, 0))
-        kube.endpoint_changes.inc(changes.seen.get(ObjectKind.ENDPOINT_SLICE, 0))
+            waited_s = max(0.0, now_s - trigger.began_s)
+            values.observe(series.PROGRAMMING_DURATION, trigger.family.label, value=waited_s)
+        values.add(series.SERVICE_CHANGES, count=changes.seen.get(ObjectKind.SERVICE, 0))
+        values.add(series.ENDPOINT_CHANGES, count=changes.seen.get(ObjectKind.ENDPOINT_SLICE, 0))
         self._count_without_local(changes.services, summary.states)
         if changes.services:
-            own.latency.observe(summary.waited_s, "waiting")
+            values.observe(series.PHASE_DURATION, "waiting", value=summary.waited_s)
         for phase, duration_s in zip(
             series.PHASES[1:], (summary.observed_s, summary.translated_s, summary.applied_s), strict=True
         ):
-            own.latency.observe(duration_s, phase)
+            values.observe(series.PHASE_DURATION, phase, value=duration_s)
         for outcome, counts in (("done", summary.report.done), ("failed", summary.report.failed)):
             for (verb, kind), count in counts.items():
-                own.operations.labels(verb, kind, outcome).inc(count)
-        own.surprises.inc(summary.report.surprises)
+                values.add(series.OPERATIONS, verb, kind, outcome, count=count)
+        values.add(series.SURPRISES, count=summary.report.surprises)
         for complaint in changes.complaints:
             for skipped in complaint.skipped:
                 if skipped.invalid:
-                    own.invalid.labels(complaint.kind.value, "part" if skipped.field else "object").inc()
+                    values.add(series.INVALID_OBJECTS, complaint.kind.value, "part" if skipped.field else "object")
 
     def _count_without_local(self, names: Collection[ServiceName], states: Mapping[ServiceName, ServiceState]) -> None:
         for name in names:
@@ -146,62 +155,60 @@ class Metrics:
                         series.POLICIES, (state.rare.without_local_internal, state.rare.without_local_external), strict=True
                     )
                     for policy, family in ((policy, family) for policy, families in found for family in families):
-                        self._kube.no_local_endpoints.labels(policy, family.label).inc(step)
+                        self._values.add(series.NO_LOCAL_ENDPOINTS, policy, family.label, count=step)
 
     def applied(self, outcomes: Sequence[Outcome], duration_s: float) -> None:
         """A driver has applied operations; called in the thread that it runs in."""
         driver = _DRIVERS[type(outcomes[0].operation.item)]
-        self._own.driver_duration.observe(duration_s, driver)
+        self._values.observe(series.APPLY_DURATION, driver, value=duration_s)
         if driver in series.NETLINK_DRIVERS:
-            self._own.batches_of[driver].inc()
+            self._values.add(series.NETLINK_BATCHES, driver)
             for outcome in outcomes:
                 if outcome.error:
-                    self._own.netlink_errors.labels(driver, errno.errorcode.get(outcome.errno, "other")).inc()
+                    self._values.add(series.NETLINK_ERRORS, driver, errno.errorcode.get(outcome.errno, "other"))
         cleaned = set()
         for outcome in outcomes if driver in ("iptables", "conntrack") else ():
             match outcome.operation.item:
                 case Skeleton(family=family) if outcome.error:
-                    self._kube.restore_failures.labels(family.label).inc()
+                    self._values.add(series.RESTORE_FAILURES, family.label)
                 case FlowCleaning(flow=flow):
-                    self._kube.deleted_entries.labels(flow.family.label).inc(outcome.removed)
+                    self._values.add(series.DELETED_FLOWS, flow.family.label, count=outcome.removed)
                     cleaned.add(flow.family)
                 case _:
                     pass
         for family in cleaned:
-            self._kube.conntrack_duration.observe(duration_s, family.label)
+            self._values.observe(series.CONNTRACK_DURATION, family.label, value=duration_s)
 
     def would_differ(self, differences: Mapping[str, int]) -> None:
         """A dry run has read the kernel and found these differences, by kind."""
-        if self._dry_run is None:
-            self._dry_run = series.DryRunSeries(self._registry)
         for kind, count in differences.items():
-            self._dry_run.differences.labels(kind).set(count)
-        self._dry_run.looked.set(self._wall_clock())
+            self._values.set(series.DRY_RUN_DIFFERENCES, kind, value=count)
+        self._values.set(series.DRY_RUN_LAST_LOOK, value=self._wall_clock())
 
     def watch_restarted(self, kind: ObjectKind, trouble: Trouble) -> None:
         """A list or watch had to be started again."""
-        self._own.watch_restarts.labels(kind.value, trouble.value).inc()
+        self._values.add(series.WATCH_RESTARTS, kind.value, trouble.value)
 
     def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
         """The API server has answered a request; ``code`` is that of HTTP, or ``<error>`` when there was no answer."""
-        self._requests.requests.labels(code, host, method).inc()
-        self._requests.request_duration.observe(duration_s, host, method)
+        self._values.add(series.REQUESTS, code, host, method)
+        self._values.observe(series.REQUEST_DURATION, host, method, value=duration_s)
 
     def announced(self, outcome: str) -> None:
         """A Kubernetes event was posted, failed to be, or was dropped."""
-        self._own.events.labels(outcome).inc()
+        self._values.add(series.EVENTS, outcome)
 
     def configured(self, is_in_force: bool) -> None:  # noqa: FBT001 - the one thing that it tells
         """The configuration file was read again."""
-        self._own.config_in_force.set(is_in_force)
+        self._values.set(series.CONFIG_IN_FORCE, value=is_in_force)
 
     def healthz(self, status: int) -> None:
         """``/healthz`` was answered."""
-        self._requests.healthz.labels(str(status)).inc()
+        self._values.add(series.HEALTHZ, str(status))
 
     def livez(self, status: int) -> None:
         """``/livez`` was answered."""
-        self._requests.livez.labels(str(status)).inc()
+        self._values.add(series.LIVEZ, str(status))
 
     # What is told.
 
@@ -220,7 +227,7 @@ class Metrics:
         at_s = self._wall_clock() - (self._clock() - self._queued_s)
         self._queued_s = None
         for family in self._families:
-            self._kube.last_queued.labels(family.label).set(at_s)
+            self._values.set(series.LAST_QUEUED, family.label, value=at_s)
 
     async def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept

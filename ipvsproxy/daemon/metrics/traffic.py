@@ -16,7 +16,9 @@ from typing import TypeVar
 import structlog
 
 from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.metrics import series
 from ipvsproxy.daemon.metrics.counter_totals import NOTHING, ROWS_AT_ONCE, Ledger, Row
+from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
 from ipvsproxy.kernel.node import NodeKernel
@@ -44,6 +46,11 @@ OTHERS = "(others)"
 """Stands in the place of a name for all that is beyond the limit; no object of the API can be called so."""
 T = TypeVar("T")
 _DIRECTIONS = ("in", "out")
+_METRICS = {
+    "service": (series.SERVICE_CONNECTIONS, series.SERVICE_PACKETS, series.SERVICE_BYTES),
+    "endpoint": (series.ENDPOINT_CONNECTIONS, series.ENDPOINT_PACKETS, series.ENDPOINT_BYTES),
+}
+"""Connections, packets and bytes: the order of ``Counters``."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -227,13 +234,13 @@ class Traffic:
     def _lines(self, *, openmetrics: bool) -> Iterator[str]:
         kinds = {"service": self._services, "endpoint": self._endpoints}
         listed = {kind: len(ledger.totals) for kind, ledger in kinds.items()}
-        yield from _gauges("ipvsproxy_traffic_listed", "Service ports and endpoints with traffic series of their own.", listed)
+        yield from _gauges(series.TRAFFIC_LISTED, listed)
         unlisted = {kind: len(ledger.unlisted) for kind, ledger in kinds.items()}
-        yield from _gauges("ipvsproxy_traffic_unlisted", "Those beyond the limit, counted together.", unlisted)
-        yield _heading("ipvsproxy_endpoint_open_connections", "gauge", "Connections of an endpoint; of draining ones at least.")
+        yield from _gauges(series.TRAFFIC_UNLISTED, unlisted)
+        yield _heading(series.OPEN_CONNECTIONS)
         for labels, connections in self._open.items():
             for state, count in zip(Connections._fields, connections, strict=True):
-                yield f'ipvsproxy_endpoint_open_connections{{{labels},state="{state}"}} {count}\n'
+                yield f'{series.OPEN_CONNECTIONS.name}{{{labels},state="{state}"}} {count}\n'
         for kind, ledger in kinds.items():
             yield from _counters(kind, ledger, openmetrics=openmetrics)
 
@@ -247,27 +254,26 @@ def _counters(kind: str, ledger: Ledger, *, openmetrics: bool) -> Iterator[str]:
     totals = ledger.totals
     if ledger.unlisted or any(ledger.others.counts):
         totals = {**totals, _others(kind): ledger.others}
-    suffix = "" if openmetrics else "_total"
-    name = f"ipvsproxy_{kind}_connections"
-    yield _heading(name + suffix, "counter", f"Connections by {kind}.")
+    connections, *by_direction = _METRICS[kind]
+    yield _heading(connections, openmetrics=openmetrics)
     for labels, total in totals.items():
-        yield f"{name}_total{{{labels}}} {total.counts[0]}\n"
-    for what, first in (("packets", 1), ("bytes", 3)):
-        name = f"ipvsproxy_{kind}_{what}"
-        yield _heading(name + suffix, "counter", f"{what.capitalize()} by {kind}, from clients (in) and to them (out).")
+        yield f"{connections.name}{{{labels}}} {total.counts[0]}\n"
+    for metric, first in zip(by_direction, (1, 3), strict=True):
+        yield _heading(metric, openmetrics=openmetrics)
         for labels, total in totals.items():
             for index, direction in enumerate(_DIRECTIONS, first):
-                yield f'{name}_total{{{labels},direction="{direction}"}} {total.counts[index]}\n'
+                yield f'{metric.name}{{{labels},direction="{direction}"}} {total.counts[index]}\n'
 
 
-def _gauges(name: str, text: str, by_kind: Mapping[str, int]) -> Iterator[str]:
-    yield _heading(name, "gauge", text)
+def _gauges(metric: Metric, by_kind: Mapping[str, int]) -> Iterator[str]:
+    yield _heading(metric)
     for kind, count in by_kind.items():
-        yield f'{name}{{kind="{kind}"}} {count}\n'
+        yield f'{metric.name}{{kind="{kind}"}} {count}\n'
 
 
-def _heading(name: str, kind: str, text: str) -> str:
-    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+def _heading(metric: Metric, *, openmetrics: bool = False) -> str:
+    name = metric.name.removesuffix("_total") if openmetrics else metric.name
+    return f"# HELP {name} {metric.meaning}\n# TYPE {name} {metric.type.value}\n"
 
 
 def _describe(service: Service, key: VirtualServerKey) -> str:

@@ -52,7 +52,7 @@ class Figures:
             watches=lambda: self.watches,
             leftovers=lambda: self.leftovers,
         )
-        return {one.name: dict(one.values) for one in gauges.gauges(gauges.look(sources), BOTH) if one}
+        return {one.metric.name: dict(one.values) for one in gauges.gauges(gauges.look(sources), BOTH) if one}
 
 
 def _server(*backends: str) -> ObservedVirtualServer:

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics import gauges, histogram
-from ipvsproxy.daemon.metrics.gauges import Gauges, Sources
+from ipvsproxy.daemon.metrics.gauges import Counted, Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.reflector import Trouble
 from ipvsproxy.model.kernel import DEVICE, Device, Flow, FlowCleaning, RealServer
@@ -350,7 +350,7 @@ async def test_a_scrape_that_is_left_while_it_counts_takes_nothing_from_the_next
     begun = asyncio.Event()
     count = gauges.gauges
 
-    def pause(seen: gauges.Snapshot, families: Collection[Family]) -> Iterator[Gauges | None]:
+    def pause(seen: gauges.Snapshot, families: Collection[Family]) -> Iterator[Counted | None]:
         yield from itertools.islice(count(seen, families), 3)
         begun.set()
         clock.now += 1

@@ -1,0 +1,108 @@
+"""How declared metrics become series of prometheus_client: recorded ones, and those that are counted when somebody asks."""
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, metrics_core
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from ipvsproxy.daemon.metrics import gauges, histogram, series
+from ipvsproxy.daemon.metrics.series import Metric, Type
+from ipvsproxy.model.net import Family
+
+
+class Recorded:
+    """The values of metrics that are recorded when something happens. Label values are in the order of the declaration."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for metric in series.RECORDED:
+            if not metric.is_late:
+                self._make(metric)
+            for labels in metric.at_zero:
+                self.show(metric, *labels)
+
+    def _make(self, metric: Metric) -> None:
+        match metric.type:
+            case Type.COUNTER:
+                made = Counter(metric.name, metric.meaning, metric.labels, registry=self._registry)
+                self._counters[metric.name] = made
+            case Type.GAUGE:
+                self._gauges[metric.name] = Gauge(metric.name, metric.meaning, metric.labels, registry=self._registry)
+            case Type.HISTOGRAM:
+                self._histograms[metric.name] = Histogram(metric, self._registry)
+
+    def show(self, metric: Metric, *labels: str) -> None:
+        """Have this series from now on, at zero."""
+        match metric.type:
+            case Type.COUNTER:
+                self.add(metric, *labels, count=0)
+            case Type.GAUGE:
+                self._gauges[metric.name].labels(*labels)
+            case Type.HISTOGRAM:
+                self._histograms[metric.name].show(*labels)
+
+    def add(self, metric: Metric, *labels: str, count: float = 1) -> None:
+        """Have a counter, or a gauge, grow by this."""
+        parent = self._counters[metric.name] if metric.type is Type.COUNTER else self._gauges[metric.name]
+        (parent.labels(*labels) if labels else parent).inc(count)
+
+    def set(self, metric: Metric, *labels: str, value: float) -> None:
+        """Have a gauge show this."""
+        if metric.name not in self._gauges:
+            self._make(metric)
+        parent = self._gauges[metric.name]
+        (parent.labels(*labels) if labels else parent).set(value)
+
+    def observe(self, metric: Metric, *labels: str, value: float) -> None:
+        """Have a histogram count one observation."""
+        self._histograms[metric.name].observe(value, *labels)
+
+
+class Histogram(Collector):
+    """A histogram in a registry. prometheus_client's own one writes bounds in another way."""
+
+    def __init__(self, metric: Metric, registry: CollectorRegistry) -> None:
+        self._metric = metric
+        self._histogram = histogram.Histogram(metric.bounds)
+        self.show = self._histogram.show
+        self.observe = self._histogram.observe
+        registry.register(self)
+
+    def collect(self) -> Iterator[metrics_core.Metric]:
+        """The one family, for the registry."""
+        family = HistogramMetricFamily(self._metric.name, self._metric.meaning, labels=self._metric.labels)
+        for one in self._histogram.series():
+            family.add_metric(one.labels, one.buckets, one.total)
+        yield family
+
+
+class Tables(Collector):
+    """What is counted when somebody asks."""
+
+    def __init__(self) -> None:
+        self.sources: gauges.Sources | None = None
+        self.families: tuple[Family, ...] = ()
+        self._counted: Sequence[gauges.Counted] = ()
+
+    def counting(self) -> Iterator[None]:
+        """Count all, with a pause now and then, from what there is now. Until it is over, what was counted last counts."""
+        counted: list[gauges.Counted] = []
+        for one in gauges.gauges(gauges.look(self.sources), self.families) if self.sources else ():
+            if one is None:
+                yield
+            else:
+                counted.append(one)
+        self._counted = counted
+
+    def collect(self) -> Iterator[metrics_core.Metric]:
+        """What was counted last, for the registry."""
+        for metric, values in self._counted:
+            kind = CounterMetricFamily if metric.type is Type.COUNTER else GaugeMetricFamily
+            family = kind(metric.name, metric.meaning, labels=metric.labels)
+            for labels, value in values.items():
+                family.add_metric(labels, value)
+            yield family
