@@ -21,7 +21,7 @@ Prints what makes a shell complete commands, flags and their values:
   zsh     source <(ipvsproxy completion zsh)
   fish    ipvsproxy completion fish | source
 """
-_PATHS: Mapping[str, Mapping[str, str]] = {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY}
+_PATHS: Mapping[str, Mapping[str, object]] = {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY}
 _BASH_EQUALS = """
 _ipvsproxy() {
     local typed=("${COMP_WORDS[@]:0:COMP_CWORD+1}") word
