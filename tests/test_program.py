@@ -353,7 +353,7 @@ async def test_an_address_that_somebody_takes_away_is_back_soon(folder: pathlib.
 
 async def test_a_scheduler_that_the_kernel_has_not_is_replaced_and_an_event_says_so(server: ApiServer, kubeconfig: str) -> None:
     async with running(kubeconfig, "--ipvs-scheduler=nosuch") as program:
-        line = await program.read_until("scheduler is not used")
+        line = await program.read_until("scheduler_not_used")
         assert "ip_vs_nosuch is not there" in line
         assert "used=rr" in line
         await program.read_until("event=synced")
@@ -369,7 +369,7 @@ async def test_a_scheduler_that_the_kernel_has_not_is_replaced_and_an_event_says
 async def test_a_signal_right_at_the_beginning_ends_it_in_order(server: ApiServer, kubeconfig: str) -> None:
     server.lists_open.clear()
     async with running(kubeconfig) as program:
-        await program.read_until("waiting for the first lists")
+        await program.read_until("waiting_for_first_lists")
         before = read_state()
         assert await program.stop() == 0
     assert read_state() == before

@@ -1,4 +1,4 @@
-"""docs/compatibility.md and docs/metrics.md are what the program would have them be, and leave nothing out."""
+"""docs/compatibility.md, docs/log.md and docs/metrics.md are what the program would have them be, and leave nothing out."""
 
 import pathlib
 

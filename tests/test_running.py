@@ -130,7 +130,7 @@ def warnings(folder: pathlib.Path) -> list[str]:
 def test_after_init_only_one_capability_is_enough_and_settings_stay_unwritten(folder: pathlib.Path) -> None:
     prepared = ipvsproxy(folder, "--init-only", *FLAGS)
     assert "path=net/ipv4/vs/conntrack value=1 before=0" in prepared
-    assert 'event="set up"' in prepared
+    assert "event=node_prepared" in prepared
     assert "written=0 failed=0" in ipvsproxy(folder, "--init-only", *FLAGS)
     assert virtual_servers() == []
     with Started(folder, *FLAGS, by=UNPRIVILEGED) as program:
@@ -165,7 +165,7 @@ def test_without_init_only_what_nothing_works_without_ends_it_and_the_rest_is_on
 def test_init_only_that_may_not_write_says_what_and_fails(folder: pathlib.Path) -> None:
     command = (*UNPRIVILEGED, sys.executable, "-m", "ipvsproxy", "--proxy-mode=ipvs", "--init-only", *FLAGS)
     said = run(*command, status=1)
-    assert 'event="kernel setting could not be written" error="net/ipv4/ip_forward = 1: Read-only file system' in said
+    assert 'event=kernel_setting_not_written error="net/ipv4/ip_forward = 1: Read-only file system' in said
 
 
 def test_a_second_one_on_the_same_node_refuses_to_start(folder: pathlib.Path) -> None:
@@ -276,14 +276,14 @@ def test_a_swapped_config_map_changes_the_scheduler_and_connections_go_on(folder
             (row,) = [line.split() for line in run("ipvsadm", "-Ln").splitlines() if "10.1.1.1:8080" in line]
             assert row[-2:] == ["1", "0"], "the connection is still counted"
         log = folder / "log"
-        assert 'event="configuration changed" applied=ipvs.scheduler' in log.read_text()
-        assert 'event="restart to apply" settings=metricsBindAddress' in log.read_text()
+        assert "event=configuration_changed applied=ipvs.scheduler" in log.read_text()
+        assert "event=restart_needed settings=metricsBindAddress" in log.read_text()
 
         swap(volume, "..3", CONFIGURATION + "ipvs: {scheduler: 7}\n")
-        program.wait_until(lambda: "configuration refused" in log.read_text(), "refused", 20)
+        program.wait_until(lambda: "configuration_refused" in log.read_text(), "refused", 20)
         assert f"{path}:7: ipvs.scheduler: 7 must be a string" in log.read_text()
         swap(volume, "..4", CONFIGURATION + "ipvs: {scheduler: wrr}\n")
         program.process.send_signal(signal.SIGHUP)
-        program.wait_until(lambda: "configuration has not changed" in log.read_text(), "read again", 20)
+        program.wait_until(lambda: "configuration_unchanged" in log.read_text(), "read again", 20)
         assert virtual_servers() == ["-A -t 10.96.0.10:80 -s wrr"]
         assert program.stop() == 0

@@ -97,7 +97,7 @@ class DryRun:
             log.warning("differs", kind=one.kind, object=one.name, service=owner, wanted=one.wanted, found=one.found)
         self._known = frozenset((one.kind, one.name) for one in differences)
         log.info(
-            "looked, nothing is programmed in a dry run",
+            "dry_run_looked",
             services=len(changes.services),
             differences=len(differences),
             new=len(new),
@@ -139,7 +139,7 @@ async def _serve(config: Config, signals: Signals) -> int:
             await _serve_on(node, source, metrics, signals)
     except KernelError as error:
         raise CannotStartError(error) from error
-    log.info("stopped; nothing was programmed")
+    log.info("stopped", hint="nothing was programmed")
     return 0
 
 
@@ -162,7 +162,7 @@ async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: 
     )
     metrics.show(families, figures)
     dry_run = DryRun(shadow, status, metrics, interval_s=period_s)
-    log.info("starting as a shadow: nothing will be programmed", node=config.node_name)
+    log.info("dry_run_starting", node=config.node_name, hint="nothing will be programmed")
 
     async def follow() -> None:
         async with inspection.following(source, node.store, dry_run.changed, first_lists.log_silence) as following:

@@ -65,7 +65,7 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
             leftovers = Leftovers(rules, rules.places(programs), time.monotonic)
             node = _Node(config, programs, source, metrics, leftovers)
             await node.serve(kernel, read_again, signals, late_rules)
-    log.info("stopped; the kernel stays as it is")
+    log.info("stopped", hint="the kernel stays as it is")
     return 0
 
 
@@ -121,7 +121,7 @@ class _Node:
         self._announcer.start()
         lifecycle.set_oom_score(self._config.oom_score_adj)
         for warning in wiring.warnings(self._config, self._programs):
-            log.warning("configuration", notice=warning)
+            log.warning("configuration_notice", notice=warning)
         log.info(
             "starting",
             node=self._config.node_name,
@@ -182,7 +182,7 @@ class _Node:
         notices[:] = [notice for notice in notices if notice.reason != SCHEDULER_MISSING]
         if why_not:
             notices.append(Notice(SCHEDULER_MISSING, f"{why_not}; {name} is used instead"))
-            log.error("scheduler is not used", reason=why_not, used=name)
+            log.error("scheduler_not_used", reason=why_not, used=name)
 
     async def _reconfigure(self, kernel: KernelThread[NodeKernel], engine: Engine, new: Config) -> None:
         """Put it in force: first what may fail, then the rest, so that it is in force as a whole or not at all."""

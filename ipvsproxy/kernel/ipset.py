@@ -141,7 +141,7 @@ class IpsetDriver:
                     ipset_enlarge.enlarge(self._channel, ip_set, self._revision(ip_set), observed.entries, observed.capacity)
                     enlarged.append(name)
             except KernelError as error:
-                log.error("set could not be enlarged", set=name, error=str(error))
+                log.error("set_not_enlarged", set=name, error=str(error))
         return enlarged
 
     def _apply_set(self, operation: Operation) -> Outcome:

@@ -38,7 +38,7 @@ def enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Col
         _do(channel, ipset_message.swap(_COPY, ip_set.name), action)
     finally:
         channel.do(ipset_message.destruction(_COPY))
-    log.warning("set enlarged", set=ip_set.name, entries=len(entries), capacity=capacity * 2)
+    log.warning("set_enlarged", set=ip_set.name, entries=len(entries), capacity=capacity * 2)
 
 
 def _fill(channel: netlink.Channel, ip_set: IpSet, entries: Collection[SetEntry], action: str) -> None:

@@ -30,7 +30,7 @@ POLL_S = 0.2
 """Between two looks at what was spoiled."""
 INJECTED_WITHIN_S = 10.0
 """What a fault can happen to comes with the changes, or with the next look at the kernel."""
-PATIENT = b"fought over"
+PATIENT = b"drift_returns"
 """What the log says when drift is not healed at once."""
 SYNCED = b"event=synced"
 LIVES = itertools.count()

@@ -133,7 +133,7 @@ def test_a_node_without_a_node_object_is_told_of_once(
     kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
     with structlog.testing.capture_logs() as logged:
         assert run(configured(f"--manifests={tmp_path}", f"--hostname-override={node_name}")) == 0
-    assert [line["node"] for line in logged if line["event"] == "load balancers are turned away"] == told
+    assert [line["node"] for line in logged if line["event"] == "load_balancers_turned_away"] == told
 
 
 def test_a_configuration_that_leaves_out_a_served_family_is_logged_at_the_start(kernel: Kernel, tmp_path: pathlib.Path) -> None:
@@ -141,7 +141,7 @@ def test_a_configuration_that_leaves_out_a_served_family_is_logged_at_the_start(
     kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
     with structlog.testing.capture_logs() as logged:
         assert run(configured(f"--manifests={tmp_path}", "--nodeport-addresses=192.0.2.0/24")) == 0
-    notices = [line["notice"] for line in logged if line["event"] == "configuration"]
+    notices = [line["notice"] for line in logged if line["event"] == "configuration_notice"]
     assert notices == ["nodePortAddresses has no range of IPv6, which this node serves"]
 
 
@@ -172,7 +172,7 @@ def test_a_scheduler_that_the_kernel_has_not_is_told_of_and_replaced(
         assert run(configured(f"--manifests={tmp_path}", f"--ipvs-scheduler={wanted}")) == 0
     used = "rr" if wanted == "nosuch" else wanted
     assert [entry["scheduler"] for entry in logged if entry["event"] == "starting"] == [used]
-    told = [(entry["reason"], entry["used"]) for entry in logged if entry["event"] == "scheduler is not used"]
+    told = [(entry["reason"], entry["used"]) for entry in logged if entry["event"] == "scheduler_not_used"]
     assert told == ([("no scheduler nosuch", "rr")] if wanted == "nosuch" else [])
     message = "no scheduler nosuch; rr is used instead"
     assert made[0].notices == ([health.Notice("SchedulerMissing", message)] if wanted == "nosuch" else [])
@@ -235,7 +235,7 @@ def test_a_reload_that_can_not_be_carried_out_changes_nothing_and_is_tried_again
         expected,
         ["ipvs.scheduler", "logging.verbosity", "oomScoreAdj"],
     )
-    assert [line["applied"] for line in logged if line["event"] == "configuration changed"] == [told["settings"]]
+    assert [line["applied"] for line in logged if line["event"] == "configuration_changed"] == [told["settings"]]
 
 
 def refusal(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:

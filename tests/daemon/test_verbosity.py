@@ -106,7 +106,7 @@ def test_from_level_2_on_addresses_that_go_are_told(level: int, told: list[str])
         assert lines[-1]["error"] == "busy"
 
 
-@pytest.mark.parametrize(("level", "told"), [(1, []), (2, ["health check port opened", "health check port closed"])])
+@pytest.mark.parametrize(("level", "told"), [(1, []), (2, ["health_check_port_opened", "health_check_port_closed"])])
 async def test_from_level_2_on_health_check_ports_are_told(level: int, told: list[str]) -> None:
     log._Level.verbosity = level
     ports = Ports()

@@ -225,23 +225,23 @@ def test_of_two_services_that_want_one_address_or_node_port_the_older_is_served_
     running.have(*_twins("second", node_port=30001))
     assert all(_answers(running, family) == {pods["p2"][family], "ok"} for family in Family)
     assert f"{external},tcp:80" in _entries(running, "KUBE-EXTERNAL-IP-LOCAL")
-    warned = len(running.logged("several Services want one address and port"))
+    warned = len(running.logged("address_conflict"))
 
     running.have(*_twins("first", "second", node_port=30001))
     assert all(_answers(running, family) == {pods["p1"][family], "ok"} for family in Family)
     assert f"{external},tcp:80" in _entries(running, "KUBE-EXTERNAL-IP")
     assert f"{external},tcp:80" not in _entries(running, "KUBE-EXTERNAL-IP-LOCAL")
     assert "30001" not in _entries(running, "KUBE-NODE-PORT-LOCAL-TCP")
-    lines = running.logged("several Services want one address and port")[warned:]
+    lines = running.logged("address_conflict")[warned:]
     assert any(f"{external}:80" in line and "default/first" in line and "default/second" in line for line in lines)
     assert any("172.18.0.2:30001" in line for line in lines)
     assert running.lab.probe("p2", "TCP", cluster.address("cluster 2", Family.IPV4), 80).outcome == "ok", (
         "what it has alone stays"
     )
 
-    told = len(running.logged("several Services want one address and port"))
+    told = len(running.logged("address_conflict"))
     running.have(*_twins("first", "second", node_port=30001), service("more", 3, "p1"))
-    assert len(running.logged("several Services want one address and port")) == told, "said once"
+    assert len(running.logged("address_conflict")) == told, "said once"
 
     running.have(*_twins("second", node_port=30001))
     assert all(_answers(running, family) == {pods["p2"][family], "ok"} for family in Family)
@@ -274,9 +274,9 @@ def test_nonsense_is_told_of_and_does_not_touch_its_neighbours(running: Cluster,
     broken = service("broken", 9, "p1")
     broken[0]["spec"] |= {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"], "ipFamilies": ["IPv4"]} | spec
     running.have(service("web", 1, "p1"))
-    before, seen = _invalid_objects(), len(running.logged("event=.not used."))
+    before, seen = _invalid_objects(), len(running.logged("event=part_not_used"))
     running.have(broken, service("web", 1, "r1"))
-    told = running.logged("event=.not used.")[seen:]
+    told = running.logged("event=part_not_used")[seen:]
     assert any("default/broken" in line for line in told)
     assert running.logged(reason)[-1] in told
     assert _invalid_objects() > before
@@ -290,9 +290,9 @@ def test_endpoints_of_another_family_and_ten_megabytes_of_them_do_not_touch_thei
     broken[1]["endpoints"] = [mixed, *others]
     assert len(json.dumps(broken[1])) > 10_000_000
     running.have(service("web", 1, "p1"))
-    before, seen = _invalid_objects(), len(running.logged("event=.not used."))
+    before, seen = _invalid_objects(), len(running.logged("event=part_not_used"))
     running.have(broken, service("web", 1, "r1"))
-    told = running.logged("event=.not used.")[seen:]
+    told = running.logged("event=part_not_used")[seen:]
     assert 5 < len(told) < 50, "neither silent nor a flood"
     assert any("not an IPv4 address" in line for line in told)
     assert any("the API allows no more" in line for line in told)

@@ -1,4 +1,4 @@
-"""docs/compatibility.md and docs/metrics.md, written from what the program itself has.
+"""docs/compatibility.md, docs/log.md and docs/metrics.md, written from what the program itself has.
 
 ``python -m tests.support.reference_pages compatibility`` prints one of them.
 """
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ipvsproxy.config import catalogue
 from ipvsproxy.config.option import Option, Status
+from ipvsproxy.daemon.base import log_events
 from ipvsproxy.daemon.metrics.series import ALL
 from tests.test_monitoring import our_page
 
@@ -162,7 +163,28 @@ def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[st
         yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |"
 
 
-PAGES = {"compatibility": compatibility, "metrics": metrics}
+def log(_page: str) -> str:
+    """docs/log.md."""
+    lines = [
+        "# The log",
+        "",
+        "Written by `scripts/compatibility log` from the program itself; [running.md](running.md) says which `-v`",
+        "tells what. Names of events and keys stay; what stands in `hint` is prose and may change.",
+        "",
+        "## Events",
+        "",
+        *_table(("event", "meaning"), ((f"`{name}`", meaning) for name, meaning in sorted(log_events.EVENTS.items()))),
+        "",
+        "## Keys",
+        "",
+        f"{_code(log_events.COUNTING)} have a key for each kind of kernel object that they count, besides:",
+        "",
+        *_table(("key", "type", "meaning"), ((f"`{name}`", *key) for name, key in sorted(log_events.KEYS.items()))),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"compatibility": compatibility, "log": log, "metrics": metrics}
 
 if __name__ == "__main__":
     sys.stdout.write(PAGES[sys.argv[1]](asyncio.run(our_page())))

@@ -51,7 +51,7 @@ class Libraries(logging.Handler):
             self._told.clear()
         self._told[text] = now_s
         level = logging.ERROR if record.levelno >= logging.ERROR else logging.WARNING
-        structlog.get_logger().log(level, "a library says", library=record.name, message=text, exc_info=record.exc_info)
+        structlog.get_logger().log(level, "library_message", library=record.name, message=text, exc_info=record.exc_info)
 
 
 _libraries = Libraries()

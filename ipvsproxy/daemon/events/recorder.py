@@ -150,7 +150,7 @@ class Recorder:
             await self._post(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", self._body(event, namespace, count))
         except ApiError as error:
             if not (event.everywhere and str(error).startswith(CONFLICT)):
-                log.debug("event was not written", reason=event.reason, error=str(error))
+                log.debug("event_not_written", reason=event.reason, error=str(error))
                 self._on_outcome("failed")
                 return
         self._on_outcome("posted")

@@ -127,7 +127,7 @@ class HealthChecks:
         }
         for endpoint in self._open.keys() - wanted.keys():
             await self._open.pop(endpoint).close()
-            self._tell("health check port closed", endpoint)
+            self._tell("health_check_port_closed", endpoint)
         for endpoint in self._failures.keys() - wanted.keys():
             del self._failures[endpoint]
         for endpoint in wanted:
@@ -152,12 +152,12 @@ class HealthChecks:
             delay_s = backoff.next_s()
             self._failures[endpoint] = _Failure(backoff, self._clock() + delay_s)
             reason = error.strerror or str(error)
-            log.error("health check port can not be opened", address=str(endpoint), error=reason, retry_in_s=round(delay_s, 1))
+            log.error("health_check_port_not_opened", address=str(endpoint), error=reason, retry_in_s=round(delay_s, 1))
             if self._on_failure and (check := self._check_at(endpoint)):
                 self._on_failure(check.owner.service, endpoint.port, reason)
         else:
             self._failures.pop(endpoint, None)
-            self._tell("health check port opened", endpoint)
+            self._tell("health_check_port_opened", endpoint)
 
     def _tell(self, what: str, endpoint: Endpoint) -> None:
         if logs.tells(logs.CHANGES_VERBOSITY):

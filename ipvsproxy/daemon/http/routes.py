@@ -112,7 +112,7 @@ class MetricsRoutes:
         except ValueError:
             return answers.verbosity(None)
         logs.set_up(json=self._config.logging.format is LogFormat.JSON, verbosity=level)
-        log.warning("verbosity was changed over HTTP", verbosity=level)
+        log.warning("verbosity_changed", verbosity=level)
         return answers.verbosity(level)
 
 

@@ -122,9 +122,9 @@ async def serve(name: str, address: Address, port: int, handler: Handler, *, har
             reason = _explain(error)
             if hard_fail:
                 raise BindError(f"the {name} server can not listen on {where}: {reason}") from error
-            log.error("server can not listen", server=name, address=where, error=reason, retry_in_s=RETRY_S)
+            log.error("server_cannot_listen", server=name, address=where, error=reason, retry_in_s=RETRY_S)
         await asyncio.sleep(RETRY_S)
-    log.debug("server listens", server=name, address=where)
+    log.debug("server_listening", server=name, address=where)
     try:
         await asyncio.get_running_loop().create_future()
     finally:
@@ -207,7 +207,7 @@ async def _respond(handler: Handler, request: web.BaseRequest) -> web.StreamResp
                     asked = asked._replace(body=await request.content.read(BODY_BYTES))
                 answer = await handler(asked)
             except Exception:  # whatever it is: probes must go on being answered
-                log.exception("request failed", path=asked.path)
+                log.exception("request_failed", path=asked.path)
                 answer = FAILED
             response = _begin(answer, asked.method)
             await response.prepare(request)

@@ -154,7 +154,7 @@ class Engine:
             self._wake.clear()
             if self._store.missing != told:
                 told = self._store.missing
-                log.info("waiting for the first lists", missing=[kind.value for kind in told])
+                log.info("waiting_for_first_lists", missing=[kind.value for kind in told])
             await self._wake.wait()
 
     async def _start(self) -> None:
@@ -174,7 +174,7 @@ class Engine:
             # Where lists are doubted, these rules could not be taken back.
             report = await self._add(report, frozenset() if self._store.may_lack_all else EXPECTED_SETS)
             report = await self._add(report)  # addresses are bound when their virtual servers are there
-            log.info("first services programmed", duration_s=round(self._clock() - began, 3))
+            log.info("first_services_programmed", duration_s=round(self._clock() - began, 3))
         await self._sync(self._clock(), report)
 
     def _demand_primary_family(self) -> None:

@@ -86,9 +86,9 @@ def tell_node(name: str, before: str, trouble: str) -> None:
     ``before`` and ``trouble`` are what was and what is the matter with its Node object, empty when nothing.
     """
     if trouble and trouble != before:
-        log.warning("load balancers are turned away", node=name, reason=trouble)
+        log.warning("load_balancers_turned_away", node=name, reason=trouble)
     elif before and not trouble:
-        log.info("load balancers are welcome again", node=name)
+        log.info("load_balancers_welcome", node=name)
 
 
 class Journal:
@@ -118,11 +118,11 @@ class Journal:
                 about["where"] = complaint.where
             if invalid and self._is_allowed((complaint.kind, complaint.name, complaint.where), len(invalid)):
                 for skipped in invalid[:PARTS_SHOWN]:
-                    self._tell(log.warning, "not used", **about, field=skipped.field, reason=skipped.reason)
+                    self._tell(log.warning, "part_not_used", **about, field=skipped.field, reason=skipped.reason)
                 self._untold += len(invalid[PARTS_SHOWN:])
             for skipped in complaint.skipped:
                 if not skipped.invalid:
-                    log.debug("not used", **about, field=skipped.field, reason=skipped.reason)
+                    log.debug("part_not_used", **about, field=skipped.field, reason=skipped.reason)
 
     def tell_conflicts(self, conflicts: Iterable[Conflict]) -> Collection[Conflict]:
         """Say who wants what somebody else has; of all that there are now, the new ones, which are returned."""
@@ -130,9 +130,14 @@ class Journal:
         new = present - self._conflicts
         for conflict in new:
             if self._is_allowed(conflict.key):
-                waiting, said = [str(owner) for owner in conflict.waiting], "several Services want one address and port"
+                waiting = [str(owner) for owner in conflict.waiting]
                 self._tell(
-                    log.warning, said, key=str(conflict.key), served=str(conflict.winner), waiting=waiting, why=conflict.reasons
+                    log.warning,
+                    "address_conflict",
+                    key=str(conflict.key),
+                    served=str(conflict.winner),
+                    waiting=waiting,
+                    why=conflict.reasons,
                 )
         self._conflicts = present
         return new
@@ -144,25 +149,31 @@ class Journal:
             doubt = doubts[kind]
             if doubt.is_first:
                 hint = f"an API server has default/kubernetes at least; nothing is removed from the kernel {confirmed}"
-                log.error("the first list is empty, which is not believed", kind=kind.value, hint=hint)
+                log.error("first_list_not_believed", kind=kind.value, hint=hint)
             else:
                 log.error(
-                    "a list lacks too much to be believed",
+                    "list_not_believed",
                     kind=kind.value,
                     missing=doubt.missing,
                     known=doubt.known,
                     hint=f"nothing of it is removed {confirmed}",
                 )
         for kind in self._doubted - doubts.keys():
-            log.warning("the list is believed again", kind=kind.value)
+            log.warning("list_believed_again", kind=kind.value)
         self._doubted = frozenset(doubts)
 
     def tell_drift(self, news: News) -> None:
         """Say what somebody else has changed, and what is left alone for now because it returns again and again."""
         if news.found:
-            log.warning("changed by others", **news.found)
+            log.warning("drift_found", **news.found)
         for place, times in itertools.islice(news.left_alone.items(), PLACES_SHOWN):
-            log.warning("fought over, healed ever more seldom", kind=place.kind, name=str(place.key), times=times)
+            log.warning(
+                "drift_returns",
+                kind=place.kind,
+                name=str(place.key),
+                times=times,
+                hint="somebody undoes it again and again: it is repaired ever more seldom",
+            )
 
     def tell_settings(self, given_up: Mapping[str, str]) -> None:
         """Log which kernel settings, by path, cannot be written, and why: once until another one cannot be written.
@@ -171,7 +182,7 @@ class Journal:
         """
         new = [path for path in given_up if path not in self._settings]
         if new:
-            log.warning("kernel settings can not be written", settings=new, error=given_up[new[0]])
+            log.warning("kernel_settings_not_writable", settings=new, error=given_up[new[0]])
         self._settings = given_up
 
     def tell_sync(self, summary: SyncSummary, draining: int) -> None:
@@ -180,7 +191,7 @@ class Journal:
         for outcome in report.errors:
             if not isinstance(outcome.operation.item, Sysctl):
                 failed = {"operation": str(outcome.operation), "error": outcome.error, "errno": outcome.errno}
-                self._tell(log.error, "operation failed", **failed)
+                self._tell(log.error, "operation_failed", **failed)
         if not (changes.services or report.done or report.failed):
             return
         if not self._syncs.take(self._clock()):

@@ -187,7 +187,7 @@ class KernelReader:
             self.addresses = await self._kernel.call(self._kernel.target.interface_addresses)
         except KernelError as error:
             self._read_again_soon()
-            log.error("addresses could not be read", error=str(error))
+            log.error("addresses_unreadable", error=str(error))
             return False
         return True
 

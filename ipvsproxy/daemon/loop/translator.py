@@ -103,7 +103,7 @@ class Translator:
         seen = view.view_node(self.settings, self._node_name, node, addresses, api_servers, lingering=self._lingering.addresses)
         if seen != self._view:
             if self._view is not None:
-                log.info("node changed", zone=seen.zone, addresses=[str(one) for one in seen.primary_addresses.values()])
+                log.info("node_changed", zone=seen.zone, addresses=[str(one) for one in seen.primary_addresses.values()])
             self._view = seen
             self._log_unknown_pods(seen)
             self._store.touch_all(now)

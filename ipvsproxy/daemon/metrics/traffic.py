@@ -102,11 +102,11 @@ class Traffic:
             async with asyncio.timeout(LONGEST_READING_S):
                 reading = await self._read(now)
         except TimeoutError:
-            log.debug("counters are old", reason="the kernel's thread is busy, or there are many; the next scrape goes on")
+            log.debug("traffic_counters_old", hint="the kernel's thread is busy, or there are many; the next scrape goes on")
             return
         except KernelError as error:
             self._reading = None
-            log.warning("counters could not be read", error=str(error))
+            log.warning("traffic_counters_unreadable", error=str(error))
             return
         self._reading = None
         await in_slices(self._booking(reading.counters, reading.endpoints), self._clock, self._clock())

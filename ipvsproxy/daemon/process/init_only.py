@@ -32,7 +32,7 @@ async def _prepare_until_stopped(config: Config, signals: Signals) -> int:
     if preparing.done():
         return preparing.result()
     preparing.cancel()
-    log.error("stopped before all was prepared")
+    log.error("stopped", hint="not all was prepared")
     return lifecycle.FAILED
 
 
@@ -49,9 +49,9 @@ async def _prepare(config: Config) -> int:
         outcomes = await kernel.call(kernel.target.apply, [Operation(Verb.SET, item) for item in missing])
     for item, outcome in zip(missing, outcomes, strict=True):
         if outcome.error:
-            log.error("kernel setting could not be written", error=outcome.error)
+            log.error("kernel_setting_not_written", error=outcome.error)
         else:
-            log.info("kernel setting written", path=item.path, value=item.value, before=values.get(item.path, ""))
+            log.info("kernel_setting_written", path=item.path, value=item.value, before=values.get(item.path, ""))
     failed = sum(bool(outcome.error) for outcome in outcomes)
-    log.info("set up", settings=len(wanted), written=len(outcomes) - failed, failed=failed)
+    log.info("node_prepared", settings=len(wanted), written=len(outcomes) - failed, failed=failed)
     return lifecycle.FAILED if failed else 0

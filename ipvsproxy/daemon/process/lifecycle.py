@@ -48,9 +48,9 @@ def begin(config: Config, signals: Signals) -> None:
     use_little_memory()
     signals.install(on_hangup=lambda: None)  # the file is read soon enough
     for notice in config.notices:
-        log.warning("configuration", notice=str(notice))
+        log.warning("configuration_notice", notice=str(notice))
     if config.without_effect:
-        log.info("accepted without effect", settings=list(config.without_effect))
+        log.info("settings_without_effect", settings=list(config.without_effect))
 
 
 def set_up_log(config: Config) -> None:
@@ -72,7 +72,7 @@ def use_little_memory() -> None:
         library.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
         library.mallopt(_ARENA_MAX, 1)
     except AttributeError:
-        log.debug("memory is left to the C library", reason="it has no mallopt")
+        log.debug("memory_left_to_c_library", reason="it has no mallopt")
 
 
 def set_oom_score(score: int) -> None:
@@ -80,7 +80,7 @@ def set_oom_score(score: int) -> None:
     try:
         pathlib.Path("/proc/self/oom_score_adj").write_text(str(score))
     except OSError as error:
-        log.debug("OOM score was not set", error=str(error))
+        log.debug("oom_score_not_set", error=str(error))
 
 
 async def until_stopped(

@@ -95,7 +95,7 @@ class Reloader:
             while True:
                 await self._is_asked.wait()
                 self._is_asked.clear()
-                log.info("there is no configuration file to read again; flags count until a restart")
+                log.info("no_configuration_file", hint="there is nothing to read again: flags count until a restart")
         with inotify.DirectoryChanges(os.fspath(self._path.parent), POLL_S) as changes:
             while True:
                 await self.look(self._path)
@@ -128,13 +128,13 @@ class Reloader:
         try:
             new = self._read()
         except ConfigError as error:
-            log.error("configuration refused; the one before stays in force", problem=str(error))
+            log.error("configuration_refused", error=str(error), hint="the one before stays in force")
             self._told = None
             return False
         changed = sorted(key for key, value in new.values.items() if value != self.config.values.get(key))
         if not changed:
             if was_asked or not self._is_in_force:
-                log.info("configuration has not changed", file=str(self._path))
+                log.info("configuration_unchanged", file=str(self._path))
             return True
         late = [key for key in changed if needs_restart(key)]
         applied = [key for key in changed if key not in late]
@@ -147,11 +147,11 @@ class Reloader:
                 return False
             self.config = after
         for notice in set(new.notices) - set(before.notices):
-            log.warning("configuration", notice=str(notice))
+            log.warning("configuration_notice", notice=str(notice))
         if applied:
-            log.info("configuration changed", applied=applied)
+            log.info("configuration_changed", applied=applied)
         if late:
-            log.warning("restart to apply", settings=late)
+            log.warning("restart_needed", settings=late)
         return True
 
     def _try_again_later(self, reason: str, wanted: Config, settings: list[str]) -> None:

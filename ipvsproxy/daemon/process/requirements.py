@@ -76,7 +76,7 @@ async def running_kernel(
         on_late_rules=functools.partial(_call_in, asyncio.get_running_loop(), on_late_rules),
     )
     kernel = await until_answered(lambda: KernelThread.start(make))
-    log.info("iptables variant chosen", variant=choice.variant.value, reason=choice.reason)
+    log.info("iptables_variant_chosen", variant=choice.variant.value, reason=choice.reason)
     if choice.left_behind:
         hint = "packets meet them as well; they are removed once those of the variant that is used are in force"
         log.warning("rules_left_in_other_variant", variant=choice.left_behind.value, hint=hint)
@@ -105,7 +105,10 @@ def only_instance() -> Iterator[None]:
     with contextlib.closing(instance):
         if instance.squatter:
             log.warning(
-                "the lock of this node is held by a stranger, who is not believed", lock="@ipvsproxy", held_by=instance.squatter
+                "lock_held_by_other_process",
+                lock="@ipvsproxy",
+                held_by=instance.squatter,
+                hint="it is no ipvsproxy, and any process can take a name: it is passed by",
             )
             yield
             return

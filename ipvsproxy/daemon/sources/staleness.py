@@ -42,10 +42,10 @@ class Staleness:
         stale = self.stale()
         for kind in stale:
             if kind not in self._told:
-                log.error("watch is stale", kind=kind.value, silent_for_s=round(self._limit_s), hint="see watch_failed")
+                log.error("watch_stale", kind=kind.value, silent_for_s=round(self._limit_s), hint="see watch_failed")
         for kind in self._told:
             if kind not in stale:
-                log.info("watch is not stale any more", kind=kind.value)
+                log.info("watch_no_longer_stale", kind=kind.value)
         self._told = stale
 
     async def run(self) -> None:

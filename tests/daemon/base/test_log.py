@@ -103,7 +103,7 @@ def test_what_a_library_logs_is_a_line_of_ours_and_told_once_in_a_while(read: Re
     lines = [json.loads(line) for line in read()]
     for line in lines:
         assert line.pop("timestamp")
-    says = {"event": "a library says", "library": "some.library"}
+    says = {"event": "library_message", "library": "some.library"}
     assert lines == [
         says | {"level": "error", "message": "exec: process returned 3.\nnot logged in"},
         says | {"level": "warning", "message": "something else"},

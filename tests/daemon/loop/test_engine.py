@@ -252,7 +252,7 @@ async def test_a_changed_zone_has_every_service_translated_again() -> None:
             node.put(builders.node(zone="zone-b"))
             await node.quiet()
         assert builders.backend("10.244.1.6") in node.kernel.virtual_servers[WEB_KEY].real_servers
-        assert [line["zone"] for line in logs if line["event"] == "node changed"] == ["zone-b"]
+        assert [line["zone"] for line in logs if line["event"] == "node_changed"] == ["zone-b"]
         assert node.watcher.summaries[-1].changes.node
         assert list(node.watcher.summaries[-1].changes.services) == [WEB.name]
         assert_from_scratch(node)
@@ -348,7 +348,7 @@ async def test_two_services_that_want_one_address_are_told_once() -> None:
             await node.quiet()
             node.put(SLICE)
             await node.quiet(100)
-        told = [line for line in logs if line["event"] == "several Services want one address and port"]
+        told = [line for line in logs if line["event"] == "address_conflict"]
         assert [(line["key"], line["served"], line["waiting"]) for line in told] == [
             ("TCP 10.96.0.10:80", "default/web", ["default/young"])
         ]
@@ -376,7 +376,7 @@ async def test_what_is_not_used_is_told_once_per_change() -> None:
             node.put(broken)
             node.deliver([rejected])
             await node.quiet(100)
-        told = [line for line in logs if line["event"] == "not used"]
+        told = [line for line in logs if line["event"] == "part_not_used"]
         assert [(line["log_level"], line["name"], line["field"], line["reason"]) for line in told] == [
             ("warning", "default/web", "spec.externalIPs[0]", "no address"),
             ("debug", "default/web", "", "headless"),

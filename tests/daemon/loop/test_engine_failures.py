@@ -138,7 +138,7 @@ async def test_addresses_that_cannot_be_read_are_read_again_soon() -> None:
         node.engine.interfaces_changed()
         with structlog.testing.capture_logs() as logs:
             await node.quiet()
-        assert [line["event"] for line in logs] == ["addresses could not be read"]
+        assert [line["event"] for line in logs] == ["addresses_unreadable"]
         assert node.done == []
         node.kernel.unreadable = set()
         await node.quiet(1)
@@ -170,7 +170,7 @@ async def test_a_failing_operation_is_tried_again_with_growing_patience_while_ot
             await node.quiet(40)
         assert_from_scratch(node)
     assert tries_s == [0, 1, 3, 7, 15]
-    failed = [line for line in logs if line["event"] == "operation failed" and "virtual_server" in line["operation"]]
+    failed = [line for line in logs if line["event"] == "operation_failed" and "virtual_server" in line["operation"]]
     assert [(line["operation"], line["errno"]) for line in failed] == [
         ("add virtual_server TCP 10.96.0.10:80", errno.ENOMEM),
     ] * 5
@@ -201,7 +201,7 @@ async def test_many_failures_of_one_sync_are_not_all_logged() -> None:
         with structlog.testing.capture_logs() as logs:
             node.put(*(builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)) for number in range(20)))
             await node.quiet()
-    assert len([line for line in logs if line["event"] == "operation failed"]) == engine.ERRORS_SHOWN
+    assert len([line for line in logs if line["event"] == "operation_failed"]) == engine.ERRORS_SHOWN
     assert [line["failed"] for line in logs if line["event"] == "synced"] == [20]
 
 

@@ -156,13 +156,14 @@ async def test_what_somebody_undoes_again_and_again_is_healed_ever_more_seldom_u
         node.engine.kernel_changed()
         with structlog.testing.capture_logs() as logs:
             await node.quiet(1800)
-        fights = [line for line in logs if line["event"] == "fought over, healed ever more seldom"]
+        fights = [line for line in logs if line["event"] == "drift_returns"]
         assert fights[0] == {
             "event": fights[0]["event"],
             "log_level": "warning",
             "kind": "virtual_server",
             "name": "TCP 10.96.0.10:80",
             "times": drift.FREE_HEALS + 1,
+            "hint": fights[0]["hint"],
         }
         monkeypatch.undo()
         assert WEB_KEY not in node.kernel.virtual_servers

@@ -40,7 +40,7 @@ async def test_nothing_is_read_or_programmed_before_all_kinds_are_listed(order: 
             await node.quiet()
             assert_from_scratch(node)
     assert not [line for line in logs if line["log_level"] == "error"]
-    waiting = [line["missing"] for line in logs if line["event"] == "waiting for the first lists"]
+    waiting = [line["missing"] for line in logs if line["event"] == "waiting_for_first_lists"]
     assert waiting == [[kind.value for kind in ObjectKind if kind not in order[:number]] for number in range(3)]
 
 
@@ -78,7 +78,7 @@ async def test_what_was_done_for_the_first_services_is_told_with_the_first_sync(
     report = node.watcher.summaries[0].report
     assert sum(report.done.values()) + sum(report.failed.values()) == len(node.kernel.applied)
     assert sum(report.failed.values()) == 1
-    assert [line["error"] for line in logs if line["event"] == "operation failed"] == [report.errors[0].error]
+    assert [line["error"] for line in logs if line["event"] == "operation_failed"] == [report.errors[0].error]
 
 
 @pytest.mark.parametrize(("host", "times"), [(builders.THIS_NODE, 1), (builders.OTHER_NODE, 2)])
@@ -108,7 +108,7 @@ async def test_where_there_is_none_of_the_first_services_nothing_is_programmed_b
             await node.quiet()
             assert node.done.count("set rules IPv4 rules") == 1
             assert_from_scratch(node)
-    assert not [line for line in logs if line["event"] == "first services programmed"]
+    assert not [line for line in logs if line["event"] == "first_services_programmed"]
 
 
 HERE = builders.endpoint("10.244.0.5", zones=["zone-a"])
@@ -266,7 +266,7 @@ async def test_a_first_list_that_is_empty_takes_nothing_from_the_kernel_until_an
             await node.quiet()
             assert "remove virtual_server TCP 10.96.0.10:80" in node.done
             assert_from_scratch(node)
-    told = sorted(line["kind"] for line in logs if line["event"] == "the first list is empty, which is not believed")
+    told = sorted(line["kind"] for line in logs if line["event"] == "first_list_not_believed")
     assert told == ["EndpointSlice", "Service"]
 
 

@@ -76,7 +76,7 @@ def test_an_unused_part_is_told_with_object_field_and_reason(invalid: bool, leve
         Journal().complain([Complaint(ObjectKind.SERVICE, "default/web", skipped, where)])
     assert logs == [
         {
-            "event": "not used",
+            "event": "part_not_used",
             "log_level": level,
             "kind": "Service",
             "name": "default/web",
@@ -99,7 +99,7 @@ def test_a_sync_is_one_line_and_one_more_for_each_failure() -> None:
         Journal().tell_sync(summary(report(done=2, errors=(Outcome(operation, "no memory", 12),)), "web"), draining=4)
     failed, synced = logs
     assert failed == {
-        "event": "operation failed",
+        "event": "operation_failed",
         "log_level": "error",
         "operation": "add virtual_server TCP 10.96.0.10:80",
         "error": "no memory",
@@ -125,7 +125,7 @@ def test_settings_that_can_not_be_written_are_one_warning_and_told_once() -> Non
         journal.tell_sync(summary(report(errors=(Outcome(operation, "a = 1: read-only", 30),))), draining=0)
         journal.tell_settings({"a": "a = 1: read-only"})
         journal.tell_settings({"a": "a = 1: read-only", "b": "b = 1: refused"})
-    warning = {"event": "kernel settings can not be written", "log_level": "warning"}
+    warning = {"event": "kernel_settings_not_writable", "log_level": "warning"}
     assert [line for line in logs if line["event"] != "synced"] == [
         warning | {"settings": ["a", "b"], "error": "a = 1: read-only"},
         warning | {"settings": ["b"], "error": "b = 1: refused"},

@@ -24,7 +24,7 @@ async def test_an_external_address_that_is_an_api_server_s_is_refused_and_told_o
             await node.quiet()
             node.put(builders.endpoint_slice(builders.endpoint("10.244.0.5")))
             await node.quiet()
-        told = [line for line in logs if line["event"] == "not used"]
+        told = [line for line in logs if line["event"] == "part_not_used"]
         assert [(line["name"], line["field"], line["reason"]) for line in told] == [
             ("default/web", "spec.externalIPs", f"{API_SERVER} is the address of an API server")
         ]

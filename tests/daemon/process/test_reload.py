@@ -124,7 +124,7 @@ async def test_however_the_file_is_replaced_it_is_applied(path: pathlib.Path, re
         assert (await process.until_applied()).ipvs.scheduler == "wrr"
         replace(path, "ipvs: {scheduler: lc}")
         assert (await process.until_applied()).ipvs.scheduler == "lc"
-    assert {"event": "configuration changed", "log_level": "info", "applied": ["ipvs.scheduler"]} in logs
+    assert {"event": "configuration_changed", "log_level": "info", "applied": ["ipvs.scheduler"]} in logs
 
 
 async def test_a_file_that_changes_unseen_is_found_all_the_same(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,12 +143,12 @@ async def test_a_refused_file_leaves_the_one_before_in_force_and_names_field_and
     await process.reloader.look(path)
     await process.reloader.look(path)
     (told,) = logs
-    assert told["event"] == "configuration refused; the one before stays in force"
-    assert told["problem"] == f"{path}:4: oomScoreAdj: 'x' must be a whole number"
+    assert told["event"] == "configuration_refused"
+    assert told["error"] == f"{path}:4: oomScoreAdj: 'x' must be a whole number"
     assert process.applied == []
     remove(path)
     await process.reloader.look(path)
-    assert logs[-1]["problem"].endswith(" cannot be read: No such file or directory")
+    assert logs[-1]["error"].endswith(" cannot be read: No such file or directory")
     write(path, "oomScoreAdj: 5")
     await process.reloader.look(path)
     assert [config.oom_score_adj for config in process.applied] == [5]
@@ -163,8 +163,8 @@ async def test_who_takes_a_refused_file_back_is_told_that_all_is_as_before(path:
     await process.reloader.look(path)
     await process.reloader.look(path)
     assert [told["event"] for told in logs] == [
-        "configuration refused; the one before stays in force",
-        "configuration has not changed",
+        "configuration_refused",
+        "configuration_unchanged",
     ]
     assert process.applied == []
 
@@ -188,8 +188,8 @@ async def test_what_can_not_be_applied_leaves_the_one_before_in_force_and_each_r
     assert [(line["event"], line.get("error")) for line in logs] == [
         ("reload_failed", "no memory"),
         ("reload_failed", "no buffers"),
-        ("configuration changed", None),
-        ("restart to apply", None),
+        ("configuration_changed", None),
+        ("restart_needed", None),
     ]
     assert logs[0]["settings"] == ["ipvs.scheduler"]
 
@@ -238,8 +238,8 @@ async def test_what_can_not_be_applied_and_is_taken_back_is_forgotten(path: path
         write(path, line)
         await process.reloader.look(path)
         await process.reloader.look(path)
-    failed, back = "reload_failed", "configuration has not changed"
-    refused = "configuration refused; the one before stays in force"
+    failed, back = "reload_failed", "configuration_unchanged"
+    refused = "configuration_refused"
     assert [line["event"] for line in logs] == [failed, back, failed, refused, failed, back]
     assert (process.outcomes, process.applied) == ([False, True, False, False, False, True], [])
 
@@ -254,7 +254,7 @@ async def test_what_needs_a_restart_keeps_its_value_and_is_named(path: pathlib.P
     assert str(config.servers.metrics) == "127.0.0.1:10249"
     assert config.values["metricsBindAddress"] == "127.0.0.1:10249"
     assert logs[-1] == {
-        "event": "restart to apply",
+        "event": "restart_needed",
         "log_level": "warning",
         "settings": ["hostnameOverride", "metricsBindAddress"],
     }
@@ -275,7 +275,7 @@ async def test_a_signal_has_the_file_read_though_it_has_not_changed(path: pathli
     assert logs == []
     process.reloader.ask()
     await process.reloader.look(path)
-    assert [line["event"] for line in logs] == ["configuration has not changed"]
+    assert [line["event"] for line in logs] == ["configuration_unchanged"]
 
 
 async def test_without_a_file_a_signal_is_answered(logs: Logs) -> None:
@@ -289,7 +289,7 @@ async def test_without_a_file_a_signal_is_answered(logs: Logs) -> None:
     task = asyncio.create_task(reloader.run())
     await asyncio.sleep(0)
     task.cancel()
-    assert logs[0]["event"].startswith("there is no configuration file to read again")
+    assert logs[0]["event"] == "no_configuration_file"
 
 
 def test_every_own_field_but_the_applied_ones_needs_a_restart() -> None:

@@ -74,7 +74,7 @@ async def test_the_chosen_variant_is_used_and_told_and_so_is_what_stands_in_the_
             pass
     assert made == [choice.commands] != [iptables.COMMANDS]
     assert logs[0] == {
-        "event": "iptables variant chosen",
+        "event": "iptables_variant_chosen",
         "log_level": "info",
         "variant": "nf_tables",
         "reason": "there are signs",

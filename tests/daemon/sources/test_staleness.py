@@ -64,9 +64,9 @@ def test_it_is_said_once_and_once_more_when_it_is_over() -> None:
         scene.watches[ObjectKind.SERVICE].contact_s = scene.clock.now
         scene.staleness.look()
     assert [(line["event"], line["kind"]) for line in lines] == [
-        ("watch is stale", "Service"),
-        ("watch is stale", "Node"),
-        ("watch is not stale any more", "Service"),
+        ("watch_stale", "Service"),
+        ("watch_stale", "Node"),
+        ("watch_no_longer_stale", "Service"),
     ]
 
 

@@ -1,0 +1,113 @@
+"""Every log call of the program uses the vocabulary, read from its source; and the vocabulary has nothing that no call uses."""
+
+import ast
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import ipvsproxy
+from ipvsproxy.daemon.base.log_events import COUNTING, EVENTS, KEYS
+
+SOURCE = pathlib.Path(ipvsproxy.__file__).parent
+LEVELS = {"debug", "info", "warning", "error", "exception", "log"}
+EXTENDING = {"exc_info"}
+"""Arguments that are for structlog itself."""
+
+
+class Module:
+    """The log calls of one module: their events and keys, as far as they stand in it."""
+
+    def __init__(self, text: str) -> None:
+        self._tree = ast.parse(text)
+        self._constants: dict[str, str] = {}
+        self._dictionaries: dict[str, set[str]] = {}
+        for node in ast.walk(self._tree):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(value))):
+                    self._constants[name] = value
+                case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                    for target, said in zip(names, values, strict=False):
+                        if isinstance(target, ast.Name) and isinstance(said, ast.Constant):
+                            self._constants[target.id] = str(said.value)
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as display):
+                    self._dictionaries.setdefault(name, set()).update(_keys(display))
+                case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)))]):
+                    self._dictionaries.setdefault(name, set()).add(key)
+                case ast.FunctionDef(name=name):
+                    self._dictionaries.setdefault(name, set()).update(_keys(node))
+                case _:
+                    pass
+
+    def calls(self) -> Iterator[ast.Call]:
+        """Those of a logger, and those of functions that say something with one."""
+        for node in ast.walk(self._tree):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="log"), attr=level)) if level in LEVELS:
+                    yield node
+                case ast.Call(func=ast.Attribute(value=ast.Call(), attr="log")) | ast.Call(func=ast.Attribute(attr="_tell")):
+                    yield node
+                case _:
+                    pass
+
+    def events(self, call: ast.Call) -> list[str]:
+        """Empty where the event is an argument of the function that says it: its own callers are checked."""
+        literal = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        return literal + [self._constants[one.id] for one in call.args if isinstance(one, ast.Name) and one.id in self._constants]
+
+    def keys(self, call: ast.Call) -> set[str]:
+        """Those by name, and those of dictionaries that are written in this module."""
+        found = {keyword.arg for keyword in call.keywords if keyword.arg}
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                found |= _keys(keyword.value)
+                names = {node.id for node in ast.walk(keyword.value) if isinstance(node, ast.Name)}
+                found |= set().union(*(self._dictionaries.get(name, set()) for name in names))
+        return found
+
+
+def _keys(tree: ast.AST) -> set[str]:
+    displays = (node for node in ast.walk(tree) if isinstance(node, ast.Dict))
+    return {str(key.value) for one in displays for key in one.keys if isinstance(key, ast.Constant)}
+
+
+MODULES = {
+    path.relative_to(SOURCE).as_posix(): Module(path.read_text())
+    for path in sorted(SOURCE.rglob("*.py"))
+    if re.search(r"^import structlog", path.read_text(), re.MULTILINE)
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_log_call_uses_known_events_and_keys(name: str) -> None:
+    module = MODULES[name]
+    for call in module.calls():
+        assert set(module.events(call)) <= EVENTS.keys(), ast.unparse(call)
+        assert module.keys(call) <= KEYS.keys() | EXTENDING, ast.unparse(call)
+
+
+def test_every_event_and_every_key_is_used() -> None:
+    calls = [(module, call) for module in MODULES.values() for call in module.calls()]
+    assert EVENTS.keys() - {event for module, call in calls for event in module.events(call)} == set()
+    assert KEYS.keys() - set().union(*(module.keys(call) for module, call in calls)) == set()
+    assert set(COUNTING) <= EVENTS.keys()
+
+
+def test_names_are_in_snake_case() -> None:
+    assert [name for name in (*EVENTS, *KEYS) if not re.fullmatch(r"[a-z]+(_[a-z]+)*", name)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "events", "keys"),
+    [
+        ('log.info("a sentence", key=1)', ["a sentence"], {"key"}),
+        ('E = "one"\nself._tell(log.error, E, **about)\nabout = {"x": 1}\nabout["y"] = 2', ["one"], {"x", "y"}),
+        ('structlog.get_logger().log(level, "b", **({"z": 1} if on else {}))', ["b"], {"z"}),
+        ("log.warning(event, **keys)", [], set()),
+    ],
+)
+def test_calls_are_read_as_they_stand(text: str, events: list[str], keys: set[str]) -> None:
+    module = Module(text)
+    (call,) = module.calls()
+    assert (module.events(call), module.keys(call)) == (events, keys)
