@@ -156,7 +156,7 @@ def test_without_init_only_what_nothing_works_without_ends_it_and_the_rest_is_on
         time.sleep(2.5)  # more than two audits
         assert ask_health() == 200
         assert program.stop() == 0
-    (warning,) = [line for line in warnings(folder) if "kernel settings" in line]
+    (warning,) = [line for line in warnings(folder) if "kernel_settings_not_writable" in line]
     assert "settings=net/ipv4/vs/expire_nodest_conn," in warning
     assert "Read-only file system" in warning
     assert "--init-only" in warning
