@@ -82,10 +82,10 @@ def declared() -> Iterator[Series]:
 
 def metrics(page: str) -> str:
     """docs/metrics.md: the declared metrics, and those of the page that prometheus_client has of itself."""
-    kube_proxys = {one.name for one in ALL if one.is_kube_proxys}
+    ours = {one.name for one in ALL if one.name.startswith("ipvsproxy_")}
     groups = {
-        "kube-proxy's": [one for one in declared() if one.name in kube_proxys],
-        "Our own": [one for one in declared() if one.name not in kube_proxys],
+        "kube-proxy's": [one for one in declared() if one.name not in ours],
+        "Our own": [one for one in declared() if one.name in ours],
         "The process": [one for one in series(page) if one.name.startswith(("process_", "python_"))],
     }
     lines = [

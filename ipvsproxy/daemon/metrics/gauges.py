@@ -134,7 +134,7 @@ def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Counted | N
     yield _one(series.UNREADABLE_PARTS, seen.unreadable)
     places = seen.leftovers.items()
     yield Counted(series.LEFTOVER_RULES, {(place.family.label, place.variant.value): is_there for place, is_there in places})
-    # A family is told by the length of an address here, which is ten times as fast as by name.
+    # By the length of an address: 36 ms for 100,000 virtual servers and their addresses, and 55 ms by ``Address.family``.
     by_length = {family.bits // 8: family for family in families}
     virtual_servers, real_servers, addresses = (dict.fromkeys(families, 0) for _ in range(3))
     for number, (key, server) in enumerate(zip(seen.virtual_servers, seen.held, strict=True), 1):

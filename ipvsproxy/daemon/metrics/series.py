@@ -43,11 +43,6 @@ class Metric(NamedTuple):
     at_zero: Collection[tuple[str, ...]] = ()
     is_late: bool = False
 
-    @property
-    def is_kube_proxys(self) -> bool:
-        """Whether kube-proxy shows it under this name, too; else it is ours."""
-        return not self.name.startswith("ipvsproxy_")
-
 
 def _counter(name: str, meaning: str, *labels: str, at_zero: Collection[tuple[str, ...]] = ()) -> Metric:
     return Metric(name, Type.COUNTER, meaning, labels, at_zero=at_zero)
