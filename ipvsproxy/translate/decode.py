@@ -150,6 +150,23 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
     return ListPage(events, page.metadata.resource_version or "", page.metadata.continue_token or "")
 
 
+def decode_item(kind: ObjectKind, item: bytes) -> Put | Rejected | None:
+    """One item of a list by itself; None where the bytes are not a whole JSON value, as when they were cut in the middle."""
+    reader = _READERS[kind]
+    try:
+        return reader.event(reader.one.decode(item))
+    except _UNREADABLE:
+        return reader.loose_event(msgspec.Raw(item)) if _is_whole(item) else None
+
+
+def _is_whole(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except _UNREADABLE:
+        return False
+    return True
+
+
 def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
     """One line of a watch of this kind.
 

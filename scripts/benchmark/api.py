@@ -19,7 +19,7 @@ CHUNK_BYTES = 1 << 16
 class MemoryApi:
     """Answers lists with pages from a directory, and watches with what ``tell`` is given.
 
-    All pages are read into one buffer. In service, fresh memory for each is the HTTP client's, which is left out here.
+    All pages are read into one buffer, piece by piece. In service, fresh memory for each is the HTTP client's, which is left out.
 
     ``first_byte_s`` is when the first page was handed out; ``told`` counts the lines that a watch has handed out.
     """
@@ -28,7 +28,7 @@ class MemoryApi:
         self.first_byte_s = 0.0
         self.told = 0
         self._pages = pages
-        self._buffer = bytearray(b" ") * max(page.stat().st_size for page in pages.iterdir())  # written, so that it is there
+        self._buffer = bytearray(b" ") * CHUNK_BYTES  # written, so that it is there
         self._watches: dict[str, asyncio.Queue[tuple[bytes, int] | asyncio.StreamReader]] = {
             kind: asyncio.Queue() for kind in workload.KINDS
         }
@@ -41,15 +41,15 @@ class MemoryApi:
         """Have the watch of this kind hand out what comes from there, as a client reads it from its socket, until that ends."""
         self._watches[kind].put_nowait(lines)
 
-    async def get(self, path: str) -> bytes:
-        """One page of a list."""
-        await asyncio.sleep(0)  # as a socket would, it lets others have their turn
+    async def body(self, path: str) -> AsyncGenerator[bytes, None]:
+        """One page of a list, in pieces of ``CHUNK_BYTES``."""
         asked = urllib.parse.urlsplit(path)
         page = dict(urllib.parse.parse_qsl(asked.query)).get("continue", "0")
         self.first_byte_s = self.first_byte_s or time.perf_counter()
         with (self._pages / f"{_kind(asked.path)}-{page}").open("rb", buffering=0) as file:
-            size = file.readinto(self._buffer)
-        return cast("bytes", memoryview(self._buffer)[:size])  # decoded before another page is asked for
+            while size := file.readinto(self._buffer):
+                await asyncio.sleep(0)  # as a socket would, it lets others have their turn
+                yield cast("bytes", memoryview(self._buffer)[:size])  # read before another piece is asked for
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         """A watch; it never ends."""

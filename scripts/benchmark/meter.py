@@ -18,7 +18,7 @@ from ipvsproxy.daemon.loop import engine, reader, translator
 from ipvsproxy.kernel import iptables_process, ipvs, ipvs_message, netlink, node
 from ipvsproxy.reconcile import reconciler
 from ipvsproxy.store import objects
-from ipvsproxy.translate import decode
+from ipvsproxy.translate import list_reader
 from scripts.benchmark import calls, recording
 
 PROTOCOLS = {0: "addresses", 12: "ipset and conntrack", 16: "ipvs"}
@@ -86,7 +86,8 @@ class Meter:
 
     def _cover(self) -> None:
         for owner, function, name in (
-            (decode, "decode_list", "decode"),
+            (list_reader.ListReader, "feed", "decode"),
+            (list_reader.ListReader, "finish", "decode"),
             (objects.Store, "deliver", "store"),
             (translator.Translator, "look_at_node", "view"),
             (translator.Translator, "put_skeletons", "rules"),

@@ -57,8 +57,8 @@ class Server:
             raise ApiError(Trouble.UNREACHABLE, "connection refused")
         yield self
 
-    async def get(self, path: str) -> bytes:
-        return json.dumps(self.store.page(self._resource(path), lambda _: True)).encode()
+    async def body(self, path: str) -> AsyncGenerator[bytes, None]:
+        yield json.dumps(self.store.page(self._resource(path), lambda _: True)).encode()
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         try:
@@ -71,7 +71,8 @@ class Server:
 
     @staticmethod
     def _resource(path: str) -> api_store.Resource:
-        return next(one for one in api_store.RESOURCES if path.startswith(f"{one.path}?"))
+        plain = path.replace("/namespaces/default", "")  # of one object, which tells how far the server is
+        return next(one for one in api_store.RESOURCES if plain.startswith(f"{one.path}?"))
 
 
 class Silent:

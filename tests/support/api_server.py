@@ -82,6 +82,8 @@ class ApiServer:
     ``token``: the bearer token that is asked for, none if empty. ``hidden``: lists of this resource are empty although it
     is not. ``gone_by_event``: a watch from too old a revision gets 200 and an ERROR event instead of HTTP 410.
     ``waits_for_revision``: a watch from a revision that is not reached yet is silent until it is, instead of getting HTTP 504.
+    ``cache``: what the watch cache holds where it is behind; lists that it may answer come from it. ``has_cache``: without one,
+    each list comes from etcd, in pages.
     ``lists_open``: while cleared, lists are not answered. ``requests``: all that was asked, in order. ``events``: those that were
     created.
     """
@@ -92,6 +94,8 @@ class ApiServer:
         self.hidden: set[Resource] = set()
         self.gone_by_event = False
         self.waits_for_revision = True
+        self.cache: api_store.Store | None = None
+        self.has_cache = True
         self.lists_open = asyncio.Event()
         self.lists_open.set()
         self.requests: list[Request] = []
@@ -107,10 +111,11 @@ class ApiServer:
 
     async def __aenter__(self) -> Self:
         app = web.Application()
-        for resource in RESOURCES:
-            app.router.add_get(resource.path, self._answer)
-        app.router.add_post("/apis/events.k8s.io/v1/namespaces/{namespace}/events", self._create_event)
         self._paths = {resource.path: resource for resource in RESOURCES}
+        self._paths |= {_in_default(resource): resource for resource in RESOURCES if resource is not NODES}
+        for path in self._paths:
+            app.router.add_get(path, self._answer)
+        app.router.add_post("/apis/events.k8s.io/v1/namespaces/{namespace}/events", self._create_event)
         await self._listen(app, 0)
         return self
 
@@ -226,7 +231,7 @@ class ApiServer:
             await self._changed.wait_for(lambda: len(self.queries(resource, watch=watch)) >= times)
 
     def queries(self, resource: Resource, *, watch: bool) -> list[Mapping[str, str]]:
-        """The queries of all lists (or watches) of a resource."""
+        """The queries of all lists (or watches) of a resource, those of one object included."""
         return [request.query for request in self.requests if request.resource is resource and request.watch is watch]
 
     # HTTP
@@ -242,7 +247,7 @@ class ApiServer:
             if watch:
                 return await self._watch(request, resource)
             await self.lists_open.wait()
-            return self._list(request.query, resource)
+            return self._list(request, resource)
         except StatusError as error:
             return web.json_response(error.body, status=error.code, headers=error.headers)
 
@@ -274,17 +279,34 @@ class ApiServer:
                 self._refusals.remove(refusal)
                 raise StatusError(refusal.code, "", f"refused with {refusal.code}", refusal.retry_after)
 
-    def _list(self, query: Mapping[str, str], resource: Resource) -> web.Response:
-        matches = (lambda _: False) if resource in self.hidden else api_store.selector(query)
-        if query.get("continue") and query.get("resourceVersion", "0") != "0":
+    def _list(self, request: web.Request, resource: Resource) -> web.Response:
+        query, namespace = request.query, "" if request.path == resource.path else "default"
+        wanted = (lambda _: False) if resource in self.hidden else api_store.selector(query)
+        version, limit, token = query.get("resourceVersion", ""), int(query.get("limit") or 0), query.get("continue", "")
+        if token and version not in {"", "0"}:
             raise StatusError(400, "BadRequest", "specifying resource version is not allowed when using continue")
-        self._require_reached(_revision(query))
-        limit = int(query.get("limit") or 0)
-        return web.json_response(self.store.page(resource, matches, limit=limit, continue_token=query.get("continue", "")))
+        store = self.cache if self.cache and version and not token else self.store
+        self._require_reached(_revision(query), store)
+        if version not in {"", "0"} and limit and int(version) != store.revision:  # the exact version is asked for
+            raise StatusError(410, "Expired", f"The resourceVersion for the provided list is too old: {version}")
+        if version == "0" and self.has_cache:
+            limit = 0  # the watch cache has no pages
+        return web.Response(
+            content_type="application/json",
+            body=_compact(
+                store.page(
+                    resource,
+                    lambda item: wanted(item) and namespace in {"", item["metadata"].get("namespace")},
+                    limit=limit,
+                    continue_token=token,
+                )
+            ),
+        )
 
-    def _require_reached(self, revision: int) -> None:
-        if revision > self.store.revision:
-            message = f"Timeout: Too large resource version: {revision}, current: {self.store.revision}"
+    @staticmethod
+    def _require_reached(revision: int, store: api_store.Store) -> None:
+        if revision > store.revision:
+            message = f"Timeout: Too large resource version: {revision}, current: {store.revision}"
             raise StatusError(504, "Timeout", message)
 
     async def _watch(self, request: web.Request, resource: Resource) -> web.StreamResponse:
@@ -292,7 +314,7 @@ class ApiServer:
         matches = api_store.selector(query)
         first = self._first_lines(resource, matches, _revision(query))
         if not self.waits_for_revision:
-            self._require_reached(_revision(query))
+            self._require_reached(_revision(query), self.store)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         assert isinstance(request.transport, asyncio.Transport)
         bookmarks = query.get("allowWatchBookmarks", "") in {"1", "true"}
@@ -350,6 +372,17 @@ class ApiServer:
                 watcher.transport.abort()
             if _End.CUT in items or _End.NORMAL in items:
                 return
+
+
+def _compact(body: object) -> bytes:
+    """JSON as an API server writes it: without spaces."""
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _in_default(resource: Resource) -> str:
+    """Where the objects of one namespace are."""
+    parent, _, plural = resource.path.rpartition("/")
+    return f"{parent}/namespaces/default/{plural}"
 
 
 def _revision(query: Mapping[str, str]) -> int:

@@ -13,6 +13,8 @@ from ipvsproxy.model.service import Event, Listed, Listing, ObjectKind, ServiceN
 
 Json = dict[str, Any]
 WEB = ServiceName("default", "web")
+PIECE_BYTES = 64
+"""A list arrives in pieces of this size: an item is in several of them."""
 
 
 def service(name: str, version: int = 0, address: str = "10.0.0.1") -> Json:
@@ -23,7 +25,8 @@ def service(name: str, version: int = 0, address: str = "10.0.0.1") -> Json:
 
 
 def page(*items: Json, version: int = 100, more: str = "") -> bytes:
-    return json.dumps({"metadata": {"resourceVersion": str(version), "continue": more}, "items": items}).encode()
+    body = {"metadata": {"resourceVersion": str(version), "continue": more}, "items": items}
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def line(kind: str, item: Json) -> bytes:
@@ -87,13 +90,15 @@ class World:
             raise answer
         return answer
 
-    async def get(self, path: str) -> bytes:
-        if path.endswith("&limit=1"):
+    async def body(self, path: str) -> AsyncGenerator[bytes, None]:
+        if "/namespaces/default/" in path:
             self.probes += 1
-            return page(service("any"), version=self.served_versions.pop(0) if self.served_versions else 999999)
+            yield page(service("any"), version=self.served_versions.pop(0) if self.served_versions else 999999)
+            return
         answer = self.next(path)
         assert isinstance(answer, bytes), "a list was asked, the script has a watch"
-        return answer
+        for begin in range(0, len(answer), PIECE_BYTES):
+            yield answer[begin : begin + PIECE_BYTES]
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         self.idle.append(idle_s)

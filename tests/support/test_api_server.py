@@ -175,6 +175,37 @@ async def test_a_continue_token_with_a_revision_is_a_bad_request(server: ApiServ
 # Section "Resource Versions"
 
 
+async def test_a_list_of_any_version_is_one_page_and_may_be_old(server: ApiServer, http: Client) -> None:
+    for number in range(3):
+        server.put(SERVICES, service(f"s{number}"))
+    server.cache = copy.deepcopy(server.store)
+    server.put(SERVICES, service("s3"))
+    _, old = await http.list(SERVICES, {"limit": "2", "resourceVersion": "0"})
+    assert (names(old), old["metadata"]) == (["s0", "s1", "s2"], {"resourceVersion": str(server.store.revision - 1)})
+    _, latest = await http.list(SERVICES)
+    assert names(latest) == ["s0", "s1", "s2", "s3"]
+
+
+async def test_a_list_from_a_version_on_is_not_older_and_with_a_limit_is_of_that_version(server: ApiServer, http: Client) -> None:
+    server.put(SERVICES, service("s0"))
+    seen = str(server.store.revision)
+    server.cache = copy.deepcopy(server.store)
+    server.put(SERVICES, service("s1"))
+    assert names((await http.list(SERVICES, {"resourceVersion": seen}))[1]) == ["s0"]
+    status, body = await http.list(SERVICES, {"resourceVersion": str(server.store.revision)})
+    assert (status, "Too large resource version" in body["message"]) == (504, True)
+    server.cache = None
+    assert names((await http.list(SERVICES, {"resourceVersion": seen}))[1]) == ["s0", "s1"]
+    assert (await http.list(SERVICES, {"resourceVersion": seen, "limit": "1"}))[0] == 410
+
+
+async def test_one_namespace_can_be_listed_for_itself(server: ApiServer) -> None:
+    server.put(SERVICES, service("web"))
+    server.put(SERVICES, {"metadata": {"name": "web", "namespace": "other"}, "spec": {}})
+    async with aiohttp.ClientSession() as http, http.get(f"{server.url}/api/v1/namespaces/default/services") as response:
+        assert [item["metadata"]["namespace"] for item in (await response.json())["items"]] == ["default"]
+
+
 async def test_a_watch_without_a_revision_begins_with_the_state_as_added(server: ApiServer, http: Client) -> None:
     server.put(SERVICES, service("web"))
     watch = await http.watch()

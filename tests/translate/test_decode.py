@@ -59,6 +59,17 @@ def test_a_list_page_is_its_objects_with_version_and_continuation() -> None:
     assert (page.resource_version, page.continue_token) == ("77", "next")
 
 
+def test_an_item_by_itself_is_an_event_and_none_while_it_is_cut_off() -> None:
+    item = json.dumps(SERVICE).encode()
+    event = decode.decode_item(ObjectKind.SERVICE, item)
+    assert isinstance(event, Put)
+    assert event.key == KEY
+    assert decode.decode_item(ObjectKind.SERVICE, item[:-1]) is None
+    assert decode.decode_item(ObjectKind.SERVICE, json.dumps(BROKEN).encode()) == Rejected(
+        ObjectKind.SERVICE, BROKEN_KEY, "", REASON
+    )
+
+
 def test_each_kind_is_read_as_its_own() -> None:
     slices = _list({"metadata": {"name": "web-1", "namespace": "shop"}, "addressType": "IPv6"}, kind=ObjectKind.ENDPOINT_SLICE)
     nodes = _list({"metadata": {"name": "node-a"}}, kind=ObjectKind.NODE)

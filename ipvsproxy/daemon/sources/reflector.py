@@ -8,7 +8,11 @@ wait without a word until it has come that far again, and what changes meanwhile
 lasted its time without a line (bookmarks come once a minute), the server is asked first how far it is.
 Rule 4: once bookmarks have come, a watch that is silent for ``LONGEST_SILENCE_S`` is broken, whatever keepalives say: a proxy
 on the way may answer them in the server's place.
-Rule 5: nothing is tried again at once, except after the ordinary end of a watch and the first 410 in a while.
+Rule 5: nothing is tried again at once, except after the ordinary end of a watch and the first 410 in a while. Watches that broke
+off together are begun anew over ``BROKEN_WATCH_SPREAD_S``: all nodes lose theirs when an API server is restarted.
+Rule 6: lists come out of the server's watch cache. The first one names version 0, and so may be old; later ones name the last
+version that was read, and are not older. The latest state costs a quorum read of etcd. It is asked for where the server can not
+list from our version on, and while a list is doubted: a cache that is behind can not confirm itself.
 
 The rules of the wire are those of the page "Kubernetes API Concepts"; figures are those of client-go's reflector where it has
 them.
@@ -28,9 +32,11 @@ from typing import NamedTuple, Protocol, assert_never
 from ipvsproxy.daemon.base import backoff
 from ipvsproxy.daemon.sources import stream
 from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKey, ObjectKind, Put, Rejected
-from ipvsproxy.translate import decode
+from ipvsproxy.translate import decode, list_reader
 
 PAGE_ITEMS = 500
+"""Of a page, and of a part of a list out of the watch cache, which may come as one page, whatever was asked for."""
+ANY_VERSION, LATEST = "0", ""
 FIRST_DELAY_S = 0.8
 LONGEST_DELAY_S = 30.0
 LONGEST_RETRY_AFTER_S = 300.0
@@ -40,6 +46,8 @@ SHORTEST_WATCH_S = 1.0
 """A watch that ends in order before this counts as failed: without a pause the next one would end as fast."""
 LONGEST_SILENCE_S = 150.0
 """Of a watch, once bookmarks have come, of which the API server sends one a minute: two may be late or lost, not three."""
+BROKEN_WATCH_SPREAD_S = 4.0
+"""The kinds of all nodes come back over this time to a server that broke their watches off, after the first back-off of each."""
 CONFIRMATION_SPREAD_S = 45.0
 """Where all nodes doubt the same list, their second lists are spread over this time."""
 GATEWAY_TIMEOUT, TOO_LARGE = 504, "Too large resource version"
@@ -87,19 +95,29 @@ class ApiError(Exception):
         """The error for an HTTP status, or for the code of an ERROR event."""
         troubles = {401: Trouble.UNAUTHORIZED, 403: Trouble.FORBIDDEN, 410: Trouble.EXPIRED, 429: Trouble.THROTTLED}
         if code == GATEWAY_TIMEOUT and TOO_LARGE in message:
-            return cls(Trouble.EXPIRED, f"status {code}: {message}", retry_after_s)
+            return BehindError(f"status {code}: {message}", retry_after_s)
         other = Trouble.REFUSED if code < 500 else Trouble.SERVER_ERROR  # noqa: PLR2004  # HTTP's classes of status
         return cls(troubles.get(code, other), f"status {code}: {message}", retry_after_s)
+
+
+class BehindError(ApiError):
+    """The server has not come as far as the version that it is asked for: it was restored, or it is late."""
+
+    def __init__(self, message: str, retry_after_s: float = 0) -> None:
+        super().__init__(Trouble.EXPIRED, message, retry_after_s)
 
 
 class Connection(Protocol):
     """An authenticated way to the API server. Both methods raise ApiError, and nothing else."""
 
-    async def get(self, path: str) -> bytes:
-        """The body of an answer."""
+    def body(self, path: str) -> AsyncGenerator[bytes, None]:
+        """The body of an answer, in pieces as it arrives."""
 
     def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
-        """A body as it arrives; an empty chunk says that the request was accepted. SILENT after ``idle_s`` without data."""
+        """A body that goes on, as it arrives; an empty chunk says that the request was accepted.
+
+        SILENT after ``idle_s`` without data.
+        """
 
 
 Connect = Callable[[], contextlib.AbstractAsyncContextManager[Connection]]
@@ -113,9 +131,24 @@ class Resource(NamedTuple):
     label_selector: str = ""
     field_selector: str = ""
 
-    def list_query(self, *, limit: int, continue_token: str = "") -> str:
-        """One page; ``limit`` 0 means all. Without a resource version: an answer is never older than what was seen before."""
-        return self._query({"limit": str(limit) if limit else "", "continue": continue_token})
+    def list_query(self, version: str, *, limit: int, continue_token: str = "") -> str:
+        """One page; ``limit`` 0 means all.
+
+        ``version`` is ``LATEST``, ``ANY_VERSION``, or one that the answer must not be older than: that one without a limit, with
+        which the server would take it for the exact version that is asked for.
+        """
+        return self._query({"limit": str(limit) if limit else "", "continue": continue_token, "resourceVersion": version})
+
+    def probe_query(self, version: str) -> str:
+        """One object at most, out of the watch cache, by a server that has come as far as this version.
+
+        By namespace and name, as far as the kind has them, the cache finds it without a look at others. It need not exist.
+        """
+        if not self.field_selector.startswith("metadata.name="):
+            parent, _, plural = self.path.rpartition("/")
+            one = Resource(f"{parent}/namespaces/default/{plural}", field_selector="metadata.name=kubernetes")
+            return one.list_query(version, limit=0)
+        return self.list_query(version, limit=0)
 
     def watch_query(self, version: str, timeout_s: float) -> str:
         """All changes after this version. The server is asked to end the watch after ``timeout_s``."""
@@ -193,6 +226,8 @@ class Reflector:
         self._pace = pace
         self._version = ""
         self._is_known_there = True
+        self._needs_latest = False
+        self._was_open = False  # the watch that ended last
         self._gets_bookmarks = False
         self._heard_s = -math.inf  # in the watch that is open, or when that was begun
         self._asked_for_s = math.inf
@@ -219,49 +254,84 @@ class Reflector:
         try:
             await self._list(deliver)
         except ApiError as error:
+            self._needs_latest |= _needs_latest(error)
             await self._pause(error, self._retries.next_s())
             return
         while True:
+            self._was_open = False
             try:
                 await self._watch(deliver)
             except ApiError as error:
                 self._is_known_there &= error.trouble not in MAY_BE_ANOTHER
                 if error.trouble in LIST_AGAIN:
+                    self._needs_latest |= _needs_latest(error)
                     await self._pause(error, self._delay_before_list_s(error.trouble))
                     return
-                await self._pause(error, 0 if error.trouble is Trouble.ENDED else self._retries.next_s())
+                await self._pause(error, self._delay_before_watch_s(error.trouble))
 
     async def _list(self, deliver: Deliver) -> None:
         async with self._connect() as connection:
             try:
-                keys = await self._pages(connection, PAGE_ITEMS, deliver)
+                is_doubted = self._list_again_at_s < math.inf
+                version = LATEST if self._needs_latest or is_doubted else self._version or ANY_VERSION
+                limit = PAGE_ITEMS if version in {LATEST, ANY_VERSION} else 0
+                keys = await self._pages(connection, version, limit, deliver)
             except ApiError as error:
                 if error.trouble is not Trouble.EXPIRED:
                     raise
-                # The token died before the last page was asked for. In one piece no token is needed.
+                # The server is not as far as our version, or the token died before the last page: in one piece none is needed.
+                self._needs_latest = True
                 await self._pause(error, 0)
-                keys = await self._pages(connection, 0, deliver)
+                keys = await self._pages(connection, LATEST, 0, deliver)
+        self._needs_latest = False
         self._retries.reset()
         self.status.listed_s = self._pace.now()
         self._observer.listed(self._kind, len(keys))
         self._list_again_at_s = math.inf  # Before the delivery, in which another list may be asked for.
         deliver((Listed(self._kind, keys),))
 
-    async def _pages(self, connection: Connection, limit: int, deliver: Deliver) -> frozenset[ObjectKey]:
+    async def _pages(self, connection: Connection, version: str, limit: int, deliver: Deliver) -> frozenset[ObjectKey]:
         """Reads a whole list; the keys of all that it holds, also of objects that can not be read."""
         keys: set[ObjectKey] = set()
-        token = ""
         begins: tuple[Event, ...] = (Listing(self._kind),)
-        while True:
-            page = self._decode(await connection.get(self._resource.list_query(limit=limit, continue_token=token)))
+
+        def deliver_some(events: Sequence[Put | Rejected]) -> None:
+            nonlocal begins
             self.status.contact_s = self._pace.now()
-            keys.update(event.key for event in page.events if event.key)
-            if page.events:
-                deliver((*begins, *page.events))
-                begins = ()
+            keys.update(event.key for event in events if event.key)
+            deliver((*begins, *events))
+            begins = ()
+
+        token = ""
+        while True:
+            query = self._resource.list_query("" if token else version, limit=limit, continue_token=token)
+            page = await self._page(connection, query, deliver_some)
+            self.status.contact_s = self._pace.now()
             self._version, token, self._is_known_there = page.resource_version, page.continue_token, True
             if not token:
                 return frozenset(keys)
+
+    async def _page(
+        self, connection: Connection, query: str, deliver: Callable[[Sequence[Put | Rejected]], None]
+    ) -> decode.ListPage:
+        """Reads one answer, and delivers its items in parts of ``PAGE_ITEMS`` or a little more as they arrive."""
+        reader = list_reader.ListReader(self._kind)
+        events: list[Put | Rejected] = []
+        async with contextlib.aclosing(connection.body(query)) as pieces:
+            async for piece in pieces:
+                events += reader.feed(piece)
+                if len(events) >= PAGE_ITEMS:
+                    deliver(events)
+                    events = []
+                    await asyncio.sleep(0)
+        try:
+            page = reader.finish()
+        except decode.UndecodableError as error:
+            raise ApiError(Trouble.GARBLED, str(error)) from error
+        events += page.events
+        if events:
+            deliver(events)
+        return page
 
     async def _watch(self, deliver: Deliver) -> None:
         """One watch. Always ends with an ApiError: ENDED if the server ended it in order."""
@@ -311,21 +381,15 @@ class Reflector:
 
     async def _require_known(self, connection: Connection) -> None:
         """Raises ApiError: EXPIRED if the server has not come as far as our version."""
-        page = self._decode(await connection.get(self._resource.list_query(limit=1)))
+        page = await self._page(connection, self._resource.probe_query(self._version), lambda _: None)
         if stream.number(page.resource_version) < stream.number(self._version):
-            raise ApiError(Trouble.EXPIRED, f"the server is at version {page.resource_version} again, after {self._version}")
+            raise BehindError(f"the server is at version {page.resource_version} again, after {self._version}")
         self._is_known_there = True
-
-    def _decode(self, body: bytes) -> decode.ListPage:
-        try:
-            return decode.decode_list(self._kind, body)
-        except decode.UndecodableError as error:
-            raise ApiError(Trouble.GARBLED, str(error)) from error
 
     def _contact(self) -> None:
         self.status.contact_s = self._heard_s = self._pace.now()
         if not self.status.connected:
-            self.status.connected = True
+            self.status.connected = self._was_open = True
             self._is_known_there = False
             self._observer.watching(self._kind)
 
@@ -349,7 +413,7 @@ class Reflector:
         match read.event:
             case decode.Bookmark():
                 if 0 < stream.number(read.resource_version) < stream.number(self._version):
-                    raise ApiError(Trouble.EXPIRED, f"a bookmark of version {read.resource_version}, after {self._version}")
+                    raise BehindError(f"a bookmark of version {read.resource_version}, after {self._version}")
                 self._gets_bookmarks = True
                 self._version = read.resource_version or self._version
                 self._freshness.all_told(self._version)
@@ -364,6 +428,12 @@ class Reflector:
             case never:
                 assert_never(never)
 
+    def _delay_before_watch_s(self, trouble: Trouble) -> float:
+        if trouble is Trouble.ENDED:
+            return 0
+        is_broken = self._was_open and trouble in MAY_BE_ANOTHER
+        return self._retries.next_s() + (self._pace.dice.uniform(0, BROKEN_WATCH_SPREAD_S) if is_broken else 0)
+
     def _delay_before_list_s(self, trouble: Trouble) -> float:
         if self.status.listed_s is None or self._pace.now() - self.status.listed_s > CALM_S:
             self._repeated_lists.reset()
@@ -377,3 +447,8 @@ class Reflector:
         self._observer.restarting(self._kind, error, delay_s)
         if delay_s:
             await self._pace.sleep(delay_s)
+
+
+def _needs_latest(error: ApiError) -> bool:
+    """Whether the next list must be the latest one. After a 410 one that is not older than our version will do."""
+    return isinstance(error, BehindError) or error.trouble in {Trouble.REFUSED, Trouble.DOUBTED}

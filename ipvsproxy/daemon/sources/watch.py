@@ -189,10 +189,11 @@ class _HttpConnection:
         token = configuration.api_key.get("BearerToken", "").strip()
         self._headers = HEADERS | ({"Authorization": token} if token else {})
 
-    async def get(self, path: str) -> bytes:
+    async def body(self, path: str) -> AsyncGenerator[bytes, None]:
         async with self._request(path, ANSWER_TIMEOUT_S) as response:
             with _reading(ANSWER_TIMEOUT_S):
-                return await response.read()
+                async for piece in response.content.iter_any():
+                    yield piece
 
     async def post(self, path: str, body: Mapping[str, object]) -> None:
         async with self._request(path, ANSWER_TIMEOUT_S, "POST", body) as response:

@@ -5,6 +5,7 @@ Time is virtual. The real wire, with an API server at its other end, is in ``tes
 
 import asyncio
 import contextlib
+import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import pytest
@@ -20,10 +21,10 @@ from tests.support.virtual_time import in_virtual_time
 
 def test_queries_carry_the_selectors_of_kube_proxy() -> None:
     found = reflector.resources("node-1")
-    assert found[ObjectKind.SERVICE].list_query(limit=500) == (
+    assert found[ObjectKind.SERVICE].list_query("", limit=500) == (
         "/api/v1/services?labelSelector=%21service.kubernetes.io%2Fservice-proxy-name&fieldSelector=spec.clusterIP%21%3DNone&limit=500"
     )
-    assert found[ObjectKind.ENDPOINT_SLICE].list_query(limit=0) == (
+    assert found[ObjectKind.ENDPOINT_SLICE].list_query("", limit=0) == (
         "/apis/discovery.k8s.io/v1/endpointslices?labelSelector=%21service.kubernetes.io%2Fheadless"
     )
     assert found[ObjectKind.NODE].watch_query("7", 312.4) == (
@@ -143,7 +144,7 @@ async def test_a_broken_watch_goes_on_from_its_version_after_a_pause(trouble: Tr
     await world.run()
     assert "resourceVersion=105" in world.watches[1]
     assert len(world.sleeps) == 1
-    assert 0.4 <= world.sleeps[0] <= 0.8
+    assert 0.4 <= world.sleeps[0] <= 0.8 + reflector.BROKEN_WATCH_SPREAD_S
     assert len(world.lists) == 1
 
 
@@ -154,7 +155,7 @@ async def test_pauses_grow_while_it_fails_and_begin_anew_after_a_line() -> None:
     *growing, anew = world.sleeps
     assert growing == sorted(growing)
     assert 15 <= growing[-1] <= 30
-    assert anew <= 0.8
+    assert anew <= 0.8 + reflector.BROKEN_WATCH_SPREAD_S
 
 
 async def test_a_repeated_change_is_told_once_and_a_stale_one_never() -> None:
@@ -170,6 +171,84 @@ async def test_a_line_that_holds_an_object_of_wrong_shape_costs_this_object_only
     await world.run()
     assert names(world.delivered) == ["Rejected odd", "Put web"]
     assert len(world.lists) == 1
+
+
+async def test_nodes_whose_watches_broke_off_together_do_not_come_back_together() -> None:
+    pauses: list[float] = []
+    for seed in range(20):
+        world = World(page(), [line("ADDED", service("a", 105)), ApiError(Trouble.DROPPED, "reset")])
+        world.reflector._pace.dice.seed(seed)
+        await world.run()
+        pauses += world.sleeps
+    assert min(pauses) >= reflector.FIRST_DELAY_S / 2
+    assert max(pauses) <= reflector.FIRST_DELAY_S + reflector.BROKEN_WATCH_SPREAD_S
+    assert max(pauses) - min(pauses) > reflector.BROKEN_WATCH_SPREAD_S / 2
+
+
+# Out of the watch cache, or the latest
+
+
+def versions(world: World) -> list[str]:
+    """That of each list; ``latest`` where none is given."""
+    return [dict(urllib.parse.parse_qsl(path.partition("?")[2])).get("resourceVersion", "latest") for path in world.lists]
+
+
+async def test_the_first_list_may_be_of_any_version_and_the_next_is_not_older_than_what_was_read() -> None:
+    world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], page(version=200))
+    await world.run()
+    assert versions(world) == ["0", "105"]
+    assert "limit=500" in world.lists[0]
+    assert "limit" not in world.lists[1], "with a limit it would be exactly this version"
+
+
+async def test_a_first_list_that_fails_is_of_any_version_again() -> None:
+    world = World(ApiError(Trouble.UNREACHABLE, "no route"), page(), [400.0])
+    await world.run()
+    assert versions(world) == ["0", "0"]
+
+
+async def test_a_list_that_broke_off_is_followed_by_one_that_is_not_older() -> None:
+    world = World(page(service("a"), more="t1"), ApiError(Trouble.UNREACHABLE, "gone"), page(version=200), [])
+    await world.run()
+    assert versions(world) == ["0", "latest", "100"], "the second one has the token of a page"
+
+
+@pytest.mark.parametrize("answer", [ApiError.of_status(504, "Timeout: Too large resource version: 105, current: 42"), GONE])
+async def test_a_server_that_can_not_list_from_our_version_on_is_asked_for_the_latest_at_once(answer: ApiError) -> None:
+    world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], answer, page(version=42), GONE, page(version=50))
+    await world.run()
+    assert versions(world) == ["0", "105", "latest", "42"]
+    assert len(world.sleeps) == 1, "before the list after the second 410, and never before the latest"
+
+
+@pytest.mark.parametrize("code", [400, 422])
+async def test_a_refused_list_is_no_reason_to_insist_on_its_version(code: int) -> None:
+    world = World(ApiError.of_status(code, "invalid resource version"), page(), GONE, page())
+    await world.run()
+    assert versions(world) == ["0", "latest", "100"]
+
+
+async def test_after_a_restored_server_the_latest_is_asked_for() -> None:
+    world = World(page(version=100), ApiError.of_status(504, "Too large resource version: 100, current: 42"), page(version=42))
+    await world.run()
+    assert versions(world) == ["0", "latest"]
+
+
+async def test_how_far_the_server_is_is_asked_for_one_object_out_of_the_watch_cache() -> None:
+    found = reflector.resources("node-1")
+    assert found[ObjectKind.SERVICE].probe_query("7") == (
+        "/api/v1/namespaces/default/services?fieldSelector=metadata.name%3Dkubernetes&resourceVersion=7"
+    )
+    assert found[ObjectKind.ENDPOINT_SLICE].probe_query("7") == (
+        "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?fieldSelector=metadata.name%3Dkubernetes&resourceVersion=7"
+    )
+    assert found[ObjectKind.NODE].probe_query("7") == "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-1&resourceVersion=7"
+
+
+async def test_a_long_list_in_one_piece_is_delivered_in_parts() -> None:
+    world = World(page(*[service(f"s{number}") for number in range(1200)]))
+    await world.run()
+    assert world.batches == [501, 500, 200, 1]
 
 
 # List again
@@ -395,13 +474,28 @@ async def test_a_list_that_was_not_believed_is_read_again_when_it_is_due_and_no_
 
     began_s = world.clock
     await world.reflector.list_and_watch(deliver)
+    assert versions(world) == ["0"]
     due_s = world.clock - world.sleeps[0] - began_s - 60
     assert 0 <= due_s <= reflector.CONFIRMATION_SPREAD_S
     assert world.told[-1] == Trouble.DOUBTED
     with contextlib.suppress(ScriptEndError):
         await world.reflector.list_and_watch(deliver)
     assert (len(world.lists), len(world.watches)) == (2, 3)
+    assert versions(world) == ["0", "latest"], "a cache that is behind can not confirm itself"
     assert Trouble.DOUBTED not in world.told[world.told.index(Trouble.DOUBTED) + 1 :], "asked for once, done once"
+
+
+async def test_while_a_list_is_doubted_every_list_is_the_latest() -> None:
+    world = World(page(), GONE, page())
+    deliver = world.deliver
+
+    def doubt(events: Sequence[Event]) -> None:
+        deliver(events)
+        world.reflector.list_again(world.clock + 60)
+
+    world.deliver = doubt  # type: ignore[method-assign]  # as the store that does not believe it
+    await world.run()
+    assert versions(world) == ["0", "latest"]
 
 
 @in_virtual_time

@@ -4,6 +4,7 @@ What follows which trouble in detail is in ``test_reflector``; credentials are i
 """
 
 import asyncio
+import collections
 import copy
 import json
 import pathlib
@@ -73,9 +74,10 @@ async def test_each_kind_is_listed_with_its_selectors_and_then_watched(setup: Se
             "labelSelector": "!service.kubernetes.io/service-proxy-name",
             "fieldSelector": "spec.clusterIP!=None",
             "limit": "500",
+            "resourceVersion": "0",
         },
-        ObjectKind.ENDPOINT_SLICE: {"labelSelector": "!service.kubernetes.io/headless", "limit": "500"},
-        ObjectKind.NODE: {"fieldSelector": "metadata.name=n1", "limit": "500"},
+        ObjectKind.ENDPOINT_SLICE: {"labelSelector": "!service.kubernetes.io/headless", "limit": "500", "resourceVersion": "0"},
+        ObjectKind.NODE: {"fieldSelector": "metadata.name=n1", "limit": "500", "resourceVersion": "0"},
     }
     (query,) = setup.server.queries(SERVICES, watch=True)
     assert query["allowWatchBookmarks"] == "true"
@@ -102,18 +104,65 @@ async def test_changes_arrive_and_what_is_not_ours_does_not(setup: Setup) -> Non
     }
 
 
-async def test_a_long_list_comes_in_pages(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(("has_cache", "pages"), [(True, 1), (False, 3)])
+async def test_a_long_list_comes_in_pages_where_there_is_no_watch_cache(
+    tmp_path: pathlib.Path, *, has_cache: bool, pages: int
+) -> None:
     async with ApiServer() as server:
+        server.has_cache = has_cache
         for number in range(1201):
             server.put(SERVICES, service(f"s{number}"))
         async with following(server, api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)) as running:
             await running.sink.until(lambda: running.sink.lists() == 1)
             assert len(running.sink.objects[ObjectKind.SERVICE]) == 1201
-            assert len(server.queries(SERVICES, watch=False)) == 3
+            assert len(server.queries(SERVICES, watch=False)) == pages
+
+
+async def test_a_first_list_that_is_old_is_made_good_by_the_watch(tmp_path: pathlib.Path) -> None:
+    async with ApiServer() as server:
+        server.put(SERVICES, service("web"))
+        server.cache = copy.deepcopy(server.store)
+        server.put(SERVICES, service("late"))
+        server.delete(SERVICES, "web")
+        async with following(server, api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)) as running:
+            await running.sink.until(lambda: running.sink.lists() == 1)
+            await running.sink.until(running.sink.has("late"))
+            assert (running.sink.lists(), running.restarts) == (1, [])
+
+
+async def test_a_cache_that_is_behind_after_a_gone_watch_takes_nothing_back(setup: Setup) -> None:
+    server, sink = setup.server, setup.sink
+    server.cache = copy.deepcopy(server.store)
+    server.put(SERVICES, service("late"))
+    await sink.until(sink.has("web", "late"))
+    server.expire_watches(SERVICES)
+    await sink.until(lambda: sink.lists() == 2)
+    assert sink.has("web", "late")()
+    asked = [query.get("resourceVersion") for query in server.queries(SERVICES, watch=False)]
+    assert asked == ["0", str(server.store.revision), None], "not older; then, since the cache is behind, the latest"
+
+
+async def test_a_restarted_server_is_asked_for_nothing_but_its_watch_cache(setup: Setup) -> None:
+    server = setup.server
+    for resource in KIND_OF.values():
+        await server.watched(resource)
+    assert [request.query.get("resourceVersion") for request in server.requests if not request.watch] == ["0"] * 3
+    at_the_start = len(server.requests)
+    server.put(NODES, {"metadata": {"name": "n2"}})  # moves the revision on, and is no change for anybody here
+    server.store.forget_history()
+    for resource in KIND_OF.values():
+        server.cut_watches(resource)
+    await setup.sink.until(lambda: all(setup.sink.lists(kind) == 2 for kind in ObjectKind))
+    for resource in KIND_OF.values():
+        await server.watched(resource)
+    asked = server.requests[at_the_start:]
+    assert collections.Counter(request.watch for request in asked) == {True: 6, False: 6}, "probe, gone, list, watch"
+    assert all(int(request.query["resourceVersion"]) and "limit" not in request.query for request in asked)
 
 
 async def test_a_list_whose_token_expires_is_made_again_before_it_counts(tmp_path: pathlib.Path) -> None:
     async with ApiServer() as server:
+        server.has_cache = False
         for number in range(600):
             server.put(SERVICES, service(f"s{number}"))
         sink = Sink()
@@ -248,7 +297,8 @@ async def test_server_errors_are_retried_with_growing_pauses(setup: Setup) -> No
     setup.server.cut_watches(SERVICES)
     setup.server.put(SERVICES, service("dns"))
     await setup.sink.until(setup.sink.has("web", "dns"))
-    assert setup.sleeps == sorted(setup.sleeps)
+    _after_the_cut_s, *growing = setup.sleeps
+    assert growing == sorted(growing)
     assert setup.troubles()[1:] == [Trouble.SERVER_ERROR] * 4
 
 
