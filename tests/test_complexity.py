@@ -13,7 +13,7 @@ import pytest
 from ipvsproxy.kernel import netlink, node
 from ipvsproxy.kernel.ipset import IpsetDriver
 from ipvsproxy.kernel.ipvs import IpvsDriver
-from ipvsproxy.model.kernel import RealServer, SetEntry, VirtualServer
+from ipvsproxy.model.kernel import RealServers, SetEntry, VirtualServer
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.service import Gone, ObjectKind, Put, Service
 from ipvsproxy.translate import decode, state
@@ -45,7 +45,7 @@ class Wire(FakeKernel):
         self.sysctls = {setting.path: "0" for setting in memory_node.SYSCTLS}
         self._drivers: dict[type, node.Driver] = {
             VirtualServer: IpvsDriver(_connect),
-            RealServer: IpvsDriver(_connect),
+            RealServers: IpvsDriver(_connect),
             SetEntry: IpsetDriver(_connect),
         }
 

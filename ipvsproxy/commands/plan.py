@@ -17,9 +17,9 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.kernel.node import NodeKernel
-from ipvsproxy.model.kernel import Connections, InterfaceAddress, RealServer, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, InterfaceAddress, RealServers, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of, one_by_one
+from ipvsproxy.model.plan import KINDS, Operation, Outcome, Verb, kind_of, one_by_one
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import compare, order
@@ -29,20 +29,7 @@ OK = 0
 SHOWN = 20
 """How many operations of one kind in a row are shown to people."""
 
-_NAMES: Mapping[str, tuple[str, str]] = {
-    "virtual_server": ("virtual server", "virtual servers"),
-    "real_server": ("real server", "real servers"),
-    "set_entry": ("set entry", "set entries"),
-    "set": ("set", "sets"),
-    "address": ("address", "addresses"),
-    "device": ("device", "devices"),
-    "rules": ("family of rules", "families of rules"),
-    "sysctl": ("sysctl", "sysctls"),
-    "timeouts": ("IPVS timeouts", "IPVS timeouts"),
-    "flow": ("tracked flow", "tracked flows"),
-}
-
-
+_NAMES: Mapping[str, tuple[str, str]] = {kind.name: (kind.one, kind.several) for kind in KINDS.values()}
 _SIGNS: Mapping[str, str] = {Verb.ADD.value: "+", Verb.SET.value: "~", Verb.REMOVE.value: "-"}
 
 
@@ -161,7 +148,7 @@ def _describe(operation: Operation, claims: Claims) -> Document:
         "object": str(operation).removeprefix(f"{verb} {kind} "),
         "service": str(owner) if owner and owner.service.namespace else None,
     }
-    return {**found, "weight": operation.item.weight} if isinstance(operation.item, RealServer) else found
+    return {**found, "weight": operation.item.weight} if isinstance(operation.item, RealServers) else found
 
 
 def render(document: Document) -> Iterator[str]:

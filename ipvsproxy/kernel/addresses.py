@@ -16,7 +16,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from ipvsproxy.kernel import message, netlink
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import DEVICE, BoundAddress, Device, InterfaceAddress
+from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, InterfaceAddress
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
 
@@ -178,9 +178,9 @@ class AddressDriver:
     def _encode(self, chunk: Sequence[Operation], index: bytes) -> list[bytes]:
         messages: list[bytes] = []
         for (verb, item), sequence in zip(chunk, self._channel.sequences(len(chunk)), strict=True):
-            if not isinstance(item, BoundAddress):
+            if not isinstance(item, BoundAddresses):
                 raise TypeError(f"not a device or an address: {item}")
-            address = item.address
+            address = item.key
             messages.append(self._template(verb, len(address)).encode((sequence, index, address, address)))
         return messages
 

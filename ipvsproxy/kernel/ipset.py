@@ -12,7 +12,7 @@ from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel import ipset_batch, ipset_enlarge, ipset_message, message, netlink
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetCopy, SetEntry, SetType
+from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetCopy, SetEntries, SetEntry, SetType
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
 
@@ -122,7 +122,7 @@ class IpsetDriver:
         batch.flush()
         told = batch.told
         full = {
-            one: one.item.set for one, outcome in told.items() if outcome.errno == HASH_FULL and isinstance(one.item, SetEntry)
+            one: one.item.set for one, outcome in told.items() if outcome.errno == HASH_FULL and isinstance(one.item, SetEntries)
         }
         enlarged = self._enlarge_all(dict.fromkeys(full.values()))
         again = [operation for operation, name in full.items() if name in enlarged]

@@ -66,7 +66,7 @@ class Batch:
             return _Entries(verb, entries, codec.encode(entries))
         except (ValueError, struct.error) as error:
             if len(entries) == 1:
-                self._fail(Operation(verb, entries[0]), errno.EINVAL, str(error))
+                self._fail(Operation(verb, SetEntries.of(*entries)), errno.EINVAL, str(error))
                 return _Entries(verb, (), b"")
         alone = [self._encode(codec, verb, (entry,)) for entry in entries]
         return _Entries(verb, [entry for one in alone for entry in one.entries], b"".join(one.encoded for one in alone))
@@ -81,7 +81,7 @@ class Batch:
                 one = chunk[index]
                 if len(one.entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
                     for entry in one.entries:
-                        self._tell(Operation(one.verb, entry), number)
+                        self._tell(one.verb, entry, number)
                 else:
                     self._repeat(one, limit)
 
@@ -92,7 +92,7 @@ class Batch:
         alone = [_Entries(verb, (entry,), part) for entry, part in zip(entries, parts, strict=True)]
         for start in range(0, len(alone), limit):
             for index, number in self._run(alone[start : start + limit]).items():
-                self._tell(Operation(verb, entries[start + index]), number)
+                self._tell(verb, entries[start + index], number)
 
     def _run(self, chunk: Sequence["_Entries"]) -> dict[int, int]:
         sequences = self._channel.sequences(len(chunk))
@@ -103,13 +103,12 @@ class Batch:
             ]
         )
 
-    def _tell(self, operation: Operation, number: int) -> None:
-        item = operation.item
-        assert isinstance(item, SetEntry)  # noqa: S101 - a batch holds nothing else
-        if operation.verb is Verb.REMOVE and number == errno.ENOENT:
+    def _tell(self, verb: Verb, entry: SetEntry, number: int) -> None:
+        operation = Operation(verb, SetEntries.of(entry))
+        if verb is Verb.REMOVE and number == errno.ENOENT:
             self.told[operation] = Outcome(operation, surprise=True)
         else:
-            self._fail(operation, max(number, 0), explain(number, IP_SETS[item.set].type))
+            self._fail(operation, max(number, 0), explain(number, IP_SETS[entry.set].type))
 
     def _fail(self, operation: Operation, number: int, reason: str) -> None:
         self.told[operation] = Outcome(operation, f"{operation}: {reason}", number)
@@ -132,16 +131,13 @@ def runs(operations: Iterable[Operation]) -> Iterator[tuple[Verb, Sequence[SetEn
     entries: list[SetEntry] = []
     of: tuple[Verb, str] | None = None
     for verb, item in operations:
-        if not isinstance(item, SetEntry | SetEntries):
+        if not isinstance(item, SetEntries):
             raise TypeError(f"not a set or an entry: {item}")
         if of is not None and of != (verb, item.set):
             yield of[0], entries
             entries = []
         of = verb, item.set
-        if isinstance(item, SetEntry):
-            entries.append(item)
-        else:
-            entries += item.entries
+        entries += item.entries
     if of is not None:
         yield of[0], entries
 

@@ -16,7 +16,6 @@ from ipvsproxy.model.kernel import (
     HASHED,
     Connections,
     ObservedVirtualServer,
-    RealServer,
     RealServers,
     Timeouts,
     VirtualServer,
@@ -170,7 +169,7 @@ class IpvsDriver:
             # Whatever comes of it: it is told anew, and asked for before it counts as gone.
             if type(item) is VirtualServer:
                 self._table.note(item.key, is_there=True)
-            elif isinstance(item, RealServer | RealServers):
+            elif isinstance(item, RealServers):
                 self._table.note(item.virtual_server, is_there=True)
         failed = self._run(*ipvs_steps.steps(operations))
         told: dict[ipvs_steps.Place, Outcome] = {}

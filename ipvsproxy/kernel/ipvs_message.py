@@ -12,10 +12,10 @@ from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel import message, netlink
 from ipvsproxy.model import packed
-from ipvsproxy.model.kernel import HASHED, RealServer, RealServers, Timeouts, VirtualServer, VirtualServerKey
+from ipvsproxy.model.kernel import HASHED, RealServers, Timeouts, VirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import PORT_SIZE, RealServerKey
+from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey
 
 GENERIC_HEADER = 4
 """Bytes of a message before its attributes: command, version, and two that are not used."""
@@ -91,46 +91,46 @@ class Encoder:
                 family, or something does not fit its field.
         """
         messages = [b""] * len(sequences)
-        several: dict[int, list[tuple[int, int, RealServers]]] = {}
+        several: dict[int, list[tuple[int, int, VirtualServerKey, EvenWeights]]] = {}
         last: tuple[VirtualServerKey | None, Verb | None, int] = (None, None, 0)
         head = middle = between = tail = b""
         position = size = 0
         for verb, item in operations:
-            if type(item) is RealServers:
-                count = len(item.keys)
-                several.setdefault(len(item.virtual_server.address), []).append((position, count, item))
-                position += count
-                continue
-            sequence = _pack_u32(sequences[position])
-            if type(item) is not RealServer:
-                messages[position] = self._encode_other(verb, item, sequence)
+            if type(item) is not RealServers:
+                messages[position] = self._encode_other(verb, item, _pack_u32(sequences[position]))
                 position += 1
                 continue
-            key, real_server, weight = item
+            key, keys, weight = item
+            if isinstance(keys, EvenWeights) and verb is _ADD:
+                several.setdefault(len(key.address), []).append((position, len(keys), key, keys))
+                position += len(keys)
+                continue
             if key is not last[0] or verb is not last[1] or weight != last[2]:
                 head, middle, between, tail = self._around_real_server(key, verb, weight)
                 size = len(key.address)
                 last = key, verb, weight
-            if len(real_server) != size + PORT_SIZE:
-                if verb is _REMOVE and len(real_server) - PORT_SIZE in _FAMILIES:
+            for real_server in keys:
+                sequence = _pack_u32(sequences[position])
+                if len(real_server) == size + PORT_SIZE:
+                    parts = head, sequence, middle, real_server[:size], between, real_server[size:], tail
+                    messages[position] = b"".join(parts)
+                elif verb is _REMOVE and len(real_server) - PORT_SIZE in _FAMILIES:
                     messages[position] = self._removal_of_other_family(key, real_server, sequence)
-                    position += 1
-                    continue
-                raise ValueError("the real server's address is not of the virtual server's family")
-            messages[position] = b"".join((head, sequence, middle, real_server[:size], between, real_server[size:], tail))
-            position += 1
+                else:
+                    raise ValueError("the real server's address is not of the virtual server's family")
+                position += 1
         for size, items in several.items():
             self._encode_several(size, items, sequences, messages)
         return messages
 
     def _encode_several(
-        self, size: int, items: Sequence[tuple[int, int, RealServers]], sequences: range, messages: list[bytes]
+        self, size: int, items: Sequence[tuple[int, int, VirtualServerKey, EvenWeights]], sequences: range, messages: list[bytes]
     ) -> None:
         """Put the messages of the real servers of new virtual servers where they belong: position and number of each."""
         numbers: list[bytes] = []
         virtual_servers: list[bytes] = []
         real_servers: list[bytes] = []
-        for position, count, (key, keys) in items:
+        for position, count, key, keys in items:
             virtual_servers.append(b"".join((_pack_u16(key.protocol), key.address, _pack_port(key.port))) * count)
             if count == 1:
                 numbers.append(_pack_u32(sequences[position]))
@@ -140,11 +140,11 @@ class Encoder:
             if len(keys.packed) != count * (size + PORT_SIZE):
                 raise ValueError("the real server's address is not of the virtual server's family")
         template = self._destination(Verb.ADD, size)
-        total = sum([count for _, count, _ in items])
+        total = sum([count for _, count, _, _ in items])
         columns = (*map(b"".join, (numbers, virtual_servers, real_servers)), _pack_u32(1) * total)
         encoded = packed.pieces(template.encode_all(total, columns), template.size)
         first = 0
-        for position, count, _ in items:
+        for position, count, _, _ in items:
             messages[position : position + count] = encoded[first : first + count]
             first += count
 

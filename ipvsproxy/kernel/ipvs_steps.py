@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel import netlink
-from ipvsproxy.model.kernel import RealServer, RealServers, VirtualServer
+from ipvsproxy.model.kernel import RealServers, VirtualServer
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import RealServerKey
 
 PREPARED_SCHEDULERS = frozenset({"mh"})
 """Schedulers that build a large table again for each real server: a new virtual server gets them after its real servers."""
@@ -23,7 +23,7 @@ class Failure(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The position of an operation, and which of its real servers, where it is about several."""
+    """The position of an operation, and which of its real servers, where it is about some."""
 
     position: int
     real_server: RealServerKey | None = None
@@ -63,7 +63,7 @@ def single(operations: Sequence[Operation], place: Place) -> Operation:
     """The operation at this place, as one on a single object."""
     operation = operations[place.position]
     if type(operation.item) is RealServers and place.real_server is not None:
-        return Operation(operation.verb, RealServer(operation.item.virtual_server, place.real_server))
+        return Operation(operation.verb, operation.item._replace(keys=(place.real_server,)))
     return operation
 
 
@@ -81,7 +81,7 @@ def outcomes(operations: Sequence[Operation], told: Mapping[Place, Outcome]) -> 
         if type(operation.item) is RealServers and others:
             added = [key for key in operation.item.keys if key not in others]
             if added:
-                found.append(Outcome(Operation(operation.verb, operation.item._replace(keys=EvenWeights.of(added)))))
+                found.append(Outcome(Operation(operation.verb, operation.item._replace(keys=tuple(added)))))
             found += others.values()
         else:
             found.append(told.get(Place(position)) or Outcome(operation))
@@ -92,7 +92,7 @@ def opposite(operation: Operation, number: int) -> Verb | None:
     """The verb that does what was asked after all, when this error means that the object is there, or is not, unexpectedly."""
     if operation.verb is Verb.ADD and number == errno.EEXIST:
         return Verb.SET
-    missing = errno.ENOENT if isinstance(operation.item, RealServer) else errno.ESRCH
+    missing = errno.ENOENT if isinstance(operation.item, RealServers) else errno.ESRCH
     return Verb.ADD if operation.verb is Verb.SET and number == missing else None
 
 
@@ -109,7 +109,7 @@ def steps(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequenc
     last = {
         item.virtual_server: position
         for position, (verb, item) in enumerate(operations)
-        if isinstance(item, RealServer | RealServers) and verb is Verb.ADD and new.get(item.virtual_server, position) < position
+        if isinstance(item, RealServers) and verb is Verb.ADD and new.get(item.virtual_server, position) < position
     }
     finished = {position: new[key] for key, position in last.items()}
     steps: list[Operation] = []
@@ -136,6 +136,6 @@ def explain(operation: Operation, failure: Failure) -> str:
     if isinstance(item, VirtualServer) and failure.number == errno.ENOENT:
         name = item.settings.scheduler
         return f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is not there or cannot be loaded"
-    if isinstance(item, RealServer) and failure.number == errno.ESRCH:
+    if isinstance(item, RealServers) and failure.number == errno.ESRCH:
         return "its virtual server is missing"
     return netlink.explain(failure.number)

@@ -22,25 +22,15 @@ from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.kernel.rules_driver import RulesDriver
 from ipvsproxy.model.kernel import (
     IP_SETS,
-    BoundAddress,
-    BoundAddresses,
     Connections,
-    Device,
-    FlowCleaning,
     InterfaceAddress,
-    IpSet,
-    RealServer,
-    RealServers,
-    SetCopy,
-    SetEntries,
     SetEntry,
-    Sysctl,
     Timeouts,
-    VirtualServer,
     VirtualServerKey,
 )
+from ipvsproxy.model.kind import DriverName
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Outcome, as_tried_again
+from ipvsproxy.model.plan import KINDS, Operation, Outcome, as_tried_again
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Skeleton
 from ipvsproxy.model.state import Observation
@@ -98,22 +88,15 @@ class NodeKernel:
         self._conntrack = ConntrackDriver()
         self._rule_changes = RuleChanges()
         self._marks: dict[Family, object] = {}
-        self._drivers: Mapping[type, Driver] = {
-            VirtualServer: self.ipvs,
-            RealServer: self.ipvs,
-            RealServers: self.ipvs,
-            Timeouts: self.ipvs,
-            SetEntry: self._ipset,
-            SetEntries: self._ipset,
-            IpSet: self._ipset,
-            SetCopy: self._ipset,
-            BoundAddress: self._addresses,
-            BoundAddresses: self._addresses,
-            Device: self._addresses,
-            Sysctl: self._sysctls,
-            Skeleton: self.iptables,
-            FlowCleaning: self._conntrack,
+        drivers: Mapping[DriverName, Driver] = {
+            DriverName.IPVS: self.ipvs,
+            DriverName.IPSET: self._ipset,
+            DriverName.ADDRESSES: self._addresses,
+            DriverName.SYSCTL: self._sysctls,
+            DriverName.IPTABLES: self.iptables,
+            DriverName.CONNTRACK: self._conntrack,
         }
+        self._drivers = {described: drivers[kind.driver] for described, kind in KINDS.items()}
 
     def _open_noted(self, protocol: int) -> socket.socket:
         """Open a socket whose port id is among ``ports``: what it changes is not somebody else's change."""

@@ -1,11 +1,12 @@
 """What the kernel holds: virtual and real servers, set entries, addresses, sysctls, and who wants them."""
 
 import enum
-from collections.abc import KeysView, Mapping
+from collections.abc import Collection, KeysView, Mapping
 from typing import NamedTuple
 
 import msgspec
 
+from ipvsproxy.model.kind import DriverName, Kind, Stage
 from ipvsproxy.model.net import Address, Family, Network, Protocol, host_port
 from ipvsproxy.model.real_servers import NO_REAL_SERVERS, EvenWeights, RealServerKey
 from ipvsproxy.model.service import ServiceName
@@ -77,6 +78,14 @@ class VirtualServerSettings(NamedTuple):
     timeout_s: int = 0
 
 
+@Kind(
+    "virtual_server",
+    DriverName.IPVS,
+    one="virtual server",
+    add=Stage.SERVERS,
+    set=Stage.SERVERS,
+    remove=Stage.VIRTUAL_SERVER_REMOVALS,
+)
 class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     """A virtual server as one owner wants it.
 
@@ -108,22 +117,38 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
     flags_known: bool = True
 
 
-class RealServer(NamedTuple):
-    """One real server of a virtual server, with the weight that it has or should get (0: no new connections)."""
+@Kind(
+    "real_server",
+    DriverName.IPVS,
+    one="real server",
+    add=Stage.SERVERS,
+    set=Stage.SERVERS,
+    remove=Stage.REAL_SERVER_REMOVALS,
+)
+class RealServers(NamedTuple):
+    """Real servers of one virtual server, one or more, with the weight that they have or should get (0: no new connections).
+
+    All those of a new virtual server are its ``EvenWeights`` themselves, in this order: a start adds very many.
+    """
 
     virtual_server: VirtualServerKey
-    key: RealServerKey
+    keys: Collection[RealServerKey]
     weight: int = 1
 
-    def __str__(self) -> str:
-        return f"{self.virtual_server} -> {self.key}"
+    @classmethod
+    def of(cls, virtual_server: VirtualServerKey, key: RealServerKey, weight: int = 1) -> "RealServers":
+        """One."""
+        return cls(virtual_server, (key,), weight)
 
+    @property
+    def key(self) -> RealServerKey:
+        """What names it among those of its kind, where it is one.
 
-class RealServers(NamedTuple):
-    """All real servers that a new virtual server gets, with weight 1, in this order: one value, for a start adds very many."""
-
-    virtual_server: VirtualServerKey
-    keys: EvenWeights
+        Raises:
+            ValueError: these are several.
+        """
+        (key,) = self.keys
+        return key
 
     def __str__(self) -> str:
         return f"{self.virtual_server} -> {', '.join(map(str, self.keys))}"
@@ -195,6 +220,7 @@ SET_CAPACITY = 65536
 """``maxelem`` of every hash set. Another value would make a returning kube-proxy abort each sync."""
 
 
+@Kind("set", DriverName.IPSET, add=Stage.SETS)
 class IpSet(NamedTuple):
     """One of the 34 sets: a kind in a family."""
 
@@ -213,6 +239,11 @@ class IpSet(NamedTuple):
         """Its ipset type."""
         return _SET_TYPES.get(self.kind, SetType.ADDRESS_PORT)
 
+    @property
+    def key(self) -> "IpSet":
+        """What names it among those of its kind."""
+        return self
+
     def __str__(self) -> str:
         return self.name
 
@@ -221,10 +252,16 @@ IP_SETS: Mapping[str, IpSet] = {ip_set.name: ip_set for family in Family for kin
 """Every set by its name in the kernel."""
 
 
+@Kind("set", DriverName.IPSET, remove=Stage.ADDRESS_REMOVALS)
 class SetCopy(NamedTuple):
     """The copy of a set that is being enlarged, under a name of its own. No rule names it."""
 
     name: str
+
+    @property
+    def key(self) -> "SetCopy":
+        """What names it among those of its kind."""
+        return self
 
     def __str__(self) -> str:
         return self.name
@@ -262,14 +299,42 @@ class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
         return text
 
 
+@Kind(
+    "set_entry",
+    DriverName.IPSET,
+    one="set entry",
+    several="set entries",
+    add=Stage.ENTRIES,
+    remove=Stage.ENTRY_REMOVALS,
+)
 class SetEntries(NamedTuple):
-    """Several entries that one set gets: one value, for a start adds very many."""
+    """Entries of one set, one or more."""
 
     set: str
     entries: tuple[SetEntry, ...]
 
+    @classmethod
+    def of(cls, *entries: SetEntry) -> "SetEntries":
+        """Of these, which belong to one set."""
+        return cls(entries[0].set, entries)
+
+    @property
+    def keys(self) -> tuple[SetEntry, ...]:
+        """What names each of them among those of their set."""
+        return self.entries
+
+    @property
+    def key(self) -> SetEntry:
+        """What names it among those of its kind, where it is one.
+
+        Raises:
+            ValueError: these are several.
+        """
+        (key,) = self.keys
+        return key
+
     def __str__(self) -> str:
-        return ", ".join(map(str, self.entries))
+        return f"{self.set} {', '.join(map(str, self.entries))}"
 
 
 def network_entry(set_name: str, key: VirtualServerKey, network: Network) -> SetEntry:
@@ -277,33 +342,52 @@ def network_entry(set_name: str, key: VirtualServerKey, network: Network) -> Set
     return SetEntry(set_name, key.address, key.protocol, key.port, network.address, network.prefix_length)
 
 
+@Kind("device", DriverName.ADDRESSES, add=Stage.DEVICE)
 class Device(NamedTuple):
     """The dummy device. One serves both families; it is never set up (down, its addresses are local all the same)."""
 
     name: str
 
+    @property
+    def key(self) -> "Device":
+        """What names it among those of its kind."""
+        return self
+
     def __str__(self) -> str:
         return self.name
 
 
-class BoundAddress(NamedTuple):
-    """A service address on the dummy device, /32 or /128, global scope."""
-
-    address: Address
-
-    def __str__(self) -> str:
-        return str(self.address)
-
-
+@Kind("address", DriverName.ADDRESSES, several="addresses", add=Stage.ADDRESSES, remove=Stage.ADDRESS_REMOVALS)
 class BoundAddresses(NamedTuple):
-    """Several service addresses that the dummy device gets: one value, as ``SetEntries``."""
+    """Service addresses on the dummy device, one or more: /32 or /128, global scope."""
 
     addresses: tuple[Address, ...]
+
+    @classmethod
+    def of(cls, *addresses: Address) -> "BoundAddresses":
+        """Of these."""
+        return cls(addresses)
+
+    @property
+    def keys(self) -> tuple[Address, ...]:
+        """What names each of them."""
+        return self.addresses
+
+    @property
+    def key(self) -> Address:
+        """What names it among those of its kind, where it is one.
+
+        Raises:
+            ValueError: these are several.
+        """
+        (key,) = self.keys
+        return key
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.addresses))
 
 
+@Kind("sysctl", DriverName.SYSCTL, set=Stage.SETTINGS)
 class Sysctl(NamedTuple):
     """A kernel setting: its path below ``/proc/sys`` or an absolute one, and its value as text.
 
@@ -313,6 +397,16 @@ class Sysctl(NamedTuple):
     path: str
     value: str
     at_least: bool = False
+
+    @property
+    def key(self) -> str:
+        """What names it among those of its kind."""
+        return self.path
+
+    @property
+    def in_force(self) -> str:
+        """The observed state once it is in force."""
+        return self.value
 
     def is_met_by(self, seen: str) -> bool:
         """Whether this value will do."""
@@ -329,12 +423,27 @@ INDISPENSABLE_SETTINGS: Mapping[str, frozenset[Family]] = {
 """Settings, each for these families, without which masqueraded packets do not come back, or none is forwarded. Each must be 1."""
 
 
+TIMEOUTS = "timeouts"
+"""The key of the timeouts, of which a node has one set."""
+
+
+@Kind("timeouts", DriverName.IPVS, one="IPVS timeouts", several="IPVS timeouts", set=Stage.TIMEOUTS)
 class Timeouts(NamedTuple):
     """The IPVS connection timeouts in seconds, for the whole network namespace. 0 leaves one as it is."""
 
     tcp_s: int
     tcp_fin_s: int
     udp_s: int
+
+    @property
+    def key(self) -> str:
+        """What names it among those of its kind."""
+        return TIMEOUTS
+
+    @property
+    def in_force(self) -> "Timeouts":
+        """The observed state once they are in force."""
+        return self
 
     def __str__(self) -> str:
         return f"timeouts {self.tcp_s} {self.tcp_fin_s} {self.udp_s}"
@@ -377,11 +486,22 @@ class Flow(NamedTuple):
         return f"{self.protocol.name} flows to {host_port(self.address, self.port)} ({self.family.label})"
 
 
+@Kind("flow", DriverName.CONNTRACK, one="tracked flow", remove=Stage.FLOWS)
 class FlowCleaning(NamedTuple):
     """Flows to one frontend are to be deleted unless their replies come from one of these real servers."""
 
     flow: Flow
     keep: frozenset[RealServerKey]
+
+    @property
+    def key(self) -> Flow:
+        """What names it among those of its kind."""
+        return self.flow
+
+    @property
+    def in_force(self) -> frozenset[RealServerKey]:
+        """The observed state once it is done: the real servers that may still answer."""
+        return self.keep
 
     def __str__(self) -> str:
         return str(self.flow)
@@ -393,3 +513,9 @@ class InterfaceAddress(NamedTuple):
     interface: str
     address: Address
     prefix_length: int
+
+
+KernelObject = (
+    VirtualServer | RealServers | SetEntries | IpSet | SetCopy | BoundAddresses | Device | Sysctl | Timeouts | FlowCleaning
+)
+"""Every class of which a ``Kind`` is known, but for the rules."""

@@ -2,25 +2,13 @@
 
 import dataclasses
 import enum
+import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import (
-    BoundAddress,
-    BoundAddresses,
-    Device,
-    FlowCleaning,
-    IpSet,
-    RealServer,
-    RealServers,
-    SetCopy,
-    SetEntries,
-    SetEntry,
-    Sysctl,
-    Timeouts,
-    VirtualServer,
-    VirtualServerKey,
-)
+from ipvsproxy.model import kind
+from ipvsproxy.model.kernel import BoundAddresses, KernelObject, RealServers, SetEntries, VirtualServer, VirtualServerKey
+from ipvsproxy.model.kind import Kind
 from ipvsproxy.model.rules import Skeleton
 
 
@@ -35,29 +23,13 @@ class Verb(enum.StrEnum):
     REMOVE = "remove"
 
 
-Item = (
-    VirtualServer
-    | RealServer
-    | RealServers
-    | SetEntry
-    | SetEntries
-    | IpSet
-    | SetCopy
-    | BoundAddress
-    | BoundAddresses
-    | Device
-    | Sysctl
-    | Timeouts
-    | Skeleton
-    | FlowCleaning
-)
+Item = KernelObject | Skeleton
 
 
 class Operation(NamedTuple):
-    """One change of one kernel object, or the addition of several of one kind.
+    """One change of kernel objects of one kind: of one, or of several that get the same.
 
-    A ``VirtualServer`` is added or set without its real servers: those are operations of their own, and follow it.
-    ``RealServers``, ``SetEntries`` and ``BoundAddresses`` are only ever added.
+    A ``VirtualServer`` is added or set without its real servers: those have an operation of their own, which follows it.
     """
 
     verb: Verb
@@ -67,34 +39,18 @@ class Operation(NamedTuple):
         match self.item:
             case VirtualServer(key=key):
                 name = str(key)
-            case SetEntry(set=set_name) | SetEntries(set=set_name):
-                name = f"{set_name} {self.item}"
             case item:
                 name = str(item)
         return f"{self.verb} {kind_of(self.item)} {name}"
 
 
-_KINDS: Mapping[type, str] = {
-    VirtualServer: "virtual_server",
-    RealServer: "real_server",
-    RealServers: "real_server",
-    SetEntry: "set_entry",
-    SetEntries: "set_entry",
-    IpSet: "set",
-    SetCopy: "set",
-    BoundAddress: "address",
-    BoundAddresses: "address",
-    Device: "device",
-    Sysctl: "sysctl",
-    Timeouts: "timeouts",
-    Skeleton: "rules",
-    FlowCleaning: "flow",
-}
+KINDS: Mapping[type, Kind] = {described: kind.of(described) for described in typing.get_args(Item)}
+"""The kind of each class of kernel objects."""
 
 
 def kind_of(item: Item) -> str:
     """The name of an item's kind in log lines and metrics: ``virtual_server``, ``set_entry``."""
-    return _KINDS[type(item)]
+    return KINDS[type(item)].name
 
 
 def one_by_one(operations: Iterable[Operation]) -> Iterator[Operation]:
@@ -103,11 +59,11 @@ def one_by_one(operations: Iterable[Operation]) -> Iterator[Operation]:
         verb, item = operation
         match item:
             case RealServers():
-                yield from (Operation(verb, RealServer(item.virtual_server, key)) for key in item.keys)
-            case SetEntries():
-                yield from (Operation(verb, entry) for entry in item.entries)
-            case BoundAddresses():
-                yield from (Operation(verb, BoundAddress(address)) for address in item.addresses)
+                yield from (Operation(verb, RealServers.of(item.virtual_server, key, item.weight)) for key in item.keys)
+            case SetEntries() if len(item.entries) > 1:
+                yield from (Operation(verb, SetEntries.of(entry)) for entry in item.entries)
+            case BoundAddresses() if len(item.addresses) > 1:
+                yield from (Operation(verb, BoundAddresses.of(address)) for address in item.addresses)
             case _:
                 yield operation
 
@@ -121,12 +77,8 @@ def as_tried_again(operations: Iterable[Operation]) -> Iterator[Operation]:
 def objects(item: Item) -> int:
     """How many kernel objects an item is about."""
     match item:
-        case RealServers():
+        case RealServers() | SetEntries() | BoundAddresses():
             return len(item.keys)
-        case SetEntries():
-            return len(item.entries)
-        case BoundAddresses():
-            return len(item.addresses)
         case _:
             return 1
 
@@ -177,7 +129,7 @@ class Plan(NamedTuple):
         return {
             item.virtual_server
             for verb, item in self.operations
-            if type(item) is RealServer and item.weight == 0 and verb is Verb.SET
+            if type(item) is RealServers and item.weight == 0 and verb is Verb.SET
         }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.model.kernel import VirtualServerKey
+from ipvsproxy.model.kind import DriverName, Kind, Stage
 from ipvsproxy.model.net import Family, Network, Protocol
 
 
@@ -138,6 +139,7 @@ class Jump(NamedTuple):
         return f"{self.table}/{self.source} -> {self.target}"
 
 
+@Kind("rules", DriverName.IPTABLES, one="family of rules", several="families of rules", set=Stage.RULES)
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Skeleton:
     """The desired rules of one family: the whole content of each of our chains, and the jumps that lead into them.
@@ -148,6 +150,11 @@ class Skeleton:
     family: Family
     chains: Mapping[ChainKey, tuple[Rule, ...]]
     jumps: tuple[Jump, ...]
+
+    @property
+    def key(self) -> Family:
+        """What names it among those of its kind."""
+        return self.family
 
     @property
     def in_force(self) -> "ObservedSkeleton":

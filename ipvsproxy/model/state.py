@@ -1,18 +1,26 @@
 """What one Service wants of this node's kernel, and what the kernel was seen to hold."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import msgspec
 
 from ipvsproxy.model.kernel import (
+    DEVICE,
+    IP_SETS,
+    SET_COPY,
+    Device,
     Flow,
     HealthListener,
     InterfaceAddress,
+    IpSet,
     ObservedVirtualServer,
     Owner,
+    SetCopy,
     SetEntry,
+    Sysctl,
     VirtualServer,
     VirtualServerKey,
 )
@@ -87,3 +95,15 @@ class Observation:
     sysctls: Mapping[str, str] | None = None
     errors: tuple[str, ...] = ()
     is_of_rules: bool = False
+
+    @property
+    def of_node(self) -> Iterator[tuple[type, Mapping[Any, Any]]]:
+        """What was read as a whole of that which the node needs: the class of these objects, and value by key."""
+        if self.sets is not None:
+            yield IpSet, {IP_SETS[name]: True for name in self.sets}
+        if self.set_copy is not None:
+            yield SetCopy, {SET_COPY: True} if self.set_copy else {}
+        if self.device is not None:
+            yield Device, {Device(DEVICE): True} if self.device else {}
+        if self.sysctls is not None:
+            yield Sysctl, self.sysctls

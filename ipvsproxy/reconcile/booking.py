@@ -1,20 +1,13 @@
 """What the kernel was made to hold, on its way into the tables: all operations of one plan that were done."""
 
 from collections.abc import Callable, Mapping
-from typing import assert_never
 
 from ipvsproxy.model.kernel import (
-    BoundAddress,
     BoundAddresses,
-    Device,
     FlowCleaning,
-    IpSet,
     ObservedVirtualServer,
-    RealServer,
     RealServers,
-    SetCopy,
     SetEntries,
-    SetEntry,
     Sysctl,
     Timeouts,
     VirtualServer,
@@ -23,7 +16,7 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
+from ipvsproxy.reconcile.claims import Claims
 from ipvsproxy.reconcile.drain import Drains
 
 
@@ -45,44 +38,22 @@ class Booking:
         """The kernel has done this."""
         verb, item = operation
         claims = self._claims
-        is_there = True if verb is not Verb.REMOVE else None
         match item:
-            case RealServer():
-                self._real_server(verb, item)
             case RealServers():
-                self._real_servers(item)
+                self._real_servers(verb, item)
             case VirtualServer():
                 self._virtual_server(verb, item)
-            case SetEntry():
-                claims.entries[item.set].confirm(item, is_there)
-            case SetEntries():
-                claims.entries[item.set].confirm_all(item.entries, True)
-            case BoundAddress():
-                claims.addresses.confirm(item.address, is_there)
-            case BoundAddresses():
-                claims.addresses.confirm_all(item.addresses, True)
-            case IpSet():
-                claims.sets.confirm(item, is_there)
-            case SetCopy():
-                claims.copies.confirm(item, is_there)
-            case Device():
-                claims.devices.confirm(item, is_there)
+            case SetEntries() | BoundAddresses():
+                table = claims.table(item)
+                if verb is Verb.REMOVE:
+                    for key in item.keys:
+                        table.confirm(key, None)
+                else:
+                    table.confirm_all(item.keys, True)
+            case Sysctl() | Timeouts() | Skeleton() | FlowCleaning():
+                claims.table(item).confirm(item.key, item.in_force)
             case _:
-                self._value(item)
-
-    def _value(self, item: Sysctl | Timeouts | Skeleton | FlowCleaning) -> None:
-        claims = self._claims
-        match item:
-            case Sysctl():
-                claims.sysctls.confirm(item.path, item.value)
-            case Timeouts():
-                claims.timeouts.confirm(TIMEOUTS, item)
-            case Skeleton():
-                claims.skeletons.confirm(item.family, item.in_force)
-            case FlowCleaning():
-                claims.flows.confirm(item.flow, item.keep)
-            case never:
-                assert_never(never)
+                claims.table(item).confirm(item.key, True if verb is not Verb.REMOVE else None)
 
     def close(self) -> None:
         """All operations of the plan have been booked."""
@@ -109,41 +80,37 @@ class Booking:
             table.exchange(item.key, ObservedVirtualServer(item.settings, seen.real_servers if seen else {}))
             self._changed.setdefault(item.key, None)
 
-    def _real_server(self, verb: Verb, item: RealServer) -> None:
-        if item.virtual_server not in self._claims.virtual_servers.observed:
-            return
-        weights = self._weights_to_change(item.virtual_server)
-        if verb is Verb.REMOVE:
-            weights.pop(item.key, None)
-        else:
-            weights[item.key] = item.weight
-        if verb is Verb.SET and item.weight == 0:
-            may_wait = self._may_wait(item.virtual_server)
-            self._drains.begin(item.virtual_server, item.key, self._now, may_wait=may_wait)
-        elif self._drains:
-            self._drains.end(item.virtual_server, item.key)
-
-    def _real_servers(self, item: RealServers) -> None:
+    def _real_servers(self, verb: Verb, item: RealServers) -> None:
         """Where these are all that are wanted, and all that are there, one object stands for both."""
-        table, key = self._claims.virtual_servers, item.virtual_server
+        table, key, keys = self._claims.virtual_servers, item.virtual_server, item.keys
         wanted, seen = table.desired.get(key), table.observed.get(key)
-        if wanted is not None and seen is not None and not seen.real_servers and item.keys == wanted.weights:
+        if seen is None:
+            return
+        if wanted is not None and not seen.real_servers and keys == wanted.weights:
             self._changed[key] = None
             table.exchange(key, ObservedVirtualServer(seen.settings, wanted.weights, seen.flags_known))
+            return
+        weights = self._weights_to_change(key, seen)
+        if verb is Verb.REMOVE:
+            for real_server in keys:
+                weights.pop(real_server, None)
         else:
-            self._weights_to_change(key).update(item.keys.unpacked())
+            weights.update(dict.fromkeys(keys, item.weight))
+        if verb is Verb.SET and item.weight == 0:
+            may_wait = self._may_wait(key)
+            for real_server in keys:
+                self._drains.begin(key, real_server, self._now, may_wait=may_wait)
+        elif self._drains:
+            for real_server in keys:
+                self._drains.end(key, real_server)
 
-    def _weights_to_change(self, key: VirtualServerKey) -> dict[RealServerKey, int]:
-        """The weights that are believed to be there, as an object that nobody else has; of no virtual server if it is gone."""
-        table = self._claims.virtual_servers
-        seen = table.observed.get(key)
-        if seen is None:
-            return {}
+    def _weights_to_change(self, key: VirtualServerKey, seen: ObservedVirtualServer) -> dict[RealServerKey, int]:
+        """The weights that are believed to be there, as an object that nobody else has."""
         weights = self._changed.get(key)
         if weights is None:
             # What was observed stays as it is: who reads the kernel shows it again where nothing has changed.
             weights = self._changed[key] = _changeable(seen.real_servers)
-            table.exchange(key, ObservedVirtualServer(seen.settings, weights, seen.flags_known))
+            self._claims.virtual_servers.exchange(key, ObservedVirtualServer(seen.settings, weights, seen.flags_known))
         return weights
 
 

@@ -8,21 +8,26 @@ Rule 3: a rule is there as long as its set holds an entry, or a virtual server n
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ipvsproxy.model.kernel import (
     DEVICE,
     IP_SETS,
     NODE_OWNER,
+    TIMEOUTS,
+    BoundAddresses,
     Device,
     Flow,
+    FlowCleaning,
     HealthCheck,
     HealthCheckPort,
     IpSet,
     ObservedVirtualServer,
     Owner,
+    RealServers,
     SetCopy,
+    SetEntries,
     SetEntry,
     SetKind,
     Sysctl,
@@ -31,6 +36,7 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
 )
 from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.plan import Item
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ObservedSkeleton, Skeleton
 from ipvsproxy.model.service import ServiceName
@@ -38,9 +44,6 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile import ownership, precedence
 from ipvsproxy.reconcile.presence import PresenceTable, presence
 from ipvsproxy.reconcile.table import Conflict, Table
-
-TIMEOUTS = "timeouts"
-"""The one key of the table of timeouts."""
 
 
 def _always(_: object) -> bool:
@@ -117,11 +120,54 @@ class Claims:
             lambda check: check.owner, lambda _wanted, _seen: False, _never
         )
         """Only the desired side is used, as a listener is no kernel object: the table is not among the unequal ones."""
+        self.foundation: Sequence[tuple[type, Table[Any, Any, Any]]] = (
+            (Sysctl, self.sysctls),
+            (Timeouts, self.timeouts),
+            (Device, self.devices),
+            (IpSet, self.sets),
+            (SetCopy, self.copies),
+            (Skeleton, self.skeletons),
+        )
+        """The tables of what the node needs whatever its Services are, each with the class of these objects.
+
+        Where being there is all, the objects are the keys; else they are the desired values.
+        """
+        self.tables: Sequence[tuple[type, Table[Any, Any, Any]]] = (
+            (VirtualServer, self.virtual_servers),
+            *((SetEntries, table) for table in self.entries.values()),
+            (BoundAddresses, self.addresses),
+            *self.foundation,
+            (FlowCleaning, self.flows),
+        )
+        """All tables of kernel objects."""
+        self._tables = dict(self.tables)
 
     @property
     def unequal(self) -> Collection[Table[Any, Any, Any]]:
         """The tables that have pending or surplus keys: of four dozen, most of the time none."""
         return self._unequal
+
+    def of(self, described: type) -> Table[Any, Any, Any]:
+        """The table of a class of objects, which is not that of set entries."""
+        return self._tables[described]
+
+    def table(self, item: Item) -> Table[Any, Any, Any]:
+        """The table in which objects stand; real servers stand with their virtual server."""
+        match item:
+            case SetEntries():
+                return self.entries[item.set]
+            case RealServers():
+                return self.virtual_servers
+            case _:
+                return self.of(type(item))
+
+    def place(self, item: Item) -> tuple[Table[Any, Any, Any], Any]:
+        """The table in which an object stands, and its key there.
+
+        Raises:
+            ValueError: these are several.
+        """
+        return self.table(item), item.virtual_server if isinstance(item, RealServers) else item.key
 
     def unequal_entries(self) -> list[tuple[str, Table[SetEntry, Owner, bool]]]:
         """Those of ``entries`` that are among them, with the name of their set."""

@@ -7,18 +7,18 @@ Rule 2: tracked flows are no difference: they are cleaned on a change, and nobod
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from ipvsproxy.model import plan
 from ipvsproxy.model.kernel import (
-    NODE_OWNER,
     PERSISTENT,
-    BoundAddress,
+    TIMEOUTS,
     FlowCleaning,
+    IpSet,
     ObservedVirtualServer,
     Owner,
-    RealServer,
     RealServers,
-    SetEntry,
+    Sysctl,
     Timeouts,
     VirtualServer,
     VirtualServerKey,
@@ -29,7 +29,7 @@ from ipvsproxy.model.plan import Item, Operation, Verb
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.rules import ObservedRule, ObservedSkeleton, Skeleton
 from ipvsproxy.reconcile import diff
-from ipvsproxy.reconcile.claims import TIMEOUTS, Claims
+from ipvsproxy.reconcile.claims import Claims
 from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.reconcile.table import Table
 
@@ -37,8 +37,11 @@ MISSING = "missing"
 STALE = "nothing"
 """What is wanted of that which is there, is ours, and serves no Service any more."""
 
-KINDS = ("virtual_server", "real_server", "set_entry", "set", "address", "device", "rules", "sysctl", "timeouts")
+KINDS = tuple(dict.fromkeys(kind.name for described, kind in plan.KINDS.items() if described is not FlowCleaning))
 """The kinds of difference, as operations name them."""
+
+_BY_VALUE = frozenset({Sysctl, Timeouts, IpSet, Skeleton})
+"""What the node needs, and is told otherwise than by being there or not."""
 
 K = TypeVar("K")
 
@@ -65,16 +68,8 @@ DescribeRule = Callable[[ObservedRule, Family], str]
 def compare(reconciler: Reconciler, describe_rule: DescribeRule) -> Iterator[Difference]:
     """Every difference between the desired and the observed state, in the order of the tables."""
     claims = reconciler.claims
-    for path in claims.sysctls.pending:
-        found = claims.sysctls.observed.get(path, "no such setting in this kernel")
-        yield _of_node("sysctl", path, claims.sysctls.desired[path].value, found)
-    if TIMEOUTS in claims.timeouts.pending:
-        yield from _timeouts(claims.timeouts.desired[TIMEOUTS], claims.timeouts.observed.get(TIMEOUTS))
-    for device in claims.devices.pending:
-        yield _of_node("device", str(device), "present", MISSING)
-    for ip_set in claims.sets.pending:
-        yield _of_node("set", str(ip_set), str(ip_set.type), f"{MISSING} or of another type")
-    yield from _presence("set", claims.copies)
+    for described, table in claims.foundation:
+        yield from _of_values(claims, described) if described in _BY_VALUE else _of_presence(plan.KINDS[described].name, table)
     for set_name, table in claims.entries.items():
         yield from _presence("set_entry", table, set_name)
     for family in claims.skeletons.pending:
@@ -83,6 +78,26 @@ def compare(reconciler: Reconciler, describe_rule: DescribeRule) -> Iterator[Dif
     for key in (*virtual_servers.pending, *virtual_servers.surplus):
         yield from _virtual_server(reconciler, key)
     yield from _presence("address", claims.addresses)
+
+
+def _of_values(claims: Claims, described: type) -> Iterator[Difference]:
+    """Of objects of ``_BY_VALUE``; the rules come after what they name."""
+    if described is Sysctl:
+        for path in claims.sysctls.pending:
+            found = claims.sysctls.observed.get(path, "no such setting in this kernel")
+            yield _of_node("sysctl", path, claims.sysctls.desired[path].value, found)
+    elif described is IpSet:
+        for ip_set in claims.sets.pending:
+            yield _of_node("set", str(ip_set), str(ip_set.type), f"{MISSING} or of another type")
+    elif described is Timeouts and TIMEOUTS in claims.timeouts.pending:
+        yield from _timeouts(claims.timeouts.desired[TIMEOUTS], claims.timeouts.observed.get(TIMEOUTS))
+
+
+def _of_presence(kind: str, table: Table[Any, Any, Any]) -> Iterator[Difference]:
+    for key in table.pending:
+        yield _of_node(kind, str(key), "present", MISSING)
+    for key in table.surplus:
+        yield _of_node(kind, str(key), STALE, "present")
 
 
 def note_timeouts(claims: Claims, seen: Timeouts) -> None:
@@ -124,7 +139,7 @@ def _virtual_server(reconciler: Reconciler, key: VirtualServerKey) -> Iterator[D
                     wanted=_describe(wanted.settings, len(wanted.real_servers)) if wanted else STALE,
                     found=_describe(seen.settings, len(seen.real_servers)) if seen else MISSING,
                 )
-            case RealServer(key=real_server) if seen:
+            case RealServers(keys=(real_server,)) if seen:
                 found = seen.real_servers.get(real_server)
                 yield Difference(
                     kind="real_server",
@@ -148,7 +163,7 @@ def _wanted_weight(operation: Operation) -> str:
     match operation:
         case Operation(verb=Verb.REMOVE):
             return STALE
-        case Operation(item=RealServer(weight=0)):
+        case Operation(item=RealServers(weight=0)):
             return "weight 0 (its endpoint is not used; its connections may end)"
         case _:
             return "weight 1"
@@ -196,16 +211,5 @@ def foreign(claims: Claims) -> Iterator[tuple[VirtualServerKey, ObservedVirtualS
 
 def owner_of(claims: Claims, item: Item) -> Owner | None:
     """Who wants a kernel object; ``NODE_OWNER`` for what the node needs, None for what nobody wants."""
-    match item:
-        case VirtualServer(key=key) | RealServer(virtual_server=key) | RealServers(virtual_server=key):
-            wanted = claims.virtual_servers.desired.get(key)
-            return wanted.owner if wanted else None
-        case SetEntry():
-            return claims.entries[item.set].desired.get(item)
-        case BoundAddress(address=address):
-            return claims.addresses.desired.get(address)
-        case FlowCleaning(flow=flow):
-            keep = claims.flows.desired.get(flow)
-            return keep.owner if keep else None
-        case _:
-            return NODE_OWNER
+    table, key = claims.place(item)
+    return table.holder(key)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 
 from ipvsproxy.model.kernel import (
     ObservedVirtualServer,
-    RealServer,
     RealServers,
     VirtualServer,
     VirtualServerKey,
@@ -97,9 +96,9 @@ def virtual_server_operations(
     weights, wishes = plain(seen.real_servers), wanted.weights.plain()
     for wish in wishes:
         if (weight := weights.get(wish)) != 1:
-            yield Operation(Verb.ADD if weight is None else Verb.SET, RealServer(key, RealServerKey(wish), 1))
+            yield Operation(Verb.ADD if weight is None else Verb.SET, RealServers.of(key, RealServerKey(wish)))
     for there, weight in weights.items():
         if there not in wishes:
             real_server = RealServerKey(there)
             if parting := _parting(key, real_server, weight, is_over):
-                yield Operation(parting, RealServer(key, real_server, 0))
+                yield Operation(parting, RealServers.of(key, real_server, 0))

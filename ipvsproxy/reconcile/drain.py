@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from ipvsproxy.model.kernel import Connections, RealServer, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, RealServers, VirtualServerKey
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 
@@ -268,8 +268,9 @@ def removals(
     found: list[Operation] = []
     for operation, error, *_ in outcomes:
         verb, item = operation
-        if len(found) < room and verb is Verb.SET and type(item) is RealServer and item.weight == 0 and not error:
+        if verb is Verb.SET and type(item) is RealServers and item.weight == 0 and not error:
             connections = counts.get(item.virtual_server)
-            if connections is not None and connections.get(item.key, _NONE) == _NONE:
-                found.append(Operation(Verb.REMOVE, item))
-    return found
+            if connections is not None:
+                empty = (key for key in item.keys if connections.get(key, _NONE) == _NONE)
+                found += (Operation(Verb.REMOVE, RealServers.of(item.virtual_server, key, 0)) for key in empty)
+    return found[:room]

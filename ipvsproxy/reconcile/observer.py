@@ -6,32 +6,23 @@ found by one part of a reading until all parts were.
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 from ipvsproxy.model.kernel import (
     IP_SETS,
-    SET_COPY,
-    BoundAddress,
-    Device,
-    IpSet,
     ObservedVirtualServer,
-    RealServer,
     RealServers,
-    SetEntry,
-    Sysctl,
     VirtualServer,
     VirtualServerKey,
 )
 from ipvsproxy.model.net import Address, Network
-from ipvsproxy.model.plan import Item, kind_of
+from ipvsproxy.model.plan import KINDS, Item, kind_of
 from ipvsproxy.model.real_servers import RealServerKey, plain
-from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import diff, ownership
 from ipvsproxy.reconcile.claims import Claims
 from ipvsproxy.reconcile.drain import Drains
 from ipvsproxy.reconcile.drift import Drifts, Place
-from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
+from ipvsproxy.reconcile.table import KEYS_AT_ONCE
 
 _WITNESSES = frozenset({"set_entry", "address"})
 
@@ -66,27 +57,21 @@ class Observer:
         An observation without all virtual servers is a part of a reading; ``concluding`` follows the last one.
         """
         claims = self._claims
+        for described, found in seen.of_node:
+            claims.of(described).observe(found, _ours)
         if seen.sets is not None:
-            claims.sets.observe(dict.fromkeys((IP_SETS[name] for name in seen.sets), True), _theirs)
             for name, table in claims.entries.items():
                 yield from table.observing_all(seen.sets.get(name, frozenset()), True, _ours)
             self._unseen.discard("sets")
-        for name, found in seen.some_sets.items():
-            yield from claims.sets.observing_some({IP_SETS[name]: None if found is None else True}, _theirs)
-            yield from claims.entries[name].observing_all(found or frozenset(), True, _ours)
-        if seen.set_copy is not None:
-            claims.copies.observe({SET_COPY: True} if seen.set_copy else {}, _ours)
-        if seen.device is not None:
-            devices = [device for device in claims.devices.desired if seen.device]
-            claims.devices.observe(dict.fromkeys(devices, True), _theirs)
+        for name, entries in seen.some_sets.items():
+            yield from claims.sets.observing_some({IP_SETS[name]: None if entries is None else True}, _ours)
+            yield from claims.entries[name].observing_all(entries or frozenset(), True, _ours)
         if seen.addresses is not None:
             yield from claims.addresses.observing_all(seen.addresses, True, _ours)
             self._unseen.discard("addresses")
         if seen.interface_addresses is not None:
             self._host = frozenset(item.address for item in seen.interface_addresses)
             self._unseen.discard("interface addresses")
-        if seen.sysctls is not None:
-            claims.sysctls.observe(seen.sysctls, _theirs)
         for family, image in seen.skeletons.items():
             claims.skeletons.notice(family, image)
         if seen.virtual_servers is not None:
@@ -147,17 +132,8 @@ class Observer:
     def _note_drift(self, now: float, *, in_parts: bool) -> None:
         claims = self._claims
         self._drifts.forget_calm(now)
-        tables: tuple[tuple[str, Table[Any, Any, Any]], ...] = (
-            ("virtual_server", claims.virtual_servers),
-            *(("set_entry", table) for table in claims.entries.values()),
-            ("address", claims.addresses),
-            ("set", claims.sets),
-            ("set", claims.copies),
-            ("device", claims.devices),
-            ("sysctl", claims.sysctls),
-            ("rules", claims.skeletons),
-        )
-        for kind, table in tables:
+        for described, table in claims.tables:
+            kind = KINDS[described].name
             for key in table.take_drifted():
                 wish = table.desired.get(key)
                 self._drifts.note(Place(kind, key), wish, now)
@@ -165,30 +141,12 @@ class Observer:
                     self.newcomers.add(key)
 
 
-def healed_place(claims: Claims, item: Item) -> tuple[Place, object]:  # noqa: PLR0911 - one per kind
+def healed_place(claims: Claims, item: Item) -> tuple[Place, object]:
     """Where drift is noted that an operation on this item heals, and what is wished there."""
-    match item:
-        case VirtualServer(key=key) | RealServer(virtual_server=key) | RealServers(virtual_server=key):
-            return Place("virtual_server", key), claims.virtual_servers.desired.get(key)
-        case SetEntry():
-            return Place("set_entry", item), claims.entries[item.set].desired.get(item)
-        case BoundAddress(address=address):
-            return Place("address", address), claims.addresses.desired.get(address)
-        case IpSet():
-            return Place("set", item), claims.sets.desired.get(item)
-        case Device():
-            return Place("device", item), claims.devices.desired.get(item)
-        case Sysctl(path=path):
-            return Place("sysctl", path), claims.sysctls.desired.get(path)
-        case Skeleton(family=family):
-            return Place("rules", family), claims.skeletons.desired.get(family)
-        case _:
-            return Place(kind_of(item), item), None
+    table, key = claims.place(item)
+    kind = kind_of(item) if not isinstance(item, RealServers) else KINDS[VirtualServer].name
+    return Place(kind, key), table.desired.get(key)
 
 
 def _ours(_: object) -> bool:
     return True
-
-
-def _theirs(_: object) -> bool:
-    return False

@@ -1,36 +1,10 @@
-"""The order of operations, as a table.
-
-Additions come before removals, and what restricts comes before what it restricts:
-
-* rules name sets, so sets come first; a rule on an empty set does nothing, so entries come before rules;
-* source ranges are in force before the address that they guard is reachable, and nobody whom they let in is shut out:
-  ranges, then rules, then the set that sends packets to them, then the virtual server;
-* a virtual server and its real servers come before its address, or clients would be refused in between;
-* on removal the virtual server goes first, its entries and address after it: they are also what tells a later process that
-  the virtual server is ours.
-"""
+"""The place of each operation among the others; ``model/kind.py`` says why each step has its turn."""
 
 from collections.abc import Mapping
 
-from ipvsproxy.model.kernel import (
-    IP_SETS,
-    BoundAddress,
-    BoundAddresses,
-    Device,
-    FlowCleaning,
-    IpSet,
-    RealServer,
-    RealServers,
-    SetCopy,
-    SetEntries,
-    SetEntry,
-    SetKind,
-    Sysctl,
-    Timeouts,
-    VirtualServer,
-)
-from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.kernel import IP_SETS, RealServers, SetEntries, SetKind
+from ipvsproxy.model.kind import Stage
+from ipvsproxy.model.plan import KINDS, Operation, Verb
 
 RANGE_SETS = frozenset(
     name
@@ -53,49 +27,31 @@ LOCAL_SETS = frozenset(
 )
 """Sets of what is not masqueraded because it is to stay on this node."""
 
-_RANGES, _ENTRIES, _FIREWALL_ENTRIES, _DRAINING, _FIREWALL_REMOVALS, _ENTRY_REMOVALS = 4, 5, 7, 10, 12, 13
-_RANKS: Mapping[tuple[Verb, type], int] = {
-    (Verb.SET, Sysctl): 0,
-    (Verb.SET, Timeouts): 1,
-    (Verb.ADD, Device): 2,
-    (Verb.ADD, IpSet): 3,
-    (Verb.SET, Skeleton): 6,
-    (Verb.ADD, VirtualServer): 8,
-    (Verb.SET, VirtualServer): 8,
-    (Verb.ADD, RealServers): 8,
-    (Verb.ADD, RealServer): 8,
-    (Verb.SET, RealServer): 8,
-    (Verb.ADD, BoundAddress): 9,
-    (Verb.ADD, BoundAddresses): 9,
-    (Verb.REMOVE, RealServer): 10,
-    (Verb.REMOVE, VirtualServer): 11,
-    (Verb.REMOVE, SetCopy): 14,
-    (Verb.REMOVE, BoundAddress): 14,
-    (Verb.REMOVE, FlowCleaning): 15,
+_STAGES: Mapping[tuple[Verb, type], Stage] = {
+    (Verb(verb), described): step for described, kind in KINDS.items() for verb, step in kind.stages.items()
 }
-_RANKS_OF_ENTRIES: Mapping[tuple[Verb, str], int] = (
-    {(Verb.ADD, name): _ENTRIES for name in IP_SETS}
-    | {(Verb.REMOVE, name): _ENTRY_REMOVALS for name in IP_SETS}
-    | {(Verb.ADD, name): _RANGES for name in RANGE_SETS}
-    | {(Verb.ADD, name): _FIREWALL_ENTRIES for name in FIREWALL_SETS}
-    | {(Verb.REMOVE, name): _FIREWALL_REMOVALS for name in FIREWALL_SETS}
+_STAGES_OF_ENTRIES: Mapping[tuple[Verb, str], Stage] = (
+    {(Verb.ADD, name): Stage.SOURCE_RANGES for name in RANGE_SETS}
+    | {(Verb.ADD, name): Stage.FIREWALL_ENTRIES for name in FIREWALL_SETS}
+    | {(Verb.REMOVE, name): Stage.FIREWALL_REMOVALS for name in FIREWALL_SETS}
 )
+"""Those of entries whose step depends on their set."""
 
 
-def rank(operation: Operation) -> int:
+def rank(operation: Operation) -> Stage:
     """The place of an operation: lower ones come first; equal ones keep the order in which they were planned.
 
     Raises:
         KeyError: nobody ever plans such an operation.
     """
     verb, item = operation
-    if isinstance(item, SetEntry | SetEntries):
-        return _RANKS_OF_ENTRIES[verb, item.set]
-    if verb is Verb.SET and type(item) is RealServer and item.weight == 0:
-        return _DRAINING
-    return _RANKS[verb, type(item)]
+    if isinstance(item, SetEntries):
+        return _STAGES_OF_ENTRIES.get((verb, item.set)) or _STAGES[verb, type(item)]
+    if verb is Verb.SET and type(item) is RealServers and item.weight == 0:
+        return Stage.REAL_SERVER_REMOVALS
+    return _STAGES[verb, type(item)]
 
 
 def is_removal(operation: Operation) -> bool:
     """Whether an operation takes something away from somebody: a removal, or the weight of a real server."""
-    return operation.verb is Verb.REMOVE or rank(operation) == _DRAINING
+    return operation.verb is Verb.REMOVE or rank(operation) is Stage.REAL_SERVER_REMOVALS

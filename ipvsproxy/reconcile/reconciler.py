@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping, Sequence
 from ipvsproxy.model.kernel import (
     PERSISTENT,
     Connections,
-    RealServer,
     RealServers,
     Sysctl,
     VirtualServer,
@@ -125,14 +124,15 @@ class Reconciler:
             self.claims.virtual_servers.touch(key)
         self._release(0 if only_additions else self.room(now), now)
         # What failed, or is fought over, is looked at one by one.
-        operations = list(wishes.wanted(self.claims, self.drains, together=not (self.drifts or self._retries)))
+        together = not (self.drifts or self._retries)
+        operations = list(wishes.wanted(self.claims, self.drains, together=together))
         if only_additions:
             operations = [
                 one for one in operations if one.verb is Verb.ADD or not (order.is_removal(one) or self._loses_rules(one))
             ]
         else:
             seen_all, newcomers = self.observer.has_seen_all, self.observer.newcomers
-            operations += wishes.surplus(self.claims, self.drains, has_seen_all=seen_all, keeping=newcomers)
+            operations += wishes.surplus(self.claims, self.drains, has_seen_all=seen_all, keeping=newcomers, together=together)
         self.drifts.begin_round()
         if self.drifts:
             claims, may_heal = self.claims, self.drifts.may_heal
@@ -205,7 +205,7 @@ class Reconciler:
         operation, virtual_servers = outcome.operation, self.claims.virtual_servers
         item = operation.item
         # One that was added a moment ago and is missing again would be added again at once, in the same sync, without an end.
-        if isinstance(item, RealServer | RealServers) and outcome.errno == errno.ESRCH and item.virtual_server not in new:
+        if isinstance(item, RealServers) and outcome.errno == errno.ESRCH and item.virtual_server not in new:
             key = item.virtual_server
             if key not in virtual_servers.observed:
                 return  # it is the virtual server that is to be tried again, and all of its real servers with it

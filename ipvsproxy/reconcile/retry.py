@@ -4,9 +4,9 @@ import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import FlowCleaning, RealServer, RealServers, VirtualServer, VirtualServerKey
+from ipvsproxy.model.kernel import BoundAddresses, RealServers, SetEntries, VirtualServer, VirtualServerKey
 from ipvsproxy.model.plan import Operation, Verb, kind_of
-from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.real_servers import EvenWeights
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
@@ -82,7 +82,7 @@ class Retries:
         missing: set[VirtualServerKey] = set()
         for what, operation in zip(identities, operations, strict=True):
             item = operation.item
-            if isinstance(item, RealServer | RealServers) and item.virtual_server in missing:
+            if isinstance(item, RealServers) and item.virtual_server in missing:
                 self.forget(what)  # or it would wake us at a time of its own, for nothing
             elif self.may_try(what, operation, now):
                 due.append(operation)
@@ -92,18 +92,14 @@ class Retries:
 
 
 def identity(operation: Operation) -> tuple[str, object]:
-    """What a failure is remembered by: the object, whatever is to be done about it and whatever its value."""
+    """What a failure is remembered by: the objects, whatever is to be done about them and whatever their value."""
     item = operation.item
     match item:
-        case VirtualServer():
-            return kind_of(item), item.key
-        case RealServer():
-            return kind_of(item), item[:2]
-        case RealServers():
+        case RealServers(keys=EvenWeights()):
             return kind_of(item), item.virtual_server
-        case Skeleton():
-            return kind_of(item), item.family
-        case FlowCleaning():
-            return kind_of(item), item.flow
+        case RealServers():
+            return kind_of(item), (item.virtual_server, item.keys)
+        case SetEntries() | BoundAddresses():
+            return kind_of(item), item.keys
         case _:
-            return kind_of(item), item
+            return kind_of(item), item.key

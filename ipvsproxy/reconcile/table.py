@@ -162,10 +162,14 @@ class Table(Generic[K, V, W]):
     def _in_turn(self, key: K, owners: Iterable[Owner]) -> list[Owner]:
         return sorted(owners, key=lambda owner: self._rank(key, owner))
 
+    def holder(self, key: K) -> Owner | None:
+        """The owner who has the key."""
+        held = self._desired.get(key)
+        return None if held is None else self._owner_of(held)
+
     def is_held_by(self, key: K, owner: Owner) -> bool:
         """Whether this owner has the key."""
-        held = self._desired.get(key)
-        return held is not None and self._owner_of(held) == owner
+        return self.holder(key) == owner
 
     def wanting(self, key: K) -> Sequence[Owner]:
         """All owners who want a key, the one who has it first."""

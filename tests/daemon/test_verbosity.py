@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from ipvsproxy.daemon.base import log
 from ipvsproxy.daemon.loop import journal
-from ipvsproxy.model.kernel import BoundAddress
+from ipvsproxy.model.kernel import BoundAddresses
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.service import Event, Gone, Listed, ObjectKind, Rejected, ServiceName
 from tests.daemon.http.test_health_check_node_ports import Ports
@@ -18,7 +18,7 @@ from tests.support.summaries import state
 from tests.support.virtual_time import in_virtual_time
 
 Lines = list[MutableMapping[str, Any]]
-ADDRESS = BoundAddress(builders.addresses("10.96.0.10")[0])
+ADDRESS = BoundAddresses.of(builders.addresses("10.96.0.10")[0])
 
 
 @pytest.fixture(autouse=True)

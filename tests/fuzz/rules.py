@@ -11,7 +11,7 @@ from ipvsproxy.config.given import ConfigError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel import ipset_message, iptables_text, ipvs_message
-from ipvsproxy.model.kernel import InterfaceAddress, RealServer, SetEntry
+from ipvsproxy.model.kernel import InterfaceAddress, RealServers, SetEntry
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Node, ObjectKind, Put, Service
@@ -86,7 +86,7 @@ def _check_encoding(wanted: ServiceState) -> None:
         assert _decoded(codec, data) == entry
     for server in wanted.virtual_servers.values():
         operations = [Operation(Verb.ADD, server), Operation(Verb.REMOVE, server)]
-        operations += [Operation(Verb.ADD, RealServer(server.key, key)) for key in server.real_servers]
+        operations += [Operation(Verb.ADD, RealServers.of(server.key, key)) for key in server.real_servers]
         assert len(_ENCODER.encode(operations, range(len(operations)))) == len(operations)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ipvsproxy.kernel import ipvs
-from ipvsproxy.model.kernel import ObservedVirtualServer, RealServer, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
@@ -16,8 +16,8 @@ def server(
     return VirtualServer(key, VirtualServerSettings(scheduler, flags, timeout_s))
 
 
-def real(virtual_server: VirtualServer, address: str, port: int = 8080, weight: int = 1) -> RealServer:
-    return RealServer(virtual_server.key, RealServerKey.of(parse_address(address), port), weight)
+def real(virtual_server: VirtualServer, address: str, port: int = 8080, weight: int = 1) -> RealServers:
+    return RealServers.of(virtual_server.key, RealServerKey.of(parse_address(address), port), weight)
 
 
 def operations(verb: Verb, *items: Item) -> list[Operation]:

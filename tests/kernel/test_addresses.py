@@ -17,7 +17,7 @@ import pytest
 
 from ipvsproxy.kernel import addresses
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import DEVICE, BoundAddress, Device, InterfaceAddress
+from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, InterfaceAddress
 from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from tests.support import fake_netlink
@@ -45,8 +45,8 @@ def clean(outcomes: list[Outcome]) -> bool:
     return not any(outcome.error or outcome.surprise for outcome in outcomes)
 
 
-def bound(text: str) -> BoundAddress:
-    return BoundAddress(parse_address(text))
+def bound(text: str) -> BoundAddresses:
+    return BoundAddresses.of(parse_address(text))
 
 
 @pytest.mark.kernel
@@ -129,14 +129,14 @@ def test_addresses_that_were_written_are_shown_whatever_they_are(driver: address
 
 @pytest.mark.kernel
 def test_thousands_of_addresses_are_bound_and_unbound(driver: addresses.AddressDriver) -> None:
-    some = [BoundAddress(Address((0x0A600000 + number).to_bytes(4, "big"))) for number in range(900)]
-    some += [BoundAddress(Address(b"\xfd" + number.to_bytes(15, "big"))) for number in range(900)]
+    some = [BoundAddresses.of(Address((0x0A600000 + number).to_bytes(4, "big"))) for number in range(900)]
+    some += [BoundAddresses.of(Address(b"\xfd" + number.to_bytes(15, "big"))) for number in range(900)]
     assert clean(apply(driver, Verb.ADD, Device(DEVICE), *some))
-    assert driver.observe().addresses == {item.address for item in some}
+    assert driver.observe().addresses == {item.key for item in some}
     outcomes = apply(driver, Verb.ADD, *some[:1000])
     assert all(outcome.surprise and not outcome.error for outcome in outcomes)
     assert clean(apply(driver, Verb.REMOVE, *some[:300], *some[1000:]))
-    assert driver.observe().addresses == {item.address for item in some[300:1000]}
+    assert driver.observe().addresses == {item.key for item in some[300:1000]}
 
 
 @pytest.mark.kernel

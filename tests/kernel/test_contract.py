@@ -19,7 +19,6 @@ from ipvsproxy.model.kernel import (
     IP_SETS,
     PERSISTENT,
     SCHEDULER_PORT,
-    BoundAddress,
     BoundAddresses,
     Connections,
     Device,
@@ -28,7 +27,6 @@ from ipvsproxy.model.kernel import (
     InterfaceAddress,
     IpSet,
     ObservedVirtualServer,
-    RealServer,
     RealServers,
     SetEntries,
     SetEntry,
@@ -93,22 +91,22 @@ def server(
     return VirtualServer(key, VirtualServerSettings(scheduler, flags, timeout_s))
 
 
-def real_server(virtual_server: VirtualServer, *, port: int = 8080, weight: int = 1) -> RealServer:
-    return RealServer(virtual_server.key, RealServerKey.of(POD[virtual_server.key.address.family], port), weight)
+def real_server(virtual_server: VirtualServer, *, port: int = 8080, weight: int = 1) -> RealServers:
+    return RealServers.of(virtual_server.key, RealServerKey.of(POD[virtual_server.key.address.family], port), weight)
 
 
-def apply(kernel: Kernel, verb: Verb, *items: Item) -> list[Outcome]:
-    return kernel.apply([Operation(verb, item) for item in items])
+def apply(kernel: Kernel, verb: Verb, *items: Item | SetEntry) -> list[Outcome]:
+    return kernel.apply([Operation(verb, SetEntries.of(item) if isinstance(item, SetEntry) else item) for item in items])
 
 
-def add(kernel: Kernel, *items: Item) -> None:
+def add(kernel: Kernel, *items: Item | SetEntry) -> None:
     """Add objects that are not there, without any error."""
     for outcome in apply(kernel, Verb.ADD, *items):
         assert outcome.error == ""
         assert not outcome.surprise
 
 
-def refusal(kernel: Kernel, verb: Verb, item: Item) -> int:
+def refusal(kernel: Kernel, verb: Verb, item: Item | SetEntry) -> int:
     """The error number of an operation that the kernel must refuse."""
     (outcome,) = apply(kernel, verb, item)
     assert outcome.error, f"not refused: {outcome.operation}"
@@ -201,7 +199,7 @@ def test_removing_what_is_not_there_is_done_and_a_surprise(kernel: Kernel, item:
 
 def test_removing_an_address_that_is_not_there_is_done_and_a_surprise(kernel: Kernel) -> None:
     add(kernel, Device(DEVICE))
-    (outcome,) = apply(kernel, Verb.REMOVE, BoundAddress(SERVICE[Family.IPV4]))
+    (outcome,) = apply(kernel, Verb.REMOVE, BoundAddresses.of(SERVICE[Family.IPV4]))
     assert (outcome.error, outcome.surprise) == ("", True)
 
 
@@ -223,7 +221,7 @@ def test_a_real_server_without_its_virtual_server_is_refused(kernel: Kernel, ver
 def test_a_real_server_that_cannot_be_one_is_refused(kernel: Kernel, text: str) -> None:
     wanted = server()
     add(kernel, wanted)
-    impossible = RealServer(wanted.key, RealServerKey.of(parse_address(text), 8080))
+    impossible = RealServers.of(wanted.key, RealServerKey.of(parse_address(text), 8080))
     assert refusal(kernel, Verb.ADD, impossible) == errno.EINVAL
     assert virtual_servers(kernel)[wanted.key].real_servers == {}
 
@@ -307,13 +305,13 @@ def test_a_range_of_everything_is_refused(kernel: Kernel) -> None:
 
 @FAMILIES
 def test_addresses_are_bound_once_there_is_a_device_and_go_with_it(kernel: Kernel, family: Family) -> None:
-    address = BoundAddress(SERVICE[family])
+    address = BoundAddresses.of(SERVICE[family])
     assert refusal(kernel, Verb.ADD, address) == errno.ENODEV
     add(kernel, Device(DEVICE), address)
     seen = observe(kernel)
-    assert (seen.device, seen.addresses) == (True, frozenset({address.address}))
+    assert (seen.device, seen.addresses) == (True, frozenset({address.key}))
     assert seen.interface_addresses == kernel.interface_addresses()
-    assert address.address not in {item.address for item in kernel.interface_addresses()}
+    assert address.key not in {item.address for item in kernel.interface_addresses()}
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, address)] == [("", True)]
     assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, Device(DEVICE))] == [""]
     seen = observe(kernel)
@@ -321,10 +319,10 @@ def test_addresses_are_bound_once_there_is_a_device_and_go_with_it(kernel: Kerne
 
 
 def test_a_removed_address_is_gone_and_the_others_stay(kernel: Kernel) -> None:
-    one, other = (BoundAddress(SERVICE[family]) for family in Family)
+    one, other = (BoundAddresses.of(SERVICE[family]) for family in Family)
     add(kernel, Device(DEVICE), one, other)
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, one)] == [("", False)]
-    assert observe(kernel).addresses == frozenset({other.address})
+    assert observe(kernel).addresses == frozenset({other.key})
 
 
 def skeleton(family: Family) -> Skeleton:
@@ -398,14 +396,19 @@ def test_cleaning_where_nothing_flows_removes_nothing(kernel: Kernel) -> None:
 
 
 def several(virtual_server: VirtualServer, *ports: int) -> RealServers:
-    return RealServers(virtual_server.key, EvenWeights.of([real_server(virtual_server, port=port).key for port in ports]))
+    return RealServers(virtual_server.key, tuple(real_server(virtual_server, port=port).key for port in ports))
+
+
+def all_at_once(virtual_server: VirtualServer, *ports: int) -> RealServers:
+    """As a new virtual server gets them."""
+    return RealServers(virtual_server.key, EvenWeights.of(several(virtual_server, *ports).keys))
 
 
 @FAMILIES
 @pytest.mark.parametrize("scheduler", ["rr", "mh"])
 def test_several_real_servers_are_added_with_their_virtual_server(kernel: Kernel, family: Family, scheduler: str) -> None:
     wanted = server(family, scheduler=scheduler, flags=SCHEDULER_PORT if scheduler == "mh" else 0)
-    items = wanted, several(wanted, 1, 2, 3)
+    items = wanted, all_at_once(wanted, 1, 2, 3)
     outcomes = apply(kernel, Verb.ADD, *items)
     assert outcomes == [Outcome(Operation(Verb.ADD, item)) for item in items]
     seen = virtual_servers(kernel)[wanted.key]
@@ -415,7 +418,7 @@ def test_several_real_servers_are_added_with_their_virtual_server(kernel: Kernel
 def test_of_several_real_servers_each_that_was_there_already_is_told_by_itself(kernel: Kernel) -> None:
     wanted = server()
     add(kernel, wanted, real_server(wanted, port=2, weight=0))
-    others, there = apply(kernel, Verb.ADD, several(wanted, 1, 2, 3))
+    others, there = apply(kernel, Verb.ADD, all_at_once(wanted, 1, 2, 3))
     assert others == Outcome(Operation(Verb.ADD, several(wanted, 1, 3)))
     assert there == Outcome(Operation(Verb.ADD, real_server(wanted, port=2)), surprise=True)
     assert set(virtual_servers(kernel)[wanted.key].real_servers.values()) == {1}
@@ -428,7 +431,7 @@ def test_of_several_real_servers_each_that_is_refused_is_told_by_itself(kernel: 
     first, last = items.keys
     _, added, refused = apply(kernel, Verb.ADD, wanted, RealServers(wanted.key, EvenWeights.of([first, impossible, last])))
     assert added == Outcome(Operation(Verb.ADD, items))
-    assert refused.operation == Operation(Verb.ADD, RealServer(wanted.key, impossible))
+    assert refused.operation == Operation(Verb.ADD, RealServers.of(wanted.key, impossible))
     assert (refused.errno, bool(refused.error)) == (errno.EINVAL, True)
     assert virtual_servers(kernel)[wanted.key].real_servers == dict.fromkeys(items.keys, 1)
 
@@ -452,8 +455,8 @@ def test_of_several_entries_of_which_one_is_refused_each_is_told_by_itself(kerne
     ip_set = IpSet(SetKind.IPVS_IPS, Family.IPV4)
     fitting, unfit = SetEntry(ip_set.name, SERVICE[Family.IPV4]), SetEntry(ip_set.name, SERVICE[Family.IPV6])
     _, added, refused = apply(kernel, Verb.ADD, ip_set, SetEntries(ip_set.name, (fitting, unfit)))
-    assert added == Outcome(Operation(Verb.ADD, fitting))
-    assert (refused.operation, bool(refused.error)) == (Operation(Verb.ADD, unfit), True)
+    assert added == Outcome(Operation(Verb.ADD, SetEntries.of(fitting)))
+    assert (refused.operation, bool(refused.error)) == (Operation(Verb.ADD, SetEntries.of(unfit)), True)
     assert sets(kernel)[ip_set.name] == {fitting}
 
 
@@ -461,13 +464,13 @@ def test_several_entries_of_a_set_that_is_missing_are_refused_one_by_one(kernel:
     name = IpSet(SetKind.IPVS_IPS, Family.IPV4).name
     entries = SetEntry(name, SERVICE[Family.IPV4]), SetEntry(name, POD[Family.IPV4])
     outcomes = apply(kernel, Verb.ADD, SetEntries(name, entries))
-    assert [outcome.operation.item for outcome in outcomes] == [*entries]
+    assert [outcome.operation.item for outcome in outcomes] == [SetEntries.of(entry) for entry in entries]
     assert {outcome.errno for outcome in outcomes} == {errno.ENOENT}
 
 
 def test_several_addresses_are_bound_together_and_told_one_by_one_where_one_was_there(kernel: Kernel) -> None:
-    bound = [BoundAddress(address) for address in (*SERVICE.values(), *POD.values())]
-    addresses = [item.address for item in bound]
+    bound = [BoundAddresses.of(address) for address in (*SERVICE.values(), *POD.values())]
+    addresses = [item.key for item in bound]
     assert [outcome.surprise for outcome in apply(kernel, Verb.ADD, Device(DEVICE), BoundAddresses(tuple(addresses[:2])))] == [
         False
     ] * 2
@@ -478,5 +481,5 @@ def test_several_addresses_are_bound_together_and_told_one_by_one_where_one_was_
 
 def test_several_addresses_without_their_device_are_refused_one_by_one(kernel: Kernel) -> None:
     outcomes = apply(kernel, Verb.ADD, BoundAddresses(tuple(SERVICE.values())))
-    assert [outcome.operation.item for outcome in outcomes] == [BoundAddress(address) for address in SERVICE.values()]
+    assert [outcome.operation.item for outcome in outcomes] == [BoundAddresses.of(address) for address in SERVICE.values()]
     assert {outcome.errno for outcome in outcomes} == {errno.ENODEV}

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 import pytest
 
 from ipvsproxy.kernel import ipset, message
-from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetEntry, SetKind, SetType
+from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from tests.support import fake_netlink
@@ -33,8 +33,8 @@ def tool(*arguments: str) -> str:
     return done.stdout
 
 
-def apply(driver: ipset.IpsetDriver, verb: Verb, *items: Item) -> list[Outcome]:
-    return driver.apply([Operation(verb, item) for item in items])
+def apply(driver: ipset.IpsetDriver, verb: Verb, *items: Item | SetEntry) -> list[Outcome]:
+    return driver.apply([Operation(verb, SetEntries.of(item) if isinstance(item, SetEntry) else item) for item in items])
 
 
 def entry(number: int, name: str = CLUSTER_IP.name) -> SetEntry:
@@ -208,7 +208,7 @@ def test_entries_that_do_not_fit_into_a_full_set_are_named_and_the_others_are_in
     assert len(failed) == 4
     assert {outcome.errno for outcome in failed} == {4352}
     assert "the set is full" in failed[0].error
-    assert members(CLUSTER_IP.name) == {str(outcome.operation.item) for outcome in outcomes if not outcome.error}
+    assert members(CLUSTER_IP.name) == {str(outcome.operation.item.key) for outcome in outcomes if not outcome.error}
 
 
 @pytest.mark.kernel
@@ -229,14 +229,14 @@ def test_operations_on_several_sets_keep_their_order(driver: ipset.IpsetDriver) 
     other = IpSet(SetKind.EXTERNAL_IP, Family.IPV4)
     there, elsewhere = entry(1), entry(1, other.name)
     steps = [
-        Operation(Verb.ADD, there),
+        Operation(Verb.ADD, SetEntries.of(there)),
         Operation(Verb.ADD, CLUSTER_IP),
-        Operation(Verb.ADD, there),
+        Operation(Verb.ADD, SetEntries.of(there)),
         Operation(Verb.ADD, other),
-        Operation(Verb.ADD, elsewhere),
-        Operation(Verb.REMOVE, there),
-        Operation(Verb.ADD, there),
-        Operation(Verb.REMOVE, elsewhere),
+        Operation(Verb.ADD, SetEntries.of(elsewhere)),
+        Operation(Verb.REMOVE, SetEntries.of(there)),
+        Operation(Verb.ADD, SetEntries.of(there)),
+        Operation(Verb.REMOVE, SetEntries.of(elsewhere)),
         Operation(Verb.REMOVE, other),
         Operation(Verb.REMOVE, other),
     ]

@@ -21,8 +21,8 @@ def entry(number: int) -> SetEntry:
 def test_a_run_is_of_one_set_and_one_verb() -> None:
     other = SetEntry("KUBE-NODE-PORT-TCP", port=80)
     several = SetEntries(NAME, (entry(5), entry(6)))
-    added = [Operation(Verb.ADD, item) for item in (entry(1), entry(2), other, entry(3), several)]
-    assert list(ipset_batch.runs([*added, Operation(Verb.REMOVE, entry(4))])) == [
+    added = [Operation(Verb.ADD, item) for item in (*map(SetEntries.of, (entry(1), entry(2), other, entry(3))), several)]
+    assert list(ipset_batch.runs([*added, Operation(Verb.REMOVE, SetEntries.of(entry(4)))])) == [
         (Verb.ADD, [entry(1), entry(2)]),
         (Verb.ADD, [other]),
         (Verb.ADD, [entry(3), entry(5), entry(6)]),
@@ -41,7 +41,7 @@ def test_an_entry_that_can_not_be_encoded_does_not_keep_the_others_from_their_me
         return [fake_netlink.error(last, errno.EINVAL)]
 
     entries = [entry(1), msgspec.structs.replace(entry(2), protocol=None), entry(3)]
-    _, wrong, refused = (Operation(Verb.ADD, item) for item in entries)
+    _, wrong, refused = (Operation(Verb.ADD, SetEntries.of(one)) for one in entries)
     batch = ipset_batch.Batch(netlink.Channel(0, lambda _protocol: fake_netlink.FakeSocket(answer)))
     batch.add(Verb.ADD, entries)
     batch.flush()

@@ -21,7 +21,6 @@ from ipvsproxy.model.kernel import (
     SCHEDULER_PORT,
     Connections,
     Counters,
-    RealServer,
     RealServers,
     Timeouts,
     VirtualServer,
@@ -117,7 +116,7 @@ def test_another_method_of_forwarding_is_seen_and_mended(driver: ipvs.IpvsDriver
     assert asked is not None
     assert asked.real_servers == {key: NOT_MASQUERADED}, "by netlink, too"
     mended = list(diff.virtual_server_operations(wanted.key, wanted, seen, lambda *_: None))
-    assert mended == [Operation(Verb.SET, RealServer(wanted.key, key, 1))]
+    assert mended == [Operation(Verb.SET, RealServers.of(wanted.key, key, 1))]
     assert clean(driver.apply(mended))
     seen = changes(driver)[wanted.key]
     assert seen is not None
@@ -144,7 +143,7 @@ def test_a_real_server_of_the_other_family_that_somebody_tunnels_to_is_seen_and_
     assert asked is not None
     assert asked.real_servers == seen.real_servers, "by netlink, too"
     mended = list(diff.virtual_server_operations(wanted.key, wanted, seen, lambda *_: None))
-    assert mended == [Operation(Verb.REMOVE, RealServer(wanted.key, alien, 0))]
+    assert mended == [Operation(Verb.REMOVE, RealServers.of(wanted.key, alien, 0))]
     assert clean(driver.apply(mended))
     assert driver.observe()[wanted.key].real_servers == {key: 1}
 
@@ -261,9 +260,9 @@ def test_more_real_servers_than_one_chunk_holds_are_added_and_the_unfit_one_is_t
     assert clean(outcomes)
     assert [outcome.operation for outcome in outcomes] == [
         *wanted[:3],
-        Operation(Verb.ADD, RealServers(other.key, EvenWeights.of(keys[:1]))),
+        Operation(Verb.ADD, RealServers.of(other.key, keys[0])),
     ]
-    assert (refused.errno, refused.operation.item) == (errno.EINVAL, RealServer(other.key, unfit))
+    assert (refused.errno, refused.operation.item) == (errno.EINVAL, RealServers.of(other.key, unfit))
     seen = driver.observe()
     assert seen[one.key].real_servers == dict.fromkeys(keys, 1)
     assert seen[other.key].real_servers == {keys[0]: 1}
@@ -306,7 +305,7 @@ def listed(counts: Sequence[int]) -> list[VirtualServerKey]:
 
 def server_of(operation: Operation, servers: Sequence[VirtualServer]) -> VirtualServer:
     item = operation.item
-    key = item.key if isinstance(item, VirtualServer) else item.virtual_server if isinstance(item, RealServer) else None
+    key = item.key if isinstance(item, VirtualServer) else item.virtual_server if isinstance(item, RealServers) else None
     return next(one for one in servers if one.key == key)
 
 

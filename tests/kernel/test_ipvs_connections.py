@@ -10,7 +10,7 @@ import pytest
 from ipvsproxy.kernel import ipvs
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_connections import FIRST_ROOM, MOST_ROOM, ConnectionReader
-from ipvsproxy.model.kernel import Connections, RealServer, RealServers, VirtualServer
+from ipvsproxy.model.kernel import Connections, RealServers, VirtualServer
 from ipvsproxy.model.kernel import VirtualServerSettings as Settings
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
@@ -149,7 +149,7 @@ def test_the_kernel_tells_the_same_as_by_netlink(monkeypatch: pytest.MonkeyPatch
         driver.apply([Operation(Verb.ADD, VirtualServer(KEY, Settings("rr")))])
         if keys:
             driver.apply([Operation(Verb.ADD, RealServers(KEY, EvenWeights.of(keys)))])
-            driver.apply([Operation(Verb.SET, RealServer(KEY, keys[0], 0))])
+            driver.apply([Operation(Verb.SET, RealServers.of(KEY, keys[0], 0))])
         found = driver.connections([KEY])
         assert found == plain.connections([KEY]) == {KEY: dict.fromkeys(keys, Connections(0, 0))}
         read = reader.read(KEY)

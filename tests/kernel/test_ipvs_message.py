@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel import ipvs_message, message, netlink
-from ipvsproxy.model.kernel import RealServer, RealServers, Timeouts, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import RealServers, Timeouts, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
@@ -25,10 +25,10 @@ def addresses(family: Family) -> st.SearchStrategy[Address]:
 
 
 @st.composite
-def real_servers(draw: st.DrawFn) -> RealServer:
+def real_servers(draw: st.DrawFn) -> RealServers:
     family = draw(st.sampled_from(Family))
     key = VirtualServerKey(draw(st.sampled_from(Protocol)), draw(addresses(family)), draw(PORTS))
-    return RealServer(key, RealServerKey.of(draw(addresses(family)), draw(PORTS)), draw(U32))
+    return RealServers.of(key, RealServerKey.of(draw(addresses(family)), draw(PORTS)), draw(U32))
 
 
 @st.composite
@@ -57,7 +57,7 @@ def service(key: VirtualServerKey) -> list[list[object]]:
     ]
 
 
-def destination(item: RealServer, *, whole: bool) -> list[object]:
+def destination(item: RealServers, *, whole: bool) -> list[object]:
     attributes: list[list[object]] = [
         ["IPVS_DEST_ATTR_ADDR_FAMILY", int(item.key.address.family)],
         ["IPVS_DEST_ATTR_ADDR", str(item.key.address)],
@@ -82,7 +82,7 @@ def encode(*operations: Operation, first: int = 0x01020304) -> list[bytes]:
 
 
 @given(real_servers(), st.sampled_from([(Verb.ADD, ipvs.IPVS_CMD_NEW_DEST), (Verb.SET, ipvs.IPVS_CMD_SET_DEST)]))
-def test_a_real_server_is_encoded_as_pyroute2_would(item: RealServer, verb: tuple[Verb, int]) -> None:
+def test_a_real_server_is_encoded_as_pyroute2_would(item: RealServers, verb: tuple[Verb, int]) -> None:
     assert encode(Operation(verb[0], item), first=7) == [plain(verb[1], destination(item, whole=True), 7)]
     removal = plain(ipvs.IPVS_CMD_DEL_DEST, destination(item, whole=False), 7)
     assert encode(Operation(Verb.REMOVE, item), first=7) == [removal]
@@ -112,14 +112,14 @@ def test_the_hashed_flag_is_never_sent() -> None:
 
 
 @given(st.lists(real_servers() | virtual_servers(), max_size=8))
-def test_messages_of_a_mixed_run_are_those_of_each_alone(items: list[RealServer | VirtualServer]) -> None:
+def test_messages_of_a_mixed_run_are_those_of_each_alone(items: list[RealServers | VirtualServer]) -> None:
     operations = [Operation(Verb.ADD, item) for item in items]
     alone = [encode(operation, first=100 + index)[0] for index, operation in enumerate(operations)]
     assert encode(*operations, first=100) == alone
 
 
 @given(st.lists(real_servers(), min_size=1, max_size=8), virtual_servers())
-def test_several_real_servers_are_encoded_as_each_would_be_alone(items: list[RealServer], last: VirtualServer) -> None:
+def test_several_real_servers_are_encoded_as_each_would_be_alone(items: list[RealServers], last: VirtualServer) -> None:
     key = items[0].virtual_server
     several = RealServers(key, EvenWeights.of([item.key for item in items if item.key.address.family is key.address.family]))
     alone = [*one_by_one([Operation(Verb.ADD, several)]), Operation(Verb.ADD, last)]
@@ -136,7 +136,7 @@ def test_real_servers_of_several_virtual_servers_stand_behind_their_own() -> Non
             Operation(Verb.ADD, VirtualServer(key, VirtualServerSettings("rr"))),
             Operation(Verb.ADD, RealServers(key, EvenWeights.of(each))),
         ]
-        operations.append(Operation(Verb.SET, RealServer(key, RealServerKey.of(address, 1), 7)))
+        operations.append(Operation(Verb.SET, RealServers.of(key, RealServerKey.of(address, 1), 7)))
     assert encode(*operations) == encode(*one_by_one(operations))
 
 
@@ -152,15 +152,15 @@ VIRTUAL = VirtualServerKey(Protocol.TCP, parse_address("10.0.0.1"), 80)
 @pytest.mark.parametrize(
     "item",
     [
-        RealServer(VIRTUAL, RealServerKey.of(parse_address("fd00::1"), 80)),
+        RealServers.of(VIRTUAL, RealServerKey.of(parse_address("fd00::1"), 80)),
         RealServers(VIRTUAL, EvenWeights.of([RealServerKey.of(parse_address("fd00::1"), 80)])),
-        RealServer(VIRTUAL, RealServerKey.of(parse_address("10.1.0.1"), 80), -1),
+        RealServers.of(VIRTUAL, RealServerKey.of(parse_address("10.1.0.1"), 80), -1),
         VirtualServer(VIRTUAL, VirtualServerSettings("")),
         VirtualServer(VIRTUAL, VirtualServerSettings("x" * 16)),
     ],
 )
 def test_what_does_not_fit_its_field_is_refused_before_the_kernel_would_cut_it_off(
-    item: RealServer | RealServers | VirtualServer,
+    item: RealServers | VirtualServer,
 ) -> None:
     with pytest.raises((ValueError, struct.error)):
         encode(Operation(Verb.ADD, item))

@@ -18,7 +18,7 @@ from ipvsproxy.model.kernel import (
     DEVICE,
     IP_SETS,
     SET_COPY,
-    BoundAddress,
+    BoundAddresses,
     Connections,
     Device,
     Flow,
@@ -26,7 +26,8 @@ from ipvsproxy.model.kernel import (
     InterfaceAddress,
     IpSet,
     ObservedVirtualServer,
-    RealServer,
+    RealServers,
+    SetEntries,
     SetEntry,
     SetKind,
     SetType,
@@ -47,15 +48,16 @@ KEY = builders.frontend("10.96.0.1", 80)
 OTHER_KEY = builders.frontend("10.96.0.2", 80)
 BACKEND = builders.backend("10.244.0.5")
 ENTRY = SetEntry("KUBE-CLUSTER-IP", KEY.address, Protocol.TCP, 80)
+ENTRIES = SetEntries.of(ENTRY)
 SETTINGS = VirtualServerSettings("rr")
 SEEN = ObservedVirtualServer(SETTINGS, {BACKEND: 1})
 FLAGLESS = ObservedVirtualServer(SETTINGS, {BACKEND: 1}, flags_known=False)
 ON_ETH0 = builders.interface_address("eth0", builders.NODE_ADDRESS)
 IMAGES = {family: ObservedSkeleton(family=family, chains={}, jumps=frozenset()) for family in Family}
 ITEMS: Mapping[str, Sequence[Item]] = {
-    "ipvs": (VirtualServer(KEY, SETTINGS), RealServer(KEY, BACKEND), Timeouts(1, 2, 3)),
-    "ipset": (ENTRY, IpSet(SetKind.CLUSTER_IP, Family.IPV4), SET_COPY),
-    "addresses": (BoundAddress(KEY.address), Device(DEVICE)),
+    "ipvs": (VirtualServer(KEY, SETTINGS), RealServers.of(KEY, BACKEND), Timeouts(1, 2, 3)),
+    "ipset": (ENTRIES, IpSet(SetKind.CLUSTER_IP, Family.IPV4), SET_COPY),
+    "addresses": (BoundAddresses.of(KEY.address), Device(DEVICE)),
     "sysctls": (Sysctl("net/ipv4/ip_forward", "1"),),
     "iptables": (
         skeleton.build_skeleton(Family.IPV4, view.Settings(), builders.node_view(), occupied=frozenset(), refused=frozenset()),
@@ -205,7 +207,7 @@ def test_each_kind_goes_to_its_driver(kernel: Kernel, name: str) -> None:
 
 def test_operations_go_out_in_their_order_in_runs_of_one_driver(kernel: Kernel) -> None:
     (server, real_server, _), (entry, ip_set, _) = ITEMS["ipvs"], ITEMS["ipset"]
-    last = msgspec.structs.replace(ENTRY, port=81)
+    last = SetEntries.of(msgspec.structs.replace(ENTRY, port=81))
     asked = operations(entry, ip_set, server, real_server, last)
     outcomes = new_node().apply(asked)
     assert kernel.applied == [
@@ -224,7 +226,7 @@ def test_nothing_to_do_is_nothing_done(kernel: Kernel) -> None:
 
 def test_a_driver_that_breaks_down_fails_its_run_only(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
-    outcomes = new_node().apply(operations(ITEMS["ipvs"][0], ENTRY, ITEMS["ipset"][1], ITEMS["sysctls"][0]))
+    outcomes = new_node().apply(operations(ITEMS["ipvs"][0], ENTRIES, ITEMS["ipset"][1], ITEMS["sysctls"][0]))
     assert [bool(outcome.error) for outcome in outcomes] == [False, True, True, False]
     assert {outcome.errno for outcome in outcomes if outcome.error} == {errno.ENOBUFS}
     assert all("use ipset" in outcome.error for outcome in outcomes[1:3])
@@ -236,7 +238,7 @@ def test_each_run_is_told_with_its_outcomes_and_its_duration(kernel: Kernel) -> 
     target = node.NodeKernel(
         skeleton.CHAINS, skeleton.JUMPS, lambda outcomes, took_s: told.append(([bool(one.error) for one in outcomes], took_s))
     )
-    target.apply(operations(*ITEMS["ipvs"], ENTRY))
+    target.apply(operations(*ITEMS["ipvs"], ENTRIES))
     assert [failed for failed, _ in told] == [[False] * 3, [True]]
     assert all(took_s >= 0 for _, took_s in told)
 

@@ -13,7 +13,7 @@ import pytest
 from ipvsproxy.kernel import scheduler
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs import IpvsDriver
-from ipvsproxy.model.kernel import ObservedVirtualServer, RealServer, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.translate.state import translate
@@ -153,7 +153,7 @@ def test_a_service_has_the_scheduler_with_its_flags(driver: IpvsDriver, name: st
         for virtual_server in state.virtual_servers.values():
             operations = [Operation(Verb.ADD, virtual_server)]
             operations += [
-                Operation(Verb.ADD, RealServer(virtual_server.key, key, 1)) for key in sorted(virtual_server.real_servers)
+                Operation(Verb.ADD, RealServers.of(virtual_server.key, key, 1)) for key in sorted(virtual_server.real_servers)
             ]
             assert [outcome.error for outcome in driver.apply(operations)] == ["", "", ""]
             seen = driver.observe()[virtual_server.key]

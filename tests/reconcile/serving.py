@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ipvsproxy.model.kernel import (
     Connections,
-    RealServer,
+    RealServers,
     VirtualServerKey,
 )
 from ipvsproxy.model.net import Protocol
@@ -45,11 +45,11 @@ def weights(node: simulation.SimulatedNode, key: VirtualServerKey = KEY) -> dict
 
 
 def set_weight(real_server: RealServerKey, weight: int, key: VirtualServerKey = KEY) -> Operation:
-    return Operation(Verb.SET, RealServer(key, real_server, weight))
+    return Operation(Verb.SET, RealServers.of(key, real_server, weight))
 
 
 def removal(real_server: RealServerKey, key: VirtualServerKey = KEY) -> Operation:
-    return Operation(Verb.REMOVE, RealServer(key, real_server, 0))
+    return Operation(Verb.REMOVE, RealServers.of(key, real_server, 0))
 
 
 def kinds(operations: Iterable[Operation]) -> list[tuple[Verb, type]]:

@@ -105,13 +105,14 @@ class SimulatedNode:
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Have the kernel do what was planned, without booking it."""
-        identities = [fake_kernel._identity(operation.item) for operation in operations]
+        identities = [fake_kernel._identity(operation.item) for operation in one_by_one(operations)]
         assert len(set(identities)) == len(identities), "one plan, one operation per object"
         outcomes = []
         for operation in operations:
             outcomes += self.kernel.apply([operation])
-            self.applied += one_by_one([operation])
-            self.after_each(operation)
+            for one in one_by_one([operation]):
+                self.applied.append(one)
+                self.after_each(one)
         return outcomes
 
     @property

@@ -7,6 +7,7 @@ import pytest
 from ipvsproxy.model.kernel import (
     DEVICE,
     IP_SETS,
+    TIMEOUTS,
     Device,
     HealthCheck,
     HealthCheckPort,
@@ -24,7 +25,7 @@ from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.reconcile import diff
-from ipvsproxy.reconcile.claims import TIMEOUTS, Claims, Keep
+from ipvsproxy.reconcile.claims import Claims, Keep
 from tests.reconcile import examples
 from tests.reconcile.examples import OLD, YOUNG
 from tests.support import builders

@@ -9,11 +9,13 @@ from ipvsproxy.model.kernel import (
     NODE_OWNER,
     PERSISTENT,
     SCHEDULER_PORT,
-    BoundAddress,
+    BoundAddresses,
     Flow,
     FlowCleaning,
+    IpSet,
     Owner,
-    RealServer,
+    RealServers,
+    SetEntries,
     SetKind,
     Sysctl,
     Timeouts,
@@ -43,6 +45,7 @@ FLOW = Flow(Family.IPV4, Protocol.UDP, parse_address(builders.CLUSTER_IP), 53)
 def reconciler() -> Reconciler:
     """One that knows what a Service of UDP wants."""
     made = Reconciler(Policy())
+    made.claims.put_node(tuple(Family), (), None)
     port = builders.endpoint_port(53, Protocol.UDP)
     slices = [builders.endpoint_slice(builders.endpoint("10.244.0.1"), service="dns", ports=[port])]
     made.put(SERVICE.name, state.translate(SERVICE, slices, builders.node_view(), BY_CLUSTER))
@@ -53,12 +56,13 @@ def reconciler() -> Reconciler:
     ("item", "owner"),
     [
         (VirtualServer(KEY, VirtualServerSettings("rr")), OWNER),
-        (RealServer(KEY, builders.backend("10.9.9.9", 53), 0), OWNER),
-        (BoundAddress(KEY.address), OWNER),
+        (RealServers.of(KEY, builders.backend("10.9.9.9", 53), 0), OWNER),
+        (BoundAddresses.of(KEY.address), OWNER),
         (FlowCleaning(FLOW, frozenset()), OWNER),
-        (BoundAddress(parse_address("10.96.9.9")), None),
+        (BoundAddresses.of(parse_address("10.96.9.9")), None),
         (VirtualServer(builders.frontend("10.96.9.9", 53), VirtualServerSettings("rr")), None),
-        (Sysctl("net/ipv4/ip_forward", "1"), NODE_OWNER),
+        (IpSet(SetKind.CLUSTER_IP, Family.IPV4), NODE_OWNER),
+        (Sysctl("net/ipv4/ip_forward", "1"), None),
     ],
 )
 def test_the_owner_of_an_operation_is_who_wants_its_object(reconciler: Reconciler, item: Item, owner: Owner | None) -> None:
@@ -66,8 +70,8 @@ def test_the_owner_of_an_operation_is_who_wants_its_object(reconciler: Reconcile
 
 
 def test_the_owner_of_a_set_entry_is_who_wants_it(reconciler: Reconciler) -> None:
-    assert compare.owner_of(reconciler.claims, examples.entry(SetKind.CLUSTER_IP, KEY)) == OWNER
-    assert compare.owner_of(reconciler.claims, examples.bound_entry("10.96.9.9")) is None
+    assert compare.owner_of(reconciler.claims, SetEntries.of(examples.entry(SetKind.CLUSTER_IP, KEY))) == OWNER
+    assert compare.owner_of(reconciler.claims, SetEntries.of(examples.bound_entry("10.96.9.9"))) is None
 
 
 def test_the_cleaning_of_a_flow_that_is_nobody_s_has_no_owner(reconciler: Reconciler) -> None:

@@ -4,7 +4,7 @@ import collections
 
 import pytest
 
-from ipvsproxy.model.kernel import BoundAddress, RealServer, SetEntry, VirtualServer
+from ipvsproxy.model.kernel import BoundAddresses, RealServers, SetEntries, VirtualServer
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Service
@@ -56,7 +56,7 @@ def test_one_endpoint_more_among_many_services_is_one_operation(calls: collectio
         calls.clear()
         node.put(*numbered(1, "10.244.0.1", "10.244.0.2"))
         key = builders.frontend("10.96.0.1", 80)
-        assert node.sync() == [Operation(Verb.ADD, RealServer(key, builders.backend("10.244.0.2"), 1))]
+        assert node.sync() == [Operation(Verb.ADD, RealServers.of(key, builders.backend("10.244.0.2"), 1))]
         spent.append(dict(calls))
     assert spent[0] == spent[1]
     assert 0 < spent[0]["touch"] < 10
@@ -69,7 +69,7 @@ def test_one_service_more_among_many_is_its_own_operations(calls: collections.Co
         calls.clear()
         node.put(*numbered(5000, "10.244.0.1"))
         made = node.sync()
-        assert {type(operation.item) for operation in made} == {VirtualServer, RealServer, SetEntry, BoundAddress}
+        assert {type(operation.item) for operation in made} == {VirtualServer, RealServers, SetEntries, BoundAddresses}
         assert len(made) == 5
         spent.append(dict(calls))
     assert spent[0] == spent[1]
@@ -79,4 +79,4 @@ def test_an_audit_that_finds_one_thing_wrong_among_many_repairs_that_one() -> No
     node = serving(MANY)
     node.kernel.addresses.discard(parse_address("10.96.0.7"))
     node.observe()
-    assert node.sync() == [Operation(Verb.ADD, BoundAddress(parse_address("10.96.0.7")))]
+    assert node.sync() == [Operation(Verb.ADD, BoundAddresses.of(parse_address("10.96.0.7")))]

@@ -8,7 +8,6 @@ from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCHEDULER_PORT,
     ObservedVirtualServer,
-    RealServer,
     RealServers,
     VirtualServer,
     VirtualServerKey,
@@ -89,40 +88,40 @@ def test_a_virtual_server_that_nobody_wants_is_removed_together_with_its_real_se
 def test_a_wanted_real_server_gets_its_weight_back() -> None:
     for weight in (0, 5):
         found = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: weight}), over=False)
-        assert found == [Operation(Verb.SET, RealServer(KEY, ONE, 1))]
+        assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
 
 
 def test_a_wanted_real_server_that_somebody_has_set_to_another_method_is_set_anew() -> None:
     found = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: NOT_MASQUERADED}), over=False)
-    assert found == [Operation(Verb.SET, RealServer(KEY, ONE, 1))]
+    assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
 
 
 def test_one_of_the_other_family_that_somebody_tunnels_to_is_removed_without_a_drain() -> None:
     alien = builders.backend("fd00::1")
     found = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: 1, alien: NOT_MASQUERADED}))
-    assert found == [Operation(Verb.REMOVE, RealServer(KEY, alien, 0))]
+    assert found == [Operation(Verb.REMOVE, RealServers.of(KEY, alien, 0))]
 
 
 @pytest.mark.checklist(90)
 def test_a_tcp_real_server_that_is_not_wanted_loses_its_weight_first() -> None:
     found = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1, TWO: 1}))
-    assert found == [Operation(Verb.SET, RealServer(KEY, ONE, 0))]
+    assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
 
 
 def test_a_drain_that_nobody_began_begins() -> None:
     found = operations(examples.virtual_server(KEY), examples.observed({ONE: 0}), over=None)
-    assert found == [Operation(Verb.SET, RealServer(KEY, ONE, 0))]
+    assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
 
 
 def test_a_drain_that_got_weight_again_from_somebody_else_loses_it() -> None:
     found = operations(examples.virtual_server(KEY), examples.observed({ONE: 3}), over=False)
-    assert found == [Operation(Verb.SET, RealServer(KEY, ONE, 0))]
+    assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
 
 
 def test_a_draining_real_server_is_left_alone_until_its_drain_is_over() -> None:
     wanted, seen = examples.virtual_server(KEY, TWO), examples.observed({ONE: 0, TWO: 1})
     assert operations(wanted, seen, over=False) == []
-    assert operations(wanted, seen, over=True) == [Operation(Verb.REMOVE, RealServer(KEY, ONE, 0))]
+    assert operations(wanted, seen, over=True) == [Operation(Verb.REMOVE, RealServers.of(KEY, ONE, 0))]
 
 
 @pytest.mark.checklist(91)
@@ -130,12 +129,12 @@ def test_a_draining_real_server_is_left_alone_until_its_drain_is_over() -> None:
 @pytest.mark.parametrize("weight", [0, 1])
 def test_other_protocols_real_servers_are_removed_at_once(key: VirtualServerKey, weight: int) -> None:
     found = operations(examples.virtual_server(key, TWO), examples.observed({ONE: weight, TWO: 1}))
-    assert found == [Operation(Verb.REMOVE, RealServer(key, ONE, 0))]
+    assert found == [Operation(Verb.REMOVE, RealServers.of(key, ONE, 0))]
 
 
 def test_a_full_swap_adds_before_it_takes_away() -> None:
     found = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1}))
-    swap = [Operation(Verb.ADD, RealServer(KEY, TWO, 1)), Operation(Verb.SET, RealServer(KEY, ONE, 0))]
+    swap = [Operation(Verb.ADD, RealServers.of(KEY, TWO, 1)), Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
     assert sorted(found, key=order.rank) == swap
 
 
@@ -145,4 +144,4 @@ def test_real_servers_are_added_in_their_order() -> None:
         ((_, _), (_, several)) = operations(wanted, None)
         assert isinstance(several, RealServers)
         assert list(several.keys) == list(keys)
-        assert [item.key for _, item in operations(wanted, examples.observed()) if isinstance(item, RealServer)] == list(keys)
+        assert [item.key for _, item in operations(wanted, examples.observed()) if isinstance(item, RealServers)] == list(keys)

@@ -5,7 +5,7 @@ What begins and ends them: ``test_reconciler_drains``.
 
 import pytest
 
-from ipvsproxy.model.kernel import Connections, RealServer, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import Connections, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.reconcile.drain import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, Drains, removals
@@ -304,22 +304,24 @@ def test_what_has_ended_does_not_pile_up() -> None:
 
 
 def outcome(verb: Verb, key: RealServerKey, weight: int = 0, error: str = "") -> Outcome:
-    return Outcome(Operation(verb, RealServer(KEY, key, weight)), error)
+    return Outcome(Operation(verb, RealServers.of(KEY, key, weight)), error)
 
 
 def test_what_has_just_begun_to_drain_and_has_no_connections_is_removed() -> None:
     done = [outcome(Verb.ADD, THREE, 1), outcome(Verb.SET, ONE), outcome(Verb.SET, TWO)]
     assert removals(done, {KEY: {ONE: IDLE, TWO: IDLE, THREE: IDLE}}, 9) == [
-        Operation(Verb.REMOVE, RealServer(KEY, ONE, 0)),
-        Operation(Verb.REMOVE, RealServer(KEY, TWO, 0)),
+        Operation(Verb.REMOVE, RealServers.of(KEY, ONE, 0)),
+        Operation(Verb.REMOVE, RealServers.of(KEY, TWO, 0)),
     ]
-    assert removals(done, {KEY: {ONE: BUSY}}, 9) == [Operation(Verb.REMOVE, RealServer(KEY, TWO, 0))], "the other is gone already"
+    assert removals(done, {KEY: {ONE: BUSY}}, 9) == [Operation(Verb.REMOVE, RealServers.of(KEY, TWO, 0))], (
+        "the other is gone already"
+    )
 
 
 def test_no_more_are_removed_than_there_is_room_for() -> None:
     done = [outcome(Verb.SET, ONE), outcome(Verb.SET, TWO), outcome(Verb.SET, THREE)]
     counts = {KEY: {ONE: IDLE, TWO: BUSY, THREE: IDLE}}
-    assert [operation.item for operation in removals(done, counts, 1)] == [RealServer(KEY, ONE, 0)]
+    assert [operation.item for operation in removals(done, counts, 1)] == [RealServers.of(KEY, ONE, 0)]
     assert removals(done, counts, 0) == []
 
 

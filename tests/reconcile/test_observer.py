@@ -8,9 +8,10 @@ import pytest
 
 from ipvsproxy.model.kernel import (
     IP_SETS,
-    BoundAddress,
+    BoundAddresses,
     InterfaceAddress,
     ObservedVirtualServer,
+    SetEntries,
     SetEntry,
     SetKind,
     VirtualServerKey,
@@ -169,7 +170,7 @@ def test_a_fresh_process_that_could_not_read_a_part_loses_no_trace_of_what_is_ou
     former.kernel.unreadable = {part}
     node = simulation.SimulatedNode(former.kernel)
     removed = [operation.item for operation in node.sync() if operation.verb is Verb.REMOVE]
-    assert not [item for item in removed if isinstance(item, (SetEntry, BoundAddress))]
+    assert not [item for item in removed if isinstance(item, (SetEntries, BoundAddresses))]
     node.kernel.unreadable = set()
     node.observe()
     node.sync()
@@ -282,7 +283,7 @@ def test_sets_and_addresses_that_are_as_they_were_are_believed_to_be_there() -> 
     node.observe(sets=None, some_sets={"KUBE-CLUSTER-IP": None})
     lost = [operation.item for operation in node.plan().operations if operation.verb is Verb.ADD]
     assert IP_SETS["KUBE-CLUSTER-IP"] in lost
-    assert examples.entry(SetKind.CLUSTER_IP, KEY) in lost
+    assert SetEntries.of(examples.entry(SetKind.CLUSTER_IP, KEY)) in lost
 
 
 def test_node_ports_are_ours_by_the_addresses_that_were_read_last() -> None:

@@ -4,11 +4,12 @@ import pytest
 
 from ipvsproxy.model.kernel import (
     DEVICE,
-    BoundAddress,
+    BoundAddresses,
     Device,
     FlowCleaning,
     IpSet,
-    RealServer,
+    RealServers,
+    SetEntries,
     SetKind,
     Sysctl,
     Timeouts,
@@ -24,12 +25,10 @@ from tests.support import builders
 KEY = builders.frontend("192.0.2.10", 80)
 SERVER = VirtualServer(KEY, examples.ROUND_ROBIN)
 REAL = builders.backend("10.244.0.1")
-FIREWALL = examples.entry(SetKind.LOAD_BALANCER_FIREWALL, KEY)
-SOURCE_RANGE, SOURCE_ADDRESS = (
-    examples.range_entry(KEY, "10.0.0.0/8"),
-    examples.entry(SetKind.LOAD_BALANCER_SOURCE_IP, KEY, "192.0.2.10"),
-)
-PLAIN = examples.entry(SetKind.LOAD_BALANCER, KEY)
+FIREWALL = SetEntries.of(examples.entry(SetKind.LOAD_BALANCER_FIREWALL, KEY))
+SOURCE_RANGE = SetEntries.of(examples.range_entry(KEY, "10.0.0.0/8"))
+SOURCE_ADDRESS = SetEntries.of(examples.entry(SetKind.LOAD_BALANCER_SOURCE_IP, KEY, "192.0.2.10"))
+PLAIN = SetEntries.of(examples.entry(SetKind.LOAD_BALANCER, KEY))
 RULES = Skeleton(family=Family.IPV4, chains={}, jumps=())
 FLOW = FlowCleaning(examples.flow("192.0.2.10"), frozenset())
 
@@ -45,15 +44,19 @@ IN_ORDER: tuple[tuple[Operation, ...], ...] = (
     (
         Operation(Verb.ADD, SERVER),
         Operation(Verb.SET, SERVER),
-        Operation(Verb.ADD, RealServer(KEY, REAL)),
-        Operation(Verb.SET, RealServer(KEY, REAL)),
+        Operation(Verb.ADD, RealServers.of(KEY, REAL)),
+        Operation(Verb.SET, RealServers.of(KEY, REAL)),
     ),
-    (Operation(Verb.ADD, BoundAddress(KEY.address)),),
-    (Operation(Verb.SET, RealServer(KEY, REAL, 0)), Operation(Verb.REMOVE, RealServer(KEY, REAL, 0))),
+    (Operation(Verb.ADD, BoundAddresses.of(KEY.address)),),
+    (Operation(Verb.SET, RealServers.of(KEY, REAL, 0)), Operation(Verb.REMOVE, RealServers.of(KEY, REAL, 0))),
     (Operation(Verb.REMOVE, SERVER),),
     (Operation(Verb.REMOVE, FIREWALL),),
-    (Operation(Verb.REMOVE, SOURCE_RANGE), Operation(Verb.REMOVE, SOURCE_ADDRESS), Operation(Verb.REMOVE, PLAIN)),
-    (Operation(Verb.REMOVE, BoundAddress(KEY.address)),),
+    (
+        Operation(Verb.REMOVE, SOURCE_RANGE),
+        Operation(Verb.REMOVE, SOURCE_ADDRESS),
+        Operation(Verb.REMOVE, PLAIN),
+    ),
+    (Operation(Verb.REMOVE, BoundAddresses.of(KEY.address)),),
     (Operation(Verb.REMOVE, FLOW),),
 )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ipvsproxy.model.kernel import FlowCleaning, RealServer, RealServers, SetEntry, SetKind, VirtualServerKey
+from ipvsproxy.model.kernel import FlowCleaning, RealServers, SetEntries, SetEntry, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
@@ -148,7 +148,9 @@ def test_ranges_stay_in_force_until_the_virtual_server_is_gone_whatever_fails(ra
 
 def test_an_address_is_not_bound_while_its_only_virtual_server_is_held_back() -> None:
     node = simulation.SimulatedNode()
-    node.kernel.fail(lambda operation: operation.item == examples.range_entry(VIRTUAL_SERVER, "10.1.0.0/16"), times=1)
+    node.kernel.fail(
+        lambda operation: operation.item == SetEntries.of(examples.range_entry(VIRTUAL_SERVER, "10.1.0.0/16")), times=1
+    )
     node.put(web(("10.1.0.0/16",)), endpoints())
     node.sync()
     assert VIRTUAL_SERVER.address not in node.kernel.addresses
@@ -172,7 +174,9 @@ def test_an_address_without_a_virtual_server_is_not_bound_and_one_of_several_is_
 
 def test_another_service_on_the_same_address_does_not_wait_for_the_ranges_of_the_first() -> None:
     node = simulation.SimulatedNode()
-    node.kernel.fail(lambda operation: operation.item == examples.range_entry(VIRTUAL_SERVER, "10.1.0.0/16"), times=1)
+    node.kernel.fail(
+        lambda operation: operation.item == SetEntries.of(examples.range_entry(VIRTUAL_SERVER, "10.1.0.0/16")), times=1
+    )
     node.put(web(("10.1.0.0/16",)), endpoints())
     node.put(builders.service("free", builders.service_port(443), cluster=("10.96.0.99",), load_balancer=(ADDRESS,)))
     node.sync()
@@ -254,7 +258,7 @@ def test_a_policy_that_was_changed_meanwhile_waits_with_endpoints_elsewhere_unti
     node.restart()
     node.plan()
     additions = node.reconciler.plan(node.now, only_additions=True).operations
-    assert [str(operation) for operation in additions if isinstance(operation.item, RealServer)] == []
+    assert [str(operation) for operation in additions if isinstance(operation.item, RealServers)] == []
 
 
 def test_another_services_endpoints_do_not_wait_for_the_change_of_a_policy() -> None:
@@ -263,7 +267,7 @@ def test_another_services_endpoints_do_not_wait_for_the_change_of_a_policy() -> 
     node.sync()
     node.put(*shop(Protocol.TCP, local=False))
     node.put(builders.service("web", cluster=("10.96.0.99",)), endpoints())
-    given_traffic = {one.item.virtual_server for one in node.plan().operations if isinstance(one.item, RealServer | RealServers)}
+    given_traffic = {one.item.virtual_server for one in node.plan().operations if isinstance(one.item, RealServers)}
     assert given_traffic >= {builders.frontend("10.96.0.99", 80)}
     assert not given_traffic & local_entries(Protocol.TCP).keys()
 
@@ -276,8 +280,8 @@ def test_an_endpoint_that_goes_is_emptied_at_once_though_the_policy_changes_with
     node.put(service, builders.endpoint_slice(builders.endpoint(str(ELSEWHERE.address), builders.OTHER_NODE), service="shop"))
     operations = node.plan().operations
     for key in local_entries(Protocol.TCP):
-        assert Operation(Verb.SET, RealServer(key, HERE, 0)) in operations
-        assert Operation(Verb.ADD, RealServer(key, ELSEWHERE, 1)) not in operations
+        assert Operation(Verb.SET, RealServers.of(key, HERE, 0)) in operations
+        assert Operation(Verb.ADD, RealServers.of(key, ELSEWHERE, 1)) not in operations
 
 
 def test_only_entries_that_keep_traffic_from_being_masqueraded_wait_for_a_real_server_that_must_not_be_there() -> None:
@@ -289,7 +293,7 @@ def test_only_entries_that_keep_traffic_from_being_masqueraded_wait_for_a_real_s
     for held in node.kernel.sets.values():
         held.entries.clear()
     node.observe()
-    added = {one.item for one in one_by_one(node.plan().operations) if isinstance(one.item, SetEntry)}
+    added = {one.item.key for one in one_by_one(node.plan().operations) if isinstance(one.item, SetEntries)}
     waiting = set(local_entries(Protocol.TCP).values())
     assert not added & waiting
     assert waiting | added == {*node.states[ServiceName(builders.NAMESPACE, "shop")].entries}
@@ -314,7 +318,7 @@ def test_flows_are_cleaned_only_after_the_lost_real_server_is_out_of_every_virtu
     node.sync()
     lost = builders.backend("10.244.0.6", 53)
     node_port = builders.frontend(builders.NODE_ADDRESS, 30053, Protocol.UDP)
-    node.kernel.fail(lambda operation: operation == Operation(Verb.REMOVE, RealServer(node_port, lost, 0)), times=1)
+    node.kernel.fail(lambda operation: operation == Operation(Verb.REMOVE, RealServers.of(node_port, lost, 0)), times=1)
     node.put(*dns("10.244.0.5"))
     of_cluster_ip, of_node_port = examples.flow(builders.CLUSTER_IP), examples.flow(builders.NODE_ADDRESS, 30053)
     keep = frozenset({builders.backend("10.244.0.5", 53)})

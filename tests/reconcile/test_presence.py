@@ -39,6 +39,14 @@ def test_what_nobody_waits_for_is_there_too_when_it_is_confirmed_with_others() -
     assert (list(table.observed), list(table.pending), list(table.surplus)) == (["a", "b"], [], ["b"])
 
 
+def test_what_is_confirmed_again_stays_as_it_is() -> None:
+    table: PresenceTable[str] = PresenceTable(lambda _: False)
+    table.claim(OLD, {}, presence("a", OLD))
+    for _ in range(2):
+        table.confirm("a", True)
+        assert (list(table.observed), list(table.pending), list(table.surplus)) == (["a"], [], [])
+
+
 def test_what_is_not_there_is_neither_found_nor_taken_away() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.claim(OLD, {}, presence("a", OLD))

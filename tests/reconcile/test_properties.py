@@ -11,7 +11,16 @@ import hypothesis
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from ipvsproxy.model.kernel import BoundAddress, Connections, RealServer, SetEntry, SetKind, VirtualServer, VirtualServerKey
+from ipvsproxy.model.kernel import (
+    BoundAddresses,
+    Connections,
+    RealServers,
+    SetEntries,
+    SetEntry,
+    SetKind,
+    VirtualServer,
+    VirtualServerKey,
+)
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
@@ -32,7 +41,7 @@ FOREIGN = builders.frontend("203.0.113.9", 25)
 EXCLUDED = builders.frontend("198.51.100.7", 80)
 KEYS = tuple(builders.frontend(address, port.port, port.protocol) for address in (*CLUSTER_IPS, LOAD_BALANCER) for port in PORTS)
 REAL_SERVERS = tuple(builders.backend(address) for address in ENDPOINTS)
-KINDS = (VirtualServer, RealServer, SetEntry, BoundAddress, Skeleton)
+KINDS = (VirtualServer, RealServers, SetEntries, BoundAddresses, Skeleton)
 PARTS = ("virtual_servers", "sets", "addresses", "interface_addresses", "device")
 DEADLINE_S = 100.0
 
@@ -223,7 +232,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
     def _look(self, operation: Operation) -> None:
         kernel, item = self.node.kernel, operation.item
         match item:
-            case RealServer(virtual_server=key, key=real_server):
+            case RealServers(virtual_server=key, key=real_server):
                 pair = key, real_server
                 if operation.verb is Verb.SET and item.weight == 0:
                     self.weightless_since_s.setdefault(pair, self.node.now)

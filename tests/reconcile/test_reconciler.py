@@ -10,9 +10,10 @@ import pytest
 
 from ipvsproxy.model.kernel import (
     SET_COPY,
-    BoundAddress,
+    BoundAddresses,
     FlowCleaning,
-    RealServer,
+    RealServers,
+    SetEntries,
     SetKind,
     VirtualServer,
 )
@@ -39,11 +40,11 @@ def test_a_node_is_built_from_nothing_in_one_order() -> None:
         "Timeouts",
         "Device",
         "IpSet",
-        "SetEntry",
+        "SetEntries",
         "Skeleton",
         "VirtualServer",
-        "RealServer",
-        "BoundAddress",
+        "RealServers",
+        "BoundAddresses",
     ]
 
 
@@ -79,7 +80,7 @@ def test_one_endpoint_more_is_one_operation_for_each_virtual_server_and_one_for_
     node = running("10.244.0.1")
     node.put(*web("10.244.0.1", "10.244.0.2"))
     loop_back = examples.entry(SetKind.LOOP_BACK, builders.frontend("10.244.0.2", 8080), "10.244.0.2")
-    assert node.sync() == [Operation(Verb.ADD, loop_back), Operation(Verb.ADD, RealServer(KEY, TWO, 1))]
+    assert node.sync() == [Operation(Verb.ADD, SetEntries.of(loop_back)), Operation(Verb.ADD, RealServers.of(KEY, TWO, 1))]
 
 
 @pytest.mark.checklist(74)
@@ -89,9 +90,9 @@ def test_an_address_is_bound_once_for_all_ports_and_goes_with_the_last() -> None
     bindings = []
     for chosen in (ports[:2], ports[:1], ports):
         node.put(builders.service("web", *chosen))
-        bindings.append([operation.verb for operation in node.sync() if isinstance(operation.item, BoundAddress)])
+        bindings.append([operation.verb for operation in node.sync() if isinstance(operation.item, BoundAddresses)])
     node.remove("web")
-    bindings.append([operation.verb for operation in node.sync() if isinstance(operation.item, BoundAddress)])
+    bindings.append([operation.verb for operation in node.sync() if isinstance(operation.item, BoundAddresses)])
     assert bindings == [[Verb.ADD], [], [], [Verb.REMOVE]]
 
 
@@ -100,7 +101,7 @@ def test_a_service_leaves_nothing_behind_and_its_virtual_server_goes_first() -> 
     node = running("10.244.0.1")
     node.remove("web")
     gone = [operation for operation in node.sync() if operation.verb is Verb.REMOVE]
-    assert [kind.__name__ for _, kind in kinds(gone)] == ["VirtualServer", "SetEntry", "BoundAddress"]
+    assert [kind.__name__ for _, kind in kinds(gone)] == ["VirtualServer", "SetEntries", "BoundAddresses"]
     assert (node.kernel.virtual_servers, node.kernel.addresses) == ({}, set())
     assert not any(held.entries for held in node.kernel.sets.values())
 
@@ -109,7 +110,7 @@ def test_rules_come_before_the_virtual_server_and_go_after_the_last_entry_of_the
     node = running()
     before = dict(node.kernel.chains[Family.IPV4])
     node.remove("web")
-    assert [kind.__name__ for _, kind in kinds(node.sync())] == ["VirtualServer", "SetEntry", "BoundAddress", "Skeleton"]
+    assert [kind.__name__ for _, kind in kinds(node.sync())] == ["VirtualServer", "SetEntries", "BoundAddresses", "Skeleton"]
     assert node.kernel.chains[Family.IPV4] != before
 
 
@@ -215,7 +216,7 @@ def test_a_real_server_that_is_changed_with_its_virtual_server_leaves_the_wish_a
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
     outcomes = [Outcome(one) for one in node.plan().operations]
-    gone = Outcome(Operation(Verb.REMOVE, RealServer(KEY, builders.backend("10.244.0.1"))))
+    gone = Outcome(Operation(Verb.REMOVE, RealServers.of(KEY, builders.backend("10.244.0.1"))))
     node.reconciler.settle([*outcomes, gone], node.now)
     assert node.reconciler.claims.virtual_servers.desired[KEY].weights == {builders.backend("10.244.0.1"): 1}
     assert node.reconciler.claims.virtual_servers.observed[KEY].real_servers == {}

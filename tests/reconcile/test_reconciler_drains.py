@@ -4,7 +4,7 @@ import pytest
 
 from ipvsproxy.model.kernel import (
     Connections,
-    RealServer,
+    RealServers,
 )
 from tests.reconcile.serving import BUSY, KEY, ONE, TWO, draining, removal, running, set_weight, web, weights
 from tests.support import builders
@@ -72,7 +72,7 @@ def test_a_removed_virtual_server_takes_its_drains_along() -> None:
 def test_a_drain_goes_on_after_a_restart() -> None:
     node = draining(drain_deadline_s=60)
     node.restart()
-    assert [operation for operation in node.sync() if isinstance(operation.item, RealServer)] == [set_weight(ONE, 0)]
+    assert [operation for operation in node.sync() if isinstance(operation.item, RealServers)] == [set_weight(ONE, 0)]
     assert node.sync(after_s=59) == []
     assert node.sync(after_s=1) == [removal(ONE)]
 
@@ -81,7 +81,7 @@ def test_a_drain_that_is_seen_in_the_kernel_is_taken_up_with_nothing_said_to_it(
     node = draining()
     node.restart()
     node.observe()
-    assert not any(isinstance(operation.item, RealServer) for operation in node.sync())
+    assert not any(isinstance(operation.item, RealServers) for operation in node.sync())
     node.kernel.connection_counts.clear()
     assert node.sync(after_s=1) == [removal(ONE)]
 

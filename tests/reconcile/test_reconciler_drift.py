@@ -6,7 +6,7 @@ import pytest
 
 from ipvsproxy.model.kernel import (
     FlowCleaning,
-    RealServer,
+    RealServers,
     SetKind,
     VirtualServerSettings,
 )
@@ -47,7 +47,7 @@ def test_a_device_that_is_gone_comes_back_with_its_addresses() -> None:
     node.kernel.device = False
     node.kernel.addresses.clear()
     node.observe()
-    assert [kind.__name__ for _, kind in kinds(node.sync())] == ["Device", "BoundAddress"]
+    assert [kind.__name__ for _, kind in kinds(node.sync())] == ["Device", "BoundAddresses"]
 
 
 def test_a_virtual_server_that_vanished_comes_back_whole_as_soon_as_that_shows() -> None:
@@ -106,4 +106,4 @@ def _break_everything(node: simulation.SimulatedNode) -> None:
 
 
 def weights_given(operations: Iterable[Operation]) -> set[RealServerKey]:
-    return {one.item.key for one in operations if isinstance(one.item, RealServer) and one.item.weight}
+    return {one.item.key for one in operations if isinstance(one.item, RealServers) and one.item.weight}

@@ -3,12 +3,11 @@
 import errno
 
 from ipvsproxy.model.kernel import (
-    BoundAddress,
+    BoundAddresses,
     FlowCleaning,
     IpSet,
-    RealServer,
     RealServers,
-    SetEntry,
+    SetEntries,
     SetKind,
     Sysctl,
     VirtualServer,
@@ -45,7 +44,7 @@ def test_a_report_shows_a_few_failures_and_counts_all() -> None:
 
 def test_what_fails_is_tried_again_later_and_later_and_does_not_stop_others() -> None:
     node = simulation.SimulatedNode()
-    node.kernel.fail(lambda operation: operation.item == BoundAddress(KEY.address), times=1000)
+    node.kernel.fail(lambda operation: operation.item == BoundAddresses.of(KEY.address), times=1000)
     node.put(*web("10.244.0.1"))
     node.sync()
     assert weights(node) == {ONE: 1}
@@ -59,7 +58,7 @@ def test_what_fails_is_tried_again_later_and_later_and_does_not_stop_others() ->
         began = node.now
     assert tries == [1, 2, 4, 8, 16, 32, LONGEST_DELAY_S, LONGEST_DELAY_S, LONGEST_DELAY_S]
     node.put(*web("10.244.0.2"))
-    assert Operation(Verb.ADD, RealServer(KEY, TWO, 1)) in node.sync()
+    assert Operation(Verb.ADD, RealServers.of(KEY, TWO, 1)) in node.sync()
 
 
 def test_a_changed_wish_is_tried_at_once_and_the_same_one_is_not() -> None:
@@ -117,21 +116,21 @@ def test_cleanings_that_fail_wait_each_for_itself() -> None:
 
 def test_real_servers_that_fail_wait_each_for_itself() -> None:
     node = simulation.SimulatedNode()
-    node.kernel.fail(lambda operation: isinstance(operation.item, RealServer), times=100)
+    node.kernel.fail(lambda operation: isinstance(operation.item, RealServers), times=100)
     node.put(*web("10.244.0.1", "10.244.0.2"))
-    assert sum(isinstance(operation.item, RealServer) for operation in node.sync()) == 2
-    assert sum(isinstance(operation.item, RealServer) for operation in node.sync(after_s=1)) == 2
+    assert sum(isinstance(operation.item, RealServers) for operation in node.sync()) == 2
+    assert sum(isinstance(operation.item, RealServers) for operation in node.sync(after_s=1)) == 2
 
 
 def test_of_several_new_real_servers_one_that_fails_waits_alone() -> None:
     node = simulation.SimulatedNode()
     refused = builders.backend("10.244.0.2")
-    node.kernel.fail(lambda operation: isinstance(operation.item, RealServer) and operation.item.key == refused, times=1)
+    node.kernel.fail(lambda operation: isinstance(operation.item, RealServers) and operation.item.key == refused, times=1)
     node.put(*web("10.244.0.1", "10.244.0.2", "10.244.0.3"))
     node.sync()
     assert node.kernel.virtual_servers[KEY].real_servers == {builders.backend(f"10.244.0.{one}"): 1 for one in (1, 3)}
     assert sum(report.failed["add", "real_server"] for report in node.reports) == 1
-    assert node.sync(after_s=1) == [Operation(Verb.ADD, RealServer(KEY, refused))]
+    assert node.sync(after_s=1) == [Operation(Verb.ADD, RealServers.of(KEY, refused))]
 
 
 def test_new_real_servers_whose_answer_was_lost_are_failures_each_and_wait_together() -> None:
@@ -170,7 +169,7 @@ def test_what_has_succeeded_since_wakes_nobody() -> None:
 
 def test_what_could_not_be_removed_is_pending() -> None:
     node = running("10.244.0.1")
-    node.kernel.fail(lambda operation: operation == Operation(Verb.REMOVE, BoundAddress(KEY.address)))
+    node.kernel.fail(lambda operation: operation == Operation(Verb.REMOVE, BoundAddresses.of(KEY.address)))
     node.remove("web")
     node.sync()
     assert node.reconciler.pending == 1
@@ -178,7 +177,7 @@ def test_what_could_not_be_removed_is_pending() -> None:
 
 def test_a_failure_that_nobody_cares_about_any_more_does_not_wake_the_loop() -> None:
     node = running("10.244.0.1")
-    node.kernel.fail(lambda operation: isinstance(operation.item, SetEntry), times=1)
+    node.kernel.fail(lambda operation: isinstance(operation.item, SetEntries), times=1)
     node.put(*web("10.244.0.1", "10.244.0.2"))
     node.sync()
     assert node.reconciler.next_s() == node.now + 1
@@ -268,7 +267,7 @@ def test_a_surprise_is_counted_and_what_was_asked_is_in_force() -> None:
 
 def test_an_outcome_for_a_virtual_server_that_is_not_there_changes_nothing() -> None:
     node = running()
-    elsewhere = RealServer(builders.frontend("10.96.0.99", 80), ONE)
+    elsewhere = RealServers.of(builders.frontend("10.96.0.99", 80), ONE)
     report = node.reconciler.settle([Outcome(Operation(Verb.ADD, elsewhere))], node.now)
     assert report.done == {("add", "real_server"): 1}
     assert not node.plan().operations

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import Connections, RealServer, VirtualServer
+from ipvsproxy.model.kernel import Connections, RealServers, VirtualServer
 from ipvsproxy.model.plan import Operation, Plan, Verb
 from ipvsproxy.reconcile import drain, pace, reconciler
 from tests.reconcile import simulation
@@ -53,7 +53,7 @@ def test_what_waits_and_is_wanted_again_gets_its_weight_back_and_nothing_else() 
     waiting = {key for key, weight in node.kernel.virtual_servers[KEY].real_servers.items() if not weight}
     assert len(waiting) == 6 - ROOM
     done = put(node, POOL[6:12] + [str(key.address) for key in waiting])
-    assert {operation.verb for operation in done if isinstance(operation.item, RealServer)} == {Verb.SET}
+    assert {operation.verb for operation in done if isinstance(operation.item, RealServers)} == {Verb.SET}
     assert weights(node) == [1] * (12 - ROOM)
     assert len(node.reconciler.drains) == 0
 
@@ -84,7 +84,7 @@ def test_what_may_not_be_removed_yet_takes_no_room_from_what_waits() -> None:
         wake_s = node.reconciler.next_s()
         assert wake_s is not None
         assert wake_s > node.now, "or the loop would not rest"
-    assert len([one for one in node.sync() if isinstance(one.item, RealServer)]) == ROOM
+    assert len([one for one in node.sync() if isinstance(one.item, RealServers)]) == ROOM
 
 
 def test_what_is_to_be_removed_and_has_not_been_takes_room() -> None:
@@ -168,7 +168,7 @@ def test_without_room_it_is_asked_about_at_once_where_it_may_not_wait() -> None:
     node = simulation.SimulatedNode(scheduler="sh")
     put(node, POOL[:10])
     put(node, POOL[10:20])
-    plan = Plan([Operation(Verb.SET, RealServer(KEY, builders.backend(POOL[10]), 0))])
+    plan = Plan([Operation(Verb.SET, RealServers.of(KEY, builders.backend(POOL[10]), 0))])
     assert list(node.reconciler.worth_asking(plan, 0)) == [KEY]
     patient = simulation.SimulatedNode()
     put(patient, POOL[:10])

@@ -17,7 +17,6 @@ from ipvsproxy.model.kernel import (
     DEVICE,
     IP_SETS,
     SET_CAPACITY,
-    BoundAddress,
     BoundAddresses,
     Connections,
     Device,
@@ -26,11 +25,9 @@ from ipvsproxy.model.kernel import (
     InterfaceAddress,
     IpSet,
     ObservedVirtualServer,
-    RealServer,
     RealServers,
     SetCopy,
     SetEntries,
-    SetEntry,
     SetType,
     Sysctl,
     Timeouts,
@@ -39,7 +36,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of, one_by_one
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, ObservedRule, ObservedSkeleton, Rule, Skeleton
 from ipvsproxy.model.state import Observation
 from tests.support import fake_sets
@@ -207,7 +204,7 @@ class FakeKernel:
         twice = [key for key, count in collections.Counter(keys).items() if count > 1]
         assert not twice, f"in one go, at most one operation per object: {twice}"
         for _, item in operations:
-            if isinstance(item, VirtualServer | RealServer | RealServers):
+            if isinstance(item, VirtualServer | RealServers):
                 key = item.key if isinstance(item, VirtualServer) else item.virtual_server
                 self._known.add(key)
                 self._told.pop(key, None)
@@ -216,12 +213,11 @@ class FakeKernel:
     def _apply_all(self, operation: Operation) -> list[Outcome]:
         item, outcomes = operation.item, [self._apply(one) for one in one_by_one([operation])]
         plain = [not (outcome.error or outcome.surprise) for outcome in outcomes]
-        if isinstance(item, SetEntries | BoundAddresses) and all(plain):
+        if isinstance(item, RealServers | SetEntries | BoundAddresses) and all(plain):
             return [Outcome(operation)]
         if not isinstance(item, RealServers):
             return outcomes
-        keys = EvenWeights.of(list(itertools.compress(item.keys, plain)))
-        several = Outcome(Operation(operation.verb, item._replace(keys=keys)))
+        several = Outcome(Operation(operation.verb, item._replace(keys=tuple(itertools.compress(item.keys, plain)))))
         return [several] * any(plain) + [outcome for outcome, is_plain in zip(outcomes, plain, strict=True) if not is_plain]
 
     def _apply(self, operation: Operation) -> Outcome:
@@ -247,16 +243,16 @@ class FakeKernel:
         match item:
             case VirtualServer():
                 surprise = self._change_virtual_server(verb, item)
-            case RealServer():
+            case RealServers():
                 surprise = self._change_real_server(verb, item)
             case IpSet() | SetCopy():
                 surprise = self._change_set(verb, item)
-            case SetEntry():
-                surprise = fake_sets.change_entry(self.sets, verb, item, self.set_capacity)
+            case SetEntries():
+                surprise = fake_sets.change_entry(self.sets, verb, item.key, self.set_capacity)
             case Device():
                 surprise = self._change_device(verb, item)
-            case BoundAddress(address=address):
-                surprise = self._change_address(verb, address)
+            case BoundAddresses():
+                surprise = self._change_address(verb, item.key)
             case Skeleton():
                 self._change_skeleton(verb, item)
             case Sysctl(path=path, value=value):
@@ -264,8 +260,8 @@ class FakeKernel:
                     self._set_sysctl(path, value)
             case Timeouts():
                 self.timeouts = Timeouts(*(new or old for new, old in zip(item, self.timeouts, strict=True)))
-            case RealServers() | SetEntries() | BoundAddresses() | FlowCleaning():
-                raise AssertionError("added one by one; counted, and no surprise")
+            case FlowCleaning():
+                raise AssertionError("counted, and no surprise")
             case never:
                 assert_never(never)
         return surprise
@@ -285,7 +281,7 @@ class FakeKernel:
             there.flags_known = True
         return (there is None) is (verb is Verb.SET)
 
-    def _change_real_server(self, verb: Verb, item: RealServer) -> bool:
+    def _change_real_server(self, verb: Verb, item: RealServers) -> bool:
         server = self.virtual_servers.get(item.virtual_server)
         if verb is Verb.REMOVE:
             self.connection_counts.pop((item.virtual_server, item.key), None)
@@ -378,23 +374,9 @@ def _without_flags(held: HeldVirtualServer) -> ObservedVirtualServer:
     return ObservedVirtualServer(settings, dict(held.real_servers), flags_known=False)
 
 
-def _identity(item: Item) -> object:  # noqa: PLR0911 - one per kind
+def _identity(item: Item) -> object:
     """What an operation is about, whatever it makes of it."""
-    match item:
-        case VirtualServer(key=key):
-            return "virtual server", key
-        case RealServer(virtual_server=virtual_server, key=key):
-            return "real server", virtual_server, key
-        case RealServers(virtual_server=virtual_server):
-            return "real servers", virtual_server
-        case Skeleton(family=family):
-            return "skeleton", family
-        case Sysctl(path=path):
-            return "sysctl", path
-        case FlowCleaning(flow=flow):
-            return "flow", flow
-        case _:
-            return kind_of(item), item
+    return kind_of(item), item.virtual_server if isinstance(item, RealServers) else None, item.key
 
 
 def _is_unicast(address: Address) -> bool:

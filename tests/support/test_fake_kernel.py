@@ -6,13 +6,14 @@ import pytest
 
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
-    BoundAddress,
+    BoundAddresses,
     Connections,
     Flow,
     FlowCleaning,
     InterfaceAddress,
     IpSet,
-    RealServer,
+    RealServers,
+    SetEntries,
     SetEntry,
     SetKind,
     SetType,
@@ -28,12 +29,12 @@ from tests.support import fake_kernel, fake_sets
 
 KEY = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 443)
 SERVER = VirtualServer(KEY, VirtualServerSettings("rr"))
-REAL = RealServer(KEY, RealServerKey.of(parse_address("10.244.0.9"), 6443))
+REAL = RealServers.of(KEY, RealServerKey.of(parse_address("10.244.0.9"), 6443))
 CLUSTER_IP = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
 
 
-def add(*items: VirtualServer | RealServer | IpSet | SetEntry | Sysctl | BoundAddress) -> list[Operation]:
-    return [Operation(Verb.ADD, item) for item in items]
+def add(*items: VirtualServer | RealServers | IpSet | SetEntry | Sysctl | BoundAddresses) -> list[Operation]:
+    return [Operation(Verb.ADD, SetEntries.of(item) if isinstance(item, SetEntry) else item) for item in items]
 
 
 def entry(port: int) -> SetEntry:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from ipvsproxy.daemon.events.recorder import KubernetesEvent, Recorder, Regarding, of_node, of_service
 from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.model.kernel import SetEntry
+from ipvsproxy.model.kernel import SetEntries
 from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.reconcile.table import Conflict
 from ipvsproxy.store.objects import Complaint, Store
@@ -43,7 +43,7 @@ class Announcer:
         full = {
             outcome.operation.item.set: outcome.error
             for outcome in summary.report.errors
-            if isinstance(outcome.operation.item, SetEntry) and outcome.errno in SET_FULL
+            if isinstance(outcome.operation.item, SetEntries) and outcome.errno in SET_FULL
         }
         for name, error in full.items():
             self._recorder.record(KubernetesEvent(self._node, "SetFull", "Sync", f"{name}: {error}"))

@@ -29,22 +29,11 @@ from ipvsproxy.daemon.metrics.registry import Recorded, Tables
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.sources.reflector import Trouble
 from ipvsproxy.model.kernel import (
-    BoundAddress,
-    BoundAddresses,
-    Device,
     FlowCleaning,
-    IpSet,
-    RealServer,
-    RealServers,
-    SetCopy,
-    SetEntries,
-    SetEntry,
-    Sysctl,
-    Timeouts,
-    VirtualServer,
 )
+from ipvsproxy.model.kind import DriverName
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Outcome
+from ipvsproxy.model.plan import KINDS, Outcome
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.model.state import ServiceState
@@ -54,22 +43,6 @@ OPENMETRICS_FORMAT = "application/openmetrics-text; version=1.0.0; charset=utf-8
 OPENMETRICS_END = b"# EOF\n"
 _GZIP = 16 + zlib.MAX_WBITS  # a gzip header and trailer around the stream
 _OPEN_FORMAT: Callable[[Collector], bytes] = openmetrics.generate_latest
-_DRIVERS: Mapping[type, str] = {
-    VirtualServer: "ipvs",
-    RealServer: "ipvs",
-    RealServers: "ipvs",
-    Timeouts: "ipvs",
-    SetEntry: "ipset",
-    SetEntries: "ipset",
-    IpSet: "ipset",
-    SetCopy: "ipset",
-    BoundAddress: "addresses",
-    BoundAddresses: "addresses",
-    Device: "addresses",
-    Sysctl: "sysctl",
-    Skeleton: "iptables",
-    FlowCleaning: "conntrack",
-}
 
 
 class Metrics:
@@ -88,7 +61,7 @@ class Metrics:
         self._tables = Tables()
         self._traffic: Traffic | None = None
         self._values = Recorded(self._registry)
-        for driver in dict.fromkeys(_DRIVERS.values()):
+        for driver in DriverName:
             self._values.show(series.APPLY_DURATION, driver)
         self._values.set(series.CONFIG_IN_FORCE, value=1)
         self._values.set(series.BUILD_INFO, importlib.metadata.version("ipvsproxy"), platform.python_version(), value=1)
@@ -159,7 +132,7 @@ class Metrics:
 
     def applied(self, outcomes: Sequence[Outcome], duration_s: float) -> None:
         """A driver has applied operations; called in the thread that it runs in."""
-        driver = _DRIVERS[type(outcomes[0].operation.item)]
+        driver = KINDS[type(outcomes[0].operation.item)].driver
         self._values.observe(series.APPLY_DURATION, driver, value=duration_s)
         if driver in series.NETLINK_DRIVERS:
             self._values.add(series.NETLINK_BATCHES, driver)
@@ -167,7 +140,7 @@ class Metrics:
                 if outcome.error:
                     self._values.add(series.NETLINK_ERRORS, driver, errno.errorcode.get(outcome.errno, "other"))
         cleaned = set()
-        for outcome in outcomes if driver in ("iptables", "conntrack") else ():
+        for outcome in outcomes if driver in {DriverName.IPTABLES, DriverName.CONNTRACK} else ():
             match outcome.operation.item:
                 case Skeleton(family=family) if outcome.error:
                     self._values.add(series.RESTORE_FAILURES, family.label)

@@ -9,10 +9,11 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.daemon.metrics.histogram import FAST_S, REQUEST_S, SLOW_S
+from ipvsproxy.model.kind import DriverName
 from ipvsproxy.model.service import ObjectKind
 
 POLICIES = ("internal", "external")
-NETLINK_DRIVERS = ("ipvs", "ipset", "addresses", "conntrack")
+NETLINK_DRIVERS = (DriverName.IPVS, DriverName.IPSET, DriverName.ADDRESSES, DriverName.CONNTRACK)
 PHASES = ("waiting", "observe", "translate", "apply")
 BY_FAMILY = ("ip_family",)
 _BY_PORT = ("namespace", "service", "port", "protocol")

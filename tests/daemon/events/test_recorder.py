@@ -25,7 +25,7 @@ from ipvsproxy.daemon.events.recorder import (
 from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.sources import watch
 from ipvsproxy.daemon.sources.reflector import ApiError
-from ipvsproxy.model.kernel import Owner, SetEntry, SetKind
+from ipvsproxy.model.kernel import Owner, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
 from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
@@ -265,6 +265,6 @@ async def test_a_conflict_is_told_at_the_services_that_wait() -> None:
 async def test_a_full_set_is_told_at_the_node(number: int, times: int) -> None:
     stage = Stage()
     entries = [SetEntry(SetKind.CLUSTER_IP.value, builders.addresses(f"10.0.0.{one}")[0]) for one in (1, 2)]
-    errors = tuple(Outcome(Operation(Verb.ADD, entry), "the set is full", number) for entry in entries)
+    errors = tuple(Outcome(Operation(Verb.ADD, SetEntries.of(entry)), "the set is full", number) for entry in entries)
     stage.announcer.synced(summary(report=Report(done={}, failed={}, errors=errors, pending=2)))
     assert await stage.told() == [("node-a", "SetFull", "KUBE-CLUSTER-IP: the set is full")] * times

@@ -8,7 +8,7 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.daemon.loop import engine, reader
-from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, RealServer, Sysctl, VirtualServer
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, RealServers, Sysctl, VirtualServer
 from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.state import Observation
 from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
@@ -182,7 +182,7 @@ async def test_a_service_that_changes_does_not_wait_for_its_failed_operation() -
     async with node.running():
         node.begin_with(builders.node())
         await node.quiet()
-        node.kernel.fail(lambda operation: isinstance(operation.item, RealServer), times=4)
+        node.kernel.fail(lambda operation: isinstance(operation.item, RealServers), times=4)
         node.put(WEB, SLICE)
         await node.quiet(10)
         node.put(builders.endpoint_slice(builders.endpoint("10.244.0.7")))

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from ipvsproxy.model.kernel import IpSet, RealServer, SetEntry, Sysctl, VirtualServer
+from ipvsproxy.model.kernel import IpSet, RealServers, SetEntry, Sysctl, VirtualServer
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.reconcile import retry
@@ -86,7 +86,7 @@ async def test_while_somebody_holds_the_lock_of_the_rules_all_that_needs_no_new_
         assert_from_scratch(node)
 
 
-@pytest.mark.parametrize("kind", [VirtualServer, RealServer, SetEntry, IpSet])
+@pytest.mark.parametrize("kind", [VirtualServer, RealServers, SetEntry, IpSet])
 @in_virtual_time
 async def test_one_object_that_always_fails_stops_no_other_service(kind: type) -> None:
     node = MemoryNode()
@@ -114,7 +114,7 @@ async def test_a_virtual_server_that_is_missing_whenever_its_real_servers_come_d
 
     def belongs_to_the_first(operation: Operation) -> bool:
         assert len(node.kernel.applied) < 1000, "the sync does not end"
-        return isinstance(operation.item, RealServer) and operation.item.virtual_server.address == first
+        return isinstance(operation.item, RealServers) and operation.item.virtual_server.address == first
 
     node.kernel.fail(belongs_to_the_first, errno.ESRCH, times=1_000_000)
     backends = (builders.endpoint("10.244.0.5"), builders.endpoint("10.244.0.6"))

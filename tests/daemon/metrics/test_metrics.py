@@ -16,7 +16,7 @@ from ipvsproxy.daemon.metrics import gauges, histogram
 from ipvsproxy.daemon.metrics.gauges import Counted, Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.reflector import Trouble
-from ipvsproxy.model.kernel import DEVICE, Device, Flow, FlowCleaning, RealServer
+from ipvsproxy.model.kernel import DEVICE, Device, Flow, FlowCleaning, RealServers
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
 from ipvsproxy.model.rules import Skeleton
@@ -286,10 +286,10 @@ async def test_answers_of_the_health_server_are_counted_by_code() -> None:
     "item",
     [
         Device(DEVICE),
-        RealServer(builders.frontend("10.96.0.10", 80), builders.backend("10.244.0.5")),
+        RealServers.of(builders.frontend("10.96.0.10", 80), builders.backend("10.244.0.5")),
     ],
 )
-async def test_every_driver_has_its_durations(item: Device | RealServer) -> None:
+async def test_every_driver_has_its_durations(item: Device | RealServers) -> None:
     metrics = _metrics()
     metrics.applied([Outcome(Operation(Verb.ADD, item))], 0.01)
     rows = await _rows(metrics)
@@ -300,7 +300,7 @@ async def test_every_driver_has_its_durations(item: Device | RealServer) -> None
 
 async def test_netlink_batches_and_the_errors_in_them_are_counted_by_driver_and_name() -> None:
     metrics = _metrics()
-    operation = Operation(Verb.ADD, RealServer(builders.frontend("10.96.0.10", 80), builders.backend("10.244.0.5")))
+    operation = Operation(Verb.ADD, RealServers.of(builders.frontend("10.96.0.10", 80), builders.backend("10.244.0.5")))
     refused = Outcome(operation, error="no memory", errno=errno.ENOMEM)
     metrics.applied([Outcome(operation), refused, refused, Outcome(operation, error="no answer")], 0.01)
     metrics.applied([Outcome(Operation(Verb.SET, Skeleton(family=Family.IPV4, chains={}, jumps=())), error="bad rule")], 0.01)

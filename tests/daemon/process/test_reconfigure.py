@@ -3,7 +3,7 @@
 import dataclasses
 
 from ipvsproxy.daemon.loop.engine import EngineSettings
-from ipvsproxy.model.kernel import IP_SETS, SetKind, Sysctl, VirtualServerSettings
+from ipvsproxy.model.kernel import IP_SETS, SetEntries, SetKind, Sysctl, VirtualServerSettings
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import ChainKey, Rule, SetMark
@@ -80,7 +80,7 @@ async def test_a_range_that_is_not_excluded_any_more_loses_what_nobody_wants() -
     stray = builders.frontend("10.96.7.7", 80)
     node.kernel.virtual_servers[stray] = HeldVirtualServer(VirtualServerSettings("rr"), {})
     witness = examples.entry(SetKind.CLUSTER_IP, stray)
-    node.kernel.apply([Operation(Verb.ADD, IP_SETS[witness.set]), Operation(Verb.ADD, witness)])
+    node.kernel.apply([Operation(Verb.ADD, IP_SETS[witness.set]), Operation(Verb.ADD, SetEntries.of(witness))])
     async with node.running():
         node.engine.reconfigure(settings(), node.settings, policy("10.96.7.0/24"))
         await begun(node)
