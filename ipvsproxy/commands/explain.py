@@ -135,7 +135,7 @@ class _Reader:
             "family": use.family.label,
             "virtualServers": [self._frontend(explained, one) for one in frontends],
             "endpoints": [_endpoint(one) for one in use.endpoints],
-            "hairpinSet": next((one.set for one in explained.wanted.entries if _is_hairpin(one, use)), ""),
+            "hairpinSet": next((one.set for one in explained.desired.entries if _is_hairpin(one, use)), ""),
         }
 
     def _frontend(self, explained: explain.Explanation, frontend: explain.Frontend) -> Document:
@@ -154,7 +154,7 @@ class _Reader:
             "reasons": list(conflict.reasons) if conflict else [],
             "scheduler": wanted.settings.scheduler,
             "sourceRangesApply": is_restricted,
-            "usableByThisNode": key not in explained.wanted.rare.refused,
+            "usableByThisNode": key not in explained.desired.rare.refused,
             "masquerade": [self._masquerade(client, key) for client in trace.Client],
             "kernel": self._kernel(key, wanted),
         }

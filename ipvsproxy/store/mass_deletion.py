@@ -1,10 +1,10 @@
-"""Lists that are suddenly much shorter are not believed at once: an empty list may be a lie of a server that has just come up.
+"""A list that is suddenly much shorter is doubted: an API server that has just started may give an empty one.
 
-Rule 1: where more than a share of all is missing from one complete list, nothing of it is removed.
-Rule 2: a second complete list, ``CONFIRMED_AFTER_S`` later or more, that lacks too much as well confirms the first.
-Rule 3: the first list is doubted when it is empty, for every API server has at least the Service that leads to itself. Until it
-is confirmed, what the kernel holds already stays.
-Rule 4: what is deleted one by one is believed: a server that tells of deletions has seen them.
+Rule 1: if one complete list lacks more than a share of all objects, none of them is removed.
+Rule 2: a second complete list, ``CONFIRMED_AFTER_S`` later or more, that also lacks too much confirms the first.
+Rule 3: an empty first list is doubted, since every API server has at least the Service of its own address. Until it is confirmed,
+observed objects of the kernel stay.
+Rule 4: deletions that a watch reports one by one are believed.
 """
 
 import dataclasses
@@ -12,15 +12,15 @@ import dataclasses
 from ipvsproxy.model.service import ObjectKind
 
 LEAST = 10
-"""Fewer than this may always go at once."""
+"""Fewer missing objects than this are always removed at once."""
 CONFIRMED_AFTER_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """A list that is not believed: since when, by the clock of whoever tells the time, and how much was missing of how much.
+    """A doubted list: since when (in the clock of the caller), and how much was missing of how much.
 
-    ``is_first``: it is the first list that is empty, so that nobody knows what is missing.
+    ``is_first``: it is an empty first list, so the number of missing objects is unknown.
     """
 
     since_s: float
@@ -30,29 +30,29 @@ class Doubt:
 
     @property
     def due_s(self) -> float:
-        """From when on another list confirms it."""
+        """The time from which another list confirms it."""
         return self.since_s + CONFIRMED_AFTER_S
 
 
 class Guard:
-    """Judges lists. ``percent`` is the largest part of all that may go at once, 0..100; 0 believes everything."""
+    """Judges lists. ``percent`` is the largest share that one list may remove, 0..100; 0 accepts every list."""
 
     def __init__(self, percent: int) -> None:
         self.percent = percent
         self.doubts: dict[ObjectKind, Doubt] = {}
 
-    def believes(self, kind: ObjectKind, *, missing: int, known: int, now: float) -> bool:
-        """Whether what a complete list lacks may be removed."""
+    def accepts(self, kind: ObjectKind, *, missing: int, known: int, now: float) -> bool:
+        """Whether the objects that a complete list lacks may be removed."""
         is_much = missing >= LEAST and missing * 100 > self.percent * known
         return self._weigh(kind, Doubt(since_s=now, missing=missing, known=known), is_doubtful=is_much)
 
-    def believes_first(self, kind: ObjectKind, *, is_empty: bool, now: float) -> bool:
-        """Whether what no list has ever held may be removed."""
+    def accepts_first(self, kind: ObjectKind, *, is_empty: bool, now: float) -> bool:
+        """Whether objects that no list has ever contained may be removed."""
         return self._weigh(kind, Doubt(since_s=now, missing=0, known=0, is_first=True), is_doubtful=is_empty)
 
     @property
     def doubts_the_first(self) -> bool:
-        """Whether the first list of a kind is not believed yet."""
+        """Whether the first list of a kind is doubted."""
         return any(doubt.is_first for doubt in self.doubts.values())
 
     def _weigh(self, kind: ObjectKind, doubt: Doubt, *, is_doubtful: bool) -> bool:

@@ -1,8 +1,8 @@
-"""What is known of the API: every object as last seen, and the names of the Services that must be translated again.
+"""The known API objects, and the names of the Services that must be translated again.
 
 Rule 1: an object that equals the known one changes nothing.
-Rule 2: a complete list replaces: what is not on it does not exist any more.
-Rule 3: an object that cannot be read leaves what was known of it in force.
+Rule 2: a complete list replaces all objects of its kind.
+Rule 3: an object that cannot be read leaves its known form in force.
 """
 
 import dataclasses
@@ -35,14 +35,14 @@ from ipvsproxy.store.mass_deletion import Doubt, Guard
 
 
 class Trigger(NamedTuple):
-    """When a change of a family's endpoints began, by its annotation, in seconds since the epoch."""
+    """The time at which a change of a family's endpoints began, by its annotation, in seconds since the epoch."""
 
     family: Family
     began_s: float
 
 
 class Complaint(NamedTuple):
-    """An object, and the parts of it that are not used; said once per change. ``where`` is a file, or empty."""
+    """An object and its unused parts, reported once per change. ``where`` is a file, or empty."""
 
     kind: ObjectKind
     name: str
@@ -52,25 +52,25 @@ class Complaint(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What has changed since it was last taken.
+    """The changes since the last call of ``take``.
 
-    ``services``: to be translated again, with the time at which the first unapplied change of each arrived. ``triggers``: when
-    the endpoint changes among them began. ``node``: the Node changed, which may concern every Service. ``seen`` counts the
-    changed objects by kind.
+    ``services``: Services to translate again, each with the time at which its first unapplied change arrived. ``triggers``: the
+    beginnings of their endpoint changes. ``node``: the Node changed, which may concern every Service. ``counts``: changed objects
+    by kind.
     """
 
     services: Mapping[ServiceName, float] = dataclasses.field(default_factory=dict)
     triggers: tuple[Trigger, ...] = ()
     complaints: tuple[Complaint, ...] = ()
     node: bool = False
-    seen: Mapping[ObjectKind, int] = dataclasses.field(default_factory=dict)
+    counts: Mapping[ObjectKind, int] = dataclasses.field(default_factory=dict)
 
 
 class Store:
     """The known objects.
 
-    ``started_s`` (since the epoch): older trigger times tell nothing about this process. ``guard`` judges lists; without one they
-    are all believed.
+    ``started_s`` (since the epoch): older trigger times do not count for this process. ``guard`` judges lists; without one, every
+    list is accepted.
     """
 
     def __init__(self, started_s: float, guard: Guard | None = None) -> None:
@@ -78,7 +78,7 @@ class Store:
         self._guard = guard or Guard(0)
         self._services: dict[ServiceName, Service] = {}
         self._slices: dict[ObjectKey, EndpointSlice] = {}
-        # Nearly all have one slice, which stands there without a tuple: for a hundred thousand these would be six megabytes.
+        # Nearly all Services have one slice, kept without a tuple: 100,000 tuples would be 6 MB.
         self._slices_of: dict[ServiceName, EndpointSlice | tuple[EndpointSlice, ...]] = {}
         self._nodes: dict[str, Node] = {}
         self._rejected: dict[ObjectKind, dict[ObjectKey, Rejected]] = {kind: {} for kind in ObjectKind}
@@ -89,7 +89,7 @@ class Store:
         self._triggers: dict[tuple[ServiceName, Family], list[float]] = {}
         self._complaints: list[Complaint] = []
         self._node_changed = False
-        self._seen: Counter[ObjectKind] = Counter()
+        self._counts: Counter[ObjectKind] = Counter()
 
     @property
     def services(self) -> Mapping[ServiceName, Service]:
@@ -97,7 +97,7 @@ class Store:
         return self._services
 
     def is_only_remembered(self, name: ServiceName) -> bool:
-        """Whether the newest list lacks a known Service, and is doubted: others that it holds go before it."""
+        """Whether the newest list lacks a known Service and is doubted: Services on that list have precedence."""
         return name in self._remembered
 
     def slices_of(self, name: ServiceName) -> tuple[EndpointSlice, ...]:
@@ -111,7 +111,7 @@ class Store:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every kind has been listed: before, nothing may be programmed."""
+        """Whether every kind has been listed. Before that, nothing may be programmed."""
         return len(self._listed) == len(ObjectKind)
 
     @property
@@ -121,8 +121,8 @@ class Store:
 
     @property
     def untaken(self) -> Mapping[ObjectKind, int]:
-        """How many changes of objects there are to take, by kind."""
-        return self._seen
+        """The number of changes to take, by kind of object."""
+        return self._counts
 
     def deliver(self, events: Iterable[Event], now: float) -> None:
         """Take in events, in their order; ``now`` is that of a monotonic clock."""
@@ -147,12 +147,12 @@ class Store:
 
     @property
     def doubts(self) -> Mapping[ObjectKind, Doubt]:
-        """The lists that are not believed yet: what they lack is still known."""
+        """The doubted lists: the objects that they lack are still known."""
         return self._guard.doubts
 
     @property
     def may_lack_all(self) -> bool:
-        """Whether a first list is not believed: then what the kernel holds may be wanted although nothing here asks for it."""
+        """Whether a first list is doubted. Then observed kernel objects may be desired although no known Service has them."""
         return self._guard.doubts_the_first
 
     def _listen_to(self, event: Listed, now: float) -> None:
@@ -184,32 +184,32 @@ class Store:
         is_first = event.kind not in self._listed
         doubt = self._guard.doubts.get(event.kind)
         if is_first or (doubt and doubt.is_first):
-            return self._guard.believes_first(event.kind, is_empty=not event.keys, now=now)
-        return self._guard.believes(event.kind, missing=lost, known=of, now=now)
+            return self._guard.accepts_first(event.kind, is_empty=not event.keys, now=now)
+        return self._guard.accepts(event.kind, missing=lost, known=of, now=now)
 
     def _weight(self, kind: ObjectKind, keys: Collection[ObjectKey]) -> int:
-        """How many Services these are, or how many endpoints their slices hold."""
+        """The number of Services, or the number of endpoints in the slices."""
         if kind is ObjectKind.SERVICE:
             return len(keys)
         return sum(len(item.conditions) for item in map(self._slices.get, keys) if item)
 
     def take(self) -> Changes:
-        """Everything that has changed since this was called last."""
+        """All changes since the last call."""
         changes = Changes(
             services=self._dirty,
             triggers=tuple(Trigger(family, at_s) for (_, family), times in self._triggers.items() for at_s in times),
             complaints=tuple(self._complaints),
             node=self._node_changed,
-            seen=self._seen,
+            counts=self._counts,
         )
-        self._dirty, self._seen = {}, Counter()
+        self._dirty, self._counts = {}, Counter()
         self._triggers.clear()
         self._complaints.clear()
         self._node_changed = False
         return changes
 
     def touch_all(self, now: float) -> None:
-        """Have every Service translated again."""
+        """Mark every Service for translation."""
         for name in self._services:
             self._dirty.setdefault(name, now)
 
@@ -242,7 +242,7 @@ class Store:
         before = self._slices.get(item.name)
         if before is not None:
             if self._shrunk is not None and len(item.conditions) < len(before.conditions):
-                # It is on a list, with fewer endpoints than before: the whole list is judged by all of these.
+                # The slice is on a list, with fewer endpoints than before: the list is judged by the sum of these losses.
                 self._shrunk[item.name] = item
                 return
             if before == item:
@@ -264,7 +264,7 @@ class Store:
             self._complain(ObjectKind.ENDPOINT_SLICE, item, before)
 
     def _known_name(self, name: ServiceName) -> ServiceName:
-        """The equal one that is here already: a Service and its slices, each with a name of its own, are 13 MB in 100,000."""
+        """The equal name that is kept already: a name of its own for each slice would be 13 MB for 100,000."""
         if service := self._services.get(name):
             return service.name
         slices = self.slices_of(name)
@@ -276,7 +276,7 @@ class Store:
 
     def _reject(self, event: Rejected) -> None:
         if event.key and not event.where:
-            # An API server brings it with each list again; a directory tells each change of a file once.
+            # An API server repeats it with each list; a directory reports each change of a file once.
             if self._rejected[event.kind].get(event.key) == event:
                 return
             self._rejected[event.kind][event.key] = event
@@ -303,13 +303,13 @@ class Store:
                     if gone.service:
                         self._forget_slice(gone.service, gone.name)
                         if gone.family:
-                            # As EndpointsChangeTracker: the annotation is that of an earlier change, which nobody will program.
+                            # As EndpointsChangeTracker: the annotation belongs to an earlier change, which is never programmed.
                             self._triggers.pop((gone.service, gone.family), None)
                     self._mark(kind, gone.service, now)
             case ObjectKind.NODE:
                 node = self._nodes.get(key.name)
                 if node and not node.leaving:
-                    # Its last addresses and zone still hold; load balancers must know that it is going.
+                    # Its last addresses and zone still hold. Load balancers must learn that it is leaving.
                     self._nodes[key.name] = msgspec.structs.replace(node, leaving=True)
                     self._mark_node()
             case never:
@@ -327,10 +327,10 @@ class Store:
                 assert_never(never)
 
     def _mark(self, kind: ObjectKind, service: ServiceName | None, now: float) -> None:
-        self._seen[kind] += 1
+        self._counts[kind] += 1
         if service:
             self._dirty.setdefault(service, now)
 
     def _mark_node(self) -> None:
-        self._seen[ObjectKind.NODE] += 1
+        self._counts[ObjectKind.NODE] += 1
         self._node_changed = True

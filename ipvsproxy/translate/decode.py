@@ -1,4 +1,4 @@
-"""The API's bytes, to events. msgspec reads them, a list item by item; an object that breaks the shape costs itself only."""
+"""From the API's bytes to events. msgspec reads them; an object that breaks its schema is rejected, and no other."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -7,17 +7,17 @@ from typing import Any, Generic, NamedTuple, TypeVar, assert_never
 import msgspec
 
 from ipvsproxy.model.service import ApiObject, EndpointSliceName, Gone, ObjectKey, ObjectKind, Put, Rejected, ServiceName
-from ipvsproxy.translate import parse, parse_endpoints, wire
+from ipvsproxy.translate import api_schema, parse, parse_endpoints
 
 GONE = 410
-"""HTTP status, and code of an ERROR event: the resource version is too old, list again."""
+"""HTTP status, and code of an ERROR event: the resource version is too old, and the kind must be listed again."""
 
 _MISSHAPEN = (msgspec.ValidationError, UnicodeDecodeError)
-"""What msgspec raises for JSON that is not of the shape, or whose text is not UTF-8: perhaps in one object only."""
+"""The errors of msgspec for JSON that breaks the schema, or for text that is not UTF-8: perhaps in one object only."""
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""All that msgspec raises for bytes: also those that are no JSON, or nested deeper than the interpreter can follow."""
+"""All errors of msgspec for bytes, also for bytes that are not JSON, or JSON nested too deeply for the interpreter."""
 
-T = TypeVar("T", wire.ServiceWire, wire.EndpointSliceWire, wire.NodeWire)
+T = TypeVar("T", api_schema.Service, api_schema.EndpointSlice, api_schema.Node)
 K = TypeVar("K", bound=ObjectKey)
 
 
@@ -38,7 +38,7 @@ class Bookmark(NamedTuple):
 
 
 class Expired(NamedTuple):
-    """The watch can not go on from where it was: list again."""
+    """The watch cannot continue: the kind must be listed again."""
 
     message: str
 
@@ -57,12 +57,12 @@ class WatchLine(NamedTuple):
     resource_version: str
 
 
-class _ListMetadata(wire.Wire, frozen=True):
+class _ListMetadata(api_schema.Schema, frozen=True):
     resource_version: str | None = None
     continue_token: str | None = msgspec.field(name="continue", default=None)
 
 
-class _Page(wire.Wire, frozen=True):
+class _Page(api_schema.Schema, frozen=True):
     metadata: _ListMetadata
     items: list[msgspec.Raw] | None = None
 
@@ -70,18 +70,18 @@ class _Page(wire.Wire, frozen=True):
 _PAGE = msgspec.json.Decoder(_Page)
 
 
-class _Line(wire.Wire, Generic[T], frozen=True):
+class _Line(api_schema.Schema, Generic[T], frozen=True):
     type: str
     object: T
 
 
-class _LooseLine(wire.Wire, frozen=True):
+class _LooseLine(api_schema.Schema, frozen=True):
     type: str
     object: msgspec.Raw
 
 
 class _Reader(Generic[T, K]):
-    """What is different between the kinds: their shape, what names them, and how they are read."""
+    """The differences between kinds: schema, key, and parser."""
 
     def __init__(self, kind: ObjectKind, shape: type[T], key: type[K], read: Callable[[T, K], ApiObject]) -> None:
         self.kind = kind
@@ -90,21 +90,21 @@ class _Reader(Generic[T, K]):
         self.one: msgspec.json.Decoder[T] = msgspec.json.Decoder(shape)
         self.read: Callable[[T, K], ApiObject] = read
 
-    def key(self, metadata: wire.Metadata | None) -> K | None:
-        """What names an object with this metadata. The object has the same one for its name, where it is more than a text."""
+    def key(self, metadata: api_schema.Metadata | None) -> K | None:
+        """The key of an object with this metadata; None without a name. The parsed object shares this key as its name."""
         if metadata is None or not metadata.name:
             return None
         return self._key("" if self.kind is ObjectKind.NODE else sys.intern(metadata.namespace or "default"), metadata.name)
 
     def event(self, raw: T, where: str = "") -> Put | Rejected:
-        """The object with its key, or why it can not have one."""
+        """The parsed object with its key, or a rejection if it has no name."""
         key = self.key(raw.metadata)
         if key is None:
             return Rejected(self.kind, None, where, "metadata.name is missing")
         return Put(self.kind, key, self.read(raw, key))
 
     def loose_event(self, raw: msgspec.Raw, where: str = "") -> Put | Rejected:
-        """As ``event``, for one object that may break the shape of its kind."""
+        """As ``event``, for an object that may break the schema of its kind."""
         try:
             return self.event(self.one.decode(raw), where)
         except _UNREADABLE as error:
@@ -113,13 +113,13 @@ class _Reader(Generic[T, K]):
 
 def _loose_key(kind: ObjectKind, raw: msgspec.Raw) -> ObjectKey | None:
     try:
-        return _READERS[kind].key(msgspec.json.decode(raw, type=wire.AnyObject).metadata)
+        return _READERS[kind].key(msgspec.json.decode(raw, type=api_schema.AnyObject).metadata)
     except _UNREADABLE:
         return None
 
 
 def _reason(error: Exception) -> str:
-    """``spec.ports[0].port: expected int, got str`` from msgspec's wording."""
+    """``spec.ports[0].port: expected int, got str``, from msgspec's message."""
     text, _, path = str(error).partition(" - at `$")
     field = path.rstrip("`").lstrip(".")
     text = text.replace("`", "").rstrip(".")
@@ -127,11 +127,11 @@ def _reason(error: Exception) -> str:
 
 
 _READERS: Mapping[ObjectKind, _Reader[Any, Any]] = {
-    ObjectKind.SERVICE: _Reader(ObjectKind.SERVICE, wire.ServiceWire, ServiceName, parse.parse_service),
+    ObjectKind.SERVICE: _Reader(ObjectKind.SERVICE, api_schema.Service, ServiceName, parse.parse_service),
     ObjectKind.ENDPOINT_SLICE: _Reader(
-        ObjectKind.ENDPOINT_SLICE, wire.EndpointSliceWire, EndpointSliceName, parse_endpoints.parse_endpoint_slice
+        ObjectKind.ENDPOINT_SLICE, api_schema.EndpointSlice, EndpointSliceName, parse_endpoints.parse_endpoint_slice
     ),
-    ObjectKind.NODE: _Reader(ObjectKind.NODE, wire.NodeWire, ObjectKey, lambda raw, key: parse.parse_node(raw, key.name)),
+    ObjectKind.NODE: _Reader(ObjectKind.NODE, api_schema.Node, ObjectKey, lambda raw, key: parse.parse_node(raw, key.name)),
 }
 
 
@@ -145,7 +145,7 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
         page = _PAGE.decode(body)
     except _UNREADABLE as error:
         raise UndecodableError(f"list of {kind}s: {_reason(error)}") from error
-    # One by one, though that passes over all of it first: what is made of five hundred at once does not stay in near caches.
+    # One by one: values made of five hundred items at once would not stay in the processor's near caches.
     events = tuple(map(_READERS[kind].loose_event, page.items or ()))
     return ListPage(events, page.metadata.resource_version or "", page.metadata.continue_token or "")
 
@@ -199,13 +199,13 @@ def _loose_line(kind: ObjectKind, line: bytes) -> WatchLine:
         raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
     if decoded.type == "ERROR":
         try:
-            status = msgspec.json.decode(decoded.object, type=wire.Status)
+            status = msgspec.json.decode(decoded.object, type=api_schema.Status)
         except _UNREADABLE as error:
             raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
         message = (status.message or status.reason or "no message")[:500]
         return WatchLine(Expired(message) if status.code == GONE else ServerError(status.code or 0, message), "")
     try:
-        metadata = msgspec.json.decode(decoded.object, type=wire.AnyObject).metadata
+        metadata = msgspec.json.decode(decoded.object, type=api_schema.AnyObject).metadata
     except _UNREADABLE:
         metadata = None
     version = (metadata and metadata.resource_version) or ""
@@ -225,13 +225,12 @@ _MANIFESTS: Mapping[tuple[str, str], ObjectKind] = {
 
 
 def decode_document(document: object, where: str) -> Put | Rejected | None:
-    """One manifest that has been read from YAML or JSON already; None when it is of a kind that is not ours.
+    """One manifest that has been read from YAML or JSON already; None if its kind is not watched.
 
-    ``where`` names file and document for the reader of a ``Rejected``. What an API server would fill in is filled in: the
-    namespace ``default``, the protocol TCP, the empty name of a single endpoint port, the session affinity timeout.
+    ``where`` names file and document for the reader of a ``Rejected``. Defaults of the API server are filled in: the namespace ``default``, the protocol TCP, the empty name of a single endpoint port, the session affinity timeout.
     """
     try:
-        head = msgspec.convert(document, wire.AnyObject)
+        head = msgspec.convert(document, api_schema.AnyObject)
     except _UNREADABLE as error:
         return Rejected(ObjectKind.SERVICE, None, where, _reason(error))
     kind = _MANIFESTS.get((head.api_version or "", head.kind or ""))
@@ -249,20 +248,20 @@ def decode_document(document: object, where: str) -> Put | Rejected | None:
 def _manifest(kind: ObjectKind, document: object, key: ObjectKey, where: str) -> Put | Rejected:
     match kind:
         case ObjectKind.SERVICE:
-            return _manifest_service(msgspec.convert(document, wire.ServiceWire), key, where)
+            return _manifest_service(msgspec.convert(document, api_schema.Service), key, where)
         case ObjectKind.ENDPOINT_SLICE:
-            raw = msgspec.convert(document, wire.EndpointSliceWire)
+            raw = msgspec.convert(document, api_schema.EndpointSlice)
             name = EndpointSliceName(key.namespace, key.name)
             return Put(kind, key, parse_endpoints.parse_endpoint_slice(raw, name, default_port_names=True))
         case ObjectKind.NODE:
-            return Put(kind, key, parse.parse_node(msgspec.convert(document, wire.NodeWire), key.name))
+            return Put(kind, key, parse.parse_node(msgspec.convert(document, api_schema.Node), key.name))
         case never:
             assert_never(never)
 
 
-def _manifest_service(raw: wire.ServiceWire, key: ObjectKey, where: str) -> Put | Rejected:
+def _manifest_service(raw: api_schema.Service, key: ObjectKey, where: str) -> Put | Rejected:
     service = parse.parse_service(raw, ServiceName(key.namespace, key.name))
-    spec = raw.spec or wire.ServiceSpec()
+    spec = raw.spec or api_schema.ServiceSpec()
     if spec.type != "ExternalName" and not spec.cluster_ip and not spec.cluster_ips:
         reason = "spec.clusterIP: is missing, and without an API server nobody allots one"
         return Rejected(ObjectKind.SERVICE, key, where, reason)

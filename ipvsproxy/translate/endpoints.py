@@ -1,4 +1,4 @@
-"""Which endpoints the EndpointSlices of a Service have for one of its ports."""
+"""The endpoints of one service port, out of the EndpointSlices of its Service."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -12,10 +12,10 @@ K = TypeVar("K", bound=bytes)
 
 
 class Endpoints(NamedTuple):
-    """The endpoints of a service port, none of them twice.
+    """The endpoints of a service port, each once.
 
-    The plain bytes of a real server's key, which equal that key, are a stem and the suffix. Nearly always all endpoints have one
-    port: that is the suffix then, and a stem is a packed address. Else the suffix is empty. ``conditions`` go in step with stems.
+    A stem and the suffix together are the bytes of a real server's key. If all endpoints have one port, as nearly always, that port is
+    the suffix, and each stem is a packed address; else the suffix is empty. ``conditions`` are in the order of ``stems``.
     """
 
     stems: Sequence[bytes] = ()
@@ -24,7 +24,7 @@ class Endpoints(NamedTuple):
 
     @classmethod
     def of(cls, by_key: Mapping[K, Conditions]) -> "Endpoints":
-        """These, by the plain bytes of their keys."""
+        """Endpoints from the bytes of their keys."""
         return cls(tuple(by_key), tuple(by_key.values()))
 
     def split(self, stems: Iterable[bytes]) -> Sequence[tuple[Address, int]]:
@@ -35,15 +35,15 @@ class Endpoints(NamedTuple):
         return [(Address(stem), port) for stem in stems]
 
     def by_key(self) -> Mapping[bytes, Conditions]:
-        """By the plain bytes of their keys, made at each call."""
+        """The endpoints by the bytes of their keys, made at each call."""
         return {stem + self.suffix: conditions for stem, conditions in zip(self.stems, self.conditions, strict=True)}
 
 
 def find_endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Endpoints:
     """The endpoints of a service port: those of slices that have a port of its name and protocol, with that port's number.
 
-    The slices must be of one family. An address that stands there twice counts once: the later entry replaces the earlier one
-    unless it is terminating, as a new pod may have got the address of one that is just going.
+    The slices must be of one family. An address counts once: a later entry replaces an earlier one, unless the later one is
+    terminating. A new pod may have the address of a terminating one.
     """
     found = [(item, one.port) for item in slices for one in item.ports if one.name == port.name and one.protocol is port.protocol]
     numbers = {number for _, number in found}

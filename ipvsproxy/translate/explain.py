@@ -1,6 +1,6 @@
-"""Why a Service is served as it is: every endpoint with the reason why it is used or not.
+"""Why a Service is served as it is: each endpoint with the reason why it is used or not.
 
-Rule: nothing is decided here. What is wanted comes from ``state.translate``; reasons come from the functions that it asks.
+Rule: nothing is decided here. Desired state comes from ``state.translate``; reasons come from the functions that it calls.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from ipvsproxy.translate.view import NodeView, Settings
 
 
 class Role(enum.StrEnum):
-    """What a virtual server's address is to its Service."""
+    """The role of a virtual server's address for its Service."""
 
     CLUSTER_IP = "cluster IP"
     EXTERNAL_IP = "external IP"
@@ -27,7 +27,7 @@ class Role(enum.StrEnum):
 
 
 class NotUsed(NamedTuple):
-    """Why an endpoint is not used: for programs, and for people."""
+    """Why an endpoint is not used: a code for programs, and a text for people."""
 
     code: str
     reason: str
@@ -35,7 +35,7 @@ class NotUsed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Frontend:
-    """A virtual server of a Service, and what its address is."""
+    """A virtual server of a Service, and the role of its address."""
 
     role: Role
     virtual_server: VirtualServer
@@ -45,8 +45,8 @@ class Frontend:
 class EndpointUse:
     """One endpoint at one service port.
 
-    ``internal`` and ``external`` say why it does not get the traffic to the cluster IP, and that to all other addresses; None
-    means that it does. ``port`` is 0 where its EndpointSlice has none for the service port.
+    ``internal`` and ``external`` say why it does not get traffic to the cluster IP, and to all other addresses; None if it does.
+    ``port`` is 0 if its EndpointSlice has none for the service port.
     """
 
     slice: EndpointSliceName
@@ -68,10 +68,10 @@ class PortUse:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A Service, what it wants here, and why. ``skipped`` goes by the object that it was found in."""
+    """A Service, its desired state on this node, and the reasons. ``skipped`` has the skipped parts by object."""
 
     service: Service
-    wanted: ServiceState
+    desired: ServiceState
     ports: tuple[PortUse, ...]
     skipped: Mapping[str, tuple[Skipped, ...]]
 
@@ -79,33 +79,33 @@ class Explanation:
 def explain(service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings) -> Explanation:
     """Explain a Service. The slices are those labelled with its name."""
     ordered = sorted(slices, key=lambda item: item.name)
-    wanted = state.translate(service, ordered, view, settings)
+    desired = state.translate(service, ordered, view, settings)
     families = [address.family for address in service.cluster_addresses if address.family in settings.families]
     ports = [] if service.not_served else [(port, family) for port in service.ports for family in families]
     by_slice = {f"EndpointSlice {item.name}": item.skipped for item in ordered}
     return Explanation(
         service=service,
-        wanted=wanted,
-        ports=tuple(_port_use(wanted, service, port, ordered, view, family=family) for port, family in ports),
-        skipped={name: skipped for name, skipped in {"": wanted.rare.skipped, **by_slice}.items() if skipped},
+        desired=desired,
+        ports=tuple(_port_use(desired, service, port, ordered, view, family=family) for port, family in ports),
+        skipped={name: skipped for name, skipped in {"": desired.rare.skipped, **by_slice}.items() if skipped},
     )
 
 
 def _port_use(
-    wanted: ServiceState, service: Service, port: ServicePort, slices: Iterable[EndpointSlice], view: NodeView, *, family: Family
+    desired: ServiceState, service: Service, port: ServicePort, slices: Iterable[EndpointSlice], view: NodeView, *, family: Family
 ) -> PortUse:
     mine = [item for item in slices if item.family is family]
     found = endpoints.find_endpoints(mine, port)
     choice = state.choose(service, port, family, found, view)
-    told: set[RealServerKey] = set()
+    explained: set[RealServerKey] = set()
     by_key = found.by_key()
-    uses = [use for item in mine for use in _uses(item, port, by_key, choice, told)]
-    frontends = _frontends(service, wanted, port, view.node_port_addresses[family], family)
+    uses = [use for item in mine for use in _uses(item, port, by_key, choice, explained)]
+    frontends = _frontends(service, desired, port, view.node_port_addresses[family], family)
     return PortUse(port=port, family=family, frontends=tuple(frontends), endpoints=tuple(uses))
 
 
 def _frontends(
-    service: Service, wanted: ServiceState, port: ServicePort, node_port_addresses: Collection[Address], family: Family
+    service: Service, desired: ServiceState, port: ServicePort, node_port_addresses: Collection[Address], family: Family
 ) -> Iterator[Frontend]:
     addresses: Mapping[Role, Iterable[Address]] = {
         Role.CLUSTER_IP: service.cluster_addresses,
@@ -113,7 +113,7 @@ def _frontends(
         Role.LOAD_BALANCER_IP: service.options.load_balancer_addresses,
     }
     named = {address: role for role, those in reversed([*addresses.items()]) for address in those}
-    for key, virtual_server in wanted.virtual_servers.items():
+    for key, virtual_server in desired.virtual_servers.items():
         role = named.get(key.address) if key.port == port.port else None
         if role is None and key.port == port.node_port and key.address in node_port_addresses:
             role = Role.NODE_PORT
@@ -126,7 +126,7 @@ def _uses(
     port: ServicePort,
     by_key: Mapping[bytes, Conditions],
     choice: topology.Choice,
-    told: set[RealServerKey],
+    explained: set[RealServerKey],
 ) -> Iterator[EndpointUse]:
     numbers = [one.port for one in item.ports if one.name == port.name and one.protocol is port.protocol]
     if not numbers:
@@ -137,9 +137,9 @@ def _uses(
     for number in numbers:
         for endpoint in item.endpoints:
             key, conditions = RealServerKey.of(endpoint.address, number), endpoint.conditions
-            counts = by_key[key] == conditions and key not in told  # of two that are alike, the one that is told first
+            counts = by_key[key] == conditions and key not in explained  # of two equal ones, the first
             if counts:
-                told.add(key)
+                explained.add(key)
             internal, external = (
                 _reason(route.scope.why_not(conditions)) if counts else _DUPLICATE for route in (choice.internal, choice.external)
             )

@@ -1,6 +1,6 @@
-"""What objects of several kinds have in common: how addresses, networks and times are read, and how skipped parts are told.
+"""Parsers that several kinds share: addresses, networks and times; and the list of skipped parts of an object.
 
-What reads a list of values takes the field's name and appends a ``Skipped`` for each that is wrong: it costs itself only.
+A parser of a list takes the field's name, and appends a ``Skipped`` for each invalid value. The other values are used.
 """
 
 import datetime as dt
@@ -14,20 +14,20 @@ from ipvsproxy.model.service import Skipped
 HIGHEST_PORT = 65535
 PROTOCOLS = {protocol.name: protocol for protocol in Protocol}
 FEW_PORTS = 8
-"""So many ports of an object are looked up as a whole, as most objects have the ports of others; more would fill the caches."""
+"""Objects with at most this many ports share them with others by a cache; more ports would fill the cache."""
 MOST_SKIPPED = 20
-"""How many unusable parts of one object are told one by one: a log has other readers too."""
+"""The most skipped parts of one object that are reported one by one."""
 
 _SHOWN = 64
-"""How much of a bad value is repeated in a reason, in characters: reasons end in log lines."""
+"""The most characters of an invalid value that a reason repeats: reasons end in log lines."""
 _LONGEST_TIME = 35
-"""Of a time as the API writes it, to the nanosecond. An annotation may hold any text: longer ones would fill the cache."""
+"""The most characters of a time, to the nanosecond. An annotation may hold any text, and longer text would fill the cache."""
 
 T = TypeVar("T")
 
 
 def addresses(field: str, texts: Iterable[str], skipped: list[Skipped]) -> tuple[Address, ...]:
-    """Each address once, in order; blank texts are passed over, as the API allows them."""
+    """Each address once, in order. Blank texts are ignored: the API allows them."""
     return _parsed(field, texts, parse_address, skipped)
 
 
@@ -49,12 +49,12 @@ def _parsed(field: str, texts: Iterable[str], read: Callable[[str], T], skipped:
 
 
 def shown(text: str | None) -> str:
-    """A bad value as a reason repeats it: in quotation marks, and cut where it is long."""
+    """An invalid value as a reason repeats it: in quotation marks, and cut to ``MOST_SHOWN`` characters."""
     return repr(str(text)[:_SHOWN])
 
 
-def told(skipped: list[Skipped]) -> tuple[Skipped, ...]:
-    """The first ``MOST_SKIPPED`` one by one, and one more for the others: their number, and invalid if one of them is."""
+def bounded(skipped: list[Skipped]) -> tuple[Skipped, ...]:
+    """The first ``MOST_SKIPPED`` skipped parts, and one more for the number of others, invalid if one of these is."""
     rest = skipped[MOST_SKIPPED:]
     if not rest:
         return tuple(skipped)
@@ -63,7 +63,7 @@ def told(skipped: list[Skipped]) -> tuple[Skipped, ...]:
 
 
 def seconds(text: str | None) -> float:
-    """An RFC 3339 time as seconds since the epoch; 0 where there is none, none that can be read, or an earlier one."""
+    """An RFC 3339 time as seconds since the epoch; 0 if it is absent, unreadable, or before the epoch."""
     if not text:
         return 0
     return _shared_seconds(text) if len(text) <= _LONGEST_TIME else _read_seconds(text)
@@ -71,7 +71,7 @@ def seconds(text: str | None) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _shared_seconds(text: str) -> float:
-    """One number for all that was made, or began, in the same second."""
+    """One object for all equal times."""
     return _read_seconds(text)
 
 

@@ -1,6 +1,6 @@
-"""Services and Nodes, from the wire's shape to our values. EndpointSlices: ``parse_endpoints``.
+"""From the API schema to the model: Services and Nodes. EndpointSlices: ``parse_endpoints``.
 
-Untyped in; typed out, with a ``Skipped(field, reason)`` for the smallest part that is wrong: a port, an address, a range.
+Untyped in, typed out, with a ``Skipped(field, reason)`` for the smallest part that is wrong: a port, an address, a range.
 Field rules are those of the Kubernetes API reference (Service v1, Node v1).
 """
 
@@ -19,23 +19,23 @@ from ipvsproxy.model.service import (
     Skipped,
     short_uid,
 )
-from ipvsproxy.translate import fields, wire
+from ipvsproxy.translate import api_schema, fields
 
 DEFAULT_AFFINITY_TIMEOUT_S = 10800
-"""What the API server writes into ``sessionAffinityConfig`` when it is absent (core/v1 defaults)."""
+"""The API server's default for ``sessionAffinityConfig``, in seconds (core/v1)."""
 LONGEST_AFFINITY_TIMEOUT_S = 86400
 MOST_ENTRIES = 65536
-"""Of one Service in one ipset, as many as kube-proxy has room for of all. The API bounds a Service by its size alone."""
+"""The most entries of one Service in one ipset: as many as kube-proxy's set holds of all Services. The API bounds a Service only by its size."""
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
-_NO_METADATA = wire.Metadata()
-_NO_LABELS = wire.ObjectLabels()
-_NO_SPEC = wire.ServiceSpec()
+_NO_METADATA = api_schema.Metadata()
+_NO_LABELS = api_schema.ObjectLabels()
+_NO_SPEC = api_schema.ServiceSpec()
 _SERVICE_TYPES = {kind.value: kind for kind in ServiceType}
 
 
-def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
-    """A Service; what of it can not be used stands in its ``skipped`` or, for the whole, in ``not_served``."""
+def parse_service(raw: api_schema.Service, name: ServiceName) -> Service:
+    """A Service. Its unusable parts are in ``skipped``; if it cannot be served at all, ``not_served`` says why."""
     metadata, spec = raw.metadata or _NO_METADATA, raw.spec or _NO_SPEC
     skipped: list[Skipped] = []
     kind = _service_type(spec.type, skipped)
@@ -43,7 +43,7 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
     if not_served:
         options = ServiceOptions(type=kind, not_served=not_served, skipped=tuple(skipped))
         return Service(name=name, short_uid=short_uid(metadata.uid or ""), options=options)
-    # Nearly all of ten thousand Services have none of the following: what is absent is not looked into.
+    # Nearly all Services have none of the following fields: absent ones take no time.
     external = fields.addresses("spec.externalIPs", spec.external_ips, skipped) if spec.external_ips else ()
     external_local = spec.external_traffic_policy == "Local" and (
         kind in {ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT} or bool(external)
@@ -71,7 +71,7 @@ def parse_service(raw: wire.ServiceWire, name: ServiceName) -> Service:
         external_traffic_local=external_local,
         health_check_node_port=health_port if kind is ServiceType.LOAD_BALANCER and external_local else 0,
         not_served=None if cluster else Skipped("spec.clusterIPs", "none is a usable address"),
-        skipped=fields.told(skipped) if skipped else (),
+        skipped=fields.bounded(skipped) if skipped else (),
     )
     return Service(
         name=name,
@@ -90,7 +90,7 @@ def _service_type(text: str | None, skipped: list[Skipped]) -> ServiceType:
     return kind or ServiceType.CLUSTER_IP
 
 
-def _why_not_served(kind: ServiceType, labels: wire.ObjectLabels, spec: wire.ServiceSpec) -> Skipped | None:
+def _why_not_served(kind: ServiceType, labels: api_schema.ObjectLabels, spec: api_schema.ServiceSpec) -> Skipped | None:
     cluster_ip = spec.cluster_ip or (spec.cluster_ips[0] if spec.cluster_ips else "")
     if labels.proxy_name is not None:
         return Skipped("metadata.labels", f"service-proxy-name gives it to {fields.shown(labels.proxy_name)}", invalid=False)
@@ -103,7 +103,7 @@ def _why_not_served(kind: ServiceType, labels: wire.ObjectLabels, spec: wire.Ser
     return None
 
 
-def _cluster_addresses(spec: wire.ServiceSpec, skipped: list[Skipped]) -> tuple[Address, ...]:
+def _cluster_addresses(spec: api_schema.ServiceSpec, skipped: list[Skipped]) -> tuple[Address, ...]:
     texts = spec.cluster_ips or ([spec.cluster_ip] if spec.cluster_ip else [])
     found = fields.addresses("spec.clusterIPs", texts, skipped)
     if len(found) == 1:
@@ -115,25 +115,25 @@ def _cluster_addresses(spec: wire.ServiceSpec, skipped: list[Skipped]) -> tuple[
 
 
 def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Address]) -> Iterable[Skipped]:
-    """Addresses of a family of which there is no cluster IP: kube-proxy serves a Service by family, and so do we."""
+    """Addresses of a family without a cluster IP: kube-proxy serves a Service family by family, and so do we."""
     families = {address.family for address in cluster}
     for address in addresses:
         if address.family not in families:
             yield Skipped(field, f"{address}: the Service has no cluster IP of {address.family.label}", invalid=False)
 
 
-def _service_ports(ports: tuple[wire.ServicePortWire, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+def _service_ports(ports: tuple[api_schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
     """The ports that can be used, and why the others can not."""
     return _shared_service_ports(ports) if len(ports) <= fields.FEW_PORTS else _read_service_ports(ports)
 
 
 @functools.lru_cache(maxsize=1024)
-def _shared_service_ports(ports: tuple[wire.ServicePortWire, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
-    """One object for all Services with such ports: most of them call them the same."""
+def _shared_service_ports(ports: tuple[api_schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+    """One object for all Services with equal ports; most Services share theirs with others."""
     return _read_service_ports(ports)
 
 
-def _read_service_ports(ports: tuple[wire.ServicePortWire, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+def _read_service_ports(ports: tuple[api_schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
     found: list[ServicePort] = []
     skipped: list[Skipped] = []
     seen: set[tuple[str, Protocol]] = set()
@@ -162,7 +162,7 @@ def _read_service_ports(ports: tuple[wire.ServicePortWire, ...]) -> tuple[tuple[
 def _bounded_ports(
     ports: tuple[ServicePort, ...], addresses: Sequence[Sequence[Address]], ranges: Sequence[Network], skipped: list[Skipped]
 ) -> tuple[ServicePort, ...]:
-    """As many ports as ``MOST_ENTRIES`` allows. ``addresses``: the external ones, and those that the ranges are for."""
+    """The first ports, as many as ``MOST_ENTRIES`` allows. ``addresses``: external addresses, and addresses with source ranges."""
     external, balanced = addresses
     if len(ports) * (1 + len(external) + len(balanced) * (1 + len(ranges))) <= MOST_ENTRIES:
         return ports
@@ -182,13 +182,13 @@ def _port(field: str, port: int, skipped: list[Skipped]) -> int:
     return 0
 
 
-def _load_balancer_addresses(ingress: Iterable[wire.LoadBalancerIngress], skipped: list[Skipped]) -> tuple[Address, ...]:
+def _load_balancer_addresses(ingress: Iterable[api_schema.LoadBalancerIngress], skipped: list[Skipped]) -> tuple[Address, ...]:
     texts = [entry.ip for entry in ingress if entry.ip and (entry.ip_mode or "VIP") == "VIP"]
     return fields.addresses("status.loadBalancer.ingress", texts, skipped)
 
 
 def _source_ranges(texts: Collection[str], skipped: list[Skipped]) -> tuple[tuple[Network, ...], bool]:
-    """Who may come in, and whether that is nobody: a typing error must not open what somebody wanted closed."""
+    """The source ranges, and whether they admit nobody: a typing error must not open a Service to everybody."""
     field = "spec.loadBalancerSourceRanges"
     found = fields.networks(field, texts, skipped)
     admits_nobody = not found and any(text.strip() for text in texts)
@@ -197,7 +197,7 @@ def _source_ranges(texts: Collection[str], skipped: list[Skipped]) -> tuple[tupl
     return found, admits_nobody
 
 
-def _affinity_timeout(spec: wire.ServiceSpec, skipped: list[Skipped]) -> int:
+def _affinity_timeout(spec: api_schema.ServiceSpec, skipped: list[Skipped]) -> int:
     config = spec.session_affinity_config.client_ip if spec.session_affinity_config else None
     if config is None or config.timeout_seconds is None:
         return DEFAULT_AFFINITY_TIMEOUT_S
@@ -211,9 +211,9 @@ def _affinity_timeout(spec: wire.ServiceSpec, skipped: list[Skipped]) -> int:
     return DEFAULT_AFFINITY_TIMEOUT_S
 
 
-def parse_node(raw: wire.NodeWire, name: str) -> Node:
-    """A Node. InternalIPs come before ExternalIPs, as the first usable one is the node's own."""
-    metadata, spec = raw.metadata or _NO_METADATA, raw.spec or wire.NodeSpec()
+def parse_node(raw: api_schema.Node, name: str) -> Node:
+    """A Node. InternalIPs come before ExternalIPs: the first usable address is the primary one."""
+    metadata, spec = raw.metadata or _NO_METADATA, raw.spec or api_schema.NodeSpec()
     skipped: list[Skipped] = []
     listed = (raw.status and raw.status.addresses) or ()
     texts = [entry.address or "" for kind in ("InternalIP", "ExternalIP") for entry in listed if entry.type == kind]
@@ -225,5 +225,5 @@ def parse_node(raw: wire.NodeWire, name: str) -> Node:
         addresses=fields.addresses("status.addresses", texts, skipped),
         pod_networks=fields.networks("spec.podCIDRs", pod_cidrs, skipped),
         leaving=bool(metadata.deletion_timestamp) or any(taint.key == AUTOSCALER_TAINT for taint in spec.taints or ()),
-        skipped=fields.told(skipped),
+        skipped=fields.bounded(skipped),
     )

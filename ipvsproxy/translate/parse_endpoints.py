@@ -1,28 +1,28 @@
-"""EndpointSlices, from the wire's shape to our values. Services and Nodes: ``parse``.
+"""From the API schema to the model: EndpointSlices. Services and Nodes: ``parse``.
 
-Untyped in; typed out, with a ``Skipped(field, reason)`` for the smallest part that is wrong: a port, an endpoint.
+Untyped in, typed out, with a ``Skipped(field, reason)`` for the smallest part that is wrong: a port, an endpoint.
 Field rules are those of the Kubernetes API reference (EndpointSlice discovery/v1).
-What many slices have alike, ports and conditions, is one object for all of them.
+Slices share equal ports and equal conditions as one object.
 """
 
 import functools
 
 from ipvsproxy.model.net import Address, Family, pack_address, pack_addresses
 from ipvsproxy.model.service import Conditions, EndpointPort, EndpointSlice, EndpointSliceName, ServiceName, Skipped
-from ipvsproxy.translate import fields, wire
+from ipvsproxy.translate import api_schema, fields
 
 MOST_ENDPOINTS = 1000
-"""In one EndpointSlice (maxEndpoints, pkg/apis/discovery/validation in kubernetes/kubernetes)."""
+"""The most endpoints of one EndpointSlice (maxEndpoints, pkg/apis/discovery/validation in kubernetes/kubernetes)."""
 
-_NO_METADATA = wire.Metadata()
-_NO_LABELS = wire.ObjectLabels()
-_NO_CONDITIONS = wire.EndpointConditions()
-_NO_HINTS = wire.EndpointHints()
+_NO_METADATA = api_schema.Metadata()
+_NO_LABELS = api_schema.ObjectLabels()
+_NO_CONDITIONS = api_schema.EndpointConditions()
+_NO_HINTS = api_schema.EndpointHints()
 _FAMILIES = {family.label: family for family in Family}
 
 
 def parse_endpoint_slice(
-    raw: wire.EndpointSliceWire, name: EndpointSliceName, *, default_port_names: bool = False
+    raw: api_schema.EndpointSlice, name: EndpointSliceName, *, default_port_names: bool = False
 ) -> EndpointSlice:
     """An EndpointSlice. ``default_port_names``: an absent port name is the empty one, as the API server would write it."""
     metadata = raw.metadata or _NO_METADATA
@@ -40,7 +40,7 @@ def parse_endpoint_slice(
         skipped.append(Skipped("addressType", reason, invalid=not known))
     raw_ports = raw.ports or ()
     if default_port_names:
-        raw_ports = tuple(wire.EndpointPortWire(one.name or "", one.protocol, one.port) for one in raw_ports)
+        raw_ports = tuple(api_schema.EndpointPort(one.name or "", one.protocol, one.port) for one in raw_ports)
     ports, complaints = _endpoint_ports(raw_ports)
     skipped.extend(complaints)
     addresses, conditions = _endpoints(_bounded(raw.endpoints or [], skipped), family, skipped) if family else (b"", ())
@@ -52,22 +52,26 @@ def parse_endpoint_slice(
         addresses=addresses,
         conditions=conditions,
         trigger_s=fields.seconds(metadata.annotations.trigger_time if metadata.annotations else None),
-        skipped=fields.told(skipped) if skipped else (),
+        skipped=fields.bounded(skipped) if skipped else (),
     )
 
 
-def _endpoint_ports(ports: tuple[wire.EndpointPortWire, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
+def _endpoint_ports(ports: tuple[api_schema.EndpointPort, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
     """The ports that can be used, and why the others can not."""
     return _shared_endpoint_ports(ports) if len(ports) <= fields.FEW_PORTS else _read_endpoint_ports(ports)
 
 
 @functools.lru_cache(maxsize=1024)
-def _shared_endpoint_ports(ports: tuple[wire.EndpointPortWire, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
+def _shared_endpoint_ports(
+    ports: tuple[api_schema.EndpointPort, ...],
+) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
     """One object for all slices with such ports."""
     return _read_endpoint_ports(ports)
 
 
-def _read_endpoint_ports(ports: tuple[wire.EndpointPortWire, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
+def _read_endpoint_ports(
+    ports: tuple[api_schema.EndpointPort, ...],
+) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
     found: list[EndpointPort] = []
     skipped: list[Skipped] = []
     for number, raw in enumerate(ports):
@@ -84,7 +88,7 @@ def _read_endpoint_ports(ports: tuple[wire.EndpointPortWire, ...]) -> tuple[tupl
     return tuple(found), tuple(skipped)
 
 
-def _bounded(endpoints: list[wire.EndpointWire], skipped: list[Skipped]) -> list[wire.EndpointWire]:
+def _bounded(endpoints: list[api_schema.Endpoint], skipped: list[Skipped]) -> list[api_schema.Endpoint]:
     if len(endpoints) <= MOST_ENDPOINTS:
         return endpoints
     skipped.append(Skipped("endpoints", f"{len(endpoints)} of them; the first {MOST_ENDPOINTS} are used, the API allows no more"))
@@ -92,9 +96,9 @@ def _bounded(endpoints: list[wire.EndpointWire], skipped: list[Skipped]) -> list
 
 
 def _endpoints(
-    endpoints: list[wire.EndpointWire], family: Family, skipped: list[Skipped]
+    endpoints: list[api_schema.Endpoint], family: Family, skipped: list[Skipped]
 ) -> tuple[bytes, tuple[Conditions, ...]]:
-    # A hundred thousand endpoints of a first list come through here, and in nearly all slices each has what it should have.
+    # The fast way, for a first list of a hundred thousand endpoints: nearly all slices are valid in each endpoint.
     packed = pack_addresses(family, [raw.addresses[0] if raw.addresses else "" for raw in endpoints])
     if packed is not None:
         conditions = [_shared_conditions(raw.conditions, raw.node_name, raw.hints) for raw in endpoints]
@@ -122,9 +126,9 @@ def _endpoints(
 
 @functools.lru_cache(maxsize=16384)
 def _shared_conditions(
-    given: wire.EndpointConditions | None, node_name: str | None, hints: wire.EndpointHints | None
+    given: api_schema.EndpointConditions | None, node_name: str | None, hints: api_schema.EndpointHints | None
 ) -> Conditions:
-    """One object for all endpoints of a node that are alike. Nil counts as true, true, false (discovery/v1)."""
+    """One object for all equal endpoints of a node. Nil counts as true, true, false (discovery/v1)."""
     given, hints = given or _NO_CONDITIONS, hints or _NO_HINTS
     return Conditions(
         given.ready is not False,
@@ -138,9 +142,9 @@ def _shared_conditions(
 
 @functools.lru_cache(maxsize=4096)
 def _alone(conditions: Conditions) -> tuple[Conditions, ...]:
-    """One tuple for all slices of one endpoint that is alike: a cluster may have a hundred thousand of these."""
+    """One tuple for all slices of one endpoint with equal conditions: a cluster may have a hundred thousand."""
     return (conditions,)
 
 
-def _names(hints: tuple[wire.Hint, ...] | None) -> frozenset[str]:
+def _names(hints: tuple[api_schema.Hint, ...] | None) -> frozenset[str]:
     return frozenset(hint.name for hint in hints or () if hint.name)

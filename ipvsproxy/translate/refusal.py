@@ -1,14 +1,14 @@
-"""Service addresses that are not served because this would cut the node, or a part of the cluster, off.
+"""Service addresses that are refused: serving them would cut off the node or a part of the cluster.
 
-Rule 1: unspecified, multicast and IPv6 link-local addresses are nobody's to serve. (Loopback ones are served, as by kube-proxy:
-they lead nobody astray but the node's own clients.)
-Rule 2: an address of this node's pods is a pod's. Of the whole cluster's range that holds for external addresses only, because
-many a ``--cluster-cidr`` holds the range of the cluster IPs as well. What this node carries itself, as the address of its pods'
-bridge, is no pod's.
-Rule 3: a cluster IP that is the node's own address would be bound a second time. (Any other that an interface carries may be
-there for a reason: a DNS cache on each node.) An external address that this node carries is served, as kube-proxy does, unless
-the Service wants the API server's port or the kubelet's there.
-Rule 4: the API server's address is bound here by nobody, or this node never reaches it again.
+Rule 1: unspecified, multicast and IPv6 link-local addresses are refused. (Loopback addresses are served, as by kube-proxy: they affect
+the node's own clients alone.)
+Rule 2: addresses in this node's pod ranges are refused. In the whole cluster's range, only external addresses are refused, because a
+``--cluster-cidr`` often includes the range of the cluster IPs. An address that this node carries itself, such as that of its pods'
+bridge, is not a pod's.
+Rule 3: a cluster IP that equals the node's own address is refused. (Another address on an interface may be there on purpose, such as
+a DNS cache on each node.) An external address that this node carries is served, as by kube-proxy, except on the ports of the API
+server and the kubelet.
+Rule 4: an API server's address is refused: bound on this node, it would hide the API server.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ _OWN_POD = "lies in the range of this node's pods"
 
 
 def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service, tuple[Skipped, ...]]:
-    """The Service without the addresses that are refused, and why each of them is."""
+    """The Service without its refused addresses, and the reason for each of them."""
     if service.name == KUBERNETES:
         return service, ()
     refused = _refused(service, view, settings)
@@ -50,7 +50,7 @@ def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service
 
 
 def _refused(service: Service, view: NodeView, settings: Settings) -> dict[tuple[str, Address], str]:
-    """Why each refused address is, by field and address."""
+    """The reason for each refused address, by field and address."""
     found = {("spec.clusterIPs", one): _why_not_cluster(one, view) for one in service.cluster_addresses}
     options = service.options
     if options.external_addresses or options.load_balancer_addresses:
@@ -69,7 +69,7 @@ def _refused(service: Service, view: NodeView, settings: Settings) -> dict[tuple
 
 
 def _why_not_cluster(address: Address, view: NodeView) -> str:
-    """Why a cluster IP is refused; empty when it is not."""
+    """Why a cluster IP is refused; empty if it is served."""
     if _is_special(address):
         return _SPECIAL
     if _is_in(address, view.pod_networks):
@@ -78,7 +78,7 @@ def _why_not_cluster(address: Address, view: NodeView) -> str:
 
 
 def _why_not_external(service: Service, address: Address, view: NodeView, settings: Settings) -> str:
-    """Why an address that is no cluster IP is refused; empty when it is not."""
+    """Why another address of a Service is refused; empty if it is served."""
     if _is_special(address):
         return _SPECIAL
     if address in view.elsewhere:
@@ -93,14 +93,14 @@ def _why_not_external(service: Service, address: Address, view: NodeView, settin
 
 
 def _is_in(address: Address, networks: Iterable[Network]) -> bool:
-    for network in networks:  # noqa: SIM110 - a generator takes longer than all else that an ordinary Service is asked
+    for network in networks:  # noqa: SIM110 - a generator takes longer than all other questions together
         if network.contains(address):
             return True
     return False
 
 
 def _is_special(address: Address) -> bool:
-    """Whether an address is unspecified, multicast or link-local; all of these begin with the lowest byte or a high one."""
+    """Whether an address is unspecified, multicast or link-local. Such addresses begin with byte 0 or a high byte."""
     first = address[0]
     if 0 < first < 0xE0:  # noqa: PLR2004 - 224.0.0.0/4
         return False

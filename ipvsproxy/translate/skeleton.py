@@ -1,8 +1,8 @@
 """The fixed rules: masquerading in ``nat``, source ranges and closed host ports in ``filter``.
 
-Their number does not grow with the Services; only a load balancer address that this very node may not use adds one rule.
-Names, order and conditions are those of pkg/proxy/ipvs/proxier.go (kubernetes/kubernetes), whose rules an operator knows and
-which must be able to take over again.
+Their number does not grow with the Services; only a load balancer address that this node itself may not use adds one rule.
+Names, order and conditions are those of pkg/proxy/ipvs/proxier.go (kubernetes/kubernetes): operators know its rules, and
+kube-proxy must be able to take over again.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -46,7 +46,7 @@ CHAINS: tuple[ChainKey, ...] = (
         for chain in (FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES_FIREWALL, IPVS_FILTER, IPVS_OUT_FILTER)
     ),
 )
-"""Our chains, in the order in which they are declared."""
+"""Our chains, in the order of their declaration."""
 
 JUMPS: tuple[Jump, ...] = (
     Jump("nat", "OUTPUT", SERVICES, "kubernetes service portals"),
@@ -59,7 +59,7 @@ JUMPS: tuple[Jump, ...] = (
     Jump("filter", "INPUT", IPVS_FILTER, "kubernetes ipvs access filter"),
     Jump("filter", "OUTPUT", IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
 )
-"""The ways into our chains. Each is put first in its chain when it is absent, in this order."""
+"""The jumps to our chains. An absent jump is inserted at the head of its chain, in this order."""
 
 _COMMENTS: Mapping[SetKind, str] = {
     SetKind.LOOP_BACK: "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose",
@@ -102,7 +102,7 @@ def build_skeleton(
 ) -> Skeleton:
     """All rules of a family.
 
-    ``occupied``: the kinds of set that hold an entry, since most rules are there only while their set is not empty.
+    ``occupied``: the kinds of sets with an entry; most rules exist only while their set is not empty.
     ``refused``: the virtual servers that this node itself may not use.
     """
     mark = settings.mark
@@ -148,7 +148,7 @@ def build_skeleton(
 
 
 def _on_set(kind: SetKind, family: Family, sides: tuple[Side, ...], target: Target, protocol: Protocol | None = None) -> Rule:
-    """A rule on one of our sets, with the comment that names the set's purpose."""
+    """A rule that matches one of our sets, with the comment that names the set's purpose."""
     return Rule(protocol=protocol, comment=_COMMENTS[kind], set=_match(kind, family, sides), target=target)
 
 
@@ -157,7 +157,7 @@ def _match(kind: SetKind, family: Family, sides: tuple[Side, ...]) -> SetMatch:
 
 
 def _service_rules(family: Family, settings: Settings, view: NodeView, occupied: Collection[SetKind]) -> Iterable[Rule]:
-    """KUBE-SERVICES after its first rule: what is masqueraded, and what goes on to the node-port chain."""
+    """KUBE-SERVICES after its first rule: traffic to masquerade, and traffic for the node-port chain."""
     if SetKind.LOAD_BALANCER in occupied:
         yield _on_set(SetKind.LOAD_BALANCER, family, _TO_PORT, JumpTo(LOAD_BALANCER))
     if SetKind.CLUSTER_IP in occupied:
@@ -176,9 +176,9 @@ def _service_rules(family: Family, settings: Settings, view: NodeView, occupied:
 
 
 def _cluster_masquerade(family: Family, settings: Settings, view: NodeView) -> Rule:
-    """Which traffic to cluster IPs is masqueraded: all, or what does not come from this node's pods.
+    """The rules that masquerade traffic to cluster IPs: all of it, or traffic from other sources than this node's pods.
 
-    Without a way to tell local pods, only what comes from a service address, as the host's own connections do.
+    Without local detection: only traffic from a service address, which the host's own connections have.
     """
     comment, name = _COMMENTS[SetKind.CLUSTER_IP], IpSet(SetKind.CLUSTER_IP, family).name
     everything = SetMatch(name, _TO_PORT)
@@ -219,7 +219,7 @@ def _source_range_rules(family: Family, occupied: Collection[SetKind]) -> Iterab
 
 
 def _closed_port_rules(family: Family) -> Iterable[Rule]:
-    """Service addresses answer on their ports only: what else the host listens on stays closed there."""
+    """Service addresses answer on their own ports alone: other ports of the host stay closed there."""
     for kind in (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL):
         yield Rule(set=_match(kind, family, _TO_PORT), target=Verdict.RETURN)
     yield Rule(set=_match(SetKind.HEALTH_CHECK_NODE_PORT, family, _TO), target=Verdict.RETURN)

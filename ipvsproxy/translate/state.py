@@ -1,8 +1,8 @@
-"""One Service and its endpoints, to what this node's kernel must hold for it.
+"""From one Service and its endpoints to the desired state of this node's kernel.
 
-Rule 1: everything depends on the arguments only, and one Service never looks at another.
-Rule 2: a family is served where the Service has a cluster IP of it; all other addresses of that family go with it.
-Rule 3: every virtual server exists, with or without real servers: without any, IPVS itself refuses the client.
+Rule 1: the result depends on the arguments alone, and never on another Service.
+Rule 2: a family is served if the Service has a cluster IP of it, with all other addresses of that family.
+Rule 3: every virtual server exists, with or without real servers. Without any, IPVS itself refuses the client.
 """
 
 import functools
@@ -41,9 +41,9 @@ _NAMES: Mapping[tuple[Family, SetKind], str] = {(family, kind): IpSet(kind, fami
 def translate(
     service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings, *, remembered: bool = False
 ) -> ServiceState:
-    """What the Service wants here. The slices are those labelled with its name, in any order.
+    """The desired state of a Service on this node. The slices are those labelled with its name, in any order.
 
-    ``remembered``: the newest list lacks the Service, so what is on that list goes before it.
+    ``remembered``: the newest list lacks the Service, so Services on that list have precedence.
     """
     owner = Owner(service.created_s, service.name)
     if remembered:
@@ -76,7 +76,7 @@ def translate(
 
 
 class _FamilyState:
-    """What a Service wants in one family, while it is being put together."""
+    """The desired state of a Service in one family, while it is being built."""
 
     def __init__(self, service: Service, owner: Owner, cluster_address: Address, view: NodeView, settings: Settings) -> None:
         self.family = family = cluster_address.family
@@ -103,19 +103,19 @@ class _FamilyState:
         self.without_local_external = False
 
     def whole(self, skipped: tuple[Skipped, ...]) -> ServiceState:
-        """All of it, for a Service of this family alone."""
+        """The finished state, for a Service of this family alone."""
         addresses, cluster_addresses = tuple(self.addresses), self.service.cluster_addresses
         return ServiceState(
             owner=self.owner,
             served=tuple(self.virtual_servers.values()),
             entries=tuple(self.entries),
-            addresses=cluster_addresses if addresses == cluster_addresses else addresses,  # one tuple less for most Services
+            addresses=cluster_addresses if addresses == cluster_addresses else addresses,  # most Services share one tuple
             rare=_rarities([self], skipped),
         )
 
     @property
     def has_rarities(self) -> bool:
-        """Whether there is any of what few Services have."""
+        """Whether the Service has anything that few Services have."""
         return bool(
             self.refused or self.flows or self.local_endpoints or self.without_local_internal or self.without_local_external
         )
@@ -187,7 +187,7 @@ class _FamilyState:
                 self._enter(kind, port=port.node_port)
 
     def _restrict(self, key: VirtualServerKey) -> None:
-        """Let only the source ranges in; the node's own clients come from the service address itself."""
+        """Admit the source ranges alone. The node's own clients have the service address as their source."""
         self._enter(SetKind.LOAD_BALANCER_FIREWALL, key.address, key.protocol, key.port)
         name = _NAMES[self.family, SetKind.LOAD_BALANCER_SOURCE_CIDR]
         for item in self.source_ranges:
@@ -198,7 +198,7 @@ class _FamilyState:
             self.refused.append(key)
 
     def _add_flows(self, port: ServicePort, endpoints: Endpoints) -> None:
-        """Tracked flows outlive their endpoint; only a port with a serving endpoint has somewhere to send them instead."""
+        """Clean tracked flows, which outlive their endpoint; only if the port has another endpoint for them."""
         each = zip(endpoints.stems, endpoints.conditions, strict=True)
         serving = frozenset([RealServerKey(stem + endpoints.suffix) for stem, conditions in each if conditions.serving])
         if not serving:
@@ -207,7 +207,7 @@ class _FamilyState:
             self.flows[Flow(self.family, port.protocol, address, port.port)] = serving
         if port.node_port:
             for address in self.view.node_port_addresses[self.family]:
-                # Not on any address: other nodes have the same node port, and what goes to them is theirs.
+                # On this node's addresses alone: flows to the same node port of other nodes are not ours.
                 self.flows[Flow(self.family, port.protocol, address, port.node_port)] = serving
 
     def _bind_unless_elsewhere(self, address: Address) -> None:
@@ -252,7 +252,7 @@ def _of(family: Family, addresses: tuple[Address, ...]) -> list[Address]:
 
 @functools.lru_cache(maxsize=1024)
 def _virtual_server_settings(scheduler: str, affinity_timeout_s: int) -> VirtualServerSettings:
-    """kube-proxy asks for ``mh-port`` with mh, and for no scheduler flag otherwise."""
+    """As kube-proxy: the flag ``mh-port`` with the scheduler mh, else none."""
     flags = SCHEDULER_PORT if scheduler == "mh" else 0
     if affinity_timeout_s:
         flags |= PERSISTENT
@@ -260,7 +260,7 @@ def _virtual_server_settings(scheduler: str, affinity_timeout_s: int) -> Virtual
 
 
 def choose(service: Service, port: ServicePort, family: Family, endpoints: Endpoints, view: NodeView) -> topology.Choice:
-    """Which of the endpoints of a port serve it in a family, by the Service's traffic policies."""
+    """The routes of a port in one family, by the Service's traffic policies."""
     return topology.choose(
         endpoints,
         view.name,
@@ -271,9 +271,9 @@ def choose(service: Service, port: ServicePort, family: Family, endpoints: Endpo
 
 
 def _is_external_local(service: Service, port: ServicePort, family: Family) -> bool:
-    """Whether externalTrafficPolicy Local matters: somebody outside can reach the port.
+    """Whether externalTrafficPolicy Local matters: clients outside can reach the port.
 
-    It looks at spec.externalIPs even where the feature gate keeps them from being programmed.
+    spec.externalIPs count even if the feature gate keeps them from being programmed.
     """
     options = service.options
     return options.external_traffic_local and (

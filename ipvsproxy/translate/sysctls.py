@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from ipvsproxy.model.kernel import Sysctl
 
 CONNTRACK_CEILING = 1024 * 1024
-"""However many processors there are, conntrack is not asked to hold more (cmd/kube-proxy/app/conntrack.go)."""
+"""The most flows that conntrack is asked to hold, with any number of processors (cmd/kube-proxy/app/conntrack.go)."""
 CONNTRACK_BUCKETS = "/sys/module/nf_conntrack/parameters/hashsize"
-"""The size of conntrack's hash table, which is the whole host's and can be set in its first network namespace only."""
+"""The size of conntrack's hash table. The whole host has one, and only its first network namespace can set it."""
 FLOWS_PER_BUCKET = 4
-"""How full that table may get, as kube-proxy has it."""
+"""Flows per bucket of that table, as in kube-proxy."""
 _REUSE_MODE_SINCE, _REUSE_MODE_UNTIL = (4, 1), (5, 9)
 """Kernels in which conn_reuse_mode must be 0, or each reused source port costs a second (kubernetes/kubernetes #81775)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ConntrackChoices:
-    """What the operator wants of connection tracking; 0 leaves a setting as it is. Times are in seconds."""
+    """The operator's settings of connection tracking; 0 leaves a setting unchanged. Times are in seconds."""
 
     max_per_core: int = 0
     minimum: int = 0
@@ -29,7 +29,7 @@ class ConntrackChoices:
 
 
 def ipvs_sysctls(kernel_version: tuple[int, int], *, strict_arp: bool) -> Iterator[Sysctl]:
-    """What IPVS with masquerading needs (pkg/proxy/ipvs/proxier.go). IPv4 forwarding counts for both families."""
+    """The settings that IPVS with masquerading needs (pkg/proxy/ipvs/proxier.go). IPv4 forwarding counts for both families."""
     yield Sysctl("net/ipv4/vs/conntrack", "1")
     if _REUSE_MODE_SINCE <= kernel_version < _REUSE_MODE_UNTIL:
         yield Sysctl("net/ipv4/vs/conn_reuse_mode", "0")
@@ -42,7 +42,7 @@ def ipvs_sysctls(kernel_version: tuple[int, int], *, strict_arp: bool) -> Iterat
 
 
 def conntrack_maximum(choices: ConntrackChoices, processors: int) -> int:
-    """How many flows conntrack should hold; 0 leaves it as it is."""
+    """The number of flows that conntrack should hold; 0 leaves the setting unchanged."""
     if not choices.max_per_core:
         return 0
     scaled = choices.max_per_core * processors
@@ -50,7 +50,7 @@ def conntrack_maximum(choices: ConntrackChoices, processors: int) -> int:
 
 
 def conntrack_sysctls(choices: ConntrackChoices, processors: int) -> Iterator[Sysctl]:
-    """What connection tracking is asked for. A larger maximum than ours is left alone: somebody has chosen it."""
+    """The settings of connection tracking. A larger maximum than ours stays: somebody has chosen it."""
     maximum = conntrack_maximum(choices, processors)
     if maximum:
         yield Sysctl("net/netfilter/nf_conntrack_max", str(maximum), at_least=True)

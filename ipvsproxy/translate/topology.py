@@ -1,8 +1,8 @@
-"""Which endpoints of a service port this node uses (pkg/proxy/topology.go in kubernetes/kubernetes).
+"""The endpoints of a service port that this node uses (pkg/proxy/topology.go in kubernetes/kubernetes).
 
-Hints and traffic policies narrow the choice; endpoints that are terminating but still serve are the last resort.
+Hints and traffic policies narrow the choice. Terminating endpoints that still serve are the last resort.
 
-Rule: whether an endpoint is used, and why not, is one question: ``Scope.why_not``.
+Rule: one function decides whether an endpoint is used and gives the reason: ``Scope.why_not``.
 """
 
 import enum
@@ -17,7 +17,7 @@ from ipvsproxy.model.service import Conditions
 from ipvsproxy.translate.endpoints import Endpoints
 
 FEW = 256
-"""Shuffles of fewer real servers than these are kept, one for each number of them."""
+"""Shuffles of fewer real servers than this are kept, one for each number."""
 
 
 class WhyNot(enum.StrEnum):
@@ -32,15 +32,15 @@ class WhyNot(enum.StrEnum):
 
     @property
     def code(self) -> str:
-        """The reason as programs should compare it."""
+        """The reason for programs to compare."""
         return self.name.lower()
 
 
 class Scope(NamedTuple):
-    """Which endpoints of a service port some traffic may go to.
+    """The endpoints of a service port that a part of its traffic may use.
 
-    ``last_resort``: no ready one is there, so those that are terminating but serve are taken. ``node`` not empty: only those on
-    it. ``node_hint`` and ``zone_hint`` not empty: only those with such a hint.
+    ``last_resort``: no endpoint is ready, so terminating ones that serve are used. ``node``, if not empty: only endpoints on that
+    node. ``node_hint`` and ``zone_hint``, if not empty: only endpoints with this hint.
     """
 
     last_resort: bool
@@ -68,7 +68,7 @@ class Scope(NamedTuple):
         return None
 
     def used(self, endpoints: Endpoints) -> Sequence[bytes]:
-        """The stems of those endpoints that are used."""
+        """The stems of the endpoints in use."""
         each = zip(endpoints.stems, endpoints.conditions, strict=True)
         return [stem for stem, conditions in each if self.why_not(conditions) is None]
 
@@ -84,7 +84,7 @@ class Scopes(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A scope, and the real servers that it takes, in this node's order."""
+    """A scope, and its real servers in this node's order."""
 
     scope: Scope
     weights: EvenWeights
@@ -96,9 +96,9 @@ class Route(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Where the traffic of one service port goes: that to the cluster IP, and that to all other addresses.
+    """The routes of one service port: for traffic to the cluster IP, and for traffic to all other addresses.
 
-    ``lacks_local``: a policy asks for endpoints on this node, and there are usable ones, but elsewhere.
+    ``lacks_local``: a policy asks for endpoints on this node, and only other nodes have usable ones.
     """
 
     internal: Route
@@ -109,8 +109,8 @@ class Choice(NamedTuple):
 def find_scopes(endpoints: Collection[Conditions], node: str, zone: str) -> Scopes:
     """The scopes of one service port with these endpoints.
 
-    Cluster scope: the ready ones that topology hints leave; if there is none, all that are terminating but serve, wherever
-    they are. Local scope: the same among this node's endpoints, where hints never apply.
+    Cluster scope: the ready endpoints that topology hints allow; if there is none, all terminating endpoints that serve, on any
+    node. Local scope: the same among this node's endpoints, without hints.
     """
     return Scopes(_cluster_scope(_ready(endpoints), node, zone), _local_scope(endpoints, node))
 
@@ -131,16 +131,16 @@ def _local_scope(endpoints: Collection[Conditions], node: str) -> Scope:
 
 
 def choose(endpoints: Endpoints, node: str, zone: str, *, internal_local: bool, external_local: bool) -> Choice:
-    """Where the traffic of one service port goes, by its traffic policies.
+    """The routes of one service port, by its traffic policies.
 
-    With internalTrafficPolicy Local the cluster IP never leads off this node. With externalTrafficPolicy Local and no
-    endpoint here, all endpoints serve: a virtual server can not tell clients in the cluster, which may go anywhere, from
-    those outside, and the latter are sent elsewhere by the load balancer's health check.
+    With internalTrafficPolicy Local, the cluster IP never leads to another node. With externalTrafficPolicy Local and no
+    endpoint on this node, all endpoints serve: a virtual server cannot distinguish clients in the cluster, which may use any
+    endpoint, from clients outside, which the load balancer's health check sends to other nodes.
     """
     ready = _ready(endpoints.conditions)
     cluster = _cluster_scope(ready, node, zone)
     used = endpoints.stems
-    if cluster is not _EVERY_READY_ONE or len(ready) != len(used):  # nearly never, and then each is asked
+    if cluster is not _EVERY_READY_ONE or len(ready) != len(used):  # rare; then each endpoint is asked
         used = cluster.used(endpoints)
     everywhere = Route(cluster, in_order(used, node, endpoints.suffix))
     if not (internal_local or external_local):
@@ -155,11 +155,11 @@ def choose(endpoints: Endpoints, node: str, zone: str, *, internal_local: bool, 
 
 
 def in_order(stems: Collection[bytes], node: str, suffix: bytes = b"") -> EvenWeights:
-    """Real servers, by the stems of their keys and the suffix of all, in an order of this node's.
+    """Real servers in this node's order, from the stems of their keys and their common suffix.
 
-    It depends on the node's name and on which they are, and on nothing else: the same at every start. In one order for all nodes,
-    the first connection of each would go to the same one (kubernetes/kubernetes #121591). Which comes first is drawn for each of
-    them all; after it they are shuffled as all of that number are on this node.
+    The order depends on the node's name and on the set of real servers alone, so it is the same at every start. With one order for all
+    nodes, the first connection of each node would go to the same real server (kubernetes/kubernetes #121591). A draw for the whole set
+    chooses the first real server; the rest follows this node's shuffle for their number.
     """
     count = len(stems)
     if count < 2:  # noqa: PLR2004 - one has no order
@@ -172,7 +172,7 @@ def in_order(stems: Collection[bytes], node: str, suffix: bytes = b"") -> EvenWe
 
 
 def _shuffle(node: str, count: int) -> Callable[[Sequence[bytes]], tuple[bytes, ...]]:
-    """Shuffles so many, which are two or more, on this node always in the same way."""
+    """This node's shuffle of ``count`` values, which are two or more."""
     return operator.itemgetter(*[place for place in _places(node, (count - 1).bit_length()) if place < count])
 
 
@@ -181,9 +181,9 @@ _shuffle_of_few = functools.lru_cache(maxsize=FEW)(_shuffle)
 
 @functools.lru_cache(maxsize=32)
 def _places(node: str, bits: int) -> Sequence[int]:
-    """All numbers of so many bits, shuffled: to mark each of them anew takes ten times as long as to leave out what is too much.
+    """All numbers of ``bits`` bits, shuffled: leaving out the numbers that are too large takes a tenth of a new shuffle.
 
-    All of these together are as long as the longest, twice: no number of real servers takes more memory by being another one.
+    All lists together have twice the length of the longest, so memory does not grow with the variety of numbers.
     """
     return sorted(range(1 << bits), key=functools.partial(_mark, _seed(node)))
 
@@ -194,24 +194,24 @@ def _seed(node: str) -> int:
 
 
 def _mark(seed: int, number: int) -> int:
-    """Some number, the same in each process.
+    """A pseudo-random number, the same in each process.
 
-    A checksum alone would not do: it is linear, so that what differs early would be the same on half of the nodes. The hash of
-    two numbers is not; twice, it is even.
+    A checksum alone is linear: seeds that differ early would give equal orders on half of the nodes. The hash of two numbers is
+    not linear; applied twice, it is even.
     """
     return hash((hash((seed, number)), seed))
 
 
 def _hints(ready: Sequence[Conditions], node: str, zone: str) -> tuple[str, str]:
-    """The node and the zone that a ready endpoint must be hinted for, empty where it need not.
+    """The node hint and the zone hint that a ready endpoint must have; empty if it needs none.
 
-    A hint counts only if every ready endpoint has one of its kind (a partly hinted list is one that is being rewritten) and
-    one of them is for us. Hints for nodes (PreferSameNode) come before hints for zones (PreferSameZone, PreferClose,
+    Hints count only if every ready endpoint has one (the control plane rewrites a partly hinted list) and one of them is for this
+    node or its zone. Hints for nodes (PreferSameNode) come before hints for zones (PreferSameZone, PreferClose,
     topology-mode).
     """
     if not ready:
         return "", ""
-    first = ready[0]  # nearly always it has none, and then the others need not be asked
+    first = ready[0]  # nearly always it has none, which decides for all
     if first.node_hints and all(one.node_hints for one in ready) and any(node in one.node_hints for one in ready):
         return node, ""
     if first.zone_hints and zone and all(one.zone_hints for one in ready) and any(zone in one.zone_hints for one in ready):

@@ -1,6 +1,6 @@
-"""Whether a connection is masqueraded, and by which rules: found by following it through the rules themselves.
+"""Whether a connection is masqueraded, and by which rules: its way through the rules themselves.
 
-Only what the rules of ``skeleton`` can say is understood: each field of ``Rule``, and the targets of the ``nat`` table.
+Only the vocabulary of ``skeleton`` is understood: each field of ``Rule``, and the targets of the ``nat`` table.
 """
 
 import enum
@@ -14,7 +14,7 @@ from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.view import DetectLocal, NodeView, Settings
 
 _OUTSIDE = {Family.IPV4: parse_address("203.0.113.1"), Family.IPV6: parse_address("2001:db8::1")}
-"""Somebody outside of the cluster (RFC 5737, RFC 3849)."""
+"""The address of a client outside the cluster (RFC 5737, RFC 3849)."""
 
 
 class Client(enum.StrEnum):
@@ -26,7 +26,7 @@ class Client(enum.StrEnum):
 
 
 class Connection(NamedTuple):
-    """The first packet of a connection to a virtual server. ``is_from_pod_interface``: it arrives where pods are."""
+    """The first packet of a connection to a virtual server. ``is_from_pod_interface``: it arrives on an interface of pods."""
 
     source: Address
     virtual_server: VirtualServerKey
@@ -35,14 +35,14 @@ class Connection(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A rule that applies to a connection, and the chain that it stands in."""
+    """A rule that applies to a connection, and its chain."""
 
     chain: ChainKey
     rule: Rule
 
 
 class Trace(NamedTuple):
-    """What becomes of a connection, and the rules that decide it, in their order. None decides: it is not masqueraded."""
+    """The verdict on a connection, and the rules that decide it, in their order. If no rule decides, it is not masqueraded."""
 
     is_masqueraded: bool
     steps: tuple[Step, ...]
@@ -51,7 +51,7 @@ class Trace(NamedTuple):
 def connection_of(client: Client, key: VirtualServerKey, settings: Settings, view: NodeView) -> Connection:
     """An example of a client's connection.
 
-    A host's connection to one of its own addresses, which service addresses are, comes from that very address.
+    The host's connection to one of its own addresses has that address as its source; service addresses are such addresses.
     """
     match client:
         case Client.HOST:
@@ -65,7 +65,7 @@ def connection_of(client: Client, key: VirtualServerKey, settings: Settings, vie
 
 
 def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
-    """An address that this node's pods may have, by what is known of them."""
+    """An address that a pod of this node may have, as far as its ranges are known."""
     clusters = settings.cluster_networks if settings.detect_local is DetectLocal.CLUSTER_CIDR else ()
     for network in (*view.pod_networks, *clusters):
         if network.family is family and (not clusters or any(one.contains(network.address) for one in clusters)):
@@ -92,7 +92,7 @@ def _walk(
     connection: Connection,
     steps: list[Step],
 ) -> _Verdict | None:
-    """None: back to the chain that leads here; ``steps`` keeps those that led to a verdict, or ended a chain."""
+    """Follow one chain. None: back to the calling chain; ``steps`` keeps rules that led to a verdict or ended a chain."""
     for rule in rules.chains.get(chain, ()):
         if not all(_conditions(rule, is_in_set, connection)):
             continue
@@ -114,7 +114,7 @@ def _walk(
                 if verdict:
                     return verdict
                 if len(steps) == before + 1:
-                    del steps[before:]  # nothing happened there
+                    del steps[before:]  # no rule of that chain applied
     return None
 
 
@@ -129,7 +129,7 @@ def _conditions(rule: Rule, is_in_set: Callable[[SetEntry], bool], connection: C
 
 
 def _entry(match: SetMatch, connection: Connection) -> SetEntry:
-    """What is looked up in a set: the sides that its match names, of source and destination."""
+    """The set entry that a match looks up: the sides that it names, of source and destination."""
     asked = connection.virtual_server
     if IP_SETS[match.set].type is SetType.PORT:
         return SetEntry(match.set, port=asked.port)

@@ -1,4 +1,4 @@
-"""What translation knows of this node: its settings, its name and zone, and its addresses."""
+"""This node, as translation sees it: the operator's settings, name, zone, and addresses."""
 
 import dataclasses
 import enum
@@ -10,11 +10,11 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Node
 
 LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
-"""What stands for a node address that is not known."""
+"""Stands for an unknown address of the node."""
 
 
 class DetectLocal(enum.StrEnum):
-    """How traffic of this node's pods is told from other traffic; ``detectLocalMode`` of KubeProxyConfiguration."""
+    """How rules recognise traffic of this node's pods; ``detectLocalMode`` of KubeProxyConfiguration."""
 
     CLUSTER_CIDR = "ClusterCIDR"
     NODE_CIDR = "NodeCIDR"
@@ -24,7 +24,7 @@ class DetectLocal(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The operator's choices that change what is programmed.
+    """The operator's choices that change desired state.
 
     ``node_port_networks`` empty means every address of the node. ``node_port_primary`` means its primary addresses only.
     ``local_interface`` is the bridge or the name prefix of the two interface modes. ``bind_address``, unless it is
@@ -48,7 +48,7 @@ class Settings:
 
     @property
     def mark(self) -> int:
-        """The packet mark that asks for masquerading."""
+        """The packet mark by which rules ask for masquerading."""
         return 1 << self.masquerade_bit
 
 
@@ -81,9 +81,9 @@ def view_node(
     *,
     lingering: Iterable[Address] = (),
 ) -> NodeView:
-    """Put together what the Node object, the host's interfaces, and the endpoints of the API servers' own Service say.
+    """The node as the Node object, the host's interfaces, and the endpoints of the API servers' own Service describe it.
 
-    ``lingering`` are addresses that are not there now, on which node ports and health-check ports stay all the same.
+    ``lingering`` are lost addresses on which node ports and health-check ports stay for a while.
     """
     ours = [item.address for item in addresses if item.interface != DEVICE]
     primary = _primary_addresses(settings, node)
@@ -123,9 +123,9 @@ def _primary_addresses(settings: Settings, node: Node | None) -> Mapping[Family,
 
 
 def without_local_pods(settings: Settings, pod_networks: Sequence[Network]) -> frozenset[Family]:
-    """The served families in which this node's pods cannot be told from others, although the ranges of another family can.
+    """The served families in which rules cannot recognise this node's pods, because only other families have ranges.
 
-    Their traffic to cluster IPs is masqueraded as without a way to tell local pods. ``pod_networks`` are the Node's
+    Their traffic to cluster IPs is masqueraded as without local detection. ``pod_networks`` are the Node's
     ``spec.podCIDRs``.
     """
     match settings.detect_local:
@@ -141,7 +141,7 @@ def without_local_pods(settings: Settings, pod_networks: Sequence[Network]) -> f
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
     """The family that a node cannot do without: that of a concrete bind address, else of the Node's first address.
 
-    None where nothing tells. The rule is that of ``detectNodeIPs`` in cmd/kube-proxy/app/server.go of kubernetes/kubernetes.
+    None if neither is known. The rule is that of ``detectNodeIPs`` in cmd/kube-proxy/app/server.go of kubernetes/kubernetes.
     """
     if settings.bind_address and not settings.bind_address.is_unspecified:
         return settings.bind_address.family

@@ -1,6 +1,6 @@
 """API objects that a hostile author might write: the fields that are read, with values that are right, odd, or of another type.
 
-The shapes come from ``translate.wire``, so a field that is read from tomorrow on is fuzzed from tomorrow on.
+The shapes come from ``translate.api_schema``, so a field that is read from tomorrow on is fuzzed from tomorrow on.
 """
 
 import functools
@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from ipvsproxy.model.service import ObjectKind
-from ipvsproxy.translate import wire
+from ipvsproxy.translate import api_schema
 from tests.fuzz.chooser import Chooser
 
 MOST_ITEMS = 3
-SHAPES: dict[ObjectKind, type[wire.Wire]] = {
-    ObjectKind.SERVICE: wire.ServiceWire,
-    ObjectKind.ENDPOINT_SLICE: wire.EndpointSliceWire,
-    ObjectKind.NODE: wire.NodeWire,
+SHAPES: dict[ObjectKind, type[api_schema.Schema]] = {
+    ObjectKind.SERVICE: api_schema.Service,
+    ObjectKind.ENDPOINT_SLICE: api_schema.EndpointSlice,
+    ObjectKind.NODE: api_schema.Node,
 }
 _ADDRESSES = ("10.96.0.1", "10.244.0.9", "192.168.0.10", "fd00::1", "::ffff:10.0.0.1", "010.0.0.1", "0.0.0.0", "::", "127.0.0.1")
 _NETWORKS = (

@@ -6,7 +6,7 @@ import msgspec
 
 from ipvsproxy.config import catalogue
 from ipvsproxy.model.kernel import SetKind
-from ipvsproxy.translate import skeleton, wire
+from ipvsproxy.translate import api_schema, skeleton
 
 _OTHERS = (
     '\\"metadata\\":{',
@@ -34,7 +34,7 @@ _OTHERS = (
 
 def _all() -> Iterator[str]:
     yield from _OTHERS
-    for shape in vars(wire).values():
+    for shape in vars(api_schema).values():
         if isinstance(shape, type) and issubclass(shape, msgspec.Struct):
             yield from (field.encode_name for field in msgspec.structs.fields(shape))
     for key, option in catalogue.BY_KEY.items():

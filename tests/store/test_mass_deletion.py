@@ -21,26 +21,26 @@ KIND = ObjectKind.SERVICE
     ],
 )
 def test_a_list_that_lacks_more_than_the_share_is_doubted(percent: int, missing: int, known: int, believed: bool) -> None:  # noqa: FBT001
-    assert Guard(percent).believes(KIND, missing=missing, known=known, now=0) is believed
+    assert Guard(percent).accepts(KIND, missing=missing, known=known, now=0) is believed
 
 
 def test_a_second_list_confirms_it_when_enough_time_has_passed() -> None:
     guard = Guard(50)
-    assert not guard.believes(KIND, missing=100, known=100, now=0)
-    assert not guard.believes(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S - 1), "too soon"
-    assert guard.believes(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S)
+    assert not guard.accepts(KIND, missing=100, known=100, now=0)
+    assert not guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S - 1), "too soon"
+    assert guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S)
     assert guard.doubts == {}
 
 
 def test_a_second_list_that_has_all_again_ends_the_doubt() -> None:
     guard = Guard(50)
-    assert not guard.believes(KIND, missing=100, known=100, now=0)
-    assert guard.believes(KIND, missing=0, known=100, now=30)
-    assert not guard.believes(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S + 1), "a new doubt, not a confirmation"
+    assert not guard.accepts(KIND, missing=100, known=100, now=0)
+    assert guard.accepts(KIND, missing=0, known=100, now=30)
+    assert not guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S + 1), "a new doubt, not a confirmation"
 
 
 def test_kinds_are_doubted_on_their_own() -> None:
     guard = Guard(50)
-    assert not guard.believes(KIND, missing=100, known=100, now=0)
-    assert not guard.believes(ObjectKind.ENDPOINT_SLICE, missing=100, known=100, now=CONFIRMED_AFTER_S)
-    assert guard.believes(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S)
+    assert not guard.accepts(KIND, missing=100, known=100, now=0)
+    assert not guard.accepts(ObjectKind.ENDPOINT_SLICE, missing=100, known=100, now=CONFIRMED_AFTER_S)
+    assert guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S)

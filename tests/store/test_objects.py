@@ -65,7 +65,7 @@ def test_what_was_delivered_is_known() -> None:
     assert dict(store.services) == {WEB.name: WEB}
     assert list(store.slices_of(WEB.name)) == [SLICE]
     assert store.node(NODE.name) == NODE
-    assert store.take() == Changes(services={WEB.name: 7}, node=True, seen=dict.fromkeys(ObjectKind, 1))
+    assert store.take() == Changes(services={WEB.name: 7}, node=True, counts=dict.fromkeys(ObjectKind, 1))
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
@@ -106,7 +106,7 @@ def test_the_time_of_a_change_is_that_of_the_first_untaken_one(store: Store) -> 
     deliver(store, builders.endpoint_slice(), now=8)
     changes = store.take()
     assert changes.services == {WEB.name: 5}
-    assert changes.seen == {ObjectKind.SERVICE: 2, ObjectKind.ENDPOINT_SLICE: 1}
+    assert changes.counts == {ObjectKind.SERVICE: 2, ObjectKind.ENDPOINT_SLICE: 1}
 
 
 def test_a_deleted_service_is_dirty_and_unknown_while_its_slices_stay_known(store: Store) -> None:
@@ -347,7 +347,7 @@ def test_a_list_without_most_services_removes_none_until_another_confirms_it() -
     store, services = guarded_store(20)
     store.deliver([listed(*services[:5])], 10)
     assert len(store.services) == 20
-    assert store.take().seen == {}
+    assert store.take().counts == {}
     assert (store.doubts[ObjectKind.SERVICE].missing, store.doubts[ObjectKind.SERVICE].known) == (15, 20)
     store.deliver([listed(*services[:5])], 10 + CONFIRMED_AFTER_S)
     assert len(store.services) == 5
@@ -366,7 +366,7 @@ def test_services_that_are_on_the_next_list_again_were_never_gone() -> None:
     store, services = guarded_store(20)
     store.deliver([listed()], 10)
     store.deliver([listed(*services)], 15)
-    assert (store.take().seen, dict(store.doubts)) == ({}, {})
+    assert (store.take().counts, dict(store.doubts)) == ({}, {})
 
 
 def names_of(services: list[ApiObject]) -> set[object]:

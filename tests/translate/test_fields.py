@@ -1,4 +1,4 @@
-"""How addresses, networks and times are read wherever they stand, and how unusable parts are told."""
+"""Addresses, networks and times, wherever they stand; and the bound on skipped parts."""
 
 import pytest
 
@@ -22,15 +22,15 @@ def test_networks_are_read_once_each_in_order_and_a_bad_one_costs_itself_only() 
 
 
 @pytest.mark.parametrize("count", [0, 1, fields.MOST_SKIPPED])
-def test_so_many_unusable_parts_are_told_one_by_one(count: int) -> None:
+def test_as_many_skipped_parts_as_the_bound_allows_are_kept_one_by_one(count: int) -> None:
     parts = [Skipped(f"parts[{number}]", "is wrong") for number in range(count)]
-    assert fields.told(parts) == tuple(parts)
+    assert fields.bounded(parts) == tuple(parts)
 
 
 @pytest.mark.parametrize("beyond", [1, 1000])
 def test_unusable_parts_beyond_that_are_counted(beyond: int) -> None:
     parts = [Skipped(f"parts[{number}]", "is wrong") for number in range(fields.MOST_SKIPPED + beyond)]
-    *first, last = fields.told(parts)
+    *first, last = fields.bounded(parts)
     assert first == parts[: fields.MOST_SKIPPED]
     assert last == Skipped("parts[20]", f"is wrong; {beyond} such parts from here on")
 
@@ -41,9 +41,9 @@ def test_of_a_bad_value_so_much_is_shown_as_fits_a_line(text: str | None, shown:
 
 
 def test_parts_that_are_counted_are_a_fault_if_one_of_them_is() -> None:
-    told = fields.told([Skipped("labels", "not ours", invalid=False)] * 21)
-    assert not told[-1].invalid
-    assert fields.told([*told[:-1], Skipped("a", "not ours", invalid=False), Skipped("b", "wrong")])[-1].invalid
+    parts_shown = fields.bounded([Skipped("labels", "not ours", invalid=False)] * 21)
+    assert not parts_shown[-1].invalid
+    assert fields.bounded([*parts_shown[:-1], Skipped("a", "not ours", invalid=False), Skipped("b", "wrong")])[-1].invalid
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ipvsproxy.model.service import (
     ServiceName,
     Skipped,
 )
-from ipvsproxy.translate import fields, parse_endpoints, wire
+from ipvsproxy.translate import api_schema, fields, parse_endpoints
 from tests.support import builders
 from tests.translate import strategies
 
@@ -32,7 +32,7 @@ def _wide_slice(addresses: list[str]) -> EndpointSlice:
     endpoints = [{"addresses": [address]} for address in addresses]
     document = {"addressType": "IPv4", "metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "endpoints": endpoints}
     return parse_endpoints.parse_endpoint_slice(
-        msgspec.convert(document, wire.EndpointSliceWire), EndpointSliceName("shop", "web-1")
+        msgspec.convert(document, api_schema.EndpointSlice), EndpointSliceName("shop", "web-1")
     )
 
 
@@ -59,14 +59,14 @@ def test_of_many_unusable_parts_the_first_are_told_and_the_others_counted(count:
 def test_the_first_and_the_last_port_are_ports(port: int) -> None:
     document = {"addressType": "IPv4", "ports": [{"name": "", "port": port}]}
     parsed = parse_endpoints.parse_endpoint_slice(
-        msgspec.convert(document, wire.EndpointSliceWire), EndpointSliceName("shop", "web-1")
+        msgspec.convert(document, api_schema.EndpointSlice), EndpointSliceName("shop", "web-1")
     )
     assert [one.port for one in parsed.ports] == [port]
 
 
 def _slice(document: dict[str, Any], **choices: bool) -> EndpointSlice:
     defaults = {"metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4"}
-    raw = msgspec.convert(defaults | document, wire.EndpointSliceWire)
+    raw = msgspec.convert(defaults | document, api_schema.EndpointSlice)
     return parse_endpoints.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), **choices)
 
 
@@ -219,7 +219,7 @@ def test_slices_that_differ_in_their_trigger_time_only_are_equal() -> None:
     assert _slice({"metadata": {"labels": labels, "annotations": annotations}}) == _slice({"metadata": {"labels": labels}})
 
 
-@hypothesis.given(strategies.documents(wire.EndpointSliceWire), st.booleans())
+@hypothesis.given(strategies.documents(api_schema.EndpointSlice), st.booleans())
 def test_no_endpoint_slice_is_too_strange_to_parse(document: dict[str, Any], default_port_names: bool) -> None:  # noqa: FBT001 - drawn
     parsed = _slice(document, default_port_names=default_port_names)
     assert all(endpoint.address.family is parsed.family for endpoint in parsed.endpoints)
@@ -229,7 +229,7 @@ def test_no_endpoint_slice_is_too_strange_to_parse(document: dict[str, Any], def
 _USUAL = st.fixed_dictionaries({"addresses": st.sampled_from([["10.244.0.5"], ["10.244.0.6", "10.244.0.7"], ["fd00::5"]])})
 
 
-@hypothesis.given(st.sampled_from(["IPv4", "IPv6"]), st.lists(_USUAL | strategies.documents(wire.EndpointWire), max_size=4))
+@hypothesis.given(st.sampled_from(["IPv4", "IPv6"]), st.lists(_USUAL | strategies.documents(api_schema.Endpoint), max_size=4))
 def test_an_endpoint_is_read_alike_whatever_stands_beside_it(family: str, endpoints: list[dict[str, Any]]) -> None:
     parsed = _slice({"addressType": family, "endpoints": endpoints})
     alone = [_slice({"addressType": family, "endpoints": [one]}) for one in endpoints]

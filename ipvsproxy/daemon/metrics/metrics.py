@@ -99,8 +99,8 @@ class Metrics:
         for trigger in changes.triggers:
             waited_s = max(0.0, now_s - trigger.began_s)
             values.observe(series.PROGRAMMING_DURATION, trigger.family.label, value=waited_s)
-        values.add(series.SERVICE_CHANGES, count=changes.seen.get(ObjectKind.SERVICE, 0))
-        values.add(series.ENDPOINT_CHANGES, count=changes.seen.get(ObjectKind.ENDPOINT_SLICE, 0))
+        values.add(series.SERVICE_CHANGES, count=changes.counts.get(ObjectKind.SERVICE, 0))
+        values.add(series.ENDPOINT_CHANGES, count=changes.counts.get(ObjectKind.ENDPOINT_SLICE, 0))
         self._count_without_local(changes.services, summary.states)
         if changes.services:
             values.observe(series.PHASE_DURATION, "waiting", value=summary.waited_s)

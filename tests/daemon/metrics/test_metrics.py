@@ -150,7 +150,7 @@ async def test_a_sync_that_was_asked_for_has_the_time_of_that_moment_however_oft
 async def test_changes_are_counted_by_kind_and_programming_latency_by_family() -> None:
     metrics = _metrics()
     seen = {ObjectKind.SERVICE: 2, ObjectKind.ENDPOINT_SLICE: 3, ObjectKind.NODE: 1}
-    metrics.synced(summary(Changes(seen=seen, triggers=(Trigger(Family.IPV6, WALL_S - 0.4), Trigger(Family.IPV6, WALL_S + 5)))))
+    metrics.synced(summary(Changes(counts=seen, triggers=(Trigger(Family.IPV6, WALL_S - 0.4), Trigger(Family.IPV6, WALL_S + 5)))))
     rows = await _rows(metrics)
     assert rows[f"{SYNC}_service_changes_total"] == 2
     assert rows[f"{SYNC}_endpoint_changes_total"] == 3

@@ -1,16 +1,16 @@
-"""The shape of the API's JSON, as far as it is read. Unknown fields are passed over; null counts as absent.
+"""The schema of the API's JSON, as far as it is read. Unknown fields are ignored; null counts as absent.
 
-These types live between the bytes and ``parse``, ``parse_endpoints``; nothing else sees them.
+These types exist between ``decode`` and ``parse`` or ``parse_endpoints`` alone.
 """
 
 import msgspec
 
 
-class Wire(msgspec.Struct, rename="camel", frozen=True, gc=False):
-    """Base of all: camelCase on the wire, no garbage-collector tracking, since none of these refers back, and frozen.
+class Schema(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    """The base of all: camelCase in JSON, frozen, and without garbage-collector tracking, since no value refers back.
 
-    Those without lists in them can be keys: what was made of one is found again for the next that is alike. What many objects
-    have alike is therefore a tuple where the API has a list.
+    A value without lists can be a key, so that equal values are parsed once. Hence fields which many objects share are tuples, where
+    the API has lists.
     """
 
 
@@ -22,8 +22,8 @@ _LABELS = {
 }
 
 
-class ObjectLabels(Wire, frozen=True, rename=_LABELS):
-    """The labels that mean something here. Of the last two only the presence counts, whatever the value."""
+class ObjectLabels(Schema, frozen=True, rename=_LABELS):
+    """The labels that are read. Of the last two, only the presence counts."""
 
     service: str | None = None
     zone: str | None = None
@@ -31,13 +31,13 @@ class ObjectLabels(Wire, frozen=True, rename=_LABELS):
     headless: str | None = None
 
 
-class ObjectAnnotations(Wire, frozen=True, rename={"trigger_time": "endpoints.kubernetes.io/last-change-trigger-time"}):
-    """The annotations that mean something here."""
+class ObjectAnnotations(Schema, frozen=True, rename={"trigger_time": "endpoints.kubernetes.io/last-change-trigger-time"}):
+    """The annotations that are read."""
 
     trigger_time: str | None = None
 
 
-class Metadata(Wire, frozen=True):
+class Metadata(Schema, frozen=True):
     """``metadata`` of any object, or of a list or bookmark."""
 
     name: str | None = None
@@ -50,15 +50,15 @@ class Metadata(Wire, frozen=True):
     annotations: ObjectAnnotations | None = None
 
 
-class AnyObject(Wire, frozen=True):
-    """What is left to read of an object that does not have the shape of its kind: its name."""
+class AnyObject(Schema, frozen=True):
+    """An object that breaks the schema of its kind: only its name is read."""
 
     api_version: str | None = None
     kind: str | None = None
     metadata: Metadata | None = None
 
 
-class ServicePortWire(Wire, frozen=True):
+class ServicePort(Schema, frozen=True):
     """``spec.ports[]`` of a Service."""
 
     name: str | None = None
@@ -67,19 +67,19 @@ class ServicePortWire(Wire, frozen=True):
     node_port: int | None = None
 
 
-class ClientIPConfig(Wire, frozen=True):
+class ClientIPConfig(Schema, frozen=True):
     """``spec.sessionAffinityConfig.clientIP``."""
 
     timeout_seconds: int | None = None
 
 
-class SessionAffinityConfig(Wire, frozen=True):
+class SessionAffinityConfig(Schema, frozen=True):
     """``spec.sessionAffinityConfig``."""
 
     client_ip: ClientIPConfig | None = msgspec.field(name="clientIP", default=None)
 
 
-class ServiceSpec(Wire, frozen=True):
+class ServiceSpec(Schema, frozen=True):
     """``spec`` of a Service."""
 
     type: str | None = None
@@ -87,7 +87,7 @@ class ServiceSpec(Wire, frozen=True):
     cluster_ips: list[str] | None = msgspec.field(name="clusterIPs", default=None)
     external_ips: list[str] | None = msgspec.field(name="externalIPs", default=None)
     load_balancer_source_ranges: list[str] | None = None
-    ports: tuple[ServicePortWire, ...] | None = None
+    ports: tuple[ServicePort, ...] | None = None
     session_affinity: str | None = None
     session_affinity_config: SessionAffinityConfig | None = None
     internal_traffic_policy: str | None = None
@@ -95,26 +95,26 @@ class ServiceSpec(Wire, frozen=True):
     health_check_node_port: int | None = None
 
 
-class LoadBalancerIngress(Wire, frozen=True):
+class LoadBalancerIngress(Schema, frozen=True):
     """``status.loadBalancer.ingress[]``."""
 
     ip: str | None = None
     ip_mode: str | None = None
 
 
-class LoadBalancerStatus(Wire, frozen=True):
+class LoadBalancerStatus(Schema, frozen=True):
     """``status.loadBalancer``."""
 
     ingress: list[LoadBalancerIngress] | None = None
 
 
-class ServiceStatus(Wire, frozen=True):
+class ServiceStatus(Schema, frozen=True):
     """``status`` of a Service."""
 
     load_balancer: LoadBalancerStatus | None = None
 
 
-class ServiceWire(Wire, frozen=True):
+class Service(Schema, frozen=True):
     """A core/v1 Service."""
 
     metadata: Metadata | None = None
@@ -122,7 +122,7 @@ class ServiceWire(Wire, frozen=True):
     status: ServiceStatus | None = None
 
 
-class EndpointPortWire(Wire, frozen=True):
+class EndpointPort(Schema, frozen=True):
     """``ports[]`` of an EndpointSlice."""
 
     name: str | None = None
@@ -130,7 +130,7 @@ class EndpointPortWire(Wire, frozen=True):
     port: int | None = None
 
 
-class EndpointConditions(Wire, frozen=True):
+class EndpointConditions(Schema, frozen=True):
     """``endpoints[].conditions``; an absent condition has the API's default."""
 
     ready: bool | None = None
@@ -138,20 +138,20 @@ class EndpointConditions(Wire, frozen=True):
     terminating: bool | None = None
 
 
-class Hint(Wire, frozen=True):
+class Hint(Schema, frozen=True):
     """``endpoints[].hints.forZones[]`` or ``forNodes[]``."""
 
     name: str | None = None
 
 
-class EndpointHints(Wire, frozen=True):
+class EndpointHints(Schema, frozen=True):
     """``endpoints[].hints``."""
 
     for_zones: tuple[Hint, ...] | None = None
     for_nodes: tuple[Hint, ...] | None = None
 
 
-class EndpointWire(Wire, frozen=True):
+class Endpoint(Schema, frozen=True):
     """``endpoints[]`` of an EndpointSlice."""
 
     addresses: list[str] | None = None
@@ -160,22 +160,22 @@ class EndpointWire(Wire, frozen=True):
     hints: EndpointHints | None = None
 
 
-class EndpointSliceWire(Wire, frozen=True):
+class EndpointSlice(Schema, frozen=True):
     """A discovery.k8s.io/v1 EndpointSlice."""
 
     metadata: Metadata | None = None
     address_type: str | None = None
-    ports: tuple[EndpointPortWire, ...] | None = None
-    endpoints: list[EndpointWire] | None = None
+    ports: tuple[EndpointPort, ...] | None = None
+    endpoints: list[Endpoint] | None = None
 
 
-class Taint(Wire, frozen=True):
+class Taint(Schema, frozen=True):
     """``spec.taints[]`` of a Node."""
 
     key: str | None = None
 
 
-class NodeSpec(Wire, frozen=True):
+class NodeSpec(Schema, frozen=True):
     """``spec`` of a Node."""
 
     pod_cidr: str | None = msgspec.field(name="podCIDR", default=None)
@@ -183,20 +183,20 @@ class NodeSpec(Wire, frozen=True):
     taints: list[Taint] | None = None
 
 
-class NodeAddress(Wire, frozen=True):
+class NodeAddress(Schema, frozen=True):
     """``status.addresses[]`` of a Node."""
 
     type: str | None = None
     address: str | None = None
 
 
-class NodeStatus(Wire, frozen=True):
+class NodeStatus(Schema, frozen=True):
     """``status`` of a Node."""
 
     addresses: list[NodeAddress] | None = None
 
 
-class NodeWire(Wire, frozen=True):
+class Node(Schema, frozen=True):
     """A core/v1 Node."""
 
     metadata: Metadata | None = None
@@ -204,8 +204,8 @@ class NodeWire(Wire, frozen=True):
     status: NodeStatus | None = None
 
 
-class Status(Wire, frozen=True):
-    """A ``Status`` object: what an ERROR event and a refused request carry."""
+class Status(Schema, frozen=True):
+    """A ``Status`` object, which an ERROR event or a refused request carries."""
 
     code: int | None = None
     message: str | None = None
