@@ -9,8 +9,8 @@ import msgspec
 class Schema(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """The base of all: camelCase in JSON, frozen, and without garbage-collector tracking, since no value refers back.
 
-    A value without lists can be a key, so that equal values are parsed once. Hence fields which many objects share are tuples, where
-    the API has lists.
+    A value without lists can be a key, so that equal values are parsed once. Hence fields which many objects share are tuples,
+    where the API has lists.
     """
 
 

@@ -227,7 +227,8 @@ _MANIFESTS: Mapping[tuple[str, str], ObjectKind] = {
 def decode_document(document: object, where: str) -> Put | Rejected | None:
     """One manifest that has been read from YAML or JSON already; None if its kind is not watched.
 
-    ``where`` names file and document for the reader of a ``Rejected``. Defaults of the API server are filled in: the namespace ``default``, the protocol TCP, the empty name of a single endpoint port, the session affinity timeout.
+    ``where`` names file and document for the reader of a ``Rejected``. Defaults of the API server are filled in: the namespace
+    ``default``, the protocol TCP, the empty name of a single endpoint port, the session affinity timeout.
     """
     try:
         head = msgspec.convert(document, api_schema.AnyObject)

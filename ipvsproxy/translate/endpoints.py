@@ -14,8 +14,8 @@ K = TypeVar("K", bound=bytes)
 class Endpoints(NamedTuple):
     """The endpoints of a service port, each once.
 
-    A stem and the suffix together are the bytes of a real server's key. If all endpoints have one port, as nearly always, that port is
-    the suffix, and each stem is a packed address; else the suffix is empty. ``conditions`` are in the order of ``stems``.
+    A stem and the suffix together are the bytes of a real server's key. If all endpoints have one port, as nearly always, that
+    port is the suffix, and each stem is a packed address; else the suffix is empty. ``conditions`` are in the order of ``stems``.
     """
 
     stems: Sequence[bytes] = ()

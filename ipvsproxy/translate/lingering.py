@@ -1,7 +1,7 @@
 """Addresses that this host lost a moment ago, on which node ports are still served.
 
-Rule 1: most lost addresses come back: ``netplan apply``, a DHCP client or keepalived remove an address for a moment. Removing its virtual
-servers would end their connections (``expire_nodest_conn``), so they stay for a grace period.
+Rule 1: most lost addresses come back: ``netplan apply``, a DHCP client or keepalived remove an address for a moment. Removing its
+virtual servers would end their connections (``expire_nodest_conn``), so they stay for a grace period.
 Rule 2: only a successful reading without the address ends its grace period.
 """
 

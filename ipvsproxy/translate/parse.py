@@ -25,7 +25,10 @@ DEFAULT_AFFINITY_TIMEOUT_S = 10800
 """The API server's default for ``sessionAffinityConfig``, in seconds (core/v1)."""
 LONGEST_AFFINITY_TIMEOUT_S = 86400
 MOST_ENTRIES = 65536
-"""The most entries of one Service in one ipset: as many as kube-proxy's set holds of all Services. The API bounds a Service only by its size."""
+"""The most entries of one Service in one ipset.
+
+As many as kube-proxy's set holds of all Services. The API bounds a Service only by its size.
+"""
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 _NO_METADATA = api_schema.Metadata()
@@ -162,7 +165,10 @@ def _read_service_ports(ports: tuple[api_schema.ServicePort, ...]) -> tuple[tupl
 def _bounded_ports(
     ports: tuple[ServicePort, ...], addresses: Sequence[Sequence[Address]], ranges: Sequence[Network], skipped: list[Skipped]
 ) -> tuple[ServicePort, ...]:
-    """The first ports, as many as ``MOST_ENTRIES`` allows. ``addresses``: external addresses, and addresses with source ranges."""
+    """The first ports, as many as ``MOST_ENTRIES`` allows.
+
+    ``addresses``: external addresses, and addresses with source ranges.
+    """
     external, balanced = addresses
     if len(ports) * (1 + len(external) + len(balanced) * (1 + len(ranges))) <= MOST_ENTRIES:
         return ports

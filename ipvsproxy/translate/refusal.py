@@ -1,13 +1,13 @@
 """Service addresses that are refused: serving them would cut off the node or a part of the cluster.
 
-Rule 1: unspecified, multicast and IPv6 link-local addresses are refused. (Loopback addresses are served, as by kube-proxy: they affect
-the node's own clients alone.)
-Rule 2: addresses in this node's pod ranges are refused. In the whole cluster's range, only external addresses are refused, because a
-``--cluster-cidr`` often includes the range of the cluster IPs. An address that this node carries itself, such as that of its pods'
-bridge, is not a pod's.
-Rule 3: a cluster IP that equals the node's own address is refused. (Another address on an interface may be there on purpose, such as
-a DNS cache on each node.) An external address that this node carries is served, as by kube-proxy, except on the ports of the API
-server and the kubelet.
+Rule 1: unspecified, multicast and IPv6 link-local addresses are refused. (Loopback addresses are served, as by kube-proxy: they
+affect the node's own clients alone.)
+Rule 2: addresses in this node's pod ranges are refused. In the whole cluster's range, only external addresses are refused,
+because a ``--cluster-cidr`` often includes the range of the cluster IPs. An address that this node carries itself, such as that
+of its pods' bridge, is not a pod's.
+Rule 3: a cluster IP that equals the node's own address is refused. (Another address on an interface may be there on purpose, such
+as a DNS cache on each node.) An external address that this node carries is served, as by kube-proxy, except on the ports of the
+API server and the kubelet.
 Rule 4: an API server's address is refused: bound on this node, it would hide the API server.
 """
 

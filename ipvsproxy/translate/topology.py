@@ -157,9 +157,9 @@ def choose(endpoints: Endpoints, node: str, zone: str, *, internal_local: bool, 
 def in_order(stems: Collection[bytes], node: str, suffix: bytes = b"") -> EvenWeights:
     """Real servers in this node's order, from the stems of their keys and their common suffix.
 
-    The order depends on the node's name and on the set of real servers alone, so it is the same at every start. With one order for all
-    nodes, the first connection of each node would go to the same real server (kubernetes/kubernetes #121591). A draw for the whole set
-    chooses the first real server; the rest follows this node's shuffle for their number.
+    The order depends on the node's name and on the set of real servers alone, so it is the same at every start. With one order
+    for all nodes, the first connection of each node would go to the same real server (kubernetes/kubernetes #121591). A draw for
+    the whole set chooses the first real server; the rest follows this node's shuffle for their number.
     """
     count = len(stems)
     if count < 2:  # noqa: PLR2004 - one has no order
