@@ -19,7 +19,7 @@ HASH_SIZE = 1024
 """``hashsize`` at the start of a hash set, as kube-proxy asks for; the kernel enlarges it as it fills."""
 HEADER_SIZE = 4
 """Length of ``struct nfgenmsg``, behind the netlink header."""
-SET_NAME, TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 2, 3, 4, 5, 7, 8, 10
+TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 3, 4, 5, 7, 8, 10
 """Attributes of a message."""
 CAPACITY = 19
 """Attribute of ``DATA``: ``maxelem``."""

@@ -55,14 +55,12 @@ class Changes:
     """The changes since the last call of ``take``.
 
     ``services``: Services to translate again, each with the time at which its first unapplied change arrived. ``triggers``: the
-    beginnings of their endpoint changes. ``node``: the Node changed, which may concern every Service. ``counts``: changed objects
-    by kind.
+    beginnings of their endpoint changes. ``counts``: changed objects by kind.
     """
 
     services: Mapping[ServiceName, float] = dataclasses.field(default_factory=dict)
     triggers: tuple[Trigger, ...] = ()
     complaints: tuple[Complaint, ...] = ()
-    node: bool = False
     counts: Mapping[ObjectKind, int] = dataclasses.field(default_factory=dict)
 
 
@@ -88,7 +86,6 @@ class Store:
         self._dirty: dict[ServiceName, float] = {}
         self._triggers: dict[tuple[ServiceName, Family], list[float]] = {}
         self._complaints: list[Complaint] = []
-        self._node_changed = False
         self._counts: Counter[ObjectKind] = Counter()
 
     @property
@@ -199,13 +196,11 @@ class Store:
             services=self._dirty,
             triggers=tuple(Trigger(family, at_s) for (_, family), times in self._triggers.items() for at_s in times),
             complaints=tuple(self._complaints),
-            node=self._node_changed,
             counts=self._counts,
         )
         self._dirty, self._counts = {}, Counter()
         self._triggers.clear()
         self._complaints.clear()
-        self._node_changed = False
         return changes
 
     def touch_all(self, now: float) -> None:
@@ -333,4 +328,3 @@ class Store:
 
     def _mark_node(self) -> None:
         self._counts[ObjectKind.NODE] += 1
-        self._node_changed = True

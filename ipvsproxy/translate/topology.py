@@ -76,13 +76,6 @@ class Scope(NamedTuple):
 _EVERY_READY_ONE = Scope(last_resort=False)
 
 
-class Scopes(NamedTuple):
-    """``cluster`` is for traffic that may go anywhere, ``local`` for traffic that must stay on this node."""
-
-    cluster: Scope
-    local: Scope
-
-
 class Route(NamedTuple):
     """A scope, and its real servers in this node's order."""
 
@@ -106,20 +99,12 @@ class Choice(NamedTuple):
     lacks_local: bool
 
 
-def find_scopes(endpoints: Collection[Conditions], node: str, zone: str) -> Scopes:
-    """The scopes of one service port with these endpoints.
-
-    Cluster scope: the ready endpoints that topology hints allow; if there is none, all terminating endpoints that serve, on any
-    node. Local scope: the same among this node's endpoints, without hints.
-    """
-    return Scopes(_cluster_scope(_ready(endpoints), node, zone), _local_scope(endpoints, node))
-
-
 def _ready(endpoints: Collection[Conditions]) -> list[Conditions]:
     return [endpoint for endpoint in endpoints if endpoint.ready]
 
 
 def _cluster_scope(ready: Sequence[Conditions], node: str, zone: str) -> Scope:
+    """The ready endpoints that topology hints allow; if there is none, all terminating endpoints that serve, on any node."""
     node_hint, zone_hint = _hints(ready, node, zone)
     if ready and not (node_hint or zone_hint):
         return _EVERY_READY_ONE
@@ -127,6 +112,7 @@ def _cluster_scope(ready: Sequence[Conditions], node: str, zone: str) -> Scope:
 
 
 def _local_scope(endpoints: Collection[Conditions], node: str) -> Scope:
+    """As ``_cluster_scope``, among this node's endpoints, without hints."""
     return Scope(node=node, last_resort=not any(endpoint.ready and endpoint.node_name == node for endpoint in endpoints))
 
 

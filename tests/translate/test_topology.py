@@ -19,11 +19,20 @@ from tests.translate import strategies
 HERE, HERE_TOO, THERE, THERE_TOO = "10.244.0.1", "10.244.0.2", "10.244.1.1", "10.244.1.2"
 
 
+def _scopes(*endpoints: Endpoint, zone: str) -> tuple[topology.Scope, topology.Scope]:
+    """The cluster scope and the local one."""
+    keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
+    cluster, local = (
+        topology.choose(Endpoints.of(keyed), THIS_NODE, zone, internal_local=internal_local, external_local=False).internal.scope
+        for internal_local in (False, True)
+    )
+    return cluster, local
+
+
 def _choose(*endpoints: Endpoint, zone: str = builders.ZONE) -> tuple[set[str], set[str]]:
     """Addresses in cluster scope, and those in local scope."""
     keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
-    cluster, local = topology.find_scopes([item.conditions for item in endpoints], THIS_NODE, zone)
-    cluster_used, local_used = (scope.used(Endpoints.of(keyed)) for scope in (cluster, local))
+    cluster_used, local_used = (scope.used(Endpoints.of(keyed)) for scope in _scopes(*endpoints, zone=zone))
     return {str(split(key)[0]) for key in cluster_used}, {str(split(key)[0]) for key in local_used}
 
 
@@ -144,19 +153,19 @@ def test_whatever_the_endpoints_traffic_goes_to_usable_ones_and_nowhere_only_whe
     ],
 )
 def test_an_endpoint_that_is_not_used_has_a_reason(item: Endpoint, reason: topology.WhyNot) -> None:
-    cluster, _ = topology.find_scopes([endpoint(HERE, zones=["zone-a"]).conditions, item.conditions], THIS_NODE, "zone-a")
+    cluster, _ = _scopes(endpoint(HERE, zones=["zone-a"]), item, zone="zone-a")
     assert cluster.why_not(item.conditions) is reason
 
 
 def test_local_traffic_gives_the_node_as_its_reason_before_all_others() -> None:
     there = dead(THERE, OTHER_NODE)
-    _, local = topology.find_scopes([endpoint(HERE).conditions, there.conditions], THIS_NODE, "")
+    _, local = _scopes(endpoint(HERE), there, zone="")
     assert local.why_not(there.conditions) is topology.WhyNot.OTHER_NODE
 
 
 def test_a_node_hint_for_another_node_is_a_reason_of_its_own() -> None:
     there = endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE])
-    cluster, _ = topology.find_scopes([endpoint(HERE, nodes=[THIS_NODE]).conditions, there.conditions], THIS_NODE, "")
+    cluster, _ = _scopes(endpoint(HERE, nodes=[THIS_NODE]), there, zone="")
     assert cluster.why_not(there.conditions) is topology.WhyNot.HINT_FOR_OTHER_NODE
 
 

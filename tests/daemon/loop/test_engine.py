@@ -253,7 +253,7 @@ async def test_a_changed_zone_has_every_service_translated_again() -> None:
             await node.quiet()
         assert builders.backend("10.244.1.6") in node.kernel.virtual_servers[WEB_KEY].real_servers
         assert [line["zone"] for line in logs if line["event"] == "node_changed"] == ["zone-b"]
-        assert node.watcher.summaries[-1].changes.node
+        assert node.watcher.summaries[-1].changes.counts[ObjectKind.NODE]
         assert list(node.watcher.summaries[-1].changes.services) == [WEB.name]
         assert_from_scratch(node)
 
