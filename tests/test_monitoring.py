@@ -64,10 +64,10 @@ class OurNode:
         status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
         watches = {kind: WatchStatus(contact_s=0) for kind in ObjectKind}
         reconciler = self._scene.reconciler
-        reconciler.claims.put_node(tuple(Family), (), None)
+        reconciler._claims.put_node(tuple(Family), (), None)
         left = {Place(variant, family, is_used=False): True for variant in Variant for family in Family}
         sources = Sources(
-            reconciler=reconciler,
+            survey=reconciler.survey,
             store=self._scene.store,
             status=status,
             clock=clock,

@@ -94,7 +94,7 @@ def assert_in_force(node: MemoryNode, state: Collection[Put]) -> None:
     alone = Store(started_s=0)
     alone.deliver(state, 0)
     assert memory_node.contents(node.kernel) == memory_node.from_scratch(alone, SETTINGS, node.kernel)
-    reconciler = node.engine.reconciler
+    reconciler = node.engine._reconciler
     assert reconciler.pending == 0
     assert not reconciler.plan(loop().time()).operations
 

@@ -110,7 +110,7 @@ class DryRun:
                 report=_NOTHING,
                 changes=changes,
                 lacking=(),
-                states=self._shadow.reconciler.claims.states,
+                states=self._shadow.survey.states,
                 view=self._shadow.view,
                 waited_s=0,
                 observed_s=duration_s,
@@ -154,7 +154,7 @@ async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: 
         missing=lambda: node.store.missing,
     )
     figures = gauges.Sources(
-        reconciler=shadow.reconciler,
+        survey=shadow.survey,
         store=node.store,
         status=status,
         clock=time.monotonic,

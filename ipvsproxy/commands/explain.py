@@ -13,7 +13,6 @@ from ipvsproxy.model.kernel import PERSISTENT, Connections, IpSet, SetEntry, Set
 from ipvsproxy.model.net import Address, host_port, parse_address
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
-from ipvsproxy.reconcile import ownership
 from ipvsproxy.translate import explain, trace
 
 FOUND = 0
@@ -66,14 +65,15 @@ async def describe(node: Inspected, subject: Subject) -> Document:
     """
     shadow = node.shadow()
     await shadow.look()
-    table = shadow.reconciler.claims.virtual_servers
+    survey = shadow.survey
     if isinstance(subject, ServiceName):
         keys = list(_keys_of(shadow, subject))
         names = [subject] if subject in node.store.services else []
     else:
-        keys = [key for key in {**table.desired, **table.observed} if subject.matches(key)]
-        names = sorted({table.desired[key].owner.service for key in keys if key in table.desired})
-    counts = await node.kernel.call(node.kernel.target.connections, [key for key in keys if key in table.observed])
+        keys = [key for key in survey.virtual_server_keys() if subject.matches(key)]
+        names = sorted({desired.owner.service for key in keys if (desired := survey.sides(key).desired)})
+    observed = [key for key in keys if survey.sides(key).observed]
+    counts = await node.kernel.call(lambda kernel: kernel.connections(observed))
     reader = _Reader(shadow, counts)
     return {
         "version": inspection.JSON_VERSION,
@@ -81,12 +81,12 @@ async def describe(node: Inspected, subject: Subject) -> Document:
         "node": node.config.node_name,
         "zone": shadow.view.zone,
         "services": [reader.service(name, set(keys)) for name in names],
-        "unclaimed": [reader.unclaimed(key) for key in keys if key not in table.desired],
+        "unclaimed": [reader.unclaimed(key) for key in keys if not survey.sides(key).desired],
     }
 
 
 def _keys_of(shadow: Shadow, name: ServiceName) -> Iterable[VirtualServerKey]:
-    state = shadow.reconciler.claims.states.get(name)
+    state = shadow.survey.states.get(name)
     return state.virtual_servers if state else ()
 
 
@@ -95,7 +95,7 @@ class _Reader:
 
     def __init__(self, shadow: Shadow, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]) -> None:
         self._shadow = shadow
-        self._claims = shadow.reconciler.claims
+        self._survey = shadow.survey
         self._counts = counts
 
     def service(self, name: ServiceName, keys: set[VirtualServerKey]) -> Document:
@@ -140,16 +140,15 @@ class _Reader:
 
     def _frontend(self, explained: explain.Explanation, frontend: explain.Frontend) -> Document:
         wanted = frontend.virtual_server
-        key, owner = wanted.key, self._claims.states[explained.service.name].owner
-        table = self._claims.virtual_servers
-        conflict = next((one for one in self._claims.conflicts() if one.key == key), None)
+        key, owner = wanted.key, self._survey.states[explained.service.name].owner
+        conflict = next((one for one in self._survey.conflicts() if one.key == key), None)
         is_restricted = frontend.role is explain.Role.LOAD_BALANCER_IP and bool(explained.service.options.source_ranges)
         return {
             "virtualServer": str(key),
             "role": frontend.role.value,
             "traffic": "internal" if frontend.role is explain.Role.CLUSTER_IP else "external",
-            "held": table.is_held_by(key, owner),
-            "owner": str(table.desired[key].owner),
+            "held": self._survey.has(owner, key),
+            "owner": str(self._survey.virtual_servers[key].owner),
             "waiting": [str(one) for one in conflict.waiting] if conflict else [],
             "reasons": list(conflict.reasons) if conflict else [],
             "scheduler": wanted.settings.scheduler,
@@ -162,8 +161,8 @@ class _Reader:
     def _masquerade(self, client: trace.Client, key: VirtualServerKey) -> Document:
         shadow = self._shadow
         connection = trace.connection_of(client, key, shadow.translation, shadow.view)
-        rules = self._claims.skeletons.desired[key.address.family]
-        found = trace.follow(rules, self._is_in_set, connection)
+        rules = self._survey.rules(key.address.family)
+        found = trace.follow(rules, self._survey.is_desired_entry, connection)
         return {
             "from": client.value,
             "masqueraded": found.is_masqueraded,
@@ -174,12 +173,9 @@ class _Reader:
             "sets": [step.rule.set.set for step in found.steps if step.rule.set],
         }
 
-    def _is_in_set(self, entry: SetEntry) -> bool:
-        return entry in self._claims.entries[entry.set].desired
-
     def _kernel(self, key: VirtualServerKey, wanted: VirtualServer | None) -> Document | None:
         """What the kernel holds; None when the virtual server is not there."""
-        seen = self._claims.virtual_servers.observed.get(key)
+        seen = self._survey.sides(key).observed
         if seen is None:
             return None
         counts = self._counts.get(key) or {}
@@ -195,7 +191,7 @@ class _Reader:
 
     def unclaimed(self, key: VirtualServerKey) -> Document:
         """A virtual server that no Service wants."""
-        is_foreign = key in self._claims.virtual_servers.foreign
+        is_foreign = self._survey.sides(key).is_foreign
         return {
             "virtualServer": str(key),
             "foreign": is_foreign,
@@ -206,14 +202,13 @@ class _Reader:
         }
 
     def _witness(self, key: VirtualServerKey) -> str:
-        if key.address in self._claims.addresses.observed:
-            return "its address on kube-ipvs0"
-        entries = (entry for table in self._claims.entries.values() for entry in table.observed)
-        port = ownership.node_port(key)
-        return next(
-            (one.set for one in entries if ownership.virtual_server_of(one) == key or ownership.node_port_of(one) == port),
-            "a set",
-        )
+        match self._survey.witness(key):
+            case SetEntry() as entry:
+                return entry.set
+            case None:
+                return "a set"
+            case _:
+                return "its address on kube-ipvs0"
 
 
 def _is_hairpin(entry: SetEntry, use: explain.PortUse) -> bool:

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -19,6 +19,7 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.loop.engine import EngineSettings
+from ipvsproxy.daemon.loop.kernel import ReadableKernel
 from ipvsproxy.daemon.process.requirements import FALLBACK_SCHEDULER
 from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
@@ -27,7 +28,7 @@ from ipvsproxy.daemon.sources.source import CannotStartError, Source
 from ipvsproxy.kernel import facts, host, iptables_variant
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.facts import ModuleState
-from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.iptables import Program, Refusal
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
@@ -47,13 +48,31 @@ Document = Mapping[str, Any]
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
+class Programs(Protocol):
+    """The iptables programs of the kernel's families."""
+
+    def usable(self, family: Family) -> Refusal | None:
+        """Why a family cannot be served here; None if it can."""
+
+    def program(self, family: Family) -> Program:
+        """Version and variant of a family's program."""
+
+
+class InspectedKernel(ReadableKernel, Protocol):
+    """The kernel as commands need it."""
+
+    @property
+    def iptables(self) -> Programs:
+        """Its iptables programs."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
     """A node that can be looked at."""
 
     config: Config
     store: Store
-    kernel: KernelThread[NodeKernel]
+    kernel: KernelThread[ReadableKernel]
     settings: EngineSettings
     translation: views.Settings
     policy: Policy
@@ -88,13 +107,13 @@ async def _run(config: Config, look: Callable[[Inspected], Awaitable[int]]) -> i
             return await look(node)
 
 
-async def inspect(config: Config, kernel: KernelThread[NodeKernel]) -> Inspected:
+async def inspect(config: Config, kernel: KernelThread[InspectedKernel]) -> Inspected:
     """This node, with nothing in its store yet.
 
     Raises:
         CannotStartError: no family can be read.
     """
-    programs = await kernel.call(readable_programs, kernel.target)
+    programs = await kernel.call(readable_programs)
     choices = wiring.choices(config, programs, await asyncio.to_thread(expected_scheduler, config.ipvs.scheduler))
     return Inspected(
         config=config,
@@ -184,7 +203,7 @@ async def readable_kernel() -> AsyncIterator[KernelThread[NodeKernel]]:
         kernel.stop()
 
 
-def readable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
+def readable_programs(kernel: InspectedKernel) -> Mapping[Family, Program]:
     """The iptables program of each family that can be read here.
 
     Raises:

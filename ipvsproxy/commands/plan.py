@@ -15,15 +15,15 @@ from ipvsproxy.commands.inspection import Document, Inspected
 from ipvsproxy.commands.shadow import CannotLookError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop.engine import Engine
+from ipvsproxy.daemon.loop.kernel import ReadableKernel
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.model.kernel import Connections, InterfaceAddress, RealServers, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Operation, Outcome, Verb, kind_of, one_by_one
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile import compare, order
-from ipvsproxy.reconcile.claims import Claims
+from ipvsproxy.reconcile import order
+from ipvsproxy.reconcile.survey import Survey
 
 OK = 0
 SHOWN = 20
@@ -33,15 +33,15 @@ _NAMES: Mapping[str, tuple[str, str]] = {kind.name: (kind.one, kind.several) for
 _SIGNS: Mapping[str, str] = {Verb.ADD.value: "+", Verb.SET.value: "~", Verb.REMOVE.value: "-"}
 
 
-class RehearsalKernel(NodeKernel):
-    """Stands for the kernel: it is read, and whatever is to be done to it is noted and taken for done."""
+class PlanningKernel:
+    """A ``Kernel`` that reads the real one, records all operations, and reports them as done."""
 
-    def __init__(self, kernel: NodeKernel) -> None:
-        self._real = kernel  # nothing of our own is opened, so that nothing can be written
+    def __init__(self, kernel: ReadableKernel) -> None:
+        self._real = kernel
         self.operations: list[Operation] = []
 
     def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
-        """As ``NodeKernel``, but half an answer is none.
+        """As ``Kernel``; an incomplete reading is an error.
 
         Raises:
             CannotLookError: a part could not be read.
@@ -51,14 +51,21 @@ class RehearsalKernel(NodeKernel):
             raise CannotLookError(*seen.errors)
         return seen
 
+    def look(
+        self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool
+    ) -> Iterator[Observation]:
+        """Nothing: a plan ends with the first sync, and that reads the kernel by ``observe``."""
+        del sets, families, sysctls, thorough
+        return iter(())
+
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
-        """As ``NodeKernel``."""
+        """As ``Kernel``."""
         return self._real.interface_addresses()
 
     def connections(
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
-        """As ``NodeKernel``."""
+        """As ``Kernel``."""
         return self._real.connections(keys)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
@@ -92,20 +99,20 @@ class _FirstSync:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsed:
-    """What would be done, and the tables as they would be after it."""
+class Planned:
+    """The operations of ``run``, and desired and observed state as they would be afterwards."""
 
     operations: Sequence[Operation]
-    claims: Claims
+    survey: Survey
 
 
-async def rehearse(node: Inspected) -> Rehearsed:
+async def plan(node: Inspected) -> Planned:
     """Have the loop bring everything in force, on a kernel that takes notes.
 
     Raises:
         CannotLookError: the kernel could not be read.
     """
-    kernel = RehearsalKernel(node.kernel.target)
+    kernel = await node.kernel.call(PlanningKernel)
     watcher = _FirstSync()
     engine = Engine(
         settings=dataclasses.replace(node.settings, audit_interval_s=math.inf),  # it is read once
@@ -123,23 +130,23 @@ async def rehearse(node: Inspected) -> Rehearsed:
     finally:
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
-    return Rehearsed(operations=kernel.operations, claims=engine.reconciler.claims)
+    return Planned(operations=kernel.operations, survey=engine.survey)
 
 
-def describe(node_name: str, rehearsed: Rehearsed) -> Document:
+def describe(node_name: str, planned: Planned) -> Document:
     """The plan as a document."""
-    counts = Counter(operation.verb.value for operation in rehearsed.operations)
+    counts = Counter(operation.verb.value for operation in planned.operations)
     return {
         "version": inspection.JSON_VERSION,
         "command": "plan",
         "node": node_name,
-        "operations": [_describe(operation, rehearsed.claims) for operation in rehearsed.operations],
-        "summary": {"total": len(rehearsed.operations), **{verb.value: counts[verb.value] for verb in Verb}},
+        "operations": [_describe(operation, planned.survey) for operation in planned.operations],
+        "summary": {"total": len(planned.operations), **{verb.value: counts[verb.value] for verb in Verb}},
     }
 
 
-def _describe(operation: Operation, claims: Claims) -> Document:
-    owner = compare.owner_of(claims, operation.item)
+def _describe(operation: Operation, survey: Survey) -> Document:
+    owner = survey.owner_of(operation.item)
     verb, kind = operation.verb.value, kind_of(operation.item)
     found = {
         "step": order.rank(operation),
@@ -195,7 +202,7 @@ def run(config: Config, *, as_json: bool) -> int:
     """``ipvsproxy plan``; returns the exit status."""
 
     async def look(node: Inspected) -> int:
-        document = describe(config.node_name, await rehearse(node))
+        document = describe(config.node_name, await plan(node))
         inspection.say(document, render(document), as_json=as_json)
         return OK
 

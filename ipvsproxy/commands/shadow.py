@@ -9,12 +9,11 @@ from collections.abc import Callable
 
 from ipvsproxy.daemon.base.slices import in_slices
 from ipvsproxy.daemon.loop.engine import EngineSettings
+from ipvsproxy.daemon.loop.kernel import ReadableKernel
 from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.kernel import iptables_rule
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.reconcile import compare
 from ipvsproxy.reconcile.compare import Difference
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Changes, Store
@@ -41,14 +40,15 @@ class Shadow:
         translation: views.Settings,
         policy: Policy,
         store: Store,
-        kernel: KernelThread[NodeKernel],
+        kernel: KernelThread[ReadableKernel],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.translation = translation
         self.store = store
         self.kernel = kernel
-        self.reconciler = Reconciler(policy)
+        self._reconciler = Reconciler(policy)
+        self.survey = self._reconciler.survey
         self._clock = clock
         self._translator = Translator(
             node_name=settings.node_name,
@@ -56,7 +56,7 @@ class Shadow:
             sysctls=settings.sysctls,
             timeouts=settings.timeouts,
             store=store,
-            reconciler=self.reconciler,
+            reconciler=self._reconciler,
         )
         self._translator.put_node()
 
@@ -68,13 +68,12 @@ class Shadow:
         """
         if self.store.may_lack_all:
             raise CannotLookError("a first list of the API server is empty, and not believed before a second one confirms it")
-        claims, target = self.reconciler.claims, self.kernel.target
-        names = [ip_set.name for ip_set in claims.sets.desired]
-        seen = await self.kernel.call(target.observe, names, self.translation.families, list(claims.sysctls.desired))
+        sets, sysctls = self._reconciler.subjects()
+        seen = await self.kernel.call(lambda kernel: kernel.observe(sets, self.translation.families, sysctls))
         if seen.errors:
             raise CannotLookError(*seen.errors)
         try:
-            timeouts = await self.kernel.call(target.read_timeouts)
+            timeouts = await self.kernel.call(lambda kernel: kernel.read_timeouts())
         except KernelError as error:
             raise CannotLookError(error) from error
         now = self._clock()
@@ -82,10 +81,10 @@ class Shadow:
         changes = self.store.take()
         await in_slices(self._translator.putting(changes.services), self._clock, now)
         self._translator.put_settled_skeletons()
-        self.reconciler.observer.observe(seen, self._clock())
-        compare.note_timeouts(claims, timeouts)
+        self._reconciler.observe(seen, self._clock())
+        self._reconciler.note_timeouts(timeouts)
         return self._translator.with_refusals(changes)
 
     def differences(self) -> list[Difference]:
         """What differed when the kernel was last read."""
-        return list(compare.compare(self.reconciler, iptables_rule.render))
+        return list(self.survey.differences(iptables_rule.render))

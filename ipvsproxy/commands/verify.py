@@ -8,7 +8,6 @@ from ipvsproxy.commands import inspection
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.commands.shadow import Shadow
 from ipvsproxy.config.settings import Config
-from ipvsproxy.reconcile import compare
 from ipvsproxy.reconcile.compare import Difference
 
 EQUAL = 0
@@ -34,10 +33,9 @@ async def lasting_differences(shadow: Shadow, pause_s: float) -> Sequence[Differ
 
 def describe(node_name: str, shadow: Shadow, differences: Sequence[Difference]) -> Document:
     """The answer as a document."""
-    claims = shadow.reconciler.claims
     foreign = [
         {"virtualServer": str(key), "scheduler": seen.settings.scheduler, "realServers": len(seen.real_servers)}
-        for key, seen in compare.foreign(claims)
+        for key, seen in shadow.survey.foreign()
     ]
     return {
         "version": inspection.JSON_VERSION,
@@ -45,8 +43,8 @@ def describe(node_name: str, shadow: Shadow, differences: Sequence[Difference]) 
         "node": node_name,
         "equal": not differences,
         "services": len(shadow.store.services),
-        "virtualServers": len(claims.virtual_servers.desired),
-        "draining": len(shadow.reconciler.drains),
+        "virtualServers": len(shadow.survey.virtual_servers),
+        "draining": shadow.survey.draining,
         "differences": [
             {
                 "kind": one.kind,

@@ -21,7 +21,7 @@ from ipvsproxy.daemon.loop.leftovers import Leftovers
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import gauges
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.metrics.traffic import Traffic
+from ipvsproxy.daemon.metrics.traffic import CounterReader, Traffic
 from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
 from ipvsproxy.daemon.process.signals import Signals
@@ -61,7 +61,7 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
         async with requirements.running_kernel(metrics.applied, late_rules.set) as kernel:
             requirements.demand(host.missing_settings())
             programs = await requirements.demand_usable_node(kernel)
-            rules = kernel.target.leftover_rules
+            rules = await kernel.call(lambda node: node.leftover_rules)
             leftovers = Leftovers(rules, rules.places(programs), time.monotonic)
             node = _Node(config, programs, source, metrics, leftovers)
             await node.serve(kernel, read_again, signals, late_rules)
@@ -117,7 +117,7 @@ class _Node:
         reloader = Reloader(self._config, read_again, apply, self._metrics.configured)
         signals.install(reloader.ask)
         self._status.unreadable = lambda: engine.unreadable
-        self._show(kernel, engine)
+        self._show(kernel.standing_in(await kernel.call(lambda node: node.traffic)), engine)
         self._announcer.start()
         lifecycle.set_oom_score(self._config.oom_score_adj)
         for warning in wiring.warnings(self._config, self._programs):
@@ -131,8 +131,8 @@ class _Node:
         )
         work = (
             # Interfaces are followed before they are read: nothing falls in between.
-            interfaces.follow(engine, kernel.target),
-            kernel.call(kernel.target.read_rules, tuple(self._programs)),  # these processes run while the lists come
+            interfaces.follow(engine, await kernel.call(lambda node: node.ports)),
+            kernel.call(lambda node: node.read_rules(tuple(self._programs))),  # these processes run while the lists come
             self._source.run(lambda events: self._deliver(events, engine)),
             engine.run(),
             _tell_late_rules(late_rules, engine),
@@ -171,7 +171,7 @@ class _Node:
 
     async def _choices(self, kernel: KernelThread[NodeKernel], config: Config) -> wiring.Choices:
         """Raises CannotStartError or KernelError where they can not be made, and has changed nothing then."""
-        scheduler, why_not = await kernel.call(requirements.usable_scheduler, kernel.target, config.ipvs.scheduler)
+        scheduler, why_not = await kernel.call(lambda node: requirements.usable_scheduler(node, config.ipvs.scheduler))
         choices = wiring.choices(config, self._programs, scheduler)
         self._tell_of_scheduler(scheduler, why_not)
         return choices
@@ -196,10 +196,10 @@ class _Node:
         self._status.sync_period_s = new.ipvs.sync_period_s
         engine.reconfigure(*choices)
 
-    def _show(self, kernel: KernelThread[NodeKernel], engine: Engine) -> None:
+    def _show(self, counters: KernelThread[CounterReader], engine: Engine) -> None:
         """Have the metrics tell of all of it."""
         figures = gauges.Sources(
-            reconciler=engine.reconciler,
+            survey=engine.survey,
             store=self._store,
             status=self._status,
             clock=time.monotonic,
@@ -208,8 +208,8 @@ class _Node:
             leftovers=lambda: self._leftovers.present,
         )
         traffic = Traffic(
-            kernel=kernel,
-            reconciler=engine.reconciler,
+            kernel=counters,
+            survey=engine.survey,
             store=self._store,
             clock=time.monotonic,
             limit=self._config.traffic_metrics.limit,

@@ -17,6 +17,7 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import SysctlDriver
 from ipvsproxy.kernel.ipset import IpsetDriver, ObservedSet
 from ipvsproxy.kernel.ipvs import IpvsDriver
+from ipvsproxy.kernel.ipvs_traffic import TrafficReader
 from ipvsproxy.kernel.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.kernel.rules_driver import RulesDriver
@@ -97,6 +98,11 @@ class NodeKernel:
             DriverName.CONNTRACK: self._conntrack,
         }
         self._drivers = {described: drivers[kind.driver] for described, kind in KINDS.items()}
+
+    @property
+    def traffic(self) -> TrafficReader:
+        """Reads IPVS's counters, on a socket of its own."""
+        return self.ipvs.traffic
 
     def _open_noted(self, protocol: int) -> socket.socket:
         """Open a socket whose port id is among ``ports``: what it changes is not somebody else's change."""

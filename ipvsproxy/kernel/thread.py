@@ -13,14 +13,14 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 TURN_S = 0.001
 """How long this thread may keep the interpreter from the event loop, where Python's own choice is five times as long."""
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
 R = TypeVar("R")
-P = ParamSpec("P")
 
 
 class Worker(Protocol):
@@ -127,15 +127,15 @@ def _tell(future: asyncio.Future[Any], result: object, error: BaseException | No
         future.set_exception(error)
 
 
-class KernelThread(Generic[T]):
-    """Makes an object in a thread of its own, and calls its methods there, one after the other."""
+class KernelThread(Generic[T_co]):
+    """Makes an object in a thread of its own, and has everything that is done with it done there, one after the other."""
 
-    def __init__(self, worker: Worker, target: T) -> None:
+    def __init__(self, worker: Worker, target: T_co) -> None:
         self._worker = worker
-        self.target = target
+        self._target = target
 
     @classmethod
-    async def start(cls, make: Callable[[], T]) -> Self:
+    async def start(cls, make: Callable[[], T_co]) -> Self:
         """Start the thread and make the object in it; what ``make`` raises is raised here."""
         sys.setswitchinterval(TURN_S)
         worker = ThreadWorker()
@@ -146,16 +146,16 @@ class KernelThread(Generic[T]):
             raise
         return cls(worker, target)
 
-    async def call(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call in the thread; calls are served in the order in which they were made.
+    async def call(self, do: Callable[[T_co], R]) -> R:
+        """Call ``do`` with the object in the thread; calls are served in the order in which they were made.
 
         Raises:
-            RuntimeError: it has been stopped.
+            RuntimeError: the thread has been stopped.
         """
-        return await _done(self._worker, functools.partial(method, *args, **kwargs))
+        return await _done(self._worker, functools.partial(do, self._target))
 
-    def standing_in(self, target: T) -> "KernelThread[T]":
-        """The same thread with another object in the place of its own."""
+    def standing_in(self, target: U) -> "KernelThread[U]":
+        """The same thread with another object, which may be a part of its own."""
         return KernelThread(self._worker, target)
 
     def stop(self) -> None:

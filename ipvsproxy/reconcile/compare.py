@@ -15,7 +15,6 @@ from ipvsproxy.model.kernel import (
     TIMEOUTS,
     FlowCleaning,
     IpSet,
-    ObservedVirtualServer,
     Owner,
     RealServers,
     Sysctl,
@@ -25,12 +24,11 @@ from ipvsproxy.model.kernel import (
     VirtualServerSettings,
 )
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Item, Operation, Verb
+from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.rules import ObservedRule, ObservedSkeleton, Skeleton
 from ipvsproxy.reconcile import diff
 from ipvsproxy.reconcile.claims import Claims
-from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.reconcile.table import Table
 
 MISSING = "missing"
@@ -65,9 +63,11 @@ DescribeRule = Callable[[ObservedRule, Family], str]
 """Writes a rule as the operator's tools print it."""
 
 
-def compare(reconciler: Reconciler, describe_rule: DescribeRule) -> Iterator[Difference]:
-    """Every difference between the desired and the observed state, in the order of the tables."""
-    claims = reconciler.claims
+def compare(claims: Claims, is_over: diff.IsOver, describe_rule: DescribeRule) -> Iterator[Difference]:
+    """Every difference between the desired and the observed state, in the order of the tables.
+
+    ``is_over`` says whether a draining real server has lost its last connection.
+    """
     for described, table in claims.foundation:
         yield from _of_values(claims, described) if described in _BY_VALUE else _of_presence(plan.KINDS[described].name, table)
     for set_name, table in claims.entries.items():
@@ -76,7 +76,7 @@ def compare(reconciler: Reconciler, describe_rule: DescribeRule) -> Iterator[Dif
         yield from _rules(claims.skeletons.desired[family], claims.skeletons.observed.get(family), describe_rule)
     virtual_servers = claims.virtual_servers
     for key in (*virtual_servers.pending, *virtual_servers.surplus):
-        yield from _virtual_server(reconciler, key)
+        yield from _virtual_server(claims, key, is_over)
     yield from _presence("address", claims.addresses)
 
 
@@ -125,11 +125,11 @@ def _timeouts(wanted: Timeouts, seen: Timeouts | None) -> Iterator[Difference]:
             yield _of_node("timeouts", name.removesuffix("_s"), f"{want} s", f"{found} s" if found else "unknown")
 
 
-def _virtual_server(reconciler: Reconciler, key: VirtualServerKey) -> Iterator[Difference]:
-    table = reconciler.claims.virtual_servers
+def _virtual_server(claims: Claims, key: VirtualServerKey, is_over: diff.IsOver) -> Iterator[Difference]:
+    table = claims.virtual_servers
     wanted, seen = table.desired.get(key), table.observed.get(key)
     owner = wanted.owner if wanted else None
-    for operation in diff.virtual_server_operations(key, wanted, seen, reconciler.drains.is_over):
+    for operation in diff.virtual_server_operations(key, wanted, seen, is_over):
         match operation.item:
             case VirtualServer():
                 yield Difference(
@@ -200,16 +200,3 @@ def _first_difference(
     """Its number, counted from 1, and the two rules, of which one may be absent."""
     pairs = enumerate(itertools.zip_longest(desired, observed), 1)
     return next((number, want, have) for number, (want, have) in pairs if want != have)
-
-
-def foreign(claims: Claims) -> Iterator[tuple[VirtualServerKey, ObservedVirtualServer]]:
-    """The virtual servers that are there and are not ours: keepalived's, docker's, an administrator's. They stay."""
-    for key in sorted(claims.virtual_servers.foreign):
-        if key not in claims.virtual_servers.desired:
-            yield key, claims.virtual_servers.observed[key]
-
-
-def owner_of(claims: Claims, item: Item) -> Owner | None:
-    """Who wants a kernel object; ``NODE_OWNER`` for what the node needs, None for what nobody wants."""
-    table, key = claims.place(item)
-    return table.holder(key)

@@ -16,6 +16,9 @@ from ipvsproxy.model.real_servers import PORT_SIZE, RealServerKey, plain
 _SCHEDULER_FLAGS = 0x38
 """The three flag bits that belong to the scheduler; ``/proc/net/ip_vs`` does not show them."""
 
+IsOver = Callable[[VirtualServerKey, RealServerKey], bool | None]
+"""Whether the drain of a real server is over; None if it has not begun."""
+
 
 def settings_differ(wanted: VirtualServerSettings, seen: ObservedVirtualServer) -> bool:
     """Whether a virtual server must be set; flags that the observation could not show count as equal."""
@@ -40,9 +43,7 @@ def shows_nothing_else(seen: ObservedVirtualServer, believed: ObservedVirtualSer
     )
 
 
-def differs(
-    wanted: VirtualServer, seen: ObservedVirtualServer, is_over: Callable[[VirtualServerKey, RealServerKey], bool | None]
-) -> bool:
+def differs(wanted: VirtualServer, seen: ObservedVirtualServer, is_over: IsOver) -> bool:
     """Whether any operation is called for now. A real server that is still draining calls for none."""
     if settings_differ(wanted.settings, seen):
         return True
@@ -59,7 +60,7 @@ def _parting(
     virtual_server: VirtualServerKey,
     key: RealServerKey,
     weight: int,
-    is_over: Callable[[VirtualServerKey, RealServerKey], bool | None],
+    is_over: IsOver,
 ) -> Verb | None:
     """What is to be done now about a real server that nobody wants: its weight set to 0, its removal, or nothing yet."""
     if virtual_server.protocol is not Protocol.TCP:
@@ -76,7 +77,7 @@ def virtual_server_operations(
     key: VirtualServerKey,
     wanted: VirtualServer | None,
     seen: ObservedVirtualServer | None,
-    is_over: Callable[[VirtualServerKey, RealServerKey], bool | None],
+    is_over: IsOver,
 ) -> Iterator[Operation]:
     """What has to be done for one virtual server: it stands before its real servers, and these are added in their order.
 

@@ -11,13 +11,16 @@ of it, has changed, and until then it does not count as pending.
 import dataclasses
 import errno
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ipvsproxy.model.kernel import (
+    INDISPENSABLE_SETTINGS,
     PERSISTENT,
     Connections,
     RealServers,
+    SetKind,
     Sysctl,
+    Timeouts,
     VirtualServer,
     VirtualServerKey,
 )
@@ -26,11 +29,11 @@ from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, Verb, as_trie
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.state import ServiceState
-from ipvsproxy.reconcile import diff, drain, observer, order, pace, retry, wishes
+from ipvsproxy.model.state import Observation, ServiceState
+from ipvsproxy.reconcile import compare, diff, drain, observer, order, pace, retry, survey, wishes
 from ipvsproxy.reconcile.booking import Booking
 from ipvsproxy.reconcile.claims import Claims
-from ipvsproxy.reconcile.drift import Drifts
+from ipvsproxy.reconcile.drift import Drifts, News
 
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
@@ -60,17 +63,19 @@ class Reconciler:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._retries = retry.Retries()
-        self.drifts = Drifts()
-        self.drains = drain.Drains(policy.drain_deadline_s)
+        self._drifts = Drifts()
+        self._drains = drain.Drains(policy.drain_deadline_s)
         self._pace = pace.Pace()
         self._room_due_s = 0.0
         self._asking_due_s = 0.0
-        self.claims = Claims(
-            lambda wanted, seen: diff.differs(wanted, seen, self.drains.is_over),
+        self._claims = Claims(
+            lambda wanted, seen: diff.differs(wanted, seen, self._drains.is_over),
             self._is_excluded,
             lambda family: family in self._policy.families,
         )
-        self.observer = observer.Observer(self.claims, self.drains, self.drifts)
+        self._observer = observer.Observer(self._claims, self._drains, self._drifts)
+        self.survey = survey.Survey(self._claims, self._drains)
+        """Answers questions about both sides; nobody else reads the tables."""
 
     def _is_excluded(self, key: VirtualServerKey) -> bool:
         return any(item.contains(key.address) for item in self._policy.excluded)
@@ -78,34 +83,121 @@ class Reconciler:
     def adopt(self, policy: Policy) -> None:
         """Go by another policy: what is in ranges that are not excluded any more may have to go, and the other way round."""
         self._policy = policy
-        self.drains.deadline_s = policy.drain_deadline_s
-        virtual_servers = self.claims.virtual_servers
+        self._drains.deadline_s = policy.drain_deadline_s
+        virtual_servers = self._claims.virtual_servers
         for key in virtual_servers.observed.keys() - virtual_servers.desired.keys():
             virtual_servers.touch(key)
 
+    # Desired state.
+
+    def put_node(self, families: Collection[Family], sysctls: Collection[Sysctl], timeouts: Timeouts | None) -> None:
+        """The objects that the node needs with any Services: device, sets, settings."""
+        self._claims.put_node(families, sysctls, timeouts)
+
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
-        """What a Service wants now; None when it is gone."""
-        self.claims.put(name, state)
+        """The desired state of a Service; None when it is gone."""
+        self._claims.put(name, state)
+
+    def put_skeleton(self, skeleton: Skeleton) -> None:
+        """The desired rules of a family."""
+        self._claims.put_skeleton(skeleton)
+
+    def put_node_port_ranges(self, ranges: tuple[Network, ...]) -> None:
+        """The ranges on whose addresses node ports are served: a virtual server there may be witnessed by its port."""
+        self._observer.node_port_ranges = ranges
+
+    def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
+        """The kinds of sets with an entry, or soon with one: rules follow. ``settled``: once everything is as desired."""
+        return self._claims.occupied(family, settled=settled)
+
+    def refused(self, *, settled: bool = False) -> frozenset[VirtualServerKey]:
+        """The virtual servers that this node itself may not use: rules follow. ``settled``: once everything is as desired."""
+        return self._claims.refused(settled=settled)
+
+    def has_rules(self, family: Family) -> bool:
+        """Whether chains of a family were observed."""
+        observed = self._claims.skeletons.observed.get(family)
+        return bool(observed and observed.chains)
+
+    # Observed state.
+
+    def subjects(self) -> tuple[list[str], list[str]]:
+        """The names of the sets, and the paths of the settings, that a reading of the kernel must include."""
+        return [ip_set.name for ip_set in self._claims.sets.desired], list(self._claims.sysctls.desired)
+
+    def observing(self, seen: Observation, now: float) -> Iterator[None]:
+        """Take in a reading of the kernel, or a part of one, with pauses."""
+        return self._observer.observing(seen, now)
+
+    def concluding(self, now: float) -> Iterator[None]:
+        """Draw the conclusions of a reading whose parts have all been taken in, with pauses."""
+        return self._observer.concluding(now)
+
+    def observe(self, seen: Observation, now: float) -> None:
+        """Take in a whole reading of the kernel at once."""
+        self._observer.observe(seen, now)
+
+    def note_timeouts(self, observed: Timeouts) -> None:
+        """Take in the IPVS timeouts, which no other reading shows. A timeout whose desired value is 0 counts as equal."""
+        compare.note_timeouts(self._claims, observed)
+
+    @property
+    def has_observed_all(self) -> bool:
+        """Whether every part of the kernel was read at least once, so that it is known which virtual servers are ours."""
+        return self._observer.has_seen_all
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether the reading under way has found virtual servers of which it is not known yet whether they are ours."""
+        return bool(self._observer.newcomers)
+
+    def take_drift_news(self) -> News:
+        """The drift that was found, and left alone, since the last call."""
+        return self._drifts.take_news()
+
+    @property
+    def settings_given_up(self) -> Mapping[str, str]:
+        """The settings that cannot be written, and are still as they were then: path and reason."""
+        return self._claims.settings_given_up
+
+    def unmet_settings(self) -> Mapping[str, str]:
+        """The indispensable settings (``INDISPENSABLE_SETTINGS``) that are not as they must be: path and observed value."""
+        sysctls = self._claims.sysctls
+        return {path: sysctls.observed.get(path, "missing") for path in INDISPENSABLE_SETTINGS if path in sysctls.pending}
+
+    def lacking(self, families: Collection[Family]) -> frozenset[Family]:
+        """Those of the families without the device, the sets, the rules or the settings that their Services stand on."""
+        claims = self._claims
+        if claims.devices.pending:
+            return frozenset(families)
+        unset = {family for path in self.unmet_settings() for family in INDISPENSABLE_SETTINGS[path]}
+        return frozenset(families) & (unset | {ip_set.family for ip_set in claims.sets.pending} | set(claims.skeletons.pending))
+
+    # Draining.
+
+    def drains_due(self, now: float) -> Collection[VirtualServerKey]:
+        """The virtual servers with a draining real server whose connections should be read now."""
+        return self._drains.due(now)
 
     def note_connections(self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None], now: float) -> None:
         """Book the connection counts of virtual servers that ``drains.due`` asked for."""
         for key, of_real_servers in counts.items():
-            if self.drains.note(key, of_real_servers, now, may_wait=self._may_wait(key)):
-                self.claims.virtual_servers.touch(key)
+            if self._drains.note(key, of_real_servers, now, may_wait=self._may_wait(key)):
+                self._claims.virtual_servers.touch(key)
 
     def _may_wait(self, key: VirtualServerKey) -> int:
         """How many empty real servers may wait for their removal.
 
         None with session affinity, which ends when they are gone, or where the scheduler would still choose them.
         """
-        wanted = self.claims.virtual_servers.desired.get(key)
+        wanted = self._claims.virtual_servers.desired.get(key)
         if wanted is None or wanted.settings.flags & PERSISTENT or wanted.settings.scheduler not in pace.PATIENT_SCHEDULERS:
             return 0
         return max(pace.FEW_WAITING, len(wanted.weights))
 
     def room(self, now: float) -> int:
         """How many real servers without connections may be removed now, beside those that are to be removed anyway."""
-        return max(0, self._pace.room(now) - self.drains.over)
+        return max(0, self._pace.room(now) - self._drains.over)
 
     def worth_asking(self, plan: Plan, room: int) -> Collection[VirtualServerKey]:
         """The virtual servers whose connections are of interest as soon as this plan is done, with so much room before.
@@ -113,29 +205,29 @@ class Reconciler:
         Those of which a real server begins to drain; without room, only where it may not wait for some.
         """
         draining = plan.draining
-        return draining if room else [key for key in draining if not self.drains.has_place(key, self._may_wait(key))]
+        return draining if room else [key for key in draining if not self._drains.has_place(key, self._may_wait(key))]
 
     def plan(self, now: float, *, only_additions: bool = False) -> Plan:
         """What can be done now, in the order in which it must be done.
 
         ``only_additions``: while not every Service has been put, what nobody wants may only not be wanted yet.
         """
-        for key in self.drains.expire(now):
-            self.claims.virtual_servers.touch(key)
+        for key in self._drains.expire(now):
+            self._claims.virtual_servers.touch(key)
         self._release(0 if only_additions else self.room(now), now)
         # What failed, or is fought over, is looked at one by one.
-        together = not (self.drifts or self._retries)
-        operations = list(wishes.wanted(self.claims, self.drains, together=together))
+        together = not (self._drifts or self._retries)
+        operations = list(wishes.wanted(self._claims, self._drains, together=together))
         if only_additions:
             operations = [
                 one for one in operations if one.verb is Verb.ADD or not (order.is_removal(one) or self._loses_rules(one))
             ]
         else:
-            seen_all, newcomers = self.observer.has_seen_all, self.observer.newcomers
-            operations += wishes.surplus(self.claims, self.drains, has_seen_all=seen_all, keeping=newcomers, together=together)
-        self.drifts.begin_round()
-        if self.drifts:
-            claims, may_heal = self.claims, self.drifts.may_heal
+            seen_all, newcomers = self._observer.has_seen_all, self._observer.newcomers
+            operations += wishes.surplus(self._claims, self._drains, has_seen_all=seen_all, keeping=newcomers, together=together)
+        self._drifts.begin_round()
+        if self._drifts:
+            claims, may_heal = self._claims, self._drifts.may_heal
             operations = [operation for operation in operations if may_heal(*observer.healed_place(claims, operation.item), now)]
         if self._retries:
             operations = self._retries.due(operations, now)
@@ -144,15 +236,15 @@ class Reconciler:
 
     def _release(self, room: int, now: float) -> None:
         """Have so many removed that wait; where there is more room, those are looked at that were not, some at a time."""
-        released = self.drains.release(room)
+        released = self._drains.release(room)
         for key in released:
-            self.claims.virtual_servers.touch(key)
+            self._claims.virtual_servers.touch(key)
         soon_s = now + drain.SHORTEST_INTERVAL_S
         self._room_due_s = min(max(soon_s, self._pace.changes_s(now)), now + drain.LONGEST_INTERVAL_S)
         left = room - len(released)
-        if left > 0 and self.drains.any_unseen:
+        if left > 0 and self._drains.any_unseen:
             if now >= self._asking_due_s:
-                self.drains.ask(min(left, QUESTIONS_AT_ONCE), now)
+                self._drains.ask(min(left, QUESTIONS_AT_ONCE), now)
                 self._asking_due_s = soon_s
             self._room_due_s = self._asking_due_s
 
@@ -161,7 +253,7 @@ class Reconciler:
         item = operation.item
         if not isinstance(item, Skeleton):
             return False
-        seen = self.claims.skeletons.observed.get(item.family)
+        seen = self._claims.skeletons.observed.get(item.family)
         if seen is None or seen.hidden:
             return True  # what is there is not known
         wanted = item.chains
@@ -174,7 +266,7 @@ class Reconciler:
         errors: list[Outcome] = []
         surprises = 0
         new: set[VirtualServerKey] = set()
-        booking = Booking(self.claims, self.drains, now, _none if self.room(now) else self._may_wait)
+        booking = Booking(self._claims, self._drains, now, _none if self.room(now) else self._may_wait)
         any_failed = bool(self._retries)
         for outcome in outcomes:
             operation = outcome.operation
@@ -202,17 +294,17 @@ class Reconciler:
 
     def _book_failure(self, outcome: Outcome, new: Collection[VirtualServerKey], now: float) -> None:
         """``new`` are the virtual servers that the same plan has added so far."""
-        operation, virtual_servers = outcome.operation, self.claims.virtual_servers
+        operation, virtual_servers = outcome.operation, self._claims.virtual_servers
         item = operation.item
         # One that was added a moment ago and is missing again would be added again at once, in the same sync, without an end.
         if isinstance(item, RealServers) and outcome.errno == errno.ESRCH and item.virtual_server not in new:
             key = item.virtual_server
             if key not in virtual_servers.observed:
                 return  # it is the virtual server that is to be tried again, and all of its real servers with it
-            self.drains.end_all(key)
+            self._drains.end_all(key)
             virtual_servers.confirm(key, None)
         if isinstance(item, Sysctl):
-            self.claims.give_up_setting(item, outcome.error)
+            self._claims.give_up_setting(item, outcome.error)
         else:
             note = self._retries.wait if outcome.errno == errno.EINPROGRESS else self._retries.fail
             for each in as_tried_again((operation,)):
@@ -221,8 +313,8 @@ class Reconciler:
     @property
     def pending(self) -> int:
         """How many keys differ; real servers that are draining and settings that cannot be written are not counted."""
-        different = sum(len(table.pending) + len(table.surplus) for table in self.claims.unequal)
-        return different - len(self.claims.settings_given_up)
+        different = sum(len(table.pending) + len(table.surplus) for table in self._claims.unequal)
+        return different - len(self._claims.settings_given_up)
 
     def rules_ended(self) -> None:
         """What was under way on rules (an outcome with EINPROGRESS) is over: its outcome can be had."""
@@ -230,8 +322,8 @@ class Reconciler:
 
     def next_s(self) -> float | None:
         """When there will be something to do without any event: a retry, healing that waits, or a look at a drain."""
-        room_due_s = self._room_due_s if self.drains.waiting else None
-        times = (self._retries.next_s(), self.drifts.next_s(), self.drains.next_s(), room_due_s)
+        room_due_s = self._room_due_s if self._drains.waiting else None
+        times = (self._retries.next_s(), self._drifts.next_s(), self._drains.next_s(), room_due_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
 

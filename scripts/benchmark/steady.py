@@ -224,7 +224,7 @@ class _Steady:
         lines = [self._replacements.line(number) for number in range(SCRAPES)]
         beating = asyncio.create_task(self._heart.run())
         walls_s, held_s, changes_s, page = [], [], [], _Page(0, 0)
-        served = tuple(self._running.engine.reconciler.claims.virtual_servers.desired)
+        served = tuple(self._running.engine._reconciler._claims.virtual_servers.desired)
         self._meter.reset()
         with pretence.traffic(served), mock.patch.object(traffic, "FRESH_S", 0.0):  # each scrape reads the kernel
             for _ in range(SCRAPES):
@@ -306,7 +306,7 @@ class _Steady:
             "own_percent": (cpu_s - self._meter.kernel_s()) / fed_s * 100,
             "backlog": backlog,
             "syncs": len(watching.syncs),
-            "waiting": len(self._running.engine.reconciler.drains),
+            "waiting": len(self._running.engine._reconciler._drains),
             "grown_mb": meter.resident_mb() - resident_mb,
             **self._meter.figures(),
         }

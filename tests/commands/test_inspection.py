@@ -14,8 +14,6 @@ from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.source import Source
 from ipvsproxy.kernel import facts
 from ipvsproxy.kernel.facts import ModuleState
-from ipvsproxy.kernel.iptables import Program
-from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
@@ -34,18 +32,9 @@ WEB = (
 )
 
 
-class Iptables:
-    def usable(self, _: Family) -> None:
-        return None
-
-    def program(self, _: Family) -> Program:
-        return Program((1, 8, 9), "nf_tables")
-
-
 async def inspected(kernel: FakeKernel, *flags: str) -> Inspected:
-    kernel.iptables = Iptables()  # type: ignore[attr-defined]  # the one of the real kernel
     config = loading.from_flags(f"--hostname-override={builders.THIS_NODE}", *flags)
-    return await inspection.inspect(config, KernelThread(memory_node.InlineWorker(), cast(NodeKernel, kernel)))
+    return await inspection.inspect(config, KernelThread(memory_node.InlineWorker(), kernel))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +84,7 @@ async def test_an_empty_first_list_is_asked_for_again_and_no_command_goes_by_it(
         assert min(source.asked_again.values()) > CONFIRMED_AFTER_S
         with pytest.raises(CannotLookError, match="is empty, and not believed"):
             await node.shadow().look()
-        planned = await plan.rehearse(node)
+        planned = await plan.plan(node)
     assert [one for one in planned.operations if one.verb is Verb.REMOVE] == []
 
 

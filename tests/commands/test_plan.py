@@ -21,7 +21,7 @@ WEB = (
 
 async def _plan(kernel: FakeKernel, *objects: object) -> Document:
     node = inspected(kernel, *objects)  # type: ignore[arg-type]  # API objects of three kinds
-    return plan.describe(builders.THIS_NODE, await plan.rehearse(node))
+    return plan.describe(builders.THIS_NODE, await plan.plan(node))
 
 
 def _lines(document: Document) -> list[str]:

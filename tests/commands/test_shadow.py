@@ -108,12 +108,12 @@ async def assert_all_agree(node: MemoryNode, objects: State) -> None:
     for _ in range(2):  # the second look of a command must not find otherwise than its first one
         await shadow.look()
         assert list(map(str, shadow.differences())) == []
-        found, wanted = desired(shadow.reconciler.claims), desired(node.engine.reconciler.claims)
+        found, wanted = desired(shadow._reconciler._claims), desired(node.engine._reconciler._claims)
         for name, table in wanted.items():
             assert dict(found[name]) == dict(table), name
-    planned = await plan.rehearse(inspected(node.kernel, *objects, translation=node.settings))
+    planned = await plan.plan(inspected(node.kernel, *objects, translation=node.settings))
     assert [str(one) for one in planned.operations if not str(one).startswith("remove flow")] == []
-    assert dict(desired(planned.claims)) == dict(desired(node.engine.reconciler.claims))
+    assert dict(desired(planned.survey._claims)) == dict(desired(node.engine._reconciler._claims))
 
 
 async def assert_all_agree_through(states: Sequence[State], node: MemoryNode) -> None:
@@ -157,7 +157,7 @@ async def test_addresses_of_api_servers_are_refused_and_told_with_what_has_chang
     objects = (builders.node(), *api_servers(builders.NODE_ADDRESS))
     shadow = inspected(memory_node.new_kernel(), *objects).shadow()
     changes = await shadow.look()
-    assert {str(key) for key in shadow.reconciler.claims.virtual_servers.desired} == {
+    assert {str(key) for key in shadow._reconciler._claims.virtual_servers.desired} == {
         "TCP 10.96.0.1:443",
         "TCP 10.96.7.1:80",
         "TCP 10.96.7.2:7443",

@@ -60,6 +60,7 @@ class Kernel(FakeKernel):
         self.schedulers = frozenset({"rr", "wlc"})
         self.read_ahead: list[Family] = []
         self.leftover_rules = Tables()
+        self.traffic = self
 
     def read_rules(self, families: Iterable[Family]) -> None:
         assert not self.applied

@@ -84,8 +84,8 @@ class World:
         """The kernel holds what the server's objects want, and nothing is left to do."""
         async with asyncio.timeout(DEADLINE_S):
             await self.node.watcher.until(lambda: memory_node.contents(self.node.kernel) == self.wanted())
-        assert self.node.engine.reconciler.pending == 0
-        assert not self.node.engine.reconciler.plan(asyncio.get_running_loop().time()).operations
+        assert self.node.engine._reconciler.pending == 0
+        assert not self.node.engine._reconciler.plan(asyncio.get_running_loop().time()).operations
 
 
 @contextlib.asynccontextmanager

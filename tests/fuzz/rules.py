@@ -48,7 +48,7 @@ def rules(data: bytes) -> None:
         translated = state.translate(service, [one for one in slices if one.service == service.name], seen, settings)
         reconciler.put(service.name, translated)
         _check_encoding(translated)
-    claims = reconciler.claims
+    claims = reconciler._claims
     for family, found in ((Family.IPV4, _ALL_THERE), (Family.IPV6, _NOTHING_THERE)):
         built = skeleton.build_skeleton(family, settings, seen, claims.occupied(family), claims.refused())
         restore_text.check(iptables_text.render_restore(built, found))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -45,29 +45,29 @@ class Target:
 
 async def test_object_and_calls_are_in_one_thread_that_is_not_the_loops() -> None:
     thread = await KernelThread.start(Target)
-    assert [await thread.call(thread.target.note, number) for number in range(3)] == [0, 2, 4]
+    assert [await thread.call(note(number)) for number in range(3)] == [0, 2, 4]
     thread.stop()
-    assert len(set(thread.target.threads)) == 1
-    assert thread.target.threads[0] is not threading.current_thread()
-    assert thread.target.threads[0].name.startswith("kernel")
+    assert len(set(thread._target.threads)) == 1
+    assert thread._target.threads[0] is not threading.current_thread()
+    assert thread._target.threads[0].name.startswith("kernel")
 
 
 async def test_calls_are_served_in_their_order_while_the_loop_goes_on() -> None:
     thread = await KernelThread.start(Target)
-    calls = [asyncio.create_task(thread.call(thread.target.note, number, wait=True)) for number in range(5)]
+    calls = [asyncio.create_task(thread.call(note(number, wait=True))) for number in range(5)]
     await asyncio.sleep(0)
     assert not any(call.done() for call in calls)
-    thread.target.may_go_on.set()
+    thread._target.may_go_on.set()
     assert await asyncio.gather(*calls) == [0, 2, 4, 6, 8]
-    assert thread.target.calls == [0, 1, 2, 3, 4]
+    assert thread._target.calls == [0, 1, 2, 3, 4]
     thread.stop()
 
 
 async def test_what_a_call_raises_is_raised_here_and_the_next_call_is_served() -> None:
     thread = await KernelThread.start(Target)
     with pytest.raises(KernelError):
-        await thread.call(thread.target.fail)
-    assert await thread.call(thread.target.note, 4) == 8
+        await thread.call(lambda target: target.fail())
+    assert await thread.call(lambda target: target.note(4)) == 8
     thread.stop()
 
 
@@ -86,9 +86,9 @@ async def test_what_the_making_raises_is_raised_here_and_the_thread_ends() -> No
 
 async def test_stopping_ends_the_thread_after_the_call_that_runs_and_drops_those_that_wait() -> None:
     thread = await KernelThread.start(Target)
-    target = thread.target
-    running = asyncio.create_task(thread.call(target.note, 1, wait=True))
-    waiting = asyncio.create_task(thread.call(target.note, 2))
+    target = thread._target
+    running = asyncio.create_task(thread.call(lambda target: target.note(1, wait=True)))
+    waiting = asyncio.create_task(thread.call(lambda target: target.note(2)))
     await asyncio.to_thread(target.is_waiting.wait, 10)
     thread.stop()
     target.may_go_on.set()
@@ -99,20 +99,20 @@ async def test_stopping_ends_the_thread_after_the_call_that_runs_and_drops_those
     await asyncio.to_thread(target.threads[0].join, 10)
     assert not target.threads[0].is_alive()
     with pytest.raises(RuntimeError):
-        await thread.call(target.note, 3)
+        await thread.call(lambda target: target.note(3))
 
 
 async def test_what_nobody_waits_for_any_more_is_not_done_or_told() -> None:
     thread = await KernelThread.start(Target)
-    target = thread.target
-    running = asyncio.create_task(thread.call(target.note, 1, wait=True))
-    given_up = asyncio.create_task(thread.call(target.note, 2))
+    target = thread._target
+    running = asyncio.create_task(thread.call(lambda target: target.note(1, wait=True)))
+    given_up = asyncio.create_task(thread.call(lambda target: target.note(2)))
     await asyncio.to_thread(target.is_waiting.wait, 10)
     for call in (running, given_up):
         call.cancel()
     await asyncio.gather(running, given_up, return_exceptions=True)
     target.may_go_on.set()
-    assert await thread.call(target.note, 3) == 6
+    assert await thread.call(lambda target: target.note(3)) == 6
     assert target.calls == [1, 3]
     thread.stop()
 
@@ -123,16 +123,16 @@ def test_a_loop_that_is_closed_is_not_told_and_the_thread_goes_on() -> None:
     async def leave_one_running() -> None:
         thread = await KernelThread.start(Target)
         kept.append(thread)
-        thread._worker.put(asyncio.get_running_loop().create_future(), lambda: thread.target.note(1, wait=True))
-        await asyncio.to_thread(thread.target.is_waiting.wait, 10)
+        thread._worker.put(asyncio.get_running_loop().create_future(), lambda: thread._target.note(1, wait=True))
+        await asyncio.to_thread(thread._target.is_waiting.wait, 10)
 
     async def ask_again() -> int:
-        kept[0].target.may_go_on.set()
-        return await kept[0].call(kept[0].target.note, 2)
+        kept[0]._target.may_go_on.set()
+        return await kept[0].call(lambda target: target.note(2))
 
     asyncio.run(leave_one_running())
     assert asyncio.run(ask_again()) == 4
-    assert kept[0].target.calls == [1, 2]
+    assert kept[0]._target.calls == [1, 2]
     kept[0].stop()
 
 
@@ -143,7 +143,7 @@ from ipvsproxy.kernel.thread import KernelThread
 
 async def main():
     thread = await KernelThread.start(object)
-    asyncio.ensure_future(thread.call(lambda: (time.sleep(0.5), print("done", flush=True))))
+    asyncio.ensure_future(thread.call(lambda _: (time.sleep(0.5), print("done", flush=True))))
     await asyncio.sleep(0.1)
 
 asyncio.run(main())
@@ -157,20 +157,20 @@ async def test_it_leaves_no_descriptor_behind_and_may_be_stopped_twice() -> None
     thread = await KernelThread.start(Target)
     thread.stop()
     thread.stop()
-    await asyncio.to_thread(thread.target.threads[0].join, 10)
+    await asyncio.to_thread(thread._target.threads[0].join, 10)
     assert _descriptors() == before
 
 
 async def test_the_bell_is_rung_for_the_last_time_before_the_thread_can_close_it(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = await KernelThread.start(Target)
-    target, ring = thread.target, os.eventfd_write
+    target, ring = thread._target, os.eventfd_write
 
     def ring_late(bell: int, count: int) -> None:
         target.may_go_on.set()
         target.threads[0].join(0.2)  # a thread that ends by what was rung before does so now
         ring(bell, count)
 
-    calls = [asyncio.create_task(thread.call(target.note, number, wait=True)) for number in range(3)]
+    calls = [asyncio.create_task(thread.call(note(number, wait=True))) for number in range(3)]
     await asyncio.to_thread(target.is_waiting.wait, 10)
     monkeypatch.setattr(os, "eventfd_write", ring_late)
     thread.stop()
@@ -192,18 +192,22 @@ def _handled(number: signal.Signals) -> Iterator[threading.Event]:
 
 async def test_a_signal_that_comes_to_the_thread_does_not_end_it() -> None:
     thread = await KernelThread.start(Target)
-    owner = thread.target.threads[0]
+    owner = thread._target.threads[0]
     with _handled(signal.SIGUSR1) as came:
         signal.pthread_kill(owner.ident or 0, signal.SIGUSR1)
         await asyncio.to_thread(came.wait, 10)
-        assert await asyncio.wait_for(thread.call(thread.target.note, 4), 10) == 8
+        assert await asyncio.wait_for(thread.call(lambda target: target.note(4)), 10) == 8
     thread.stop()
+
+
+def note(number: int, *, wait: bool = False) -> Callable[[Target], int]:
+    return lambda target: target.note(number, wait=wait)
 
 
 class Heavy:
     """Something that a call is given."""
 
-    def fail(self) -> None:
+    def fail(self, _: Target) -> None:
         raise KernelError(action="try", errno=1)
 
 
@@ -216,7 +220,7 @@ async def test_what_a_call_was_given_is_freed_without_a_collection_though_it_fai
         with contextlib.suppress(KernelError):
             await thread.call(heavy.fail)
         del heavy
-        await thread.call(thread.target.note, 1)  # the thread has let go of the call before
+        await thread.call(lambda target: target.note(1))  # the thread has let go of the call before
         assert kept() is None
     finally:
         gc.enable()

@@ -37,7 +37,7 @@ def test_virtual_servers_of_others_are_left_alone_with_their_real_servers() -> N
         node.sync(after_s=1000)
         node.restart()
     assert node.kernel.virtual_servers[FOREIGN] == examples.observed({ONE: 7, TWO: 0})
-    assert set(node.reconciler.claims.virtual_servers.foreign) == {FOREIGN}
+    assert set(node.reconciler._claims.virtual_servers.foreign) == {FOREIGN}
 
 
 def test_a_foreign_virtual_server_survives_a_service_that_wanted_it_only_for_a_moment() -> None:
@@ -186,7 +186,7 @@ def test_a_look_at_many_virtual_servers_pauses_in_search_of_drains_and_of_change
     keys = [builders.frontend(builders.CLUSTER_IP, port) for port in range(1, number + 1)]
     node.put_state(examples.state(examples.OLD, *keys))
     seen = Observation(virtual_servers={key: examples.observed({}) for key in keys})
-    assert sum(1 for _ in node.reconciler.observer.observing(seen, node.now)) == pauses
+    assert sum(1 for _ in node.reconciler._observer.observing(seen, node.now)) == pauses
 
 
 def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_ag
     touch = Table.touch
 
     def noted(table: Table[VirtualServerKey, Any, Any], key: VirtualServerKey) -> None:
-        if table is node.reconciler.claims.virtual_servers:
+        if table is node.reconciler._claims.virtual_servers:
             compared.append(key)
         touch(table, key)
 
@@ -212,7 +212,7 @@ def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_ag
 
 def look(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> None:
     """A part of a look that tells of these."""
-    node.reconciler.observer.observe(Observation(some_virtual_servers=told), node.now)
+    node.reconciler._observer.observe(Observation(some_virtual_servers=told), node.now)
 
 
 def test_virtual_servers_that_a_look_says_nothing_of_are_believed_to_be_there() -> None:
@@ -223,7 +223,7 @@ def test_virtual_servers_that_a_look_says_nothing_of_are_believed_to_be_there() 
 
 def test_what_a_look_shows_as_it_is_believed_to_be_stays_the_object_that_it_is() -> None:
     node = running("10.244.0.1")
-    observed = node.reconciler.claims.virtual_servers.observed
+    observed = node.reconciler._claims.virtual_servers.observed
     before, shown = observed[KEY], node.kernel.observe().virtual_servers
     assert shown is not None
     without_flags = ObservedVirtualServer(shown[KEY].settings, dict(shown[KEY].real_servers), flags_known=False)
@@ -236,10 +236,10 @@ def test_what_a_look_shows_as_it_is_believed_to_be_stays_the_object_that_it_is()
 def test_what_a_look_tells_to_be_otherwise_is_drift_and_healed() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     look(node, {KEY: examples.observed({ONE: 1, TWO: 7})})
-    assert node.reconciler.drifts.take_news().found == {"virtual_server": 1}
+    assert node.reconciler._drifts.take_news().found == {"virtual_server": 1}
     assert node.plan().operations == [set_weight(TWO, 1)]
     look(node, {KEY: None})
-    assert Operation(Verb.ADD, node.reconciler.claims.virtual_servers.desired[KEY]) in node.plan().operations
+    assert Operation(Verb.ADD, node.reconciler._claims.virtual_servers.desired[KEY]) in node.plan().operations
 
 
 def test_what_appears_in_a_part_stays_until_the_reading_is_over_and_makes_a_virtual_server_ours() -> None:
@@ -247,19 +247,19 @@ def test_what_appears_in_a_part_stays_until_the_reading_is_over_and_makes_a_virt
     stray = builders.frontend("10.96.9.9", 80)
     look(node, {stray: examples.observed({ONE: 1})})
     bound = frozenset({KEY.address, stray.address})
-    node.reconciler.observer.observe(Observation(addresses=bound, device=True), node.now)
-    assert node.reconciler.observer.newcomers
+    node.reconciler._observer.observe(Observation(addresses=bound, device=True), node.now)
+    assert node.reconciler._observer.newcomers
     assert not node.plan().operations
-    for _ in node.reconciler.observer.concluding(node.now):
+    for _ in node.reconciler._observer.concluding(node.now):
         pass
     assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
 
 
 def test_a_drain_whose_virtual_server_a_look_tells_to_be_gone_is_over() -> None:
     node = draining()
-    assert len(node.reconciler.drains) == 1
+    assert len(node.reconciler._drains) == 1
     look(node, {KEY: None})
-    assert len(node.reconciler.drains) == 0
+    assert len(node.reconciler._drains) == 0
 
 
 def test_what_was_read_is_never_changed_by_what_is_done_then() -> None:
@@ -293,7 +293,7 @@ def test_node_ports_are_ours_by_the_addresses_that_were_read_last() -> None:
     node.observe(interface_addresses=(InterfaceAddress("eth0", stray.address, 16),))
     node.kernel.virtual_servers[stray] = examples.observed({})
     node.observe(interface_addresses=None)
-    assert stray not in node.reconciler.claims.virtual_servers.foreign
+    assert stray not in node.reconciler._claims.virtual_servers.foreign
 
 
 def test_rules_of_a_family_that_was_not_read_are_believed_to_be_there() -> None:

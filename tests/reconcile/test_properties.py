@@ -252,7 +252,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
 
     @stateful.invariant()
     def what_differs_is_known_by_its_table(self) -> None:
-        claims = self.node.reconciler.claims
+        claims = self.node.reconciler._claims
         assert set(claims.unequal) == {table for table in examples.tables_of(claims) if table.pending or table.surplus}
 
     @stateful.invariant()
@@ -278,7 +278,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
     def teardown(self) -> None:
         self.come_to_rest()
         self.node.sync(after_s=DEADLINE_S)
-        assert len(self.node.reconciler.drains) == 0
+        assert len(self.node.reconciler._drains) == 0
         assert self.node.reconciler.next_s() is None
         for key, server in self.node.kernel.virtual_servers.items():
             assert key in self.alien or all(server.real_servers.values()), key
@@ -310,7 +310,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         )
 
     def _wants(self, key: VirtualServerKey, real_server: RealServerKey) -> bool:
-        wanted = self.node.reconciler.claims.virtual_servers.desired.get(key)
+        wanted = self.node.reconciler._claims.virtual_servers.desired.get(key)
         return wanted is not None and real_server in wanted.real_servers
 
     def _is_wanted(self, key: VirtualServerKey) -> bool:

@@ -41,7 +41,7 @@ def test_a_real_server_that_returns_while_draining_gets_its_weight_back_and_is_n
     assert set_weight(ONE, 1) in node.sync()
     assert removal(ONE) not in node.sync(after_s=1000)
     assert weights(node) == {ONE: 1, TWO: 1}
-    assert len(node.reconciler.drains) == 0
+    assert len(node.reconciler._drains) == 0
 
 
 def test_the_deadline_removes_a_real_server_with_its_connections() -> None:
@@ -65,7 +65,7 @@ def test_a_removed_virtual_server_takes_its_drains_along() -> None:
     node.remove("web")
     node.sync()
     assert KEY not in node.kernel.virtual_servers
-    assert len(node.reconciler.drains) == 0
+    assert len(node.reconciler._drains) == 0
     assert node.reconciler.next_s() is None
 
 
@@ -109,7 +109,7 @@ def test_a_weight_changed_by_hand_is_set_right() -> None:
     weights(node).update({ONE: 4, TWO: 0})
     node.observe()
     assert set(node.sync()) == {set_weight(ONE, 0), set_weight(TWO, 1)}
-    assert len(node.reconciler.drains) == 1
+    assert len(node.reconciler._drains) == 1
 
 
 def test_a_real_server_that_lost_its_weight_by_hand_and_then_its_endpoint_is_drained_all_the_same() -> None:
@@ -125,7 +125,7 @@ def test_what_still_gets_connections_or_will_again_is_no_drain() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     weights(node).update({ONE: 0, builders.backend("10.244.0.9"): 1})
     node.observe()
-    assert len(node.reconciler.drains) == 0
+    assert len(node.reconciler._drains) == 0
     node.sync()
     assert weights(node) == {ONE: 1, TWO: 1}
 
@@ -135,7 +135,7 @@ def test_a_draining_real_server_that_somebody_removed_is_forgotten() -> None:
     del weights(node)[ONE]
     node.observe()
     assert node.sync() == []
-    assert len(node.reconciler.drains) == 0
+    assert len(node.reconciler._drains) == 0
 
 
 def test_drains_of_a_virtual_server_that_somebody_removed_are_forgotten() -> None:
@@ -144,7 +144,7 @@ def test_drains_of_a_virtual_server_that_somebody_removed_are_forgotten() -> Non
     node.observe()
     node.sync()
     assert weights(node) == {TWO: 1}
-    assert len(node.reconciler.drains) == 0
+    assert len(node.reconciler._drains) == 0
 
 
 def test_drains_of_a_virtual_server_that_turns_out_to_be_gone_are_forgotten_at_once() -> None:
@@ -152,7 +152,7 @@ def test_drains_of_a_virtual_server_that_turns_out_to_be_gone_are_forgotten_at_o
     del node.kernel.virtual_servers[KEY]
     node.put(*web("10.244.0.2", "10.244.0.3"))
     node.sync()
-    assert len(node.reconciler.drains) == 0
+    assert len(node.reconciler._drains) == 0
 
 
 def test_counts_without_a_drain_mean_nothing() -> None:

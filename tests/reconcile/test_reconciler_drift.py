@@ -69,7 +69,7 @@ def test_a_virtual_server_that_vanished_while_it_was_drained_forgets_its_drains(
     node.sync()
     node.sync(after_s=1)
     assert weights(node) == {ONE: 1, TWO: 1}
-    assert len(node.reconciler.drains) == 0
+    assert len(node.reconciler._drains) == 0
 
 
 def test_whatever_somebody_breaks_again_and_again_is_left_alone_for_a_while_but_not_for_another_wish() -> None:
@@ -79,7 +79,7 @@ def test_whatever_somebody_breaks_again_and_again_is_left_alone_for_a_while_but_
         node.observe()
         node.sync(after_s=1)
     everything = {"set_entry", "address", "set", "device", "sysctl", "rules", "virtual_server"}
-    assert {place.kind for place in node.reconciler.drifts.take_news().left_alone} == everything
+    assert {place.kind for place in node.reconciler._drifts.take_news().left_alone} == everything
     assert node.applied == []
     found_s = node.now - 1
     assert node.reconciler.next_s() == found_s + drift.FIRST_PATIENCE_S
@@ -91,7 +91,7 @@ def test_whatever_somebody_breaks_again_and_again_is_left_alone_for_a_while_but_
     assert not node.plan().operations
     node.now += drift.CALM_S
     node.observe()
-    assert not node.reconciler.drifts, "what was calm for long is forgotten"
+    assert not node.reconciler._drifts, "what was calm for long is forgotten"
 
 
 def _break_everything(node: simulation.SimulatedNode) -> None:

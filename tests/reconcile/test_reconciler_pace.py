@@ -55,7 +55,7 @@ def test_what_waits_and_is_wanted_again_gets_its_weight_back_and_nothing_else() 
     done = put(node, POOL[6:12] + [str(key.address) for key in waiting])
     assert {operation.verb for operation in done if isinstance(operation.item, RealServers)} == {Verb.SET}
     assert weights(node) == [1] * (12 - ROOM)
-    assert len(node.reconciler.drains) == 0
+    assert len(node.reconciler._drains) == 0
 
 
 def test_with_session_affinity_nobody_waits_for_clients_would_be_sent_there() -> None:
@@ -80,7 +80,7 @@ def test_what_may_not_be_removed_yet_takes_no_room_from_what_waits() -> None:
     node.now += 2 * pace.KEPT_S
     for _ in range(5):
         assert not node.reconciler.plan(node.now, only_additions=True).operations
-        assert node.reconciler.drains.waiting == 10 - ROOM
+        assert node.reconciler._drains.waiting == 10 - ROOM
         wake_s = node.reconciler.next_s()
         assert wake_s is not None
         assert wake_s > node.now, "or the loop would not rest"
@@ -92,10 +92,10 @@ def test_what_is_to_be_removed_and_has_not_been_takes_room() -> None:
     put(node, POOL[:10])
     node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE, times=100)
     put(node, POOL[10:20])
-    assert node.reconciler.drains.over == ROOM
+    assert node.reconciler._drains.over == ROOM
     assert node.reconciler.room(node.now) == 0
     node.sync(after_s=1)
-    assert node.reconciler.drains.over == ROOM
+    assert node.reconciler._drains.over == ROOM
 
 
 def test_no_more_wait_than_there_are_others_but_a_few() -> None:
@@ -149,7 +149,7 @@ def test_what_begins_to_drain_without_room_is_asked_about_when_there_is_some_and
     for number, name in enumerate(services):
         put(node, POOL[1:2], name=name, cluster=[f"10.96.1.{number}"])
     assert not asked, "there is no room, whatever the answer"
-    assert node.reconciler.drains.waiting == len(services) + 10 - ROOM
+    assert node.reconciler._drains.waiting == len(services) + 10 - ROOM
     monkeypatch.setattr(pace, "MOST_KEPT", 100)
     node.sync(after_s=2 * pace.KEPT_S)
     assert asked == [2], "what is known to be empty goes first, then two are asked about"
@@ -160,7 +160,7 @@ def test_what_begins_to_drain_without_room_is_asked_about_when_there_is_some_and
     for _ in range(2):
         node.sync(after_s=drain.SHORTEST_INTERVAL_S)
     assert asked == [2, 2, 2]
-    assert len(node.reconciler.drains) == 0
+    assert len(node.reconciler._drains) == 0
     assert {len(one.real_servers) for one in node.kernel.virtual_servers.values()} == {1, 10}
 
 

@@ -121,7 +121,7 @@ def test_rows_name_which_of_the_two_they_are_of() -> None:
 async def test_a_sync_is_over_when_its_own_metrics_tell_when() -> None:
     metrics, now_s = Metrics(), 1.75e9
     status = Status(families=tuple(Family), sync_period_s=30, clock=lambda: now_s, wall_clock=lambda: now_s)
-    sources = Sources(reconciler=Reconciler(Policy()), store=Store(started_s=0), status=status, clock=lambda: now_s)
+    sources = Sources(survey=Reconciler(Policy()).survey, store=Store(started_s=0), status=status, clock=lambda: now_s)
     metrics.show(tuple(Family), sources)
     assert not outside.has_synced((await metrics.expose()).whole.decode())
     metrics.synced(summaries.summary())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, assert_never
 
 from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.iptables import Program, Refusal
 from ipvsproxy.model.kernel import (
     DEVICE,
     IP_SETS,
@@ -65,6 +66,16 @@ else:
     HeldVirtualServer = ObservedVirtualServer
 
 
+class FakePrograms:
+    """The iptables programs of a host that serves both families."""
+
+    def usable(self, family: Family) -> Refusal | None:
+        return None
+
+    def program(self, family: Family) -> Program:
+        return Program((1, 8, 9), "nf_tables")
+
+
 class FakeKernel:
     """What a node's kernel holds, and what was done to it.
 
@@ -74,6 +85,7 @@ class FakeKernel:
     """
 
     def __init__(self, *, set_capacity: int = SET_CAPACITY, schedulers: Collection[str] = SCHEDULERS) -> None:
+        self.iptables = FakePrograms()
         self.set_capacity = set_capacity
         self.schedulers = frozenset(schedulers)
         self.virtual_servers: dict[VirtualServerKey, HeldVirtualServer] = {}

@@ -1,12 +1,10 @@
 """A node on a kernel in memory, as the commands that only look see it."""
 
 import asyncio
-from typing import cast
 
 from ipvsproxy.commands.inspection import Inspected
 from ipvsproxy.config import load
 from ipvsproxy.daemon.loop.engine import EngineSettings
-from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.service import ApiObject, ObjectKind
@@ -31,7 +29,7 @@ def inspected(
     return Inspected(
         config=load.load(["--proxy-mode=ipvs"], hostname=builders.THIS_NODE, read_file=no_file),
         store=store,
-        kernel=KernelThread(memory_node.InlineWorker(), cast(NodeKernel, kernel)),
+        kernel=KernelThread(memory_node.InlineWorker(), kernel),
         settings=EngineSettings(
             node_name=builders.THIS_NODE,
             min_interval_s=0,

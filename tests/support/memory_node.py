@@ -8,11 +8,10 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from ipvsproxy.daemon.loop.engine import Engine, EngineSettings
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread, Worker
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.service import (
@@ -113,7 +112,7 @@ class MemoryNode:
         self.settings = settings or view.Settings()
         self.store = Store(started_s=0, guard=Guard(guard_percent))
         self.watcher = Watcher()
-        thread = KernelThread(worker or InlineWorker(), cast(NodeKernel, self.kernel))
+        thread = KernelThread(worker or InlineWorker(), self.kernel)
         self.engine = Engine(
             settings=EngineSettings(
                 node_name=builders.THIS_NODE,
@@ -240,13 +239,13 @@ def from_scratch(store: Store, settings: view.Settings, like: FakeKernel) -> Con
     api_servers = builders.api_servers(store.slices_of(ServiceName("default", "kubernetes")))
     seen = view.view_node(settings, builders.THIS_NODE, store.node(builders.THIS_NODE), kernel.host_addresses, api_servers)
     reconciler = Reconciler(Policy())
-    reconciler.claims.put_node(settings.families, SYSCTLS, TIMEOUTS)
-    reconciler.observer.observe(kernel.observe(), 0)
+    reconciler._claims.put_node(settings.families, SYSCTLS, TIMEOUTS)
+    reconciler._observer.observe(kernel.observe(), 0)
     for name, service in store.services.items():
         reconciler.put(name, state.translate(service, store.slices_of(name), seen, settings))
     while True:
         for family in settings.families:
-            claims = reconciler.claims
+            claims = reconciler._claims
             rules = skeleton.build_skeleton(family, settings, seen, claims.occupied(family), claims.refused())
             claims.put_skeleton(rules)
         operations = reconciler.plan(0).operations

@@ -20,19 +20,19 @@ import structlog
 
 from ipvsproxy.daemon.base.slices import in_slices
 from ipvsproxy.daemon.loop import garbage, journal
+from ipvsproxy.daemon.loop.kernel import Kernel
 from ipvsproxy.daemon.loop.reader import KernelReader
 from ipvsproxy.daemon.loop.summary import SyncSummary, Watcher
 from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.daemon.sources.source import CannotStartError
-from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Connections, SetKind, Sysctl, Timeouts, VirtualServerKey
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.kernel import Connections, SetKind, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.plan import Outcome, Plan, Report
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.reconcile import drain
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import view
 
@@ -73,7 +73,7 @@ class Engine:
         translation: view.Settings,
         policy: Policy,
         store: Store,
-        kernel: KernelThread[NodeKernel],
+        kernel: KernelThread[Kernel],
         watcher: Watcher,
         clock: Callable[[], float] = time.monotonic,
         processor_clock: Callable[[], float] = time.process_time,
@@ -84,12 +84,12 @@ class Engine:
         self._kernel = kernel
         self._watcher = watcher
         self._clock = clock
-        self.reconciler = Reconciler(policy)
+        self._reconciler = Reconciler(policy)
         self._wake = asyncio.Event()
         self._is_wanted = False
         self._new_choices: tuple[EngineSettings, view.Settings, Policy] | None = None
         self._journal = journal.Journal(clock)
-        self._reader = KernelReader(self.reconciler, kernel, self._journal, clock, processor_clock)
+        self._reader = KernelReader(self._reconciler, kernel, self._journal, clock, processor_clock)
         self._addresses_changed = False
         self._sync_took_s = 0.0
         self._translator = Translator(
@@ -98,7 +98,7 @@ class Engine:
             sysctls=settings.sysctls,
             timeouts=settings.timeouts,
             store=store,
-            reconciler=self.reconciler,
+            reconciler=self._reconciler,
         )
 
     # What comes from outside.
@@ -121,10 +121,15 @@ class Engine:
 
     def rules_ended(self) -> None:
         """A program of iptables is over that took so long that nobody waited for it."""
-        self.reconciler.rules_ended()
+        self._reconciler.rules_ended()
         self._reader.look_due_s = 0.0
         self._is_wanted = True
         self._wake.set()
+
+    @property
+    def survey(self) -> Survey:
+        """Answers questions about desired and observed state."""
+        return self._reconciler.survey
 
     @property
     def unreadable(self) -> Collection[str]:
@@ -215,7 +220,7 @@ class Engine:
 
         None when only a part of the kernel was read, and is as it was left.
         """
-        times_s = (self.reconciler.next_s(), self._translator.next_s)
+        times_s = (self._reconciler.next_s(), self._translator.next_s)
         due_s = min((time_s for time_s in times_s if time_s is not None), default=math.inf)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(due_s, self._reader.next_part_s) - self._clock()):
@@ -260,19 +265,19 @@ class Engine:
         changes = self._translator.with_refusals(changes)
         self._journal.complain(changes.complaints)
         self._journal.tell_doubts(self._store.doubts)
-        conflicts = self._journal.tell_conflicts(self.reconciler.claims.conflicts())
+        conflicts = self._journal.tell_conflicts(self._reconciler.survey.conflicts())
         report = await self._program(translated, done_before)
-        self._journal.tell_settings(self.reconciler.claims.settings_given_up)
+        self._journal.tell_settings(self._reconciler.settings_given_up)
         is_audit = self._reader.has_audited
         self._reader.synced(report)
         summary = SyncSummary(
             is_audit=is_audit,
             report=report,
             changes=changes,
-            lacking=self._lacking(),
-            unmet_settings=self._unmet_settings(),
-            states=self.reconciler.claims.states,
-            health_checks=self.reconciler.claims.health_checks.desired,
+            lacking=self._reconciler.lacking(self._translator.settings.families),
+            unmet_settings=self._reconciler.unmet_settings(),
+            states=self._reconciler.survey.states,
+            health_checks=self._reconciler.survey.health_checks,
             view=seen,
             waited_s=max(0.0, began - min(changes.services.values(), default=began)),
             observed_s=observed - began,
@@ -281,62 +286,48 @@ class Engine:
             conflicts=conflicts,
         )
         self._sync_took_s = ended - began
-        self._journal.tell_sync(summary, len(self.reconciler.drains))
+        self._journal.tell_sync(summary, self._reconciler.survey.draining)
         self._watcher.synced(summary)
-
-    def _lacking(self) -> Collection[Family]:
-        """The families without all that their Services stand on."""
-        claims, families = self.reconciler.claims, self._translator.settings.families
-        if claims.devices.pending:
-            return families
-        unset = {family for path in self._unmet_settings() for family in INDISPENSABLE_SETTINGS[path]}
-        return families & (unset | {ip_set.family for ip_set in claims.sets.pending} | set(claims.skeletons.pending))
-
-    def _unmet_settings(self) -> Mapping[str, str]:
-        """The kernel settings without which Services do not work, and that are not as they must be: path and value."""
-        claims = self.reconciler.claims
-        pending = claims.sysctls.pending
-        return {path: claims.sysctls.observed.get(path, "missing") for path in INDISPENSABLE_SETTINGS if path in pending}
 
     async def _add(self, total: Report, expected: frozenset[SetKind] = frozenset()) -> Report:
         """Add what is wanted and may be added now: some of it may only be after other things; returns ``total`` with that."""
         self._translator.put_skeletons(expected)
         now = self._clock()
-        return _sum(total, await self._apply(self.reconciler.plan(now, only_additions=True), now))
+        return _sum(total, await self._apply(self._reconciler.plan(now, only_additions=True), now))
 
     async def _program(self, now: float, total: Report) -> Report:
         """Plan, apply and settle until nothing can be done; returns ``total`` with what was done."""
         while True:
             self._translator.put_skeletons()
             # Additions first, and nothing else while it is not sure that the API has nothing else.
-            plan = self.reconciler.plan(now, only_additions=self._store.may_lack_all)
+            plan = self._reconciler.plan(now, only_additions=self._store.may_lack_all)
             if plan.operations:
                 total = _sum(total, await self._apply(plan, now))
             elif not await self._look_at_drains(now):
-                return dataclasses.replace(total, pending=self.reconciler.pending)
+                return dataclasses.replace(total, pending=self._reconciler.pending)
             now = self._clock()
 
     async def _apply(self, plan: Plan, now: float) -> Report:
         """Do what is planned; what begins to drain by it and has no connections, as most of it, is removed in the same trip."""
-        room = self.reconciler.room(now)
-        asked = self.reconciler.worth_asking(plan, room)
-        applied = await self._kernel.call(_apply, self._kernel.target, plan, asked, room)
+        room = self._reconciler.room(now)
+        asked = self._reconciler.worth_asking(plan, room)
+        applied = await self._kernel.call(lambda kernel: _apply(kernel, plan, asked, room))
         journal.tell_outcomes(applied.outcomes)
         now = self._clock()
-        report = self.reconciler.settle(applied.outcomes, now)
+        report = self._reconciler.settle(applied.outcomes, now)
         if applied.removed:
             journal.tell_outcomes(applied.removed)
-            report = _sum(report, self.reconciler.settle(applied.removed, now))
-        self.reconciler.note_connections(applied.connections, now)
+            report = _sum(report, self._reconciler.settle(applied.removed, now))
+        self._reconciler.note_connections(applied.connections, now)
         return report
 
     async def _look_at_drains(self, now: float) -> bool:
         """Read the connection counts that are due; whether that left something to do."""
-        due = self.reconciler.drains.due(now)
+        due = self._reconciler.drains_due(now)
         if not due:
             return False
-        counts = await self._kernel.call(self._kernel.target.connections, due)
-        self.reconciler.note_connections(counts, self._clock())
+        counts = await self._kernel.call(lambda kernel: kernel.connections(due))
+        self._reconciler.note_connections(counts, self._clock())
         return True
 
     async def _translate_all(self, names: Iterable[ServiceName], now: float) -> None:
@@ -348,7 +339,7 @@ class Engine:
             return
         self._settings, translation, policy = self._new_choices
         self._new_choices = None
-        self.reconciler.adopt(policy)
+        self._reconciler.adopt(policy)
         self._translator.adopt(translation, self._settings.sysctls, self._settings.timeouts)
         self._put_node()
         self._reader.audit_due_s = 0.0
@@ -366,7 +357,7 @@ class _Applied(NamedTuple):
     removed: Sequence[Outcome]
 
 
-def _apply(kernel: NodeKernel, plan: Plan, asked: Collection[VirtualServerKey], room: int) -> _Applied:
+def _apply(kernel: Kernel, plan: Plan, asked: Collection[VirtualServerKey], room: int) -> _Applied:
     outcomes = kernel.apply(plan.operations)
     if not asked:
         return _Applied(outcomes, {}, ())

@@ -1,18 +1,19 @@
 """Changes that others make to addresses and interfaces, told to the loop."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import assert_never
 
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.kernel import notify
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.model.kernel import DEVICE
 
 
-async def follow(engine: Engine, kernel: NodeKernel) -> None:
-    """Have the engine look again when somebody else changes addresses or interfaces.
+async def follow(engine: Engine, own_ports: Collection[int]) -> None:
+    """Have the engine read the kernel when somebody else changes addresses or interfaces.
+
+    ``own_ports`` are the port ids of the sockets by which this process changes addresses; it may grow meanwhile.
 
     Raises:
         KernelError: the kernel does not tell, or not any more.
@@ -20,7 +21,7 @@ async def follow(engine: Engine, kernel: NodeKernel) -> None:
     loop = asyncio.get_running_loop()
     broken: asyncio.Future[None] = loop.create_future()
 
-    with notify.ChangeListener(own_ports=kernel.ports) as listener:
+    with notify.ChangeListener(own_ports=own_ports) as listener:
 
         def read() -> None:
             try:

@@ -15,8 +15,8 @@ import structlog
 
 from ipvsproxy.daemon.base.slices import in_slices
 from ipvsproxy.daemon.loop.journal import Journal
+from ipvsproxy.daemon.loop.kernel import Kernel
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Family
@@ -69,7 +69,7 @@ class KernelReader:
     def __init__(
         self,
         reconciler: Reconciler,
-        kernel: KernelThread[NodeKernel],
+        kernel: KernelThread[Kernel],
         journal: Journal,
         clock: Callable[[], float],
         processor_clock: Callable[[], float],
@@ -99,7 +99,8 @@ class KernelReader:
         # Before it is read: what changes meanwhile asks for another reading.
         self.audit_due_s, self.look_due_s = now + self.audit_interval_s, now + LOOK_INTERVAL_S
         self._reading = None
-        seen = await self._kernel.call(self._kernel.target.observe, *self._subjects())
+        sets, families, sysctls = self._subjects()
+        seen = await self._kernel.call(lambda kernel: kernel.observe(sets, families, sysctls))
         await self._take_in(seen)
         self._note_errors(seen.errors, is_audit=True)
         return not seen.errors
@@ -112,19 +113,22 @@ class KernelReader:
     async def read_on(self) -> None:
         """Take one part of an audit or a look; one is begun if none is under way."""
         now, used_s = self._clock(), self._processor_clock()
-        if self._reading is None and self.audit_due_s <= now and not self._reconciler.observer.has_seen_all:
+        if self._reading is None and self.audit_due_s <= now and not self._reconciler.has_observed_all:
             # Whose virtual servers are whose is told by all that witnesses it, read at once.
             await self.observe()
             self.has_audited = True
             return
         if self._reading is None:
             is_audit = self.audit_due_s <= now
-            self._reading = _Reading(self._kernel.target.look(*self._subjects(), thorough=is_audit), is_audit, now)
             # Until it is over, and known what it costs; what changes meanwhile asks for another reading.
             self.look_due_s = math.inf
             if is_audit:
                 self.audit_due_s = math.inf
-        seen = await self._kernel.call(next, self._reading.parts, None)
+            sets, families, sysctls = self._subjects()
+            parts = await self._kernel.call(lambda kernel: kernel.look(sets, families, sysctls, thorough=is_audit))
+            self._reading = _Reading(parts, is_audit, now)
+        reading = self._reading
+        seen = await self._kernel.call(lambda _: next(reading.parts, None))
         if seen is not None:
             await self._take_in(seen)
             self._reading.errors += seen.errors
@@ -142,8 +146,8 @@ class KernelReader:
     async def _finish(self, done: _Reading) -> None:
         now = self._clock()
         if not done.lacks_witnesses:
-            self.has_drifted |= bool(self._reconciler.observer.newcomers)
-            await in_slices(self._reconciler.observer.concluding(now), self._clock, now)
+            self.has_drifted |= self._reconciler.has_newcomers
+            await in_slices(self._reconciler.concluding(now), self._clock, now)
         if done.is_audit:
             self.audit_due_s = min(self.audit_due_s, done.began_s + max(self.audit_interval_s, done.cost_s / AUDIT_SHARE))
             # No look costs more than an audit: one that did once would keep all others away, if audits come more often than that.
@@ -157,13 +161,13 @@ class KernelReader:
 
     def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
         """What is read beside what is always read: sets, families, settings."""
-        claims = self._reconciler.claims
-        return [ip_set.name for ip_set in claims.sets.desired], self.families, list(claims.sysctls.desired)
+        sets, sysctls = self._reconciler.subjects()
+        return sets, self.families, sysctls
 
     async def _take_in(self, seen: Observation) -> None:
         now = self._clock()
-        await in_slices(self._reconciler.observer.observing(seen, now), self._clock, now)
-        news = self._reconciler.drifts.take_news()
+        await in_slices(self._reconciler.observing(seen, now), self._clock, now)
+        news = self._reconciler.take_drift_news()
         self._journal.tell_drift(news)
         self.has_drifted |= bool(news.found)
         if seen.interface_addresses is not None:
@@ -184,7 +188,7 @@ class KernelReader:
     async def read_addresses(self) -> bool:
         """Read ``addresses``; where that fails, all is read soon. Returns whether they could be read."""
         try:
-            self.addresses = await self._kernel.call(self._kernel.target.interface_addresses)
+            self.addresses = await self._kernel.call(lambda kernel: kernel.interface_addresses())
         except KernelError as error:
             self._read_again_soon()
             log.error("addresses_unreadable", error=str(error))

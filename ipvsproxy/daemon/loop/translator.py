@@ -84,7 +84,7 @@ class Translator:
     def put_node(self) -> None:
         """Have the reconciler know what the node needs whatever its Services are, and where node ports are served."""
         self._put_node_port_ranges(self._store.node(self._node_name))
-        self._reconciler.claims.put_node(self.settings.families, self._sysctls, self._timeouts)
+        self._reconciler.put_node(self.settings.families, self._sysctls, self._timeouts)
 
     def look_at_node(self, addresses: tuple[InterfaceAddress, ...], now: float) -> view.NodeView:
         """See the node with these addresses of its interfaces; where it differs from before, every Service may be concerned.
@@ -110,7 +110,7 @@ class Translator:
         return seen
 
     def _put_node_port_ranges(self, node: Node | None) -> None:
-        self._reconciler.observer.node_port_ranges = view.node_port_ranges(self.settings, node)
+        self._reconciler.put_node_port_ranges(view.node_port_ranges(self.settings, node))
 
     def _log_unknown_pods(self, seen: view.NodeView) -> None:
         """Log the families whose local pods cannot be told from others, once until that changes."""
@@ -168,20 +168,18 @@ class Translator:
 
         ``expected``: sets that will hold entries soon, if a family has any; that counts where it has no rules in force yet.
         """
-        claims = self._reconciler.claims
-        refused = claims.refused()
+        refused = self._reconciler.refused()
         for family in self.settings.families:
-            occupied, seen = claims.occupied(family), claims.skeletons.observed.get(family)
-            if occupied and not (seen and seen.chains):
+            occupied = self._reconciler.occupied(family)
+            if occupied and not self._reconciler.has_rules(family):
                 occupied |= expected
             self._put_skeleton(family, occupied, refused)
 
     def put_settled_skeletons(self) -> None:
         """Have the reconciler know which rules are needed once all else is as desired."""
-        claims = self._reconciler.claims
-        refused = claims.refused(settled=True)
+        refused = self._reconciler.refused(settled=True)
         for family in self.settings.families:
-            self._put_skeleton(family, claims.occupied(family, settled=True), refused)
+            self._put_skeleton(family, self._reconciler.occupied(family, settled=True), refused)
 
     def _put_skeleton(self, family: Family, occupied: frozenset[SetKind], refused: frozenset[VirtualServerKey]) -> None:
         if self._view is None:
@@ -189,4 +187,4 @@ class Translator:
         inputs = (self._view, occupied, refused)
         if self._skeleton_inputs.get(family) != inputs:
             self._skeleton_inputs[family] = inputs
-            self._reconciler.claims.put_skeleton(skeleton.build_skeleton(family, self.settings, *inputs))
+            self._reconciler.put_skeleton(skeleton.build_skeleton(family, self.settings, *inputs))

@@ -4,20 +4,17 @@ Rule: ``look`` only copies references; ``gauges`` takes time per object, and pau
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple
 
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics import series
 from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.kernel.leftover_rules import Place
-from ipvsproxy.model.kernel import ObservedVirtualServer, VirtualServerKey
-from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ObjectKind
-from ipvsproxy.reconcile.claims import Claims
-from ipvsproxy.reconcile.reconciler import Reconciler
-from ipvsproxy.reconcile.table import Table
+from ipvsproxy.reconcile.survey import Statistics, Survey
 from ipvsproxy.store.objects import Store
 
 OBJECTS_AT_ONCE = 200
@@ -30,7 +27,7 @@ NEVER_READ = ("timeouts", "flow")
 class Sources:
     """Where the figures are. ``clock`` is that of drains and watches."""
 
-    reconciler: Reconciler
+    survey: Survey
     store: Store
     status: Status
     clock: Callable[[], float]
@@ -49,26 +46,15 @@ class Watch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What the kernel holds, and what has yet to be done, at one moment.
+    """Everything that the gauges show, at one moment.
 
-    ``virtual_servers`` and ``held``, what is behind each, go in step; ``foreign`` are those that are not ours. ``set_entries`` is
-    by set; ``pending`` and ``drifted`` (found otherwise than believed) by kind of kernel object, ``untaken`` by kind of API
-    object. ``unreadable`` counts parts of the kernel, ``leftovers`` tells whether rules are left in a place, or may be.
-    ``conflicts`` counts addresses and ports that several Services want. Ages are 0 without anything that has one.
+    ``kernel`` is desired and observed state in numbers. ``untaken`` changes are by kind of API object. ``unreadable`` counts
+    parts of the kernel; ``leftovers`` says whether rules are left in a place, or may be. Ages are 0 without anything that has
+    one.
     """
 
-    virtual_servers: Sequence[VirtualServerKey]
-    held: Sequence[ObservedVirtualServer]
-    foreign: frozenset[VirtualServerKey]
-    addresses: Sequence[Address]
-    set_entries: Mapping[str, int]
-    pending: Mapping[str, int]
-    drifted: Mapping[str, int]
+    kernel: Statistics
     doubted: Mapping[str, int]
-    conflicts: int
-    drains: int
-    waiting_removals: int
-    oldest_drain_age_s: float
     untaken: Mapping[ObjectKind, int]
     oldest_change_age_s: float
     unreadable: int
@@ -86,21 +72,10 @@ class Counted(NamedTuple):
 def look(sources: Sources) -> Snapshot:
     """Take a snapshot."""
     stale = sources.stale()
-    tables = _tables(sources.reconciler.claims)
-    claims, drains, now = sources.reconciler.claims, sources.reconciler.drains, sources.clock()
+    now = sources.clock()
     return Snapshot(
-        virtual_servers=list(claims.virtual_servers.observed),
-        held=list(claims.virtual_servers.observed.values()),
-        foreign=frozenset(claims.virtual_servers.foreign),
-        addresses=list(claims.addresses.observed),
-        set_entries={ip_set.name: len(claims.entries[ip_set.name].observed) for ip_set in claims.sets.desired},
-        pending={kind: sum(len(one.pending) + len(one.surplus) for one in of_kind) for kind, of_kind in tables.items()},
-        drifted={kind: sum(one.drifted for one in of_kind) for kind, of_kind in tables.items() if kind not in NEVER_READ},
+        kernel=sources.survey.statistics(now),
         doubted={kind.value: of.missing for kind, of in sources.store.doubts.items()},
-        conflicts=sum(1 for _ in claims.conflicts()),
-        drains=len(drains) - drains.waiting,
-        waiting_removals=drains.waiting,
-        oldest_drain_age_s=drains.oldest_age_s(now),
         untaken=dict(sources.store.untaken),
         oldest_change_age_s=sources.status.oldest_change_age_s,
         unreadable=len(sources.status.unreadable()),
@@ -112,22 +87,9 @@ def look(sources: Sources) -> Snapshot:
     )
 
 
-def _tables(claims: Claims) -> Mapping[str, Sequence[Table[Any, Any, Any]]]:
-    return {
-        "device": [claims.devices],
-        "set": [claims.sets],
-        "set_entry": list(claims.entries.values()),
-        "rules": [claims.skeletons],
-        "virtual_server": [claims.virtual_servers],
-        "address": [claims.addresses],
-        "sysctl": [claims.sysctls],
-        "timeouts": [claims.timeouts],
-        "flow": [claims.flows],
-    }
-
-
 def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Counted | None]:
     """All of a snapshot, with a pause (None) after each ``OBJECTS_AT_ONCE``."""
+    kernel = seen.kernel
     yield _one(series.SERVICE_CHANGES_PENDING, seen.untaken.get(ObjectKind.SERVICE, 0))
     yield _one(series.ENDPOINT_CHANGES_PENDING, seen.untaken.get(ObjectKind.ENDPOINT_SLICE, 0))
     yield _one(series.OLDEST_CHANGE_AGE, seen.oldest_change_age_s)
@@ -137,30 +99,30 @@ def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Counted | N
     # By the length of an address: 36 ms for 100,000 virtual servers and their addresses, and 55 ms by ``Address.family``.
     by_length = {family.bits // 8: family for family in families}
     virtual_servers, real_servers, addresses = (dict.fromkeys(families, 0) for _ in range(3))
-    for number, (key, server) in enumerate(zip(seen.virtual_servers, seen.held, strict=True), 1):
+    for number, (key, server) in enumerate(zip(kernel.virtual_servers, kernel.observed, strict=True), 1):
         if number % OBJECTS_AT_ONCE == 0:
             yield None
         family = by_length.get(len(key.address))
-        if family and key not in seen.foreign:
+        if family and key not in kernel.foreign:
             virtual_servers[family] += 1
             real_servers[family] += len(server.real_servers)
     yield _by_family(series.VIRTUAL_SERVERS, virtual_servers)
     yield _by_family(series.REAL_SERVERS, real_servers)
-    for number, address in enumerate(seen.addresses, 1):
+    for number, address in enumerate(kernel.addresses, 1):
         if number % OBJECTS_AT_ONCE == 0:
             yield None
         family = by_length.get(len(address))
         if family:
             addresses[family] += 1
     yield _by_family(series.ADDRESSES, addresses)
-    yield _labelled(series.SET_ENTRIES, seen.set_entries)
-    yield _labelled(series.PENDING, seen.pending)
-    yield _labelled(series.DRIFT, seen.drifted)
+    yield _labelled(series.SET_ENTRIES, kernel.set_entries)
+    yield _labelled(series.PENDING, kernel.pending)
+    yield _labelled(series.DRIFT, {kind: count for kind, count in kernel.drifted.items() if kind not in NEVER_READ})
     yield _labelled(series.DOUBTED_DELETIONS, seen.doubted)
-    yield _one(series.CONFLICTS, seen.conflicts)
-    yield _one(series.DRAINS, seen.drains)
-    yield _one(series.WAITING_REMOVALS, seen.waiting_removals)
-    yield _one(series.OLDEST_DRAIN_AGE, seen.oldest_drain_age_s)
+    yield _one(series.CONFLICTS, kernel.conflicts)
+    yield _one(series.DRAINS, kernel.drains)
+    yield _one(series.WAITING_REMOVALS, kernel.waiting_removals)
+    yield _one(series.OLDEST_DRAIN_AGE, kernel.oldest_drain_age_s)
     yield _labelled(series.WATCH_CONNECTED, {kind.value: watch.is_open for kind, watch in seen.watches.items()})
     yield _labelled(series.WATCH_STALE, {kind.value: watch.is_stale for kind, watch in seen.watches.items()})
     heard = {kind.value: watch.contact_age_s for kind, watch in seen.watches.items() if watch.contact_age_s is not None}

@@ -10,8 +10,8 @@ for as long as they are there; what comes later is counted together.
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection, Container, Hashable, Iterator, Mapping
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -21,12 +21,11 @@ from ipvsproxy.daemon.metrics.counter_totals import NOTHING, ROWS_AT_ONCE, Ledge
 from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
-from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceName
-from ipvsproxy.reconcile.reconciler import Reconciler
+from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 
 FRESH_S = 2.0
@@ -67,21 +66,31 @@ class _Reading:
     endpoints: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = dataclasses.field(default_factory=dict)
 
 
+class CounterReader(Protocol):
+    """Reads IPVS's counters, in the kernel's thread. Both methods raise KernelError where that fails."""
+
+    def services(self, always: Container[VirtualServerKey]) -> Iterator[Mapping[VirtualServerKey, Counters]]:
+        """The counters of virtual servers, part by part. Virtual servers at zero are left out, except for ``always``."""
+
+    def endpoints(self, keys: Collection[VirtualServerKey]) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
+        """The counters of each real server of these virtual servers; empty for an absent virtual server."""
+
+
 class Traffic:
     """Reads the counters when somebody asks. ``limit`` 0 means never."""
 
     def __init__(
         self,
         *,
-        kernel: KernelThread[NodeKernel],
-        reconciler: Reconciler,
+        kernel: KernelThread[CounterReader],
+        survey: Survey,
         store: Store,
         clock: Callable[[], float],
         limit: int,
         of_endpoints: bool,
     ) -> None:
         self._kernel = kernel
-        self._reconciler = reconciler
+        self._survey = survey
         self._store = store
         self._clock = clock
         self._limit = limit
@@ -120,16 +129,16 @@ class Traffic:
         reading = self._reading
         if reading is None or now - reading.began_s > LONGEST_PAUSE_S:
             # Those that have counted anything, or had when they were read before.
-            reading = self._reading = _Reading(now, self._kernel.target.ipvs.traffic.services(self._labels.keys()))
+            reading = self._reading = _Reading(now, await self._kernel.call(lambda reader: reader.services(self._labels.keys())))
         while reading.is_in_services:
-            part = await _soon(self._kernel.call(next, reading.services, None))
+            part = await _soon(self._kernel.call(lambda _: next(reading.services, None)))
             reading.counters |= part or {}
             if part is None:
                 if self._of_endpoints:
                     await in_slices(self._choosing(reading), self._clock, self._clock())
                 reading.is_in_services = False
         while some := reading.left[-SERVERS_AT_ONCE:]:  # from behind, or all that is left would be moved each time
-            reading.endpoints |= await _soon(self._kernel.call(self._kernel.target.ipvs.traffic.endpoints, some))
+            reading.endpoints |= await _soon(self._kernel.call(lambda reader: reader.endpoints(some)))
             del reading.left[-SERVERS_AT_ONCE:]
         return reading
 
@@ -188,14 +197,13 @@ class Traffic:
     def _adding_drains(self, open_connections: dict[str, Connections]) -> Iterator[None]:
         """What draining real servers had open when they were looked at last."""
         # They come and go between two slices; and one that waits looks otherwise when it has ended.
-        drains = [one for one in self._reconciler.drains if not one.waits]
+        drains = self._survey.draining_connections()
         for number, drain in enumerate(drains, 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
-            seen, key = drain.connections, drain.virtual_server
-            if seen is not None and (found := self._labels_of(key)):
-                name = _endpoint(found[1], drain.key)
-                open_connections[name] = _sum(open_connections.get(name), seen)
+            if found := self._labels_of(drain.virtual_server):
+                name = _endpoint(found[1], drain.real_server)
+                open_connections[name] = _sum(open_connections.get(name), drain.connections)
 
     def _joining(self, counted: Collection[VirtualServerKey]) -> Iterator[None]:
         """Find the Service, and the labels of its port, of each virtual server that has counted anything since it is wanted."""
@@ -210,7 +218,7 @@ class Traffic:
             elif key in self._labels:
                 left.add(self._labels[key][0].name)
         # A port whose virtual servers that had traffic are gone still has its series, if it has others.
-        wanted = self._reconciler.claims.virtual_servers.desired
+        wanted = self._survey.virtual_servers
         for number, key in enumerate(list(wanted) if left else (), 1):  # they come and go between two slices
             if number % ROWS_AT_ONCE == 0:
                 yield
@@ -219,7 +227,7 @@ class Traffic:
         self._labels = joined
 
     def _labels_of(self, key: VirtualServerKey) -> tuple[Service, str] | None:
-        wanted, before = self._reconciler.claims.virtual_servers.desired.get(key), self._labels.get(key)
+        wanted, before = self._survey.virtual_servers.get(key), self._labels.get(key)
         service = self._store.services.get(wanted.owner.service) if wanted else None
         if service is None:
             return None

@@ -1,7 +1,6 @@
 """``--init-only``: what needs a privileged container, so that the one that serves needs CAP_NET_ADMIN alone."""
 
 import asyncio
-import functools
 import os
 
 import structlog
@@ -40,13 +39,14 @@ async def _prepare(config: Config) -> int:
     """Load modules, see whether all is there, and write the kernel settings that are not as they should be."""
     async with requirements.running_kernel() as kernel:
         programs = await requirements.demand_usable_node(kernel)
-        ask = functools.partial(kernel.call, requirements.usable_scheduler, kernel.target, config.ipvs.scheduler)
-        name, _ = await requirements.until_answered(ask)
+        name, _ = await requirements.until_answered(
+            lambda: kernel.call(lambda node: requirements.usable_scheduler(node, config.ipvs.scheduler))
+        )
         wanted = wiring.choices(config, programs, name).settings.sysctls
-        seen = await kernel.call(kernel.target.observe, (), (), [item.path for item in wanted])
+        seen = await kernel.call(lambda node: node.observe((), (), [item.path for item in wanted]))
         values = seen.sysctls or {}
         missing = [item for item in wanted if not item.is_met_by(values.get(item.path, ""))]
-        outcomes = await kernel.call(kernel.target.apply, [Operation(Verb.SET, item) for item in missing])
+        outcomes = await kernel.call(lambda node: node.apply([Operation(Verb.SET, item) for item in missing]))
     for item, outcome in zip(missing, outcomes, strict=True):
         if outcome.error:
             log.error("kernel_setting_not_written", error=outcome.error)

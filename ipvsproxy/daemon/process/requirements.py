@@ -147,12 +147,12 @@ async def demand_usable_node(kernel: KernelThread[NodeKernel]) -> Mapping[Family
         CannotStartError: it is not so, and will not be before somebody changes something.
     """
     await until_answered(functools.partial(_demand_usable_addresses, kernel))
-    return await until_answered(functools.partial(kernel.call, usable_programs, kernel.target))
+    return await until_answered(lambda: kernel.call(usable_programs))
 
 
 async def _demand_usable_addresses(kernel: KernelThread[NodeKernel]) -> None:
     try:
-        await kernel.call(kernel.target.interface_addresses)
+        await kernel.call(lambda node: node.interface_addresses())
     except KernelError as error:
         if error.errno == errno.EEXIST:  # an interface of another kind has the name of our device
             raise CannotStartError(error.detail) from error

@@ -43,7 +43,7 @@ class Node:
         self.health_routes = HealthRoutes(self.status.health, self.metrics.healthz, self.metrics.livez)
         self.metrics_routes = MetricsRoutes(self.config, self.metrics.expose)
         reconciler = Reconciler(Policy())
-        sources = Sources(reconciler=reconciler, store=Store(started_s=0), status=self.status, clock=self.clock)
+        sources = Sources(survey=reconciler.survey, store=Store(started_s=0), status=self.status, clock=self.clock)
         self.metrics.show(BOTH, sources)
 
     def sync(self) -> None:

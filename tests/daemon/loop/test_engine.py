@@ -43,7 +43,7 @@ PARTS = ("virtual_servers", "sets", "device", "addresses", "interface_addresses"
 def assert_from_scratch(node: MemoryNode) -> None:
     """The kernel is as if it had been made from nothing, and nothing is left to do."""
     assert memory_node.contents(node.kernel) == memory_node.from_scratch(node.store, node.settings, node.kernel)
-    assert node.engine.reconciler.pending == 0
+    assert node.engine._reconciler.pending == 0
 
 
 @in_virtual_time
@@ -302,9 +302,9 @@ async def test_a_removal_that_fails_on_that_trip_is_tried_again(monkeypatch: pyt
         node.put(builders.endpoint_slice(builders.endpoint("10.244.1.6", builders.OTHER_NODE)))
         await node.quiet()
         assert [str(operation) for operation in refused] == ["remove real_server TCP 10.96.0.10:80 -> 10.244.1.5:8080"]
-        assert node.engine.reconciler.pending == 1
+        assert node.engine._reconciler.pending == 1
         await node.quiet(5)
-        assert node.engine.reconciler.pending == 0
+        assert node.engine._reconciler.pending == 0
         assert_from_scratch(node)
 
 

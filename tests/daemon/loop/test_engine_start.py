@@ -211,7 +211,7 @@ async def test_nothing_of_a_family_that_is_not_served_is_removed() -> None:
         node.begin_with(dual, WEB, SLICE, builders.node())
         await node.quiet(100)
         assert not [line for line in node.done if line.startswith("remove")]
-        assert node.engine.reconciler.pending == 0
+        assert node.engine._reconciler.pending == 0
         assert "fd00::40" in {str(key.address) for key in node.kernel.virtual_servers}
         assert "fd00::40" in {str(address) for address in node.kernel.addresses}
 

@@ -45,7 +45,7 @@ class Figures:
 
     def read(self) -> dict[str, dict[tuple[str, ...], float]]:
         sources = Sources(
-            reconciler=self.reconciler,
+            survey=self.reconciler.survey,
             store=self.store,
             status=self.status,
             clock=self.clock,
@@ -73,7 +73,7 @@ def test_virtual_and_real_servers_of_ours_are_counted_by_family_and_those_of_oth
     figures = Figures()
     ours = builders.frontend("10.96.0.10", 80), builders.frontend("fd00:10:96::10", 80)
     foreign = builders.frontend("192.0.2.1", 80)
-    figures.reconciler.observer.observe(
+    figures.reconciler._observer.observe(
         Observation(
             virtual_servers={
                 ours[0]: _server("10.244.0.5", "10.244.0.6"),
@@ -94,7 +94,7 @@ def test_virtual_and_real_servers_of_ours_are_counted_by_family_and_those_of_oth
 
 def test_entries_are_counted_by_set_and_what_differs_by_kind() -> None:
     figures = Figures()
-    claims = figures.reconciler.claims
+    claims = figures.reconciler._claims
     claims.put_node(BOTH, (), None)
     assert figures.read()["ipvsproxy_pending"][("set",)] == 34
     entry = SetEntry(CLUSTER_IPS, parse_address("10.96.0.10"), None, 80)
@@ -111,7 +111,7 @@ def test_drains_have_a_number_and_the_age_of_the_oldest() -> None:
     figures = Figures()
     assert figures.read()["ipvsproxy_oldest_drain_age_seconds"] == {(): 0}
     for address, since_s in (("10.244.0.5", 40.0), ("10.244.0.6", 70.0)):
-        figures.reconciler.drains.begin(builders.frontend("10.96.0.10", 80), builders.backend(address), since_s)
+        figures.reconciler._drains.begin(builders.frontend("10.96.0.10", 80), builders.backend(address), since_s)
     seen = figures.read()
     assert seen["ipvsproxy_drains"] == {(): 2}
     assert seen["ipvsproxy_oldest_drain_age_seconds"] == {(): 60}
@@ -119,7 +119,7 @@ def test_drains_have_a_number_and_the_age_of_the_oldest() -> None:
 
 def test_what_is_empty_and_waits_for_its_removal_does_not_drain_any_more() -> None:
     figures = Figures()
-    key, drains = builders.frontend("10.96.0.10", 80), figures.reconciler.drains
+    key, drains = builders.frontend("10.96.0.10", 80), figures.reconciler._drains
     for address, since_s in (("10.244.0.5", 40.0), ("10.244.0.6", 70.0)):
         drains.begin(key, builders.backend(address), since_s)
     drains.note(key, {builders.backend("10.244.0.6"): Connections(1, 0)}, 80, may_wait=10)
@@ -158,9 +158,9 @@ def test_watches_tell_whether_they_are_open_and_when_the_server_was_last_heard_o
 def test_drift_is_counted_by_kind() -> None:
     figures = Figures()
     address = parse_address("10.96.0.10")
-    figures.reconciler.claims.addresses.claim(NODE_OWNER, {}, {address: NODE_OWNER})
+    figures.reconciler._claims.addresses.claim(NODE_OWNER, {}, {address: NODE_OWNER})
     for addresses in (frozenset({address}), frozenset()):
-        figures.reconciler.observer.observe(Observation(addresses=addresses), now=0)
+        figures.reconciler._observer.observe(Observation(addresses=addresses), now=0)
     drift = figures.read()["ipvsproxy_drift_total"]
     assert drift == {(kind,): float(kind == "address") for kind in KINDS}
 
@@ -168,12 +168,12 @@ def test_drift_is_counted_by_kind() -> None:
 def test_who_waits_has_a_turn_while_many_are_counted() -> None:
     figures, many = Figures(), 3 * gauges.OBJECTS_AT_ONCE
     addresses = [f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(many)]
-    figures.reconciler.observer.observe(
+    figures.reconciler._observer.observe(
         Observation(
             virtual_servers={builders.frontend(one, 80): _server() for one in addresses},
             addresses=frozenset(builders.addresses(*addresses)),
         ),
         0,
     )
-    sources = Sources(reconciler=figures.reconciler, store=figures.store, status=figures.status, clock=figures.clock)
+    sources = Sources(survey=figures.reconciler.survey, store=figures.store, status=figures.status, clock=figures.clock)
     assert sum(one is None for one in gauges.gauges(gauges.look(sources), BOTH)) == 3 + 3

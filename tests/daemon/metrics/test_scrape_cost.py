@@ -41,7 +41,7 @@ async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
     keys = [VirtualServerKey(Protocol.TCP, builders.addresses(one)[0], 80) for one in addresses]
     scene.kernel.counters = dict.fromkeys(keys, Counters(1, 2, 3, 4, 5))
     status = Status(families=tuple(Family), sync_period_s=30, clock=scene.clock, wall_clock=scene.clock)
-    sources = Sources(reconciler=scene.reconciler, store=scene.store, status=status, clock=scene.clock)
+    sources = Sources(survey=scene.reconciler.survey, store=scene.store, status=status, clock=scene.clock)
     metrics = Metrics(clock=scene.clock)
     metrics.show(tuple(Family), sources, scene.traffic)
     pauses = [0]

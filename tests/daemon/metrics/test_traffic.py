@@ -22,7 +22,6 @@ from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.traffic import FRESH_S, LONGEST_PAUSE_S, Traffic
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
-from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread, ThreadWorker, Worker
 from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
 from ipvsproxy.model.net import Family
@@ -60,14 +59,6 @@ class Ipvs:
         self.asked = 0
         self.asked_for: list[VirtualServerKey] = []
 
-    @property
-    def ipvs(self) -> "Ipvs":
-        return self
-
-    @property
-    def traffic(self) -> "Ipvs":
-        return self
-
     def services(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
         """In two parts."""
         self.asked += 1
@@ -99,8 +90,8 @@ class Scene:
         self.store = Store(started_s=0)
         self.reconciler = Reconciler(Policy())
         self.traffic = Traffic(
-            kernel=KernelThread(worker or InlineWorker(), cast(NodeKernel, self.kernel)),
-            reconciler=self.reconciler,
+            kernel=KernelThread(worker or InlineWorker(), self.kernel),
+            survey=self.reconciler.survey,
             store=self.store,
             clock=self.clock,
             limit=limit,
@@ -357,8 +348,8 @@ async def test_a_scrape_does_not_wait_for_a_kernel_thread_that_is_busy(monkeypat
 async def test_draining_endpoints_show_their_connections() -> None:
     scene = Scene(WEB)
     for key in (CLUSTER, EXTERNAL):
-        scene.reconciler.drains.begin(key, POD, 0)
-        scene.reconciler.drains.note(key, {POD: Connections(3, 1)}, 1)
+        scene.reconciler._drains.begin(key, POD, 0)
+        scene.reconciler._drains.note(key, {POD: Connections(3, 1)}, 1)
     seen = await scene.scrape()
     endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
     assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 6
@@ -372,7 +363,7 @@ def test_an_endpoint_that_waits_for_its_removal_is_not_shown_when_that_comes_whi
 ) -> None:
     monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.ROWS_AT_ONCE", 1)
     scene, waiting = Scene(WEB), builders.backend("10.244.0.6")
-    drains = scene.reconciler.drains
+    drains = scene.reconciler._drains
     drains.begin(CLUSTER, POD, 0)
     drains.begin(CLUSTER, waiting, 0)
     drains.note(CLUSTER, {POD: Connections(3, 1), waiting: Connections(0, 0)}, 1, may_wait=2)
@@ -433,7 +424,7 @@ async def test_prometheus_reads_the_page_in_both_formats(limit: int) -> None:
     }
     metrics = Metrics()
     status = Status(families=tuple(Family), sync_period_s=30, clock=scene.clock, wall_clock=scene.clock)
-    sources = Sources(reconciler=scene.reconciler, store=scene.store, status=status, clock=scene.clock)
+    sources = Sources(survey=scene.reconciler.survey, store=scene.store, status=status, clock=scene.clock)
     metrics.show(tuple(Family), sources, scene.traffic)
     read: Any = parser.text_string_to_metric_families
     plain = {family.name: family.type for family in read((await metrics.expose()).whole.decode())}

@@ -1,0 +1,65 @@
+"""The kernel as the loop and the commands need it: what ``NodeKernel``, a planning kernel and the tests' kernel have in common.
+
+All methods block, and are called in the kernel's thread alone (``KernelThread.call``).
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from ipvsproxy.model.kernel import Connections, InterfaceAddress, Timeouts, VirtualServerKey
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.state import Observation
+
+
+class Kernel(Protocol):
+    """Reads and programs the kernel."""
+
+    def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
+        """Read everything: these sets, the rules of these families, these settings (paths), and all other objects.
+
+        A part that cannot be read is None, and has a sentence in ``errors``.
+        """
+
+    def look(
+        self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool
+    ) -> Iterator[Observation]:
+        """The same part by part, each read when it is asked for. Unless ``thorough``, only parts that may have changed."""
+
+    def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
+        """The addresses on all interfaces but our device.
+
+        Raises:
+            KernelError: they could not be read.
+        """
+
+    def connections(
+        self, keys: Collection[VirtualServerKey]
+    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
+        """The connection counts of these virtual servers; None for a virtual server whose counts could not be read."""
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Apply operations in their order, whatever becomes of each. Returns one outcome each, in the same order."""
+
+
+class ReadableKernel(Protocol):
+    """Reads the kernel, for commands that change nothing. The methods are those of ``Kernel``."""
+
+    def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
+        """As ``Kernel``."""
+
+    def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
+        """As ``Kernel``."""
+
+    def connections(
+        self, keys: Collection[VirtualServerKey]
+    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
+        """As ``Kernel``."""
+
+    def read_timeouts(self) -> Timeouts:
+        """The IPVS connection timeouts.
+
+        Raises:
+            KernelError: they could not be read.
+        """

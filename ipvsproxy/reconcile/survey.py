@@ -1,0 +1,178 @@
+"""Questions about desired and observed state, for commands, metrics and the log. No answer changes anything."""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ipvsproxy.model.kernel import (
+    Connections,
+    HealthCheck,
+    HealthCheckPort,
+    ObservedVirtualServer,
+    Owner,
+    SetEntry,
+    VirtualServer,
+    VirtualServerKey,
+)
+from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.plan import KINDS, Item
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.reconcile import compare, ownership
+from ipvsproxy.reconcile.claims import Claims
+from ipvsproxy.reconcile.compare import DescribeRule, Difference
+from ipvsproxy.reconcile.drain import Drains
+from ipvsproxy.reconcile.table import Conflict, Table
+
+
+class Sides(NamedTuple):
+    """The two sides of one virtual server. ``is_foreign``: it is observed, and not ours."""
+
+    desired: VirtualServer | None
+    observed: ObservedVirtualServer | None
+    is_foreign: bool
+
+
+class Draining(NamedTuple):
+    """A real server that keeps its connections, with their number at the last reading."""
+
+    virtual_server: VirtualServerKey
+    real_server: RealServerKey
+    connections: Connections
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Desired and observed state in numbers, at one moment.
+
+    ``virtual_servers`` and ``observed`` are in the same order; ``foreign`` keys are not ours. ``set_entries`` is by set,
+    ``pending`` and ``drifted`` by kind of kernel object. ``conflicts`` counts addresses and ports that several Services desire.
+    ``waiting_removals`` are real servers at weight 0 whose removal waits. ``oldest_drain_age_s`` is 0 without a drain.
+    """
+
+    virtual_servers: Sequence[VirtualServerKey]
+    observed: Sequence[ObservedVirtualServer]
+    foreign: frozenset[VirtualServerKey]
+    addresses: Sequence[Address]
+    set_entries: Mapping[str, int]
+    pending: Mapping[str, int]
+    drifted: Mapping[str, int]
+    conflicts: int
+    drains: int
+    waiting_removals: int
+    oldest_drain_age_s: float
+
+
+class Survey:
+    """Reads the tables of a reconciler."""
+
+    def __init__(self, claims: Claims, drains: Drains) -> None:
+        self._claims = claims
+        self._drains = drains
+
+    @property
+    def states(self) -> Mapping[ServiceName, ServiceState]:
+        """The desired state of each Service."""
+        return self._claims.states
+
+    @property
+    def virtual_servers(self) -> Mapping[VirtualServerKey, VirtualServer]:
+        """The desired virtual servers."""
+        return self._claims.virtual_servers.desired
+
+    @property
+    def health_checks(self) -> Mapping[HealthCheckPort, HealthCheck]:
+        """The desired health-check node ports."""
+        return self._claims.health_checks.desired
+
+    @property
+    def draining(self) -> int:
+        """The number of draining real servers."""
+        return len(self._drains)
+
+    def draining_connections(self) -> list[Draining]:
+        """The draining real servers whose connections are known, without those that only wait for their removal."""
+        return [
+            Draining(one.virtual_server, one.key, one.connections)
+            for one in self._drains
+            if not one.waits and one.connections is not None
+        ]
+
+    def virtual_server_keys(self) -> Collection[VirtualServerKey]:
+        """The desired virtual servers, then the other observed ones."""
+        table = self._claims.virtual_servers
+        return {**dict.fromkeys(table.desired), **dict.fromkeys(table.observed)}
+
+    def sides(self, key: VirtualServerKey) -> Sides:
+        """Both sides of a virtual server."""
+        table = self._claims.virtual_servers
+        return Sides(table.desired.get(key), table.observed.get(key), key in table.foreign)
+
+    def has(self, owner: Owner, key: VirtualServerKey) -> bool:
+        """Whether a virtual server is this owner's, and not that of another Service which desires it, too."""
+        return self._claims.virtual_servers.is_held_by(key, owner)
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Virtual servers that several Services desire, with the reasons."""
+        return self._claims.conflicts()
+
+    def is_desired_entry(self, entry: SetEntry) -> bool:
+        """Whether a set should have this entry."""
+        return entry in self._claims.entries[entry.set].desired
+
+    def rules(self, family: Family) -> Skeleton:
+        """The desired rules of a family.
+
+        Raises:
+            KeyError: the family is not served.
+        """
+        return self._claims.skeletons.desired[family]
+
+    def witness(self, key: VirtualServerKey) -> Address | SetEntry | None:
+        """The observed address or set entry that shows that a virtual server is ours; None without one."""
+        if key.address in self._claims.addresses.observed:
+            return key.address
+        port = ownership.node_port(key)
+        entries = (entry for table in self._claims.entries.values() for entry in table.observed)
+        return next(
+            (one for one in entries if ownership.virtual_server_of(one) == key or ownership.node_port_of(one) == port), None
+        )
+
+    def foreign(self) -> Iterator[tuple[VirtualServerKey, ObservedVirtualServer]]:
+        """The observed virtual servers that are not ours and not desired.
+
+        Keepalived's, docker's, an administrator's. They stay.
+        """
+        table = self._claims.virtual_servers
+        return ((key, table.observed[key]) for key in sorted(table.foreign) if key not in table.desired)
+
+    def owner_of(self, item: Item) -> Owner | None:
+        """The owner of a kernel object; ``NODE_OWNER`` if the node itself needs it, None if it is not desired."""
+        table, key = self._claims.place(item)
+        return table.holder(key)
+
+    def differences(self, describe_rule: DescribeRule) -> Iterator[Difference]:
+        """Every difference between the desired and the observed state, in the order of the tables."""
+        return compare.compare(self._claims, self._drains.is_over, describe_rule)
+
+    def statistics(self, now: float) -> Statistics:
+        """Everything in numbers; a copy, which the caller may read while the tables change."""
+        claims, drains = self._claims, self._drains
+        by_kind: dict[str, list[Table[Any, Any, Any]]] = {}
+        for described, table in claims.tables:
+            by_kind.setdefault(KINDS[described].name, []).append(table)
+        return Statistics(
+            virtual_servers=list(claims.virtual_servers.observed),
+            observed=list(claims.virtual_servers.observed.values()),
+            foreign=frozenset(claims.virtual_servers.foreign),
+            addresses=list(claims.addresses.observed),
+            set_entries={ip_set.name: len(claims.entries[ip_set.name].observed) for ip_set in claims.sets.desired},
+            pending={kind: sum(len(one.pending) + len(one.surplus) for one in tables) for kind, tables in by_kind.items()},
+            drifted={kind: sum(one.drifted for one in tables) for kind, tables in by_kind.items()},
+            conflicts=sum(1 for _ in claims.conflicts()),
+            drains=len(drains) - drains.waiting,
+            waiting_removals=drains.waiting,
+            oldest_drain_age_s=drains.oldest_age_s(now),
+        )
