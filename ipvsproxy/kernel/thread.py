@@ -18,6 +18,9 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 TURN_S = 0.001
 """How long this thread may keep the interpreter from the event loop, where Python's own choice is five times as long."""
 
+SLOW_S = 5.0
+"""A call that takes longer is reported while it goes on: the kernel answers within milliseconds, or an answer was lost."""
+
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
 R = TypeVar("R")
@@ -130,21 +133,23 @@ def _tell(future: asyncio.Future[Any], result: object, error: BaseException | No
 class KernelThread(Generic[T_co]):
     """Makes an object in a thread of its own, and has everything that is done with it done there, one after the other."""
 
-    def __init__(self, worker: Worker, target: T_co) -> None:
+    def __init__(self, worker: Worker, target: T_co, on_slow: Callable[[], None] = lambda: None) -> None:
+        """``on_slow`` is called in the loop for each call that takes longer than ``SLOW_S``."""
         self._worker = worker
         self._target = target
+        self._on_slow = on_slow
 
     @classmethod
-    async def start(cls, make: Callable[[], T_co]) -> Self:
-        """Start the thread and make the object in it; what ``make`` raises is raised here."""
+    async def start(cls, make: Callable[[], T_co], on_slow: Callable[[], None] = lambda: None) -> Self:
+        """Start the thread and make the object in it; an exception of ``make`` is raised here."""
         sys.setswitchinterval(TURN_S)
         worker = ThreadWorker()
         try:
-            target = await _done(worker, make)
+            target = await _done(worker, make, on_slow)
         except BaseException:
             worker.stop()
             raise
-        return cls(worker, target)
+        return cls(worker, target, on_slow)
 
     async def call(self, do: Callable[[T_co], R]) -> R:
         """Call ``do`` with the object in the thread; calls are served in the order in which they were made.
@@ -152,21 +157,24 @@ class KernelThread(Generic[T_co]):
         Raises:
             RuntimeError: the thread has been stopped.
         """
-        return await _done(self._worker, functools.partial(do, self._target))
+        return await _done(self._worker, functools.partial(do, self._target), self._on_slow)
 
     def standing_in(self, target: U) -> "KernelThread[U]":
         """The same thread with another object, which may be a part of its own."""
-        return KernelThread(self._worker, target)
+        return KernelThread(self._worker, target, self._on_slow)
 
     def stop(self) -> None:
         """Let the running call end, and take no more."""
         self._worker.stop()
 
 
-async def _done(worker: Worker, job: Callable[[], R]) -> R:
-    future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+async def _done(worker: Worker, job: Callable[[], R], on_slow: Callable[[], None]) -> R:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[R] = loop.create_future()
     worker.put(future, job)
+    slow = loop.call_later(SLOW_S, on_slow)
     try:
         return await future
     finally:
+        slow.cancel()
         del future  # as in ``_serve``

@@ -54,6 +54,8 @@ ACTS = (
     "receive route type 18",
     "send route type 20",
     "receive route type 20",
+    "send netfilter type 2576",
+    "receive netfilter type 2576",
 )
 """All of them; what a start does besides has to be added here."""
 
@@ -67,7 +69,11 @@ ALWAYS = (
     "send netfilter type 1545",
     "send route type 20",
 )
-"""As many as take a minute: a read and a write of each part of the kernel, a setting, and a step of the start."""
+"""One of each kind: a read and a write of each part of the kernel, a setting, and a step of the start.
+
+What each must show is in ``starts.judge``: a metric and the log for everything that is not in force, and ``/healthz`` for
+what more than one Service stands on. A step that nothing can go on without may end the start, which has removed nothing then.
+"""
 
 
 @pytest.fixture(scope="module", name="node")

@@ -204,6 +204,21 @@ def note(number: int, *, wait: bool = False) -> Callable[[Target], int]:
     return lambda target: target.note(number, wait=wait)
 
 
+async def test_a_call_that_takes_long_is_reported_once_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.01)
+    slow = asyncio.Semaphore(0)
+    thread = await KernelThread.start(Target, slow.release)
+    running = asyncio.create_task(thread.call(note(1, wait=True)))
+    await asyncio.wait_for(slow.acquire(), 10)
+    assert not running.done()
+    thread._target.may_go_on.set()
+    assert await running == 2
+    monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 60)
+    await thread.call(note(2))
+    assert slow.locked(), "neither a second time, nor for a call that is over"
+    thread.stop()
+
+
 class Heavy:
     """Something that a call is given."""
 

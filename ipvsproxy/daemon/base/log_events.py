@@ -48,6 +48,10 @@ EVENTS: Mapping[str, str] = {
     "kernel_setting_not_written": "of `--init-only`: a kernel setting that was refused, and why",
     "kernel_setting_written": "of `--init-only`: a kernel setting, its value now and `before`",
     "kernel_settings_not_writable": "kernel settings that traffic flows without, if not as it should, cannot be written",
+    "kernel_slow": (
+        "one question or change has kept the kernel's thread for `after_s` seconds and still does: an answer was lost, or the "
+        "node is overloaded. Changes wait meanwhile, and `/healthz` is 503 after two sync periods. Logged once a minute at most"
+    ),
     "kernel_unreadable": (
         "that part counts as it was last observed, nothing of it is removed, and it is read again soon; everything else "
         "goes on. `/healthz` and `ipvsproxy_unreadable_parts` show it for as long as it lasts"
@@ -138,6 +142,7 @@ EVENTS: Mapping[str, str] = {
 KEYS: Mapping[str, Key] = {
     "address": Key("text", "where something listens, with its port"),
     "addresses": Key("list", "addresses of the node"),
+    "after_s": Key("seconds", "how long something has taken by now"),
     "applied": Key("list", "settings that are in force now"),
     "before": Key("text", "the value before"),
     "capacity": Key("number", "how many entries a set takes"),

@@ -7,11 +7,13 @@ import asyncio
 import contextlib
 import errno
 import functools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
 
+from ipvsproxy.daemon.base.rate_limit import Bucket
 from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.kernel import host, iptables_variant, scheduler
 from ipvsproxy.kernel.errors import KernelError
@@ -19,7 +21,7 @@ from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import Program, Refusal
 from ipvsproxy.kernel.node import NodeKernel
-from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.kernel.thread import SLOW_S, KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome
 from ipvsproxy.translate import skeleton
@@ -32,6 +34,9 @@ DELAYS_S: Sequence[float] = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5)
 
 RULES_PATIENCE_S = 2.0
 """How long anything else waits for a program of iptables. It takes some tens of milliseconds where nobody holds its lock."""
+
+SLOW_LOG_S = 60.0
+"""Between two log lines about a kernel that answers slowly."""
 
 T = TypeVar("T")
 
@@ -75,7 +80,8 @@ async def running_kernel(
         rules_patience_s=RULES_PATIENCE_S,
         on_late_rules=functools.partial(_call_in, asyncio.get_running_loop(), on_late_rules),
     )
-    kernel = await until_answered(lambda: KernelThread.start(make))
+    slow = Bucket(1, SLOW_LOG_S, time.monotonic())
+    kernel = await until_answered(lambda: KernelThread.start(make, lambda: _log_slow(slow)))
     log.info("iptables_variant_chosen", variant=choice.variant.value, reason=choice.reason)
     if choice.left_behind:
         hint = "packets meet them as well; they are removed once those of the variant that is used are in force"
@@ -118,6 +124,11 @@ def only_instance() -> Iterator[None]:
             yield
         finally:
             loop.remove_reader(instance.fileno())
+
+
+def _log_slow(bucket: Bucket) -> None:
+    if bucket.take(time.monotonic()):
+        log.warning("kernel_slow", after_s=SLOW_S, hint="an answer was lost, or the node is overloaded; the question is repeated")
 
 
 async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:

@@ -6,10 +6,12 @@ import os
 import pytest
 import structlog.testing
 
+from ipvsproxy.daemon.base.rate_limit import Bucket
 from ipvsproxy.daemon.process import requirements
 from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.kernel import host, instance, iptables, iptables_variant
 from ipvsproxy.kernel.iptables_variant import Choice, Variant
+from tests.support.summaries import Clock
 
 NAME = "\0ipvsproxy-test-requirements"
 
@@ -81,3 +83,14 @@ async def test_the_chosen_variant_is_used_and_told_and_so_is_what_stands_in_the_
     }
     assert len(logs) == 1 + warnings
     assert all((line["event"], line["variant"]) == ("rules_left_in_other_variant", "legacy") for line in logs[1:])
+
+
+def test_a_slow_kernel_is_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(100.0)
+    monkeypatch.setattr("time.monotonic", clock)
+    bucket = Bucket(1, requirements.SLOW_LOG_S, clock())
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(3):
+            requirements._log_slow(bucket)
+            clock.now += requirements.SLOW_LOG_S / 2
+    assert [(line["event"], line["after_s"]) for line in logged] == [("kernel_slow", 5.0)] * 2
