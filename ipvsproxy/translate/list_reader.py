@@ -26,6 +26,8 @@ class ListReader:
     """One answer to a list request, in the order of its bytes: ``feed`` for each piece of them, then ``finish``."""
 
     def __init__(self, kind: ObjectKind) -> None:
+        self.resource_version = ""
+        """Of the items that ``feed`` returns; known before the first of them."""
         self._kind = kind
         self._buffer = bytearray()
         self._before_items = b""
@@ -75,7 +77,7 @@ class ListReader:
             return False
         before = bytes(self._buffer[: found.end()])
         try:
-            decode.decode_list(self._kind, before + b"]}")
+            self.resource_version = decode.decode_list(self._kind, before + b"]}").resource_version
         except UndecodableError:  # other brackets are open: these items are not those of the list; or what follows belongs to it
             self._is_in_one_piece = True
             return False

@@ -51,6 +51,13 @@ def test_items_come_as_they_arrive_and_the_last_one_at_the_end(size: int) -> Non
     assert (page.resource_version, page.continue_token) == ("77", "next")
 
 
+def test_the_version_of_a_list_is_known_with_its_first_item() -> None:
+    reader = ListReader(ObjectKind.SERVICE)
+    pieces = pieces_of(body_of(service("a"), service("b")), 1)
+    assert names(next(events for piece in pieces if (events := reader.feed(piece)))) == ["a"]
+    assert reader.resource_version == "77"
+
+
 @pytest.mark.parametrize("text", ['},{"metadata":', '"items":[{"metadata":', "]}", '\\"},{\\"metadata\\":', "\\"])
 def test_texts_that_look_like_the_bounds_of_items_are_texts(text: str) -> None:
     items = [service("a", annotations={text: text}), service("b", annotations={"x": text}), service("c")]

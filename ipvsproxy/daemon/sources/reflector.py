@@ -11,8 +11,8 @@ on the way may answer them in the server's place.
 Rule 5: nothing is tried again at once, except after the ordinary end of a watch and the first 410 in a while. Watches that broke
 off together are begun anew over ``BROKEN_WATCH_SPREAD_S``: all nodes lose theirs when an API server is restarted.
 Rule 6: lists come out of the server's watch cache. The first one names version 0, and so may be old; later ones name the last
-version that was read, and are not older. The latest state costs a quorum read of etcd. It is asked for where the server can not
-list from our version on, and while a list is doubted: a cache that is behind can not confirm itself.
+version that was read, also of a list that broke off, and are not older. The latest state costs a quorum read of etcd. It is asked
+for where the server can not list from our version on, and while a list is doubted: a cache that is behind can not confirm itself.
 
 The rules of the wire are those of the page "Kubernetes API Concepts"; figures are those of client-go's reflector where it has
 them.
@@ -295,8 +295,9 @@ class Reflector:
         keys: set[ObjectKey] = set()
         begins: tuple[Event, ...] = (Listing(self._kind),)
 
-        def deliver_some(events: Sequence[Put | Rejected]) -> None:
+        def deliver_some(events: Sequence[Put | Rejected], version: str) -> None:
             nonlocal begins
+            self._version = version  # before the list is complete: should it break off, the next one must not take these back
             self.status.contact_s = self._pace.now()
             keys.update(event.key for event in events if event.key)
             deliver((*begins, *events))
@@ -312,16 +313,16 @@ class Reflector:
                 return frozenset(keys)
 
     async def _page(
-        self, connection: Connection, query: str, deliver: Callable[[Sequence[Put | Rejected]], None]
+        self, connection: Connection, query: str, deliver: Callable[[Sequence[Put | Rejected], str], None]
     ) -> decode.ListPage:
-        """Reads one answer, and delivers its items in parts of ``PAGE_ITEMS`` or a little more as they arrive."""
+        """Reads one answer, and delivers items in parts of ``PAGE_ITEMS`` or a little more, with the version of the list."""
         reader = list_reader.ListReader(self._kind)
         events: list[Put | Rejected] = []
         async with contextlib.aclosing(connection.body(query)) as pieces:
             async for piece in pieces:
                 events += reader.feed(piece)
                 if len(events) >= PAGE_ITEMS:
-                    deliver(events)
+                    deliver(events, reader.resource_version)
                     events = []
                     await asyncio.sleep(0)
         try:
@@ -330,7 +331,7 @@ class Reflector:
             raise ApiError(Trouble.GARBLED, str(error)) from error
         events += page.events
         if events:
-            deliver(events)
+            deliver(events, page.resource_version)
         return page
 
     async def _watch(self, deliver: Deliver) -> None:
@@ -381,7 +382,7 @@ class Reflector:
 
     async def _require_known(self, connection: Connection) -> None:
         """Raises ApiError: EXPIRED if the server has not come as far as our version."""
-        page = await self._page(connection, self._resource.probe_query(self._version), lambda _: None)
+        page = await self._page(connection, self._resource.probe_query(self._version), lambda _, __: None)
         if stream.number(page.resource_version) < stream.number(self._version):
             raise BehindError(f"the server is at version {page.resource_version} again, after {self._version}")
         self._is_known_there = True

@@ -213,6 +213,30 @@ async def test_a_list_that_broke_off_is_followed_by_one_that_is_not_older() -> N
     assert versions(world) == ["0", "latest", "100"], "the second one has the token of a page"
 
 
+def long_page(version: int) -> bytes:
+    return page(*[service(f"s{number}", version) for number in range(reflector.PAGE_ITEMS + 200)], version=version)
+
+
+async def test_a_list_that_broke_off_in_a_page_is_followed_by_one_that_is_not_older_than_what_was_delivered() -> None:
+    world = World(page(version=100), [GONE_LINE], long_page(200)[:-500], page(version=210), [])
+    await world.run()
+    assert "Put s0" in names(world.delivered)
+    assert versions(world) == ["0", "100", "200"]
+
+
+async def test_a_first_list_that_broke_off_in_a_page_is_followed_by_one_that_is_not_older() -> None:
+    world = World(long_page(200)[:-500], page(version=210), [])
+    await world.run()
+    assert versions(world) == ["0", "200"]
+
+
+async def test_the_latest_list_of_a_restored_server_that_broke_off_in_a_page_is_asked_for_again_in_its_latest_state() -> None:
+    behind = ApiError.of_status(504, "Too large resource version: 100, current: 42")
+    world = World(page(version=100), [GONE_LINE], behind, long_page(42)[:-500], page(version=43), [])
+    await world.run()
+    assert versions(world) == ["0", "100", "latest", "latest"]
+
+
 @pytest.mark.parametrize("answer", [ApiError.of_status(504, "Timeout: Too large resource version: 105, current: 42"), GONE])
 async def test_a_server_that_can_not_list_from_our_version_on_is_asked_for_the_latest_at_once(answer: ApiError) -> None:
     world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], answer, page(version=42), GONE, page(version=50))
