@@ -430,7 +430,7 @@ async def test_a_device_of_our_name_and_of_another_kind_ends_it_and_is_left_alon
     assert "kube-ipvs0 is a bridge device, not a dummy" in output
 
 
-async def test_an_api_server_that_can_not_be_reached_is_waited_for_and_nothing_is_half_programmed(tmp_path: pathlib.Path) -> None:
+async def test_an_api_server_that_cannot_be_reached_is_waited_for_and_nothing_is_half_programmed(tmp_path: pathlib.Path) -> None:
     before = read_state()
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{closed_port()}")
     async with running(f"--kubeconfig={kubeconfig}") as program:

@@ -145,7 +145,7 @@ def test_without_init_only_what_nothing_works_without_ends_it_and_the_rest_is_on
     with Started(folder, *FLAGS, by=UNPRIVILEGED) as program:
         assert program.process.wait(60) == 2
     refusal = (folder / "log").read_text()
-    assert "net.ipv4.vs.conntrack is off, and this process can not switch it on" in refusal
+    assert "net.ipv4.vs.conntrack is off, and this process cannot switch it on" in refusal
     assert "ipvsproxy: nothing was programmed" in refusal
     assert virtual_servers() == []
     for path in INDISPENSABLE_SETTINGS:

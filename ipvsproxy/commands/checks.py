@@ -84,7 +84,7 @@ def _kernel(facts: Facts) -> Iterator[Finding]:
     if not facts.features:
         yield _ok("ipvs", "the kernel has IPVS with connection tracking")
     if facts.unreadable and not facts.privileges and not facts.features:
-        yield _fail("ipvs", f"the kernel can not be read: {facts.unreadable}", "see what the message names")
+        yield _fail("ipvs", f"the kernel cannot be read: {facts.unreadable}", "see what the message names")
 
 
 def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -97,7 +97,7 @@ def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
         yield _fail("modules", f"{name} is missing", "install the kernel's modules package, or use a kernel that has it")
     if by_state[ModuleState.UNKNOWN]:
         names = ", ".join(by_state[ModuleState.UNKNOWN])
-        yield _warn("modules", f"can not tell whether there are {names}", "mount the host's /lib/modules, or run modprobe there")
+        yield _warn("modules", f"cannot tell whether there are {names}", "mount the host's /lib/modules, or run modprobe there")
     if by_state[ModuleState.LOADABLE]:
         yield _ok("modules", f"will be loaded: {', '.join(by_state[ModuleState.LOADABLE])}")
     there = len(by_state[ModuleState.LOADED]) + len(by_state[ModuleState.BUILT_IN])
@@ -118,7 +118,7 @@ def _sysctls(facts: Facts, wanted: Iterable[Sysctl]) -> Iterator[Finding]:
             yield _warn("sysctl", f"{path} is {found}, wanted {setting.value}", "run sets it")
         else:
             remedy = "mount /proc/sys writable (privileged: true), or set it on the host"
-            yield _fail("sysctl", f"{path} is {found}, wanted {setting.value}, and can not be written", remedy)
+            yield _fail("sysctl", f"{path} is {found}, wanted {setting.value}, and cannot be written", remedy)
 
 
 def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -181,7 +181,7 @@ def _iptables(facts: Facts) -> Iterator[Finding]:
         remedy = "run removes them, once those of the variant that is used are in force; so does ipvsproxy cleanup"
         yield _warn("iptables", f"rules of ours stand in {choice.left_behind}, too", remedy)
     for family, reason in facts.unserved.items():
-        yield _warn("iptables", f"{family.label} can not be served: {reason}", "nothing, if the cluster does not use it")
+        yield _warn("iptables", f"{family.label} cannot be served: {reason}", "nothing, if the cluster does not use it")
 
 
 def _neighbours(facts: Facts, config: Config) -> Iterator[Finding]:

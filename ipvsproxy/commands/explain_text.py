@@ -55,7 +55,7 @@ def _virtual_server(service: str, one: Document, source_ranges: Sequence[str]) -
     if one["sourceRangesApply"]:
         yield f"      only from {', '.join(source_ranges)}"
         if not one["usableByThisNode"]:
-            yield "      this node itself is outside of these ranges and can not use it (KUBE-IPVS-OUT-FILTER)"
+            yield "      this node itself is outside of these ranges and cannot use it (KUBE-IPVS-OUT-FILTER)"
     for (is_masqueraded, rules), ways in itertools.groupby(one["masquerade"], key=lambda way: (way["masqueraded"], way["rules"])):
         clients = " and ".join(f"from {way['from']}" for way in ways)
         yield f"      {clients}: {'masqueraded' if is_masqueraded else 'the source address is kept'}"

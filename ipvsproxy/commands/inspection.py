@@ -212,7 +212,7 @@ def readable_programs(kernel: InspectedKernel) -> Mapping[Family, Program]:
     refusals = {family: kernel.iptables.usable(family) for family in Family}
     programs = {family: kernel.iptables.program(family) for family, refusal in refusals.items() if refusal is None}
     if not programs:
-        reasons = [f"{family.label} can not be read: {refusal.reason}" for family, refusal in refusals.items() if refusal]
+        reasons = [f"{family.label} cannot be read: {refusal.reason}" for family, refusal in refusals.items() if refusal]
         raise CannotStartError(*reasons)
     return programs
 

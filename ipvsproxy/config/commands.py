@@ -25,7 +25,7 @@ _COMMON = """
 
 Flags and file are those of ipvsproxy run, and should be the same as there; without a file, --proxy-mode=ipvs goes
 without saying.
-Nothing is changed. That a question makes the kernel load a module for itself can not be avoided.
+Nothing is changed. That a question makes the kernel load a module for itself cannot be avoided.
 """
 
 _PLAN = Command(

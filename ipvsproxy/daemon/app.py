@@ -170,7 +170,7 @@ class _Node:
         self._leftovers.synced(summary)
 
     async def _choices(self, kernel: KernelThread[NodeKernel], config: Config) -> wiring.Choices:
-        """Raises CannotStartError or KernelError where they can not be made, and has changed nothing then."""
+        """Raises CannotStartError or KernelError where they cannot be made, and has changed nothing then."""
         scheduler, why_not = await kernel.call(lambda node: requirements.usable_scheduler(node, config.ipvs.scheduler))
         choices = wiring.choices(config, self._programs, scheduler)
         self._tell_of_scheduler(scheduler, why_not)

@@ -22,7 +22,7 @@ _LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
 class ModuleState(enum.StrEnum):
-    """Where a kernel module is. UNKNOWN: its files can not be seen from here."""
+    """Where a kernel module is. UNKNOWN: its files cannot be seen from here."""
 
     LOADED = "loaded"
     BUILT_IN = "built in"
@@ -35,9 +35,9 @@ class ModuleState(enum.StrEnum):
 class Facts:
     """What was found.
 
-    ``unserved`` says why a family can not be served. ``iptables_choice`` is None without any iptables. ``chains`` are all that
+    ``unserved`` says why a family cannot be served. ``iptables_choice`` is None without any iptables. ``chains`` are all that
     iptables shows, of both families and variants, ``nft_tables`` the tables of nft (empty where it is not in PATH). ``listeners``
-    are the programs behind the TCP ports that were asked for. ``observation`` and ``timeouts`` are None where IPVS can not be
+    are the programs behind the TCP ports that were asked for. ``observation`` and ``timeouts`` are None where IPVS cannot be
     read, for the reason ``unreadable``. ``bridges`` are the names of the Linux bridges.
     """
 
@@ -142,7 +142,7 @@ def listeners(ports: Collection[int], proc: pathlib.Path = pathlib.Path("/proc")
             port = int(fields[1].rpartition(":")[2], 16)
             if fields[3] == _LISTENING and port in ports:
                 inodes[f"socket:[{fields[9]}]"] = port
-    found = dict.fromkeys(inodes.values(), "a process that can not be seen from here")
+    found = dict.fromkeys(inodes.values(), "a process that cannot be seen from here")
     for process, target in _open_sockets(proc) if inodes else ():
         if target in inodes:
             found[inodes[target]] = f"{_name(process)} (process {process.name})"

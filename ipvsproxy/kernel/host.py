@@ -164,7 +164,7 @@ def missing_privileges(
     if not has >> preload.NET_RAW & 1 and not library.exists():
         return (
             Missing(
-                "this process can not run iptables (it has no CAP_NET_RAW)",
+                "this process cannot run iptables (it has no CAP_NET_RAW)",
                 "grant it; or install ipvsproxy where there is a C compiler: its image does without",
             ),
         )
@@ -194,7 +194,7 @@ def missing_settings(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missin
     """The indispensable settings that are off and cannot be switched on by this process. Nothing is written."""
     return tuple(
         Missing(
-            f"{path.replace('/', '.')} is off, and this process can not switch it on (/proc/sys/{path} is not writable)",
+            f"{path.replace('/', '.')} is off, and this process cannot switch it on (/proc/sys/{path} is not writable)",
             "run ipvsproxy --init-only in a privileged container before this one, or set it on the host",
         )
         for path in INDISPENSABLE_SETTINGS

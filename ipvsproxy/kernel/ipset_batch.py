@@ -61,7 +61,7 @@ class Batch:
                 self.flush()
 
     def _encode(self, codec: ipset_message.EntryCodec, verb: Verb, entries: Sequence[SetEntry]) -> "_Entries":
-        """Encode entries; those that can not be have failed, and are left out."""
+        """Encode entries; those that cannot be have failed, and are left out."""
         try:
             return _Entries(verb, entries, codec.encode(entries))
         except (ValueError, struct.error) as error:

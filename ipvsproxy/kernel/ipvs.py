@@ -122,7 +122,7 @@ class IpvsDriver:
         return self._table.read()
 
     def refusal_with(self, scheduler: str) -> int:
-        """The error for a virtual server that can not be added, and whose scheduler the kernel looks up before it says so.
+        """The error for a virtual server that cannot be added, and whose scheduler the kernel looks up before it says so.
 
         ENOENT: there is no such scheduler. EINVAL: there is; it has been loaded if need be. Others: it was not even looked up.
 

@@ -23,7 +23,7 @@ RECEIVE_BUFFER = 16 << 20
 READS_AT_ONCE = 64
 """Most datagrams that one ``read`` takes, so that a storm of events leaves its thread some time for other work."""
 MOST_FILTERED = 100
-"""Own ports that the kernel is told of; its filters can not jump over many more."""
+"""Own ports that the kernel is told of; its filters cannot jump over many more."""
 
 _GROUPS = 0x1 | 0x10 | 0x100  # RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
 _SO_RCVBUFFORCE = 33

@@ -27,7 +27,7 @@ def why_unusable(ipvs: IpvsDriver, scheduler: str) -> str:
     """Why no virtual server can have this scheduler, one line for the operator; empty when it can be had.
 
     Raises:
-        KernelError: virtual servers can not be listed, added or removed, whatever their scheduler.
+        KernelError: virtual servers cannot be listed, added or removed, whatever their scheduler.
     """
     missing = f"the kernel has no scheduler {scheduler!r}: the module ip_vs_{scheduler} is not there or cannot be loaded"
     if len(scheduler) > SCHEDULER_NAME_LIMIT:

@@ -162,4 +162,4 @@ def unserved_slices(
         if item.family and item.family not in families:
             yield item, NotUsed("wrong_family", f"the Service has no cluster IP of {item.family.label}")
         elif item.family and item.family not in settings.families:
-            yield item, NotUsed("family_not_served", f"this host can not serve {item.family.label}")
+            yield item, NotUsed("family_not_served", f"this host cannot serve {item.family.label}")

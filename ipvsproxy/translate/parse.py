@@ -126,7 +126,7 @@ def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Addr
 
 
 def _service_ports(ports: tuple[api_schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
-    """The ports that can be used, and why the others can not."""
+    """The ports that can be used, and why the others cannot."""
     return _shared_service_ports(ports) if len(ports) <= fields.FEW_PORTS else _read_service_ports(ports)
 
 

@@ -57,7 +57,7 @@ def parse_endpoint_slice(
 
 
 def _endpoint_ports(ports: tuple[api_schema.EndpointPort, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
-    """The ports that can be used, and why the others can not."""
+    """The ports that can be used, and why the others cannot."""
     return _shared_endpoint_ports(ports) if len(ports) <= fields.FEW_PORTS else _read_endpoint_ports(ports)
 
 

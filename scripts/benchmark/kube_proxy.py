@@ -45,7 +45,7 @@ FIGURES = (
 
 
 class UnusableError(Exception):
-    """The program can not be measured; the message is one sentence for a person, and says what to do."""
+    """The program cannot be measured; the message is one sentence for a person, and says what to do."""
 
 
 def find(command: str, *, directory: pathlib.Path, empty: Sequence[pathlib.Path] = EMPTY) -> str:
@@ -74,7 +74,7 @@ def find(command: str, *, directory: pathlib.Path, empty: Sequence[pathlib.Path]
             if hidden and not seen.is_relative_to(ROOT):
                 wanted = f"put it elsewhere, /usr/local/bin or {ROOT / 'build'} for example"
                 raise UnusableError(
-                    f"KUBE_PROXY={command}: {seen} can not be seen on the test kernel, where {hidden} is empty: {wanted}"
+                    f"KUBE_PROXY={command}: {seen} cannot be seen on the test kernel, where {hidden} is empty: {wanted}"
                 )
     return shlex.join([str(program), *words[1:]])
 

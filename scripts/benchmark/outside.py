@@ -1,6 +1,6 @@
 """A proxy as a process of its own, as it is seen from outside: the kernel's table, its HTTP servers, and ``/proc``.
 
-What can not be seen from there: operations, netlink messages, and how long anything inside has waited.
+What cannot be seen from there: operations, netlink messages, and how long anything inside has waited.
 """
 
 import asyncio

@@ -87,9 +87,9 @@ def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
         ({"privileges": (Missing("no CAP_NET_ADMIN", "be root"),)}, Level.FAIL, "privileges", "no CAP_NET_ADMIN"),
         ({"features": (Missing("no IPVS", "modprobe ip_vs"),)}, Level.FAIL, "ipvs", "no IPVS"),
         ({"version": (4, 15), "release": "4.15.0"}, Level.WARN, "kernel", "Linux 4.15.0 is older than 4.19"),
-        ({"unreadable": "list sets: EIO", "observation": None}, Level.FAIL, "ipvs", "the kernel can not be read: list sets: EIO"),
+        ({"unreadable": "list sets: EIO", "observation": None}, Level.FAIL, "ipvs", "the kernel cannot be read: list sets: EIO"),
         ({"modules": {"ip_vs_rr": ModuleState.MISSING}}, Level.FAIL, "modules", "ip_vs_rr is missing"),
-        ({"modules": {"xt_set": ModuleState.UNKNOWN}}, Level.WARN, "modules", "can not tell whether there are xt_set"),
+        ({"modules": {"xt_set": ModuleState.UNKNOWN}}, Level.WARN, "modules", "cannot tell whether there are xt_set"),
         ({"sysctls": {"net/ipv4/ip_forward": "0"}}, Level.WARN, "sysctl", "net/ipv4/ip_forward is 0, wanted 1"),
         ({"sysctls": {"net/ipv4/conf/all/rp_filter": "1"}}, Level.WARN, "sysctl", "net/ipv4/conf/all/rp_filter is 1"),
         ({"sysctls": {"net/bridge/bridge-nf-call-iptables": "0"}}, Level.WARN, "sysctl", "bridge-nf-call-iptables is 0"),
@@ -102,7 +102,7 @@ def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
             "iptables",
             "rules of ours stand in nf_tables, too",
         ),
-        ({"unserved": {Family.IPV6: "no IPv6"}}, Level.WARN, "iptables", "IPv6 can not be served: no IPv6"),
+        ({"unserved": {Family.IPV6: "no IPv6"}}, Level.WARN, "iptables", "IPv6 cannot be served: no IPv6"),
         ({"chains": LEFT}, Level.WARN, "kube-proxy", "iptables mode (2 chains)"),
         ({"nft_tables": ("ip kube-proxy",)}, Level.FAIL, "kube-proxy", "nftables mode (ip kube-proxy)"),
         ({"listeners": {10256: "kube-proxy (process 7)"}}, Level.WARN, "ports", "health port 10256 is held by kube-proxy"),
@@ -144,7 +144,7 @@ def test_a_host_with_bridges_is_told_that_br_netfilter_is_not_loaded() -> None:
         assert all("modprobe br_netfilter" in one.remedy for one in findings)
 
 
-def test_a_setting_that_can_not_be_written_fails_unless_it_is_right_already() -> None:
+def test_a_setting_that_cannot_be_written_fails_unless_it_is_right_already() -> None:
     assert _judge(sysctls_writable=False) == []
     (finding,) = _judge(sysctls_writable=False, sysctls={"net/ipv4/ip_forward": "0"})
     assert finding.level is Level.FAIL

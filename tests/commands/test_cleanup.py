@@ -115,7 +115,7 @@ def test_excluded_ranges_keep_their_virtual_servers_and_say_so(kernel: FakeKerne
     assert result.notes == ("virtual servers in excluded ranges: 1 stay",)
 
 
-def test_what_tells_a_virtual_server_of_ours_stays_while_it_can_not_be_removed(kernel: FakeKernel) -> None:
+def test_what_tells_a_virtual_server_of_ours_stays_while_it_cannot_be_removed(kernel: FakeKernel) -> None:
     kernel.fail(lambda operation: isinstance(operation.item, VirtualServer))
     result = clean(kernel)
     assert [outcome.operation.item for outcome in result.failed] == [VirtualServer(CLUSTER_IP, VirtualServerSettings("rr"))]

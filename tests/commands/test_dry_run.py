@@ -84,7 +84,7 @@ async def test_a_change_that_the_other_has_not_programmed_is_a_difference() -> N
     assert (await shadowed.differences())["real_server"] == 1
 
 
-async def test_what_can_not_be_read_leaves_the_last_figures() -> None:
+async def test_what_cannot_be_read_leaves_the_last_figures() -> None:
     kernel = await synced_kernel(*WEB)
     shadowed = Shadowed(kernel)
     await shadowed.dry_run.look()

@@ -138,7 +138,7 @@ async def test_what_is_about_to_be_programmed_is_no_difference() -> None:
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "timeouts"])
-async def test_what_can_not_be_read_is_neither_equal_nor_different(part: str) -> None:
+async def test_what_cannot_be_read_is_neither_equal_nor_different(part: str) -> None:
     kernel = await synced_kernel(*WEB)
     kernel.unreadable.add(part)
     with pytest.raises(CannotLookError):

@@ -188,7 +188,7 @@ FILE = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfigurati
 
 
 @pytest.mark.parametrize("trouble", ["ENOBUFS", "no scheduler"])
-def test_a_reload_that_can_not_be_carried_out_changes_nothing_and_is_tried_again(
+def test_a_reload_that_cannot_be_carried_out_changes_nothing_and_is_tried_again(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     steps: list[object] = []
@@ -240,7 +240,7 @@ def test_a_reload_that_can_not_be_carried_out_changes_nothing_and_is_tried_again
 
 
 def refusal(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What a program says that can not start."""
+    """What a program says that cannot start."""
     assert run(config) == lifecycle.CANNOT_START
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("ipvsproxy: ") for line in lines)
@@ -288,7 +288,7 @@ def test_without_kubeconfig_outside_a_pod_it_is_said_what_is_missing(
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     (line,) = refusal(configured(), capsys)
-    assert line.startswith("no --kubeconfig was given, and the service account of a pod can not be used")
+    assert line.startswith("no --kubeconfig was given, and the service account of a pod cannot be used")
 
 
 def test_an_api_server_that_does_not_answer_is_waited_for(
@@ -317,7 +317,7 @@ def test_an_unexpected_exception_ends_the_process(kernel: Kernel, tmp_path: path
         run(configured(f"--manifests={tmp_path}"))
 
 
-def test_an_address_that_can_not_be_listened_on_ends_it_if_so_configured(
+def test_an_address_that_cannot_be_listened_on_ends_it_if_so_configured(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def serve(*_: object, **__: object) -> None:
@@ -374,7 +374,7 @@ def test_what_modprobe_said_is_told_where_the_kernel_lacks_something(
     ]
 
 
-def test_a_kernel_that_can_not_be_opened_says_why(
+def test_a_kernel_that_cannot_be_opened_says_why(
     bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def make(*_: object, **__: object) -> Kernel:
@@ -434,12 +434,12 @@ def test_without_any_family_each_ones_reason_is_said(bare: pytest.MonkeyPatch) -
     with pytest.raises(CannotStartError) as raised:
         requirements.usable_programs(kernel)  # type: ignore[arg-type]  # a double
     assert raised.value.reasons == (
-        "IPv4 can not be served: is not installed",
-        "IPv6 can not be served: refuses rules",
+        "IPv4 cannot be served: is not installed",
+        "IPv6 cannot be served: refuses rules",
     )
 
 
-def test_a_family_whose_rules_can_not_be_written_just_now_is_served(bare: pytest.MonkeyPatch) -> None:
+def test_a_family_whose_rules_cannot_be_written_just_now_is_served(bare: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
     held = Refusal("Another app is currently holding the xtables lock", is_certain=False)
     bare.setattr(kernel, "iptables", Iptables(dict.fromkeys(Family, held)), raising=False)

@@ -188,7 +188,7 @@ async def test_deletions_that_were_missed_while_away_are_found_by_listing_again(
     for number in range(1, 6):
         world.server.delete(SERVICES, f"web-{number}")
         world.server.delete(ENDPOINT_SLICES, f"web-{number}-v4")
-    world.server.store.forget_history()  # a watch can not go on from where it was
+    world.server.store.forget_history()  # a watch cannot go on from where it was
     await world.in_force()
     assert len(world.server.queries(SERVICES, watch=False)) > 1
     assert len(world.node.kernel.virtual_servers) == 2 * 2 * 2
@@ -207,7 +207,7 @@ async def test_nothing_is_taken_back_while_the_server_is_away(world: World) -> N
     assert not [line for line in world.node.done if line.startswith("remove")]
 
 
-async def test_an_object_that_can_not_be_read_stays_in_force_as_it_was(world: World) -> None:
+async def test_an_object_that_cannot_be_read_stays_in_force_as_it_was(world: World) -> None:
     held = memory_node.contents(world.node.kernel)
     world.server.put(SERVICES, service("web-1", 1, ports="http"))
     world.server.put(SERVICES, service("new", 20))

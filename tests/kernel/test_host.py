@@ -264,7 +264,7 @@ def test_a_setting_that_nothing_works_without_must_be_on_or_writable(
     assert all("--init-only" in one.remedy for one in found)
 
 
-def test_a_setting_that_can_not_be_read_just_now_is_not_missing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_cannot_be_read_just_now_is_not_missing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: pathlib.Path) -> str:
         raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
 

@@ -31,7 +31,7 @@ def test_a_run_is_of_one_set_and_one_verb() -> None:
     assert not list(ipset_batch.runs([]))
 
 
-def test_an_entry_that_can_not_be_encoded_does_not_keep_the_others_from_their_message() -> None:
+def test_an_entry_that_cannot_be_encoded_does_not_keep_the_others_from_their_message() -> None:
     sent: list[bytes] = []
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:

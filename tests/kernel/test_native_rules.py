@@ -1,7 +1,7 @@
 """The iptables driver where somebody has put a rule into our tables that only nft understands, with the real programs.
 
 ``iptables-nft-save`` then says of the whole table that it is incompatible, and exits with status 0; ``-I`` and whole chains can
-still be written there, and ``-D`` can not.
+still be written there, and ``-D`` cannot.
 """
 
 import contextlib

@@ -325,14 +325,14 @@ def test_a_look_has_parts_between_which_others_may_write(kernel: Kernel) -> None
     assert kernel.applied == []
 
 
-def test_of_sets_that_can_not_be_read_a_look_tells_once(kernel: Kernel) -> None:
+def test_of_sets_that_cannot_be_read_a_look_tells_once(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
     parts = list(new_node().look([ip_set.name for ip_set in IP_SETS.values()], list(Family), [], thorough=False))
     assert [error for part in parts for error in part.errors] == ["use ipset: No buffer space available"]
     assert parts[-1].some_virtual_servers == {OTHER_KEY: None}, "the others are looked at"
 
 
-def test_virtual_servers_that_can_not_be_read_to_the_end_are_told_as_far_as_they_were(kernel: Kernel) -> None:
+def test_virtual_servers_that_cannot_be_read_to_the_end_are_told_as_far_as_they_were(kernel: Kernel) -> None:
     parts = new_node().look([], [], [], thorough=False)
     for part in parts:
         if part.some_virtual_servers:

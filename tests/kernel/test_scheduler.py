@@ -89,7 +89,7 @@ def test_one_that_somebody_has_made_meanwhile_is_not_removed() -> None:
 
 @pytest.mark.checklist(95)
 @pytest.mark.parametrize("verb", [Verb.ADD, Verb.REMOVE])
-def test_a_virtual_server_that_can_not_be_added_or_removed_is_an_error(verb: Verb) -> None:
+def test_a_virtual_server_that_cannot_be_added_or_removed_is_an_error(verb: Verb) -> None:
     with pytest.raises(KernelError, match="which schedulers there are: it says no") as raised:
         why_unusable(Ipvs(failures={verb: errno.EPERM}), "rr")
     assert raised.value.errno == errno.EPERM

@@ -34,7 +34,7 @@ def test_keys_of_many_real_servers_are_made_at_once() -> None:
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
-def test_a_port_that_can_not_be_is_refused(port: int) -> None:
+def test_a_port_that_cannot_be_is_refused(port: int) -> None:
     with pytest.raises(OverflowError):
         RealServerKey.of(parse_address("10.0.0.1"), port)
 

@@ -227,7 +227,7 @@ def test_only_as_many_begin_unseen_as_may_wait() -> None:
     assert (found.waiting, found.over) == (1, 1)
 
 
-def test_an_answer_that_can_not_be_read_leaves_those_that_wait_as_they_are() -> None:
+def test_an_answer_that_cannot_be_read_leaves_those_that_wait_as_they_are() -> None:
     found = waiting_unseen(ONE, TWO)
     found.ask(1, 200)
     assert found.note(KEY, None, 200, may_wait=10) == []

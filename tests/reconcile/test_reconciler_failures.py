@@ -1,4 +1,4 @@
-"""The core on a kernel in memory: what fails, is surprising or can not be is told, and tried again."""
+"""The core on a kernel in memory: what fails, is surprising or cannot be is told, and tried again."""
 
 import errno
 

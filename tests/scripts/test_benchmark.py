@@ -112,7 +112,7 @@ def test_what_cases_of_several_runs_tell_together_is_of_those_that_are_kept(benc
     assert len(kept) == len(bench.stored()), "each figure once"
 
 
-def test_a_file_that_can_not_be_written_is_told_before_anything_is_measured(
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
     bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["scripts/bench", "--json", "/nowhere/figures.json"])
@@ -124,7 +124,7 @@ def test_a_file_that_can_not_be_written_is_told_before_anything_is_measured(
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("the kernel died"), KeyError("wall_s")])
-def test_a_case_that_can_not_be_measured_has_a_row_and_the_others_are_written(
+def test_a_case_that_cannot_be_measured_has_a_row_and_the_others_are_written(
     bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, failure: Exception
 ) -> None:
     assert _run(bench, monkeypatch, tmp_path, failure) == 2

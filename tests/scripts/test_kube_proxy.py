@@ -1,4 +1,4 @@
-"""A kube-proxy that can not be measured is told at once, in one sentence, and not after half an hour."""
+"""A kube-proxy that cannot be measured is told at once, in one sentence, and not after half an hour."""
 
 import pathlib
 import sys
@@ -51,7 +51,7 @@ def test_a_program_in_a_directory_that_is_empty_on_the_kernel_is_refused(
         ("'kube-proxy", "no command: no closing quotation"),
     ],
 )
-def test_a_program_that_can_not_be_started_is_told_before_anything_is_measured(
+def test_a_program_that_cannot_be_started_is_told_before_anything_is_measured(
     command: str,
     complaint: str,
     bench: types.ModuleType,  # noqa: F811 - the fixture

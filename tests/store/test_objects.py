@@ -211,7 +211,7 @@ def test_a_node_that_is_gone_keeps_its_addresses_but_is_leaving(store: Store, ev
     assert store.take().counts[ObjectKind.NODE] == 1
 
 
-def test_a_node_that_was_never_known_can_not_go() -> None:
+def test_a_node_that_was_never_known_cannot_go() -> None:
     store = Store(STARTED_S)
     store.deliver([gone(NODE)], 1)
     assert store.node(NODE.name) is None
@@ -292,14 +292,14 @@ def test_unused_parts_of_new_objects_are_told(item: EndpointSlice) -> None:
     assert store.take().complaints == (Complaint(memory_node.KINDS[type(item)], str(item.name), skipped),)
 
 
-def test_an_object_that_can_not_be_read_leaves_what_was_known_in_force(store: Store) -> None:
+def test_an_object_that_cannot_be_read_leaves_what_was_known_in_force(store: Store) -> None:
     key = ServiceName("default", "web")
     store.deliver([Rejected(ObjectKind.SERVICE, key, "", "bad"), Listed(ObjectKind.SERVICE, frozenset({key}))], 1)
     assert dict(store.services) == {WEB.name: WEB}
     assert store.take() == Changes(complaints=(Complaint(ObjectKind.SERVICE, "default/web", (Skipped("", "bad"),)),))
 
 
-def test_an_object_that_can_not_be_read_is_told_once_until_it_changes(store: Store) -> None:
+def test_an_object_that_cannot_be_read_is_told_once_until_it_changes(store: Store) -> None:
     rejected = Rejected(ObjectKind.SERVICE, BAD, "", "no port")
     listed = Listed(ObjectKind.SERVICE, frozenset({BAD, ServiceName("default", "web")}))
 

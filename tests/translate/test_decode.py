@@ -261,7 +261,7 @@ def test_a_manifest_of_another_kind_is_not_ours(head: dict[str, str]) -> None:
         ),
     ],
 )
-def test_a_manifest_that_can_not_be_used_says_where_it_stands_and_why(document: Any, key: ObjectKey | None, reason: str) -> None:
+def test_a_manifest_that_cannot_be_used_says_where_it_stands_and_why(document: Any, key: ObjectKey | None, reason: str) -> None:
     assert decode.decode_document(document, "web.yaml") == Rejected(ObjectKind.SERVICE, key, "web.yaml", reason)
 
 

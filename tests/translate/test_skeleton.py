@@ -15,7 +15,7 @@ CLUSTER_COMMENT = '-m comment --comment "Kubernetes service cluster ip + port fo
 
 @pytest.mark.checklist(27)
 @pytest.mark.parametrize(("fully", "option"), [({}, " --random-fully"), ({Family.IPV4: False}, "")])
-def test_masquerading_is_fully_random_unless_iptables_can_not_do_it(fully: dict[Family, bool], option: str) -> None:
+def test_masquerading_is_fully_random_unless_iptables_cannot_do_it(fully: dict[Family, bool], option: str) -> None:
     skeleton = reading.skeleton_of(settings=Settings(random_fully=fully))
     *_, last = reading.texts(skeleton, "nat", "KUBE-POSTROUTING")
     assert last == f'-m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE{option}'

@@ -309,7 +309,7 @@ def test_without_any_endpoint_anywhere_there_is_nothing_to_count() -> None:
 
 
 @pytest.mark.checklist(100)
-def test_a_family_that_can_not_be_reached_from_outside_has_no_external_traffic_to_count() -> None:
+def test_a_family_that_cannot_be_reached_from_outside_has_no_external_traffic_to_count() -> None:
     dual = service(cluster=DUAL, external=["192.0.2.1"], external_local=True)
     state = state_of(dual, ELSEWHERE, endpoint_slice(endpoint("fd00::5", OTHER_NODE), suffix="2"))
     assert state.rare.without_local_external == {Family.IPV4}

@@ -145,7 +145,7 @@ def test_health_check_ports_listen_everywhere_unless_ranges_limit_node_ports() -
     )
     assert limited.health_check_addresses == {
         Family.IPV4: builders.addresses("10.2.0.5", "127.0.0.1"),
-        Family.IPV6: (),  # a link-local address can not be listened on without its interface
+        Family.IPV6: (),  # a link-local address cannot be listened on without its interface
     }
 
 

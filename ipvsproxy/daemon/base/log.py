@@ -20,7 +20,7 @@ MOST_TEXTS = 100
 
 
 class _Lossy(io.TextIOBase):
-    """A stream; what can not be written is lost: that nobody reads the log any more is no reason to serve no longer."""
+    """A stream; what cannot be written is lost: that nobody reads the log any more is no reason to serve no longer."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

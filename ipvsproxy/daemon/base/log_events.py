@@ -98,7 +98,7 @@ EVENTS: Mapping[str, str] = {
     "part_not_used": "a part of an object that is wrong: which, which field, why. The rest of it is served",
     "received": "at `-v=4`: what came from the watch or a file",
     "reload_failed": (
-        "a changed configuration file can not be put in force now: why, and which settings. The one before stays in "
+        "a changed configuration file cannot be put in force now: why, and which settings. The one before stays in "
         "force; it is tried again"
     ),
     "request_failed": "an HTTP request met an error of ours; the client got status 500",

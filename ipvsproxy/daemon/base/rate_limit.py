@@ -1,4 +1,4 @@
-"""How often something may be said, so that whoever provokes it can not fill a log or an API server."""
+"""How often something may be said, so that whoever provokes it cannot fill a log or an API server."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar

@@ -3,7 +3,7 @@
 Rule 1: a port of a family answers for the Service that owns it in the core's table. In a family that the Service has no
 addresses of, the port answers as in the other one: load balancers ask a node at whatever address they know.
 Rule 2: a listener is opened and closed, never restarted: what it answers is looked up at each request.
-Rule 3: an address that can not be bound is tried again, with growing patience, and troubles nobody else.
+Rule 3: an address that cannot be bound is tried again, with growing patience, and troubles nobody else.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 Rule 1: what a client may take is bounded: connections, the time until its request is there and its answer is read, the size
 of its headers. No body is waited for but the first bytes of a PUT's.
-Rule 2: when all connections are taken, the oldest one has to go: whoever holds many open can not keep others out.
+Rule 2: when all connections are taken, the oldest one has to go: whoever holds many open cannot keep others out.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ Handler = Callable[[Request], Awaitable[Answer]]
 
 
 class BindError(Exception):
-    """An address that can not be listened on."""
+    """An address that cannot be listened on."""
 
 
 class Listener:
@@ -84,7 +84,7 @@ async def listen(address: Address, port: int, handler: Handler, *, one_family: b
     those of its own.
 
     Raises:
-        OSError: it can not be listened on.
+        OSError: it cannot be listened on.
     """
     bound = _bind(address, port, one_family=one_family)
     try:
@@ -108,10 +108,10 @@ async def listen(address: Address, port: int, handler: Handler, *, one_family: b
 
 
 async def serve(name: str, address: Address, port: int, handler: Handler, *, hard_fail: bool = False) -> None:
-    """Answer HTTP on an address for ever. If it can not be listened on, that is tried again and again.
+    """Answer HTTP on an address for ever. If it cannot be listened on, that is tried again and again.
 
     Raises:
-        BindError: it can not be listened on, and ``hard_fail`` says that this is the end.
+        BindError: it cannot be listened on, and ``hard_fail`` says that this is the end.
     """
     where = host_port(address, port)
     while True:
@@ -121,7 +121,7 @@ async def serve(name: str, address: Address, port: int, handler: Handler, *, har
         except OSError as error:
             reason = _explain(error)
             if hard_fail:
-                raise BindError(f"the {name} server can not listen on {where}: {reason}") from error
+                raise BindError(f"the {name} server cannot listen on {where}: {reason}") from error
             log.error("server_cannot_listen", server=name, address=where, error=reason, retry_in_s=RETRY_S)
         await asyncio.sleep(RETRY_S)
     log.debug("server_listening", server=name, address=where)

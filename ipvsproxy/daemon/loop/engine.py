@@ -163,7 +163,7 @@ class Engine:
             await self._wake.wait()
 
     async def _start(self) -> None:
-        """Read the kernel; program what a node can not do without, then everything."""
+        """Read the kernel; program what a node cannot do without, then everything."""
         began = self._clock()
         self._adopt_choices()
         self._demand_primary_family()
@@ -193,7 +193,7 @@ class Engine:
         primary = view.primary_family(translation, node)
         if primary is not None and primary not in translation.families:
             raise CannotStartError(
-                f"{primary.label}, the family of this node's primary address, can not be served on this host: "
+                f"{primary.label}, the family of this node's primary address, cannot be served on this host: "
                 "give the kernel its tables of iptables, or the node another primary address"
             )
 

@@ -27,7 +27,7 @@ from ipvsproxy.reconcile.reconciler import Reconciler
 LOOK_INTERVAL_S = 3.0
 """Between two looks at the kernel, at least."""
 LOOK_INTERVAL_AFTER_FAILURE_S = 10.0
-"""While a part can not be read the others are still looked at. All of it is tried again with growing patience meanwhile."""
+"""While a part cannot be read the others are still looked at. All of it is tried again with growing patience meanwhile."""
 LOOK_SHARE = 0.05
 """Of one processor, for looks: those that take long come more seldom. Of 10,000 Services of 10 endpoints they take 0.2 s."""
 AUDIT_SHARE = 0.1

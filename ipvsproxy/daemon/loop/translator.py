@@ -1,6 +1,6 @@
 """The one way to desired state: what the store, the node and the operator's choices amount to, told to a reconciler.
 
-Rule 1: ``run`` and every command come by this way alone, so that they can not disagree. Nobody else asks ``translate`` for a
+Rule 1: ``run`` and every command come by this way alone, so that they cannot disagree. Nobody else asks ``translate`` for a
 view of the node, for what a Service wants, or for rules, and nobody else tells a reconciler what the node needs.
 Rule 2: a Service is translated when something of it has changed; all of them when the node is seen otherwise than before.
 """

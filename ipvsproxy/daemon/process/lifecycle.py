@@ -17,9 +17,9 @@ from ipvsproxy.daemon.process.signals import Signals
 from ipvsproxy.daemon.sources.source import CannotStartError
 
 FAILED = 1
-"""Exit status when an address can not be listened on and the configuration says that this is the end, or --init-only failed."""
+"""Exit status when an address cannot be listened on and the configuration says that this is the end, or --init-only failed."""
 CANNOT_START = 2
-"""Exit status when something is missing that this process can not provide. Nothing was programmed."""
+"""Exit status when something is missing that this process cannot provide. Nothing was programmed."""
 LAST_ANSWERS_S = 0.5
 """For how long a process that was asked to stop still says so to those who ask after its health."""
 LARGE_BYTES = 1 << 20

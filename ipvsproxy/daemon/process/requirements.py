@@ -214,5 +214,5 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
         elif refusal:
             log.warning("rules_not_writable_yet", family=family.label, reason=refusal.reason, hint="the family is served")
     if not programs:
-        raise CannotStartError(*(f"{family.label} can not be served: {reason}" for family, reason in given_up.items()))
+        raise CannotStartError(*(f"{family.label} cannot be served: {reason}" for family, reason in given_up.items()))
     return programs

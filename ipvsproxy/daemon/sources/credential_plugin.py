@@ -62,7 +62,7 @@ class Runner:
         """The credentials that it gives now.
 
         Raises:
-            PluginError: it can not be run, fails, does not end in time, or gives none.
+            PluginError: it cannot be run, fails, does not end in time, or gives none.
         """
         while self._run and not self._run.done() and self._plugin != plugin:
             await asyncio.wait([self._run])
@@ -80,7 +80,7 @@ async def _ask(plugin: Plugin) -> Status:
         raise PluginError(f"{name} has not ended after {TIMEOUT_S:.0f} s, and was killed") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else ""
-        raise PluginError(f"{name} can not be run: {reason or type(error).__name__}") from error
+        raise PluginError(f"{name} cannot be run: {reason or type(error).__name__}") from error
     if status:
         raise PluginError(f"{name}: exit status {status}. {complained.decode(errors='replace').strip()}")
     try:

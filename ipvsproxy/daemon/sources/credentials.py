@@ -19,7 +19,7 @@ LONGEST_MESSAGE = 300
 
 
 class SourceError(Exception):
-    """The configuration can not work; one sentence for the operator."""
+    """The configuration cannot work; one sentence for the operator."""
 
 
 class Credentials:
@@ -38,7 +38,7 @@ class Credentials:
         """As ``read``, without a credential plugin: one that fails is waited for, like an API server that does not answer.
 
         Raises:
-            SourceError: they can not work, whatever a plugin answers.
+            SourceError: they cannot work, whatever a plugin answers.
         """
         return await self._load(None)
 
@@ -46,7 +46,7 @@ class Credentials:
         """What the library makes of them now.
 
         Raises:
-            SourceError: they can not work.
+            SourceError: they cannot work.
         """
         return await self._load(self._plugins)
 
@@ -63,7 +63,7 @@ class Credentials:
             raise SourceError(f"{self._kubeconfig or '--master'}: {host!r} is not the URL of an API server")
         configuration.host = host
         if not configuration.api_key.get("BearerToken", "").strip().isprintable():
-            raise SourceError("the bearer token holds characters that can not be part of a token")
+            raise SourceError("the bearer token holds characters that cannot be part of a token")
         return configuration
 
 
@@ -76,7 +76,7 @@ async def _load_kubeconfig(
         await _loader(path, content).load_and_set(configuration)
     except OSError as error:
         file = error.filename or "credentials"
-        raise SourceError(f"kubeconfig {path}: {file}: {error.strerror or 'can not be read'}") from error
+        raise SourceError(f"kubeconfig {path}: {file}: {error.strerror or 'cannot be read'}") from error
     except (kubernetes_client.ConfigException, credential_plugin.PluginError) as error:
         raise SourceError(f"kubeconfig {path}: {one_line(str(error))}") from error
     except msgspec.ValidationError as error:
@@ -147,7 +147,7 @@ def _load_service_account(directory: pathlib.Path, configuration: kubernetes_cli
         loader.load_and_set(configuration)
     except (kubernetes_client.ConfigException, OSError, ValueError) as error:
         reason = one_line(str(error)).rstrip(".")
-        raise SourceError(f"no --kubeconfig was given, and the service account of a pod can not be used: {reason}") from error
+        raise SourceError(f"no --kubeconfig was given, and the service account of a pod cannot be used: {reason}") from error
 
 
 def one_line(text: str) -> str:

@@ -74,7 +74,7 @@ class DirectorySource:
                 await self.read(deliver)
 
     async def read(self, deliver: Callable[[Sequence[Event]], None]) -> None:
-        """Read what is new in the directory and deliver what that changes. If it can not be read, nothing changes."""
+        """Read what is new in the directory and deliver what that changes. If it cannot be read, nothing changes."""
         try:
             # In a thread: thousands of manifests take seconds.
             read, present = await asyncio.to_thread(self._look)
@@ -94,7 +94,7 @@ class DirectorySource:
             deliver(events)
 
     def _look(self) -> tuple[Mapping[str, manifests.FileContent], Collection[str]]:
-        """New and changed files, and the names of all. Raises OSError when the directory can not be listed."""
+        """New and changed files, and the names of all. Raises OSError when the directory cannot be listed."""
         with os.scandir(self._directory) as entries:
             paths = [pathlib.Path(entry) for entry in entries if manifests.is_manifest(entry.name) and not entry.is_dir()]
         stamps = {path.name: _stamp(path) for path in paths}

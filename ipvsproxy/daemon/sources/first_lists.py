@@ -4,7 +4,7 @@ Rule 1: a page of a kind that is still missing is contact. A list that is long, 
 begun anew, it would only take longer.
 Rule 2: ``run`` waits without end, and says so: after a power cut all nodes come up before their API server does, and a process
 that ended would sit in the pauses of its supervisor when it comes. 401 and 403 are waited out as well: a token, or a role, may
-come later than the node. A configuration that can not work has ended the process before (``source.make``).
+come later than the node. A configuration that cannot work has ended the process before (``source.make``).
 Rule 3: a command gives up after ``PATIENCE_S`` without contact: somebody waits for its answer.
 """
 

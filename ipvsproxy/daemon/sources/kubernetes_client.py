@@ -4,7 +4,7 @@ The library's package ``client`` imports all of these, and whatever is imported 
 1 s, for classes that nobody asks for. It does nothing else, so it need not be executed (see ``packages``). Who else imports the
 library gets all of it.
 
-A version of the library that can not be taken apart like this is imported as usual, which costs memory and nothing else.
+A version of the library that cannot be taken apart like this is imported as usual, which costs memory and nothing else.
 """
 
 import contextlib

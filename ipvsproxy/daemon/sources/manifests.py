@@ -1,6 +1,6 @@
 """Files of manifests, to events.
 
-Rule 1: while anything in a file can not be read, nothing that was known from this file is taken back.
+Rule 1: while anything in a file cannot be read, nothing that was known from this file is taken back.
 Rule 2: an object that stands in two files is taken from the one whose name comes first.
 """
 
@@ -86,7 +86,7 @@ def read_file(path: pathlib.Path) -> FileContent:
             elif event:
                 objects[Identity(event.kind, event.key)] = event
     except OSError as error:
-        rejected.append(_unread(path, error.strerror or "can not be read"))
+        rejected.append(_unread(path, error.strerror or "cannot be read"))
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         rejected.append(_unread(path, f"{line}{error.problem or error.context}"))

@@ -1,7 +1,7 @@
 """List and watch of one kind of API objects: what is asked, in which order, and what follows each kind of trouble.
 
 Rule 1: a list is told as complete (``Listed``) only when its last page has been read.
-Rule 2: a watch goes on from the last resource version that was read. Where the server can not do that (410), or a line
+Rule 2: a watch goes on from the last resource version that was read. Where the server cannot do that (410), or a line
 could not be read and so a change was missed, everything is listed again.
 Rule 3: a server that was restored from a backup does not know the version that we have. It says so (504), or has the watch
 wait without a word until it has come that far again, and what changes meanwhile is never told. So where a watch broke off, or
@@ -12,7 +12,7 @@ Rule 5: nothing is tried again at once, except after the ordinary end of a watch
 off together are begun anew over ``BROKEN_WATCH_SPREAD_S``: all nodes lose theirs when an API server is restarted.
 Rule 6: lists come out of the server's watch cache. The first one names version 0, and so may be old; later ones name the last
 version that was read, also of a list that broke off, and are not older. The latest state costs a quorum read of etcd. It is asked
-for where the server can not list from our version on, and while a list is doubted: a cache that is behind can not confirm itself.
+for where the server cannot list from our version on, and while a list is doubted: a cache that is behind cannot confirm itself.
 
 The rules of the wire are those of the page "Kubernetes API Concepts"; figures are those of client-go's reflector where it has
 them.
@@ -79,7 +79,7 @@ class Trouble(enum.StrEnum):
 MAY_BE_ANOTHER = frozenset({Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR})
 """After these the server may have been restored meanwhile."""
 LIST_AGAIN = frozenset({Trouble.EXPIRED, Trouble.GARBLED, Trouble.REFUSED, Trouble.DOUBTED})
-"""After these a watch can not go on from where it was."""
+"""After these a watch cannot go on from where it was."""
 
 
 class ApiError(Exception):
@@ -291,7 +291,7 @@ class Reflector:
         deliver((Listed(self._kind, keys),))
 
     async def _pages(self, connection: Connection, version: str, limit: int, deliver: Deliver) -> frozenset[ObjectKey]:
-        """Reads a whole list; the keys of all that it holds, also of objects that can not be read."""
+        """Reads a whole list; the keys of all that it holds, also of objects that cannot be read."""
         keys: set[ObjectKey] = set()
         begins: tuple[Event, ...] = (Listing(self._kind),)
 

@@ -54,7 +54,7 @@ async def make(config: Config, listener: Listener) -> Source:
     """The source that is configured.
 
     Raises:
-        CannotStartError: it can not work.
+        CannotStartError: it cannot work.
     """
     if config.source.manifests:
         if not await asyncio.to_thread(pathlib.Path(config.source.manifests).is_dir):

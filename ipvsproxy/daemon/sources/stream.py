@@ -27,7 +27,7 @@ class LineBuffer:
         """The lines that this chunk completes, without their ends and without empty ones.
 
         Raises:
-            LineTooLongError: the buffer can not be used any more.
+            LineTooLongError: the buffer cannot be used any more.
         """
         head, *tail = chunk.split(b"\n")
         self._pieces.append(head)

@@ -107,7 +107,7 @@ class KubernetesSource:
         """Read configuration and credentials once, without talking to the API server or to a credential plugin.
 
         Raises:
-            SourceError: they can not work.
+            SourceError: they cannot work.
         """
         self._server = (await self._credentials.check()).host or ""
 

@@ -1,4 +1,4 @@
-"""Covers which changes of a directory wake a waiter, and what happens where the kernel can not tell."""
+"""Covers which changes of a directory wake a waiter, and what happens where the kernel cannot tell."""
 
 import asyncio
 import ctypes

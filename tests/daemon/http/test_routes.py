@@ -145,7 +145,7 @@ async def test_a_taken_address_is_the_end_where_the_configuration_says_so() -> N
     async with _health(Node()) as taken:
         node = Node(Servers(health=ListenAddress(LOOPBACK, taken), metrics=None, bind_hard_fail=True))
         (health,) = node.servers()
-        with pytest.raises(server.BindError, match=f"the health server can not listen on 127.0.0.1:{taken}"):
+        with pytest.raises(server.BindError, match=f"the health server cannot listen on 127.0.0.1:{taken}"):
             await health
 
 

@@ -159,7 +159,7 @@ async def test_without_ipv6_the_unspecified_address_stands_for_ipv4(monkeypatch:
     await listener.close()
 
 
-async def test_a_port_that_somebody_has_can_not_be_listened_on(taken: int) -> None:
+async def test_a_port_that_somebody_has_cannot_be_listened_on(taken: int) -> None:
     with pytest.raises(OSError, match="in use"):
         await server.listen(LOOPBACK, taken, _hello)
 
@@ -193,10 +193,10 @@ async def test_a_server_waits_for_its_port_and_serves_as_soon_as_it_is_free(monk
         await http_client.ask(port, "/x")
 
 
-async def test_a_port_that_can_not_be_had_ends_a_server_that_is_told_so(taken: int) -> None:
+async def test_a_port_that_cannot_be_had_ends_a_server_that_is_told_so(taken: int) -> None:
     with pytest.raises(
         server.BindError,
-        match=rf"the health server can not listen on 127\.0\.0\.1:{taken}: Address already in use; is kube-proxy",
+        match=rf"the health server cannot listen on 127\.0\.0\.1:{taken}: Address already in use; is kube-proxy",
     ):
         await server.serve("health", LOOPBACK, taken, _hello, hard_fail=True)
 
@@ -253,7 +253,7 @@ async def test_a_client_that_does_not_take_its_answer_is_dropped(monkeypatch: py
         await dropped.wait()
 
 
-async def test_who_holds_all_connections_can_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_holds_all_connections_cannot_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "CONNECTIONS", 4)
     async with contextlib.AsyncExitStack() as held, _listening() as port:
         readers = []

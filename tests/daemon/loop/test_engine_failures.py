@@ -30,7 +30,7 @@ from tests.support.virtual_time import in_virtual_time, loop
 
 
 @in_virtual_time
-async def test_a_witness_stays_as_long_as_virtual_servers_can_not_be_read() -> None:
+async def test_a_witness_stays_as_long_as_virtual_servers_cannot_be_read() -> None:
     node = MemoryNode(audit_interval_s=10_000)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -73,7 +73,7 @@ async def test_a_failed_reading_deletes_nothing_and_is_repeated_with_patience(pa
 
 
 @in_virtual_time
-async def test_while_a_part_can_not_be_read_drift_in_the_others_is_healed_within_seconds() -> None:
+async def test_while_a_part_cannot_be_read_drift_in_the_others_is_healed_within_seconds() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())

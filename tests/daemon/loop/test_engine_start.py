@@ -220,7 +220,7 @@ async def test_nothing_of_a_family_that_is_not_served_is_removed() -> None:
 async def test_a_node_whose_primary_family_is_not_served_ends_the_process_before_anything_is_programmed() -> None:
     node = MemoryNode(settings=view.Settings(families=frozenset({Family.IPV6})))
     node.begin_with(WEB, SLICE, builders.node("192.168.0.10", "fd00:10::10"))
-    with pytest.raises(CannotStartError, match="IPv4, the family of this node's primary address, can not be served"):
+    with pytest.raises(CannotStartError, match="IPv4, the family of this node's primary address, cannot be served"):
         await node.engine.run()
     assert node.done == []
 

@@ -117,7 +117,7 @@ def test_a_sync_is_one_line_and_one_more_for_each_failure() -> None:
     }
 
 
-def test_settings_that_can_not_be_written_are_one_warning_and_told_once() -> None:
+def test_settings_that_cannot_be_written_are_one_warning_and_told_once() -> None:
     journal = Journal()
     operation = Operation(Verb.SET, Sysctl("a", "1"))
     with structlog.testing.capture_logs() as logs:

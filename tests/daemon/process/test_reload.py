@@ -27,7 +27,7 @@ Logs = list[MutableMapping[str, Any]]
 class Process:
     """A process with a configuration file: ``applied`` are the configurations that were put in force.
 
-    ``in_the_way`` are the reasons why the next ones can not be. ``outcomes`` are what was told after each reading of the file.
+    ``in_the_way`` are the reasons why the next ones cannot be. ``outcomes`` are what was told after each reading of the file.
     """
 
     def __init__(self, path: pathlib.Path, *flags: str) -> None:
@@ -169,7 +169,7 @@ async def test_who_takes_a_refused_file_back_is_told_that_all_is_as_before(path:
     assert process.applied == []
 
 
-async def test_what_can_not_be_applied_leaves_the_one_before_in_force_and_each_reason_is_told_once(
+async def test_what_cannot_be_applied_leaves_the_one_before_in_force_and_each_reason_is_told_once(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs
 ) -> None:
     monkeypatch.setattr(reload, "LONGEST_RETRY_S", 0.0)
@@ -195,7 +195,7 @@ async def test_what_can_not_be_applied_leaves_the_one_before_in_force_and_each_r
 
 
 @pytest.mark.parametrize("how", ["asked", "changed"])
-async def test_what_can_not_be_applied_is_not_tried_again_before_its_time_unless_somebody_does_something(
+async def test_what_cannot_be_applied_is_not_tried_again_before_its_time_unless_somebody_does_something(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs, how: str
 ) -> None:
     monkeypatch.setattr(reload, "FIRST_RETRY_S", 1000.0)
@@ -229,7 +229,7 @@ async def test_a_file_that_changes_while_it_is_read_is_told_of_once(path: pathli
     assert [line["event"] for line in logs] == ["reload_failed"] * 2, "who asks is answered"
 
 
-async def test_what_can_not_be_applied_and_is_taken_back_is_forgotten(path: pathlib.Path, logs: Logs) -> None:
+async def test_what_cannot_be_applied_and_is_taken_back_is_forgotten(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
     process.in_the_way = ["no memory"] * 3
     for line in ("", "oomScoreAdj: x", ""):

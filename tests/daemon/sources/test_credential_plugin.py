@@ -96,8 +96,8 @@ async def test_a_plugin_gets_its_environment_and_what_it_is_asked() -> None:
             shell(f"echo '{answer(token='x').replace('/v1', '/v9')}'"),
             f"credential plugin /bin/sh: its answer is not of version {VERSION}",
         ),
-        (Plugin(VERSION, "/absent/plugin"), "credential plugin /absent/plugin can not be run: No such file or directory"),
-        (Plugin(VERSION, "/absent\x00"), "credential plugin /absent\x00 can not be run: ValueError"),
+        (Plugin(VERSION, "/absent/plugin"), "credential plugin /absent/plugin cannot be run: No such file or directory"),
+        (Plugin(VERSION, "/absent\x00"), "credential plugin /absent\x00 cannot be run: ValueError"),
     ],
 )
 async def test_a_plugin_that_fails_is_named_without_secrets(plugin: Plugin, sentence: str) -> None:
@@ -116,7 +116,7 @@ async def test_a_plugin_that_fails_at_the_start_is_waited_for_and_told(tmp_path:
         async with following(server, kubeconfig) as running:
             await running.source.check()
             await seen(running, Trouble.CREDENTIALS)
-            assert f"credential plugin {plugin} can not be run: No such file" in running.source.describe()
+            assert f"credential plugin {plugin} cannot be run: No such file" in running.source.describe()
             written = tmp_path / "written"
             written.write_text(f"#!/bin/sh\necho '{answer(token='from-plugin')}'\n")
             written.chmod(written.stat().st_mode | stat.S_IXUSR)

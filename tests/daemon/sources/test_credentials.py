@@ -123,7 +123,7 @@ async def test_the_password_of_a_proxy_is_not_logged_when_its_url_is_wrong(tmp_p
     assert "secret" not in described + str(logs)
 
 
-# Configuration that can not work
+# Configuration that cannot work
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ async def test_the_password_of_a_proxy_is_not_logged_when_its_url_is_wrong(tmp_p
         ("current-context: x\ncontexts: []\n", "Expected object with name x in kube-config/contexts list"),
     ],
 )
-async def test_a_kubeconfig_that_can_not_work_is_one_sentence(tmp_path: pathlib.Path, content: str | None, sentence: str) -> None:
+async def test_a_kubeconfig_that_cannot_work_is_one_sentence(tmp_path: pathlib.Path, content: str | None, sentence: str) -> None:
     path = tmp_path / "kubeconfig"
     if content is not None:
         path.write_text(content)
@@ -157,7 +157,7 @@ async def test_a_kubeconfig_that_can_not_work_is_one_sentence(tmp_path: pathlib.
         ({"clusters": [{"name": "test", "cluster": {"server": "https://y/?token=secret"}}]}, "credentials, or a query"),
         ({"clusters": [{"name": "test", "cluster": {"server": "localhost:80"}}]}, "'localhost:80' is not the URL"),
         ({"users": [{"name": "test", "user": {"tokenFile": "absent"}}]}, "absent: No such file"),
-        ({"users": [{"name": "test", "user": {"token": "secret\nX-Header: y"}}]}, "can not be part of a token"),
+        ({"users": [{"name": "test", "user": {"token": "secret\nX-Header: y"}}]}, "cannot be part of a token"),
         ({"users": [{"name": "test", "user": {"client-certificate-data": 7, "token": "secret"}}]}, ""),
         ({"users": [{"name": "test", "user": "secret"}]}, "wrong type"),
         (

@@ -1,4 +1,4 @@
-"""What is imported of kubernetes-asyncio, that it does not come apart in use, and what happens when it can not be taken apart."""
+"""What is imported of kubernetes-asyncio, that it does not come apart in use, and what happens when it cannot be taken apart."""
 
 import base64
 import json
@@ -82,7 +82,7 @@ class V2Token: pass
     ],
     ids=["a model is imported", "a model is used", "its modules import each other"],
 )
-def test_a_library_that_can_not_be_taken_apart_is_imported_whole(file: str, content: str, tmp_path: pathlib.Path) -> None:
+def test_a_library_that_cannot_be_taken_apart_is_imported_whole(file: str, content: str, tmp_path: pathlib.Path) -> None:
     for name, text in (FILES | {file: content}).items():
         path = tmp_path / "kubernetes_asyncio" / name
         path.parent.mkdir(parents=True, exist_ok=True)

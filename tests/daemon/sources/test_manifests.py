@@ -147,7 +147,7 @@ def test_a_file_that_is_no_yaml_is_one_rejection_with_its_name(world: World, con
     assert "\n" not in event.reason
 
 
-def test_a_document_that_can_not_be_read_is_rejected_with_its_place_and_field(world: World) -> None:
+def test_a_document_that_cannot_be_read_is_rejected_with_its_place_and_field(world: World) -> None:
     odd = service("odd") | {"spec": {"clusterIP": "10.0.0.9", "ports": [{"port": "http"}]}}
     rejected, put = world.write(all=text(service("web"), odd))
     assert isinstance(rejected, Rejected)
@@ -170,7 +170,7 @@ def test_a_service_without_cluster_ip_is_rejected_with_the_reason(world: World) 
     assert event.reason.startswith("spec.clusterIP: ")
 
 
-def test_a_file_that_can_not_be_opened_is_rejected_with_the_reason(tmp_path: pathlib.Path) -> None:
+def test_a_file_that_cannot_be_opened_is_rejected_with_the_reason(tmp_path: pathlib.Path) -> None:
     link = tmp_path / "web.yaml"
     link.symlink_to("nowhere")
     assert manifests.read_file(link).rejected == (Rejected(ObjectKind.SERVICE, None, "web.yaml", "No such file or directory"),)

@@ -55,7 +55,7 @@ async def test_pages_are_delivered_as_they_come_and_the_end_of_the_list_last() -
     assert world.lists[1].endswith("&continue=t1")
 
 
-async def test_an_object_that_can_not_be_read_is_among_the_keys_of_the_list() -> None:
+async def test_an_object_that_cannot_be_read_is_among_the_keys_of_the_list() -> None:
     broken = {"metadata": {"name": "odd", "namespace": "default"}, "spec": {"ports": "many"}}
     world = World(page(service("web"), broken))
     await world.run()
@@ -238,7 +238,7 @@ async def test_the_latest_list_of_a_restored_server_that_broke_off_in_a_page_is_
 
 
 @pytest.mark.parametrize("answer", [ApiError.of_status(504, "Timeout: Too large resource version: 105, current: 42"), GONE])
-async def test_a_server_that_can_not_list_from_our_version_on_is_asked_for_the_latest_at_once(answer: ApiError) -> None:
+async def test_a_server_that_cannot_list_from_our_version_on_is_asked_for_the_latest_at_once(answer: ApiError) -> None:
     world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], answer, page(version=42), GONE, page(version=50))
     await world.run()
     assert versions(world) == ["0", "105", "latest", "42"]
@@ -505,7 +505,7 @@ async def test_a_list_that_was_not_believed_is_read_again_when_it_is_due_and_no_
     with contextlib.suppress(ScriptEndError):
         await world.reflector.list_and_watch(deliver)
     assert (len(world.lists), len(world.watches)) == (2, 3)
-    assert versions(world) == ["0", "latest"], "a cache that is behind can not confirm itself"
+    assert versions(world) == ["0", "latest"], "a cache that is behind cannot confirm itself"
     assert Trouble.DOUBTED not in world.told[world.told.index(Trouble.DOUBTED) + 1 :], "asked for once, done once"
 
 
