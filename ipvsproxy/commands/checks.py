@@ -10,7 +10,7 @@ from ipvsproxy.kernel.facts import Facts, ModuleState
 from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.reconcile import leftovers, ownership
-from ipvsproxy.reconcile.claims import Claims
+from ipvsproxy.reconcile.tables import Tables
 
 ADVISED = (
     "net/ipv6/conf/all/forwarding",
@@ -105,12 +105,12 @@ def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _sysctls(facts: Facts, wanted: Iterable[Sysctl]) -> Iterator[Finding]:
-    claims = Claims(lambda _wanted, _seen: False, lambda _: False)
-    claims.put_node((), wanted, None)
-    claims.sysctls.observe(facts.sysctls, lambda _: False)
-    for path, setting in claims.sysctls.desired.items():
+    tables = Tables(lambda _wanted, _seen: False, lambda _: False)
+    tables.put_node((), wanted, None)
+    tables.sysctls.observe(facts.sysctls, lambda _: False)
+    for path, setting in tables.sysctls.desired.items():
         found = facts.sysctls.get(path)
-        if path not in claims.sysctls.pending:
+        if path not in tables.sysctls.pending:
             yield _ok("sysctl", f"{path} is {found}")
         elif found is None:
             yield _warn("sysctl", f"{path} does not exist", "load the module that brings it; run goes on without it")

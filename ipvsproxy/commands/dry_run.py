@@ -14,8 +14,8 @@ from collections import Counter
 import structlog
 
 from ipvsproxy.commands import inspection
+from ipvsproxy.commands.comparison import Comparison, UnknownStateError
 from ipvsproxy.commands.inspection import Inspected
-from ipvsproxy.commands.shadow import CannotLookError, Shadow
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import Status
@@ -47,9 +47,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class DryRun:
     """Looks again and again, and tells what it finds."""
 
-    def __init__(self, shadow: Shadow, status: Status, metrics: Metrics, *, interval_s: float) -> None:
+    def __init__(self, comparison: Comparison, status: Status, metrics: Metrics, *, interval_s: float) -> None:
         """``interval_s`` is between two looks when nothing changes."""
-        self._shadow = shadow
+        self._comparison = comparison
         self._status = status
         self._metrics = metrics
         self._interval_s = interval_s
@@ -58,13 +58,13 @@ class DryRun:
 
     def changed(self) -> None:
         """The store has something new."""
-        self._status.node = self._shadow.store.node(self._shadow.settings.node_name)
+        self._status.node = self._comparison.store.node(self._comparison.settings.node_name)
         self._changed.set()
 
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            await self.look()
+            await self.compare()
             await self._pause()
 
     async def _pause(self) -> None:
@@ -73,28 +73,28 @@ class DryRun:
                 await self._changed.wait()
         await asyncio.sleep(PATIENCE_S)
 
-    async def look(self) -> None:
+    async def compare(self) -> None:
         """Look once. What could not be read, or is not believed yet, is logged, and the last figures stand."""
         self._changed.clear()
-        if self._shadow.store.may_lack_all:
+        if self._comparison.store.may_lack_all:
             log.warning("first_list_not_believed", hint="it is empty; nothing is compared before a second list confirms it")
             return
         began_s = time.monotonic()
         self._status.syncing(began_s)
         try:
-            changes = await self._shadow.look()
-        except CannotLookError as error:
+            changes = await self._comparison.read()
+        except UnknownStateError as error:
             log.error("kernel_unreadable", error=str(error))
             return
         self._tell(changes, time.monotonic() - began_s)
 
     def _tell(self, changes: Changes, duration_s: float) -> None:
-        differences = self._shadow.differences()
+        differences = self._comparison.differences()
         counts = Counter(one.kind for one in differences)
         new = [one for one in differences if (one.kind, one.name) not in self._known]
         for one in new[:SHOWN]:
             owner = str(one.owner) if one.owner else ""
-            log.warning("differs", kind=one.kind, object=one.name, service=owner, wanted=one.wanted, found=one.found)
+            log.warning("differs", kind=one.kind, object=one.name, service=owner, wanted=one.desired, found=one.observed)
         self._known = frozenset((one.kind, one.name) for one in differences)
         log.info(
             "dry_run_looked",
@@ -110,8 +110,8 @@ class DryRun:
                 report=_NOTHING,
                 changes=changes,
                 lacking=(),
-                states=self._shadow.survey.states,
-                view=self._shadow.view,
+                states=self._comparison.survey.states,
+                view=self._comparison.view,
                 waited_s=0,
                 observed_s=duration_s,
                 translated_s=0,
@@ -144,7 +144,7 @@ async def _serve(config: Config, signals: Signals) -> int:
 
 
 async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: Signals) -> None:
-    config, shadow = node.config, node.shadow()
+    config, comparison = node.config, node.comparison()
     families, period_s = node.translation.families, config.ipvs.sync_period_s
     status = Status(
         families=families,
@@ -154,14 +154,14 @@ async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: 
         missing=lambda: node.store.missing,
     )
     figures = gauges.Sources(
-        survey=shadow.survey,
+        survey=comparison.survey,
         store=node.store,
         status=status,
         clock=time.monotonic,
         watches=lambda: source.statuses,
     )
     metrics.show(families, figures)
-    dry_run = DryRun(shadow, status, metrics, interval_s=period_s)
+    dry_run = DryRun(comparison, status, metrics, interval_s=period_s)
     log.info("dry_run_starting", node=config.node_name, hint="nothing will be programmed")
 
     async def follow() -> None:

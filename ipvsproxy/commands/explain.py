@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.commands import explain_text, inspection
+from ipvsproxy.commands.comparison import Comparison
 from ipvsproxy.commands.inspection import Document, Inspected
-from ipvsproxy.commands.shadow import Shadow
 from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel import iptables_rule
 from ipvsproxy.model.kernel import PERSISTENT, Connections, IpSet, SetEntry, SetKind, VirtualServer, VirtualServerKey
@@ -61,46 +61,48 @@ async def describe(node: Inspected, subject: Subject) -> Document:
     """The explanation as a document.
 
     Raises:
-        CannotLookError: the kernel could not be read.
+        UnknownStateError: the kernel could not be read.
     """
-    shadow = node.shadow()
-    await shadow.look()
-    survey = shadow.survey
+    comparison = node.comparison()
+    await comparison.read()
+    survey = comparison.survey
     if isinstance(subject, ServiceName):
-        keys = list(_keys_of(shadow, subject))
+        keys = list(_keys_of(comparison, subject))
         names = [subject] if subject in node.store.services else []
     else:
         keys = [key for key in survey.virtual_server_keys() if subject.matches(key)]
         names = sorted({desired.owner.service for key in keys if (desired := survey.sides(key).desired)})
     observed = [key for key in keys if survey.sides(key).observed]
     counts = await node.kernel.call(lambda kernel: kernel.connections(observed))
-    reader = _Reader(shadow, counts)
+    reader = _Reader(comparison, counts)
     return {
         "version": inspection.JSON_VERSION,
         "command": "explain",
         "node": node.config.node_name,
-        "zone": shadow.view.zone,
+        "zone": comparison.view.zone,
         "services": [reader.service(name, set(keys)) for name in names],
         "unclaimed": [reader.unclaimed(key) for key in keys if not survey.sides(key).desired],
     }
 
 
-def _keys_of(shadow: Shadow, name: ServiceName) -> Iterable[VirtualServerKey]:
-    state = shadow.survey.states.get(name)
+def _keys_of(comparison: Comparison, name: ServiceName) -> Iterable[VirtualServerKey]:
+    state = comparison.survey.states.get(name)
     return state.virtual_servers if state else ()
 
 
 class _Reader:
     """Puts together what is known of Services and virtual servers after a look."""
 
-    def __init__(self, shadow: Shadow, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]) -> None:
-        self._shadow = shadow
-        self._survey = shadow.survey
+    def __init__(
+        self, comparison: Comparison, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
+    ) -> None:
+        self._comparison = comparison
+        self._survey = comparison.survey
         self._counts = counts
 
     def service(self, name: ServiceName, keys: set[VirtualServerKey]) -> Document:
         """A Service; of its virtual servers only these."""
-        store, translation, view = self._shadow.store, self._shadow.translation, self._shadow.view
+        store, translation, view = self._comparison.store, self._comparison.translation, self._comparison.view
         service, slices = store.services[name], store.slices_of(name)
         explained = explain.explain(service, slices, view, translation)
         ports = [self._port(explained, use, keys) for use in explained.ports]
@@ -122,7 +124,7 @@ class _Reader:
         }
 
     def _slices_not_used(self, service: Service, slices: Iterable[EndpointSlice]) -> list[Document]:
-        unserved = explain.unserved_slices(service, slices, self._shadow.translation)
+        unserved = explain.unserved_slices(service, slices, self._comparison.translation)
         return [{"slice": str(item.name), "code": why.code, "reason": why.reason} for item, why in unserved]
 
     def _port(self, explained: explain.Explanation, use: explain.PortUse, keys: set[VirtualServerKey]) -> Document:
@@ -159,8 +161,8 @@ class _Reader:
         }
 
     def _masquerade(self, client: trace.Client, key: VirtualServerKey) -> Document:
-        shadow = self._shadow
-        connection = trace.connection_of(client, key, shadow.translation, shadow.view)
+        comparison = self._comparison
+        connection = trace.connection_of(client, key, comparison.translation, comparison.view)
         rules = self._survey.rules(key.address.family)
         found = trace.follow(rules, self._survey.is_desired_entry, connection)
         return {
@@ -253,9 +255,9 @@ def _use(why_not: explain.NotUsed | None) -> Document:
 def run(config: Config, subject: Subject, *, as_json: bool) -> int:
     """``ipvsproxy explain``; returns the exit status."""
 
-    async def look(node: Inspected) -> int:
+    async def read(node: Inspected) -> int:
         document = await describe(node, subject)
         inspection.say(document, explain_text.render(document, str(subject)), as_json=as_json)
         return FOUND if document["services"] or document["unclaimed"] else UNKNOWN
 
-    return inspection.run(config, look)
+    return inspection.run(config, read)

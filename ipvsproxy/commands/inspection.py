@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from ipvsproxy.commands.shadow import CannotLookError, Shadow
+from ipvsproxy.commands.comparison import Comparison, UnknownStateError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
 from ipvsproxy.daemon.base import log as logs
@@ -77,9 +77,9 @@ class Inspected:
     translation: views.Settings
     policy: Policy
 
-    def shadow(self) -> Shadow:
+    def comparison(self) -> Comparison:
         """What it should hold, next to what it holds."""
-        return Shadow(
+        return Comparison(
             settings=self.settings, translation=self.translation, policy=self.policy, store=self.store, kernel=self.kernel
         )
 
@@ -89,7 +89,7 @@ def run(config: Config, look: Callable[[Inspected], Awaitable[int]]) -> int:
     logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
     try:
         return asyncio.run(_run(config, look))
-    except (CannotStartError, CannotLookError) as error:
+    except (CannotStartError, UnknownStateError) as error:
         reasons: Iterable[str] = error.reasons
     except KernelError as error:
         reasons = (str(error),)

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ipvsproxy.commands import inspection
+from ipvsproxy.commands.comparison import UnknownStateError
 from ipvsproxy.commands.inspection import Document, Inspected
-from ipvsproxy.commands.shadow import CannotLookError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.kernel import ReadableKernel
@@ -44,14 +44,14 @@ class PlanningKernel:
         """As ``Kernel``; an incomplete reading is an error.
 
         Raises:
-            CannotLookError: a part could not be read.
+            UnknownStateError: a part could not be read.
         """
         seen = self._real.observe(sets, families, sysctls)
         if seen.errors:
-            raise CannotLookError(*seen.errors)
+            raise UnknownStateError(*seen.errors)
         return seen
 
-    def look(
+    def poll(
         self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool
     ) -> Iterator[Observation]:
         """Nothing: a plan ends with the first sync, and that reads the kernel by ``observe``."""
@@ -110,7 +110,7 @@ async def plan(node: Inspected) -> Planned:
     """Have the loop bring everything in force, on a kernel that takes notes.
 
     Raises:
-        CannotLookError: the kernel could not be read.
+        UnknownStateError: the kernel could not be read.
     """
     kernel = await node.kernel.call(PlanningKernel)
     watcher = _FirstSync()
@@ -201,9 +201,9 @@ def _count(count: int, one: str, several: str) -> str:
 def run(config: Config, *, as_json: bool) -> int:
     """``ipvsproxy plan``; returns the exit status."""
 
-    async def look(node: Inspected) -> int:
+    async def poll(node: Inspected) -> int:
         document = describe(config.node_name, await plan(node))
         inspection.say(document, render(document), as_json=as_json)
         return OK
 
-    return inspection.run(config, look)
+    return inspection.run(config, poll)

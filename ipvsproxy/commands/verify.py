@@ -5,53 +5,53 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ipvsproxy.commands import inspection
+from ipvsproxy.commands.comparison import Comparison
 from ipvsproxy.commands.inspection import Document
-from ipvsproxy.commands.shadow import Shadow
 from ipvsproxy.config.settings import Config
 from ipvsproxy.reconcile.compare import Difference
 
 EQUAL = 0
 DIFFERENT = 1
-SECOND_LOOK_S = 2.0
+SECOND_READING_S = 2.0
 """What differs is looked at again after this time and the minimum interval of syncs: somebody may just be programming it."""
 
 
-async def lasting_differences(shadow: Shadow, pause_s: float) -> Sequence[Difference]:
+async def lasting_differences(comparison: Comparison, pause_s: float) -> Sequence[Difference]:
     """What differs, and still differs after a pause, in the same object.
 
     Raises:
-        CannotLookError: the kernel could not be read.
+        UnknownStateError: the kernel could not be read.
     """
-    await shadow.look()
-    first = {(one.kind, one.name) for one in shadow.differences()}
+    await comparison.read()
+    first = {(one.kind, one.name) for one in comparison.differences()}
     if not first:
         return ()
     await asyncio.sleep(pause_s)
-    await shadow.look()
-    return [one for one in shadow.differences() if (one.kind, one.name) in first]
+    await comparison.read()
+    return [one for one in comparison.differences() if (one.kind, one.name) in first]
 
 
-def describe(node_name: str, shadow: Shadow, differences: Sequence[Difference]) -> Document:
+def describe(node_name: str, comparison: Comparison, differences: Sequence[Difference]) -> Document:
     """The answer as a document."""
     foreign = [
         {"virtualServer": str(key), "scheduler": seen.settings.scheduler, "realServers": len(seen.real_servers)}
-        for key, seen in shadow.survey.foreign()
+        for key, seen in comparison.survey.foreign()
     ]
     return {
         "version": inspection.JSON_VERSION,
         "command": "verify",
         "node": node_name,
         "equal": not differences,
-        "services": len(shadow.store.services),
-        "virtualServers": len(shadow.survey.virtual_servers),
-        "draining": shadow.survey.draining,
+        "services": len(comparison.store.services),
+        "virtualServers": len(comparison.survey.virtual_servers),
+        "draining": comparison.survey.draining,
         "differences": [
             {
                 "kind": one.kind,
                 "object": one.name,
                 "service": str(one.owner) if one.owner and one.owner.service.namespace else None,
-                "wanted": one.wanted,
-                "found": one.found,
+                "wanted": one.desired,
+                "found": one.observed,
             }
             for one in differences
         ],
@@ -78,11 +78,11 @@ def render(document: Document) -> Iterator[str]:
 def run(config: Config, *, as_json: bool) -> int:
     """``ipvsproxy verify``; returns the exit status."""
 
-    async def look(node: inspection.Inspected) -> int:
-        shadow = node.shadow()
-        differences = await lasting_differences(shadow, SECOND_LOOK_S + config.ipvs.min_sync_period_s)
-        document = describe(config.node_name, shadow, differences)
+    async def read(node: inspection.Inspected) -> int:
+        comparison = node.comparison()
+        differences = await lasting_differences(comparison, SECOND_READING_S + config.ipvs.min_sync_period_s)
+        document = describe(config.node_name, comparison, differences)
         inspection.say(document, render(document), as_json=as_json)
         return DIFFERENT if differences else EQUAL
 
-    return inspection.run(config, look)
+    return inspection.run(config, read)

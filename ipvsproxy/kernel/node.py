@@ -133,7 +133,7 @@ class NodeKernel:
             errors=tuple(errors),
         )
 
-    def look(
+    def poll(
         self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool
     ) -> Iterator[Observation]:
         """As ``observe``, part by part, and other calls may come between them.

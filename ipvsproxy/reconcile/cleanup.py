@@ -30,7 +30,7 @@ class Cleanup(NamedTuple):
 
 
 def plan(
-    seen: Observation,
+    observed: Observation,
     skeletons: Mapping[Family, Skeleton],
     excluded: Collection[Network],
     node_port_ranges: Collection[Network] = ownership.EVERYWHERE,
@@ -40,41 +40,41 @@ def plan(
     ``skeletons`` name our chains and jumps; virtual servers in ``excluded`` ranges stay. ``node_port_ranges``: see ``ownership``.
     """
     return Cleanup(
-        virtual_servers=tuple(_virtual_servers(seen, excluded, node_port_ranges)),
-        rules=rules(seen, skeletons),
-        witnesses=tuple(_witnesses(seen)),
+        virtual_servers=tuple(_virtual_servers(observed, excluded, node_port_ranges)),
+        rules=rules(observed, skeletons),
+        witnesses=tuple(_witnesses(observed)),
     )
 
 
-def may_remove_witnesses(seen: Observation) -> bool:
+def may_remove_witnesses(observed: Observation) -> bool:
     """Whether enough could be read to know every virtual server of ours."""
-    return None not in (seen.virtual_servers, seen.sets, seen.addresses, seen.interface_addresses)
+    return None not in (observed.virtual_servers, observed.sets, observed.addresses, observed.interface_addresses)
 
 
-def rules(seen: Observation, skeletons: Mapping[Family, Skeleton]) -> tuple[Operation, ...]:
+def rules(observed: Observation, skeletons: Mapping[Family, Skeleton]) -> tuple[Operation, ...]:
     """The removal of our rules of those families that hold any."""
     return tuple(
         Operation(Verb.REMOVE, skeletons[family])
-        for family, image in sorted(seen.skeletons.items())
+        for family, image in sorted(observed.skeletons.items())
         if image.chains or image.jumps
     )
 
 
 def _virtual_servers(
-    seen: Observation, excluded: Collection[Network], node_port_ranges: Collection[Network]
+    observed: Observation, excluded: Collection[Network], node_port_ranges: Collection[Network]
 ) -> Iterator[Operation]:
-    host = {item.address for item in seen.interface_addresses or ()}
-    found = seen.virtual_servers or {}
-    is_ours = ownership.owned_virtual_servers(seen.sets or {}, seen.addresses or (), host, found, node_port_ranges)
+    host = {item.address for item in observed.interface_addresses or ()}
+    found = observed.virtual_servers or {}
+    is_ours = ownership.owned_virtual_servers(observed.sets or {}, observed.addresses or (), host, found, node_port_ranges)
     for key, server in found.items():
         if is_ours(key) and not any(network.contains(key.address) for network in excluded):
             yield Operation(Verb.REMOVE, VirtualServer(key, server.settings))
 
 
-def _witnesses(seen: Observation) -> Iterator[Operation]:
-    for name in seen.sets or ():
+def _witnesses(observed: Observation) -> Iterator[Operation]:
+    for name in observed.sets or ():
         yield Operation(Verb.REMOVE, IP_SETS[name])
-    if seen.set_copy:
+    if observed.set_copy:
         yield Operation(Verb.REMOVE, SET_COPY)
-    if seen.device:
+    if observed.device:
         yield Operation(Verb.REMOVE, Device(DEVICE))

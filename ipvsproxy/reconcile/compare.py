@@ -28,8 +28,8 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.rules import ObservedRule, ObservedSkeleton, Skeleton
 from ipvsproxy.reconcile import diff
-from ipvsproxy.reconcile.claims import Claims
 from ipvsproxy.reconcile.table import Table
+from ipvsproxy.reconcile.tables import Tables
 
 MISSING = "missing"
 STALE = "nothing"
@@ -51,46 +51,46 @@ class Difference:
     kind: str
     name: str
     owner: Owner | None
-    wanted: str
-    found: str
+    desired: str
+    observed: str
 
     def __str__(self) -> str:
         owner = f" of {self.owner}" if self.owner and self.owner.service.namespace else ""
-        return f"{self.kind} {self.name}{owner}: wanted {self.wanted}, found {self.found}"
+        return f"{self.kind} {self.name}{owner}: wanted {self.desired}, found {self.observed}"
 
 
 DescribeRule = Callable[[ObservedRule, Family], str]
 """Writes a rule as the operator's tools print it."""
 
 
-def compare(claims: Claims, is_over: diff.IsOver, describe_rule: DescribeRule) -> Iterator[Difference]:
+def compare(tables: Tables, is_over: diff.IsOver, describe_rule: DescribeRule) -> Iterator[Difference]:
     """Every difference between the desired and the observed state, in the order of the tables.
 
     ``is_over`` says whether a draining real server has lost its last connection.
     """
-    for described, table in claims.foundation:
-        yield from _of_values(claims, described) if described in _BY_VALUE else _of_presence(plan.KINDS[described].name, table)
-    for set_name, table in claims.entries.items():
+    for described, table in tables.foundation:
+        yield from _of_values(tables, described) if described in _BY_VALUE else _of_presence(plan.KINDS[described].name, table)
+    for set_name, table in tables.entries.items():
         yield from _presence("set_entry", table, set_name)
-    for family in claims.skeletons.pending:
-        yield from _rules(claims.skeletons.desired[family], claims.skeletons.observed.get(family), describe_rule)
-    virtual_servers = claims.virtual_servers
+    for family in tables.skeletons.pending:
+        yield from _rules(tables.skeletons.desired[family], tables.skeletons.observed.get(family), describe_rule)
+    virtual_servers = tables.virtual_servers
     for key in (*virtual_servers.pending, *virtual_servers.surplus):
-        yield from _virtual_server(claims, key, is_over)
-    yield from _presence("address", claims.addresses)
+        yield from _virtual_server(tables, key, is_over)
+    yield from _presence("address", tables.addresses)
 
 
-def _of_values(claims: Claims, described: type) -> Iterator[Difference]:
+def _of_values(tables: Tables, described: type) -> Iterator[Difference]:
     """Of objects of ``_BY_VALUE``; the rules come after what they name."""
     if described is Sysctl:
-        for path in claims.sysctls.pending:
-            found = claims.sysctls.observed.get(path, "no such setting in this kernel")
-            yield _of_node("sysctl", path, claims.sysctls.desired[path].value, found)
+        for path in tables.sysctls.pending:
+            found = tables.sysctls.observed.get(path, "no such setting in this kernel")
+            yield _of_node("sysctl", path, tables.sysctls.desired[path].value, found)
     elif described is IpSet:
-        for ip_set in claims.sets.pending:
+        for ip_set in tables.sets.pending:
             yield _of_node("set", str(ip_set), str(ip_set.type), f"{MISSING} or of another type")
-    elif described is Timeouts and TIMEOUTS in claims.timeouts.pending:
-        yield from _timeouts(claims.timeouts.desired[TIMEOUTS], claims.timeouts.observed.get(TIMEOUTS))
+    elif described is Timeouts and TIMEOUTS in tables.timeouts.pending:
+        yield from _timeouts(tables.timeouts.desired[TIMEOUTS], tables.timeouts.observed.get(TIMEOUTS))
 
 
 def _of_presence(kind: str, table: Table[Any, Any, Any]) -> Iterator[Difference]:
@@ -100,53 +100,55 @@ def _of_presence(kind: str, table: Table[Any, Any, Any]) -> Iterator[Difference]
         yield _of_node(kind, str(key), STALE, "present")
 
 
-def note_timeouts(claims: Claims, seen: Timeouts) -> None:
+def note_timeouts(tables: Tables, observed: Timeouts) -> None:
     """Book the timeouts that the kernel holds; those that are wanted as they are count as equal."""
-    wanted = claims.timeouts.desired.get(TIMEOUTS)
-    if wanted:
-        claims.timeouts.confirm(TIMEOUTS, Timeouts(*(found if want else 0 for want, found in zip(wanted, seen, strict=True))))
+    desired = tables.timeouts.desired.get(TIMEOUTS)
+    if desired:
+        tables.timeouts.confirm(
+            TIMEOUTS, Timeouts(*(found if want else 0 for want, found in zip(desired, observed, strict=True)))
+        )
 
 
-def _of_node(kind: str, name: str, wanted: str, found: str) -> Difference:
-    return Difference(kind=kind, name=name, owner=None, wanted=wanted, found=found)
+def _of_node(kind: str, name: str, desired: str, observed: str) -> Difference:
+    return Difference(kind=kind, name=name, owner=None, desired=desired, observed=observed)
 
 
 def _presence(kind: str, table: Table[K, Owner, bool], prefix: str = "") -> Iterator[Difference]:
     for key in table.pending:
         name = f"{prefix} {key}".strip()
-        yield Difference(kind=kind, name=name, owner=table.desired[key], wanted="present", found=MISSING)
+        yield Difference(kind=kind, name=name, owner=table.desired[key], desired="present", observed=MISSING)
     for key in table.surplus:
-        yield Difference(kind=kind, name=f"{prefix} {key}".strip(), owner=None, wanted=STALE, found="present")
+        yield Difference(kind=kind, name=f"{prefix} {key}".strip(), owner=None, desired=STALE, observed="present")
 
 
-def _timeouts(wanted: Timeouts, seen: Timeouts | None) -> Iterator[Difference]:
-    for name, want, found in zip(Timeouts._fields, wanted, seen or Timeouts(0, 0, 0), strict=True):
+def _timeouts(desired: Timeouts, observed: Timeouts | None) -> Iterator[Difference]:
+    for name, want, found in zip(Timeouts._fields, desired, observed or Timeouts(0, 0, 0), strict=True):
         if want != found:
             yield _of_node("timeouts", name.removesuffix("_s"), f"{want} s", f"{found} s" if found else "unknown")
 
 
-def _virtual_server(claims: Claims, key: VirtualServerKey, is_over: diff.IsOver) -> Iterator[Difference]:
-    table = claims.virtual_servers
-    wanted, seen = table.desired.get(key), table.observed.get(key)
-    owner = wanted.owner if wanted else None
-    for operation in diff.virtual_server_operations(key, wanted, seen, is_over):
+def _virtual_server(tables: Tables, key: VirtualServerKey, is_over: diff.IsOver) -> Iterator[Difference]:
+    table = tables.virtual_servers
+    desired, observed = table.desired.get(key), table.observed.get(key)
+    owner = desired.owner if desired else None
+    for operation in diff.virtual_server_operations(key, desired, observed, is_over):
         match operation.item:
             case VirtualServer():
                 yield Difference(
                     kind="virtual_server",
                     name=str(key),
                     owner=owner,
-                    wanted=_describe(wanted.settings, len(wanted.real_servers)) if wanted else STALE,
-                    found=_describe(seen.settings, len(seen.real_servers)) if seen else MISSING,
+                    desired=_describe(desired.settings, len(desired.real_servers)) if desired else STALE,
+                    observed=_describe(observed.settings, len(observed.real_servers)) if observed else MISSING,
                 )
-            case RealServers(keys=(real_server,)) if seen:
-                found = seen.real_servers.get(real_server)
+            case RealServers(keys=(real_server,)) if observed:
+                found = observed.real_servers.get(real_server)
                 yield Difference(
                     kind="real_server",
                     name=f"{key} -> {real_server}",
                     owner=owner,
-                    wanted=_wanted_weight(operation),
-                    found=_found_weight(found),
+                    desired=_wanted_weight(operation),
+                    observed=_found_weight(found),
                 )
             case _:  # those of a missing one are counted in its line
                 pass
@@ -175,19 +177,19 @@ def _describe(settings: VirtualServerSettings, real_servers: int) -> str:
     return f"{settings.scheduler}{affinity}{f', flags {flags:#x}' if flags else ''}, real servers: {real_servers}"
 
 
-def _rules(wanted: Skeleton, seen: ObservedSkeleton | None, describe_rule: DescribeRule) -> Iterator[Difference]:
+def _rules(desired: Skeleton, observed: ObservedSkeleton | None, describe_rule: DescribeRule) -> Iterator[Difference]:
     """One line per chain and jump; of a chain the first rule that is another."""
-    image, label = wanted.in_force, wanted.family.label
-    there = seen or ObservedSkeleton(family=wanted.family, chains={}, jumps=frozenset())
+    image, label = desired.in_force, desired.family.label
+    there = observed or ObservedSkeleton(family=desired.family, chains={}, jumps=frozenset())
     for key, rules in image.chains.items():
         found = there.chains.get(key)
         if found is None:
             yield _of_node("rules", f"{label} chain {key}", f"{len(rules)} rule{'' if len(rules) == 1 else 's'}", MISSING)
         elif found != rules:
             number, *both = _first_difference(rules, found)
-            want, have = (describe_rule(one, wanted.family) if one else "no rule" for one in both)
+            want, have = (describe_rule(one, desired.family) if one else "no rule" for one in both)
             yield _of_node("rules", f"{label} chain {key} rule {number}", want, have)
-    for jump in wanted.jumps:
+    for jump in desired.jumps:
         if jump not in there.jumps:
             yield _of_node("rules", f"{label} jump {jump}", "present", MISSING)
     for key in there.chains.keys() - image.chains.keys():

@@ -20,40 +20,40 @@ IsOver = Callable[[VirtualServerKey, RealServerKey], bool | None]
 """Whether the drain of a real server is over; None if it has not begun."""
 
 
-def settings_differ(wanted: VirtualServerSettings, seen: ObservedVirtualServer) -> bool:
+def settings_differ(desired: VirtualServerSettings, observed: ObservedVirtualServer) -> bool:
     """Whether a virtual server must be set; flags that the observation could not show count as equal."""
-    if wanted == seen.settings:
+    if desired == observed.settings:
         return False
-    if seen.flags_known:
+    if observed.flags_known:
         return True
-    return (wanted.scheduler, wanted.timeout_s, wanted.flags & ~_SCHEDULER_FLAGS) != (
-        seen.settings.scheduler,
-        seen.settings.timeout_s,
-        seen.settings.flags & ~_SCHEDULER_FLAGS,
+    return (desired.scheduler, desired.timeout_s, desired.flags & ~_SCHEDULER_FLAGS) != (
+        observed.settings.scheduler,
+        observed.settings.timeout_s,
+        observed.settings.flags & ~_SCHEDULER_FLAGS,
     )
 
 
-def shows_nothing_else(seen: ObservedVirtualServer, believed: ObservedVirtualServer) -> bool:
+def shows_nothing_else(observed: ObservedVirtualServer, believed: ObservedVirtualServer) -> bool:
     """Whether what was seen without its scheduler flags is what is believed, which has them."""
     return (
         believed.flags_known
-        and not seen.flags_known
-        and not settings_differ(believed.settings, seen)
-        and seen.real_servers == believed.real_servers
+        and not observed.flags_known
+        and not settings_differ(believed.settings, observed)
+        and observed.real_servers == believed.real_servers
     )
 
 
-def differs(wanted: VirtualServer, seen: ObservedVirtualServer, is_over: IsOver) -> bool:
+def differs(desired: VirtualServer, observed: ObservedVirtualServer, is_over: IsOver) -> bool:
     """Whether any operation is called for now. A real server that is still draining calls for none."""
-    if settings_differ(wanted.settings, seen):
+    if settings_differ(desired.settings, observed):
         return True
-    if seen.real_servers is wanted.weights or seen.real_servers == wanted.weights:
+    if observed.real_servers is desired.weights or observed.real_servers == desired.weights:
         return False
-    weights, wishes = plain(seen.real_servers), wanted.weights.plain()
-    if not wishes.items() <= weights.items():
+    weights, desired_weights = plain(observed.real_servers), desired.weights.plain()
+    if not desired_weights.items() <= weights.items():
         return True
-    parting = weights.keys() - wishes.keys()
-    return any(_parting(wanted.key, RealServerKey(key), weights[key], is_over) for key in parting)
+    parting = weights.keys() - desired_weights.keys()
+    return any(_parting(desired.key, RealServerKey(key), weights[key], is_over) for key in parting)
 
 
 def _parting(
@@ -75,31 +75,31 @@ def _parting(
 
 def virtual_server_operations(
     key: VirtualServerKey,
-    wanted: VirtualServer | None,
-    seen: ObservedVirtualServer | None,
+    desired: VirtualServer | None,
+    observed: ObservedVirtualServer | None,
     is_over: IsOver,
 ) -> Iterator[Operation]:
-    """What has to be done for one virtual server: it stands before its real servers, and these are added in their order.
+    """The operations for one virtual server: it comes before its real servers, and these are added in their order.
 
-    ``is_over`` tells of a real server whether its drain is over, None where it has not begun.
+    ``is_over`` says of a real server whether its drain is over; None if it has not begun.
     """
-    if wanted is None:
-        if seen is not None:
-            yield Operation(Verb.REMOVE, VirtualServer(key, seen.settings))
+    if desired is None:
+        if observed is not None:
+            yield Operation(Verb.REMOVE, VirtualServer(key, observed.settings))
         return
-    if seen is None:
-        yield Operation(Verb.ADD, wanted)
-        if wanted.weights:
-            yield Operation(Verb.ADD, RealServers(key, wanted.weights))
+    if observed is None:
+        yield Operation(Verb.ADD, desired)
+        if desired.weights:
+            yield Operation(Verb.ADD, RealServers(key, desired.weights))
         return
-    if settings_differ(wanted.settings, seen):
-        yield Operation(Verb.SET, wanted)
-    weights, wishes = plain(seen.real_servers), wanted.weights.plain()
-    for wish in wishes:
-        if (weight := weights.get(wish)) != 1:
-            yield Operation(Verb.ADD if weight is None else Verb.SET, RealServers.of(key, RealServerKey(wish)))
-    for there, weight in weights.items():
-        if there not in wishes:
-            real_server = RealServerKey(there)
+    if settings_differ(desired.settings, observed):
+        yield Operation(Verb.SET, desired)
+    weights, desired_weights = plain(observed.real_servers), desired.weights.plain()
+    for packed in desired_weights:
+        if (weight := weights.get(packed)) != 1:
+            yield Operation(Verb.ADD if weight is None else Verb.SET, RealServers.of(key, RealServerKey(packed)))
+    for packed, weight in weights.items():
+        if packed not in desired_weights:
+            real_server = RealServerKey(packed)
             if parting := _parting(key, real_server, weight, is_over):
                 yield Operation(parting, RealServers.of(key, real_server, 0))

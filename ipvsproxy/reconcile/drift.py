@@ -36,7 +36,7 @@ class News(NamedTuple):
 
 
 class _History(NamedTuple):
-    wish: object
+    desired: object
     times: int
     last_s: float
     patience_ends_s: float
@@ -56,19 +56,19 @@ class Drifts:
         """Whether there is a place that is not healed at once."""
         return bool(self._contested)
 
-    def note(self, place: Place, wish: object, now: float) -> None:
-        """Book that a place was found otherwise than wished; ``wish`` None: nothing should be there."""
+    def note(self, place: Place, desired: object, now: float) -> None:
+        """Book that a place was found otherwise than wished; ``desired`` None: nothing should be there."""
         self._found[place.kind] += 1
         last = self._places.get(place)
-        again = last is not None and last.wish == wish and now - last.last_s <= CALM_S
+        again = last is not None and last.desired == desired and now - last.last_s <= CALM_S
         times = last.times + 1 if last is not None and again else 1
         excess = times - FREE_HEALS
         if excess <= 0:
-            self._places[place] = _History(wish, times, now, now)
+            self._places[place] = _History(desired, times, now, now)
             self._contested.discard(place)
             return
         patience_s = FIRST_PATIENCE_S if excess == 1 else LONGEST_PATIENCE_S
-        self._places[place] = _History(wish, times, now, now + patience_s)
+        self._places[place] = _History(desired, times, now, now + patience_s)
         self._contested.add(place)
         self._left_alone[place] = times
 
@@ -76,12 +76,12 @@ class Drifts:
         """All that there is to do will be asked about anew: what is not among it waits for nothing any more."""
         self._withheld.clear()
 
-    def may_heal(self, place: Place, wish: object, now: float) -> bool:
+    def may_heal(self, place: Place, desired: object, now: float) -> bool:
         """Whether an operation on this place may be done now."""
         if place not in self._contested:
             return True
         history = self._places[place]
-        if history.patience_ends_s <= now or history.wish != wish:
+        if history.patience_ends_s <= now or history.desired != desired:
             return True
         self._withheld[place] = history.patience_ends_s
         return False

@@ -88,14 +88,14 @@ def owned_virtual_servers(
         return any(SetEntry(name, port=key.port) in sets.get(name, ()) for name in names)
 
     def has_twin(key: VirtualServerKey) -> bool:
-        seen = left_behind.get(key)
-        if seen is None or not seen.real_servers or any(one.address in host_addresses for one in seen.real_servers):
+        observed = left_behind.get(key)
+        if observed is None or not observed.real_servers or any(one.address in host_addresses for one in observed.real_servers):
             return False
-        return _shape(key, seen) in shapes_of_ours()
+        return _shape(key, observed) in shapes_of_ours()
 
     @functools.cache
     def shapes_of_ours() -> frozenset[object]:
-        return frozenset(_shape(key, seen) for key, seen in left_behind.items() if is_witnessed(key))
+        return frozenset(_shape(key, observed) for key, observed in left_behind.items() if is_witnessed(key))
 
     def is_witnessed(key: VirtualServerKey) -> bool:
         if key.address in bound:
@@ -111,9 +111,9 @@ def owned_virtual_servers(
     return is_ours
 
 
-def _shape(key: VirtualServerKey, seen: ObservedVirtualServer) -> object:
+def _shape(key: VirtualServerKey, observed: ObservedVirtualServer) -> object:
     """What a virtual server has in common with those of the same Service's port on other addresses."""
-    return key.protocol, key.address.family, seen.settings, frozenset(seen.real_servers)
+    return key.protocol, key.address.family, observed.settings, frozenset(observed.real_servers)
 
 
 def virtual_server_of(entry: SetEntry) -> VirtualServerKey | None:

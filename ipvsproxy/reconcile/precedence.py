@@ -22,7 +22,7 @@ class Role(enum.IntEnum):
     OTHER_ADDRESS = 2
 
 
-class Claim(NamedTuple):
+class Rank(NamedTuple):
     """One Service's claim on a virtual server; the lowest one wins."""
 
     role: Role
@@ -36,7 +36,7 @@ _OTHERS = {
 }
 
 
-def claim(state: ServiceState, key: VirtualServerKey) -> Claim:
+def rank(state: ServiceState, key: VirtualServerKey) -> Rank:
     """The claim of a Service that wants this virtual server.
 
     Its set entries tell the role: a node port's do not name its address, or stand in a set of node ports.
@@ -52,10 +52,10 @@ def claim(state: ServiceState, key: VirtualServerKey) -> Claim:
         role = Role.OTHER_ADDRESS
     else:
         role = Role.NODE_PORT
-    return Claim(role, state.owner)
+    return Rank(role, state.owner)
 
 
-def reason(winner: Claim, other: Claim) -> str:
+def reason(winner: Rank, other: Rank) -> str:
     """Why the winner goes before the other, to be put after its name."""
     if winner.role is not other.role:
         return "has it as its cluster IP" if winner.role is Role.CLUSTER_IP else "has it as its node port"

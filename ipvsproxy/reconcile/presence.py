@@ -78,10 +78,10 @@ class PresenceTable(table.Table[K, Owner, bool]):
         super().__init__(lambda owner: owner, lambda _wanted, _seen: False, is_protected, unequal)
         self._observed = self._present = Present(self._desired, self._pending)
 
-    def want(self, key: K, owner: Owner, value: Owner) -> Owner | None:
+    def desire(self, key: K, owner: Owner, value: Owner) -> Owner | None:
         """As in ``Table``; what was there and unwanted stays there."""
         if key in self._desired:
-            return super().want(key, owner, value)
+            return super().desire(key, owner, value)
         self._desired[key] = value
         if self._present.unwanted and key in self._present.unwanted:
             self._present.forget(key)

@@ -30,10 +30,10 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Observation, ServiceState
-from ipvsproxy.reconcile import compare, diff, drain, observer, order, pace, retry, survey, wishes
-from ipvsproxy.reconcile.booking import Booking
-from ipvsproxy.reconcile.claims import Claims
+from ipvsproxy.reconcile import compare, diff, drain, observer, order, pace, planning, retry, survey
 from ipvsproxy.reconcile.drift import Drifts, News
+from ipvsproxy.reconcile.settlement import Settlement
+from ipvsproxy.reconcile.tables import Tables
 
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
@@ -68,13 +68,13 @@ class Reconciler:
         self._pace = pace.Pace()
         self._room_due_s = 0.0
         self._asking_due_s = 0.0
-        self._claims = Claims(
-            lambda wanted, seen: diff.differs(wanted, seen, self._drains.is_over),
+        self._tables = Tables(
+            lambda desired, observed: diff.differs(desired, observed, self._drains.is_over),
             self._is_excluded,
             lambda family: family in self._policy.families,
         )
-        self._observer = observer.Observer(self._claims, self._drains, self._drifts)
-        self.survey = survey.Survey(self._claims, self._drains)
+        self._observer = observer.Observer(self._tables, self._drains, self._drifts)
+        self.survey = survey.Survey(self._tables, self._drains)
         """Answers questions about both sides; nobody else reads the tables."""
 
     def _is_excluded(self, key: VirtualServerKey) -> bool:
@@ -84,7 +84,7 @@ class Reconciler:
         """Go by another policy: what is in ranges that are not excluded any more may have to go, and the other way round."""
         self._policy = policy
         self._drains.deadline_s = policy.drain_deadline_s
-        virtual_servers = self._claims.virtual_servers
+        virtual_servers = self._tables.virtual_servers
         for key in virtual_servers.observed.keys() - virtual_servers.desired.keys():
             virtual_servers.touch(key)
 
@@ -92,15 +92,15 @@ class Reconciler:
 
     def put_node(self, families: Collection[Family], sysctls: Collection[Sysctl], timeouts: Timeouts | None) -> None:
         """The objects that the node needs with any Services: device, sets, settings."""
-        self._claims.put_node(families, sysctls, timeouts)
+        self._tables.put_node(families, sysctls, timeouts)
 
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
         """The desired state of a Service; None when it is gone."""
-        self._claims.put(name, state)
+        self._tables.put(name, state)
 
     def put_skeleton(self, skeleton: Skeleton) -> None:
         """The desired rules of a family."""
-        self._claims.put_skeleton(skeleton)
+        self._tables.put_skeleton(skeleton)
 
     def put_node_port_ranges(self, ranges: tuple[Network, ...]) -> None:
         """The ranges on whose addresses node ports are served: a virtual server there may be witnessed by its port."""
@@ -108,43 +108,43 @@ class Reconciler:
 
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
         """The kinds of sets with an entry, or soon with one: rules follow. ``settled``: once everything is as desired."""
-        return self._claims.occupied(family, settled=settled)
+        return self._tables.occupied(family, settled=settled)
 
     def refused(self, *, settled: bool = False) -> frozenset[VirtualServerKey]:
         """The virtual servers that this node itself may not use: rules follow. ``settled``: once everything is as desired."""
-        return self._claims.refused(settled=settled)
+        return self._tables.refused(settled=settled)
 
     def has_rules(self, family: Family) -> bool:
         """Whether chains of a family were observed."""
-        observed = self._claims.skeletons.observed.get(family)
+        observed = self._tables.skeletons.observed.get(family)
         return bool(observed and observed.chains)
 
     # Observed state.
 
     def subjects(self) -> tuple[list[str], list[str]]:
         """The names of the sets, and the paths of the settings, that a reading of the kernel must include."""
-        return [ip_set.name for ip_set in self._claims.sets.desired], list(self._claims.sysctls.desired)
+        return [ip_set.name for ip_set in self._tables.sets.desired], list(self._tables.sysctls.desired)
 
-    def observing(self, seen: Observation, now: float) -> Iterator[None]:
+    def observing(self, observed: Observation, now: float) -> Iterator[None]:
         """Take in a reading of the kernel, or a part of one, with pauses."""
-        return self._observer.observing(seen, now)
+        return self._observer.observing(observed, now)
 
     def concluding(self, now: float) -> Iterator[None]:
         """Draw the conclusions of a reading whose parts have all been taken in, with pauses."""
         return self._observer.concluding(now)
 
-    def observe(self, seen: Observation, now: float) -> None:
+    def observe(self, observed: Observation, now: float) -> None:
         """Take in a whole reading of the kernel at once."""
-        self._observer.observe(seen, now)
+        self._observer.observe(observed, now)
 
     def note_timeouts(self, observed: Timeouts) -> None:
         """Take in the IPVS timeouts, which no other reading shows. A timeout whose desired value is 0 counts as equal."""
-        compare.note_timeouts(self._claims, observed)
+        compare.note_timeouts(self._tables, observed)
 
     @property
     def has_observed_all(self) -> bool:
         """Whether every part of the kernel was read at least once, so that it is known which virtual servers are ours."""
-        return self._observer.has_seen_all
+        return self._observer.has_observed_all
 
     @property
     def has_newcomers(self) -> bool:
@@ -158,20 +158,20 @@ class Reconciler:
     @property
     def settings_given_up(self) -> Mapping[str, str]:
         """The settings that cannot be written, and are still as they were then: path and reason."""
-        return self._claims.settings_given_up
+        return self._tables.settings_given_up
 
     def unmet_settings(self) -> Mapping[str, str]:
         """The indispensable settings (``INDISPENSABLE_SETTINGS``) that are not as they must be: path and observed value."""
-        sysctls = self._claims.sysctls
+        sysctls = self._tables.sysctls
         return {path: sysctls.observed.get(path, "missing") for path in INDISPENSABLE_SETTINGS if path in sysctls.pending}
 
     def lacking(self, families: Collection[Family]) -> frozenset[Family]:
         """Those of the families without the device, the sets, the rules or the settings that their Services stand on."""
-        claims = self._claims
-        if claims.devices.pending:
+        tables = self._tables
+        if tables.devices.pending:
             return frozenset(families)
         unset = {family for path in self.unmet_settings() for family in INDISPENSABLE_SETTINGS[path]}
-        return frozenset(families) & (unset | {ip_set.family for ip_set in claims.sets.pending} | set(claims.skeletons.pending))
+        return frozenset(families) & (unset | {ip_set.family for ip_set in tables.sets.pending} | set(tables.skeletons.pending))
 
     # Draining.
 
@@ -183,17 +183,17 @@ class Reconciler:
         """Book the connection counts of virtual servers that ``drains.due`` asked for."""
         for key, of_real_servers in counts.items():
             if self._drains.note(key, of_real_servers, now, may_wait=self._may_wait(key)):
-                self._claims.virtual_servers.touch(key)
+                self._tables.virtual_servers.touch(key)
 
     def _may_wait(self, key: VirtualServerKey) -> int:
         """How many empty real servers may wait for their removal.
 
         None with session affinity, which ends when they are gone, or where the scheduler would still choose them.
         """
-        wanted = self._claims.virtual_servers.desired.get(key)
-        if wanted is None or wanted.settings.flags & PERSISTENT or wanted.settings.scheduler not in pace.PATIENT_SCHEDULERS:
+        desired = self._tables.virtual_servers.desired.get(key)
+        if desired is None or desired.settings.flags & PERSISTENT or desired.settings.scheduler not in pace.PATIENT_SCHEDULERS:
             return 0
-        return max(pace.FEW_WAITING, len(wanted.weights))
+        return max(pace.FEW_WAITING, len(desired.weights))
 
     def room(self, now: float) -> int:
         """How many real servers without connections may be removed now, beside those that are to be removed anyway."""
@@ -213,22 +213,24 @@ class Reconciler:
         ``only_additions``: while not every Service has been put, what nobody wants may only not be wanted yet.
         """
         for key in self._drains.expire(now):
-            self._claims.virtual_servers.touch(key)
+            self._tables.virtual_servers.touch(key)
         self._release(0 if only_additions else self.room(now), now)
         # What failed, or is fought over, is looked at one by one.
         together = not (self._drifts or self._retries)
-        operations = list(wishes.wanted(self._claims, self._drains, together=together))
+        operations = list(planning.desired_operations(self._tables, self._drains, together=together))
         if only_additions:
             operations = [
                 one for one in operations if one.verb is Verb.ADD or not (order.is_removal(one) or self._loses_rules(one))
             ]
         else:
-            seen_all, newcomers = self._observer.has_seen_all, self._observer.newcomers
-            operations += wishes.surplus(self._claims, self._drains, has_seen_all=seen_all, keeping=newcomers, together=together)
+            seen_all, newcomers = self._observer.has_observed_all, self._observer.newcomers
+            operations += planning.surplus_operations(
+                self._tables, self._drains, has_observed_all=seen_all, keeping=newcomers, together=together
+            )
         self._drifts.begin_round()
         if self._drifts:
-            claims, may_heal = self._claims, self._drifts.may_heal
-            operations = [operation for operation in operations if may_heal(*observer.healed_place(claims, operation.item), now)]
+            tables, may_heal = self._tables, self._drifts.may_heal
+            operations = [operation for operation in operations if may_heal(*observer.healed_place(tables, operation.item), now)]
         if self._retries:
             operations = self._retries.due(operations, now)
         operations.sort(key=order.rank)
@@ -238,7 +240,7 @@ class Reconciler:
         """Have so many removed that wait; where there is more room, those are looked at that were not, some at a time."""
         released = self._drains.release(room)
         for key in released:
-            self._claims.virtual_servers.touch(key)
+            self._tables.virtual_servers.touch(key)
         soon_s = now + drain.SHORTEST_INTERVAL_S
         self._room_due_s = min(max(soon_s, self._pace.changes_s(now)), now + drain.LONGEST_INTERVAL_S)
         left = room - len(released)
@@ -253,11 +255,11 @@ class Reconciler:
         item = operation.item
         if not isinstance(item, Skeleton):
             return False
-        seen = self._claims.skeletons.observed.get(item.family)
-        if seen is None or seen.hidden:
+        observed = self._tables.skeletons.observed.get(item.family)
+        if observed is None or observed.hidden:
             return True  # what is there is not known
-        wanted = item.chains
-        return any(not set(rules) <= set(wanted.get(chain, ())) for chain, rules in seen.chains.items())
+        desired = item.chains
+        return any(not set(rules) <= set(desired.get(chain, ())) for chain, rules in observed.chains.items())
 
     def settle(self, outcomes: Sequence[Outcome], now: float) -> Report:
         """Book what became of the operations of a plan."""
@@ -266,7 +268,7 @@ class Reconciler:
         errors: list[Outcome] = []
         surprises = 0
         new: set[VirtualServerKey] = set()
-        booking = Booking(self._claims, self._drains, now, _none if self.room(now) else self._may_wait)
+        settlement = Settlement(self._tables, self._drains, now, _none if self.room(now) else self._may_wait)
         any_failed = bool(self._retries)
         for outcome in outcomes:
             operation = outcome.operation
@@ -278,7 +280,7 @@ class Reconciler:
             if outcome.error:
                 any_failed = True
                 failed[what] += count
-                self._book_failure(outcome, new, now)
+                self._settle_failure(outcome, new, now)
                 if len(errors) < _ERRORS_SHOWN:
                     errors.append(outcome)
                 continue
@@ -287,14 +289,14 @@ class Reconciler:
                 new.add(item.key)
             if any_failed:
                 self._retries.forget(retry.identity(operation))
-            booking.book(operation)
-        booking.close()
-        self._pace.note(added=done[_REAL_SERVER_ADDED], removed=done[_REAL_SERVER_REMOVED] + booking.gone_with, now=now)
+            settlement.settle(operation)
+        settlement.close()
+        self._pace.note(added=done[_REAL_SERVER_ADDED], removed=done[_REAL_SERVER_REMOVED] + settlement.gone_with, now=now)
         return Report(done=done, failed=failed, errors=tuple(errors), pending=self.pending, surprises=surprises)
 
-    def _book_failure(self, outcome: Outcome, new: Collection[VirtualServerKey], now: float) -> None:
+    def _settle_failure(self, outcome: Outcome, new: Collection[VirtualServerKey], now: float) -> None:
         """``new`` are the virtual servers that the same plan has added so far."""
-        operation, virtual_servers = outcome.operation, self._claims.virtual_servers
+        operation, virtual_servers = outcome.operation, self._tables.virtual_servers
         item = operation.item
         # One that was added a moment ago and is missing again would be added again at once, in the same sync, without an end.
         if isinstance(item, RealServers) and outcome.errno == errno.ESRCH and item.virtual_server not in new:
@@ -304,7 +306,7 @@ class Reconciler:
             self._drains.end_all(key)
             virtual_servers.confirm(key, None)
         if isinstance(item, Sysctl):
-            self._claims.give_up_setting(item, outcome.error)
+            self._tables.give_up_setting(item, outcome.error)
         else:
             note = self._retries.wait if outcome.errno == errno.EINPROGRESS else self._retries.fail
             for each in as_tried_again((operation,)):
@@ -313,8 +315,8 @@ class Reconciler:
     @property
     def pending(self) -> int:
         """How many keys differ; real servers that are draining and settings that cannot be written are not counted."""
-        different = sum(len(table.pending) + len(table.surplus) for table in self._claims.unequal)
-        return different - len(self._claims.settings_given_up)
+        different = sum(len(table.pending) + len(table.surplus) for table in self._tables.unequal)
+        return different - len(self._tables.settings_given_up)
 
     def rules_ended(self) -> None:
         """What was under way on rules (an outcome with EINPROGRESS) is over: its outcome can be had."""

@@ -18,7 +18,7 @@ def delay_s(attempts: int) -> float:
 
 
 class _Failure(NamedTuple):
-    wish: object
+    desired: object
     attempts: int
     due_s: float
 
@@ -35,17 +35,17 @@ class Retries:
     def __len__(self) -> int:
         return len(self._failures)
 
-    def fail(self, what: object, wish: object, now: float) -> None:
+    def fail(self, what: object, desired: object, now: float) -> None:
         """Book a failure."""
         last = self._failures.get(what)
-        attempts = last.attempts + 1 if last and last.wish == wish else 1
-        self._failures[what] = _Failure(wish, attempts, now + delay_s(attempts))
+        attempts = last.attempts + 1 if last and last.desired == desired else 1
+        self._failures[what] = _Failure(desired, attempts, now + delay_s(attempts))
 
-    def wait(self, what: object, wish: object, now: float) -> None:
+    def wait(self, what: object, desired: object, now: float) -> None:
         """Book an operation that is still under way: ``hasten`` says when it is over, and it counts as no further failure."""
         last = self._failures.get(what)
-        attempts = last.attempts if last and last.wish == wish else 0
-        self._failures[what] = _Failure(wish, attempts, now + LONGEST_DELAY_S)
+        attempts = last.attempts if last and last.desired == desired else 0
+        self._failures[what] = _Failure(desired, attempts, now + LONGEST_DELAY_S)
 
     def hasten(self, kind: str) -> None:
         """Try everything of this kind of kernel object now."""
@@ -62,10 +62,10 @@ class Retries:
         for what in self._failures.keys() - planned:
             del self._failures[what]
 
-    def may_try(self, what: object, wish: object, now: float) -> bool:
+    def may_try(self, what: object, desired: object, now: float) -> bool:
         """Whether this did not fail, or its delay is over."""
         failure = self._failures.get(what)
-        return failure is None or failure.wish != wish or failure.due_s <= now
+        return failure is None or failure.desired != desired or failure.due_s <= now
 
     def next_s(self) -> float | None:
         """When the first of them may be tried again."""

@@ -21,10 +21,10 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile import compare, ownership
-from ipvsproxy.reconcile.claims import Claims
 from ipvsproxy.reconcile.compare import DescribeRule, Difference
 from ipvsproxy.reconcile.drain import Drains
 from ipvsproxy.reconcile.table import Conflict, Table
+from ipvsproxy.reconcile.tables import Tables
 
 
 class Sides(NamedTuple):
@@ -68,24 +68,24 @@ class Statistics:
 class Survey:
     """Reads the tables of a reconciler."""
 
-    def __init__(self, claims: Claims, drains: Drains) -> None:
-        self._claims = claims
+    def __init__(self, tables: Tables, drains: Drains) -> None:
+        self._tables = tables
         self._drains = drains
 
     @property
     def states(self) -> Mapping[ServiceName, ServiceState]:
         """The desired state of each Service."""
-        return self._claims.states
+        return self._tables.states
 
     @property
     def virtual_servers(self) -> Mapping[VirtualServerKey, VirtualServer]:
         """The desired virtual servers."""
-        return self._claims.virtual_servers.desired
+        return self._tables.virtual_servers.desired
 
     @property
     def health_checks(self) -> Mapping[HealthCheckPort, HealthCheck]:
         """The desired health-check node ports."""
-        return self._claims.health_checks.desired
+        return self._tables.health_checks.desired
 
     @property
     def draining(self) -> int:
@@ -102,25 +102,25 @@ class Survey:
 
     def virtual_server_keys(self) -> Collection[VirtualServerKey]:
         """The desired virtual servers, then the other observed ones."""
-        table = self._claims.virtual_servers
+        table = self._tables.virtual_servers
         return {**dict.fromkeys(table.desired), **dict.fromkeys(table.observed)}
 
     def sides(self, key: VirtualServerKey) -> Sides:
         """Both sides of a virtual server."""
-        table = self._claims.virtual_servers
+        table = self._tables.virtual_servers
         return Sides(table.desired.get(key), table.observed.get(key), key in table.foreign)
 
     def has(self, owner: Owner, key: VirtualServerKey) -> bool:
         """Whether a virtual server is this owner's, and not that of another Service which desires it, too."""
-        return self._claims.virtual_servers.is_held_by(key, owner)
+        return self._tables.virtual_servers.is_owned_by(key, owner)
 
     def conflicts(self) -> Iterator[Conflict]:
         """Virtual servers that several Services desire, with the reasons."""
-        return self._claims.conflicts()
+        return self._tables.conflicts()
 
     def is_desired_entry(self, entry: SetEntry) -> bool:
         """Whether a set should have this entry."""
-        return entry in self._claims.entries[entry.set].desired
+        return entry in self._tables.entries[entry.set].desired
 
     def rules(self, family: Family) -> Skeleton:
         """The desired rules of a family.
@@ -128,14 +128,14 @@ class Survey:
         Raises:
             KeyError: the family is not served.
         """
-        return self._claims.skeletons.desired[family]
+        return self._tables.skeletons.desired[family]
 
     def witness(self, key: VirtualServerKey) -> Address | SetEntry | None:
         """The observed address or set entry that shows that a virtual server is ours; None without one."""
-        if key.address in self._claims.addresses.observed:
+        if key.address in self._tables.addresses.observed:
             return key.address
         port = ownership.node_port(key)
-        entries = (entry for table in self._claims.entries.values() for entry in table.observed)
+        entries = (entry for table in self._tables.entries.values() for entry in table.observed)
         return next(
             (one for one in entries if ownership.virtual_server_of(one) == key or ownership.node_port_of(one) == port), None
         )
@@ -145,33 +145,33 @@ class Survey:
 
         Keepalived's, docker's, an administrator's. They stay.
         """
-        table = self._claims.virtual_servers
+        table = self._tables.virtual_servers
         return ((key, table.observed[key]) for key in sorted(table.foreign) if key not in table.desired)
 
     def owner_of(self, item: Item) -> Owner | None:
         """The owner of a kernel object; ``NODE_OWNER`` if the node itself needs it, None if it is not desired."""
-        table, key = self._claims.place(item)
-        return table.holder(key)
+        table, key = self._tables.place(item)
+        return table.owner_of(key)
 
     def differences(self, describe_rule: DescribeRule) -> Iterator[Difference]:
         """Every difference between the desired and the observed state, in the order of the tables."""
-        return compare.compare(self._claims, self._drains.is_over, describe_rule)
+        return compare.compare(self._tables, self._drains.is_over, describe_rule)
 
     def statistics(self, now: float) -> Statistics:
         """Everything in numbers; a copy, which the caller may read while the tables change."""
-        claims, drains = self._claims, self._drains
+        tables, drains = self._tables, self._drains
         by_kind: dict[str, list[Table[Any, Any, Any]]] = {}
-        for described, table in claims.tables:
+        for described, table in tables.by_class:
             by_kind.setdefault(KINDS[described].name, []).append(table)
         return Statistics(
-            virtual_servers=list(claims.virtual_servers.observed),
-            observed=list(claims.virtual_servers.observed.values()),
-            foreign=frozenset(claims.virtual_servers.foreign),
-            addresses=list(claims.addresses.observed),
-            set_entries={ip_set.name: len(claims.entries[ip_set.name].observed) for ip_set in claims.sets.desired},
+            virtual_servers=list(tables.virtual_servers.observed),
+            observed=list(tables.virtual_servers.observed.values()),
+            foreign=frozenset(tables.virtual_servers.foreign),
+            addresses=list(tables.addresses.observed),
+            set_entries={ip_set.name: len(tables.entries[ip_set.name].observed) for ip_set in tables.sets.desired},
             pending={kind: sum(len(one.pending) + len(one.surplus) for one in tables) for kind, tables in by_kind.items()},
             drifted={kind: sum(one.drifted for one in tables) for kind, tables in by_kind.items()},
-            conflicts=sum(1 for _ in claims.conflicts()),
+            conflicts=sum(1 for _ in tables.conflicts()),
             drains=len(drains) - drains.waiting,
             waiting_removals=drains.waiting,
             oldest_drain_age_s=drains.oldest_age_s(now),

@@ -97,7 +97,7 @@ class Table(Generic[K, V, W]):
         for key, waiting in self._waiting.items():
             yield Conflict(key, self._owner_of(self._desired[key]), tuple(self._in_turn(key, waiting)))
 
-    def claim(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> set[Owner]:
+    def replace(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> set[Owner]:
         """Replace what this owner wanted (``before``) by what it wants now; returns other owners who gained or lost a key."""
         affected: set[Owner | None] = set()
         for key in before:
@@ -105,7 +105,7 @@ class Table(Generic[K, V, W]):
                 affected.add(self.release(key, owner))
         for key, value in after.items():
             if before.get(key) != value:
-                affected.add(self.want(key, owner, value))
+                affected.add(self.desire(key, owner, value))
         return {other for other in affected if other}
 
     @property
@@ -113,7 +113,7 @@ class Table(Generic[K, V, W]):
         """Whether any key is wanted by more than one owner; else each owner has all that it claimed."""
         return bool(self._waiting)
 
-    def want(self, key: K, owner: Owner, value: V) -> Owner | None:
+    def desire(self, key: K, owner: Owner, value: V) -> Owner | None:
         """Have an owner want a key; returns another owner who lost it by this."""
         if key not in self._observed and self._desired.setdefault(key, value) is value:
             # As for all keys of a new Service: nothing is to be compared.
@@ -121,13 +121,13 @@ class Table(Generic[K, V, W]):
             self._unequal[self] = None
             return None
         held, loser = self._desired.get(key), None
-        if held is not None and (holder := self._owner_of(held)) != owner:
+        if held is not None and (owner_of := self._owner_of(held)) != owner:
             waiting = self._waiting.setdefault(key, {})
-            if self._rank(key, holder) < self._rank(key, owner):
+            if self._rank(key, owner_of) < self._rank(key, owner):
                 waiting[owner] = value
                 return None
-            waiting[holder] = held
-            loser = holder
+            waiting[owner_of] = held
+            loser = owner_of
         self._desired[key] = value
         self.touch(key)
         return loser
@@ -151,27 +151,27 @@ class Table(Generic[K, V, W]):
         if waiting is None:
             return set()
         held, first = self._desired[key], self._in_turn(key, waiting)[0]
-        holder = self._owner_of(held)
-        if self._rank(key, holder) < self._rank(key, first):
+        owner_of = self._owner_of(held)
+        if self._rank(key, owner_of) < self._rank(key, first):
             return set()
         self._desired[key] = waiting.pop(first)
-        waiting[holder] = held
+        waiting[owner_of] = held
         self.touch(key)
-        return {holder, first}
+        return {owner_of, first}
 
     def _in_turn(self, key: K, owners: Iterable[Owner]) -> list[Owner]:
         return sorted(owners, key=lambda owner: self._rank(key, owner))
 
-    def holder(self, key: K) -> Owner | None:
+    def owner_of(self, key: K) -> Owner | None:
         """The owner who has the key."""
         held = self._desired.get(key)
         return None if held is None else self._owner_of(held)
 
-    def is_held_by(self, key: K, owner: Owner) -> bool:
+    def is_owned_by(self, key: K, owner: Owner) -> bool:
         """Whether this owner has the key."""
-        return self.holder(key) == owner
+        return self.owner_of(key) == owner
 
-    def wanting(self, key: K) -> Sequence[Owner]:
+    def owners_of(self, key: K) -> Sequence[Owner]:
         """All owners who want a key, the one who has it first."""
         held = self._desired.get(key)
         if held is None:
@@ -210,14 +210,14 @@ class Table(Generic[K, V, W]):
         yield from self.observing_some(suspects, is_ours)
         self._was_observed = True
 
-    def observing_some(self, seen_now: Mapping[K, W | None], is_ours: Callable[[K], bool]) -> Iterator[None]:
+    def observing_some(self, observed_now: Mapping[K, W | None], is_ours: Callable[[K], bool]) -> Iterator[None]:
         """As ``observing``, of some keys, None for one that is not there: of others nothing is known."""
         observed, foreign = self._observed, self._foreign
-        self._known_to_differ = {key for key in seen_now if key in self._pending or key in self._surplus}
-        for number, (key, seen) in enumerate(seen_now.items(), 1):
+        self._known_to_differ = {key for key in observed_now if key in self._pending or key in self._surplus}
+        for number, (key, value) in enumerate(observed_now.items(), 1):
             before = observed.get(key)
-            if key in foreign or before != seen:
-                if seen is None:
+            if key in foreign or before != value:
+                if value is None:
                     del observed[key]
                     foreign.discard(key)
                 else:
@@ -225,7 +225,7 @@ class Table(Generic[K, V, W]):
                         foreign.add(key)
                     else:
                         foreign.discard(key)
-                    observed[key] = seen
+                    observed[key] = value
                 self.touch(key)
                 if self._was_observed:
                     self._count_drift(key, before)
@@ -268,8 +268,8 @@ class Table(Generic[K, V, W]):
         observed, desired, pending, differs = self._observed, self._desired, self._pending, self._differs
         for key in keys:
             observed[key] = value
-            wanted = desired.get(key)
-            if wanted is None or key not in pending or differs(wanted, value):
+            one = desired.get(key)
+            if one is None or key not in pending or differs(one, value):
                 self.touch(key)
             else:
                 del pending[key]
@@ -282,12 +282,12 @@ class Table(Generic[K, V, W]):
 
     def touch(self, key: K) -> None:
         """Compare the two sides of a key again."""
-        wanted, seen = self._desired.get(key), self._observed.get(key)
-        if wanted is not None:
-            differs = seen is None or self._differs(wanted, seen)
+        desired, observed = self._desired.get(key), self._observed.get(key)
+        if desired is not None:
+            differs = observed is None or self._differs(desired, observed)
             is_pending, is_surplus = differs, False
         else:
-            is_pending, is_surplus = False, seen is not None and key not in self._foreign and not self._is_protected(key)
+            is_pending, is_surplus = False, observed is not None and key not in self._foreign and not self._is_protected(key)
         if is_pending:
             self._pending[key] = None
         elif key in self._pending:

@@ -48,8 +48,9 @@ class MemoryApi:
         self.first_byte_s = self.first_byte_s or time.perf_counter()
         with (self._pages / f"{_kind(asked.path)}-{page}").open("rb", buffering=0) as file:
             while size := file.readinto(self._buffer):
+                # All kinds share the buffer: nobody else may have a turn before this piece is taken in.
+                yield cast("bytes", memoryview(self._buffer)[:size])
                 await asyncio.sleep(0)  # as a socket would, it lets others have their turn
-                yield cast("bytes", memoryview(self._buffer)[:size])  # read before another piece is asked for
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         """A watch; it never ends."""

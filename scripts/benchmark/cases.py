@@ -26,7 +26,7 @@ WITHOUT_KERNEL = ("own", "flows")
 """Measurements that touch no kernel."""
 _PHASES = {
     "decode": ("decode", "store"),
-    "translate": ("translate and claim", "view", "rules"),
+    "translate": ("translate and desire", "view", "rules"),
     "diff": ("plan", "settle"),
     "encode": ("encode IPVS",),
     "kernel": ("kernel: ipvs", "kernel: addresses", "kernel: ipset and conntrack"),

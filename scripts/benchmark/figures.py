@@ -109,7 +109,7 @@ def audit(found: Sequence[Found]) -> Iterator[Row]:
     yield Row("audit", "loop held ms, best of the longest", seen["held_best_ms"])
     yield Row("audit", "operations", seen["operations"], 0)
     yield from counted("audit", seen["counts"], of=seen["times"], after=", each")
-    look = seen["look"]
+    look = seen["poll"]
     yield Row("audit", "a look: wall s", look["wall_s"])
     yield Row("audit", "a look: processor s", look["cpu_s"])
     yield Row("audit", "a look: loop held ms, longest of all", look["held_most_ms"], 20)

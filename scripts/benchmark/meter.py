@@ -89,7 +89,7 @@ class Meter:
             (list_reader.ListReader, "feed", "decode"),
             (list_reader.ListReader, "finish", "decode"),
             (objects.Store, "deliver", "store"),
-            (translator.Translator, "look_at_node", "view"),
+            (translator.Translator, "update_view", "view"),
             (translator.Translator, "put_skeletons", "rules"),
             (reconciler.Reconciler, "plan", "plan"),
             (reconciler.Reconciler, "settle", "settle"),
@@ -99,7 +99,7 @@ class Meter:
         ):
             setattr(owner, function, self._timed(getattr(owner, function), name))
         for owner, function, name in (
-            (engine.Engine, "_translate_all", "translate and claim"),
+            (engine.Engine, "_translate_all", "translate and desire"),
             (reader.KernelReader, "observe", "audit"),
         ):
             setattr(owner, function, self._timed_whole(getattr(owner, function), name))

@@ -36,7 +36,7 @@ def kernel() -> Iterator[None]:
             (netlink, "resolve_family", lambda *_: FAMILY_NUMBER),
             (ipvs_connections.ConnectionReader, "read", lambda _reader, _key: None),
             (ipvs.IpvsDriver, "observe", lambda _driver: nothing),
-            (node.NodeKernel, "look", lambda *_, **__: iter(())),  # nothing has changed
+            (node.NodeKernel, "poll", lambda *_, **__: iter(())),  # nothing has changed
             (addresses.AddressDriver, "_find", lambda _driver: addresses._Link(2, "kube-ipvs0", "dummy")),
             (addresses.AddressDriver, "_apply_device", lambda _driver, operation: Outcome(operation)),
             (IpsetDriver, "_revision", lambda _driver, _set: 6),

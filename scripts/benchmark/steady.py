@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
-from ipvsproxy.daemon.loop.reader import LOOK_INTERVAL_S
+from ipvsproxy.daemon.loop.reader import POLL_INTERVAL_S
 from ipvsproxy.daemon.metrics import traffic
 from scripts.benchmark import api, feeder, meter, pretence, program, workload
 
@@ -43,7 +43,7 @@ def measure(*, pages: str, services: int, endpoints: int, parts: Sequence[str], 
         async with program.running(api.MemoryApi(pathlib.Path(pages))) as running:
             steadily = _Steady(running, measured, services, endpoints)
             figures: Figures = {"resident_mb": meter.resident_mb()}
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             await steadily.looked()  # the first look after the first sync is told all that was written
             if "change" in parts:
                 figures["change"] = await steadily.change(changes)
@@ -162,7 +162,7 @@ class _Steady:
         self._meter.reset()
         share, looking = await self._processor_share(60), self._meter.figures()
         await self._nothing_read()
-        reader.look_due_s = reader.audit_due_s
+        reader.poll_due_s = reader.audit_due_s
         self._running.engine.changed(time.monotonic())  # so that it waits for these times
         await self._running.synced()
         self._meter.reset()
@@ -186,7 +186,7 @@ class _Steady:
     async def audit(self) -> Figures:
         """Reads of the whole kernel against the model, one after the other, and then looks at what may have changed."""
         beating = asyncio.create_task(self._heart.run())
-        found: Figures = {"look": {}}
+        found: Figures = {"poll": {}}
         for whole in (True, False):
             walls_s, cpus_s, held_s = [], [], []
             self._meter.reset()
@@ -204,7 +204,7 @@ class _Steady:
                 cpus_s.append(time.process_time() - cpu_s)
                 await asyncio.sleep(0.05)
                 held_s.append(self._heart.longest_s())
-            (found if whole else found["look"]).update(
+            (found if whole else found["poll"]).update(
                 {
                     "wall_s": statistics.median(walls_s),
                     "cpu_s": statistics.median(cpus_s),
@@ -224,7 +224,7 @@ class _Steady:
         lines = [self._replacements.line(number) for number in range(SCRAPES)]
         beating = asyncio.create_task(self._heart.run())
         walls_s, held_s, changes_s, page = [], [], [], _Page(0, 0)
-        served = tuple(self._running.engine._reconciler._claims.virtual_servers.desired)
+        served = tuple(self._running.engine._reconciler._tables.virtual_servers.desired)
         self._meter.reset()
         with pretence.traffic(served), mock.patch.object(traffic, "FRESH_S", 0.0):  # each scrape reads the kernel
             for _ in range(SCRAPES):

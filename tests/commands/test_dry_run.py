@@ -33,7 +33,7 @@ class Shadowed:
         self.node: Inspected = inspected(kernel, *WEB)
         self.metrics = Metrics()
         self.status = Status(families=tuple(Family), sync_period_s=30, clock=lambda: 0.0, wall_clock=lambda: 0.0)
-        self.dry_run = DryRun(self.node.shadow(), self.status, self.metrics, interval_s=30)
+        self.dry_run = DryRun(self.node.comparison(), self.status, self.metrics, interval_s=30)
 
     async def differences(self) -> Mapping[str, float]:
         """By kind, those above zero; every kind, once there are any."""
@@ -43,76 +43,76 @@ class Shadowed:
 
 
 async def test_a_node_that_holds_all_has_no_differences_of_any_kind() -> None:
-    shadowed = Shadowed(await synced_kernel(*WEB))
-    assert await shadowed.differences() == {}, "before the first look nobody knows"
-    await shadowed.dry_run.look()
-    found = await shadowed.differences()
+    compared = Shadowed(await synced_kernel(*WEB))
+    assert await compared.differences() == {}, "before the first look nobody knows"
+    await compared.dry_run.compare()
+    found = await compared.differences()
     assert set(found.values()) == {0.0}
     assert {"virtual_server", "real_server", "set_entry", "rules", "address", "sysctl"} <= found.keys()
-    assert shadowed.status.is_healthy
+    assert compared.status.is_healthy
 
 
 async def test_differences_are_logged_once_and_exported_as_long_as_they_last() -> None:
     kernel = await synced_kernel(*WEB)
     del kernel.virtual_servers[CLUSTER].real_servers[THERE]
-    shadowed = Shadowed(kernel)
+    compared = Shadowed(kernel)
     with structlog.testing.capture_logs() as logs:
-        await shadowed.dry_run.look()
-        await shadowed.dry_run.look()
+        await compared.dry_run.compare()
+        await compared.dry_run.compare()
     assert [line["object"] for line in logs if line["event"] == "differs"] == [f"{CLUSTER} -> {THERE}"]
-    assert (await shadowed.differences())["real_server"] == 1
+    assert (await compared.differences())["real_server"] == 1
     kernel.virtual_servers[CLUSTER].real_servers[THERE] = 1
-    await shadowed.dry_run.look()
-    assert (await shadowed.differences())["real_server"] == 0
+    await compared.dry_run.compare()
+    assert (await compared.differences())["real_server"] == 0
     assert kernel.applied == []
 
 
 async def test_a_stale_entry_calls_for_no_rule() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.sets["KUBE-EXTERNAL-IP"].entries.add(SetEntry("KUBE-EXTERNAL-IP", parse_address("192.0.2.1"), Protocol.TCP, 80))
-    shadowed = Shadowed(kernel)
-    await shadowed.dry_run.look()
-    await shadowed.dry_run.look()
-    assert {kind for kind, count in (await shadowed.differences()).items() if count} == {"set_entry"}
+    compared = Shadowed(kernel)
+    await compared.dry_run.compare()
+    await compared.dry_run.compare()
+    assert {kind for kind, count in (await compared.differences()).items() if count} == {"set_entry"}
 
 
 async def test_a_change_that_the_other_has_not_programmed_is_a_difference() -> None:
-    shadowed = Shadowed(await synced_kernel(*WEB))
-    await shadowed.dry_run.look()
-    shadowed.node.store.deliver([memory_node.put(builders.endpoint_slice(builders.endpoint("10.244.0.1")))], 0)
-    await shadowed.dry_run.look()
-    assert (await shadowed.differences())["real_server"] == 1
+    compared = Shadowed(await synced_kernel(*WEB))
+    await compared.dry_run.compare()
+    compared.node.store.deliver([memory_node.put(builders.endpoint_slice(builders.endpoint("10.244.0.1")))], 0)
+    await compared.dry_run.compare()
+    assert (await compared.differences())["real_server"] == 1
 
 
 async def test_what_cannot_be_read_leaves_the_last_figures() -> None:
     kernel = await synced_kernel(*WEB)
-    shadowed = Shadowed(kernel)
-    await shadowed.dry_run.look()
+    compared = Shadowed(kernel)
+    await compared.dry_run.compare()
     kernel.unreadable.add("virtual_servers")
     kernel.virtual_servers.clear()
     with structlog.testing.capture_logs() as logs:
-        await shadowed.dry_run.look()
+        await compared.dry_run.compare()
     assert [line["event"] for line in logs] == ["kernel_unreadable"]
-    assert set((await shadowed.differences()).values()) == {0.0}
+    assert set((await compared.differences()).values()) == {0.0}
 
 
 async def test_a_change_is_looked_at_when_the_other_had_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "PATIENCE_S", 0.01)
-    shadowed = Shadowed(await synced_kernel(*WEB))
+    compared = Shadowed(await synced_kernel(*WEB))
     looks = asyncio.Semaphore(0)
-    look = shadowed.dry_run.look
+    compare = compared.dry_run.compare
 
     async def counted() -> None:
-        await look()
+        await compare()
         looks.release()
 
-    monkeypatch.setattr(shadowed.dry_run, "look", counted)
-    running = asyncio.create_task(shadowed.dry_run.run())
+    monkeypatch.setattr(compared.dry_run, "compare", counted)
+    running = asyncio.create_task(compared.dry_run.run())
     await asyncio.wait_for(looks.acquire(), 10)
-    shadowed.dry_run.changed()
+    compared.dry_run.changed()
     await asyncio.wait_for(looks.acquire(), 10)  # long before the interval
     running.cancel()
-    assert shadowed.status.node == WEB[0]
+    assert compared.status.node == WEB[0]
 
 
 @pytest.mark.parametrize(("port", "other"), [(10256, 10356), (10249, 10349), (9000, 9000)])

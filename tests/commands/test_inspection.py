@@ -7,8 +7,8 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.commands import dry_run, inspection, plan
+from ipvsproxy.commands.comparison import UnknownStateError
 from ipvsproxy.commands.inspection import Inspected
-from ipvsproxy.commands.shadow import CannotLookError
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.source import Source
@@ -82,8 +82,8 @@ async def test_an_empty_first_list_is_asked_for_again_and_no_command_goes_by_it(
     async with inspection.following(cast(Source, source), node.store):
         assert source.asked_again.keys() == {ObjectKind.SERVICE, ObjectKind.ENDPOINT_SLICE}
         assert min(source.asked_again.values()) > CONFIRMED_AFTER_S
-        with pytest.raises(CannotLookError, match="is empty, and not believed"):
-            await node.shadow().look()
+        with pytest.raises(UnknownStateError, match="is empty, and not believed"):
+            await node.comparison().read()
         planned = await plan.plan(node)
     assert [one for one in planned.operations if one.verb is Verb.REMOVE] == []
 
@@ -99,6 +99,6 @@ async def test_a_dry_run_compares_nothing_with_a_list_that_is_not_believed() -> 
     status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
     async with inspection.following(cast(Source, EmptySource()), node.store):
         with structlog.testing.capture_logs() as logs:
-            await dry_run.DryRun(node.shadow(), status, Metrics(), interval_s=30).look()
+            await dry_run.DryRun(node.comparison(), status, Metrics(), interval_s=30).compare()
     assert [line["event"] for line in logs] == ["first_list_not_believed"]
     assert status.health().updated_s is None

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from ipvsproxy.commands import plan
+from ipvsproxy.commands.comparison import UnknownStateError
 from ipvsproxy.commands.inspection import Document
-from ipvsproxy.commands.shadow import CannotLookError
 from ipvsproxy.model.kernel import Connections
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
@@ -82,7 +82,7 @@ async def test_a_real_server_with_connections_is_only_emptied(active: int, verbs
 async def test_half_a_reading_is_no_plan() -> None:
     kernel = memory_node.new_kernel()
     kernel.unreadable.add("sets")
-    with pytest.raises(CannotLookError, match="sets cannot be read"):
+    with pytest.raises(UnknownStateError, match="sets cannot be read"):
         await _plan(kernel, *WEB)
 
 

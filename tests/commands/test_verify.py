@@ -3,8 +3,8 @@
 import pytest
 
 from ipvsproxy.commands import verify
+from ipvsproxy.commands.comparison import UnknownStateError
 from ipvsproxy.commands.inspection import Document
-from ipvsproxy.commands.shadow import CannotLookError
 from ipvsproxy.model.kernel import Connections, SetEntry, Timeouts, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.rules import ChainKey
@@ -26,8 +26,8 @@ UNUSED = "weight 0 (its endpoint is not used; its connections may end)"
 
 
 async def _verify(kernel: FakeKernel, *objects: object) -> Document:
-    shadow = inspected(kernel, *(objects or WEB)).shadow()  # type: ignore[arg-type]  # API objects of three kinds
-    return verify.describe(builders.THIS_NODE, shadow, await verify.lasting_differences(shadow, 0))
+    comparison = inspected(kernel, *(objects or WEB)).comparison()  # type: ignore[arg-type]  # API objects of three kinds
+    return verify.describe(builders.THIS_NODE, comparison, await verify.lasting_differences(comparison, 0))
 
 
 async def _lines(kernel: FakeKernel, *objects: object) -> list[str]:
@@ -141,5 +141,5 @@ async def test_what_is_about_to_be_programmed_is_no_difference() -> None:
 async def test_what_cannot_be_read_is_neither_equal_nor_different(part: str) -> None:
     kernel = await synced_kernel(*WEB)
     kernel.unreadable.add(part)
-    with pytest.raises(CannotLookError):
+    with pytest.raises(UnknownStateError):
         await _verify(kernel)

@@ -117,7 +117,7 @@ async def test_an_hour_without_the_server_takes_nothing_back_and_ends_within_its
         assert here.done == []
         assert memory_node.contents(here.kernel) == held
         del here.kernel.virtual_servers[WEB_KEY]
-        await here.quiet(reader.LOOK_INTERVAL_S)
+        await here.quiet(reader.POLL_INTERVAL_S)
         assert memory_node.contents(here.kernel) == held
         await here.quiet(HOUR_S / 2)
         assert memory_node.contents(here.kernel) == held

@@ -64,7 +64,7 @@ class Table:
     def write(self, *lines: str) -> None:
         self._path.write_text(HEADING + "".join(lines))
 
-    def look(self) -> ipvs_table.Told:
+    def poll(self) -> ipvs_table.Told:
         """What a whole look tells."""
         return {key: seen for told in self.reader.read() for key, seen in told.items()}
 
@@ -74,7 +74,7 @@ class Table:
 
     def shown(self) -> Shown:
         """What a whole look tells of real servers; None for a virtual server that is gone."""
-        return weights_of(self.look())
+        return weights_of(self.poll())
 
 
 def weights_of(told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> Shown:
@@ -90,13 +90,13 @@ def test_connections_that_come_and_go_are_no_change(table: Table) -> None:
     table.write(WEB_TEXT, real(), DNS_TEXT, real6())
     assert table.shown() == {WEB: {POD: 1}, DNS: {POD6: 1}}
     table.write(WEB_TEXT, real(active=1234567, inactive=4294967295), DNS_TEXT, real6(active=4294967295))
-    assert table.look() == {}
+    assert table.poll() == {}
 
 
 @pytest.mark.parametrize("weight", [0, 2, 100000])
 def test_a_weight_that_changes_is_told_and_the_neighbour_is_not(table: Table, weight: int) -> None:
     table.write(WEB_TEXT, real(), DNS_TEXT, real6())
-    table.look()
+    table.poll()
     table.write(WEB_TEXT, real(weight=weight), DNS_TEXT, real6())
     assert table.shown() == {WEB: {POD: weight}}
     table.write(WEB_TEXT, real(), DNS_TEXT, real6(weight=weight))
@@ -112,19 +112,19 @@ def test_what_vanishes_is_told_once(table: Table) -> None:
     table.settings = {}
     table.write()
     assert table.shown() == {WEB: None}
-    assert table.look() == {}
+    assert table.poll() == {}
 
 
 def test_scheduler_flags_come_with_settings_alone(table: Table) -> None:
     flagged = VirtualServerSettings("mh", 0x10, 0)
     table.write("TCP  0A600001:0050 mh \n", real())
-    (seen,) = table.look().values()
+    (seen,) = table.poll().values()
     assert seen is not None
     assert (seen.settings, seen.flags_known) == (VirtualServerSettings("mh", 0, 0), False)
     (known,) = table.read_with({WEB: flagged}).values()
     assert known is not None
     assert (known.settings, known.real_servers, known.flags_known) == (flagged, {POD: 1}, True)
-    assert table.look() == {}, "the text is what it was"
+    assert table.poll() == {}, "the text is what it was"
 
 
 def test_what_was_added_after_the_settings_were_read_is_left_to_the_next_reading(table: Table) -> None:
@@ -142,7 +142,7 @@ def test_what_went_after_the_settings_were_read_is_gone(table: Table) -> None:
 def test_all_is_read_anew_with_settings_whatever_was_told(table: Table) -> None:
     table.write(WEB_TEXT, real(), DNS_TEXT)
     settings = {WEB: RR, DNS: RR}
-    table.look()
+    table.poll()
     for _ in range(2):
         assert weights_of(table.read_with(settings)) == {WEB: {POD: 1}, DNS: {}}
 
@@ -161,7 +161,7 @@ def test_what_was_listed_before_is_asked_for_before_it_counts_as_gone(table: Tab
     table.settings = {WEB: RR, DNS: RR}
     table.real_servers = {DNS: {POD6: 1}}
     table.write(WEB_TEXT, real(), DNS_TEXT, real6())
-    table.look()
+    table.poll()
     assert table.questions == []
     table.write(WEB_TEXT, real())
     for _ in range(2):
@@ -172,7 +172,7 @@ def test_what_was_listed_before_is_asked_for_before_it_counts_as_gone(table: Tab
     table.settings = {WEB: RR}
     table.write(WEB_TEXT, real())
     assert table.shown() == {DNS: None}
-    assert table.look() == {}
+    assert table.poll() == {}
     assert table.questions == [DNS, DNS, DNS]
 
 
@@ -204,10 +204,10 @@ def test_what_was_added_since_is_asked_for_and_what_was_removed_is_not(table: Ta
 
 def test_what_was_written_is_told_though_somebody_has_made_it_what_it_was(table: Table) -> None:
     table.write(WEB_TEXT, real(), DNS_TEXT)
-    table.look()
+    table.poll()
     table.reader.note(WEB, is_there=True)
     assert table.shown() == {WEB: {POD: 1}}
-    assert table.look() == {}
+    assert table.poll() == {}
 
 
 def parts_of(
@@ -260,7 +260,7 @@ def test_settings_that_are_older_than_the_text_are_not_told(table: Table, line: 
     assert table.read_with({WEB: LASTING}).keys() == {WEB}, "the rate of ticks is known now"
     table.write(line)
     assert table.read_with({WEB: older}) == {}
-    assert table.look().keys() == {WEB}, "the next look tells"
+    assert table.poll().keys() == {WEB}, "the next look tells"
 
 
 def test_of_many_that_are_skipped_what_was_written_is_asked_for_first(table: Table) -> None:
@@ -270,7 +270,7 @@ def test_of_many_that_are_skipped_what_was_written_is_asked_for_first(table: Tab
     table.read_with(table.settings)
     table.questions.clear()
     table.reader.note(keys[-1], is_there=True)
-    table.look()
+    table.poll()
     assert table.questions[0] == keys[-1]
 
 
@@ -281,18 +281,18 @@ def test_a_look_tells_of_each_part_by_itself(table: Table, monkeypatch: pytest.M
 
 def test_what_is_written_before_a_look_comes_by_is_told_by_it(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.write(WEB_TEXT, DNS_TEXT)
-    table.look()
+    table.poll()
     parts = parts_of(table, monkeypatch)
     assert next(parts) == {}
     table.reader.note(DNS, is_there=True)
     assert weights_of(next(parts)) == {DNS: {}}
     assert list(parts) == []
-    assert table.look() == {}
+    assert table.poll() == {}
 
 
 def test_what_is_written_after_a_look_has_come_by_is_told_by_the_next_one(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.write(WEB_TEXT, DNS_TEXT)
-    table.look()
+    table.poll()
     parts = parts_of(table, monkeypatch)
     next(parts)
     table.reader.note(WEB, is_there=True)
@@ -313,7 +313,7 @@ def test_what_is_added_while_a_look_is_under_way_is_not_gone(table: Table, monke
 
 def test_what_is_removed_while_a_look_is_under_way_is_not_asked_for(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.write(WEB_TEXT, DNS_TEXT)
-    table.look()
+    table.poll()
     table.write(WEB_TEXT)
     parts = parts_of(table, monkeypatch)
     next(parts)
@@ -324,7 +324,7 @@ def test_what_is_removed_while_a_look_is_under_way_is_not_asked_for(table: Table
 
 def test_a_look_that_is_left_in_the_middle_loses_nothing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.write(WEB_TEXT, DNS_TEXT)
-    table.look()
+    table.poll()
     next(parts_of(table, monkeypatch))
     monkeypatch.undo()
     table.settings = {}
@@ -394,7 +394,7 @@ def test_a_part_that_is_not_understood_is_told_when_it_is(table: Table) -> None:
     table.write(WEB_TEXT, real(), "TCP  rubbish\n")
     for _ in range(2):
         with pytest.raises(KernelError, match="rubbish"):
-            table.look()
+            table.poll()
     table.write(WEB_TEXT, real())
     assert table.shown() == {WEB: {POD: 1}}
 
@@ -402,7 +402,7 @@ def test_a_part_that_is_not_understood_is_told_when_it_is(table: Table) -> None:
 def test_what_came_while_something_was_skipped_is_shown(table: Table) -> None:
     table.settings = {DNS: RR}
     table.write(DNS_TEXT)
-    table.look()
+    table.poll()
     table.write(WEB_TEXT, real())
     assert table.shown() == {WEB: {POD: 1}, DNS: {}}
 
@@ -410,7 +410,7 @@ def test_what_came_while_something_was_skipped_is_shown(table: Table) -> None:
 def test_the_rate_of_ticks_is_asked_for_once(table: Table) -> None:
     for ticks in (1000, 2000):
         table.write(f"TCP  0A600001:0050 rr persistent {ticks} FFFFFFFF\n")
-        (seen,) = table.look().values()
+        (seen,) = table.poll().values()
         assert seen is not None
         assert seen.settings == VirtualServerSettings("rr", PERSISTENT, ticks // 100)
     assert table.asked == 1
@@ -421,13 +421,13 @@ def test_a_timeout_that_no_settings_explain_is_an_error_unless_they_are_what_cou
     assert table.read_with({}) == {}
     assert table.asked == 0
     with pytest.raises(KernelError, match="it changed while it was read"):
-        table.look()
+        table.poll()
 
 
 def test_firewall_marks_are_counted_at_each_reading(table: Table) -> None:
     table.write("FWM  00000064 wlc \n", real(), WEB_TEXT)
     for _ in range(2):
-        table.look()
+        table.poll()
         assert table.reader.foreign == 1
 
 

@@ -178,9 +178,9 @@ def observe(target: node.NodeKernel) -> Observation:
     return target.observe(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"])
 
 
-def look(target: node.NodeKernel, *, thorough: bool = False) -> Observation:
+def poll(target: node.NodeKernel, *, thorough: bool = False) -> Observation:
     """All parts of a look as one."""
-    parts = list(target.look(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"], thorough=thorough))
+    parts = list(target.poll(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"], thorough=thorough))
     whole: dict[str, Any] = {"errors": ()}
     for part in parts:
         for field in dataclasses.fields(part):
@@ -245,21 +245,21 @@ def test_each_run_is_told_with_its_outcomes_and_its_duration(kernel: Kernel) -> 
 
 def test_a_look_reads_the_rules_only_where_somebody_changed_them_since_they_were_read(kernel: Kernel) -> None:
     target = new_node()
-    assert look(target).skeletons == IMAGES, "never read before"
-    assert look(target).skeletons == {}
+    assert poll(target).skeletons == IMAGES, "never read before"
+    assert poll(target).skeletons == {}
     kernel.marks[Family.IPV6] = 2
-    assert look(target).skeletons == {Family.IPV6: IMAGES[Family.IPV6]}
+    assert poll(target).skeletons == {Family.IPV6: IMAGES[Family.IPV6]}
     kernel.marks = dict.fromkeys(Family, 3)
     observe(target)
-    assert look(target).skeletons == {}
+    assert poll(target).skeletons == {}
 
 
 def test_rules_that_were_written_are_read_by_the_next_look_whatever_their_mark(kernel: Kernel) -> None:
     target = new_node()
-    look(target)
+    poll(target)
     target.apply(operations(*ITEMS["iptables"]))
-    assert look(target).skeletons == {Family.IPV4: IMAGES[Family.IPV4]}
-    assert look(target).skeletons == {}
+    assert poll(target).skeletons == {Family.IPV4: IMAGES[Family.IPV4]}
+    assert poll(target).skeletons == {}
 
 
 def test_a_table_that_cannot_be_seen_is_told_of_by_each_look(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,9 +267,9 @@ def test_a_table_that_cannot_be_seen_is_told_of_by_each_look(kernel: Kernel, mon
     monkeypatch.setitem(IMAGES, Family.IPV4, dataclasses.replace(shown, hidden=frozenset({"filter"})))
     target = new_node()
     for _ in range(3):
-        assert "IPv4: table filter holds rules of nft" in "".join(look(target).errors)
+        assert "IPv4: table filter holds rules of nft" in "".join(poll(target).errors)
     monkeypatch.setitem(IMAGES, Family.IPV4, shown)
-    assert look(target).errors == ()
+    assert poll(target).errors == ()
 
 
 def test_rules_are_read_ahead_and_a_failure_is_left_to_the_reading_that_counts(kernel: Kernel) -> None:
@@ -287,7 +287,7 @@ def test_a_look_shows_no_scheduler_flags_and_all_else(kernel: Kernel) -> None:
     target = new_node()
     whole = observe(target)
     assert kernel.broken == set()
-    assert look(target) == dataclasses.replace(
+    assert poll(target) == dataclasses.replace(
         whole,
         virtual_servers=None,
         foreign_virtual_servers=0,
@@ -303,7 +303,7 @@ def test_a_thorough_look_shows_all_whatever_was_shown_before(kernel: Kernel) -> 
     target = new_node()
     whole = observe(target)
     for _ in range(2):
-        assert look(target, thorough=True) == dataclasses.replace(
+        assert poll(target, thorough=True) == dataclasses.replace(
             whole,
             virtual_servers=None,
             foreign_virtual_servers=0,
@@ -317,7 +317,7 @@ def test_a_thorough_look_shows_all_whatever_was_shown_before(kernel: Kernel) -> 
 def test_a_look_has_parts_between_which_others_may_write(kernel: Kernel) -> None:
     target = new_node()
     names = [ip_set.name for ip_set in IP_SETS.values()]
-    parts = list(target.look(names, list(Family), [], thorough=False))
+    parts = list(target.poll(names, list(Family), [], thorough=False))
     asked = [set(part.some_sets) for part in parts if part.some_sets]
     assert set().union(*asked) == set(names)
     assert max(map(len, asked)) == node.SETS_AT_ONCE
@@ -327,13 +327,13 @@ def test_a_look_has_parts_between_which_others_may_write(kernel: Kernel) -> None
 
 def test_of_sets_that_cannot_be_read_a_look_tells_once(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
-    parts = list(new_node().look([ip_set.name for ip_set in IP_SETS.values()], list(Family), [], thorough=False))
+    parts = list(new_node().poll([ip_set.name for ip_set in IP_SETS.values()], list(Family), [], thorough=False))
     assert [error for part in parts for error in part.errors] == ["use ipset: No buffer space available"]
     assert parts[-1].some_virtual_servers == {OTHER_KEY: None}, "the others are looked at"
 
 
 def test_virtual_servers_that_cannot_be_read_to_the_end_are_told_as_far_as_they_were(kernel: Kernel) -> None:
-    parts = new_node().look([], [], [], thorough=False)
+    parts = new_node().poll([], [], [], thorough=False)
     for part in parts:
         if part.some_virtual_servers:
             kernel.broken = {"ipvs"}
@@ -343,16 +343,16 @@ def test_virtual_servers_that_cannot_be_read_to_the_end_are_told_as_far_as_they_
 def test_rules_that_could_not_be_read_are_read_by_the_next_look(kernel: Kernel) -> None:
     target = new_node()
     kernel.broken = {"iptables"}
-    assert len(look(target).errors) == len(Family)
+    assert len(poll(target).errors) == len(Family)
     kernel.broken = set()
-    assert look(target).skeletons == IMAGES
+    assert poll(target).skeletons == IMAGES
 
 
 def test_a_look_leaves_out_the_rules_where_the_kernel_does_not_tell_of_changes(kernel: Kernel) -> None:
     kernel.broken = {"rule_changes"}
     target = new_node()
     assert observe(target).skeletons == IMAGES
-    seen = look(target)
+    seen = poll(target)
     assert (seen.skeletons, seen.errors) == ({}, ())
 
 

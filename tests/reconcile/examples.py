@@ -18,8 +18,8 @@ from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Rarities, ServiceState
-from ipvsproxy.reconcile.claims import Claims
 from ipvsproxy.reconcile.table import Table
+from ipvsproxy.reconcile.tables import Tables
 from tests.support.fake_kernel import HeldVirtualServer
 
 ROUND_ROBIN = VirtualServerSettings("rr")
@@ -67,10 +67,10 @@ def state(
     )
 
 
-def tables_of(claims: Claims) -> list[Table[Any, Any, Any]]:
+def tables_of(tables: Tables) -> list[Table[Any, Any, Any]]:
     """Every table of kernel objects: that of health checks has no observed side."""
-    tables = [table for table in vars(claims).values() if isinstance(table, Table) and table is not claims.health_checks]
-    return tables + list(claims.entries.values())
+    kernel_tables = [table for table in vars(tables).values() if isinstance(table, Table) and table is not tables.health_checks]
+    return kernel_tables + list(tables.entries.values())
 
 
 def entry(kind: SetKind, key: VirtualServerKey, other: str | None = None) -> SetEntry:

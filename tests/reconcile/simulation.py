@@ -50,8 +50,8 @@ class SimulatedNode:
 
     def _new_reconciler(self) -> Reconciler:
         reconciler = Reconciler(self._policy)
-        reconciler._claims.put_node(self._families, (SYSCTL,), TIMEOUTS)
-        reconciler._observer.observe(self.kernel.observe(), self.now)
+        reconciler.put_node(self._families, (SYSCTL,), TIMEOUTS)
+        reconciler.observe(self.kernel.observe(), self.now)
         return reconciler
 
     def restart(self) -> None:
@@ -77,14 +77,14 @@ class SimulatedNode:
 
     def observe(self, **changes: object) -> None:
         """Read the kernel; ``changes`` replace parts of what it says."""
-        self.reconciler._observer.observe(dataclasses.replace(self.kernel.observe(), **changes), self.now)  # type: ignore[arg-type]  # names of fields
+        self.reconciler.observe(dataclasses.replace(self.kernel.observe(), **changes), self.now)  # type: ignore[arg-type]  # names of fields
 
     def plan(self) -> Plan:
         """What would be done now."""
         reconciler = self.reconciler
         for family in self._families:
-            inputs = reconciler._claims.occupied(family), reconciler._claims.refused()
-            reconciler._claims.put_skeleton(skeleton.build_skeleton(family, self._settings, self._view, *inputs))
+            inputs = reconciler.occupied(family), reconciler.refused()
+            reconciler.put_skeleton(skeleton.build_skeleton(family, self._settings, self._view, *inputs))
         return reconciler.plan(self.now)
 
     def sync(self, *, after_s: float = 0) -> list[Operation]:
@@ -95,7 +95,7 @@ class SimulatedNode:
             plan = self.plan()
             if plan.operations:
                 self.reports.append(self.reconciler.settle(self.apply(plan.operations), self.now))
-            elif due := self.reconciler._drains.due(self.now):
+            elif due := self.reconciler.drains_due(self.now):
                 self.reconciler.note_connections(self.kernel.connections(due), self.now)
             else:
                 wake_s = self.reconciler.next_s()

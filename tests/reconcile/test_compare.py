@@ -45,7 +45,7 @@ FLOW = Flow(Family.IPV4, Protocol.UDP, parse_address(builders.CLUSTER_IP), 53)
 def reconciler() -> Reconciler:
     """One that knows what a Service of UDP wants."""
     made = Reconciler(Policy())
-    made._claims.put_node(tuple(Family), (), None)
+    made._tables.put_node(tuple(Family), (), None)
     port = builders.endpoint_port(53, Protocol.UDP)
     slices = [builders.endpoint_slice(builders.endpoint("10.244.0.1"), service="dns", ports=[port])]
     made.put(SERVICE.name, state.translate(SERVICE, slices, builders.node_view(), BY_CLUSTER))
@@ -161,7 +161,7 @@ def test_each_real_server_that_is_otherwise_is_one_line() -> None:
 
 def test_a_real_server_of_udp_that_nobody_wants_should_not_be_there_at_all(reconciler: Reconciler) -> None:
     weights = {builders.backend("10.244.0.1", 53): 1, builders.backend("10.9.9.9", 53): 0}
-    reconciler._claims.virtual_servers.observe({KEY: examples.observed(weights)}, lambda _: True)
+    reconciler._tables.virtual_servers.observe({KEY: examples.observed(weights)}, lambda _: True)
     assert [str(one) for one in differences(reconciler) if one.kind.endswith("server")] == [
         "real_server UDP 10.96.0.10:53 -> 10.9.9.9:53 of default/dns: wanted nothing, found weight 0"
     ]
@@ -170,12 +170,12 @@ def test_a_real_server_of_udp_that_nobody_wants_should_not_be_there_at_all(recon
 def test_virtual_servers_of_others_are_foreign_unless_a_service_wants_them(reconciler: Reconciler) -> None:
     theirs = [builders.frontend("203.0.113.9", 443), builders.frontend("203.0.113.9", 25)]
     seen = {key: examples.observed() for key in (*theirs, KEY)}
-    reconciler._claims.virtual_servers.observe(seen, lambda _: False)
+    reconciler._tables.virtual_servers.observe(seen, lambda _: False)
     assert list(reconciler.survey.foreign()) == [(theirs[1], examples.observed()), (theirs[0], examples.observed())]
 
 
 def test_an_address_that_is_missing_or_nobodys_is_said(reconciler: Reconciler) -> None:
-    table = reconciler._claims.addresses
+    table = reconciler._tables.addresses
     nobodys = parse_address("10.96.9.9")
     table.observe({nobodys: True}, lambda _: True)
     assert {one.name for one in differences(reconciler) if one.kind == "address"} == {
@@ -187,13 +187,13 @@ def test_an_address_that_is_missing_or_nobodys_is_said(reconciler: Reconciler) -
 
 
 def test_timeouts_that_are_left_as_they_are_count_as_equal(reconciler: Reconciler) -> None:
-    compare.note_timeouts(reconciler._claims, Timeouts(600, 120, 300))
-    assert list(reconciler._claims.timeouts.observed) == [], "none are wanted, none are looked at"
-    reconciler._claims.put_node((), (), Timeouts(600, 0, 0))
+    compare.note_timeouts(reconciler._tables, Timeouts(600, 120, 300))
+    assert list(reconciler._tables.timeouts.observed) == [], "none are wanted, none are looked at"
+    reconciler.put_node((), (), Timeouts(600, 0, 0))
     assert timeouts(reconciler) == ["timeouts tcp: wanted 600 s, found unknown"]
-    compare.note_timeouts(reconciler._claims, Timeouts(600, 120, 300))
+    compare.note_timeouts(reconciler._tables, Timeouts(600, 120, 300))
     assert timeouts(reconciler) == []
-    compare.note_timeouts(reconciler._claims, Timeouts(900, 120, 300))
+    compare.note_timeouts(reconciler._tables, Timeouts(900, 120, 300))
     assert timeouts(reconciler) == ["timeouts tcp: wanted 600 s, found 900 s"]
 
 
@@ -243,8 +243,8 @@ def rules(
     present: Iterable[Jump] = (),
 ) -> list[str]:
     """What is said of rules; ``found`` None: they have not been seen."""
-    claims = reconciler._claims
-    claims.put_skeleton(Skeleton(family=Family.IPV4, chains=wanted, jumps=jumps))
+    tables = reconciler._tables
+    tables.put_skeleton(Skeleton(family=Family.IPV4, chains=wanted, jumps=jumps))
     image = None if found is None else ObservedSkeleton(family=Family.IPV4, chains=found, jumps=frozenset(present))
-    claims.skeletons.confirm(Family.IPV4, image)
+    tables.skeletons.confirm(Family.IPV4, image)
     return [str(one) for one in differences(reconciler) if one.kind == "rules"]

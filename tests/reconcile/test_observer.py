@@ -37,7 +37,7 @@ def test_virtual_servers_of_others_are_left_alone_with_their_real_servers() -> N
         node.sync(after_s=1000)
         node.restart()
     assert node.kernel.virtual_servers[FOREIGN] == examples.observed({ONE: 7, TWO: 0})
-    assert set(node.reconciler._claims.virtual_servers.foreign) == {FOREIGN}
+    assert set(node.reconciler._tables.virtual_servers.foreign) == {FOREIGN}
 
 
 def test_a_foreign_virtual_server_survives_a_service_that_wanted_it_only_for_a_moment() -> None:
@@ -197,7 +197,7 @@ def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_ag
     touch = Table.touch
 
     def noted(table: Table[VirtualServerKey, Any, Any], key: VirtualServerKey) -> None:
-        if table is node.reconciler._claims.virtual_servers:
+        if table is node.reconciler._tables.virtual_servers:
             compared.append(key)
         touch(table, key)
 
@@ -210,44 +210,44 @@ def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_ag
     assert node.plan().operations
 
 
-def look(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> None:
+def poll(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> None:
     """A part of a look that tells of these."""
-    node.reconciler._observer.observe(Observation(some_virtual_servers=told), node.now)
+    node.reconciler.observe(Observation(some_virtual_servers=told), node.now)
 
 
 def test_virtual_servers_that_a_look_says_nothing_of_are_believed_to_be_there() -> None:
     node = running("10.244.0.1")
-    look(node, {builders.frontend("10.96.9.9", 80): examples.observed({})})
+    poll(node, {builders.frontend("10.96.9.9", 80): examples.observed({})})
     assert not node.plan().operations, "it is somebody else's, too"
 
 
 def test_what_a_look_shows_as_it_is_believed_to_be_stays_the_object_that_it_is() -> None:
     node = running("10.244.0.1")
-    observed = node.reconciler._claims.virtual_servers.observed
+    observed = node.reconciler._tables.virtual_servers.observed
     before, shown = observed[KEY], node.kernel.observe().virtual_servers
     assert shown is not None
     without_flags = ObservedVirtualServer(shown[KEY].settings, dict(shown[KEY].real_servers), flags_known=False)
-    look(node, {KEY: without_flags})
+    poll(node, {KEY: without_flags})
     assert observed[KEY] is before
-    look(node, {KEY: ObservedVirtualServer(shown[KEY].settings, {ONE: 3}, flags_known=False)})
+    poll(node, {KEY: ObservedVirtualServer(shown[KEY].settings, {ONE: 3}, flags_known=False)})
     assert observed[KEY] is not before
 
 
 def test_what_a_look_tells_to_be_otherwise_is_drift_and_healed() -> None:
     node = running("10.244.0.1", "10.244.0.2")
-    look(node, {KEY: examples.observed({ONE: 1, TWO: 7})})
+    poll(node, {KEY: examples.observed({ONE: 1, TWO: 7})})
     assert node.reconciler._drifts.take_news().found == {"virtual_server": 1}
     assert node.plan().operations == [set_weight(TWO, 1)]
-    look(node, {KEY: None})
-    assert Operation(Verb.ADD, node.reconciler._claims.virtual_servers.desired[KEY]) in node.plan().operations
+    poll(node, {KEY: None})
+    assert Operation(Verb.ADD, node.reconciler._tables.virtual_servers.desired[KEY]) in node.plan().operations
 
 
 def test_what_appears_in_a_part_stays_until_the_reading_is_over_and_makes_a_virtual_server_ours() -> None:
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)
-    look(node, {stray: examples.observed({ONE: 1})})
+    poll(node, {stray: examples.observed({ONE: 1})})
     bound = frozenset({KEY.address, stray.address})
-    node.reconciler._observer.observe(Observation(addresses=bound, device=True), node.now)
+    node.reconciler.observe(Observation(addresses=bound, device=True), node.now)
     assert node.reconciler._observer.newcomers
     assert not node.plan().operations
     for _ in node.reconciler._observer.concluding(node.now):
@@ -258,7 +258,7 @@ def test_what_appears_in_a_part_stays_until_the_reading_is_over_and_makes_a_virt
 def test_a_drain_whose_virtual_server_a_look_tells_to_be_gone_is_over() -> None:
     node = draining()
     assert len(node.reconciler._drains) == 1
-    look(node, {KEY: None})
+    poll(node, {KEY: None})
     assert len(node.reconciler._drains) == 0
 
 
@@ -293,7 +293,7 @@ def test_node_ports_are_ours_by_the_addresses_that_were_read_last() -> None:
     node.observe(interface_addresses=(InterfaceAddress("eth0", stray.address, 16),))
     node.kernel.virtual_servers[stray] = examples.observed({})
     node.observe(interface_addresses=None)
-    assert stray not in node.reconciler._claims.virtual_servers.foreign
+    assert stray not in node.reconciler._tables.virtual_servers.foreign
 
 
 def test_rules_of_a_family_that_was_not_read_are_believed_to_be_there() -> None:

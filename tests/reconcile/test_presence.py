@@ -24,24 +24,24 @@ def test_presence_is_a_claim_whose_value_is_the_owner() -> None:
 
 def test_what_is_wanted_and_there_takes_no_place_of_its_own() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
-    table.claim(OLD, {}, presence("abc", OLD))
+    table.replace(OLD, {}, presence("abc", OLD))
     table.confirm_all("ab", True)
     assert (list(table.observed), list(table.pending)) == (["a", "b"], ["c"])
     assert (table._present.unwanted, len(table.observed)) == ({}, 2)
-    table.claim(OLD, presence("abc", OLD), {})
+    table.replace(OLD, presence("abc", OLD), {})
     assert (table._present.unwanted, list(table.surplus), list(table.pending)) == ({"a": None, "b": None}, ["a", "b"], [])
 
 
 def test_what_nobody_waits_for_is_there_too_when_it_is_confirmed_with_others() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
-    table.claim(OLD, {}, presence("a", OLD))
+    table.replace(OLD, {}, presence("a", OLD))
     table.confirm_all("ab", True)
     assert (list(table.observed), list(table.pending), list(table.surplus)) == (["a", "b"], [], ["b"])
 
 
 def test_what_is_confirmed_again_stays_as_it_is() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
-    table.claim(OLD, {}, presence("a", OLD))
+    table.replace(OLD, {}, presence("a", OLD))
     for _ in range(2):
         table.confirm("a", True)
         assert (list(table.observed), list(table.pending), list(table.surplus)) == (["a"], [], [])
@@ -49,7 +49,7 @@ def test_what_is_confirmed_again_stays_as_it_is() -> None:
 
 def test_what_is_not_there_is_neither_found_nor_taken_away() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
-    table.claim(OLD, {}, presence("a", OLD))
+    table.replace(OLD, {}, presence("a", OLD))
     for key in "ab":
         assert table.observed.get(key) is None
         with pytest.raises(KeyError, match=key):
@@ -73,15 +73,15 @@ class BothTables(stateful.RuleBasedStateMachine):
         self.claimed: dict[Owner, Mapping[str, Owner]] = {owner: {} for owner in OWNERS}
 
     @stateful.rule(owner=st.sampled_from(OWNERS), keys=SOME_KEYS)
-    def claim(self, owner: Owner, keys: frozenset[str]) -> None:
+    def replace(self, owner: Owner, keys: frozenset[str]) -> None:
         after = presence(sorted(keys), owner)
-        affected = [table.claim(owner, self.claimed[owner], after) for table in self.both]
+        affected = [table.replace(owner, self.claimed[owner], after) for table in self.both]
         assert affected[0] == affected[1]
         self.claimed[owner] = after
 
     @stateful.rule(owner=st.sampled_from(OWNERS), key=KEYS)
-    def want(self, owner: Owner, key: str) -> None:
-        losers = [table.want(key, owner, owner) for table in self.both]
+    def desire(self, owner: Owner, key: str) -> None:
+        losers = [table.desire(key, owner, owner) for table in self.both]
         assert losers[0] == losers[1]
         self.claimed[owner] = {**self.claimed[owner], key: owner}
 
@@ -139,8 +139,8 @@ class BothTables(stateful.RuleBasedStateMachine):
         assert table.observed == model.observed
         for key in "abcdef":
             assert (key in table.observed, table.observed.get(key)) == (key in model.observed, model.observed.get(key))
-            assert table.wanting(key) == model.wanting(key)
-            assert [table.is_held_by(key, owner) for owner in OWNERS] == [model.is_held_by(key, owner) for owner in OWNERS]
+            assert table.owners_of(key) == model.owners_of(key)
+            assert [table.is_owned_by(key, owner) for owner in OWNERS] == [model.is_owned_by(key, owner) for owner in OWNERS]
         assert len(table.observed) == len(model.observed)
         assert sorted(table.observed) == sorted(model.observed)
         assert table.observed.keys() == model.observed.keys()

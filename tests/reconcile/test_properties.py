@@ -26,7 +26,7 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import EndpointSlice, Service
-from ipvsproxy.reconcile.claims import Claims
+from ipvsproxy.reconcile.tables import Tables
 from tests.reconcile import examples, simulation
 from tests.support import builders, fake_kernel
 
@@ -252,8 +252,8 @@ class AnyHistory(stateful.RuleBasedStateMachine):
 
     @stateful.invariant()
     def what_differs_is_known_by_its_table(self) -> None:
-        claims = self.node.reconciler._claims
-        assert set(claims.unequal) == {table for table in examples.tables_of(claims) if table.pending or table.surplus}
+        tables = self.node.reconciler._tables
+        assert set(tables.unequal) == {table for table in examples.tables_of(tables) if table.pending or table.surplus}
 
     @stateful.invariant()
     def what_is_not_ours_is_as_it_was(self) -> None:
@@ -310,7 +310,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         )
 
     def _wants(self, key: VirtualServerKey, real_server: RealServerKey) -> bool:
-        wanted = self.node.reconciler._claims.virtual_servers.desired.get(key)
+        wanted = self.node.reconciler._tables.virtual_servers.desired.get(key)
         return wanted is not None and real_server in wanted.real_servers
 
     def _is_wanted(self, key: VirtualServerKey) -> bool:
@@ -345,17 +345,17 @@ test_any_history_ends_in_the_state_computed_from_scratch = AnyHistory.TestCase
 
 def _claimed(changes: list[tuple[str, Service | None, EndpointSlice | None]]) -> Mapping[str, object]:
     """What is claimed after these changes, and who waits."""
-    claims = Claims(lambda _wanted, _seen: False, lambda _: False)
+    tables = Tables(lambda _wanted, _seen: False, lambda _: False)
     node = simulation.SimulatedNode()
     for name, service, slices in changes:
         if service and slices:
             node.put(service, slices)
-        claims.put(builders.service(name).name, node.states[service.name] if service else None)
+        tables.put(builders.service(name).name, node.states[service.name] if service else None)
     return {
-        "desired": [table.desired for table in examples.tables_of(claims)],
-        "owners": {key: wanted.owner for key, wanted in claims.virtual_servers.desired.items()},
-        "waiting": frozenset(conflict for table in examples.tables_of(claims) for conflict in table.conflicts()),
-        "refused": claims.refused(),
+        "desired": [table.desired for table in examples.tables_of(tables)],
+        "owners": {key: wanted.owner for key, wanted in tables.virtual_servers.desired.items()},
+        "waiting": frozenset(conflict for table in examples.tables_of(tables) for conflict in table.conflicts()),
+        "refused": tables.refused(),
     }
 
 

@@ -159,10 +159,10 @@ def test_rules_are_added_before_every_service_has_spoken_unless_one_would_be_los
 ) -> None:
     reconciler = Reconciler(Policy())
     wanted = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP, RETURN), OTHER_CHAIN: (DROP,)}, jumps=())
-    reconciler._claims.put_skeleton(wanted)
+    reconciler.put_skeleton(wanted)
     if seen is not None:
         image = ObservedSkeleton(family=Family.IPV4, chains=seen, jumps=frozenset())
-        reconciler._claims.skeletons.notice(Family.IPV4, image)
+        reconciler._tables.skeletons.notice(Family.IPV4, image)
     planned = reconciler.plan(0, only_additions=True).operations
     assert planned == ([Operation(Verb.SET, wanted)] if is_planned else [])
     assert reconciler.plan(0).operations == [Operation(Verb.SET, wanted)]
@@ -171,9 +171,9 @@ def test_rules_are_added_before_every_service_has_spoken_unless_one_would_be_los
 def test_rules_of_a_table_that_cannot_be_read_are_not_written_before_every_service_has_spoken() -> None:
     reconciler = Reconciler(Policy())
     desired = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP,)}, jumps=())
-    reconciler._claims.put_skeleton(desired)
+    reconciler.put_skeleton(desired)
     hidden = ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(), hidden=frozenset({"filter"}))
-    reconciler._claims.skeletons.notice(Family.IPV4, hidden)
+    reconciler._tables.skeletons.notice(Family.IPV4, hidden)
     assert reconciler.plan(0, only_additions=True).operations == []
     assert reconciler.plan(0).operations == [Operation(Verb.SET, desired)]
 
@@ -203,7 +203,7 @@ def test_after_a_restart_no_rule_goes_before_every_service_has_spoken() -> None:
 
 def test_what_is_in_force_as_it_was_wanted_shares_its_weights_and_a_change_leaves_the_wish_alone() -> None:
     node = running("10.244.0.1", "10.244.0.2")
-    table = node.reconciler._claims.virtual_servers
+    table = node.reconciler._tables.virtual_servers
     wanted = table.desired[KEY]
     assert table.observed[KEY].real_servers is wanted.weights
     node.put(*web("10.244.0.1"))
@@ -218,8 +218,8 @@ def test_a_real_server_that_is_changed_with_its_virtual_server_leaves_the_wish_a
     outcomes = [Outcome(one) for one in node.plan().operations]
     gone = Outcome(Operation(Verb.REMOVE, RealServers.of(KEY, builders.backend("10.244.0.1"))))
     node.reconciler.settle([*outcomes, gone], node.now)
-    assert node.reconciler._claims.virtual_servers.desired[KEY].weights == {builders.backend("10.244.0.1"): 1}
-    assert node.reconciler._claims.virtual_servers.observed[KEY].real_servers == {}
+    assert node.reconciler._tables.virtual_servers.desired[KEY].weights == {builders.backend("10.244.0.1"): 1}
+    assert node.reconciler._tables.virtual_servers.observed[KEY].real_servers == {}
 
 
 # Flows.

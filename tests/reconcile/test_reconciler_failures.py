@@ -84,7 +84,7 @@ def test_changed_rules_are_tried_at_once_though_the_former_ones_failed() -> None
 def test_rules_of_both_families_that_fail_wait_both() -> None:
     reconciler = Reconciler(Policy())
     for family in Family:
-        reconciler._claims.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
+        reconciler.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
     failing = reconciler.plan(0).operations
     assert [operation.item.family for operation in failing if isinstance(operation.item, Skeleton)] == list(Family)
     reconciler.settle([Outcome(operation, "no such table", errno.ENOENT) for operation in failing], 0)
@@ -95,7 +95,7 @@ def test_rules_of_both_families_that_fail_wait_both() -> None:
 def test_rules_that_are_under_way_are_asked_about_when_they_are_over() -> None:
     reconciler = Reconciler(Policy())
     for family in Family:
-        reconciler._claims.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
+        reconciler.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
     begun = reconciler.plan(0).operations
     reconciler.settle([Outcome(operation, "still at it", errno.EINPROGRESS) for operation in begun], 0)
     assert not reconciler.plan(30).operations
@@ -230,7 +230,7 @@ def test_a_setting_that_cannot_be_written_is_tried_again_when_it_changes_and_hol
     node.put(*web("10.244.0.1"))
     assert (Verb.SET, Sysctl) in kinds(node.sync())
     assert weights(node) == {ONE: 1}
-    assert (node.reconciler.pending, set(node.reconciler._claims.settings_given_up)) == (0, {simulation.SYSCTL.path})
+    assert (node.reconciler.pending, set(node.reconciler._tables.settings_given_up)) == (0, {simulation.SYSCTL.path})
     assert node.reconciler.next_s() is None
     node.observe()
     assert kinds(node.sync(after_s=600)) == []
@@ -242,7 +242,7 @@ def test_a_setting_that_cannot_be_written_is_tried_again_when_it_changes_and_hol
     node.observe()
     node.sync()
     assert kernel.sysctls == {simulation.SYSCTL.path: "1"}
-    assert (node.reconciler.pending, node.reconciler._claims.settings_given_up) == (0, {})
+    assert (node.reconciler.pending, node.reconciler._tables.settings_given_up) == (0, {})
 
 
 def test_a_setting_that_was_refused_is_tried_again_when_another_value_is_wanted() -> None:
@@ -251,7 +251,7 @@ def test_a_setting_that_was_refused_is_tried_again_when_another_value_is_wanted(
     node = simulation.SimulatedNode(kernel)
     node.sync()
     assert kinds(node.sync()) == []
-    node.reconciler._claims.put_node(tuple(Family), [simulation.SYSCTL._replace(value="2")], None)
+    node.reconciler.put_node(tuple(Family), [simulation.SYSCTL._replace(value="2")], None)
     node.sync()
     assert kernel.sysctls == {simulation.SYSCTL.path: "2"}
 

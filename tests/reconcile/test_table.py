@@ -25,7 +25,7 @@ def pending(wishes: Table[str, tuple[Owner, int], int]) -> Collection[str]:
 
 def test_a_wanted_key_is_pending_until_the_kernel_holds_what_is_wanted() -> None:
     wishes = table()
-    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    wishes.replace(OLD, {}, {"key": (OLD, 1)})
     assert pending(wishes) == ["key"]
     wishes.confirm("key", 2)
     assert pending(wishes) == ["key"]
@@ -35,9 +35,9 @@ def test_a_wanted_key_is_pending_until_the_kernel_holds_what_is_wanted() -> None
 
 def test_a_key_that_nobody_wants_any_more_is_pending_until_it_is_gone() -> None:
     wishes = table()
-    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    wishes.replace(OLD, {}, {"key": (OLD, 1)})
     wishes.confirm("key", 1)
-    wishes.claim(OLD, {"key": (OLD, 1)}, {})
+    wishes.replace(OLD, {"key": (OLD, 1)}, {})
     assert pending(wishes) == ["key"]
     wishes.confirm("key", None)
     assert (pending(wishes), dict(wishes.observed)) == ([], {})
@@ -45,8 +45,8 @@ def test_a_key_that_nobody_wants_any_more_is_pending_until_it_is_gone() -> None:
 
 def test_a_wish_given_up_before_it_was_fulfilled_leaves_nothing_to_do() -> None:
     wishes = table()
-    wishes.claim(OLD, {}, {"key": (OLD, 1)})
-    wishes.claim(OLD, {"key": (OLD, 1)}, {})
+    wishes.replace(OLD, {}, {"key": (OLD, 1)})
+    wishes.replace(OLD, {"key": (OLD, 1)}, {})
     assert pending(wishes) == []
 
 
@@ -59,7 +59,7 @@ def test_several_keys_that_are_confirmed_at_once_are_as_one_by_one() -> None:
         )
         wishes.observe({"theirs": 3, "unwanted": 3}, lambda _: False)
         keys = ["new", "other value", "theirs", "unwanted", "in force"]
-        wishes.claim(OLD, {}, {key: (OLD, 1 if key == "other value" else 2) for key in (*keys, "left") if key != "unwanted"})
+        wishes.replace(OLD, {}, {key: (OLD, 1 if key == "other value" else 2) for key in (*keys, "left") if key != "unwanted"})
         wishes.confirm("in force", 2)
         for together in (keys,) if at_once else ():
             wishes.confirm_all(together, 2)
@@ -67,7 +67,7 @@ def test_several_keys_that_are_confirmed_at_once_are_as_one_by_one() -> None:
             wishes.confirm(key, 2)
         before = pending(wishes), dict(wishes.observed), set(wishes.foreign), bool(unequal)
         for key in ("other value", "left"):
-            wishes.claim(OLD, {key: (OLD, 1)}, {key: (OLD, 4)})
+            wishes.replace(OLD, {key: (OLD, 1)}, {key: (OLD, 4)})
         wishes.confirm("unwanted", None)
         wishes.confirm_all(("other value", "left"), 4)
         found.append((before, pending(wishes), dict(wishes.observed), bool(unequal)))
@@ -79,11 +79,11 @@ def test_several_keys_that_are_confirmed_at_once_are_as_one_by_one() -> None:
 def test_the_oldest_owner_has_the_key_whoever_comes_first() -> None:
     for first, second in ((OLD, YOUNG), (YOUNG, OLD)):
         wishes = table()
-        wishes.claim(first, {}, {"key": (first, 1)})
-        affected = wishes.claim(second, {}, {"key": (second, 2)})
+        wishes.replace(first, {}, {"key": (first, 1)})
+        affected = wishes.replace(second, {}, {"key": (second, 2)})
         assert wishes.desired["key"][0] == OLD
-        assert wishes.is_held_by("key", OLD)
-        assert not wishes.is_held_by("key", YOUNG)
+        assert wishes.is_owned_by("key", OLD)
+        assert not wishes.is_owned_by("key", YOUNG)
         assert list(wishes.conflicts()) == [Conflict("key", OLD, (YOUNG,))]
         assert affected == ({YOUNG} if second == OLD else set())
 
@@ -91,35 +91,35 @@ def test_the_oldest_owner_has_the_key_whoever_comes_first() -> None:
 def test_the_next_oldest_takes_over_when_the_winner_goes() -> None:
     wishes = table()
     for owner in (MIDDLE, YOUNG, OLD):
-        wishes.claim(owner, {}, {"key": (owner, int(owner.created_s))})
-    assert wishes.claim(OLD, {"key": (OLD, 1)}, {}) == {MIDDLE}
+        wishes.replace(owner, {}, {"key": (owner, int(owner.created_s))})
+    assert wishes.replace(OLD, {"key": (OLD, 1)}, {}) == {MIDDLE}
     assert wishes.desired["key"] == (MIDDLE, 2)
-    assert wishes.claim(MIDDLE, {"key": (MIDDLE, 2)}, {}) == {YOUNG}
+    assert wishes.replace(MIDDLE, {"key": (MIDDLE, 2)}, {}) == {YOUNG}
     assert wishes.desired["key"] == (YOUNG, 3)
     assert list(wishes.conflicts()) == []
 
 
 def test_an_owner_that_goes_while_it_waits_changes_nothing_for_the_winner() -> None:
     wishes = table()
-    wishes.claim(OLD, {}, {"key": (OLD, 1)})
-    wishes.claim(YOUNG, {}, {"key": (YOUNG, 2)})
-    assert wishes.claim(YOUNG, {"key": (YOUNG, 2)}, {}) == set()
+    wishes.replace(OLD, {}, {"key": (OLD, 1)})
+    wishes.replace(YOUNG, {}, {"key": (YOUNG, 2)})
+    assert wishes.replace(YOUNG, {"key": (YOUNG, 2)}, {}) == set()
     assert wishes.desired["key"] == (OLD, 1)
     assert list(wishes.conflicts()) == []
 
 
 def test_an_owner_that_waits_may_change_its_wish_meanwhile() -> None:
     wishes = table()
-    wishes.claim(OLD, {}, {"key": (OLD, 1)})
-    wishes.claim(YOUNG, {}, {"key": (YOUNG, 2)})
-    wishes.claim(YOUNG, {"key": (YOUNG, 2)}, {"key": (YOUNG, 3)})
-    wishes.claim(OLD, {"key": (OLD, 1)}, {})
+    wishes.replace(OLD, {}, {"key": (OLD, 1)})
+    wishes.replace(YOUNG, {}, {"key": (YOUNG, 2)})
+    wishes.replace(YOUNG, {"key": (YOUNG, 2)}, {"key": (YOUNG, 3)})
+    wishes.replace(OLD, {"key": (OLD, 1)}, {})
     assert wishes.desired["key"] == (YOUNG, 3)
 
 
 def test_a_key_that_nobody_holds_is_held_by_nobody() -> None:
-    assert not table().is_held_by("key", OLD)
-    assert list(table().wanting("key")) == []
+    assert not table().is_owned_by("key", OLD)
+    assert list(table().owners_of("key")) == []
 
 
 def test_what_is_not_ours_is_not_removed() -> None:
@@ -132,35 +132,35 @@ def test_what_is_not_ours_is_not_removed() -> None:
 def test_what_is_not_ours_stays_when_a_wish_for_it_is_given_up_before_we_touched_it() -> None:
     wishes = table()
     wishes.observe({"theirs": 1}, ours())
-    wishes.claim(OLD, {}, {"theirs": (OLD, 2)})
+    wishes.replace(OLD, {}, {"theirs": (OLD, 2)})
     assert pending(wishes) == ["theirs"]
-    wishes.claim(OLD, {"theirs": (OLD, 2)}, {})
+    wishes.replace(OLD, {"theirs": (OLD, 2)}, {})
     assert pending(wishes) == []
 
 
 def test_what_is_not_ours_stays_though_it_was_wanted_when_it_was_seen() -> None:
     wishes = table()
-    wishes.claim(OLD, {}, {"theirs": (OLD, 1)})
+    wishes.replace(OLD, {}, {"theirs": (OLD, 1)})
     wishes.observe({"theirs": 1}, ours())
-    wishes.claim(OLD, {"theirs": (OLD, 1)}, {})
+    wishes.replace(OLD, {"theirs": (OLD, 1)}, {})
     assert pending(wishes) == []
 
 
 def test_what_we_changed_is_ours() -> None:
     wishes = table()
     wishes.observe({"theirs": 1}, ours())
-    wishes.claim(OLD, {}, {"theirs": (OLD, 2)})
+    wishes.replace(OLD, {}, {"theirs": (OLD, 2)})
     wishes.confirm("theirs", 2)
     assert not wishes.foreign
-    wishes.claim(OLD, {"theirs": (OLD, 2)}, {})
+    wishes.replace(OLD, {"theirs": (OLD, 2)}, {})
     assert pending(wishes) == ["theirs"]
 
 
 def test_what_was_ours_stays_ours_when_nothing_witnesses_it_any_more() -> None:
     wishes = table()
-    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    wishes.replace(OLD, {}, {"key": (OLD, 1)})
     wishes.confirm("key", 1)
-    wishes.claim(OLD, {"key": (OLD, 1)}, {})
+    wishes.replace(OLD, {"key": (OLD, 1)}, {})
     wishes.observe({"key": 1}, ours())
     assert pending(wishes) == ["key"]
 
@@ -177,13 +177,13 @@ def test_protected_keys_are_never_removed_but_changed_when_wanted() -> None:
     wishes = table(lambda key: key == "protected")
     wishes.observe({"protected": 1}, ours("protected"))
     assert pending(wishes) == []
-    wishes.claim(OLD, {}, {"protected": (OLD, 2)})
+    wishes.replace(OLD, {}, {"protected": (OLD, 2)})
     assert pending(wishes) == ["protected"]
 
 
 def test_drift_is_pending_in_both_directions() -> None:
     wishes = table()
-    wishes.claim(OLD, {}, {"changed": (OLD, 1), "lost": (OLD, 1), "kept": (OLD, 1)})
+    wishes.replace(OLD, {}, {"changed": (OLD, 1), "lost": (OLD, 1), "kept": (OLD, 1)})
     for key in ("changed", "lost", "kept"):
         wishes.confirm(key, 1)
     wishes.observe({"changed": 2, "kept": 1, "stray": 1}, ours("stray"))
@@ -195,7 +195,7 @@ def test_a_long_listing_is_compared_with_pauses_and_to_the_same_end() -> None:
     listing = {str(number): 1 for number in range(2 * KEYS_AT_ONCE)}
     at_once, in_parts = table(), table()
     for wishes in (at_once, in_parts):
-        wishes.claim(OLD, {}, wanted)
+        wishes.replace(OLD, {}, wanted)
     at_once.observe(listing, ours(*wanted))
     assert sum(1 for _ in in_parts.observing(listing, ours(*wanted))) == 4
     assert list(at_once.pending) == list(in_parts.pending) == [key for key in wanted if key != "1"]
@@ -210,7 +210,7 @@ def test_keys_of_one_value_are_compared_as_a_listing_is() -> None:
     keys = {str(number) for number in range(2 * KEYS_AT_ONCE)}
     by_listing, by_keys = table(), table()
     for wishes in (by_listing, by_keys):
-        wishes.claim(OLD, {}, {"0": (OLD, 1), "1": (OLD, 2), "missing": (OLD, 1)})
+        wishes.replace(OLD, {}, {"0": (OLD, 1), "1": (OLD, 2), "missing": (OLD, 1)})
         wishes.observe({"0": 1, "gone": 1, "theirs": 1}, ours("0", "gone"))
     by_listing.observe(dict.fromkeys(keys, 1), ours("1"))
     pauses = sum(1 for _ in by_keys.observing_all(keys, 1, ours("1")))
@@ -229,7 +229,7 @@ def observe_some(wishes: Table[str, tuple[Owner, int], int], seen: Mapping[str, 
 
 def test_what_is_read_by_itself_says_nothing_of_others() -> None:
     wishes = table()
-    wishes.claim(OLD, {}, {"kept": (OLD, 1), "lost": (OLD, 1), "changed": (OLD, 1)})
+    wishes.replace(OLD, {}, {"kept": (OLD, 1), "lost": (OLD, 1), "changed": (OLD, 1)})
     wishes.observe({"kept": 1, "lost": 1, "changed": 1, "left": 1}, ours("kept", "lost", "changed"))
     observe_some(wishes, {"lost": None, "changed": 2, "stray": 1, "never": None, "left": None}, "stray")
     assert wishes.observed == {"kept": 1, "changed": 2, "stray": 1}
@@ -256,16 +256,16 @@ def test_a_claim_compares_only_the_keys_it_changes() -> None:
 
     wishes: Table[str, tuple[Owner, int], int] = Table(lambda wanted: wanted[0], differs, lambda _: False)
     before = {str(number): (OLD, number) for number in range(100)}
-    wishes.claim(OLD, {}, before)
+    wishes.replace(OLD, {}, before)
     wishes.observe({str(number): number for number in range(100)}, ours())
     compared.clear()
-    wishes.claim(OLD, before, before | {"7": (OLD, 700)})
+    wishes.replace(OLD, before, before | {"7": (OLD, 700)})
     assert compared == [700]
 
 
 def test_what_was_changed_behind_our_back_is_counted_once_and_not_at_the_first_look() -> None:
     wishes = table()
-    wishes.claim(OLD, {}, {"kept": (OLD, 1), "lost": (OLD, 1), "changed": (OLD, 1), "never": (OLD, 1)})
+    wishes.replace(OLD, {}, {"kept": (OLD, 1), "lost": (OLD, 1), "changed": (OLD, 1), "never": (OLD, 1)})
     wishes.observe({"kept": 1, "lost": 1, "changed": 1, "old": 1}, ours("kept", "lost", "changed", "old"))
     assert wishes.drifted == 0, "what a former process left is no drift"
     wishes.confirm("old", None)
@@ -278,7 +278,7 @@ def test_what_was_changed_behind_our_back_is_counted_once_and_not_at_the_first_l
 
 def test_what_differed_already_is_counted_when_it_changes_and_is_not_named_again() -> None:
     wishes = table()
-    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    wishes.replace(OLD, {}, {"key": (OLD, 1)})
     wishes.observe({"key": 1}, ours("key"))
     wishes.observe({"key": 2, "stray": 1}, ours("key", "stray"))
     assert (wishes.drifted, sorted(wishes.take_drifted())) == (2, ["key", "stray"])
@@ -295,14 +295,14 @@ def test_what_differed_already_is_counted_when_it_changes_and_is_not_named_again
 def test_what_turns_out_to_be_as_wanted_is_no_drift() -> None:
     wishes = table()
     wishes.observe({}, ours())
-    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    wishes.replace(OLD, {}, {"key": (OLD, 1)})
     wishes.observe({"key": 1}, ours())  # it was added, and the answer was lost
     assert wishes.drifted == 0
 
 
 def test_a_key_that_is_noticed_alone_counts_as_well() -> None:
     wishes = table()
-    wishes.claim(OLD, {}, {"key": (OLD, 1)})
+    wishes.replace(OLD, {}, {"key": (OLD, 1)})
     wishes.notice("key", 3)
     assert (wishes.drifted, pending(wishes)) == (0, ["key"])
     wishes.confirm("key", 1)

@@ -87,7 +87,7 @@ def test_a_restart_that_sends_what_is_there_already_has_written() -> None:
 def test_the_longest_of_all_holds_must_be_short_whatever_the_median() -> None:
     held = {"held_ms": 9.0, "held_best_ms": 8.0, "held_most_ms": 31.0, "wall_s": 0.5, "cpu_s": 0.5, "times": 5, "counts": {}}
     scrape = {**held, "change_ms": 2.0, "series": 5, "bytes": 100}
-    audit = {**held, "operations": 0, "look": held}
+    audit = {**held, "operations": 0, "poll": held}
     missed = [
         (row.case, row.figure)
         for row in (*figures.audit([{"audit": audit}]), *figures.scrape([{"scrape": scrape, "resident_after_mb": 100.0}]))

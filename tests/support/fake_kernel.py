@@ -111,7 +111,7 @@ class FakeKernel:
         self._known: set[VirtualServerKey] = set()
         """The virtual servers that were told of, or asked for, at any time: a look tells of them when they are gone."""
         self._told: dict[VirtualServerKey, ObservedVirtualServer | None] = {}
-        """What ``look`` told of them, unless they were written since."""
+        """What ``poll`` told of them, unless they were written since."""
         self._failures: list[Failure] = []
 
     def fail(self, predicate: Callable[[Operation], bool], number: int = errno.EIO, *, times: int = 1) -> None:
@@ -156,7 +156,7 @@ class FakeKernel:
             **readable,  # type: ignore[arg-type]  # the names are those of the fields
         )
 
-    def look(
+    def poll(
         self,
         sets: Collection[str] = tuple(IP_SETS),
         families: Iterable[Family] = tuple(Family),

@@ -239,15 +239,15 @@ def from_scratch(store: Store, settings: view.Settings, like: FakeKernel) -> Con
     api_servers = builders.api_servers(store.slices_of(ServiceName("default", "kubernetes")))
     seen = view.view_node(settings, builders.THIS_NODE, store.node(builders.THIS_NODE), kernel.host_addresses, api_servers)
     reconciler = Reconciler(Policy())
-    reconciler._claims.put_node(settings.families, SYSCTLS, TIMEOUTS)
-    reconciler._observer.observe(kernel.observe(), 0)
+    reconciler.put_node(settings.families, SYSCTLS, TIMEOUTS)
+    reconciler.observe(kernel.observe(), 0)
     for name, service in store.services.items():
         reconciler.put(name, state.translate(service, store.slices_of(name), seen, settings))
     while True:
         for family in settings.families:
-            claims = reconciler._claims
-            rules = skeleton.build_skeleton(family, settings, seen, claims.occupied(family), claims.refused())
-            claims.put_skeleton(rules)
+            tables = reconciler._tables
+            rules = skeleton.build_skeleton(family, settings, seen, tables.occupied(family), tables.refused())
+            tables.put_skeleton(rules)
         operations = reconciler.plan(0).operations
         if not operations:
             assert reconciler.pending == 0

@@ -25,7 +25,7 @@ class Bucket:
         return True
 
 
-class Allowances(Generic[Subject]):
+class RateLimits(Generic[Subject]):
     """An allowance for each subject; those of the ``most`` newest subjects are remembered."""
 
     def __init__(self, burst: int, refill_s: float, most: int) -> None:

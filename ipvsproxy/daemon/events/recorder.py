@@ -101,7 +101,7 @@ class Recorder:
         self._wall_clock = wall_clock
         self._dice = dice or random.Random()  # noqa: S311 - no secret
         self._all = rate_limit.Bucket(BURST, REFILL_S, clock())
-        self._objects: rate_limit.Allowances[Regarding] = rate_limit.Allowances(OBJECT_BURST, OBJECT_REFILL_S, MOST_OBJECTS)
+        self._objects: rate_limit.RateLimits[Regarding] = rate_limit.RateLimits(OBJECT_BURST, OBJECT_REFILL_S, MOST_OBJECTS)
         self._repeats: dict[KubernetesEvent, int] = {}
         self._pending: dict[KubernetesEvent, _Pending] = {}
         self._wake = asyncio.Event()

@@ -116,13 +116,13 @@ class Engine:
 
     def kernel_changed(self) -> None:
         """Somebody else changed what is ours."""
-        self._reader.look_due_s = 0.0
+        self._reader.poll_due_s = 0.0
         self._wake.set()
 
     def rules_ended(self) -> None:
         """A program of iptables is over that took so long that nobody waited for it."""
         self._reconciler.rules_ended()
-        self._reader.look_due_s = 0.0
+        self._reader.poll_due_s = 0.0
         self._is_wanted = True
         self._wake.set()
 
@@ -170,7 +170,7 @@ class Engine:
         self._put_node()
         # What could not be read is programmed all the same, and nothing of it is removed: it is read again soon.
         await self._reader.observe()
-        self._translator.look_at_node(self._reader.addresses, self._clock())
+        self._translator.update_view(self._reader.addresses, self._clock())
         report = _NOTHING
         names = [name for name in FIRST_SERVICES if name in self._store.services]
         if names:
@@ -252,7 +252,7 @@ class Engine:
             if not is_read:
                 self._translator.lacks_addresses(observed)
         self._reader.has_drifted = False
-        seen = self._translator.look_at_node(self._reader.addresses, observed)
+        seen = self._translator.update_view(self._reader.addresses, observed)
         changes = self._store.take()
         translated = observed
         for names in _batches(changes.services):
@@ -303,7 +303,7 @@ class Engine:
             plan = self._reconciler.plan(now, only_additions=self._store.may_lack_all)
             if plan.operations:
                 total = _sum(total, await self._apply(plan, now))
-            elif not await self._look_at_drains(now):
+            elif not await self._read_due_drains(now):
                 return dataclasses.replace(total, pending=self._reconciler.pending)
             now = self._clock()
 
@@ -321,7 +321,7 @@ class Engine:
         self._reconciler.note_connections(applied.connections, now)
         return report
 
-    async def _look_at_drains(self, now: float) -> bool:
+    async def _read_due_drains(self, now: float) -> bool:
         """Read the connection counts that are due; whether that left something to do."""
         due = self._reconciler.drains_due(now)
         if not due:

@@ -103,7 +103,7 @@ class Journal:
         self._clock = clock
         self._lines = rate_limit.Bucket(BURST, REFILL_S, clock())
         self._syncs = rate_limit.Bucket(SYNCS_BURST, SYNCS_REFILL_S, clock())
-        self._subjects: rate_limit.Allowances[object] = rate_limit.Allowances(SUBJECT_BURST, SUBJECT_REFILL_S, MOST_SUBJECTS)
+        self._subjects: rate_limit.RateLimits[object] = rate_limit.RateLimits(SUBJECT_BURST, SUBJECT_REFILL_S, MOST_SUBJECTS)
         self._untold = 0
         self._untold_syncs = 0
         self._conflicts: frozenset[Conflict] = frozenset()

@@ -22,7 +22,7 @@ class Kernel(Protocol):
         A part that cannot be read is None, and has a sentence in ``errors``.
         """
 
-    def look(
+    def poll(
         self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool
     ) -> Iterator[Observation]:
         """The same part by part, each read when it is asked for. Unless ``thorough``, only parts that may have changed."""

@@ -24,17 +24,17 @@ from ipvsproxy.model.plan import Report
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.reconciler import Reconciler
 
-LOOK_INTERVAL_S = 3.0
+POLL_INTERVAL_S = 3.0
 """Between two looks at the kernel, at least."""
-LOOK_INTERVAL_AFTER_FAILURE_S = 10.0
+POLL_INTERVAL_AFTER_FAILURE_S = 10.0
 """While a part cannot be read the others are still looked at. All of it is tried again with growing patience meanwhile."""
-LOOK_SHARE = 0.05
+POLL_SHARE = 0.05
 """Of one processor, for looks: those that take long come more seldom. Of 10,000 Services of 10 endpoints they take 0.2 s."""
 AUDIT_SHARE = 0.1
 """Likewise for audits: where one takes longer than a tenth of the interval that is asked for, the interval is longer. The kernel
 walks its table from the beginning for each 4 kB that it prints, so reading it costs with the square of its size."""
 REST_FACTOR = 4
-"""After a reading comes a pause of this many times its cost, up to ``LOOK_INTERVAL_S``, even if the kernel tells of changes: who
+"""After a reading comes a pause of this many times its cost, up to ``POLL_INTERVAL_S``, even if the kernel tells of changes: who
 makes them all the time does not get a processor for it."""
 FIRST_RESYNC_DELAY_S = 1.0
 LONGEST_RESYNC_DELAY_S = 60.0
@@ -60,7 +60,7 @@ class _Reading:
 class KernelReader:
     """Reads the kernel for a reconciler.
 
-    ``audit_due_s`` and ``look_due_s`` are times of ``clock``; who sets them to 0 has it read now, or again after what is under
+    ``audit_due_s`` and ``poll_due_s`` are times of ``clock``; who sets them to 0 has it read now, or again after what is under
     way. ``addresses`` are those of all interfaces but our device. ``has_drifted``: something was found that somebody else has
     changed; who sees to it sets it back. ``has_audited``: an audit has come to its end; ``synced`` sets it back.
     ``unreadable`` holds why parts of the kernel could not be read when that was last tried, one sentence each.
@@ -78,7 +78,7 @@ class KernelReader:
         self.families: Collection[Family] = ()
         self.audit_interval_s = math.inf
         self.audit_due_s = 0.0
-        self.look_due_s = 0.0
+        self.poll_due_s = 0.0
         self.addresses: tuple[InterfaceAddress, ...] = ()
         self.has_drifted = False
         self.has_audited = False
@@ -86,7 +86,7 @@ class KernelReader:
         self._reading: _Reading | None = None
         self._rest_ends_s = 0.0
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
-        self._look_cost_s = 0.0
+        self._poll_cost_s = 0.0
         self._reconciler = reconciler
         self._kernel = kernel
         self._journal = journal
@@ -97,7 +97,7 @@ class KernelReader:
         """Read the whole kernel; whether all of it could be read. What could not stays as it was believed to be."""
         now = self._clock()
         # Before it is read: what changes meanwhile asks for another reading.
-        self.audit_due_s, self.look_due_s = now + self.audit_interval_s, now + LOOK_INTERVAL_S
+        self.audit_due_s, self.poll_due_s = now + self.audit_interval_s, now + POLL_INTERVAL_S
         self._reading = None
         sets, families, sysctls = self._subjects()
         seen = await self._kernel.call(lambda kernel: kernel.observe(sets, families, sysctls))
@@ -108,7 +108,7 @@ class KernelReader:
     @property
     def next_part_s(self) -> float:
         """When ``read_on`` has something to do: at once while a reading is under way, and after a rest when it is over."""
-        return 0.0 if self._reading else max(self._rest_ends_s, min(self.look_due_s, self.audit_due_s))
+        return 0.0 if self._reading else max(self._rest_ends_s, min(self.poll_due_s, self.audit_due_s))
 
     async def read_on(self) -> None:
         """Take one part of an audit or a look; one is begun if none is under way."""
@@ -121,11 +121,11 @@ class KernelReader:
         if self._reading is None:
             is_audit = self.audit_due_s <= now
             # Until it is over, and known what it costs; what changes meanwhile asks for another reading.
-            self.look_due_s = math.inf
+            self.poll_due_s = math.inf
             if is_audit:
                 self.audit_due_s = math.inf
             sets, families, sysctls = self._subjects()
-            parts = await self._kernel.call(lambda kernel: kernel.look(sets, families, sysctls, thorough=is_audit))
+            parts = await self._kernel.call(lambda kernel: kernel.poll(sets, families, sysctls, thorough=is_audit))
             self._reading = _Reading(parts, is_audit, now)
         reading = self._reading
         seen = await self._kernel.call(lambda _: next(reading.parts, None))
@@ -151,11 +151,11 @@ class KernelReader:
         if done.is_audit:
             self.audit_due_s = min(self.audit_due_s, done.began_s + max(self.audit_interval_s, done.cost_s / AUDIT_SHARE))
             # No look costs more than an audit: one that did once would keep all others away, if audits come more often than that.
-            self._look_cost_s = min(self._look_cost_s, done.cost_s)
+            self._poll_cost_s = min(self._poll_cost_s, done.cost_s)
         else:
-            self._look_cost_s = done.cost_s
-        self.look_due_s = min(self.look_due_s, done.began_s + max(LOOK_INTERVAL_S, self._look_cost_s / LOOK_SHARE))
-        self._rest_ends_s = now + min(LOOK_INTERVAL_S, REST_FACTOR * done.cost_s)
+            self._poll_cost_s = done.cost_s
+        self.poll_due_s = min(self.poll_due_s, done.began_s + max(POLL_INTERVAL_S, self._poll_cost_s / POLL_SHARE))
+        self._rest_ends_s = now + min(POLL_INTERVAL_S, REST_FACTOR * done.cost_s)
         self.has_audited |= done.is_audit
         self._note_errors(done.errors, is_audit=done.is_audit)
 
@@ -180,8 +180,8 @@ class KernelReader:
         if self.unreadable and not errors:
             log.info("kernel_readable")
         self.unreadable = frozenset(errors)
-        if errors and self.look_due_s:  # 0: what somebody told of meanwhile is not put off
-            self.look_due_s = self._clock() + LOOK_INTERVAL_AFTER_FAILURE_S
+        if errors and self.poll_due_s:  # 0: what somebody told of meanwhile is not put off
+            self.poll_due_s = self._clock() + POLL_INTERVAL_AFTER_FAILURE_S
         if new_errors or (errors and is_audit):
             self._read_again_soon()
 

@@ -28,9 +28,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Translator:
-    """Has a reconciler know what is desired. Nothing is, of any Service, before ``look_at_node`` was called.
+    """Has a reconciler know what is desired. Nothing is, of any Service, before ``update_view`` was called.
 
-    In this order: ``put_node``, ``look_at_node``, ``put`` or ``putting`` for the Services that have changed in the store, and
+    In this order: ``put_node``, ``update_view``, ``put`` or ``putting`` for the Services that have changed in the store, and
     ``put_skeletons`` or ``put_settled_skeletons``, since rules follow from what the Services want.
 
     ``settings`` are the operator's choices for Services and rules.
@@ -86,7 +86,7 @@ class Translator:
         self._put_node_port_ranges(self._store.node(self._node_name))
         self._reconciler.put_node(self.settings.families, self._sysctls, self._timeouts)
 
-    def look_at_node(self, addresses: tuple[InterfaceAddress, ...], now: float) -> view.NodeView:
+    def update_view(self, addresses: tuple[InterfaceAddress, ...], now: float) -> view.NodeView:
         """See the node with these addresses of its interfaces; where it differs from before, every Service may be concerned.
 
         These have changed ``now`` then, in the store. Node ports stay for a while on addresses that are not there any more.

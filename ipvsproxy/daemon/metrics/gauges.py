@@ -1,6 +1,6 @@
 """What is counted when somebody asks, from the tables themselves: nothing has to be kept up to date for it.
 
-Rule: ``look`` only copies references; ``gauges`` takes time per object, and pauses.
+Rule: ``take_snapshot`` only copies references; ``gauges`` takes time per object, and pauses.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ class Counted(NamedTuple):
     values: Mapping[tuple[str, ...], float]
 
 
-def look(sources: Sources) -> Snapshot:
+def take_snapshot(sources: Sources) -> Snapshot:
     """Take a snapshot."""
     stale = sources.stale()
     now = sources.clock()

@@ -91,7 +91,7 @@ class Tables(Collector):
     def counting(self) -> Iterator[None]:
         """Count all, with a pause now and then, from what there is now. Until it is over, what was counted last counts."""
         counted: list[gauges.Counted] = []
-        for one in gauges.gauges(gauges.look(self.sources), self.families) if self.sources else ():
+        for one in gauges.gauges(gauges.take_snapshot(self.sources), self.families) if self.sources else ():
             if one is None:
                 yield
             else:

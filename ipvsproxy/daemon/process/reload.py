@@ -98,11 +98,11 @@ class Reloader:
                 log.info("no_configuration_file", hint="there is nothing to read again: flags count until a restart")
         with inotify.DirectoryChanges(os.fspath(self._path.parent), POLL_S) as changes:
             while True:
-                await self.look(self._path)
+                await self.check(self._path)
                 await self._stirred(changes)
                 await asyncio.sleep(SETTLE_S)
 
-    async def look(self, path: pathlib.Path) -> None:
+    async def check(self, path: pathlib.Path) -> None:
         """Read the file if it has changed, if that was asked for, or if it is time to try again."""
         try:
             content = await asyncio.to_thread(path.read_bytes)

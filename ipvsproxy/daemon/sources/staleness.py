@@ -37,7 +37,7 @@ class Staleness:
         oldest_s = self._clock() - self._limit_s
         return [kind for kind, one in self._watches().items() if (one.contact_s or self._began_s) <= oldest_s]
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Say which watches have become stale since the last look, and which are not any more."""
         stale = self.stale()
         for kind in stale:
@@ -51,5 +51,5 @@ class Staleness:
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            self.look()
+            self.check()
             await asyncio.sleep(LOOK_EVERY_S)

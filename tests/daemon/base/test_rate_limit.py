@@ -1,6 +1,6 @@
 """What may be said how often. Who asks, and what becomes of the rest, is in ``test_journal`` and ``test_events``."""
 
-from ipvsproxy.daemon.base.rate_limit import Allowances, Bucket
+from ipvsproxy.daemon.base.rate_limit import Bucket, RateLimits
 
 
 def test_an_allowance_is_used_up_and_grows_again_but_not_beyond_its_size() -> None:
@@ -10,7 +10,7 @@ def test_an_allowance_is_used_up_and_grows_again_but_not_beyond_its_size() -> No
 
 
 def test_each_subject_has_its_own_and_the_oldest_one_is_forgotten() -> None:
-    allowances: Allowances[str] = Allowances(1, 10.0, 2)
-    assert [allowances.take(subject, 0) for subject in ("a", "a", "b", "b")] == [True, False, True, False]
-    assert allowances.take("c", 0)
-    assert [allowances.take(subject, 0) for subject in ("b", "a")] == [False, True]
+    limits: RateLimits[str] = RateLimits(1, 10.0, 2)
+    assert [limits.take(subject, 0) for subject in ("a", "a", "b", "b")] == [True, False, True, False]
+    assert limits.take("c", 0)
+    assert [limits.take(subject, 0) for subject in ("b", "a")] == [False, True]

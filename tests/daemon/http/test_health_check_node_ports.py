@@ -17,7 +17,7 @@ from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort, Owner
 from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.reconcile.claims import Claims
+from ipvsproxy.reconcile.tables import Tables
 from tests.support import builders, http_client
 from tests.support.summaries import Clock, state
 
@@ -38,7 +38,7 @@ class Ports:
         self.clock = Clock()
         self.checks = HealthChecks(is_healthy=lambda: self.is_healthy, open_listener=self._open, clock=self.clock)
         self.checks.listen_on(addresses)
-        self._claims = Claims(lambda _wanted, _seen: False, lambda _: False)
+        self._tables = Tables(lambda _wanted, _seen: False, lambda _: False)
 
     async def _open(self, address: Address, port: int, answer: Callable[[], Answer]) -> "Opened":
         where = host_port(address, port)
@@ -51,12 +51,12 @@ class Ports:
 
     def put(self, *states: ServiceState) -> None:
         for one in states:
-            self._claims.put(one.owner.service, one)
-        self.checks.put(self._claims.health_checks.desired)
+            self._tables.put(one.owner.service, one)
+        self.checks.put(self._tables.health_checks.desired)
 
     def remove(self, name: str) -> None:
-        self._claims.put(ServiceName(builders.NAMESPACE, name), None)
-        self.checks.put(self._claims.health_checks.desired)
+        self._tables.put(ServiceName(builders.NAMESPACE, name), None)
+        self.checks.put(self._tables.health_checks.desired)
 
     def ask(self, where: str) -> tuple[int, str, int]:
         """Status, name of the Service, and its number of endpoints on this node."""

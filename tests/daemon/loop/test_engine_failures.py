@@ -82,7 +82,7 @@ async def test_while_a_part_cannot_be_read_drift_in_the_others_is_healed_within_
         await node.quiet(500)
         remove_virtual_server(node.kernel)
         with structlog.testing.capture_logs() as logs:
-            await node.quiet(reader.LOOK_INTERVAL_AFTER_FAILURE_S)
+            await node.quiet(reader.POLL_INTERVAL_AFTER_FAILURE_S)
         assert WEB_KEY in node.kernel.virtual_servers
         assert len([line for line in logs if line["event"] == "kernel_unreadable"]) <= 1, "looks do not repeat it"
 
@@ -90,7 +90,7 @@ async def test_while_a_part_cannot_be_read_drift_in_the_others_is_healed_within_
 @in_virtual_time
 async def test_what_is_told_while_a_reading_fails_is_looked_at_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=10_000)
-    look = node.kernel.look
+    look = node.kernel.poll
     looks_s: list[float] = []
 
     def look_and_tell(*arguments: Any, thorough: bool) -> Iterator[Observation]:
@@ -103,8 +103,8 @@ async def test_what_is_told_while_a_reading_fails_is_looked_at_after_it(monkeypa
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(1)
         node.kernel.unreadable = {"skeletons"}
-        monkeypatch.setattr(node.kernel, "look", look_and_tell)
-        await node.quiet(reader.LOOK_INTERVAL_S + 1)
+        monkeypatch.setattr(node.kernel, "poll", look_and_tell)
+        await node.quiet(reader.POLL_INTERVAL_S + 1)
     assert len(looks_s) > 1
     assert looks_s[1] - looks_s[0] < 1
 

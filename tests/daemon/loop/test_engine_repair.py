@@ -38,7 +38,7 @@ async def test_drift_is_found_by_the_next_look_and_repaired(spoil: Callable[[Fak
         await node.quiet(AUDIT_INTERVAL_S / 2)
         spoil(node.kernel)
         node.kernel.forget()
-        await node.quiet(reader.LOOK_INTERVAL_S)
+        await node.quiet(reader.POLL_INTERVAL_S)
         assert node.done
         assert_from_scratch(node)
 
@@ -72,7 +72,7 @@ async def test_a_virtual_server_goes_with_its_witness_whichever_part_finds_it(
         spoil(node.kernel)
         if is_told:
             node.engine.kernel_changed()
-        await node.quiet(2 * reader.LOOK_INTERVAL_S)
+        await node.quiet(2 * reader.POLL_INTERVAL_S)
         assert_from_scratch(node)
 
 
@@ -81,14 +81,14 @@ async def test_a_witness_stays_while_the_reading_that_found_it_is_under_way_what
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = MemoryNode(audit_interval_s=10_000)
-    look = node.kernel.look
+    look = node.kernel.poll
 
     def look_slowly(*arguments: Any, thorough: bool) -> Iterator[Observation]:
         for part in look(*arguments, thorough=thorough):
             yield part
             loop().pass_time(0.5)
 
-    monkeypatch.setattr(node.kernel, "look", look_slowly)
+    monkeypatch.setattr(node.kernel, "poll", look_slowly)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(10)
@@ -173,7 +173,7 @@ async def test_what_somebody_undoes_again_and_again_is_healed_ever_more_seldom_u
     delays = [later - earlier for earlier, later in itertools.pairwise(heals_s)]
     assert delays[:2] == pytest.approx([3, 3], abs=0.1), "the first ones are healed as soon as they are seen"
     assert delays[2:7] == pytest.approx([8, 12, 12, 12, 12], abs=3)
-    assert max(delays) <= drift.LONGEST_PATIENCE_S + 2 * reader.LOOK_INTERVAL_S
+    assert max(delays) <= drift.LONGEST_PATIENCE_S + 2 * reader.POLL_INTERVAL_S
 
 
 @in_virtual_time

@@ -37,7 +37,7 @@ async def test_looks_that_take_long_come_more_seldom(monkeypatch: pytest.MonkeyP
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(2000)
-    assert intervals(begun, thorough=False) == [30 / reader.LOOK_SHARE] * 3
+    assert intervals(begun, thorough=False) == [30 / reader.POLL_SHARE] * 3
 
 
 @pytest.mark.parametrize(("audit_s", "interval_s"), [(1, 30), (2.9, 30), (27, 270)])
@@ -68,7 +68,7 @@ async def test_one_look_that_takes_longer_than_audits_allow_for_does_not_keep_th
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(1)
         with monkeypatch.context() as once:
-            noting_readings(node, once, look_s=30 * reader.LOOK_SHARE + 1)
+            noting_readings(node, once, look_s=30 * reader.POLL_SHARE + 1)
             await node.quiet(5)
         begun.clear()
         await node.quiet(300)
@@ -80,14 +80,14 @@ def noting_readings(
 ) -> list[tuple[float, bool]]:
     """Have looks and audits take so long; returns when each one began, and whether it is an audit."""
     begun: list[tuple[float, bool]] = []
-    look = node.kernel.look
+    look = node.kernel.poll
 
     def look_slowly(*arguments: Any, thorough: bool) -> Iterator[Observation]:
         begun.append((loop().time(), thorough))
         loop().pass_time(audit_s if thorough else look_s)
         yield from look(*arguments, thorough=thorough)
 
-    monkeypatch.setattr(node.kernel, "look", look_slowly)
+    monkeypatch.setattr(node.kernel, "poll", look_slowly)
     return begun
 
 
@@ -107,11 +107,11 @@ def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> lis
             yield Observation()
         ends_s.append(loop().time())
 
-    monkeypatch.setattr(node.kernel, "look", look_slowly)
+    monkeypatch.setattr(node.kernel, "poll", look_slowly)
     return ends_s
 
 
-@pytest.mark.parametrize("audit_interval_s", [reader.LOOK_INTERVAL_S, 10_000], ids=["audit", "look"])
+@pytest.mark.parametrize("audit_interval_s", [reader.POLL_INTERVAL_S, 10_000], ids=["audit", "poll"])
 @in_virtual_time
 async def test_a_change_waits_for_one_part_of_a_reading_and_not_for_all(
     audit_interval_s: float, monkeypatch: pytest.MonkeyPatch
@@ -122,9 +122,9 @@ async def test_a_change_waits_for_one_part_of_a_reading_and_not_for_all(
         await node.quiet()
         ends_s = slowly(node, 100, monkeypatch)
         began_s = loop().time()
-        loop().call_at(began_s + reader.LOOK_INTERVAL_S + 0.105, node.put, OTHER)
+        loop().call_at(began_s + reader.POLL_INTERVAL_S + 0.105, node.put, OTHER)
         await node.watcher.until(lambda: OTHER_KEY in node.kernel.virtual_servers)
-        assert loop().time() - began_s == pytest.approx(reader.LOOK_INTERVAL_S + 0.11, abs=0.02)
+        assert loop().time() - began_s == pytest.approx(reader.POLL_INTERVAL_S + 0.11, abs=0.02)
         assert not ends_s
         await node.quiet(1)
         assert len(ends_s) == 1, "it goes on afterwards"
@@ -177,7 +177,7 @@ async def test_what_was_found_by_several_parts_is_healed_in_one_sync(min_interva
         await node.quiet(60)
         node.kernel.virtual_servers.clear()
         before = len(node.watcher.summaries)
-        await node.quiet(2 * reader.LOOK_INTERVAL_S)
+        await node.quiet(2 * reader.POLL_INTERVAL_S)
         assert len(node.kernel.virtual_servers) == 50
         assert len(node.watcher.summaries) == before + 1
 

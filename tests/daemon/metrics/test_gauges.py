@@ -52,7 +52,7 @@ class Figures:
             watches=lambda: self.watches,
             leftovers=lambda: self.leftovers,
         )
-        return {one.metric.name: dict(one.values) for one in gauges.gauges(gauges.look(sources), BOTH) if one}
+        return {one.metric.name: dict(one.values) for one in gauges.gauges(gauges.take_snapshot(sources), BOTH) if one}
 
 
 def _server(*backends: str) -> ObservedVirtualServer:
@@ -73,7 +73,7 @@ def test_virtual_and_real_servers_of_ours_are_counted_by_family_and_those_of_oth
     figures = Figures()
     ours = builders.frontend("10.96.0.10", 80), builders.frontend("fd00:10:96::10", 80)
     foreign = builders.frontend("192.0.2.1", 80)
-    figures.reconciler._observer.observe(
+    figures.reconciler.observe(
         Observation(
             virtual_servers={
                 ours[0]: _server("10.244.0.5", "10.244.0.6"),
@@ -94,12 +94,12 @@ def test_virtual_and_real_servers_of_ours_are_counted_by_family_and_those_of_oth
 
 def test_entries_are_counted_by_set_and_what_differs_by_kind() -> None:
     figures = Figures()
-    claims = figures.reconciler._claims
-    claims.put_node(BOTH, (), None)
+    tables = figures.reconciler._tables
+    tables.put_node(BOTH, (), None)
     assert figures.read()["ipvsproxy_pending"][("set",)] == 34
     entry = SetEntry(CLUSTER_IPS, parse_address("10.96.0.10"), None, 80)
-    claims.entries[CLUSTER_IPS].confirm(entry, value=True)
-    claims.devices.confirm(Device(DEVICE), value=True)
+    tables.entries[CLUSTER_IPS].confirm(entry, value=True)
+    tables.devices.confirm(Device(DEVICE), value=True)
     seen = figures.read()
     assert len(seen["ipvsproxy_set_entries"]) == 34
     assert seen["ipvsproxy_set_entries"][CLUSTER_IPS,] == 1
@@ -158,9 +158,9 @@ def test_watches_tell_whether_they_are_open_and_when_the_server_was_last_heard_o
 def test_drift_is_counted_by_kind() -> None:
     figures = Figures()
     address = parse_address("10.96.0.10")
-    figures.reconciler._claims.addresses.claim(NODE_OWNER, {}, {address: NODE_OWNER})
+    figures.reconciler._tables.addresses.replace(NODE_OWNER, {}, {address: NODE_OWNER})
     for addresses in (frozenset({address}), frozenset()):
-        figures.reconciler._observer.observe(Observation(addresses=addresses), now=0)
+        figures.reconciler.observe(Observation(addresses=addresses), now=0)
     drift = figures.read()["ipvsproxy_drift_total"]
     assert drift == {(kind,): float(kind == "address") for kind in KINDS}
 
@@ -168,7 +168,7 @@ def test_drift_is_counted_by_kind() -> None:
 def test_who_waits_has_a_turn_while_many_are_counted() -> None:
     figures, many = Figures(), 3 * gauges.OBJECTS_AT_ONCE
     addresses = [f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(many)]
-    figures.reconciler._observer.observe(
+    figures.reconciler.observe(
         Observation(
             virtual_servers={builders.frontend(one, 80): _server() for one in addresses},
             addresses=frozenset(builders.addresses(*addresses)),
@@ -176,4 +176,4 @@ def test_who_waits_has_a_turn_while_many_are_counted() -> None:
         0,
     )
     sources = Sources(survey=figures.reconciler.survey, store=figures.store, status=figures.status, clock=figures.clock)
-    assert sum(one is None for one in gauges.gauges(gauges.look(sources), BOTH)) == 3 + 3
+    assert sum(one is None for one in gauges.gauges(gauges.take_snapshot(sources), BOTH)) == 3 + 3

@@ -138,30 +138,30 @@ async def test_a_file_that_changes_unseen_is_found_all_the_same(path: pathlib.Pa
 
 async def test_a_refused_file_leaves_the_one_before_in_force_and_names_field_and_line(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
-    await process.reloader.look(path)
+    await process.reloader.check(path)
     write(path, "oomScoreAdj: x")
-    await process.reloader.look(path)
-    await process.reloader.look(path)
+    await process.reloader.check(path)
+    await process.reloader.check(path)
     (told,) = logs
     assert told["event"] == "configuration_refused"
     assert told["error"] == f"{path}:4: oomScoreAdj: 'x' must be a whole number"
     assert process.applied == []
     remove(path)
-    await process.reloader.look(path)
+    await process.reloader.check(path)
     assert logs[-1]["error"].endswith(" cannot be read: No such file or directory")
     write(path, "oomScoreAdj: 5")
-    await process.reloader.look(path)
+    await process.reloader.check(path)
     assert [config.oom_score_adj for config in process.applied] == [5]
 
 
 async def test_who_takes_a_refused_file_back_is_told_that_all_is_as_before(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
-    await process.reloader.look(path)
+    await process.reloader.check(path)
     write(path, "oomScoreAdj: x")
-    await process.reloader.look(path)
+    await process.reloader.check(path)
     write(path)
-    await process.reloader.look(path)
-    await process.reloader.look(path)
+    await process.reloader.check(path)
+    await process.reloader.check(path)
     assert [told["event"] for told in logs] == [
         "configuration_refused",
         "configuration_unchanged",
@@ -178,10 +178,10 @@ async def test_what_cannot_be_applied_leaves_the_one_before_in_force_and_each_re
     process.in_the_way = ["no memory", "no memory", "no buffers"]
     write(path, "ipvs: {scheduler: wrr}", "metricsBindAddress: 127.0.0.1:1")
     for _ in range(3):
-        await process.reloader.look(path)
+        await process.reloader.check(path)
         assert process.reloader.config is before
-    await process.reloader.look(path)
-    await process.reloader.look(path)
+    await process.reloader.check(path)
+    await process.reloader.check(path)
     assert [config.ipvs.scheduler for config in process.applied] == ["wrr"]
     assert process.reloader.config is process.applied[0]
     assert process.outcomes == [False, False, False, True]
@@ -203,15 +203,15 @@ async def test_what_cannot_be_applied_is_not_tried_again_before_its_time_unless_
     process = Process(path)
     process.in_the_way = ["no memory"]
     write(path, "ipvs: {scheduler: wrr}")
-    await process.reloader.look(path)
-    await process.reloader.look(path)
+    await process.reloader.check(path)
+    await process.reloader.check(path)
     assert process.outcomes == [False]
     assert logs[-1]["retry_in_s"] >= 500
     if how == "asked":
         process.reloader.ask()
     else:
         write(path, "ipvs: {scheduler: wrr}", "oomScoreAdj: 5")
-    await process.reloader.look(path)
+    await process.reloader.check(path)
     assert [config.ipvs.scheduler for config in process.applied] == ["wrr"]
 
 
@@ -220,12 +220,12 @@ async def test_a_file_that_changes_while_it_is_read_is_told_of_once(path: pathli
     process.in_the_way = ["no memory"] * 3
     content = HEAD.encode()
     write(path, "ipvs: {scheduler: wrr}")
-    await process.reloader.look(FileOf(content))  # type: ignore[arg-type]  # what was there a moment before
-    await process.reloader.look(path)
+    await process.reloader.check(FileOf(content))  # type: ignore[arg-type]  # what was there a moment before
+    await process.reloader.check(path)
     assert process.outcomes == [False, False]
     assert [line["event"] for line in logs] == ["reload_failed"]
     process.reloader.ask()
-    await process.reloader.look(path)
+    await process.reloader.check(path)
     assert [line["event"] for line in logs] == ["reload_failed"] * 2, "who asks is answered"
 
 
@@ -234,10 +234,10 @@ async def test_what_cannot_be_applied_and_is_taken_back_is_forgotten(path: pathl
     process.in_the_way = ["no memory"] * 3
     for line in ("", "oomScoreAdj: x", ""):
         write(path, "ipvs: {scheduler: wrr}")
-        await process.reloader.look(path)
+        await process.reloader.check(path)
         write(path, line)
-        await process.reloader.look(path)
-        await process.reloader.look(path)
+        await process.reloader.check(path)
+        await process.reloader.check(path)
     failed, back = "reload_failed", "configuration_unchanged"
     refused = "configuration_refused"
     assert [line["event"] for line in logs] == [failed, back, failed, refused, failed, back]
@@ -247,7 +247,7 @@ async def test_what_cannot_be_applied_and_is_taken_back_is_forgotten(path: pathl
 async def test_what_needs_a_restart_keeps_its_value_and_is_named(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
     write(path, "hostnameOverride: other", "metricsBindAddress: 127.0.0.1:1", "ipvs: {strictARP: true}")
-    await process.reloader.look(path)
+    await process.reloader.check(path)
     (config,) = process.applied
     assert (config.node_name, config.ipvs.strict_arp) == ("node-a", True)
     assert config.servers == process.reloader.config.servers
@@ -263,7 +263,7 @@ async def test_what_needs_a_restart_keeps_its_value_and_is_named(path: pathlib.P
 async def test_a_flag_that_beats_the_file_goes_on_doing_so(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path, "--hostname-override=node-b", "-v=2")
     write(path, "hostnameOverride: other", "logging: {verbosity: 9}", "iptables: {masqueradeBit: 15}")
-    await process.reloader.look(path)
+    await process.reloader.check(path)
     (config,) = process.applied
     assert (config.node_name, config.logging.verbosity, config.masquerade.bit) == ("node-b", 2, 15)
     assert logs[-1]["applied"] == ["iptables.masqueradeBit"]
@@ -271,10 +271,10 @@ async def test_a_flag_that_beats_the_file_goes_on_doing_so(path: pathlib.Path, l
 
 async def test_a_signal_has_the_file_read_though_it_has_not_changed(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
-    await process.reloader.look(path)
+    await process.reloader.check(path)
     assert logs == []
     process.reloader.ask()
-    await process.reloader.look(path)
+    await process.reloader.check(path)
     assert [line["event"] for line in logs] == ["configuration_unchanged"]
 
 

@@ -59,10 +59,10 @@ def test_it_is_said_once_and_once_more_when_it_is_over() -> None:
     scene = Scene()
     scene.clock.now += LIMIT_S
     with capture_logs() as lines:
-        scene.staleness.look()
-        scene.staleness.look()
+        scene.staleness.check()
+        scene.staleness.check()
         scene.watches[ObjectKind.SERVICE].contact_s = scene.clock.now
-        scene.staleness.look()
+        scene.staleness.check()
     assert [(line["event"], line["kind"]) for line in lines] == [
         ("watch_stale", "Service"),
         ("watch_stale", "Node"),

@@ -20,7 +20,7 @@ from ipvsproxy.store.objects import Changes, Store
 from ipvsproxy.translate import view as views
 
 
-class CannotLookError(Exception):
+class UnknownStateError(Exception):
     """What is there, or what is desired, is not known; one sentence for each part that is not."""
 
     def __init__(self, *reasons: object) -> None:
@@ -28,8 +28,8 @@ class CannotLookError(Exception):
         super().__init__("; ".join(self.reasons))
 
 
-class Shadow:
-    """The desired and the observed side of this node, as of the last ``look``; ``view`` is there from the first one on."""
+class Comparison:
+    """The desired and the observed side of this node, as of the last ``read``; ``view`` is there from the first one on."""
 
     view: views.NodeView
 
@@ -60,24 +60,24 @@ class Shadow:
         )
         self._translator.put_node()
 
-    async def look(self) -> Changes:
+    async def read(self) -> Changes:
         """Read the kernel, and take up what has changed in the store; returns the latter.
 
         Raises:
-            CannotLookError: a part of the kernel could not be read, or a first list is not believed, so nothing can be said.
+            UnknownStateError: a part of the kernel could not be read, or a first list is not believed, so nothing can be said.
         """
         if self.store.may_lack_all:
-            raise CannotLookError("a first list of the API server is empty, and not believed before a second one confirms it")
+            raise UnknownStateError("a first list of the API server is empty, and not believed before a second one confirms it")
         sets, sysctls = self._reconciler.subjects()
         seen = await self.kernel.call(lambda kernel: kernel.observe(sets, self.translation.families, sysctls))
         if seen.errors:
-            raise CannotLookError(*seen.errors)
+            raise UnknownStateError(*seen.errors)
         try:
             timeouts = await self.kernel.call(lambda kernel: kernel.read_timeouts())
         except KernelError as error:
-            raise CannotLookError(error) from error
+            raise UnknownStateError(error) from error
         now = self._clock()
-        self.view = self._translator.look_at_node(seen.interface_addresses or (), now)
+        self.view = self._translator.update_view(seen.interface_addresses or (), now)
         changes = self.store.take()
         await in_slices(self._translator.putting(changes.services), self._clock, now)
         self._translator.put_settled_skeletons()

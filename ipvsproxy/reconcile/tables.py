@@ -66,7 +66,7 @@ class Keep:
     real_servers: frozenset[RealServerKey]
 
 
-class Claims:
+class Tables:
     """What the node and its Services want, next to what was observed."""
 
     def __init__(
@@ -85,11 +85,11 @@ class Claims:
         self._refused_settings: dict[str, tuple[Sysctl, str | None, str]] = {}
         self._unequal: dict[Table[Any, Any, Any], None] = {}
         self.virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer] = Table(
-            lambda wanted: wanted.owner,
+            lambda desired: desired.owner,
             virtual_server_differs,
             lambda key: not is_served(key.address.family) or is_excluded(key),
             self._unequal,
-            self._claim_of,
+            self._rank_of,
         )
         self.entries: Mapping[str, Table[SetEntry, Owner, bool]] = {
             name: PresenceTable(_never, self._unequal) for name in IP_SETS
@@ -105,16 +105,16 @@ class Claims:
         """Nobody ever wants one."""
         self.devices: Table[Device, Owner, bool] = PresenceTable(_always, self._unequal)
         self.sysctls: Table[str, Sysctl, str] = Table(
-            _node, lambda wanted, seen: not wanted.is_met_by(seen), lambda _: True, self._unequal
+            _node, lambda desired, observed: not desired.is_met_by(observed), lambda _: True, self._unequal
         )
         self.timeouts: Table[str, Timeouts, Timeouts] = Table(
-            _node, lambda wanted, seen: wanted != seen, lambda _: True, self._unequal
+            _node, lambda desired, observed: desired != observed, lambda _: True, self._unequal
         )
         self.skeletons: Table[Family, Skeleton, ObservedSkeleton] = Table(
-            _node, lambda wanted, seen: wanted.in_force != seen, lambda _: True, self._unequal
+            _node, lambda desired, observed: desired.in_force != observed, lambda _: True, self._unequal
         )
         self.flows: Table[Flow, Keep, frozenset[RealServerKey]] = Table(
-            lambda keep: keep.owner, lambda wanted, seen: not seen <= wanted.real_servers, lambda _: True, self._unequal
+            lambda keep: keep.owner, lambda desired, observed: not observed <= desired.real_servers, lambda _: True, self._unequal
         )
         self.health_checks: Table[HealthCheckPort, HealthCheck, bool] = Table(
             lambda check: check.owner, lambda _wanted, _seen: False, _never
@@ -132,7 +132,7 @@ class Claims:
 
         Where being there is all, the objects are the keys; else they are the desired values.
         """
-        self.tables: Sequence[tuple[type, Table[Any, Any, Any]]] = (
+        self.by_class: Sequence[tuple[type, Table[Any, Any, Any]]] = (
             (VirtualServer, self.virtual_servers),
             *((SetEntries, table) for table in self.entries.values()),
             (BoundAddresses, self.addresses),
@@ -140,7 +140,7 @@ class Claims:
             (FlowCleaning, self.flows),
         )
         """All tables of kernel objects."""
-        self._tables = dict(self.tables)
+        self._by_class = dict(self.by_class)
 
     @property
     def unequal(self) -> Collection[Table[Any, Any, Any]]:
@@ -149,7 +149,7 @@ class Claims:
 
     def of(self, described: type) -> Table[Any, Any, Any]:
         """The table of a class of objects, which is not that of set entries."""
-        return self._tables[described]
+        return self._by_class[described]
 
     def table(self, item: Item) -> Table[Any, Any, Any]:
         """The table in which objects stand; real servers stand with their virtual server."""
@@ -180,11 +180,11 @@ class Claims:
 
     def put_node(self, families: Collection[Family], sysctls: Iterable[Sysctl], timeouts: Timeouts | None) -> None:
         """What the node needs whatever its Services are: the device, the sets of the families in use, kernel settings."""
-        wanted = [ip_set for ip_set in IP_SETS.values() if ip_set.family in families]
-        self.sets.claim(NODE_OWNER, dict(self.sets.desired), presence(wanted, NODE_OWNER))
-        self.devices.claim(NODE_OWNER, dict(self.devices.desired), presence([Device(DEVICE)], NODE_OWNER))
-        self.sysctls.claim(NODE_OWNER, dict(self.sysctls.desired), {item.path: item for item in sysctls})
-        self.timeouts.claim(NODE_OWNER, dict(self.timeouts.desired), {TIMEOUTS: timeouts} if timeouts else {})
+        desired = [ip_set for ip_set in IP_SETS.values() if ip_set.family in families]
+        self.sets.replace(NODE_OWNER, dict(self.sets.desired), presence(desired, NODE_OWNER))
+        self.devices.replace(NODE_OWNER, dict(self.devices.desired), presence([Device(DEVICE)], NODE_OWNER))
+        self.sysctls.replace(NODE_OWNER, dict(self.sysctls.desired), {item.path: item for item in sysctls})
+        self.timeouts.replace(NODE_OWNER, dict(self.timeouts.desired), {TIMEOUTS: timeouts} if timeouts else {})
 
     def give_up_setting(self, item: Sysctl, reason: str) -> None:
         """A kernel setting cannot be written, as it is now; what else is written may change that, or the operator."""
@@ -195,8 +195,9 @@ class Claims:
         """The settings that are still as they were, and wanted as they were, when they could not be written: path and reason."""
         return {
             path: reason
-            for path, (wanted, seen, reason) in self._refused_settings.items()
-            if path in self.sysctls.pending and (wanted, seen) == (self.sysctls.desired[path], self.sysctls.observed.get(path))
+            for path, (desired, observed, reason) in self._refused_settings.items()
+            if path in self.sysctls.pending
+            and (desired, observed) == (self.sysctls.desired[path], self.sysctls.observed.get(path))
         }
 
     def put_skeleton(self, skeleton: Skeleton) -> None:
@@ -205,7 +206,7 @@ class Claims:
         before = self.skeletons.desired.get(family)
         rules = itertools.chain.from_iterable(skeleton.chains.values())
         self._in_rules[family] = frozenset(rule.virtual_server for rule in rules if rule.virtual_server)
-        self.skeletons.claim(NODE_OWNER, {family: before} if before else {}, {family: skeleton})
+        self.skeletons.replace(NODE_OWNER, {family: before} if before else {}, {family: skeleton})
 
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
         """What a Service wants now; None when it is gone."""
@@ -213,20 +214,20 @@ class Claims:
         self._restricting.pop(name, None)
         affected: set[Owner] = set()
         if before and (state is None or before.owner != state.owner):
-            affected |= self._claim(before.owner, before, _NOTHING)
+            affected |= self._desire(before.owner, before, _NOTHING)
             before = None
         if state:
             self._states[name] = state
             if state.rare.refused:
                 self._restricting[name] = state
-            affected |= self._claim(state.owner, before or _NOTHING, state)
+            affected |= self._desire(state.owner, before or _NOTHING, state)
             affected |= self._rank_again(state)
         for owner in affected:
             state = self._states[owner.service]
-            self._claim_entries(owner, state, state)
+            self._desire_entries(owner, state, state)
 
-    def _claim_of(self, key: VirtualServerKey, owner: Owner) -> precedence.Claim:
-        return precedence.claim(self._states[owner.service], key)
+    def _rank_of(self, key: VirtualServerKey, owner: Owner) -> precedence.Rank:
+        return precedence.rank(self._states[owner.service], key)
 
     def _rank_again(self, state: ServiceState) -> set[Owner]:
         """By what right a Service wants a virtual server may have changed; only those that several want are looked at."""
@@ -234,46 +235,46 @@ class Claims:
             return set()
         return set().union(*[self.virtual_servers.rank_again(item.key) for item in state.served])
 
-    def _claim(self, owner: Owner, before: ServiceState, after: ServiceState) -> set[Owner]:
+    def _desire(self, owner: Owner, before: ServiceState, after: ServiceState) -> set[Owner]:
         if before is _NOTHING and not after.rare.flows:
-            return self._claim_first(owner, after)
-        affected = self.virtual_servers.claim(owner, before.virtual_servers, after.virtual_servers)
+            return self._desire_first(owner, after)
+        affected = self.virtual_servers.replace(owner, before.virtual_servers, after.virtual_servers)
         if before.addresses != after.addresses:
-            self.addresses.claim(owner, presence(before.addresses, owner), presence(after.addresses, owner))
+            self.addresses.replace(owner, presence(before.addresses, owner), presence(after.addresses, owner))
         if before.rare.flows != after.rare.flows:
-            self._claim_flows(owner, before.rare.flows, after.rare.flows)
+            self._desire_flows(owner, before.rare.flows, after.rare.flows)
         if before.rare.local_endpoints != after.rare.local_endpoints:
-            self.health_checks.claim(owner, _checks(owner, before), _checks(owner, after))
-        self._claim_entries(owner, before, after)
+            self.health_checks.replace(owner, _checks(owner, before), _checks(owner, after))
+        self._desire_entries(owner, before, after)
         return affected - {owner} if affected else affected
 
-    def _claim_first(self, owner: Owner, state: ServiceState) -> set[Owner]:
-        """As ``_claim``, for a Service that had nothing: at a start these are all."""
+    def _desire_first(self, owner: Owner, state: ServiceState) -> set[Owner]:
+        """As ``_desire``, for a Service that had nothing: at a start these are all."""
         affected: set[Owner] = set()
         for item in state.served:
-            loser = self.virtual_servers.want(item.key, owner, item)
+            loser = self.virtual_servers.desire(item.key, owner, item)
             if loser is not None:
                 affected.add(loser)
         for address in state.addresses:
-            self.addresses.want(address, owner, owner)
+            self.addresses.desire(address, owner, owner)
         if state.rare.local_endpoints:
-            self.health_checks.claim(owner, {}, _checks(owner, state))
-        self._claim_entries(owner, _NOTHING, state)
+            self.health_checks.replace(owner, {}, _checks(owner, state))
+        self._desire_entries(owner, _NOTHING, state)
         return affected
 
-    def _claim_flows(
+    def _desire_flows(
         self, owner: Owner, before: Mapping[Flow, frozenset[RealServerKey]], after: Mapping[Flow, frozenset[RealServerKey]]
     ) -> None:
         """Only a flow that lost a real server, or that has its first ones, calls for cleaning."""
-        self.flows.claim(owner, _keeps(owner, before), _keeps(owner, after))
+        self.flows.replace(owner, _keeps(owner, before), _keeps(owner, after))
         for flow in (*before, *after):
-            wanted, seen = self.flows.desired.get(flow), self.flows.observed.get(flow)
-            if wanted is None:
+            desired, observed = self.flows.desired.get(flow), self.flows.observed.get(flow)
+            if desired is None:
                 self.flows.confirm(flow, None)
-            elif seen is not None and seen <= wanted.real_servers:
-                self.flows.confirm(flow, wanted.real_servers)
+            elif observed is not None and observed <= desired.real_servers:
+                self.flows.confirm(flow, desired.real_servers)
 
-    def _claim_entries(self, owner: Owner, last: ServiceState, state: ServiceState) -> None:
+    def _desire_entries(self, owner: Owner, last: ServiceState, state: ServiceState) -> None:
         before = self._fewer_entries.pop(owner.service, last.entries)
         after = self._rightful_entries(owner, state)
         if after is not state.entries:
@@ -281,19 +282,19 @@ class Claims:
         if before == after:
             return
         if before:
-            wanted = frozenset(after)
+            desired = frozenset(after)
             for entry in before:
-                if entry not in wanted:
+                if entry not in desired:
                     self.entries[entry.set].release(entry, owner)
         known = frozenset(before)
         for entry in after:
             if entry not in known:
-                self.entries[entry.set].want(entry, owner, owner)
+                self.entries[entry.set].desire(entry, owner, owner)
 
     def _rightful_entries(self, owner: Owner, state: ServiceState) -> tuple[SetEntry, ...]:
         if not self.virtual_servers.is_contested:
             return state.entries
-        lost = {key for key in state.virtual_servers if not self.virtual_servers.is_held_by(key, owner)}
+        lost = {key for key in state.virtual_servers if not self.virtual_servers.is_owned_by(key, owner)}
         if not lost:
             return state.entries
         # What no entry names by its address is the virtual server of a node port; one that is held keeps the port's entry.
@@ -315,16 +316,16 @@ class Claims:
 
         ``settled``: without the latter, as once all is as it is desired.
         """
-        wanted = {
+        desired = {
             key
             for state in self._restricting.values()
             for key in state.rare.refused
-            if self.virtual_servers.is_held_by(key, state.owner)
+            if self.virtual_servers.is_owned_by(key, state.owner)
         }
         if settled:
-            return frozenset(wanted)
+            return frozenset(desired)
         going = {key for keys in self._in_rules.values() for key in keys if self.is_going(key)}
-        return frozenset(wanted | going)
+        return frozenset(desired | going)
 
     def is_going(self, key: VirtualServerKey) -> bool:
         """Whether a virtual server is still there though nobody wants it."""
@@ -333,7 +334,7 @@ class Claims:
     def conflicts(self) -> Iterator[Conflict]:
         """Virtual servers that several Services want, with the reasons."""
         for one in self.virtual_servers.conflicts():
-            winner, *waiting = (self._claim_of(one.key, owner) for owner in (one.winner, *one.waiting))
+            winner, *waiting = (self._rank_of(one.key, owner) for owner in (one.winner, *one.waiting))
             yield one._replace(reasons=tuple(precedence.reason(winner, other) for other in waiting))
 
 

@@ -12,7 +12,7 @@ from ipvsproxy.commands import plan
 from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, EndpointSlice, Gone, ObjectKind, Put, ServiceName
-from ipvsproxy.reconcile.claims import Claims
+from ipvsproxy.reconcile.tables import Tables
 from ipvsproxy.translate.decode import decode_document
 from ipvsproxy.translate.view import Settings
 from tests.support import builders, golden_fixtures, memory_node
@@ -80,17 +80,17 @@ def golden(directory: pathlib.Path) -> Iterator[State]:
         yield with_api_servers((event.object for event in events if isinstance(event, Put)), "172.18.0.2")
 
 
-def desired(claims: Claims) -> Mapping[str, Mapping[Any, Any]]:
+def desired(tables: Tables) -> Mapping[str, Mapping[Any, Any]]:
     """Every table but that of tracked flows, which no command looks at."""
     return {
-        **{f"entries of {name}": table.desired for name, table in claims.entries.items()},
-        "virtual servers": claims.virtual_servers.desired,
-        "addresses": claims.addresses.desired,
-        "sets": claims.sets.desired,
-        "devices": claims.devices.desired,
-        "sysctls": claims.sysctls.desired,
-        "timeouts": claims.timeouts.desired,
-        "rules": claims.skeletons.desired,
+        **{f"entries of {name}": table.desired for name, table in tables.entries.items()},
+        "virtual servers": tables.virtual_servers.desired,
+        "addresses": tables.addresses.desired,
+        "sets": tables.sets.desired,
+        "devices": tables.devices.desired,
+        "sysctls": tables.sysctls.desired,
+        "timeouts": tables.timeouts.desired,
+        "rules": tables.skeletons.desired,
     }
 
 
@@ -104,16 +104,16 @@ async def tell(node: MemoryNode, before: State, after: State) -> None:
 
 async def assert_all_agree(node: MemoryNode, objects: State) -> None:
     seen = inspected(node.kernel, *objects, translation=node.settings)
-    shadow = seen.shadow()
+    comparison = seen.comparison()
     for _ in range(2):  # the second look of a command must not find otherwise than its first one
-        await shadow.look()
-        assert list(map(str, shadow.differences())) == []
-        found, wanted = desired(shadow._reconciler._claims), desired(node.engine._reconciler._claims)
+        await comparison.read()
+        assert list(map(str, comparison.differences())) == []
+        found, wanted = desired(comparison._reconciler._tables), desired(node.engine._reconciler._tables)
         for name, table in wanted.items():
             assert dict(found[name]) == dict(table), name
     planned = await plan.plan(inspected(node.kernel, *objects, translation=node.settings))
     assert [str(one) for one in planned.operations if not str(one).startswith("remove flow")] == []
-    assert dict(desired(planned.survey._claims)) == dict(desired(node.engine._reconciler._claims))
+    assert dict(desired(planned.survey._tables)) == dict(desired(node.engine._reconciler._tables))
 
 
 async def assert_all_agree_through(states: Sequence[State], node: MemoryNode) -> None:
@@ -155,9 +155,9 @@ async def test_after_each_phase_of_the_recordings_commands_desire_what_run_desir
 
 async def test_addresses_of_api_servers_are_refused_and_told_with_what_has_changed() -> None:
     objects = (builders.node(), *api_servers(builders.NODE_ADDRESS))
-    shadow = inspected(memory_node.new_kernel(), *objects).shadow()
-    changes = await shadow.look()
-    assert {str(key) for key in shadow._reconciler._claims.virtual_servers.desired} == {
+    comparison = inspected(memory_node.new_kernel(), *objects).comparison()
+    changes = await comparison.read()
+    assert {str(key) for key in comparison._reconciler._tables.virtual_servers.desired} == {
         "TCP 10.96.0.1:443",
         "TCP 10.96.7.1:80",
         "TCP 10.96.7.2:7443",
@@ -177,14 +177,14 @@ async def test_what_must_still_go_calls_for_no_rule_however_often_it_is_looked_a
     async with node.running():
         await node.quiet()
         seen = inspected(node.kernel, builders.node(), restricted)
-        shadow = seen.shadow()
-        await shadow.look()
-        assert shadow.differences() == []
+        comparison = seen.comparison()
+        await comparison.read()
+        assert comparison.differences() == []
         seen.store.deliver([Gone(ObjectKind.SERVICE, restricted.name)], 0)
         told = []
         for _ in range(2):
-            await shadow.look()
-            told.append({(one.kind, one.name) for one in shadow.differences()})
+            await comparison.read()
+            told.append({(one.kind, one.name) for one in comparison.differences()})
     assert ("virtual_server", "TCP 192.0.2.1:80") in told[0]
     assert [name for kind, name in told[0] if kind == "rules" and "KUBE-IPVS-OUT-FILTER" in name]
     assert told[0] == told[1]

@@ -1,0 +1,86 @@
+"""What differs, as operations: the one walk over all pending and surplus keys. Order is ``order``'s, not this module's."""
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator
+
+from ipvsproxy.model.kernel import BoundAddresses, FlowCleaning, RealServers, SetEntries
+from ipvsproxy.model.plan import KINDS, Operation, Verb, one_by_one
+from ipvsproxy.reconcile import diff, ownership, precondition
+from ipvsproxy.reconcile.drain import Drains
+from ipvsproxy.reconcile.tables import Tables
+
+
+def desired_operations(tables: Tables, drains: Drains, *, together: bool = True) -> Iterator[Operation]:
+    """What is to be done for the keys that somebody wants, as far as it may be done now.
+
+    ``together``: several entries of one set are one operation, and so are several addresses.
+    """
+    yield from _foundation(tables)
+    for name, table in tables.unequal_entries():
+        entries = tuple(precondition.may_be_added(tables, name, table.pending))
+        if entries:
+            yield from _split(Operation(Verb.ADD, SetEntries(name, entries)), together=together)
+    held_back = precondition.held_back(tables)
+    not_masqueraded_yet = precondition.not_masqueraded_yet(tables)
+    virtual_servers = tables.virtual_servers
+    for key in virtual_servers.pending:
+        if key not in held_back:
+            desired, observed = virtual_servers.desired[key], virtual_servers.observed.get(key)
+            operations = diff.virtual_server_operations(key, desired, observed, drains.is_over)
+            yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
+    addresses = tuple([address for address in tables.addresses.pending if precondition.may_be_bound(tables, address)])
+    if addresses:
+        yield from _split(Operation(Verb.ADD, BoundAddresses(addresses)), together=together)
+    for flow in tables.flows.pending:
+        keep = tables.flows.desired[flow]
+        if precondition.leads_only_to(tables, flow, keep):
+            yield Operation(Verb.REMOVE, FlowCleaning(flow, keep.real_servers))
+
+
+def _split(operation: Operation, *, together: bool) -> Iterable[Operation]:
+    return (operation,) if together else one_by_one((operation,))
+
+
+def _gives_traffic(operation: Operation) -> bool:
+    """Whether a real server gets new connections by this."""
+    item = operation.item
+    return isinstance(item, RealServers) and operation.verb is not Verb.REMOVE and item.weight > 0
+
+
+def _foundation(tables: Tables) -> Iterator[Operation]:
+    """What the node needs whatever its Services are: added where its being there is all, else set to the desired value."""
+    given_up = tables.settings_given_up
+    for described, table in tables.foundation:
+        verb = Verb.ADD if Verb.ADD in KINDS[described].stages else Verb.SET
+        for key in itertools.filterfalse(given_up.__contains__, table.pending):
+            yield Operation(verb, key if verb is Verb.ADD else table.desired[key])
+
+
+def surplus_operations(
+    tables: Tables, drains: Drains, *, has_observed_all: bool, keeping: Collection[object] = (), together: bool = True
+) -> Iterator[Operation]:
+    """What is to be removed. ``has_observed_all``: whatever may witness that a virtual server is ours has been looked at once.
+
+    ``keeping`` are entries and addresses that stay for now. ``together``: as for ``desired``.
+    """
+    going = tables.virtual_servers.surplus
+    for key in going:
+        observed = tables.virtual_servers.observed[key]
+        yield from diff.virtual_server_operations(key, None, observed, drains.is_over)
+    yield from (Operation(Verb.REMOVE, key) for _, table in tables.foundation for key in table.surplus)
+    if not has_observed_all:
+        return
+    witnesses = ownership.Witnesses(going)
+    for name, table in tables.unequal_entries():
+        entries = tuple(
+            entry
+            for entry in table.surplus
+            if entry not in keeping and not witnesses.need(entry) and precondition.may_be_removed(tables, entry)
+        )
+        if entries:
+            yield from _split(Operation(Verb.REMOVE, SetEntries(name, entries)), together=together)
+    addresses = tuple(
+        address for address in tables.addresses.surplus if address not in keeping and address not in witnesses.addresses
+    )
+    if addresses:
+        yield from _split(Operation(Verb.REMOVE, BoundAddresses(addresses)), together=together)

@@ -1,0 +1,156 @@
+"""Questions about desired and observed state, on a node in which everything is in force."""
+
+import dataclasses
+
+import pytest
+
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Connections, HealthCheckPort, IpSet, SetKind, Timeouts, VirtualServer
+from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.plan import KINDS
+from ipvsproxy.model.service import ServiceName, ServiceType
+from ipvsproxy.reconcile.survey import Draining, Sides
+from tests.reconcile import examples, simulation
+from tests.support import builders
+
+KEY = builders.frontend(builders.CLUSTER_IP, 80)
+FIRST, SECOND = builders.backend("10.244.0.1", 8080), builders.backend("10.244.0.2", 8080)
+WEB = ServiceName(builders.NAMESPACE, "web")
+ELSEWHERE = builders.frontend("203.0.113.9", 443)
+
+
+@pytest.fixture
+def node() -> simulation.SimulatedNode:
+    """A node on which one Service with two endpoints is in force."""
+    made = simulation.SimulatedNode()
+    made.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1"), builders.endpoint("10.244.0.2")))
+    made.sync()
+    made.observe()
+    return made
+
+
+def test_a_virtual_server_in_force_has_two_equal_sides_an_owner_and_a_witness(node: simulation.SimulatedNode) -> None:
+    survey = node.reconciler.survey
+    desired, observed, is_foreign = survey.sides(KEY)
+    assert desired == survey.virtual_servers[KEY]
+    assert observed is not None
+    assert (dict(observed.real_servers), is_foreign) == ({FIRST: 1, SECOND: 1}, False)
+    assert list(survey.virtual_server_keys()) == [KEY]
+    owner = survey.states[WEB].owner
+    assert survey.has(owner, KEY)
+    assert not survey.has(examples.OLD, KEY)
+    assert survey.owner_of(VirtualServer(KEY, examples.ROUND_ROBIN)) == owner
+    assert survey.witness(KEY) == KEY.address
+    assert list(survey.conflicts()) == []
+
+
+def test_an_observed_virtual_server_of_others_is_foreign_and_without_a_witness(node: simulation.SimulatedNode) -> None:
+    node.kernel.virtual_servers[ELSEWHERE] = examples.observed()
+    node.observe()
+    survey = node.reconciler.survey
+    assert survey.sides(ELSEWHERE) == Sides(None, examples.observed(), is_foreign=True)
+    assert survey.witness(ELSEWHERE) is None
+    assert set(survey.virtual_server_keys()) == {KEY, ELSEWHERE}
+    assert list(survey.foreign()) == [(ELSEWHERE, examples.observed())]
+
+
+def test_an_entry_witnesses_a_virtual_server_without_an_address(node: simulation.SimulatedNode) -> None:
+    node.kernel.addresses.clear()
+    node.observe()
+    entry = examples.entry(SetKind.CLUSTER_IP, KEY)
+    assert node.reconciler.survey.witness(KEY) == entry
+    assert node.reconciler.survey.is_desired_entry(entry)
+    assert not node.reconciler.survey.is_desired_entry(examples.entry(SetKind.CLUSTER_IP, ELSEWHERE))
+
+
+def test_a_real_server_that_drains_is_shown_with_its_connections_once_these_are_read(node: simulation.SimulatedNode) -> None:
+    node.kernel.connection_counts[KEY, SECOND] = Connections(2, 1)
+    node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
+    node.sync()
+    survey = node.reconciler.survey
+    assert survey.draining == 1
+    assert survey.draining_connections() == [Draining(KEY, SECOND, Connections(2, 1))]
+    assert survey.statistics(node.now + 5).drains == 1
+
+
+def test_statistics_are_a_copy_by_kind_of_kernel_object(node: simulation.SimulatedNode) -> None:
+    before = node.reconciler.survey.statistics(node.now)
+    assert (before.virtual_servers, before.addresses, before.foreign) == ([KEY], [KEY.address], frozenset())
+    assert before.set_entries[IpSet(SetKind.CLUSTER_IP, Family.IPV4).name] == 1
+    assert set(before.pending) == {kind.name for kind in KINDS.values()} - {"real_server"}
+    assert set(before.pending.values()) == {0}
+    assert (before.conflicts, before.drains, before.waiting_removals, before.oldest_drain_age_s) == (0, 0, 0, 0)
+    node.kernel.virtual_servers.clear()
+    node.observe()
+    after = node.reconciler.survey.statistics(node.now)
+    assert (after.pending["virtual_server"], after.drifted["virtual_server"]) == (1, 1)
+    assert before.virtual_servers == [KEY]
+
+
+def test_rules_and_families_without_them(node: simulation.SimulatedNode) -> None:
+    reconciler = node.reconciler
+    assert reconciler.survey.rules(Family.IPV4).family is Family.IPV4
+    assert reconciler.has_rules(Family.IPV4)
+    assert not reconciler.has_rules(Family.IPV6)
+    assert reconciler.lacking(tuple(Family)) == frozenset()
+    node.kernel.chains[Family.IPV4].clear()
+    node.observe()
+    node.plan()
+    assert reconciler.lacking(tuple(Family)) == {Family.IPV4}
+    assert not reconciler.has_rules(Family.IPV4)
+
+
+def test_without_the_device_every_family_is_lacking(node: simulation.SimulatedNode) -> None:
+    node.kernel.device = False
+    node.observe()
+    assert node.reconciler.lacking(tuple(Family)) == frozenset(Family)
+
+
+def test_an_unmet_setting_is_shown_with_its_value_and_is_lacking_in_its_families(node: simulation.SimulatedNode) -> None:
+    path = simulation.SYSCTL.path
+    assert path in INDISPENSABLE_SETTINGS
+    assert node.reconciler.unmet_settings() == {}
+    node.kernel.sysctls[path] = "0"
+    node.observe()
+    assert node.reconciler.unmet_settings() == {path: "0"}
+    assert node.reconciler.lacking([Family.IPV4]) == {Family.IPV4} & set(INDISPENSABLE_SETTINGS[path])
+
+
+def test_a_reading_is_asked_for_the_sets_and_settings_that_are_desired(node: simulation.SimulatedNode) -> None:
+    sets, sysctls = node.reconciler.subjects()
+    assert IpSet(SetKind.CLUSTER_IP, Family.IPV4).name in sets
+    assert sysctls == [simulation.SYSCTL.path]
+
+
+def test_a_reading_in_parts_tells_of_drift_once_and_of_newcomers_until_it_is_concluded(node: simulation.SimulatedNode) -> None:
+    reconciler = node.reconciler
+    assert reconciler.has_observed_all
+    node.kernel.virtual_servers.clear()
+    seen = dataclasses.replace(node.kernel.observe(), virtual_servers=None, some_virtual_servers={KEY: None})
+    list(reconciler.observing(seen, node.now))
+    list(reconciler.concluding(node.now))
+    assert not reconciler.has_newcomers
+    assert reconciler.take_drift_news().found
+    assert not reconciler.take_drift_news().found
+
+
+def test_timeouts_that_another_program_has_set_differ(node: simulation.SimulatedNode) -> None:
+    node.reconciler.note_timeouts(Timeouts(1, 2, 3))
+    kinds = [one.kind for one in node.reconciler.survey.differences(lambda rule, _: str(rule))]
+    assert kinds
+    assert set(kinds) == {"timeouts"}
+
+
+def test_a_health_check_node_port_has_the_count_of_local_endpoints() -> None:
+    node = simulation.SimulatedNode()
+    kind = ServiceType.LOAD_BALANCER
+    service = builders.service("web", kind=kind, external_local=True, load_balancer=["203.0.113.1"], health_check_node_port=32000)
+    node.put(service, builders.endpoint_slice(builders.endpoint("10.244.0.1", node=builders.THIS_NODE)))
+    checks = node.reconciler.survey.health_checks
+    assert [(port, check.local_endpoints) for port, check in checks.items()] == [(HealthCheckPort(Family.IPV4, 32000), 1)]
+
+
+def test_node_ports_are_witnessed_on_addresses_of_their_ranges_alone(node: simulation.SimulatedNode) -> None:
+    node.reconciler.put_node_port_ranges(builders.networks("192.0.2.0/24"))
+    assert node.reconciler._observer.node_port_ranges == builders.networks("192.0.2.0/24")
+    assert node.reconciler.settings_given_up == {}
+    assert parse_address("192.0.2.1") not in node.reconciler.survey.statistics(node.now).addresses
