@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from ipvsproxy.config import inert, own
 from ipvsproxy.config.option import Group, Kind, Option, Status
+from ipvsproxy.translate.view import LocalMode
 
 CONFIGURATION = (
     Option("config", "", Kind.TEXT, "", "Read a KubeProxyConfiguration (v1alpha1). Most flags are then ignored.", "FILE"),
@@ -158,7 +159,7 @@ TRAFFIC = (
         "ClusterCIDR",
         "How traffic of local pods is told; other traffic to cluster IPs is masqueraded.",
         "MODE",
-        choices=("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"),
+        choices=tuple(LocalMode),
         zero_is_unset=True,
         empty_is_unset=True,
     ),

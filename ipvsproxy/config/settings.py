@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 
 from ipvsproxy.config.given import Notice, Value
 from ipvsproxy.model.net import Address, Network, host_port
+from ipvsproxy.translate.view import LocalMode
 
 
 class Command(enum.Enum):
@@ -19,15 +20,6 @@ class Command(enum.Enum):
     INIT_ONLY = "init-only"
     CLEANUP = "cleanup"
     WRITE_CONFIG = "write-config"
-
-
-class LocalMode(enum.StrEnum):
-    """How traffic of local pods is told (``detectLocalMode``)."""
-
-    CLUSTER_CIDR = "ClusterCIDR"
-    NODE_CIDR = "NodeCIDR"
-    BRIDGE_INTERFACE = "BridgeInterface"
-    INTERFACE_NAME_PREFIX = "InterfaceNamePrefix"
 
 
 class LogFormat(enum.StrEnum):

@@ -11,8 +11,9 @@ from ipvsproxy.config import catalogue, settings, syntax
 from ipvsproxy.config.answers import Answers
 from ipvsproxy.config.given import Given, Notice, Problem, Value, quoted
 from ipvsproxy.config.option import Status
-from ipvsproxy.config.settings import Command, Config, ListenAddress, LocalMode, LogFormat
+from ipvsproxy.config.settings import Command, Config, ListenAddress, LogFormat
 from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
+from ipvsproxy.translate.view import LocalMode
 
 HEALTH_PORT = 10256
 METRICS_PORT = 10249

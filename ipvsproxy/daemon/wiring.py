@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.config.settings import Config, LocalMode
+from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop.engine import EngineSettings
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.iptables import Program
@@ -55,13 +55,13 @@ def translation_settings(config: Config, random_fully: Mapping[Family, bool], sc
     ``scheduler`` is the configured one, or what replaces it on a kernel that has not got it.
     """
     detect = config.detect_local
-    by_bridge = detect.mode is LocalMode.BRIDGE_INTERFACE
+    by_bridge = detect.mode is view.LocalMode.BRIDGE_INTERFACE
     return view.Settings(
         scheduler=scheduler,
         masquerade_all=config.masquerade.everything,
         masquerade_bit=config.masquerade.bit,
         random_fully=random_fully,
-        detect_local=view.DetectLocal(detect.mode.value),
+        detect_local=detect.mode,
         cluster_networks=detect.cluster_networks,
         local_interface=detect.bridge_interface if by_bridge else detect.interface_name_prefix,
         node_port_networks=config.node_ports.networks,

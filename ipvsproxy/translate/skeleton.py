@@ -26,7 +26,7 @@ from ipvsproxy.model.rules import (
     Target,
     Verdict,
 )
-from ipvsproxy.translate.view import DetectLocal, NodeView, Settings
+from ipvsproxy.translate.view import LocalMode, NodeView, Settings
 
 SERVICES = "KUBE-SERVICES"
 POSTROUTING = "KUBE-POSTROUTING"
@@ -185,15 +185,15 @@ def _cluster_masquerade(family: Family, settings: Settings, view: NodeView) -> R
     if settings.masquerade_all:
         return Rule(comment=comment, set=everything, target=JumpTo(MARK_MASQUERADE))
     match settings.detect_local:
-        case DetectLocal.BRIDGE_INTERFACE:
+        case LocalMode.BRIDGE_INTERFACE:
             bridge = InterfaceMatch(settings.local_interface)
             return Rule(not_interface=bridge, comment=comment, set=everything, target=JumpTo(MARK_MASQUERADE))
-        case DetectLocal.INTERFACE_NAME_PREFIX:
+        case LocalMode.INTERFACE_NAME_PREFIX:
             prefix = InterfaceMatch(settings.local_interface, is_prefix=True)
             return Rule(not_interface=prefix, comment=comment, set=everything, target=JumpTo(MARK_MASQUERADE))
-        case DetectLocal.CLUSTER_CIDR:
+        case LocalMode.CLUSTER_CIDR:
             networks = settings.cluster_networks
-        case DetectLocal.NODE_CIDR:
+        case LocalMode.NODE_CIDR:
             networks = view.pod_networks
         case never:
             assert_never(never)

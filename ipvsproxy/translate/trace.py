@@ -11,7 +11,7 @@ from ipvsproxy.model.kernel import IP_SETS, SetEntry, SetType, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, parse_address
 from ipvsproxy.model.rules import ChainKey, JumpTo, Rule, SetMatch, Side, Skeleton, Verdict
 from ipvsproxy.translate import skeleton
-from ipvsproxy.translate.view import DetectLocal, NodeView, Settings
+from ipvsproxy.translate.view import LocalMode, NodeView, Settings
 
 _OUTSIDE = {Family.IPV4: parse_address("203.0.113.1"), Family.IPV6: parse_address("2001:db8::1")}
 """The address of a client outside the cluster (RFC 5737, RFC 3849)."""
@@ -66,7 +66,7 @@ def connection_of(client: Client, key: VirtualServerKey, settings: Settings, vie
 
 def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
     """An address that a pod of this node may have, as far as its ranges are known."""
-    clusters = settings.cluster_networks if settings.detect_local is DetectLocal.CLUSTER_CIDR else ()
+    clusters = settings.cluster_networks if settings.detect_local is LocalMode.CLUSTER_CIDR else ()
     for network in (*view.pod_networks, *clusters):
         if network.family is family and (not clusters or any(one.contains(network.address) for one in clusters)):
             return Address((int.from_bytes(network.address, "big") + 1).to_bytes(len(network.address), "big"))

@@ -13,7 +13,7 @@ LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), F
 """Stands for an unknown address of the node."""
 
 
-class DetectLocal(enum.StrEnum):
+class LocalMode(enum.StrEnum):
     """How rules recognise traffic of this node's pods; ``detectLocalMode`` of KubeProxyConfiguration."""
 
     CLUSTER_CIDR = "ClusterCIDR"
@@ -36,7 +36,7 @@ class Settings:
     masquerade_all: bool = False
     masquerade_bit: int = 14
     random_fully: Mapping[Family, bool] = dataclasses.field(default_factory=dict)
-    detect_local: DetectLocal = DetectLocal.CLUSTER_CIDR
+    detect_local: LocalMode = LocalMode.CLUSTER_CIDR
     cluster_networks: tuple[Network, ...] = ()
     local_interface: str = ""
     node_port_networks: tuple[Network, ...] = ()
@@ -129,9 +129,9 @@ def without_local_pods(settings: Settings, pod_networks: Sequence[Network]) -> f
     ``spec.podCIDRs``.
     """
     match settings.detect_local:
-        case DetectLocal.CLUSTER_CIDR:
+        case LocalMode.CLUSTER_CIDR:
             networks: Sequence[Network] = settings.cluster_networks
-        case DetectLocal.NODE_CIDR:
+        case LocalMode.NODE_CIDR:
             networks = pod_networks
         case _:
             return frozenset()

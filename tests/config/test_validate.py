@@ -7,8 +7,9 @@ import pytest
 
 from ipvsproxy.config import load
 from ipvsproxy.config.given import ConfigError
-from ipvsproxy.config.settings import Command, Conntrack, Ipvs, ListenAddress, LocalMode, LogFormat, Logging, ServiceSource
+from ipvsproxy.config.settings import Command, Conntrack, Ipvs, ListenAddress, LogFormat, Logging, ServiceSource
 from ipvsproxy.model.net import parse_address, parse_network
+from ipvsproxy.translate.view import LocalMode
 from tests.config.loading import HEAD, PATH, from_file, from_flags, load_with, problems_of_file, problems_of_flags
 
 

@@ -71,16 +71,16 @@ def test_primary_node_ports_reach_translation() -> None:
 @pytest.mark.parametrize(
     ("flags", "mode", "interface"),
     [
-        (["--detect-local-mode=NodeCIDR"], view.DetectLocal.NODE_CIDR, ""),
-        (["--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0"], view.DetectLocal.BRIDGE_INTERFACE, "cni0"),
+        (["--detect-local-mode=NodeCIDR"], view.LocalMode.NODE_CIDR, ""),
+        (["--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0"], view.LocalMode.BRIDGE_INTERFACE, "cni0"),
         (
             ["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cali"],
-            view.DetectLocal.INTERFACE_NAME_PREFIX,
+            view.LocalMode.INTERFACE_NAME_PREFIX,
             "cali",
         ),
     ],
 )
-def test_the_way_to_tell_local_pods_reaches_translation(flags: list[str], mode: view.DetectLocal, interface: str) -> None:
+def test_the_way_to_tell_local_pods_reaches_translation(flags: list[str], mode: view.LocalMode, interface: str) -> None:
     settings = translation(*flags)
     assert (settings.detect_local, settings.local_interface) == (mode, interface)
 

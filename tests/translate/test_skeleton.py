@@ -6,7 +6,7 @@ from ipvsproxy.model.kernel import IpSet, SetKind
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.translate.skeleton import build_skeleton
-from ipvsproxy.translate.view import DetectLocal, NodeView, Settings
+from ipvsproxy.translate.view import LocalMode, NodeView, Settings
 from tests.support import builders
 from tests.translate import reading
 
@@ -167,13 +167,13 @@ BOTH = builders.networks("10.244.0.0/16", "10.245.0.0/16", "fd00:10:244::/56")
         (Settings(cluster_networks=BOTH), "! -s 10.244.0.0/16 -m set --match-set KUBE-CLUSTER-IP dst,dst"),
         (Settings(), "-m set --match-set KUBE-CLUSTER-IP src,dst"),
         (Settings(cluster_networks=BOTH[2:]), "-m set --match-set KUBE-CLUSTER-IP src,dst"),
-        (Settings(detect_local=DetectLocal.NODE_CIDR), "! -s 10.244.3.0/24 -m set --match-set KUBE-CLUSTER-IP dst,dst"),
+        (Settings(detect_local=LocalMode.NODE_CIDR), "! -s 10.244.3.0/24 -m set --match-set KUBE-CLUSTER-IP dst,dst"),
         (
-            Settings(detect_local=DetectLocal.BRIDGE_INTERFACE, local_interface="cni0"),
+            Settings(detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="cni0"),
             "! -i cni0 -m set --match-set KUBE-CLUSTER-IP dst,dst",
         ),
         (
-            Settings(detect_local=DetectLocal.INTERFACE_NAME_PREFIX, local_interface="veth"),
+            Settings(detect_local=LocalMode.INTERFACE_NAME_PREFIX, local_interface="veth"),
             "! -i veth+ -m set --match-set KUBE-CLUSTER-IP dst,dst",
         ),
     ],
@@ -191,7 +191,7 @@ def test_local_pods_are_told_by_the_range_of_each_family() -> None:
 def test_a_nodes_pod_ranges_count_only_where_they_tell_local_pods() -> None:
     before = builders.node_view(seen=builders.node(pod_networks=["10.244.3.0/24"]))
     after = builders.node_view(seen=builders.node(pod_networks=["10.244.4.0/24"]))
-    by_node = Settings(detect_local=DetectLocal.NODE_CIDR)
+    by_node = Settings(detect_local=LocalMode.NODE_CIDR)
     assert _masquerade(by_node, view=before) != _masquerade(by_node, view=after)
     by_cluster = Settings(cluster_networks=BOTH)
     assert _masquerade(by_cluster, view=before) == _masquerade(by_cluster, view=after)

@@ -8,7 +8,7 @@ from ipvsproxy.model.rules import ChainKey, JumpTo, Rule, SetMark, Skeleton, Ver
 from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.translate import skeleton, state, trace
 from ipvsproxy.translate.trace import Client
-from ipvsproxy.translate.view import DetectLocal, Settings
+from ipvsproxy.translate.view import LocalMode, Settings
 from tests.support import builders
 
 PODS = "10.244.0.0/16"
@@ -32,9 +32,9 @@ CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
     "settings",
     [
         BY_CLUSTER,
-        Settings(detect_local=DetectLocal.NODE_CIDR),
-        Settings(detect_local=DetectLocal.BRIDGE_INTERFACE, local_interface="cbr0"),
-        Settings(detect_local=DetectLocal.INTERFACE_NAME_PREFIX, local_interface="veth"),
+        Settings(detect_local=LocalMode.NODE_CIDR),
+        Settings(detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="cbr0"),
+        Settings(detect_local=LocalMode.INTERFACE_NAME_PREFIX, local_interface="veth"),
     ],
 )
 def test_what_does_not_come_from_pods_of_this_node_is_masqueraded_to_a_cluster_ip(
@@ -87,7 +87,7 @@ def test_an_external_address_is_masqueraded_unless_its_traffic_stays_here(*, loc
         (["fd00:3::/64", "10.244.3.0/24"], Settings(), "10.244.3.1"),
         (["10.1.0.0/16", "10.244.3.0/24"], BY_CLUSTER, "10.244.3.1"),
         (["10.1.0.0/16"], BY_CLUSTER, "10.244.0.1"),
-        (["10.1.0.0/16"], Settings(detect_local=DetectLocal.NODE_CIDR, cluster_networks=builders.networks(PODS)), "10.1.0.1"),
+        (["10.1.0.0/16"], Settings(detect_local=LocalMode.NODE_CIDR, cluster_networks=builders.networks(PODS)), "10.1.0.1"),
         (["fd00:3::/64"], Settings(cluster_networks=builders.networks("fd00::/16")), "203.0.113.1"),
         ([], Settings(), "203.0.113.1"),
     ],

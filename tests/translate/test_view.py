@@ -4,7 +4,7 @@ import pytest
 
 from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.translate.view import DetectLocal, Settings, node_port_ranges, primary_family, view_node, without_local_pods
+from ipvsproxy.translate.view import LocalMode, Settings, node_port_ranges, primary_family, view_node, without_local_pods
 from tests.support import builders
 
 
@@ -245,16 +245,16 @@ def test_node_ports_are_served_in_ranges_that_are_known_before_the_interfaces_ar
 @pytest.mark.parametrize(
     ("mode", "cluster", "pods", "expected"),
     [
-        (DetectLocal.CLUSTER_CIDR, (), (), set()),
-        (DetectLocal.CLUSTER_CIDR, ("10.244.0.0/16",), (), {Family.IPV6}),
-        (DetectLocal.CLUSTER_CIDR, ("10.244.0.0/16", "fd00:10:244::/56"), (), set()),
-        (DetectLocal.NODE_CIDR, ("10.244.0.0/16",), ("fd00:10:244::/64",), {Family.IPV4}),
-        (DetectLocal.NODE_CIDR, (), (), set()),
-        (DetectLocal.BRIDGE_INTERFACE, ("10.244.0.0/16",), (), set()),
+        (LocalMode.CLUSTER_CIDR, (), (), set()),
+        (LocalMode.CLUSTER_CIDR, ("10.244.0.0/16",), (), {Family.IPV6}),
+        (LocalMode.CLUSTER_CIDR, ("10.244.0.0/16", "fd00:10:244::/56"), (), set()),
+        (LocalMode.NODE_CIDR, ("10.244.0.0/16",), ("fd00:10:244::/64",), {Family.IPV4}),
+        (LocalMode.NODE_CIDR, (), (), set()),
+        (LocalMode.BRIDGE_INTERFACE, ("10.244.0.0/16",), (), set()),
     ],
 )
 def test_families_whose_local_pods_cannot_be_told_are_those_that_the_ranges_leave_out(
-    mode: DetectLocal, cluster: tuple[str, ...], pods: tuple[str, ...], expected: set[Family]
+    mode: LocalMode, cluster: tuple[str, ...], pods: tuple[str, ...], expected: set[Family]
 ) -> None:
     settings = Settings(detect_local=mode, cluster_networks=builders.networks(*cluster), local_interface="cni0")
     assert without_local_pods(settings, builders.networks(*pods)) == expected

@@ -117,7 +117,7 @@ class Translator:
         unknown = frozenset() if self.settings.masquerade_all else view.without_local_pods(self.settings, seen.pod_networks)
         before, self._unknown_pods = self._unknown_pods, unknown
         if unknown and unknown != before:
-            by_node = self.settings.detect_local is view.DetectLocal.NODE_CIDR
+            by_node = self.settings.detect_local is view.LocalMode.NODE_CIDR
             log.warning(
                 "local_pods_unknown",
                 field="spec.podCIDRs of the Node" if by_node else "clusterCIDR",

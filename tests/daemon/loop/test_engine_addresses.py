@@ -117,7 +117,7 @@ async def test_a_restart_while_an_address_is_away_goes_by_the_twin() -> None:
 @in_virtual_time
 async def test_families_whose_local_pods_are_unknown_are_logged_once_however_often_addresses_change() -> None:
     ranges = builders.networks("10.244.0.0/16")
-    node = MemoryNode(settings=view.Settings(detect_local=view.DetectLocal.CLUSTER_CIDR, cluster_networks=ranges))
+    node = MemoryNode(settings=view.Settings(detect_local=view.LocalMode.CLUSTER_CIDR, cluster_networks=ranges))
     with structlog.testing.capture_logs() as logged:
         async with node.running():
             node.begin_with(node_ports(), SLICE, builders.node())
@@ -132,7 +132,7 @@ async def test_families_whose_local_pods_are_unknown_are_logged_once_however_oft
 
 @in_virtual_time
 async def test_ranges_that_a_node_object_lacks_are_logged_again_after_they_were_there() -> None:
-    node = MemoryNode(settings=view.Settings(detect_local=view.DetectLocal.NODE_CIDR))
+    node = MemoryNode(settings=view.Settings(detect_local=view.LocalMode.NODE_CIDR))
     with structlog.testing.capture_logs() as logged:
         async with node.running():
             node.begin_with(node_ports(), SLICE, builders.node(pod_networks=["10.244.1.0/24"]))
