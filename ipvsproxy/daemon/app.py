@@ -218,7 +218,7 @@ class _Node:
         self._metrics.show(self._programs, figures, traffic)
 
     def _deliver(self, events: Sequence[Event], engine: Engine) -> None:
-        journal.tell_received(events)
+        journal.log_received(events)
         now = time.monotonic()
         was_complete = self._store.is_complete
         self._store.deliver(events, now)
@@ -229,7 +229,7 @@ class _Node:
         self._status.node = self._store.node(self._config.node_name)
         if self._store.is_complete:
             before, self._node_trouble = self._node_trouble, self._status.node_trouble
-            journal.tell_node(self._config.node_name, before, self._node_trouble)
+            journal.log_node(self._config.node_name, before, self._node_trouble)
         engine.changed(now)
 
 

@@ -59,7 +59,7 @@ def test_a_hostile_text_stays_within_its_line(read: Callable[[], list[str]], tex
     store.deliver(decoded({"metadata": {"name": text, "namespace": text, "uid": text}, "spec": spec}), 0)
     store.deliver(decoded({"metadata": {"name": text, "namespace": text}, "spec": {"ports": text}}), 0)
     complaints = store.take().complaints
-    journal.Journal().complain(complaints)
+    journal.Journal().log_complaints(complaints)
     lines = read()
     assert len(lines) == sum(len(complaint.skipped) for complaint in complaints) >= 3
     for line in lines:

@@ -42,7 +42,7 @@ async def test_at_level_4_a_service_can_be_followed_from_the_watch_to_the_sync()
         await node.quiet()
         events: list[Event] = [put(builders.service("web")), put(builders.endpoint_slice(builders.endpoint("10.244.0.5")))]
         with capture_logs() as lines:
-            journal.tell_received(events)
+            journal.log_received(events)
             node.deliver(events)
             await node.quiet()
     told = [(line["event"], line.get("name") or line.get("service") or line.get("operation")) for line in lines]
@@ -77,14 +77,14 @@ def test_what_was_received_is_told_whatever_it_is() -> None:
     log._Level.verbosity = 4
     key = ServiceName("default", "web")
     with capture_logs() as lines:
-        journal.tell_received(
+        journal.log_received(
             [
                 Gone(ObjectKind.SERVICE, key),
                 Listed(ObjectKind.SERVICE, frozenset({key})),
                 Rejected(ObjectKind.SERVICE, key, "", "no JSON"),
             ]
         )
-        journal.tell_wanted(builders.service("web").name, None)
+        journal.log_desired(builders.service("web").name, None)
     assert _without_level(lines) == [
         {"event": "received", "change": "deleted", "kind": "Service", "name": "default/web"},
         {"event": "received", "change": "listed", "kind": "Service", "objects": 1},
@@ -98,7 +98,7 @@ def test_from_level_2_on_addresses_that_go_are_told(level: int, told: list[str])
     log._Level.verbosity = level
     done, failed = Outcome(Operation(Verb.REMOVE, ADDRESS)), Outcome(Operation(Verb.REMOVE, ADDRESS), "busy", 16)
     with capture_logs() as lines:
-        journal.tell_outcomes([Outcome(Operation(Verb.ADD, ADDRESS)), done, failed])
+        journal.log_outcomes([Outcome(Operation(Verb.ADD, ADDRESS)), done, failed])
     if level < 4:
         assert [line["operation"] for line in lines] == told
     else:

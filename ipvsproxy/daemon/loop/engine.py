@@ -1,9 +1,9 @@
-"""The loop: what has changed is translated, planned, applied and settled.
+"""The loop: it translates changes, plans operations, applies them and settles their outcomes.
 
 Rule 1: nothing is programmed before every first list is complete and the kernel was read.
-Rule 2: the kernel is read at start-up, after an error or a surprise, and by a slow audit; never on the way of a change (see
-``reading``).
-Rule 3: one sync at a time; what arrives meanwhile is the next one's.
+Rule 2: the kernel is read at start-up, after an error or a surprise, by polls and by audits; never on the way of a change (see
+``reader``).
+Rule 3: one sync at a time; changes that arrive meanwhile belong to the next one.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import view
 
 FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
-"""Programmed before all others: with these a new node is usable while the rest is under way."""
+"""Programmed before all other Services: with these a new node is usable early."""
 EXPECTED_SETS = frozenset({SetKind.LOOP_BACK})
-"""Sets that hold entries on nearly every node, if not of the first Services: their rules are written with the first ones."""
+"""Sets that get entries on nearly every node, though not from the first Services: their rules are written with the first ones."""
 SERVICES_AT_ONCE = 250
-"""How many Services are translated before they are programmed: the operations of a batch are planned and booked in one go."""
+"""Services in a batch: each batch is translated, planned, applied and settled as a whole."""
 REST_FACTOR = 4
-"""After a sync comes a pause of this many times as long, so that in a storm many changes share what a sync costs by itself."""
+"""The rest after a sync, as a multiple of its duration: in a storm, many changes share the fixed cost of a sync."""
 LONGEST_REST_S = 0.05
 ERRORS_SHOWN = 5
-"""How many failures of a sync are logged in full."""
+"""The most failures of a sync that are logged in full."""
 _NOTHING = Report(done={}, failed={}, errors=(), pending=0)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -54,7 +54,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """How the loop runs. ``audit_interval_s`` is between two readings of the whole kernel when nothing asks for one."""
+    """How the loop runs. ``audit_interval_s`` is the time between two audits that nothing else asks for."""
 
     node_name: str
     min_interval_s: float
@@ -78,7 +78,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         processor_clock: Callable[[], float] = time.process_time,
     ) -> None:
-        """``clock`` tells the time, ``processor_clock`` how long this process has used a processor; both in seconds."""
+        """``clock`` is monotonic time, ``processor_clock`` the processor time of this process; both in seconds."""
         self._settings = settings
         self._store = store
         self._kernel = kernel
@@ -101,26 +101,26 @@ class Engine:
             reconciler=self._reconciler,
         )
 
-    # What comes from outside.
+    # Called from outside.
 
     def changed(self, now: float) -> None:
-        """The store has something new. ``now`` is of ``clock``, as all times here: a look at it is not free."""
+        """The store has changed. ``now`` is a time of ``clock``: reading a clock is a system call."""
         self._watcher.queued(now)
         self._is_wanted = True
         self._wake.set()
 
     def interfaces_changed(self) -> None:
-        """Addresses came or went."""
+        """Addresses of interfaces have appeared or vanished."""
         self._addresses_changed = self._is_wanted = True
         self._wake.set()
 
     def kernel_changed(self) -> None:
-        """Somebody else changed what is ours."""
+        """Another program has changed an object of ours."""
         self._reader.poll_due_s = 0.0
         self._wake.set()
 
     def rules_ended(self) -> None:
-        """A program of iptables is over that took so long that nobody waited for it."""
+        """A program of iptables has ended after the loop had stopped waiting for it."""
         self._reconciler.rules_ended()
         self._reader.poll_due_s = 0.0
         self._is_wanted = True
@@ -133,11 +133,11 @@ class Engine:
 
     @property
     def unreadable(self) -> Collection[str]:
-        """Why parts of the kernel could not be read when that was last tried, one sentence each."""
+        """Why parts of the kernel could not be read at the last attempt, one sentence each."""
         return self._reader.unreadable
 
     def reconfigure(self, settings: EngineSettings, translation: view.Settings, policy: Policy) -> None:
-        """Go by other choices from the next sync on. Node and families stay what they are."""
+        """Use another configuration from the next sync on. Node and families do not change."""
         self._new_choices = (settings, translation, policy)
         self.changed(self._clock())
 
@@ -163,12 +163,12 @@ class Engine:
             await self._wake.wait()
 
     async def _start(self) -> None:
-        """Read the kernel; program what a node cannot do without, then everything."""
+        """Read the kernel, program the first Services, then everything."""
         began = self._clock()
         self._adopt_choices()
         self._demand_primary_family()
         self._put_node()
-        # What could not be read is programmed all the same, and nothing of it is removed: it is read again soon.
+        # Unreadable parts are programmed all the same, nothing of them is removed, and they are read again soon.
         await self._reader.observe()
         self._translator.update_view(self._reader.addresses, self._clock())
         report = _NOTHING
@@ -176,7 +176,7 @@ class Engine:
         if names:
             for name in names:
                 self._translator.put(name)
-            # Where lists are doubted, these rules could not be taken back.
+            # While a first list is doubted, rules for expected sets could not be removed again.
             report = await self._add(report, frozenset() if self._store.may_lack_all else EXPECTED_SETS)
             report = await self._add(report)  # addresses are bound when their virtual servers are there
             log.info("first_services_programmed", duration_s=round(self._clock() - began, 3))
@@ -198,9 +198,9 @@ class Engine:
             )
 
     async def _pause(self) -> float:
-        """Wait until there is something to do, and at least the minimum interval since the last sync, or a short rest.
+        """Wait for something to do, and at least for the minimum interval since the last sync, or a short rest.
 
-        The kernel is read meanwhile, where that is due; in a storm of changes, one part of it at least in each rest. Returns the
+        Readings of the kernel that are due go on meanwhile; in a storm of changes, at least one part in each rest. Returns the
         time.
         """
         rest_s = min(LONGEST_REST_S, REST_FACTOR * self._sync_took_s)
@@ -218,7 +218,7 @@ class Engine:
     async def _idle(self) -> float | None:
         """Wait until something is due or arrives; returns the time.
 
-        None when only a part of the kernel was read, and is as it was left.
+        None after reading only a part of the kernel in which nothing has changed.
         """
         times_s = (self._reconciler.next_s(), self._translator.next_s)
         due_s = min((time_s for time_s in times_s if time_s is not None), default=math.inf)
@@ -233,14 +233,14 @@ class Engine:
             return None
         before = self._reader.addresses
         await self._reader.read_on()
-        # What is found is healed when all has been read, for the parts tell of each other. An audit is told as a sync, whatever
-        # it finds: who watches this process goes by the time of the last one.
+        # Drift is repaired after the whole reading, since its parts depend on each other. An audit counts as a sync, whatever it
+        # finds: monitoring relies on the time of the last one.
         has_news = self._reader.has_drifted or self._reader.has_audited
         is_wanted = (has_news and not self._reader.is_reading) or self._reader.addresses != before
         return self._clock() if is_wanted else None
 
     async def _sync(self, began: float, done_before: Report = _NOTHING) -> None:
-        """Bring everything in force, from now on; ``done_before`` was done already, and is told with the rest."""
+        """Bring everything in force. ``done_before`` was done already, and is reported with the rest."""
         self._is_wanted = False
         observed = began
         self._watcher.syncing(began)
@@ -256,18 +256,18 @@ class Engine:
         changes = self._store.take()
         translated = observed
         for names in _batches(changes.services):
-            # Many at once, as at the start: each batch is in force before the next one is begun. What they may not want
-            # any more goes when all of them have spoken.
+            # Many changes at once, as at the start: each batch is in force before the next one begins. Removals wait until all
+            # Services have been translated.
             await self._translate_all(names, translated)
             if len(names) == SERVICES_AT_ONCE:
                 done_before = await self._add(done_before)
             translated = self._clock()
         changes = self._translator.with_refusals(changes)
-        self._journal.complain(changes.complaints)
-        self._journal.tell_doubts(self._store.doubts)
-        conflicts = self._journal.tell_conflicts(self._reconciler.survey.conflicts())
+        self._journal.log_complaints(changes.complaints)
+        self._journal.log_doubts(self._store.doubts)
+        conflicts = self._journal.log_conflicts(self._reconciler.survey.conflicts())
         report = await self._program(translated, done_before)
-        self._journal.tell_settings(self._reconciler.settings_given_up)
+        self._journal.log_settings(self._reconciler.settings_given_up)
         is_audit = self._reader.has_audited
         self._reader.synced(report)
         summary = SyncSummary(
@@ -286,20 +286,20 @@ class Engine:
             conflicts=conflicts,
         )
         self._sync_took_s = ended - began
-        self._journal.tell_sync(summary, self._reconciler.survey.draining)
+        self._journal.log_sync(summary, self._reconciler.survey.draining)
         self._watcher.synced(summary)
 
     async def _add(self, total: Report, expected: frozenset[SetKind] = frozenset()) -> Report:
-        """Add what is wanted and may be added now: some of it may only be after other things; returns ``total`` with that."""
+        """Apply the additions that are possible now; others must wait for these. Returns ``total`` with their report."""
         self._translator.put_skeletons(expected)
         now = self._clock()
         return _sum(total, await self._apply(self._reconciler.plan(now, only_additions=True), now))
 
     async def _program(self, now: float, total: Report) -> Report:
-        """Plan, apply and settle until nothing can be done; returns ``total`` with what was done."""
+        """Plan, apply and settle until nothing can be done. Returns ``total`` with the report of it."""
         while True:
             self._translator.put_skeletons()
-            # Additions first, and nothing else while it is not sure that the API has nothing else.
+            # Additions come first; while a first list is doubted, there are only additions.
             plan = self._reconciler.plan(now, only_additions=self._store.may_lack_all)
             if plan.operations:
                 total = _sum(total, await self._apply(plan, now))
@@ -308,21 +308,21 @@ class Engine:
             now = self._clock()
 
     async def _apply(self, plan: Plan, now: float) -> Report:
-        """Do what is planned; what begins to drain by it and has no connections, as most of it, is removed in the same trip."""
+        """Apply a plan. Real servers that begin to drain by it and have no connections are removed in the same call."""
         room = self._reconciler.room(now)
         asked = self._reconciler.worth_asking(plan, room)
         applied = await self._kernel.call(lambda kernel: _apply(kernel, plan, asked, room))
-        journal.tell_outcomes(applied.outcomes)
+        journal.log_outcomes(applied.outcomes)
         now = self._clock()
         report = self._reconciler.settle(applied.outcomes, now)
         if applied.removed:
-            journal.tell_outcomes(applied.removed)
+            journal.log_outcomes(applied.removed)
             report = _sum(report, self._reconciler.settle(applied.removed, now))
         self._reconciler.note_connections(applied.connections, now)
         return report
 
     async def _read_due_drains(self, now: float) -> bool:
-        """Read the connection counts that are due; whether that left something to do."""
+        """Read the connection counts that are due. Returns whether any were."""
         due = self._reconciler.drains_due(now)
         if not due:
             return False
@@ -334,7 +334,7 @@ class Engine:
         await in_slices(self._translator.putting(names), self._clock, now)
 
     def _adopt_choices(self) -> None:
-        """Take up what ``reconfigure`` brought: every Service and rule may be concerned."""
+        """Adopt the configuration given to ``reconfigure``: every Service and rule may be concerned."""
         if self._new_choices is None:
             return
         self._settings, translation, policy = self._new_choices
@@ -350,7 +350,7 @@ class Engine:
 
 
 class _Applied(NamedTuple):
-    """What became of a plan, the connections that were asked for, and what became of the removal of the empty ones."""
+    """The outcomes of a plan, the connection counts asked for, and the outcomes of removing real servers without any."""
 
     outcomes: Sequence[Outcome]
     connections: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
@@ -374,7 +374,7 @@ def _batches(names: Collection[ServiceName]) -> Iterator[list[ServiceName]]:
 
 
 def _sum(total: Report, report: Report) -> Report:
-    """Both reports as one; what is pending is that of the later one."""
+    """Both reports as one, with the pending operations of the later one."""
     return Report(
         done=Counter(total.done) + Counter(report.done),
         failed=Counter(total.failed) + Counter(report.failed),

@@ -1,8 +1,8 @@
-"""When Python looks for garbage in cycles. Everything else is freed at once, by its reference count.
+"""When Python's collector searches for cycles. All other objects are freed by their reference count.
 
-The known objects are a million values without a cycle among them. While they are made, each of a hundred rounds of the collector
-walks all that were made before, which takes a third of a start's time. Later a round over what a few seconds of churn have made
-holds the loop for longer than any change may wait. ``docs/performance.md`` has the figures.
+The known objects are a million values without cycles. During a start, a hundred rounds of the collector would walk all of them
+again and again, for a third of its time. Later, one round over the objects of some seconds of churn would hold the loop for too
+long. ``docs/performance.md`` has the figures.
 """
 
 import contextlib
@@ -12,20 +12,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 YOUNG_OBJECTS = 2_000
-"""New objects before the youngest are looked at. Python's 700 are reached several times by one change of a large Service."""
+"""New objects before a round over the youngest. One change of a large Service reaches Python's 700 several times."""
 ROUNDS_BETWEEN = 0
-"""Between rounds of the next older age: the largest walks three times ``YOUNG_OBJECTS``, 6 ms; by Python's own choice 400 ms."""
+"""Rounds of one age before a round of the next older one.
+
+The largest walks three times ``YOUNG_OBJECTS`` in 6 ms (Python's: 400).
+"""
 THAW_INTERVAL_S = 24 * 3600.0
-"""Cycles among what is old are looked for once a day: that round walks everything, half a second at 10,000 Services."""
+"""Once a day a round walks everything, half a second at 10,000 Services."""
 
 _OLDEST = 2
 _ROUNDS_HAVE_AGES = sys.version_info < (3, 14)
-"""From then on Python walks what is old bit by bit."""
+"""The first version of Python that walks old objects in steps."""
 
 
 @contextlib.contextmanager
 def postponed() -> Iterator[None]:
-    """Collect nothing inside the block; what it made and left behind is not looked at again before a thaw."""
+    """Collect nothing inside the block, and freeze its objects until the next thaw."""
     gc.disable()
     try:
         yield
@@ -36,9 +39,9 @@ def postponed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[], None]]:
-    """Inside the block, collect often and little: what has outlived a round of each age is not looked at again before a thaw.
+    """Inside the block, collect often and little: an object that has outlived a round of each age is frozen until a thaw.
 
-    Yields what is to be called now and then: it thaws when that is due, by ``clock``, which tells seconds.
+    Yields a function to call now and then: it thaws when that is due by ``clock`` (seconds).
     """
     thawed_s = clock()
 

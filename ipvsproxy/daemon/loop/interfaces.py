@@ -1,4 +1,4 @@
-"""Changes that others make to addresses and interfaces, told to the loop."""
+"""Notifies the loop of addresses and interfaces that other programs change."""
 
 import asyncio
 from collections.abc import Collection, Iterable
@@ -16,7 +16,7 @@ async def follow(engine: Engine, own_ports: Collection[int]) -> None:
     ``own_ports`` are the port ids of the sockets by which this process changes addresses; it may grow meanwhile.
 
     Raises:
-        KernelError: the kernel does not tell, or not any more.
+        KernelError: the kernel sends no notifications, or has stopped sending them.
     """
     loop = asyncio.get_running_loop()
     broken: asyncio.Future[None] = loop.create_future()
@@ -27,7 +27,7 @@ async def follow(engine: Engine, own_ports: Collection[int]) -> None:
             try:
                 changes = listener.read()
             except KernelError as error:
-                loop.remove_reader(listener.fileno())  # it would be called again at once
+                loop.remove_reader(listener.fileno())  # else it would be called again at once
                 broken.set_exception(error)
             else:
                 _tell(engine, changes)

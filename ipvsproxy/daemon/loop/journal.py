@@ -1,4 +1,4 @@
-"""What the loop says in the log: each thing once, and one line per sync that had something to do."""
+"""The loop's log lines: each fact once, and one line for each sync with operations."""
 
 import itertools
 import time
@@ -21,23 +21,23 @@ from ipvsproxy.store.mass_deletion import CONFIRMED_AFTER_S, Doubt
 from ipvsproxy.store.objects import Complaint
 
 BURST, REFILL_S = 1000, 0.1
-"""Allowance of lines about objects and failures: this many at once, then one per so many seconds."""
+"""Rate limit of lines about objects and failures: so many at once, then one per so many seconds."""
 SUBJECT_BURST, SUBJECT_REFILL_S = 5, 60.0
-"""Allowance of each object's complaints, and of conflicts about one address and port."""
+"""Rate limit of each object's complaints, and of conflicts about one address and port."""
 MOST_SUBJECTS = 1000
-"""Whose allowance is remembered."""
+"""The most objects whose rate limits are remembered."""
 SYNCS_BURST, SYNCS_REFILL_S = 60, 1.0
-"""Allowance of lines about syncs, of which there may be a hundred in a second where the minimum interval is 0."""
+"""Rate limit of lines about syncs, of which there may be a hundred a second if the minimum interval is 0."""
 PARTS_SHOWN = 25
-"""How many parts of one object are complained of at once."""
+"""The most parts of one object that are logged at once."""
 PLACES_SHOWN = 5
-"""How many places that are fought over are named at once."""
+"""The most places of returning drift that are logged at once."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-def tell_received(events: Iterable[Event]) -> None:
-    """Say what came from the source, to those who ask for every step."""
+def log_received(events: Iterable[Event]) -> None:
+    """Log the events of the source, at the verbosity of every step."""
     if not logs.tells(logs.DEBUG_VERBOSITY):
         return
     for event in events:
@@ -56,8 +56,8 @@ def tell_received(events: Iterable[Event]) -> None:
                 assert_never(never)
 
 
-def tell_wanted(name: ServiceName, state: ServiceState | None) -> None:
-    """Say what a Service wants of this node, to those who ask for every step."""
+def log_desired(name: ServiceName, state: ServiceState | None) -> None:
+    """Log the desired state of a Service, at the verbosity of every step."""
     if not logs.tells(logs.DEBUG_VERBOSITY):
         return
     if state is None:
@@ -67,8 +67,8 @@ def tell_wanted(name: ServiceName, state: ServiceState | None) -> None:
     log.debug("translated", service=str(name), virtual_servers=wanted, entries=len(state.entries), skipped=state.rare.skipped)
 
 
-def tell_outcomes(outcomes: Iterable[Outcome]) -> None:
-    """Say what was done to the kernel: at first what goes and what is written as a whole, and then all of it."""
+def log_outcomes(outcomes: Iterable[Outcome]) -> None:
+    """Log operations on the kernel: removals and rules at a lower verbosity, all others at a higher one."""
     if logs.tells(logs.DEBUG_VERBOSITY):
         for outcome in outcomes:
             for operation in one_by_one([outcome.operation]):
@@ -81,10 +81,10 @@ def tell_outcomes(outcomes: Iterable[Outcome]) -> None:
                     log.info("operation", operation=str(operation))
 
 
-def tell_node(name: str, before: str, trouble: str) -> None:
-    """Say why load balancers are turned away from a node although all is in force, and when that has ended.
+def log_node(name: str, before: str, trouble: str) -> None:
+    """Log why load balancers are turned away from a node on which everything is in force, and the end of it.
 
-    ``before`` and ``trouble`` are what was and what is the matter with its Node object, empty when nothing.
+    ``before`` and ``trouble`` are the former and present trouble of its Node object, empty if none.
     """
     if trouble and trouble != before:
         log.warning("load_balancers_turned_away", node=name, reason=trouble)
@@ -93,10 +93,10 @@ def tell_node(name: str, before: str, trouble: str) -> None:
 
 
 class Journal:
-    """Remembers what was said, and does not let itself be made to say the same for ever.
+    """Remembers what it has logged, and limits the rate of lines.
 
-    Each object has its allowance of complaints, and the whole has one. What was too much is counted, and told as ``untold`` with
-    the next line that is allowed.
+    Each object has a rate limit of complaints, and all objects together have one. Lines above it are counted, and the next
+    allowed line shows their number as ``untold``.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -110,8 +110,11 @@ class Journal:
         self._doubted: frozenset[ObjectKind] = frozenset()
         self._settings: Mapping[str, str] = {}
 
-    def complain(self, complaints: Iterable[Complaint]) -> None:
-        """Say which parts of objects are not used, and why; what merely is not for us only to those who ask for every step."""
+    def log_complaints(self, complaints: Iterable[Complaint]) -> None:
+        """Log the unused parts of objects with the reason.
+
+        Valid parts that are not for us only at the verbosity of every step.
+        """
         for complaint in complaints:
             invalid = [skipped for skipped in complaint.skipped if skipped.invalid]
             about = {"kind": complaint.kind.value, "name": complaint.name}
@@ -125,8 +128,8 @@ class Journal:
                 if not skipped.invalid:
                     log.debug("part_not_used", **about, field=skipped.field, reason=skipped.reason)
 
-    def tell_conflicts(self, conflicts: Iterable[Conflict]) -> Collection[Conflict]:
-        """Say who wants what somebody else has; of all that there are now, the new ones, which are returned."""
+    def log_conflicts(self, conflicts: Iterable[Conflict]) -> Collection[Conflict]:
+        """Log the new ones of all present conflicts, and return them."""
         present = frozenset(conflicts)
         new = present - self._conflicts
         for conflict in new:
@@ -143,8 +146,8 @@ class Journal:
         self._conflicts = present
         return new
 
-    def tell_doubts(self, doubts: Mapping[ObjectKind, Doubt]) -> None:
-        """Say which lists are not believed, and when that has ended."""
+    def log_doubts(self, doubts: Mapping[ObjectKind, Doubt]) -> None:
+        """Log the doubted lists, and the end of each doubt."""
         confirmed = f"before another list, {CONFIRMED_AFTER_S:.0f} s later or more, confirms it"
         for kind in doubts.keys() - self._doubted:
             doubt = doubts[kind]
@@ -163,8 +166,8 @@ class Journal:
             log.warning("list_believed_again", kind=kind.value)
         self._doubted = frozenset(doubts)
 
-    def tell_drift(self, news: News) -> None:
-        """Say what somebody else has changed, and what is left alone for now because it returns again and again."""
+    def log_drift(self, news: News) -> None:
+        """Log drift, and drift that is left alone for a while because it returns again and again."""
         if news.found:
             log.warning("drift_found", **news.found)
         for place, times in itertools.islice(news.left_alone.items(), PLACES_SHOWN):
@@ -176,7 +179,7 @@ class Journal:
                 hint="somebody undoes it again and again: it is repaired ever more seldom",
             )
 
-    def tell_settings(self, given_up: Mapping[str, str]) -> None:
+    def log_settings(self, given_up: Mapping[str, str]) -> None:
         """Log which kernel settings, by path, cannot be written, and why: once until another one cannot be written.
 
         Without an indispensable one no Service of its families works; the health of the node shows those as well.
@@ -186,8 +189,8 @@ class Journal:
             log.warning("kernel_settings_not_writable", settings=new, error=given_up[new[0]])
         self._settings = given_up
 
-    def tell_sync(self, summary: SyncSummary, draining: int) -> None:
-        """Say what a sync did; ``draining`` real servers are waiting for their connections to end."""
+    def log_sync(self, summary: SyncSummary, draining: int) -> None:
+        """Log the result of a sync; ``draining`` is the number of draining real servers."""
         report, changes = summary.report, summary.changes
         for outcome in report.errors:
             if not isinstance(outcome.operation.item, Sysctl):
@@ -211,7 +214,7 @@ class Journal:
         )
 
     def _is_allowed(self, subject: object, lines: int = 1) -> bool:
-        """Whether something may be said about this subject now; if not, its lines count as untold."""
+        """Whether the rate limits allow a line about this subject now; if not, its lines count as untold."""
         if self._subjects.take(subject, self._clock()):
             return True
         self._untold += lines

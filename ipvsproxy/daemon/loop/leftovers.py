@@ -1,10 +1,10 @@
 """Removes rules that another proxy, or a former process of ours, has left behind, once ours are in force.
 
-Rule 1: a family is examined when its rules come into force, and after each audit; a program is started only where somebody has
-changed a rule since.
-Rule 2: what failed is tried again with growing pauses. What could not be read counts as being there.
-Rule 3: what somebody who runs writes again and again is removed ever more seldom (see ``reconcile.leftovers``).
-Rule 4: one log line when a place begins to resist, and one when nothing is left there.
+Rule 1: a family is examined when its rules come into force, and after each audit; a program runs only if a rule has changed
+since.
+Rule 2: a failed examination or removal is repeated with growing pauses. Unreadable rules count as present.
+Rule 3: rules that a running proxy writes again and again are removed less and less often (see ``reconcile.leftovers``).
+Rule 4: one log line when the rules of a place resist, and one when none are left.
 """
 
 import asyncio
@@ -33,22 +33,22 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Rules(Protocol):
-    """What is needed of ``LeftoverRules``."""
+    """The part of ``LeftoverRules`` that is used here."""
 
     def mark(self, place: Place) -> object:
-        """A mark of the rules of a place; None where the kernel does not tell."""
+        """A mark that changes with the rules of a place; None if the kernel has none."""
 
     def read(self, place: Place, concerns: Callable[[ChainKey], bool]) -> LeftRules:
-        """The chains that ``concerns`` is true of, and what leads to them."""
+        """The chains for which ``concerns`` is true, and the rules that lead to them."""
 
     def remove(self, place: Place, removal: Removal) -> None:
-        """Remove it."""
+        """Remove these chains and rules."""
 
 
 class Examined(NamedTuple):
-    """What was found in a place, with the mark of the rules before that, and what became of it.
+    """The result of examining a place, with the mark of its rules before.
 
-    ``failure`` says why it was not removed although it might be. ``hidden`` says what could not be seen.
+    ``failure`` says why a permitted removal did not happen. ``hidden`` names tables that cannot be listed.
     """
 
     mark: object
@@ -83,10 +83,10 @@ def examine(rules: Rules, place: Place, known: Examined | None = None, *, may_re
 
 @dataclasses.dataclass(slots=True)
 class _State:
-    """What is known of a place.
+    """The state of a place.
 
-    ``known`` is the last examination that left nothing to remove. ``told`` are the events that say why something is left, or may
-    be, empty where nothing is. ``due_s`` is when the place is to be examined; infinite: after the next audit.
+    ``known`` is the last examination with nothing to remove. ``told`` are the log events that are not over: empty if no rules are
+    left. ``due_s`` is the time of the next examination; infinite: after the next audit.
     """
 
     known: Examined | None = None
@@ -96,7 +96,7 @@ class _State:
 
 
 class Leftovers:
-    """Examines and removes, beside the loop: a program of iptables that waits or hangs holds up nothing else."""
+    """Examines places and removes rules beside the loop, so that a waiting program of iptables delays nothing else."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Leftovers:
         clock: Callable[[], float],
         in_thread: Callable[..., Awaitable[Examined]] = asyncio.to_thread,
     ) -> None:
-        """``in_thread`` calls ``examine`` where it holds up nothing."""
+        """``in_thread`` calls ``examine`` in another thread."""
         self._rules = rules
         self._clock = clock
         self._in_thread = in_thread
@@ -116,7 +116,7 @@ class Leftovers:
 
     @property
     def present(self) -> Mapping[Place, bool]:
-        """Whether rules are left in a place that resist, or may be because they cannot be read."""
+        """For each place, whether rules resist removal there, or may do so because they cannot be read."""
         return {place: bool(state.told) for place, state in self._states.items()}
 
     def synced(self, summary: SyncSummary) -> None:
@@ -184,7 +184,7 @@ class Leftovers:
             state.told.clear()
 
     def _tell(self, place: Place, state: _State, event: str, **keys: str) -> None:
-        """Say it, unless it was said and has not ended."""
+        """Log an event, unless it was logged and is not over."""
         if event not in state.told:
             log.warning(event, rules=str(place), **keys)
         state.told.add(event)

@@ -1,10 +1,10 @@
-"""When the kernel is read, and what becomes of that.
+"""When the kernel is read, and what follows from a reading.
 
-Rule 1: all of it is read at start-up, and by an audit: slowly, and after an error or a surprise.
-Rule 2: between audits it is looked at, which is cheaper: as often as a small share of a processor allows, and when it tells of a
-change.
-Rule 3: audits and looks are taken in parts, each at its own moment. Between two of them the kernel may be written, so a change
-in the API waits for one part at most.
+Rule 1: everything is read at start-up, and by audits: at a slow pace, and after an error or a surprise.
+Rule 2: between audits the kernel is polled, which is cheaper: as often as a small share of a processor allows, and after a
+notification.
+Rule 3: audits and polls go in parts. The kernel may be written between two parts, so a change in the API waits for one part at
+most.
 """
 
 import dataclasses
@@ -25,17 +25,20 @@ from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.reconciler import Reconciler
 
 POLL_INTERVAL_S = 3.0
-"""Between two looks at the kernel, at least."""
+"""The least time between two polls."""
 POLL_INTERVAL_AFTER_FAILURE_S = 10.0
-"""While a part cannot be read the others are still looked at. All of it is tried again with growing patience meanwhile."""
+"""The same while a part cannot be read. Meanwhile, audits repeat the whole reading with growing pauses."""
 POLL_SHARE = 0.05
-"""Of one processor, for looks: those that take long come more seldom. Of 10,000 Services of 10 endpoints they take 0.2 s."""
+"""The share of one processor for polls.
+
+The longer a poll takes, the rarer polls are. 10,000 Services of 10 endpoints take 0.2 s.
+"""
 AUDIT_SHARE = 0.1
-"""Likewise for audits: where one takes longer than a tenth of the interval that is asked for, the interval is longer. The kernel
-walks its table from the beginning for each 4 kB that it prints, so reading it costs with the square of its size."""
+"""The same share for audits. The kernel walks its table from the beginning for each 4 kB that it prints, so the cost of a reading
+grows with the square of the table's size."""
 REST_FACTOR = 4
-"""After a reading comes a pause of this many times its cost, up to ``POLL_INTERVAL_S``, even if the kernel tells of changes: who
-makes them all the time does not get a processor for it."""
+"""The pause after a reading, as a multiple of its cost, up to ``POLL_INTERVAL_S``. It holds for notifications, too: a program
+that changes the kernel all the time must not cost us a processor."""
 FIRST_RESYNC_DELAY_S = 1.0
 LONGEST_RESYNC_DELAY_S = 60.0
 
@@ -44,9 +47,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 @dataclasses.dataclass(slots=True)
 class _Reading:
-    """An audit or a look that is under way.
+    """An audit or a poll under way.
 
-    ``lacks_witnesses``: a part could not be read that may tell whose a virtual server is; rules are no such part.
+    ``lacks_witnesses``: an unreadable part may witness which virtual servers are ours; rules never do.
     """
 
     parts: Iterator[Observation]
@@ -60,10 +63,10 @@ class _Reading:
 class KernelReader:
     """Reads the kernel for a reconciler.
 
-    ``audit_due_s`` and ``poll_due_s`` are times of ``clock``; who sets them to 0 has it read now, or again after what is under
-    way. ``addresses`` are those of all interfaces but our device. ``has_drifted``: something was found that somebody else has
-    changed; who sees to it sets it back. ``has_audited``: an audit has come to its end; ``synced`` sets it back.
-    ``unreadable`` holds why parts of the kernel could not be read when that was last tried, one sentence each.
+    ``audit_due_s`` and ``poll_due_s`` are times of ``clock``; a caller that sets one to 0 asks for a reading now, or after the
+    one under way. ``addresses`` are those of all interfaces but our device. ``has_drifted``: drift was found; the caller that
+    repairs it resets this. ``has_audited``: an audit has ended; ``synced`` resets this. ``unreadable`` says why parts of the
+    kernel could not be read at the last attempt, one sentence each.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class KernelReader:
         clock: Callable[[], float],
         processor_clock: Callable[[], float],
     ) -> None:
-        """``clock`` tells the time, ``processor_clock`` how long this process has used a processor; both in seconds."""
+        """``clock`` is monotonic time, ``processor_clock`` the processor time of this process; both in seconds."""
         self.families: Collection[Family] = ()
         self.audit_interval_s = math.inf
         self.audit_due_s = 0.0
@@ -94,9 +97,9 @@ class KernelReader:
         self._processor_clock = processor_clock
 
     async def observe(self) -> bool:
-        """Read the whole kernel; whether all of it could be read. What could not stays as it was believed to be."""
+        """Read the whole kernel. Returns whether all of it could be read; unreadable parts keep their last observed state."""
         now = self._clock()
-        # Before it is read: what changes meanwhile asks for another reading.
+        # Set before the reading: a change meanwhile asks for another one.
         self.audit_due_s, self.poll_due_s = now + self.audit_interval_s, now + POLL_INTERVAL_S
         self._reading = None
         sets, families, sysctls = self._subjects()
@@ -107,20 +110,20 @@ class KernelReader:
 
     @property
     def next_part_s(self) -> float:
-        """When ``read_on`` has something to do: at once while a reading is under way, and after a rest when it is over."""
+        """When ``read_on`` has something to do: at once while a reading is under way, else after a rest."""
         return 0.0 if self._reading else max(self._rest_ends_s, min(self.poll_due_s, self.audit_due_s))
 
     async def read_on(self) -> None:
-        """Take one part of an audit or a look; one is begun if none is under way."""
+        """Read one part of an audit or a poll. Begins one if none is under way."""
         now, used_s = self._clock(), self._processor_clock()
         if self._reading is None and self.audit_due_s <= now and not self._reconciler.has_observed_all:
-            # Whose virtual servers are whose is told by all that witnesses it, read at once.
+            # Only all witnesses, read at once, show which virtual servers are ours.
             await self.observe()
             self.has_audited = True
             return
         if self._reading is None:
             is_audit = self.audit_due_s <= now
-            # Until it is over, and known what it costs; what changes meanwhile asks for another reading.
+            # Until the reading is over and its cost is known. A change meanwhile asks for another one.
             self.poll_due_s = math.inf
             if is_audit:
                 self.audit_due_s = math.inf
@@ -140,7 +143,7 @@ class KernelReader:
 
     @property
     def is_reading(self) -> bool:
-        """Whether an audit or a look is under way."""
+        """Whether an audit or a poll is under way."""
         return self._reading is not None
 
     async def _finish(self, done: _Reading) -> None:
@@ -150,7 +153,7 @@ class KernelReader:
             await in_slices(self._reconciler.concluding(now), self._clock, now)
         if done.is_audit:
             self.audit_due_s = min(self.audit_due_s, done.began_s + max(self.audit_interval_s, done.cost_s / AUDIT_SHARE))
-            # No look costs more than an audit: one that did once would keep all others away, if audits come more often than that.
+            # No poll costs more than an audit. One expensive poll would prevent all others if audits come more often.
             self._poll_cost_s = min(self._poll_cost_s, done.cost_s)
         else:
             self._poll_cost_s = done.cost_s
@@ -160,7 +163,7 @@ class KernelReader:
         self._note_errors(done.errors, is_audit=done.is_audit)
 
     def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
-        """What is read beside what is always read: sets, families, settings."""
+        """The variable subjects of a reading: sets, families, settings."""
         sets, sysctls = self._reconciler.subjects()
         return sets, self.families, sysctls
 
@@ -168,7 +171,7 @@ class KernelReader:
         now = self._clock()
         await in_slices(self._reconciler.observing(seen, now), self._clock, now)
         news = self._reconciler.take_drift_news()
-        self._journal.tell_drift(news)
+        self._journal.log_drift(news)
         self.has_drifted |= bool(news.found)
         if seen.interface_addresses is not None:
             self.addresses = seen.interface_addresses
@@ -180,13 +183,13 @@ class KernelReader:
         if self.unreadable and not errors:
             log.info("kernel_readable")
         self.unreadable = frozenset(errors)
-        if errors and self.poll_due_s:  # 0: what somebody told of meanwhile is not put off
+        if errors and self.poll_due_s:  # 0: a notification meanwhile is not postponed
             self.poll_due_s = self._clock() + POLL_INTERVAL_AFTER_FAILURE_S
         if new_errors or (errors and is_audit):
             self._read_again_soon()
 
     async def read_addresses(self) -> bool:
-        """Read ``addresses``; where that fails, all is read soon. Returns whether they could be read."""
+        """Read ``addresses``. If that fails, everything is read soon. Returns whether it succeeded."""
         try:
             self.addresses = await self._kernel.call(lambda kernel: kernel.interface_addresses())
         except KernelError as error:
@@ -196,7 +199,7 @@ class KernelReader:
         return True
 
     def synced(self, report: Report) -> None:
-        """Read again soon when something was otherwise than believed; the delay grows until an audit changes that."""
+        """Read everything soon if an operation failed or met a surprise. The delay grows until an audit succeeds."""
         if report.surprises or report.failed:
             self._read_again_soon()
         elif self.has_audited and not self.unreadable:

@@ -1,4 +1,4 @@
-"""Service addresses that translation refused, as complaints; each is told once, and again when it has changed."""
+"""Complaints about Service addresses that translation refused: each once, and again after a change."""
 
 from collections.abc import Collection
 
@@ -8,14 +8,14 @@ from ipvsproxy.store.objects import Complaint
 
 
 class Refusals:
-    """Remembers what was refused."""
+    """Remembers the refused parts of each Service."""
 
     def __init__(self) -> None:
         self._refused: dict[ServiceName, tuple[Skipped, ...]] = {}
         self._complaints: list[Complaint] = []
 
     def note(self, name: ServiceName, service: Service | None, wanted: ServiceState | None) -> None:
-        """A Service was translated; what is skipped of it beyond what could not be read was refused."""
+        """Take note of a translated Service: parts skipped by translation, and not by parsing, were refused."""
         before = self._refused.pop(name, ())
         if service is None or wanted is None or service.not_served or len(wanted.rare.skipped) == len(service.skipped):
             return
@@ -25,6 +25,6 @@ class Refusals:
             self._complaints.append(Complaint(ObjectKind.SERVICE, str(name), refused))
 
     def take(self) -> Collection[Complaint]:
-        """The complaints since this was called last."""
+        """The complaints since the last call."""
         complaints, self._complaints = self._complaints, []
         return complaints

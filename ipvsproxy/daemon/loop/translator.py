@@ -154,7 +154,7 @@ class Translator:
             remembered = self._store.is_only_remembered(name)
             wanted = state.translate(service, slices, self._view, self.settings, remembered=remembered)
             work = (1 + sum([len(item.conditions) for item in slices])) * max(1, len(service.ports))
-        journal.tell_wanted(name, wanted)
+        journal.log_desired(name, wanted)
         self._refusals.note(name, service, wanted)
         self._reconciler.put(name, wanted)
         return work

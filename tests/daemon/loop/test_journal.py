@@ -46,7 +46,7 @@ def test_a_conflict_is_told_once_while_it_lasts_and_again_when_it_comes_back_or_
     two, three = Conflict(KEY, OLD, (YOUNG,)), Conflict(KEY, OLD, (YOUNG, YOUNGEST))
     with structlog.testing.capture_logs() as logs:
         for conflicts in ([two], [two], [three], [], [three]):
-            journal.tell_conflicts(conflicts)
+            journal.log_conflicts(conflicts)
     assert [line["waiting"] for line in logs] == [
         ["default/young"],
         ["default/young", "default/youngest"],
@@ -60,7 +60,7 @@ def test_a_conflict_is_told_once_while_it_lasts_and_again_when_it_comes_back_or_
 def test_a_node_that_turns_load_balancers_away_is_told_once_for_each_reason_and_when_that_ends() -> None:
     with structlog.testing.capture_logs() as logs:
         for before, trouble in (("", "unknown"), ("unknown", "unknown"), ("unknown", "leaving"), ("leaving", ""), ("", "")):
-            journals.tell_node("node-a", before, trouble)
+            journals.log_node("node-a", before, trouble)
     assert [(line["log_level"], line.get("reason")) for line in logs] == [
         ("warning", "unknown"),
         ("warning", "leaving"),
@@ -73,7 +73,7 @@ def test_a_node_that_turns_load_balancers_away_is_told_once_for_each_reason_and_
 def test_an_unused_part_is_told_with_object_field_and_reason(invalid: bool, level: str, where: str) -> None:  # noqa: FBT001 - a parameter
     with structlog.testing.capture_logs() as logs:
         skipped = (Skipped("spec.ports[0]", "no port", invalid),)
-        Journal().complain([Complaint(ObjectKind.SERVICE, "default/web", skipped, where)])
+        Journal().log_complaints([Complaint(ObjectKind.SERVICE, "default/web", skipped, where)])
     assert logs == [
         {
             "event": "part_not_used",
@@ -89,14 +89,14 @@ def test_an_unused_part_is_told_with_object_field_and_reason(invalid: bool, leve
 
 def test_a_sync_with_nothing_to_do_is_not_told() -> None:
     with structlog.testing.capture_logs() as logs:
-        Journal().tell_sync(summary(report()), draining=4)
+        Journal().log_sync(summary(report()), draining=4)
     assert logs == []
 
 
 def test_a_sync_is_one_line_and_one_more_for_each_failure() -> None:
     operation = Operation(Verb.ADD, examples.virtual_server(KEY))
     with structlog.testing.capture_logs() as logs:
-        Journal().tell_sync(summary(report(done=2, errors=(Outcome(operation, "no memory", 12),)), "web"), draining=4)
+        Journal().log_sync(summary(report(done=2, errors=(Outcome(operation, "no memory", 12),)), "web"), draining=4)
     failed, synced = logs
     assert failed == {
         "event": "operation_failed",
@@ -121,10 +121,10 @@ def test_settings_that_cannot_be_written_are_one_warning_and_told_once() -> None
     journal = Journal()
     operation = Operation(Verb.SET, Sysctl("a", "1"))
     with structlog.testing.capture_logs() as logs:
-        journal.tell_settings({"a": "a = 1: read-only", "b": "b = 1: read-only"})
-        journal.tell_sync(summary(report(errors=(Outcome(operation, "a = 1: read-only", 30),))), draining=0)
-        journal.tell_settings({"a": "a = 1: read-only"})
-        journal.tell_settings({"a": "a = 1: read-only", "b": "b = 1: refused"})
+        journal.log_settings({"a": "a = 1: read-only", "b": "b = 1: read-only"})
+        journal.log_sync(summary(report(errors=(Outcome(operation, "a = 1: read-only", 30),))), draining=0)
+        journal.log_settings({"a": "a = 1: read-only"})
+        journal.log_settings({"a": "a = 1: read-only", "b": "b = 1: refused"})
     warning = {"event": "kernel_settings_not_writable", "log_level": "warning"}
     assert [line for line in logs if line["event"] != "synced"] == [
         warning | {"settings": ["a", "b"], "error": "a = 1: read-only"},
@@ -135,7 +135,7 @@ def test_settings_that_cannot_be_written_are_one_warning_and_told_once() -> None
 @pytest.mark.parametrize("told", [summary(report(), "web"), summary(report(done=1))], ids=["a change", "an operation"])
 def test_whatever_was_done_is_told(told: SyncSummary) -> None:
     with structlog.testing.capture_logs() as logs:
-        Journal().tell_sync(told, draining=0)
+        Journal().log_sync(told, draining=0)
     assert [line["event"] for line in logs] == ["synced"]
 
 
@@ -156,15 +156,15 @@ def test_an_object_that_is_broken_in_another_way_a_thousand_times_a_second_does_
     with structlog.testing.capture_logs() as logs:
         for change in range(60_000):
             clock.now_s = change / 1000
-            journal.complain([_broken("default/web", f"wrong in way {change % 7}", parts=3)])
+            journal.log_complaints([_broken("default/web", f"wrong in way {change % 7}", parts=3)])
             if change == 30_000:
-                journal.complain([_broken("default/other", "wrong")])
+                journal.log_complaints([_broken("default/other", "wrong")])
     assert len(logs) == 3 * journals.SUBJECT_BURST + 1
     assert logs[-1]["name"] == "default/other", "others are heard"
     assert logs[-1]["untold"] == 3 * (30_001 - journals.SUBJECT_BURST)
     clock.now_s += journals.SUBJECT_REFILL_S
     with structlog.testing.capture_logs() as later:
-        journal.complain([_broken("default/web", "still wrong")])
+        journal.log_complaints([_broken("default/web", "still wrong")])
     assert [line["untold"] for line in later] == [3 * 29_999]
 
 
@@ -173,19 +173,19 @@ def test_many_broken_objects_do_not_fill_the_log() -> None:
     journal = Journal(clock)
     with structlog.testing.capture_logs() as logs:
         for number in range(10_000):
-            journal.complain([_broken(f"default/web-{number}", "wrong", parts=20)])
+            journal.log_complaints([_broken(f"default/web-{number}", "wrong", parts=20)])
     assert len(logs) == journals.BURST
     clock.now_s = 10
     with structlog.testing.capture_logs() as logs:
         for number in range(10_000):
-            journal.complain([_broken(f"default/web-{number}", "wrong", parts=20)])
+            journal.log_complaints([_broken(f"default/web-{number}", "wrong", parts=20)])
     assert len(logs) == 10 / journals.REFILL_S
 
 
 def test_an_object_that_is_wrong_in_a_thousand_places_does_not_fill_the_log() -> None:
     journal = Journal(_Clock())
     with structlog.testing.capture_logs() as logs:
-        journal.complain([_broken("default/web", "wrong", parts=1000), _broken("default/other", "wrong")])
+        journal.log_complaints([_broken("default/web", "wrong", parts=1000), _broken("default/other", "wrong")])
     assert len(logs) == journals.PARTS_SHOWN + 1
     assert logs[-1]["untold"] == 1000 - journals.PARTS_SHOWN
 
@@ -195,8 +195,8 @@ def test_a_conflict_that_comes_and_goes_does_not_fill_the_log_but_is_returned() 
     returned = 0
     with structlog.testing.capture_logs() as logs:
         for _ in range(1000):
-            returned += len(journal.tell_conflicts([Conflict(KEY, OLD, (YOUNG,))]))
-            journal.tell_conflicts([])
+            returned += len(journal.log_conflicts([Conflict(KEY, OLD, (YOUNG,))]))
+            journal.log_conflicts([])
     assert len(logs) == journals.SUBJECT_BURST
     assert returned == 1000
 
@@ -207,7 +207,7 @@ def test_syncs_in_quick_succession_are_told_together() -> None:
     with structlog.testing.capture_logs() as logs:
         for number in range(10_000):
             clock.now_s = number / 100
-            journal.tell_sync(summary(report(done=1), "web"), draining=0)
+            journal.log_sync(summary(report(done=1), "web"), draining=0)
     told = journals.SYNCS_BURST + 100 / journals.SYNCS_REFILL_S
     assert told - 2 <= len(logs) <= told
     assert sum(line.get("untold", 0) for line in logs) + len(logs) >= 10_000 - 100
