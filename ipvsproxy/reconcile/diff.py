@@ -14,14 +14,14 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import PORT_SIZE, RealServerKey, plain
 
 _SCHEDULER_FLAGS = 0x38
-"""The three flag bits that belong to the scheduler; ``/proc/net/ip_vs`` does not show them."""
+"""The three flag bits of the scheduler, which ``/proc/net/ip_vs`` does not show."""
 
 IsOver = Callable[[VirtualServerKey, RealServerKey], bool | None]
 """Whether the drain of a real server is over; None if it has not begun."""
 
 
 def settings_differ(desired: VirtualServerSettings, observed: ObservedVirtualServer) -> bool:
-    """Whether a virtual server must be set; flags that the observation could not show count as equal."""
+    """Whether a virtual server must be set. Flags that the reading does not show count as equal."""
     if desired == observed.settings:
         return False
     if observed.flags_known:
@@ -34,7 +34,7 @@ def settings_differ(desired: VirtualServerSettings, observed: ObservedVirtualSer
 
 
 def shows_nothing_else(observed: ObservedVirtualServer, believed: ObservedVirtualServer) -> bool:
-    """Whether what was seen without its scheduler flags is what is believed, which has them."""
+    """Whether a virtual server, read without scheduler flags, equals the known one, which has them."""
     return (
         believed.flags_known
         and not observed.flags_known
@@ -44,7 +44,7 @@ def shows_nothing_else(observed: ObservedVirtualServer, believed: ObservedVirtua
 
 
 def differs(desired: VirtualServer, observed: ObservedVirtualServer, is_over: IsOver) -> bool:
-    """Whether any operation is called for now. A real server that is still draining calls for none."""
+    """Whether any operation is needed now. A draining real server needs none."""
     if settings_differ(desired.settings, observed):
         return True
     if observed.real_servers is desired.weights or observed.real_servers == desired.weights:
@@ -62,11 +62,13 @@ def _parting(
     weight: int,
     is_over: IsOver,
 ) -> Verb | None:
-    """What is to be done now about a real server that nobody wants: its weight set to 0, its removal, or nothing yet."""
+    """The operation for an undesired real server now: weight 0, removal, or nothing yet."""
     if virtual_server.protocol is not Protocol.TCP:
         return Verb.REMOVE
     if len(key) != len(virtual_server.address) + PORT_SIZE:
-        return Verb.REMOVE  # of the other family it can only be tunnelled to: as ours, with weight 0, the kernel does not take it
+        return (
+            Verb.REMOVE
+        )  # a real server of the other family is tunnelled, and the kernel refuses weight 0 for it as a masqueraded one
     over = is_over(virtual_server, key)
     if weight != 0 or over is None:
         return Verb.SET

@@ -1,4 +1,4 @@
-"""The place of each operation among the others; ``model/kind.py`` says why each step has its turn."""
+"""The stage of each operation in a plan; ``model/kind.py`` has the reasons."""
 
 from collections.abc import Mapping
 
@@ -11,9 +11,9 @@ RANGE_SETS = frozenset(
     for name, ip_set in IP_SETS.items()
     if ip_set.kind in {SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP}
 )
-"""Sets of the sources that are let in."""
+"""Sets of admitted sources."""
 FIREWALL_SETS = frozenset(name for name, ip_set in IP_SETS.items() if ip_set.kind is SetKind.LOAD_BALANCER_FIREWALL)
-"""Sets of the virtual servers that let in certain sources only."""
+"""Sets of virtual servers that admit only certain sources."""
 LOCAL_SETS = frozenset(
     name
     for name, ip_set in IP_SETS.items()
@@ -25,7 +25,7 @@ LOCAL_SETS = frozenset(
         SetKind.NODE_PORT_LOCAL_SCTP,
     }
 )
-"""Sets of what is not masqueraded because it is to stay on this node."""
+"""Sets of traffic that is not masqueraded because it stays on this node."""
 
 _STAGES: Mapping[tuple[Verb, type], Stage] = {
     (Verb(verb), described): step for described, kind in KINDS.items() for verb, step in kind.stages.items()
@@ -35,14 +35,14 @@ _STAGES_OF_ENTRIES: Mapping[tuple[Verb, str], Stage] = (
     | {(Verb.ADD, name): Stage.FIREWALL_ENTRIES for name in FIREWALL_SETS}
     | {(Verb.REMOVE, name): Stage.FIREWALL_REMOVALS for name in FIREWALL_SETS}
 )
-"""Those of entries whose step depends on their set."""
+"""The stages of entries, by set."""
 
 
 def rank(operation: Operation) -> Stage:
-    """The place of an operation: lower ones come first; equal ones keep the order in which they were planned.
+    """The stage of an operation. Lower stages come first; operations of one stage keep their planned order.
 
     Raises:
-        KeyError: nobody ever plans such an operation.
+        KeyError: such an operation is never planned.
     """
     verb, item = operation
     if isinstance(item, SetEntries):
@@ -53,5 +53,5 @@ def rank(operation: Operation) -> Stage:
 
 
 def is_removal(operation: Operation) -> bool:
-    """Whether an operation takes something away from somebody: a removal, or the weight of a real server."""
+    """Whether an operation takes something away: a removal, or weight 0 for a real server."""
     return operation.verb is Verb.REMOVE or rank(operation) is Stage.REAL_SERVER_REMOVALS

@@ -1,4 +1,4 @@
-"""What differs, as operations: the one walk over all pending and surplus keys. Order is ``order``'s, not this module's."""
+"""From pending and surplus keys to operations, in one walk. Their order is the business of ``order``."""
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator
@@ -11,7 +11,7 @@ from ipvsproxy.reconcile.tables import Tables
 
 
 def desired_operations(tables: Tables, drains: Drains, *, together: bool = True) -> Iterator[Operation]:
-    """What is to be done for the keys that somebody wants, as far as it may be done now.
+    """The operations for desired keys that may be done now.
 
     ``together``: several entries of one set are one operation, and so are several addresses.
     """
@@ -42,13 +42,16 @@ def _split(operation: Operation, *, together: bool) -> Iterable[Operation]:
 
 
 def _gives_traffic(operation: Operation) -> bool:
-    """Whether a real server gets new connections by this."""
+    """Whether an operation gives a real server new connections."""
     item = operation.item
     return isinstance(item, RealServers) and operation.verb is not Verb.REMOVE and item.weight > 0
 
 
 def _foundation(tables: Tables) -> Iterator[Operation]:
-    """What the node needs whatever its Services are: added where its being there is all, else set to the desired value."""
+    """The operations for objects that the node needs with any Services.
+
+    Additions in tables of presence, else the desired value.
+    """
     given_up = tables.settings_given_up
     for described, table in tables.foundation:
         verb = Verb.ADD if Verb.ADD in KINDS[described].stages else Verb.SET
@@ -59,9 +62,9 @@ def _foundation(tables: Tables) -> Iterator[Operation]:
 def surplus_operations(
     tables: Tables, drains: Drains, *, has_observed_all: bool, keeping: Collection[object] = (), together: bool = True
 ) -> Iterator[Operation]:
-    """What is to be removed. ``has_observed_all``: whatever may witness that a virtual server is ours has been looked at once.
+    """The removals. ``has_observed_all``: every kind of witness of virtual servers has been read once.
 
-    ``keeping`` are entries and addresses that stay for now. ``together``: as for ``desired``.
+    ``keeping`` are entries and addresses that stay for now. ``together``: as for ``desired_operations``.
     """
     going = tables.virtual_servers.surplus
     for key in going:

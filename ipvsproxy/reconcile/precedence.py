@@ -1,8 +1,8 @@
-"""Which of several Services that want one virtual server gets it.
+"""Which of several Services that desire one virtual server gets it.
 
-Rule 1: what the API server allots goes first: a cluster IP, then a node port. An external or load-balancer address is asked for
-by whoever writes the Service, so it never takes an address that was allotted, whatever the age.
-Rule 2: a Service that has been seen goes before one that is only remembered (see ``Owner``).
+Rule 1: addresses that the API server allots go first: a cluster IP, then a node port. The author of a Service chooses its
+external and load-balancer addresses, so these never take an allotted address, whatever the age.
+Rule 2: a listed Service goes before a remembered one (see ``Owner``).
 Rule 3: the older Service goes first.
 """
 
@@ -15,7 +15,7 @@ from ipvsproxy.model.state import ServiceState
 
 
 class Role(enum.IntEnum):
-    """By what right a Service wants a virtual server; the lower one goes first."""
+    """The role of a virtual server's address for its Service; the lower role goes first."""
 
     CLUSTER_IP = 0
     NODE_PORT = 1
@@ -23,7 +23,7 @@ class Role(enum.IntEnum):
 
 
 class Rank(NamedTuple):
-    """One Service's claim on a virtual server; the lowest one wins."""
+    """The rank of a Service for a virtual server; the lowest rank wins."""
 
     role: Role
     owner: Owner
@@ -37,9 +37,9 @@ _OTHERS = {
 
 
 def rank(state: ServiceState, key: VirtualServerKey) -> Rank:
-    """The claim of a Service that wants this virtual server.
+    """The rank of a Service that desires this virtual server.
 
-    Its set entries tell the role: a node port's do not name its address, or stand in a set of node ports.
+    Its set entries show the role: entries of a node port do not name its address, or are in a set of node ports.
     """
     family = key.address.family
 
@@ -56,7 +56,7 @@ def rank(state: ServiceState, key: VirtualServerKey) -> Rank:
 
 
 def reason(winner: Rank, other: Rank) -> str:
-    """Why the winner goes before the other, to be put after its name."""
+    """Why the winner goes before the other, as a text to put after its name."""
     if winner.role is not other.role:
         return "has it as its cluster IP" if winner.role is Role.CLUSTER_IP else "has it as its node port"
     if other.owner.is_remembered and not winner.owner.is_remembered:

@@ -1,14 +1,14 @@
-"""What has to be in force before something else may be done, where the order of one plan is not enough: operations can fail.
+"""Objects that must be in force before an operation. The order of one plan is not enough, since operations can fail.
 
-Rule 1: a virtual server that only certain sources may reach is not added before its source ranges are in force.
-Rule 2: where it is there already, nobody whom the ranges let in is shut out for a moment: its firewall entry comes after the
-ranges and the rules, and goes before them; of changed ranges the old ones go when the new ones are in force.
-Rule 3: tracked flows are cleaned when the kernel leads nobody any more to a real server that they may not go on with: those
-that begin in between would stay.
-Rule 4: what is led to another node is masqueraded, or its answers would not find back through this one. The entry that keeps
-traffic from being masqueraded comes when no real server that must not be there gets any, and real servers come when it has gone.
-Rule 5: an address is local as soon as it is on our device: without a virtual server there, whatever listens on this host on a
-Service's port would answer in its place. The rules that close the host's ports leave out those of Services.
+Rule 1: a virtual server for certain sources only is not added before its source ranges are in force.
+Rule 2: for an existing virtual server, admitted sources are never shut out: its firewall entry comes after the ranges and the
+rules, and goes before them; old ranges go after new ones are in force.
+Rule 3: tracked flows are cleaned after the kernel has stopped using the real servers that they must leave: flows that begin in
+between would stay.
+Rule 4: traffic to another node is masqueraded, or its answers would not return through this node. The entry that exempts traffic
+from masquerading comes when no undesired real server gets traffic, and real servers come when the entry has gone.
+Rule 5: an address is local as soon as it is on our device. Without a virtual server there, a program of this host that listens on
+the Service's port would answer. The rules that close the host's ports leave out those of Services.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,7 +20,7 @@ from ipvsproxy.reconcile.tables import Keep, Tables
 
 
 def held_back(tables: Tables) -> Collection[VirtualServerKey]:
-    """The virtual servers that are wanted and missing, and may not be added yet (rule 1)."""
+    """The desired, missing virtual servers that may not be added yet (rule 1)."""
     if not any(tables.entries[name].desired for name in order.FIREWALL_SETS):
         return frozenset()
     table = tables.virtual_servers
@@ -39,7 +39,7 @@ def may_be_bound(tables: Tables, address: Address) -> bool:
 
 
 def may_be_added(tables: Tables, name: str, entries: Iterable[SetEntry]) -> Iterable[SetEntry]:
-    """Those entries of one set that shut out nobody whom the source ranges let in (rule 2), and lose no answers (rule 4)."""
+    """The entries of one set that shut out no admitted source (rule 2), and lose no answers (rule 4)."""
     if name in order.FIREWALL_SETS:
         return (entry for entry in entries if _has_ranges_in_force(tables, entry))
     if name in order.LOCAL_SETS:
@@ -48,7 +48,7 @@ def may_be_added(tables: Tables, name: str, entries: Iterable[SetEntry]) -> Iter
 
 
 def may_be_removed(tables: Tables, entry: SetEntry) -> bool:
-    """False for a source range as long as it alone may let somebody in (rule 2)."""
+    """False for a source range while it alone may admit a source (rule 2)."""
     key = ownership.virtual_server_of(entry) if entry.set in order.RANGE_SETS else None
     if key is None:
         return True
@@ -58,7 +58,7 @@ def may_be_removed(tables: Tables, entry: SetEntry) -> bool:
 
 
 def not_masqueraded_yet(tables: Tables) -> Collection[VirtualServerKey]:
-    """Virtual servers that must not get real servers as long as an entry is there that nobody wants any more (rule 4)."""
+    """Virtual servers that must not get real servers while an undesired entry is still there (rule 4)."""
     going = {_names(entry) for name, table in tables.unequal_entries() if name in order.LOCAL_SETS for entry in table.surplus}
     if not going:
         return frozenset()
@@ -66,7 +66,7 @@ def not_masqueraded_yet(tables: Tables) -> Collection[VirtualServerKey]:
 
 
 def leads_only_to(tables: Tables, flow: Flow, keep: Keep) -> bool:
-    """Whether the virtual servers of a flow are there, without any real server that is neither kept nor wanted (rule 3)."""
+    """Whether the virtual servers of a flow exist without a real server that is neither kept nor desired (rule 3)."""
     table = tables.virtual_servers
     return all(
         key in table.observed and table.observed[key].real_servers.keys() <= keep.real_servers | table.desired[key].real_servers
@@ -76,7 +76,7 @@ def leads_only_to(tables: Tables, flow: Flow, keep: Keep) -> bool:
 
 
 def _leads_elsewhere(tables: Tables, entry: SetEntry) -> bool:
-    """Whether new connections to what an entry names may go to a real server that is not wanted there."""
+    """Whether new connections to a virtual server that an entry names may go to an undesired real server."""
     table, named = tables.virtual_servers, _names(entry)
     return any(
         weight and real_server not in real_servers
@@ -88,7 +88,7 @@ def _leads_elsewhere(tables: Tables, entry: SetEntry) -> bool:
 
 
 def _names(entry: SetEntry) -> VirtualServerKey | ownership.NodePort | None:
-    """What an entry of ``LOCAL_SETS`` is about."""
+    """The virtual server or node port that an entry of ``LOCAL_SETS`` names."""
     return ownership.node_port_of(entry) or ownership.virtual_server_of(entry)
 
 
@@ -100,7 +100,7 @@ def _may_be_reached(tables: Tables, key: VirtualServerKey) -> bool:
 
 
 def _has_ranges_in_force(tables: Tables, firewall: SetEntry) -> bool:
-    """Whether everybody whom the source ranges of a virtual server let in gets through the firewall that is wanted for it."""
+    """Whether all admitted sources of a virtual server pass its desired firewall."""
     if IP_SETS[firewall.set].family in tables.skeletons.pending:
         return False
     key = ownership.virtual_server_of(firewall)
@@ -113,5 +113,5 @@ def _has_ranges_in_force(tables: Tables, firewall: SetEntry) -> bool:
 
 
 def _firewall_entry(key: VirtualServerKey) -> SetEntry:
-    """What makes the source ranges of a virtual server count."""
+    """The entry that puts the source ranges of a virtual server in force."""
     return SetEntry(IpSet(SetKind.LOAD_BALANCER_FIREWALL, key.address.family).name, key.address, key.protocol, key.port)

@@ -1,7 +1,7 @@
 """A table of keys of which only presence counts: entries of sets, addresses, sets, the device.
 
-Its two sides nearly always agree, and there may be hundreds of thousands of keys: what is there is told by what is wanted and by
-what of that is pending, and only what is there and wanted by nobody is kept beside them.
+Its two sides nearly always agree, and there may be hundreds of thousands of keys. So the observed side is not stored: it is the
+desired keys without the pending ones, and the undesired keys beside them.
 """
 
 import itertools
@@ -15,19 +15,19 @@ K = TypeVar("K")
 
 
 class Present(MutableMapping[K, bool]):
-    """The keys that are there; the value of each is True.
+    """The observed keys; the value of each is True.
 
-    To add or remove one that is wanted is to take it from the pending ones, or to put it among them.
+    Adding a desired key takes it from the pending ones; removing it puts it among them.
     """
 
     __slots__ = ("_desired", "_pending", "unwanted")
 
     def __init__(self, desired: Mapping[K, object], pending: dict[K, None]) -> None:
-        """``pending`` holds those of the desired keys that are not there, and no others."""
+        """``pending`` are exactly the desired keys that are not observed."""
         self._desired = desired
         self._pending = pending
         self.unwanted: dict[K, None] = {}
-        """The keys that are there and that nobody wants."""
+        """The observed keys that nobody desires."""
 
     def __contains__(self, key: object) -> bool:
         return key not in self._pending if key in self._desired else key in self.unwanted
@@ -38,7 +38,7 @@ class Present(MutableMapping[K, bool]):
         raise KeyError(key)
 
     def get(self, key: K, default: Any = None) -> Any:
-        """As that of a dictionary, without another call on the way: it is asked for each key of each listing."""
+        """As that of a dictionary, without a second call: it is called for each key of each listing."""
         is_there = key not in self._pending if key in self._desired else key in self.unwanted
         return True if is_there else default
 
@@ -58,7 +58,7 @@ class Present(MutableMapping[K, bool]):
             self.forget(key)
 
     def forget(self, key: K) -> None:
-        """Take a key from ``unwanted``, if it is there."""
+        """Remove a key from ``unwanted``, if it is there."""
         if key in self.unwanted:
             del self.unwanted[key]
             table.shrink(self.unwanted)
@@ -71,15 +71,15 @@ class Present(MutableMapping[K, bool]):
 
 
 class PresenceTable(table.Table[K, Owner, bool]):
-    """What an owner wants of a key is the key; the value of a claim on it is the owner itself."""
+    """A table whose desired value of a key is the owner itself."""
 
     def __init__(self, is_protected: Callable[[K], bool], unequal: dict[table.Table[Any, Any, Any], None] | None = None) -> None:
-        """A key that ``is_protected`` is never removed. ``unequal`` as in ``Table``."""
+        """A key for which ``is_protected`` is true is never removed. ``unequal`` as in ``Table``."""
         super().__init__(lambda owner: owner, lambda _wanted, _seen: False, is_protected, unequal)
         self._observed = self._present = Present(self._desired, self._pending)
 
     def desire(self, key: K, owner: Owner, value: Owner) -> Owner | None:
-        """As in ``Table``; what was there and unwanted stays there."""
+        """As in ``Table``; an observed, undesired key stays observed."""
         if key in self._desired:
             return super().desire(key, owner, value)
         self._desired[key] = value
@@ -92,7 +92,7 @@ class PresenceTable(table.Table[K, Owner, bool]):
         return None
 
     def release(self, key: K, owner: Owner) -> Owner | None:
-        """As in ``Table``; what was there and wanted stays there."""
+        """As in ``Table``; an observed key stays observed."""
         if key in self._present:
             self._present.unwanted[key] = None
         heir = super().release(key, owner)
@@ -101,7 +101,7 @@ class PresenceTable(table.Table[K, Owner, bool]):
         return heir
 
     def confirm_all(self, keys: Iterable[K], value: bool) -> None:  # noqa: FBT001 - as in ``Table``
-        """As in ``Table``. What is foreign is there, so it is not pending."""
+        """As in ``Table``. A foreign key is observed, so it is not pending."""
         pending = self._pending
         for key in keys:
             if key in pending:
@@ -113,5 +113,5 @@ class PresenceTable(table.Table[K, Owner, bool]):
 
 
 def presence(keys: Iterable[K], owner: Owner) -> Mapping[K, Owner]:
-    """A claim on keys of which only presence counts."""
+    """The desired side of an owner in a table of presence."""
     return dict.fromkeys(keys, owner)

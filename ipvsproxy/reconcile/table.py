@@ -1,10 +1,10 @@
 """Desired and observed: the two sides of one kind of kernel object.
 
-Rule 1: a key whose two sides differ is pending or surplus, whatever made them differ: a change, drift, a failure. Nothing else
-is remembered of what has yet to be done.
-Rule 2: where several owners want one key, the one of the lowest rank has it and the others wait; when it goes, the next one has
-it. The rank is the owner itself, unless the table is told otherwise.
-Rule 3: what was observed and nobody wants is removed only if it is ours, and not protected.
+Rule 1: a key whose two sides differ is pending or surplus, whatever made them differ: a change, drift, a failure. There is no
+other memory of work to do.
+Rule 2: if several owners desire one key, the owner of the lowest rank has it and the others wait; when it leaves, the next one
+has the key. The rank is the owner itself, unless the table gets a function for it.
+Rule 3: an observed key that nobody desires is removed only if it is ours, and not protected.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from ipvsproxy.model.kernel import Owner
 
 KEYS_AT_ONCE = 100
-"""How many keys are compared without a pause: a few tenths of a millisecond of work."""
+"""Keys that are compared without a pause: a few tenths of a millisecond of work."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -23,9 +23,9 @@ W = TypeVar("W")
 
 
 class Conflict(NamedTuple):
-    """Several owners want one key: who has it, who waits, in their order, and, where it is known, why each of these does.
+    """A key that several owners desire: the winner, the waiting owners in their order, and the reason for each if it is known.
 
-    A reason is to be put after the name of the winner.
+    A reason is a text to put after the name of the winner.
     """
 
     key: Any
@@ -35,7 +35,7 @@ class Conflict(NamedTuple):
 
 
 class Table(Generic[K, V, W]):
-    """All keys of one kind. ``V`` is what an owner wants of a key, ``W`` is what was observed of it."""
+    """All keys of one kind. ``V`` is the desired value of a key, ``W`` its observed value."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class Table(Generic[K, V, W]):
         unequal: "dict[Table[Any, Any, Any], None] | None" = None,
         rank: Callable[[K, Owner], Any] = lambda _, owner: owner,
     ) -> None:
-        """``differs`` compares what is wanted with what is there. Protected keys are never removed, whoever made them.
+        """``differs`` compares a desired value with an observed one. Protected keys are never removed.
 
-        The table is in ``unequal`` while it has pending or surplus keys. ``rank`` tells who goes first; where it has changed,
-        call ``rank_again``.
+        The table is in ``unequal`` while it has pending or surplus keys. ``rank`` gives the rank of an owner for a key; when it
+        has changed, call ``rank_again``.
         """
         self._rank = rank
         self._owner_of = owner_of
@@ -63,42 +63,42 @@ class Table(Generic[K, V, W]):
         self._surplus: dict[K, None] = {}
         self._was_observed = False
         self.drifted = 0
-        """How many keys were found otherwise than believed, and not as wanted, since the first observation."""
+        """The number of drifted keys since the first observation: observed otherwise than before, and not as desired."""
         self._drifted_keys: list[K] = []
         self._known_to_differ: Collection[K] = ()
 
     @property
     def desired(self) -> Mapping[K, V]:
-        """What the winning owners want."""
+        """The values that the winning owners desire."""
         return self._desired
 
     @property
     def observed(self) -> Mapping[K, W]:
-        """What is believed to be there, foreign keys included."""
+        """The last observed values, foreign keys included."""
         return self._observed
 
     @property
     def foreign(self) -> Collection[K]:
-        """Observed keys that are not ours: neither known as such, nor ever changed by us."""
+        """Observed keys that are not ours: without a witness, and never changed by us."""
         return self._foreign
 
     @property
     def pending(self) -> Collection[K]:
-        """Wanted keys whose two sides differ, oldest first."""
+        """Desired keys whose two sides differ, oldest first."""
         return self._pending
 
     @property
     def surplus(self) -> Collection[K]:
-        """Keys of ours that are there and that nobody wants, oldest first; kept apart, because at a start these may be all."""
+        """Observed keys of ours that nobody desires, oldest first. At a start these may be all keys, so they are kept apart."""
         return self._surplus
 
     def conflicts(self) -> Iterator[Conflict]:
-        """All keys that more than one owner wants."""
+        """All keys that more than one owner desires."""
         for key, waiting in self._waiting.items():
             yield Conflict(key, self._owner_of(self._desired[key]), tuple(self._in_turn(key, waiting)))
 
     def replace(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> set[Owner]:
-        """Replace what this owner wanted (``before``) by what it wants now; returns other owners who gained or lost a key."""
+        """Replace the former desired values of an owner (``before``). Returns the other owners who gained or lost a key."""
         affected: set[Owner | None] = set()
         for key in before:
             if key not in after:
@@ -110,13 +110,13 @@ class Table(Generic[K, V, W]):
 
     @property
     def is_contested(self) -> bool:
-        """Whether any key is wanted by more than one owner; else each owner has all that it claimed."""
+        """Whether more than one owner desires any key; if not, each owner has all keys that it desires."""
         return bool(self._waiting)
 
     def desire(self, key: K, owner: Owner, value: V) -> Owner | None:
-        """Have an owner want a key; returns another owner who lost it by this."""
+        """Let an owner desire a key. Returns the owner who loses it by this, if any."""
         if key not in self._observed and self._desired.setdefault(key, value) is value:
-            # As for all keys of a new Service: nothing is to be compared.
+            # The way of all keys of a new Service: nothing to compare.
             self._pending[key] = None
             self._unequal[self] = None
             return None
@@ -133,7 +133,7 @@ class Table(Generic[K, V, W]):
         return loser
 
     def release(self, key: K, owner: Owner) -> Owner | None:
-        """Have an owner want a key no more; returns another owner who gained it by this."""
+        """End an owner's desire for a key. Returns the owner who gains it by this, if any."""
         waiting, heir = self._waiting.get(key), None
         if waiting is None:
             self._desired.pop(key, None)
@@ -146,7 +146,7 @@ class Table(Generic[K, V, W]):
         return heir
 
     def rank_again(self, key: K) -> set[Owner]:
-        """Have the lowest owner of a key have it, if ranks have changed; returns who lost it and who gained it."""
+        """Give a key to its owner of the lowest rank after ranks have changed. Returns the owners who lost and gained it."""
         waiting = self._waiting.get(key)
         if waiting is None:
             return set()
@@ -172,27 +172,27 @@ class Table(Generic[K, V, W]):
         return self.owner_of(key) == owner
 
     def owners_of(self, key: K) -> Sequence[Owner]:
-        """All owners who want a key, the one who has it first."""
+        """All owners who desire a key; the first one has it."""
         held = self._desired.get(key)
         if held is None:
             return ()
         return (self._owner_of(held), *self._in_turn(key, self._waiting.get(key, ())))
 
     def observe(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> None:
-        """Replace all that is believed to be there. What was believed to be ours, and is there, stays ours."""
+        """Replace the observed side. An observed key of ours that is still there stays ours."""
         for _ in self.observing(listing, is_ours):
             pass
 
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> Iterator[None]:
         """As ``observe``, with a pause after each ``KEYS_AT_ONCE`` keys. Nothing else may be done to the table meanwhile.
 
-        Only keys that came or went, or whose value is another object than the one that is believed to be there, are compared;
-        an equal one stays the object that it is.
+        Only new and vanished keys, and keys whose value is another object than before, are compared. An equal value keeps the
+        known object.
         """
         return self._observing(listing, listing.items(), is_ours)
 
     def observing_all(self, keys: AbstractSet[K], value: W, is_ours: Callable[[K], bool]) -> Iterator[None]:
-        """As ``observing``, where all keys that are there have this value."""
+        """As ``observing``; all observed keys have this value."""
         return self._observing(keys, zip(keys, itertools.repeat(value), strict=False), is_ours)
 
     def _observing(self, keys: Container[K], listing: Iterable[tuple[K, W]], is_ours: Callable[[K], bool]) -> Iterator[None]:
@@ -211,7 +211,7 @@ class Table(Generic[K, V, W]):
         self._was_observed = True
 
     def observing_some(self, observed_now: Mapping[K, W | None], is_ours: Callable[[K], bool]) -> Iterator[None]:
-        """As ``observing``, of some keys, None for one that is not there: of others nothing is known."""
+        """As ``observing``, for some keys: None for an absent one. Other keys do not change."""
         observed, foreign = self._observed, self._foreign
         self._known_to_differ = {key for key in observed_now if key in self._pending or key in self._surplus}
         for number, (key, value) in enumerate(observed_now.items(), 1):
@@ -233,7 +233,7 @@ class Table(Generic[K, V, W]):
                 yield
 
     def notice(self, key: K, value: W) -> None:
-        """Book what was seen of one key that can only be ours."""
+        """Take in the observed value of one key that can only be ours."""
         before = self._observed.get(key)
         self._known_to_differ = [key] if key in self._pending or key in self._surplus else []
         self.confirm(key, value)
@@ -247,12 +247,12 @@ class Table(Generic[K, V, W]):
                 self._drifted_keys.append(key)
 
     def take_drifted(self) -> Collection[K]:
-        """The keys that were counted in ``drifted`` since this was called last, without those that differed already before."""
+        """The keys that have drifted since the last call, without keys that already differed before."""
         keys, self._drifted_keys = self._drifted_keys, []
         return keys
 
     def confirm(self, key: K, value: W | None) -> None:
-        """Book that we made the kernel hold this value, or (None) that it does not hold the key: it is ours now."""
+        """Record that we have set this value in the kernel, or (None) removed the key: it is ours now."""
         if self._foreign:
             self._foreign.discard(key)
         if value is None:
@@ -262,7 +262,7 @@ class Table(Generic[K, V, W]):
         self.touch(key)
 
     def confirm_all(self, keys: Iterable[K], value: W) -> None:
-        """As ``confirm``, of several keys that were pending and now hold the same."""
+        """As ``confirm``, for several pending keys that have the same value now."""
         if self._foreign:
             self._foreign.difference_update(keys)
         observed, desired, pending, differs = self._observed, self._desired, self._pending, self._differs
@@ -277,7 +277,7 @@ class Table(Generic[K, V, W]):
         self._note_inequality()
 
     def exchange(self, key: K, value: W) -> None:
-        """Put an equal object, which is about to change, in the place of an observed one; ``confirm`` it when it has changed."""
+        """Replace an observed value by an equal one that is about to change; ``confirm`` it after the change."""
         self._observed[key] = value
 
     def touch(self, key: K) -> None:
@@ -308,6 +308,6 @@ class Table(Generic[K, V, W]):
 
 
 def shrink(emptied: dict[K, None]) -> None:
-    """A dictionary that was large is walked at its old size for ever, unless it is told that it is empty."""
+    """Clear an empty dictionary: Python walks a dictionary at its largest size until it is cleared."""
     if not emptied:
         emptied.clear()

@@ -1,9 +1,9 @@
-"""All tables of the node, and what is claimed in them.
+"""All tables of the node, and the way of desired state into them.
 
-Rule 1: what a Service wants replaces all that it wanted before.
-Rule 2: set entries describe a virtual server, so they are claimed only by the Service that has the virtual server (which one that
-is, see ``precedence``).
-Rule 3: a rule is there as long as its set holds an entry, or a virtual server needs it: it comes first and goes last.
+Rule 1: the desired state of a Service replaces its former one as a whole.
+Rule 2: a set entry describes a virtual server, so only the Service that has the virtual server desires the entry (see
+``precedence``).
+Rule 3: a rule is desired while its set has an entry, or a virtual server needs it: it comes first and goes last.
 """
 
 import dataclasses
@@ -55,19 +55,19 @@ def _never(_: object) -> bool:
 
 
 _NOTHING = ServiceState(owner=NODE_OWNER)
-"""What a Service wants that is not there yet, or not any more."""
+"""The desired state of a Service that does not exist."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Keep:
-    """The real servers that may go on answering a flow, and the Service that says so."""
+    """The real servers that may go on answering a flow, and their Service."""
 
     owner: Owner
     real_servers: frozenset[RealServerKey]
 
 
 class Tables:
-    """What the node and its Services want, next to what was observed."""
+    """Desired and observed state of the node, by kind of kernel object."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class Tables:
         """Excluded virtual servers are never removed, nor virtual servers and addresses of a family that is not served."""
         self._states: dict[ServiceName, ServiceState] = {}
         self._fewer_entries: dict[ServiceName, tuple[SetEntry, ...]] = {}
-        """What is claimed of those that do not claim all of their state's entries, as a virtual server is another's."""
+        """The entries of Services that do not have all of their virtual servers, and so fewer entries than in their state."""
         self._restricting: dict[ServiceName, ServiceState] = {}
         self._in_rules: dict[Family, frozenset[VirtualServerKey]] = {}
-        """The virtual servers that the rules wanted for a family name one by one."""
+        """The virtual servers that the desired rules of a family name one by one."""
         self._refused_settings: dict[str, tuple[Sysctl, str | None, str]] = {}
         self._unequal: dict[Table[Any, Any, Any], None] = {}
         self.virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer] = Table(
@@ -102,7 +102,7 @@ class Tables:
         self.addresses: Table[Address, Owner, bool] = PresenceTable(lambda address: not is_served(address.family), self._unequal)
         self.sets: Table[IpSet, Owner, bool] = PresenceTable(_always, self._unequal)
         self.copies: Table[SetCopy, Owner, bool] = PresenceTable(_never, self._unequal)
-        """Nobody ever wants one."""
+        """Copies of sets are never desired."""
         self.devices: Table[Device, Owner, bool] = PresenceTable(_always, self._unequal)
         self.sysctls: Table[str, Sysctl, str] = Table(
             _node, lambda desired, observed: not desired.is_met_by(observed), lambda _: True, self._unequal
@@ -119,7 +119,7 @@ class Tables:
         self.health_checks: Table[HealthCheckPort, HealthCheck, bool] = Table(
             lambda check: check.owner, lambda _wanted, _seen: False, _never
         )
-        """Only the desired side is used, as a listener is no kernel object: the table is not among the unequal ones."""
+        """Only the desired side is used, since a listener is not a kernel object. The table is never among the unequal ones."""
         self.foundation: Sequence[tuple[type, Table[Any, Any, Any]]] = (
             (Sysctl, self.sysctls),
             (Timeouts, self.timeouts),
@@ -128,9 +128,9 @@ class Tables:
             (SetCopy, self.copies),
             (Skeleton, self.skeletons),
         )
-        """The tables of what the node needs whatever its Services are, each with the class of these objects.
+        """The tables of objects that the node needs with any Services, each with the class of its objects.
 
-        Where being there is all, the objects are the keys; else they are the desired values.
+        In a table of presence the objects are the keys; else they are the desired values.
         """
         self.by_class: Sequence[tuple[type, Table[Any, Any, Any]]] = (
             (VirtualServer, self.virtual_servers),
@@ -144,15 +144,15 @@ class Tables:
 
     @property
     def unequal(self) -> Collection[Table[Any, Any, Any]]:
-        """The tables that have pending or surplus keys: of four dozen, most of the time none."""
+        """The tables with pending or surplus keys: of four dozen, most of the time none."""
         return self._unequal
 
     def of(self, described: type) -> Table[Any, Any, Any]:
-        """The table of a class of objects, which is not that of set entries."""
+        """The table of a class of objects, except set entries."""
         return self._by_class[described]
 
     def table(self, item: Item) -> Table[Any, Any, Any]:
-        """The table in which objects stand; real servers stand with their virtual server."""
+        """The table of an object; real servers are in that of their virtual server."""
         match item:
             case SetEntries():
                 return self.entries[item.set]
@@ -162,24 +162,24 @@ class Tables:
                 return self.of(type(item))
 
     def place(self, item: Item) -> tuple[Table[Any, Any, Any], Any]:
-        """The table in which an object stands, and its key there.
+        """The table of an object, and its key there.
 
         Raises:
-            ValueError: these are several.
+            ValueError: the item is several objects.
         """
         return self.table(item), item.virtual_server if isinstance(item, RealServers) else item.key
 
     def unequal_entries(self) -> list[tuple[str, Table[SetEntry, Owner, bool]]]:
-        """Those of ``entries`` that are among them, with the name of their set."""
+        """The unequal tables of set entries, each with the name of its set."""
         return [(self._names[table], table) for table in self._unequal if table in self._names]
 
     @property
     def states(self) -> Mapping[ServiceName, ServiceState]:
-        """What each Service wants."""
+        """The desired state of each Service."""
         return self._states
 
     def put_node(self, families: Collection[Family], sysctls: Iterable[Sysctl], timeouts: Timeouts | None) -> None:
-        """What the node needs whatever its Services are: the device, the sets of the families in use, kernel settings."""
+        """The objects that the node needs with any Services: the device, the sets of the families in use, kernel settings."""
         desired = [ip_set for ip_set in IP_SETS.values() if ip_set.family in families]
         self.sets.replace(NODE_OWNER, dict(self.sets.desired), presence(desired, NODE_OWNER))
         self.devices.replace(NODE_OWNER, dict(self.devices.desired), presence([Device(DEVICE)], NODE_OWNER))
@@ -187,12 +187,12 @@ class Tables:
         self.timeouts.replace(NODE_OWNER, dict(self.timeouts.desired), {TIMEOUTS: timeouts} if timeouts else {})
 
     def give_up_setting(self, item: Sysctl, reason: str) -> None:
-        """A kernel setting cannot be written, as it is now; what else is written may change that, or the operator."""
+        """Give up a kernel setting that cannot be written, until its desired or observed value changes."""
         self._refused_settings[item.path] = (item, self.sysctls.observed.get(item.path), reason)
 
     @property
     def settings_given_up(self) -> Mapping[str, str]:
-        """The settings that are still as they were, and wanted as they were, when they could not be written: path and reason."""
+        """The settings that could not be written, and whose two sides have not changed since: path and reason."""
         return {
             path: reason
             for path, (desired, observed, reason) in self._refused_settings.items()
@@ -201,7 +201,7 @@ class Tables:
         }
 
     def put_skeleton(self, skeleton: Skeleton) -> None:
-        """The rules that a family needs."""
+        """The desired rules of a family."""
         family = skeleton.family
         before = self.skeletons.desired.get(family)
         rules = itertools.chain.from_iterable(skeleton.chains.values())
@@ -209,7 +209,7 @@ class Tables:
         self.skeletons.replace(NODE_OWNER, {family: before} if before else {}, {family: skeleton})
 
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
-        """What a Service wants now; None when it is gone."""
+        """The desired state of a Service; None when it is gone."""
         before = self._states.pop(name, None)
         self._restricting.pop(name, None)
         affected: set[Owner] = set()
@@ -230,7 +230,7 @@ class Tables:
         return precedence.rank(self._states[owner.service], key)
 
     def _rank_again(self, state: ServiceState) -> set[Owner]:
-        """By what right a Service wants a virtual server may have changed; only those that several want are looked at."""
+        """Rank a Service's virtual servers again: its role may have changed. Only contested keys are compared."""
         if not self.virtual_servers.is_contested:
             return set()
         return set().union(*[self.virtual_servers.rank_again(item.key) for item in state.served])
@@ -249,7 +249,7 @@ class Tables:
         return affected - {owner} if affected else affected
 
     def _desire_first(self, owner: Owner, state: ServiceState) -> set[Owner]:
-        """As ``_desire``, for a Service that had nothing: at a start these are all."""
+        """As ``_desire``, for a Service without former state: at a start, all Services."""
         affected: set[Owner] = set()
         for item in state.served:
             loser = self.virtual_servers.desire(item.key, owner, item)
@@ -265,7 +265,7 @@ class Tables:
     def _desire_flows(
         self, owner: Owner, before: Mapping[Flow, frozenset[RealServerKey]], after: Mapping[Flow, frozenset[RealServerKey]]
     ) -> None:
-        """Only a flow that lost a real server, or that has its first ones, calls for cleaning."""
+        """Desire flows. Only a flow that has lost a real server, or has its first ones, needs cleaning."""
         self.flows.replace(owner, _keeps(owner, before), _keeps(owner, after))
         for flow in (*before, *after):
             desired, observed = self.flows.desired.get(flow), self.flows.observed.get(flow)
@@ -297,7 +297,7 @@ class Tables:
         lost = {key for key in state.virtual_servers if not self.virtual_servers.is_owned_by(key, owner)}
         if not lost:
             return state.entries
-        # What no entry names by its address is the virtual server of a node port; one that is held keeps the port's entry.
+        # A virtual server whose address no entry names is that of a node port; one that the Service has keeps the port's entry.
         named = {ownership.virtual_server_of(entry) for entry in state.entries}
         held_ports = {ownership.node_port(key) for key in state.virtual_servers.keys() - lost - named}
         lost_ports = {ownership.node_port(key) for key in lost - named} - held_ports
@@ -308,13 +308,13 @@ class Tables:
         )
 
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
-        """The kinds of set that hold an entry, or are about to hold one; ``settled``: once all is as it is desired."""
+        """The kinds of sets with an entry, or soon with one. ``settled``: once everything is as desired."""
         return frozenset(kind for kind, table in self._entries_of[family] if table.desired or (table.observed and not settled))
 
     def refused(self, *, settled: bool = False) -> frozenset[VirtualServerKey]:
-        """The virtual servers that this node itself may not use, with those that are yet to go.
+        """The virtual servers that this node itself may not use, and those that rules still name until they are removed.
 
-        ``settled``: without the latter, as once all is as it is desired.
+        ``settled``: without the latter, as once everything is as desired.
         """
         desired = {
             key
@@ -328,11 +328,11 @@ class Tables:
         return frozenset(desired | going)
 
     def is_going(self, key: VirtualServerKey) -> bool:
-        """Whether a virtual server is still there though nobody wants it."""
+        """Whether a virtual server is still observed although nobody desires it."""
         return key in self.virtual_servers.surplus
 
     def conflicts(self) -> Iterator[Conflict]:
-        """Virtual servers that several Services want, with the reasons."""
+        """Virtual servers that several Services desire, with the reasons."""
         for one in self.virtual_servers.conflicts():
             winner, *waiting = (self._rank_of(one.key, owner) for owner in (one.winner, *one.waiting))
             yield one._replace(reasons=tuple(precedence.reason(winner, other) for other in waiting))
