@@ -1,7 +1,7 @@
-"""Wanted and found, side by side, in words: for people who ask whether a kernel holds what it should.
+"""Differences between desired and observed state in words, for people.
 
-Rule 1: what counts as a difference is decided where operations are (``diff``, ``table``); here it is only said.
-Rule 2: tracked flows are no difference: they are cleaned on a change, and nobody can tell from outside whether that was done.
+Rule 1: ``diff`` and ``table`` decide what a difference is, as for operations; this module only describes it.
+Rule 2: tracked flows are no difference: they are cleaned on a change, and their absence proves nothing.
 """
 
 import dataclasses
@@ -33,20 +33,20 @@ from ipvsproxy.reconcile.tables import Tables
 
 MISSING = "missing"
 STALE = "nothing"
-"""What is wanted of that which is there, is ours, and serves no Service any more."""
+"""The desired value of an observed object of ours that serves no Service."""
 
 KINDS = tuple(dict.fromkeys(kind.name for described, kind in plan.KINDS.items() if described is not FlowCleaning))
 """The kinds of difference, as operations name them."""
 
 _BY_VALUE = frozenset({Sysctl, Timeouts, IpSet, Skeleton})
-"""What the node needs, and is told otherwise than by being there or not."""
+"""The classes of objects that are compared by value, not by presence."""
 
 K = TypeVar("K")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One kernel object that is not as it should be. ``owner`` None: nobody wants it."""
+    """One kernel object whose two sides differ. ``owner`` None: it is not desired."""
 
     kind: str
     name: str
@@ -81,7 +81,7 @@ def compare(tables: Tables, is_over: diff.IsOver, describe_rule: DescribeRule) -
 
 
 def _of_values(tables: Tables, described: type) -> Iterator[Difference]:
-    """Of objects of ``_BY_VALUE``; the rules come after what they name."""
+    """The differences of a class in ``_BY_VALUE``; rules come after the sets that they name."""
     if described is Sysctl:
         for path in tables.sysctls.pending:
             found = tables.sysctls.observed.get(path, "no such setting in this kernel")
@@ -101,7 +101,7 @@ def _of_presence(kind: str, table: Table[Any, Any, Any]) -> Iterator[Difference]
 
 
 def note_timeouts(tables: Tables, observed: Timeouts) -> None:
-    """Book the timeouts that the kernel holds; those that are wanted as they are count as equal."""
+    """Take in the IPVS timeouts; a timeout with the desired value 0 counts as equal."""
     desired = tables.timeouts.desired.get(TIMEOUTS)
     if desired:
         tables.timeouts.confirm(
@@ -150,7 +150,7 @@ def _virtual_server(tables: Tables, key: VirtualServerKey, is_over: diff.IsOver)
                     desired=_wanted_weight(operation),
                     observed=_found_weight(found),
                 )
-            case _:  # those of a missing one are counted in its line
+            case _:  # the line of a missing virtual server counts its real servers
                 pass
 
 
@@ -161,7 +161,7 @@ def _found_weight(weight: int | None) -> str:
 
 
 def _wanted_weight(operation: Operation) -> str:
-    """For a real server that nobody wants: a TCP one is emptied first."""
+    """The desired weight of an operation; an undesired TCP real server is drained first."""
     match operation:
         case Operation(verb=Verb.REMOVE):
             return STALE
@@ -178,7 +178,7 @@ def _describe(settings: VirtualServerSettings, real_servers: int) -> str:
 
 
 def _rules(desired: Skeleton, observed: ObservedSkeleton | None, describe_rule: DescribeRule) -> Iterator[Difference]:
-    """One line per chain and jump; of a chain the first rule that is another."""
+    """One difference for each chain and jump; of a chain, its first rule that differs."""
     image, label = desired.in_force, desired.family.label
     there = observed or ObservedSkeleton(family=desired.family, chains={}, jumps=frozenset())
     for key, rules in image.chains.items():
@@ -199,6 +199,6 @@ def _rules(desired: Skeleton, observed: ObservedSkeleton | None, describe_rule: 
 def _first_difference(
     desired: Sequence[ObservedRule], observed: Sequence[ObservedRule]
 ) -> tuple[int, ObservedRule | None, ObservedRule | None]:
-    """Its number, counted from 1, and the two rules, of which one may be absent."""
+    """The number of the first different rule, counted from 1, and both rules, of which one may be absent."""
     pairs = enumerate(itertools.zip_longest(desired, observed), 1)
     return next((number, want, have) for number, (want, have) in pairs if want != have)

@@ -1,11 +1,11 @@
-"""Graceful termination: a TCP real server that is not wanted any more keeps its connections, and gets no new ones.
+"""Graceful termination: a TCP real server that is no longer desired keeps its connections, and gets no new ones.
 
-It has weight 0 from the moment it is not wanted. It is removed when both of its connection counts are 0 and there is room for
-it on the kernel's list of removed ones (see ``pace``), or when its deadline is over. UDP and SCTP real servers are removed at
-once, as kube-proxy does.
+Its weight becomes 0 at once. It is removed when both of its connection counts are 0 and there is room on the kernel's list of
+removed real servers (see ``pace``), or when its deadline is over. UDP and SCTP real servers are removed at once, as by
+kube-proxy.
 
-Who begins to drain while there is no room is asked for its connections when there is some: they would change nothing before, and
-the kernel then tells of several real servers of a virtual server at once.
+Without room, the connections of a draining real server are not read: they would change nothing, and a later answer of the kernel
+shows several real servers of a virtual server at once.
 """
 
 import collections
@@ -23,17 +23,17 @@ SHORTEST_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 30.0
 _NONE = Connections(0, 0)
 _INTERVAL_SHARE = 0.25
-"""A drain is looked at again after this share of its age: often at first, seldom when it is an old one."""
+"""The connections of a drain are read again after this share of its age: often at first, rarely later."""
 _ENDED_KEPT = 1000
-"""So many drains that have ended may stand in a queue before it is built anew."""
+"""The most ended drains in a queue before it is rebuilt."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Drain:
-    """One real server that is being emptied. ``connections`` is None until it has been looked at.
+    """One draining real server. ``connections`` is None until they have been read.
 
-    ``due_s`` is infinite when it is not to be looked at: it ``waits`` for room, it is ``over``, or it has ended. One that waits
-    has no connections, or has not been looked at.
+    ``due_s`` is infinite if its connections need not be read: it ``waits`` for room, it is ``over``, or it has ended. A waiting
+    one has no connections, or they have not been read.
     """
 
     virtual_server: VirtualServerKey
@@ -46,31 +46,31 @@ class Drain:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is to be done about it any more but its removal."""
+        """Whether only its removal is left to do."""
         return self.due_s == math.inf and not self.waits
 
 
 class Drains:
-    """All real servers with weight 0 that are waiting for their connections to end.
+    """All draining real servers.
 
-    What a call costs depends on what it concerns, not on how many there are, but where all are listed. So what has ended stays
-    in the queues until it comes to their front, or there is more of it than of others.
+    The cost of a call does not grow with the number of drains, except for iteration. So an ended drain stays in its queues until
+    it comes to their front, or until ended ones are the majority.
     """
 
     def __init__(self, deadline_s: float) -> None:
-        """``deadline_s`` 0 means as long as it takes."""
+        """``deadline_s`` 0 means no deadline."""
         self.deadline_s = deadline_s
         self._drains: dict[VirtualServerKey, dict[RealServerKey, Drain]] = {}
         self._count = 0
         self.waiting = 0
-        """How many wait for room: they are empty, or were not looked at."""
+        """The number of drains that wait for room: without connections, or with unread ones."""
         self.over = 0
-        """How many may be removed and have not been."""
+        """The number of drains that are over and not removed yet."""
         self._by_age: collections.deque[Drain] = collections.deque()
         self._empty: collections.deque[Drain] = collections.deque()
-        """Those that wait for room and have no connections, the longest waiting first."""
+        """Drains that wait for room and have no connections, the oldest first."""
         self._unseen: collections.deque[Drain] = collections.deque()
-        """Those that wait for room and were not looked at, the longest waiting first."""
+        """Drains that wait for room and whose connections were not read, the oldest first."""
         self._looks: list[tuple[float, int, Drain]] = []
         self._numbers = itertools.count()
 
@@ -85,13 +85,13 @@ class Drains:
 
     @property
     def virtual_servers(self) -> Collection[VirtualServerKey]:
-        """Those of which a real server drains."""
+        """The virtual servers with a draining real server."""
         return self._drains.keys()
 
     def begin(self, key: VirtualServerKey, real_server: RealServerKey, now: float, *, may_wait: int = 0) -> None:
-        """It has weight 0 now. Beginning again changes nothing.
+        """Begin a drain: the real server has weight 0 now. Beginning again changes nothing.
 
-        ``may_wait``: where no more than so many drain of the virtual server, it is not looked at before ``ask``.
+        ``may_wait``: if at most so many real servers of the virtual server drain, its connections are not read before ``ask``.
         """
         drains = self._drains.setdefault(key, {})
         if real_server not in drains:
@@ -105,11 +105,11 @@ class Drains:
                 self._look_at(drain, now)
 
     def has_place(self, key: VirtualServerKey, may_wait: int) -> bool:
-        """Whether one more of this virtual server could begin without being looked at."""
+        """Whether one more real server of this virtual server could drain without a question about its connections."""
         return len(self._drains.get(key, ())) < may_wait
 
     def end(self, key: VirtualServerKey, real_server: RealServerKey) -> None:
-        """It is gone, or wanted again."""
+        """End a drain: the real server is gone, or desired again."""
         drains = self._drains.get(key, {})
         drain = drains.pop(real_server, None)
         if drain is not None:
@@ -120,21 +120,24 @@ class Drains:
                 del self._drains[key]
 
     def end_all(self, key: VirtualServerKey) -> None:
-        """The virtual server is gone, and all of its real servers with it."""
+        """End all drains of a virtual server, which is gone."""
         self.keep_only(key, ())
 
     def keep_only(self, key: VirtualServerKey, real_servers: Collection[RealServerKey]) -> None:
-        """End all drains of a virtual server but these."""
+        """End all drains of a virtual server except these."""
         for real_server in [one for one in self._drains.get(key, ()) if one not in real_servers]:
             self.end(key, real_server)
 
     def is_over(self, key: VirtualServerKey, real_server: RealServerKey) -> bool | None:
-        """Whether it may be removed: seen empty with room for it, or past its deadline. None: its drain has not begun."""
+        """Whether a real server may be removed.
+
+        Without connections and with room, or past its deadline. None: it does not drain.
+        """
         drain = self._drains.get(key, {}).get(real_server)
         return drain.over if drain else None
 
     def expire(self, now: float) -> Collection[VirtualServerKey]:
-        """End the patience with those whose deadline is over; returns their virtual servers."""
+        """Let drains past their deadline be over. Returns their virtual servers."""
         late = []
         while self.deadline_s > 0 and (oldest := self._oldest()) and oldest.since_s + self.deadline_s <= now:
             self._finish(oldest)
@@ -142,7 +145,7 @@ class Drains:
         return late
 
     def release(self, room: int) -> Collection[VirtualServerKey]:
-        """End the waiting of so many empty ones, the oldest first; returns their virtual servers."""
+        """Let so many waiting drains without connections be over, the oldest first. Returns their virtual servers."""
         released: list[VirtualServerKey] = []
         while self._empty and len(released) < room:
             drain = self._empty.popleft()
@@ -153,11 +156,11 @@ class Drains:
 
     @property
     def any_unseen(self) -> bool:
-        """Whether there may be some that wait and were not looked at."""
+        """Whether there may be waiting drains whose connections were not read."""
         return bool(self._unseen)
 
     def ask(self, count: int, now: float) -> None:
-        """Have so many of them looked at, the oldest first."""
+        """Ask for the connections of so many of them, the oldest first."""
         while self._unseen and count > 0:
             drain = self._unseen.popleft()
             if drain.waits and drain.connections is None:
@@ -166,7 +169,7 @@ class Drains:
                 count -= 1
 
     def due(self, now: float) -> Collection[VirtualServerKey]:
-        """The virtual servers whose connection counts should be read now; booked by ``note``, or they are due again."""
+        """The virtual servers whose connection counts should be read now, and passed to ``note``, or they are due again."""
         found = []
         while self._looks and self._looks[0][0] <= now:
             look = heapq.heappop(self._looks)
@@ -177,7 +180,7 @@ class Drains:
         return list(dict.fromkeys(drain.virtual_server for _, _, drain in found))
 
     def next_s(self) -> float | None:
-        """When the next one is due, by interval or deadline; those that wait for room are not looked at."""
+        """When the next drain is due, by interval or deadline; drains that wait for room are not."""
         while self._looks and self._looks[0][0] != self._looks[0][2].due_s:
             heapq.heappop(self._looks)
         times = [self._looks[0][0]] if self._looks else []
@@ -188,10 +191,10 @@ class Drains:
     def note(
         self, key: VirtualServerKey, counts: Mapping[RealServerKey, Connections] | None, now: float, *, may_wait: int = 0
     ) -> Collection[RealServerKey]:
-        """Book the connection counts of a virtual server; returns its real servers whose drain is over now.
+        """Take in the connection counts of a virtual server. Returns its real servers whose drain is over now.
 
-        None means that they could not be read: asked again later. A real server that is not among the counts is not in the
-        kernel any more, and so is empty. ``may_wait``: so many of them wait for ``release`` when they are empty.
+        None means that the counts could not be read: they are due again later. A real server without a count is no longer in the
+        kernel, and so has no connections. ``may_wait``: so many real servers without connections wait for ``release``.
         """
         over: list[RealServerKey] = []
         drains = self._drains.get(key, {})
@@ -199,7 +202,7 @@ class Drains:
         for real_server, drain in drains.items():
             if drain.over or (drain.waits and (counts is None or drain.connections is not None)):
                 continue
-            if drain.waits:  # and was not looked at
+            if drain.waits:  # and its connections were not read
                 waiting -= 1
                 self._leave(drain)
             if counts is not None:
@@ -217,7 +220,7 @@ class Drains:
         return over
 
     def oldest_age_s(self, now: float) -> float:
-        """For how long the oldest one has kept its connections; 0 where there is none."""
+        """The age of the oldest drain with connections, in seconds; 0 without one."""
         self._oldest()
         return max(0.0, next((now - drain.since_s for drain in self._by_age if not (drain.waits or drain.has_ended)), 0.0))
 
@@ -236,7 +239,7 @@ class Drains:
         return self._by_age[0] if self._by_age else None
 
     def _tidy(self) -> None:
-        """Build queues anew that have more in them of what has ended than of anything else."""
+        """Rebuild queues in which ended drains are the majority."""
         kept = self._count - self.over
         if len(self._by_age) > 2 * kept + _ENDED_KEPT:
             self._by_age = collections.deque(drain for drain in self._by_age if not drain.has_ended)
@@ -261,9 +264,9 @@ class Drains:
 def removals(
     outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None], room: int
 ) -> list[Operation]:
-    """The removal of each real server whose drain has just begun by one of these, and that has no connections.
+    """The removals of real servers without connections whose drain has just begun by these outcomes.
 
-    ``counts`` were read after that; None stands for what could not be read. ``room`` is how many they may be.
+    ``counts`` were read afterwards; None for unreadable ones. ``room`` is the most removals.
     """
     found: list[Operation] = []
     for operation, error, *_ in outcomes:

@@ -1,8 +1,8 @@
-"""Drift: what was in force and was found otherwise. It is healed at once, but not again and again.
+"""Drift: an object in force that another program has changed. It is repaired at once, but not again and again.
 
-Rule 1: the first few times it is only counted. What returns after that is left alone for a few seconds each time: somebody else
-wants it otherwise, and a fight helps neither.
-Rule 2: that holds for the wish that is undone. When the wish changes, it is programmed at once.
+Rule 1: the first few times it is only counted. Drift that returns after that waits some seconds each time: another program
+desires another value, and a fight helps neither.
+Rule 2: this holds for one desired value. A new desired value is programmed at once.
 """
 
 from collections import Counter
@@ -10,25 +10,28 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 FREE_HEALS = 3
-"""So many times within ``CALM_S`` the same drift is healed without waiting."""
+"""The same drift is repaired without waiting so many times within ``CALM_S``."""
 CALM_S = 600.0
-"""A drift that did not return for so long is forgotten."""
+"""Drift that has not returned for so long is forgotten."""
 FIRST_PATIENCE_S = 5.0
 LONGEST_PATIENCE_S = 10.0
-"""Who flushes our rules once a minute must not have them away for most of it: kube-proxy has them back within its sync period."""
+"""The longest wait.
+
+A program that flushes our rules once a minute must not keep them away: kube-proxy has a sync period of 30 s.
+"""
 
 
 class Place(NamedTuple):
-    """Where drift was found: a kind of kernel object as operations name it, and the key in its table."""
+    """A place of drift: the kind of kernel object, and the key in its table."""
 
     kind: str
     key: object
 
 
 class News(NamedTuple):
-    """What was found since the last time it was asked for: how many of each kind, and what is left alone for now.
+    """The drift since the last call: the number of objects by kind, and the places that wait.
 
-    The number of a place is how often its wish was undone.
+    The number of a place is how often its desired value was undone.
     """
 
     found: Mapping[str, int]
@@ -43,7 +46,7 @@ class _History(NamedTuple):
 
 
 class Drifts:
-    """All places where drift was found lately."""
+    """All recent places of drift."""
 
     def __init__(self) -> None:
         self._found: Counter[str] = Counter()
@@ -53,11 +56,11 @@ class Drifts:
         self._withheld: dict[Place, float] = {}
 
     def __bool__(self) -> bool:
-        """Whether there is a place that is not healed at once."""
+        """Whether any place must wait for its repair."""
         return bool(self._contested)
 
     def note(self, place: Place, desired: object, now: float) -> None:
-        """Book that a place was found otherwise than wished; ``desired`` None: nothing should be there."""
+        """Take note of drift at a place. ``desired`` None: nothing should be there."""
         self._found[place.kind] += 1
         last = self._places.get(place)
         again = last is not None and last.desired == desired and now - last.last_s <= CALM_S
@@ -73,11 +76,11 @@ class Drifts:
         self._left_alone[place] = times
 
     def begin_round(self) -> None:
-        """All that there is to do will be asked about anew: what is not among it waits for nothing any more."""
+        """Begin a round: ``may_heal`` is called for every operation again, and places without one do not wait."""
         self._withheld.clear()
 
     def may_heal(self, place: Place, desired: object, now: float) -> bool:
-        """Whether an operation on this place may be done now."""
+        """Whether an operation on this place is allowed now."""
         if place not in self._contested:
             return True
         history = self._places[place]
@@ -87,17 +90,17 @@ class Drifts:
         return False
 
     def forget_calm(self, now: float) -> None:
-        """Forget what has been calm for long."""
+        """Forget places that have been calm for ``CALM_S``."""
         for place in [place for place, history in self._places.items() if now - history.last_s > CALM_S]:
             del self._places[place]
             self._contested.discard(place)
 
     def next_s(self) -> float | None:
-        """When the next operation that was not allowed in this round may be done."""
+        """When the next operation is allowed that was refused in this round."""
         return min(self._withheld.values(), default=None)
 
     def take_news(self) -> News:
-        """What was found since this was called last."""
+        """The drift since the last call."""
         news = News(self._found, self._left_alone)
         self._found, self._left_alone = Counter(), {}
         return news

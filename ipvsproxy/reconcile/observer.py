@@ -1,7 +1,7 @@
-"""What the kernel was found to hold, taken into the tables: whose it is, what drains in it, and what somebody else has changed.
+"""From readings of the kernel to the tables: ownership, drains, and drift.
 
-Rule: what witnesses that a virtual server is ours stays until it is gone, until all was read at least once, and where it is
-found by one part of a reading until all parts were.
+Rule: a witness of a virtual server stays until the virtual server is gone, and until everything was read at least once. A witness
+that one part of a reading finds stays until the whole reading is done.
 """
 
 import itertools
@@ -30,8 +30,8 @@ _WITNESSES = frozenset({"set_entry", "address"})
 class Observer:
     """Takes in observations of the whole kernel, or of parts of it.
 
-    ``has_observed_all``: all that may witness whose a virtual server is was read at least once. ``newcomers`` are set entries and
-    addresses that nobody wants and that appeared while the kernel was read in parts, until it is read to the end.
+    ``has_observed_all``: every kind of witness was read at least once. ``newcomers`` are undesired set entries and addresses that
+    have appeared during a reading in parts, until its end.
     """
 
     def __init__(self, tables: Tables, drains: Drains, drifts: Drifts) -> None:
@@ -41,18 +41,18 @@ class Observer:
         self._drains = drains
         self._drifts = drifts
         self._unseen = {"sets", "addresses", "interface addresses"}
-        """What witnesses that virtual servers are ours, as far as it could not be read yet."""
+        """The kinds of witnesses that have not been read yet."""
         self._host: frozenset[Address] = frozenset()
         self.node_port_ranges: tuple[Network, ...] = ownership.EVERYWHERE
-        """Where node ports are served: on the addresses of this host in these ranges."""
+        """Node ports are served on the addresses of this host in these ranges."""
 
     def observe(self, observed: Observation, now: float) -> None:
-        """Replace what is believed of the kernel by what was seen; parts that could not be read stay as they were."""
+        """Replace the observed state by a reading. Parts that could not be read do not change."""
         for _ in self.observing(observed, now):
             pass
 
     def observing(self, observed: Observation, now: float) -> Iterator[None]:
-        """As ``observe``, with a pause every few hundred keys, in which nothing else may be done to the reconciler.
+        """As ``observe``, with a pause every few hundred keys. The reconciler must not be changed during a pause.
 
         An observation without all virtual servers is a part of a reading; ``concluding`` follows the last one.
         """
@@ -88,14 +88,17 @@ class Observer:
         self._note_drift(now, in_parts=observed.virtual_servers is None)
 
     def _as_known(self, key: VirtualServerKey, observed: ObservedVirtualServer | None) -> ObservedVirtualServer | None:
-        """The object that stands for a virtual server already, where a look shows nothing else: it shares what is wanted."""
+        """The known object of a virtual server if a poll shows an equal one.
+
+        The known object shares its weights with desired state.
+        """
         believed = self._tables.virtual_servers.observed.get(key)
         return believed if believed and observed and diff.shows_nothing_else(observed, believed) else observed
 
     def concluding(self, now: float) -> Iterator[None]:
-        """The last part of a reading was observed: whose the virtual servers of others are is judged by all of it.
+        """Conclude a reading after its last part: only the whole reading shows which virtual servers are foreign.
 
-        Pauses as ``observing`` does.
+        With pauses as in ``observing``.
         """
         virtual_servers = self._tables.virtual_servers
         theirs = {key: virtual_servers.observed[key] for key in virtual_servers.foreign}
@@ -112,7 +115,7 @@ class Observer:
     def _recall_drains(
         self, observed_now: Iterable[tuple[VirtualServerKey, ObservedVirtualServer | None]], now: float
     ) -> Iterator[None]:
-        """Take up drains that a former process began; drop those whose real server, or all (None), is gone."""
+        """Adopt drains of a former process, and end drains whose real server or virtual server (None) is gone."""
         virtual_servers = self._tables.virtual_servers.desired
         known = set(self._drains.virtual_servers)
         for number, (key, observed) in enumerate(observed_now, 1):
@@ -142,7 +145,7 @@ class Observer:
 
 
 def healed_place(tables: Tables, item: Item) -> tuple[Place, object]:
-    """Where drift is noted that an operation on this item heals, and what is wished there."""
+    """The place of the drift that an operation on this item repairs, and the desired value there."""
     table, key = tables.place(item)
     kind = kind_of(item) if not isinstance(item, RealServers) else KINDS[VirtualServer].name
     return Place(kind, key), table.desired.get(key)

@@ -1,8 +1,8 @@
-"""Which virtual servers in the kernel are ours, when nobody wants them any more.
+"""Which observed virtual servers are ours although they are not desired.
 
-The kernel's table is shared: keepalived, kube-vip or docker have virtual servers there too. A fresh process has no memory,
-but the kernel has: an address on our device or an entry in one of our sets stands before its virtual server and goes after
-it (see ``order``), so whatever a former process programmed is still witnessed by one of them.
+The kernel's table is shared: keepalived, kube-vip or docker have virtual servers there, too. A fresh process has no memory, but
+the kernel has: an address on our device or an entry in one of our sets comes before its virtual server and goes after it (see
+``order``). So one of them witnesses every virtual server of a former process.
 
 A node port in one of our sets names no address: it is a witness only on those addresses of this host where node ports are
 served. On any other, a keepalived may have a virtual server on the same port, whether the address is on this host now or not. It
@@ -51,11 +51,11 @@ _NODE_PORT_NAMES: Mapping[tuple[Family, Protocol], tuple[str, ...]] = {
 
 
 EVERYWHERE: tuple[Network, ...] = tuple(network(Address(bytes(family.bits // 8)), 0) for family in Family)
-"""The ranges of a node that serves node ports on all of its addresses."""
+"""The node-port ranges of a node that serves node ports on all of its addresses."""
 
 
 class NodePort(NamedTuple):
-    """A node port on whatever addresses: what an entry of a ``bitmap:port`` set stands for."""
+    """A node port on any address, as an entry of a ``bitmap:port`` set names it."""
 
     family: Family
     protocol: Protocol
@@ -69,7 +69,7 @@ def owned_virtual_servers(
     left_behind: Mapping[VirtualServerKey, ObservedVirtualServer] = MappingProxyType({}),
     node_port_ranges: Collection[Network] = EVERYWHERE,
 ) -> Callable[[VirtualServerKey], bool]:
-    """A test for "ours", from what the kernel holds besides the virtual servers.
+    """A test whether a virtual server is ours, from the other observed objects.
 
     ``host_addresses`` are the addresses of this host on other interfaces than our device: a node port in our set makes the
     virtual server of that port ours on each of them that lies in ``node_port_ranges``; never on loopback addresses, nor, in a
@@ -112,12 +112,12 @@ def owned_virtual_servers(
 
 
 def _shape(key: VirtualServerKey, observed: ObservedVirtualServer) -> object:
-    """What a virtual server has in common with those of the same Service's port on other addresses."""
+    """The properties that virtual servers of one service port share on all addresses."""
     return key.protocol, key.address.family, observed.settings, frozenset(observed.real_servers)
 
 
 def virtual_server_of(entry: SetEntry) -> VirtualServerKey | None:
-    """The virtual server that an entry of a ``hash:ip,port…`` set stands for; None for entries that stand for none."""
+    """The virtual server that an entry of a ``hash:ip,port…`` set names; None if it names none."""
     ip_set = IP_SETS[entry.set]
     if entry.address is None or entry.protocol is None or ip_set.kind is SetKind.LOOP_BACK or ip_set.type is SetType.PORT:
         return None
@@ -130,17 +130,17 @@ def node_port(key: VirtualServerKey) -> NodePort:
 
 
 def node_port_of(entry: SetEntry) -> NodePort | None:
-    """The node port that an entry of a ``bitmap:port`` set stands for; None for entries that stand for none."""
+    """The node port that an entry of a ``bitmap:port`` set names; None if it names none."""
     ip_set = IP_SETS[entry.set]
     protocol = _NODE_PORTS.get(ip_set.kind)
     return NodePort(ip_set.family, protocol, entry.port) if protocol is not None else None
 
 
 class Witnesses:
-    """Addresses and entries that must stay because they tell that a virtual server, which is still there, is ours."""
+    """The addresses and entries that must stay while they witness an observed virtual server."""
 
     def __init__(self, going: Iterable[VirtualServerKey]) -> None:
-        """``going`` are virtual servers that nobody wants any more."""
+        """``going`` are observed virtual servers that are no longer desired."""
         self._keys = frozenset(going)
         self._ports = frozenset(map(node_port, self._keys))
         self.addresses = frozenset(key.address for key in self._keys)

@@ -1,10 +1,11 @@
-"""How many real servers may be removed now, so that those which are added do not pay for it.
+"""How many real servers may be removed now without making additions slow.
 
-The kernel keeps a removed real server on a list for two to three minutes, and each one that is added walks the whole list, with
-packets held off meanwhile (``ip_vs_trash_get_dest`` and ``IP_VS_DEST_TRASH_PERIOD``, net/netfilter/ipvs/ip_vs_ctl.c): 0.05 to
-0.1 µs for each entry. After a thousand replaced endpoints a second, for a minute, that is 4 ms for each one more.
+The kernel keeps a removed real server on a list for two to three minutes. Each addition walks the whole list, with packets held
+off meanwhile (``ip_vs_trash_get_dest`` and ``IP_VS_DEST_TRASH_PERIOD``, net/netfilter/ipvs/ip_vs_ctl.c): 0.05 to 0.1 µs for each
+entry. After a minute of a thousand replaced endpoints a second, each addition takes 4 ms.
 
-That helps in a burst. Where so many are replaced for longer, all that may wait do so already, and the list grows as without.
+A pace of removals helps in a burst. In a longer storm all real servers that may wait do so already, and the list grows as without
+a pace.
 """
 
 import collections
@@ -12,23 +13,23 @@ import itertools
 import math
 
 KEPT_S = 180.0
-"""How long a removed real server stays on the kernel's list, at most, if nothing holds it."""
+"""The longest time that a removed real server stays on the kernel's list, if nothing holds it."""
 RATE_WINDOW_S = 10.0
-"""The rate of additions is that of so many seconds, or that of the last ones, where this is higher."""
+"""The rate of additions is that of so many seconds, or of the last few, whichever is higher."""
 SURGE_S = 3
-"""How many these are. A storm that begins would otherwise be taken for little, and leave a list for minutes that is too long."""
+"""The last few seconds. Without them a beginning storm would look small, and leave a list that is too long for minutes."""
 STEPS_PER_S = 1_000_000
-"""So many entries of the list may all additions of a second walk together: a twentieth to a tenth of a processor."""
+"""The most entries of the list that all additions of a second may walk: a twentieth to a tenth of a processor."""
 MOST_KEPT = 10_000
-"""Longest list when next to nothing is added: half a millisecond to one for an addition."""
+"""The longest list with few additions: half a millisecond to one for an addition."""
 FEWEST_KEPT = 1_000
-"""A list of this length costs next to nothing, however much is added."""
+"""A list of this length costs next to nothing with any number of additions."""
 
 PATIENT_SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed", "nq", "fo", "ovf"})
-"""Schedulers that pass over a real server of weight 0. Others refuse clients in its place (sh, dh, mh), or are not known."""
+"""Schedulers that skip a real server of weight 0. Others refuse clients instead (sh, dh, mh), or are unknown."""
 FEW_WAITING = 2
-"""So many empty real servers may wait in any virtual server; in a larger one, as many as it has others. Its scheduler walks over
-them for each connection."""
+"""So many real servers without connections may wait in any virtual server; in a larger one, as many as it has others. Its
+scheduler walks over them for each connection."""
 
 
 class _Window:
@@ -46,9 +47,9 @@ class _Window:
         else:
             self._counts.append((second, count))
         self._total += count
-
+        """The largest sum of one of the last ``seconds`` seconds, and when that second leaves the window."""
     def peak(self, now: float, seconds: int) -> tuple[int, float]:
-        """The largest sum of one of so many seconds, this one included, and when the last such one is not among them any more."""
+        """The largest sum of one of the last ``seconds`` seconds, and the time at which the last such second leaves the window."""
         latest = itertools.takewhile(lambda count: count[0] > int(now) - seconds, reversed(self._counts))
         count, second = max(((count, second) for second, count in latest), default=(0, -math.inf))
         return count, second + seconds
@@ -64,27 +65,27 @@ class _Window:
 
 
 class Pace:
-    """What was added and removed lately."""
+    """The recent additions and removals."""
 
     def __init__(self) -> None:
         self._added = _Window(RATE_WINDOW_S)
         self._removed = _Window(KEPT_S)
 
     def note(self, *, added: int, removed: int, now: float) -> None:
-        """Book how many real servers were added and removed, by themselves or with their virtual server."""
+        """Take note of real servers that were added and removed, also with their virtual server."""
         if added:
             self._added.add(added, now)
         if removed:
             self._removed.add(removed, now)
 
     def changes_s(self, now: float) -> float:
-        """When there will be more room by itself, if nothing is added or removed; infinite where that will not be."""
+        """When room grows without additions and removals; infinite if it does not."""
         surge, over_s = self._added.peak(now, SURGE_S)
         surge_s = over_s if surge > self._added.total(now) / RATE_WINDOW_S else math.inf
         return min(self._added.shrinks_s, self._removed.shrinks_s, surge_s)
 
     def room(self, now: float) -> int:
-        """How many more may be removed now; 0 or more."""
+        """The number of further removals that are possible now; 0 or more."""
         added_per_s = max(self._added.total(now) / RATE_WINDOW_S, self._added.peak(now, SURGE_S)[0])
         most = min(MOST_KEPT, max(FEWEST_KEPT, STEPS_PER_S / added_per_s)) if added_per_s else MOST_KEPT
         return max(0, int(most) - self._removed.total(now))

@@ -1,11 +1,11 @@
-"""The core: what is wanted on one side, what the kernel holds on the other, and the operations between them.
+"""The core: desired state, observed state, and the operations between them.
 
 No I/O, no clock: ``now`` is an argument, in seconds of any monotonic clock.
 
-Rule 1: a key that differs stays pending until the kernel is known to hold it; a failure only delays the next try.
-Rule 2: what needs something else in force waits until that is known to be in force (see ``precondition``).
-Rule 3: a kernel setting that cannot be written is not this process's to set: it is tried again only when it, or what is wanted
-of it, has changed, and until then it does not count as pending.
+Rule 1: a key that differs stays pending until its desired value is observed or confirmed; a failure only delays the next attempt.
+Rule 2: an operation that needs another object in force waits until that object is in force (see ``precondition``).
+Rule 3: a kernel setting that cannot be written is given up until its desired or observed value changes, and is not pending
+meanwhile.
 """
 
 import dataclasses
@@ -38,18 +38,17 @@ from ipvsproxy.reconcile.tables import Tables
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
 _ERRORS_SHOWN = 5
-"""How many failures a report holds in full."""
+"""The most failures that a report has in full."""
 QUESTIONS_AT_ONCE = 250
-"""How many drains that nobody has looked at are asked about in one go, each ``drain.SHORTEST_INTERVAL_S``, when there is room."""
+"""When there is room: drains without known connections that are asked about at once, each ``drain.SHORTEST_INTERVAL_S``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The operator's choices that change when and whether something is done.
 
-    ``drain_deadline_s`` 0 means as long as it takes. ``excluded`` are ranges whose virtual servers are never removed.
-    ``families`` are served by this node. Nothing of another family is removed: a former process may have programmed it, and it
-    serves on.
+    ``drain_deadline_s`` 0 means no deadline. ``excluded`` are ranges whose virtual servers are never removed. ``families`` are
+    served by this node. Nothing of another family is removed: a former process may have programmed it, and it goes on serving.
     """
 
     drain_deadline_s: float = 0
@@ -58,7 +57,7 @@ class Policy:
 
 
 class Reconciler:
-    """Desired and observed state of the whole node, and what to do about their difference."""
+    """Desired and observed state of the whole node, and the operations for their difference."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -81,7 +80,7 @@ class Reconciler:
         return any(item.contains(key.address) for item in self._policy.excluded)
 
     def adopt(self, policy: Policy) -> None:
-        """Go by another policy: what is in ranges that are not excluded any more may have to go, and the other way round."""
+        """Adopt another policy. Virtual servers in ranges that are no longer excluded may be removed, and the other way round."""
         self._policy = policy
         self._drains.deadline_s = policy.drain_deadline_s
         virtual_servers = self._tables.virtual_servers
@@ -166,7 +165,7 @@ class Reconciler:
         return {path: sysctls.observed.get(path, "missing") for path in INDISPENSABLE_SETTINGS if path in sysctls.pending}
 
     def lacking(self, families: Collection[Family]) -> frozenset[Family]:
-        """Those of the families without the device, the sets, the rules or the settings that their Services stand on."""
+        """The families that lack the device, a set, the rules or a setting that all their Services need."""
         tables = self._tables
         if tables.devices.pending:
             return frozenset(families)
@@ -180,15 +179,15 @@ class Reconciler:
         return self._drains.due(now)
 
     def note_connections(self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None], now: float) -> None:
-        """Book the connection counts of virtual servers that ``drains.due`` asked for."""
+        """Take in the connection counts of the virtual servers of ``drains_due``."""
         for key, of_real_servers in counts.items():
             if self._drains.note(key, of_real_servers, now, may_wait=self._may_wait(key)):
                 self._tables.virtual_servers.touch(key)
 
     def _may_wait(self, key: VirtualServerKey) -> int:
-        """How many empty real servers may wait for their removal.
+        """The number of real servers without connections whose removal may wait.
 
-        None with session affinity, which ends when they are gone, or where the scheduler would still choose them.
+        0 with session affinity, which ends with their removal, and under a scheduler that would still choose them.
         """
         desired = self._tables.virtual_servers.desired.get(key)
         if desired is None or desired.settings.flags & PERSISTENT or desired.settings.scheduler not in pace.PATIENT_SCHEDULERS:
@@ -196,26 +195,26 @@ class Reconciler:
         return max(pace.FEW_WAITING, len(desired.weights))
 
     def room(self, now: float) -> int:
-        """How many real servers without connections may be removed now, beside those that are to be removed anyway."""
+        """The number of further real servers without connections that may be removed now."""
         return max(0, self._pace.room(now) - self._drains.over)
 
     def worth_asking(self, plan: Plan, room: int) -> Collection[VirtualServerKey]:
-        """The virtual servers whose connections are of interest as soon as this plan is done, with so much room before.
+        """The virtual servers whose connections should be read right after this plan; ``room`` is the room before it.
 
-        Those of which a real server begins to drain; without room, only where it may not wait for some.
+        They have a real server that begins to drain; without room, only virtual servers whose real servers may not wait.
         """
         draining = plan.draining
         return draining if room else [key for key in draining if not self._drains.has_place(key, self._may_wait(key))]
 
     def plan(self, now: float, *, only_additions: bool = False) -> Plan:
-        """What can be done now, in the order in which it must be done.
+        """The operations that are possible now, in their order.
 
-        ``only_additions``: while not every Service has been put, what nobody wants may only not be wanted yet.
+        ``only_additions``: not every Service has been put yet, so an undesired object may still become desired.
         """
         for key in self._drains.expire(now):
             self._tables.virtual_servers.touch(key)
         self._release(0 if only_additions else self.room(now), now)
-        # What failed, or is fought over, is looked at one by one.
+        # Objects that failed, or whose drift returns, get operations of their own.
         together = not (self._drifts or self._retries)
         operations = list(planning.desired_operations(self._tables, self._drains, together=together))
         if only_additions:
@@ -237,7 +236,10 @@ class Reconciler:
         return Plan(operations)
 
     def _release(self, room: int, now: float) -> None:
-        """Have so many removed that wait; where there is more room, those are looked at that were not, some at a time."""
+        """Remove waiting real servers, as many as there is room for.
+
+        With more room, ask about some drains without known connections.
+        """
         released = self._drains.release(room)
         for key in released:
             self._tables.virtual_servers.touch(key)
@@ -251,18 +253,18 @@ class Reconciler:
             self._room_due_s = self._asking_due_s
 
     def _loses_rules(self, operation: Operation) -> bool:
-        """Whether an operation would take away a rule that is there: a Service that has not spoken yet may need it."""
+        """Whether an operation would remove an observed rule: a Service that has not been put yet may need it."""
         item = operation.item
         if not isinstance(item, Skeleton):
             return False
         observed = self._tables.skeletons.observed.get(item.family)
         if observed is None or observed.hidden:
-            return True  # what is there is not known
+            return True  # the observed rules are unknown
         desired = item.chains
         return any(not set(rules) <= set(desired.get(chain, ())) for chain, rules in observed.chains.items())
 
     def settle(self, outcomes: Sequence[Outcome], now: float) -> Report:
-        """Book what became of the operations of a plan."""
+        """Take in the outcomes of the operations of a plan."""
         done: Counter[tuple[str, str]] = Counter()
         failed: Counter[tuple[str, str]] = Counter()
         errors: list[Outcome] = []
@@ -295,14 +297,14 @@ class Reconciler:
         return Report(done=done, failed=failed, errors=tuple(errors), pending=self.pending, surprises=surprises)
 
     def _settle_failure(self, outcome: Outcome, new: Collection[VirtualServerKey], now: float) -> None:
-        """``new`` are the virtual servers that the same plan has added so far."""
+        """Take in a failure. ``new`` are the virtual servers that the same plan has added so far."""
         operation, virtual_servers = outcome.operation, self._tables.virtual_servers
         item = operation.item
-        # One that was added a moment ago and is missing again would be added again at once, in the same sync, without an end.
+        # A virtual server that was added a moment ago and is missing again would be added in the same sync again and again.
         if isinstance(item, RealServers) and outcome.errno == errno.ESRCH and item.virtual_server not in new:
             key = item.virtual_server
             if key not in virtual_servers.observed:
-                return  # it is the virtual server that is to be tried again, and all of its real servers with it
+                return  # the virtual server is tried again, with all of its real servers
             self._drains.end_all(key)
             virtual_servers.confirm(key, None)
         if isinstance(item, Sysctl):
@@ -314,16 +316,16 @@ class Reconciler:
 
     @property
     def pending(self) -> int:
-        """How many keys differ; real servers that are draining and settings that cannot be written are not counted."""
+        """The number of keys that differ, without draining real servers and settings that cannot be written."""
         different = sum(len(table.pending) + len(table.surplus) for table in self._tables.unequal)
         return different - len(self._tables.settings_given_up)
 
     def rules_ended(self) -> None:
-        """What was under way on rules (an outcome with EINPROGRESS) is over: its outcome can be had."""
+        """An operation on rules that was under way (EINPROGRESS) has ended, so that its outcome is available."""
         self._retries.hasten("rules")
 
     def next_s(self) -> float | None:
-        """When there will be something to do without any event: a retry, healing that waits, or a look at a drain."""
+        """The time of the next operation without an event: a retry, a repair that waits, or a question about a drain."""
         room_due_s = self._room_due_s if self._drains.waiting else None
         times = (self._retries.next_s(), self._drifts.next_s(), self._drains.next_s(), room_due_s)
         return min((time_s for time_s in times if time_s is not None), default=None)

@@ -13,7 +13,7 @@ LONGEST_DELAY_S = 60.0
 
 
 def delay_s(attempts: int) -> float:
-    """How long to wait after so many failures in a row, 1 at least."""
+    """The pause after so many failures in a row (1 or more), in seconds."""
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(attempts - 1, 16))
 
 
@@ -24,9 +24,9 @@ class _Failure(NamedTuple):
 
 
 class Retries:
-    """Failures by what failed. Each further one doubles the delay, up to ``LONGEST_DELAY_S``. Nothing is ever given up.
+    """Failed operations by object. Each further failure doubles the delay, up to ``LONGEST_DELAY_S``. Nothing is given up.
 
-    A failure counts for what was wished then; where something else is wished now, the next try is a first one.
+    A failure counts for its desired value. With another desired value, the next attempt is a first one.
     """
 
     def __init__(self) -> None:
@@ -36,45 +36,45 @@ class Retries:
         return len(self._failures)
 
     def fail(self, what: object, desired: object, now: float) -> None:
-        """Book a failure."""
+        """Take note of a failure."""
         last = self._failures.get(what)
         attempts = last.attempts + 1 if last and last.desired == desired else 1
         self._failures[what] = _Failure(desired, attempts, now + delay_s(attempts))
 
     def wait(self, what: object, desired: object, now: float) -> None:
-        """Book an operation that is still under way: ``hasten`` says when it is over, and it counts as no further failure."""
+        """Take note of an operation that is still under way until ``hasten``; it is no further failure."""
         last = self._failures.get(what)
         attempts = last.attempts if last and last.desired == desired else 0
         self._failures[what] = _Failure(desired, attempts, now + LONGEST_DELAY_S)
 
     def hasten(self, kind: str) -> None:
-        """Try everything of this kind of kernel object now."""
+        """Let every operation on this kind of kernel object be tried now."""
         for what, failure in self._failures.items():
             if isinstance(what, tuple) and what[0] == kind:
                 self._failures[what] = failure._replace(due_s=-math.inf)
 
     def forget(self, what: object) -> None:
-        """It succeeded."""
+        """Forget the failures of an object: an operation on it has succeeded."""
         self._failures.pop(what, None)
 
     def keep_only(self, planned: Collection[object]) -> None:
-        """Forget whatever nobody wants to try again."""
+        """Forget all objects but these, for which operations are planned."""
         for what in self._failures.keys() - planned:
             del self._failures[what]
 
     def may_try(self, what: object, desired: object, now: float) -> bool:
-        """Whether this did not fail, or its delay is over."""
+        """Whether an object has not failed, or its delay is over."""
         failure = self._failures.get(what)
         return failure is None or failure.desired != desired or failure.due_s <= now
 
     def next_s(self) -> float | None:
-        """When the first of them may be tried again."""
+        """When the first object may be tried again."""
         return min((failure.due_s for failure in self._failures.values()), default=None)
 
     def due(self, operations: Sequence[Operation], now: float) -> list[Operation]:
-        """Leave out what failed a short while ago, and forget what is not among these operations.
+        """The operations without those that failed a short while ago. Objects without an operation are forgotten.
 
-        The real servers of a virtual server that is missing wait for it.
+        The real servers of a missing virtual server wait for it.
         """
         identities = [identity(operation) for operation in operations]
         self.keep_only(frozenset(identities))
@@ -83,7 +83,7 @@ class Retries:
         for what, operation in zip(identities, operations, strict=True):
             item = operation.item
             if isinstance(item, RealServers) and item.virtual_server in missing:
-                self.forget(what)  # or it would wake us at a time of its own, for nothing
+                self.forget(what)  # else its own delay would wake the loop for nothing
             elif self.may_try(what, operation, now):
                 due.append(operation)
             elif isinstance(item, VirtualServer) and operation.verb is Verb.ADD:
@@ -92,7 +92,7 @@ class Retries:
 
 
 def identity(operation: Operation) -> tuple[str, object]:
-    """What a failure is remembered by: the objects, whatever is to be done about them and whatever their value."""
+    """The key of a failure: the objects, with any verb and any value."""
     item = operation.item
     match item:
         case RealServers(keys=EvenWeights()):

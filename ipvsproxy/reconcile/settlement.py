@@ -1,4 +1,4 @@
-"""What the kernel was made to hold, on its way into the tables: all operations of one plan that were done."""
+"""From the successful operations of one plan to the tables."""
 
 from collections.abc import Callable, Mapping
 
@@ -21,21 +21,21 @@ from ipvsproxy.reconcile.tables import Tables
 
 
 class Settlement:
-    """Books one operation after the other; virtual servers are compared with what is wanted when all of them are booked."""
+    """Settles one operation after the other. Virtual servers are compared with desired state after the last one."""
 
     def __init__(self, tables: Tables, drains: Drains, now: float, may_wait: Callable[[VirtualServerKey], int]) -> None:
-        """``may_wait`` is how many real servers of a virtual server may drain and not be looked at."""
+        """``may_wait`` is the number of real servers of a virtual server that may drain with unread connections."""
         self._tables = tables
         self._drains = drains
         self._now = now
         self._may_wait = may_wait
         self._changed: dict[VirtualServerKey, dict[RealServerKey, int] | None] = {}
-        """The virtual servers to compare, with their weights as an object that nobody else has, as soon as there is one."""
+        """The virtual servers to compare, with weights of their own once a weight has changed."""
         self.gone_with = 0
-        """How many real servers went with their virtual server."""
+        """The number of real servers that were removed with their virtual server."""
 
     def settle(self, operation: Operation) -> None:
-        """The kernel has done this."""
+        """Settle an operation that the kernel has done."""
         verb, item = operation
         tables = self._tables
         match item:
@@ -56,7 +56,7 @@ class Settlement:
                 tables.table(item).confirm(item.key, True if verb is not Verb.REMOVE else None)
 
     def close(self) -> None:
-        """All operations of the plan have been booked."""
+        """Finish, after the last operation of the plan."""
         table = self._tables.virtual_servers
         for key in self._changed:
             desired, observed = table.desired.get(key), table.observed.get(key)
@@ -81,7 +81,7 @@ class Settlement:
             self._changed.setdefault(item.key, None)
 
     def _real_servers(self, verb: Verb, item: RealServers) -> None:
-        """Where these are all that are wanted, and all that are there, one object stands for both."""
+        """Settle real servers. If they are all desired and all observed ones, both sides share one object."""
         table, key, keys = self._tables.virtual_servers, item.virtual_server, item.keys
         desired, observed = table.desired.get(key), table.observed.get(key)
         if observed is None:
@@ -105,10 +105,10 @@ class Settlement:
                 self._drains.end(key, real_server)
 
     def _weights_to_change(self, key: VirtualServerKey, observed: ObservedVirtualServer) -> dict[RealServerKey, int]:
-        """The weights that are believed to be there, as an object that nobody else has."""
+        """The observed weights, as an object that is not shared."""
         weights = self._changed.get(key)
         if weights is None:
-            # What was observed stays as it is: who reads the kernel shows it again where nothing has changed.
+            # The observed object does not change: the next reading may show it again.
             weights = self._changed[key] = _changeable(observed.real_servers)
             self._tables.virtual_servers.exchange(key, ObservedVirtualServer(observed.settings, weights, observed.flags_known))
         return weights
