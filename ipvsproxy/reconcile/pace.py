@@ -47,9 +47,9 @@ class _Window:
         else:
             self._counts.append((second, count))
         self._total += count
-        """The largest sum of one of the last ``seconds`` seconds, and when that second leaves the window."""
+
     def peak(self, now: float, seconds: int) -> tuple[int, float]:
-        """The largest sum of one of the last ``seconds`` seconds, and the time at which the last such second leaves the window."""
+        """The largest sum of one of the last ``seconds`` seconds, and when that second leaves the window."""
         latest = itertools.takewhile(lambda count: count[0] > int(now) - seconds, reversed(self._counts))
         count, second = max(((count, second) for second, count in latest), default=(0, -math.inf))
         return count, second + seconds

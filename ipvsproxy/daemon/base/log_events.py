@@ -47,10 +47,14 @@ EVENTS: Mapping[str, str] = {
     "kernel_readable": "all parts can be read again",
     "kernel_setting_not_written": "of `--init-only`: a kernel setting that was refused, and why",
     "kernel_setting_written": "of `--init-only`: a kernel setting, its value now and `before`",
-    "kernel_settings_not_writable": "kernel settings that traffic flows without, if not as it should, cannot be written",
+    "kernel_settings_not_writable": (
+        "kernel settings cannot be written; without `net.ipv4.ip_forward` and `net.ipv4.vs.conntrack` no Service works, and "
+        "`/healthz` shows them"
+    ),
     "kernel_slow": (
         "one question or change has kept the kernel's thread for `after_s` seconds and still does: an answer was lost, or the "
-        "node is overloaded. Changes wait meanwhile, and `/healthz` is 503 after two sync periods. Logged once a minute at most"
+        "node is overloaded. Changes wait meanwhile, and `/healthz` is 503 after two sync periods. The line that follows, "
+        "about its failure, names the step. Logged once a minute at most"
     ),
     "kernel_unreadable": (
         "that part counts as it was last observed, nothing of it is removed, and it is read again soon; everything else "

@@ -1,7 +1,10 @@
 """What must be there: the lock of the node, and which iptables is used. How it is told what is missing is in ``test_app``."""
 
+import asyncio
+import collections
 import contextlib
 import os
+import threading
 
 import pytest
 import structlog.testing
@@ -94,3 +97,40 @@ def test_a_slow_kernel_is_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch) 
             requirements._log_slow(bucket)
             clock.now += requirements.SLOW_LOG_S / 2
     assert [(line["event"], line["after_s"]) for line in logged] == [("kernel_slow", 5.0)] * 2
+
+
+class Log:
+    """Remembers which events were logged."""
+
+    def __init__(self) -> None:
+        self.said: collections.defaultdict[str, asyncio.Event] = collections.defaultdict(asyncio.Event)
+
+    def info(self, event: str, **_: object) -> None:
+        self.said[event].set()
+
+    warning = info
+
+
+async def test_a_kernel_that_does_not_answer_is_logged_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+
+    class Silent:
+        def __init__(self, *_: object, **__: object) -> None:
+            self.is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    for name in ("missing_privileges", "missing_features"):
+        monkeypatch.setattr(host, name, tuple)
+    monkeypatch.setattr(host, "load_modules", lambda: "")
+    monkeypatch.setattr(iptables_variant, "choose", lambda _: Choice(iptables.COMMANDS, Variant.LEGACY, "it is the only one"))
+    monkeypatch.setattr(requirements, "NodeKernel", Silent)
+    monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.01)
+    monkeypatch.setattr(requirements, "log", log := Log())
+    async with requirements.running_kernel() as kernel:
+        waiting = asyncio.create_task(kernel.call(lambda _: answers.wait(10)))
+        await asyncio.wait_for(log.said["kernel_slow"].wait(), 10)
+        assert not waiting.done()
+        answers.set()
+        assert await waiting
