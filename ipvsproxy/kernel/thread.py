@@ -134,10 +134,14 @@ class KernelThread(Generic[T_co]):
     """Makes an object in a thread of its own, and has everything that is done with it done there, one after the other."""
 
     def __init__(self, worker: Worker, target: T_co, on_slow: Callable[[], None] = lambda: None) -> None:
-        """``on_slow`` is called in the loop for each call that takes longer than ``SLOW_S``."""
+        """``on_slow`` is called in the loop, once, when no call has ended for ``SLOW_S`` although there is one."""
         self._worker = worker
         self._target = target
         self._on_slow = on_slow
+        self._under_way = 0
+        self._ended = 0
+        # One timer for many calls: to set one for each would ask for the time each time.
+        self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
     async def start(cls, make: Callable[[], T_co], on_slow: Callable[[], None] = lambda: None) -> Self:
@@ -145,7 +149,7 @@ class KernelThread(Generic[T_co]):
         sys.setswitchinterval(TURN_S)
         worker = ThreadWorker()
         try:
-            target = await _done(worker, make, on_slow)
+            target = await _done(worker, make)
         except BaseException:
             worker.stop()
             raise
@@ -157,7 +161,22 @@ class KernelThread(Generic[T_co]):
         Raises:
             RuntimeError: the thread has been stopped.
         """
-        return await _done(self._worker, functools.partial(do, self._target), self._on_slow)
+        self._under_way += 1
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SLOW_S, self._watch, self._ended)
+        try:
+            return await _done(self._worker, functools.partial(do, self._target))
+        finally:
+            self._under_way -= 1
+            self._ended += 1
+
+    def _watch(self, ended: int) -> None:
+        """Report if no call has ended since then; go on while there are calls, and rest without one."""
+        self._timer = None
+        if self._under_way and self._ended == ended:
+            self._on_slow()
+        elif self._under_way:
+            self._timer = asyncio.get_running_loop().call_later(SLOW_S, self._watch, self._ended)
 
     def standing_in(self, target: U) -> "KernelThread[U]":
         """The same thread with another object, which may be a part of its own."""
@@ -165,16 +184,15 @@ class KernelThread(Generic[T_co]):
 
     def stop(self) -> None:
         """Let the running call end, and take no more."""
+        if self._timer is not None:
+            self._timer.cancel()
         self._worker.stop()
 
 
-async def _done(worker: Worker, job: Callable[[], R], on_slow: Callable[[], None]) -> R:
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[R] = loop.create_future()
+async def _done(worker: Worker, job: Callable[[], R]) -> R:
+    future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
     worker.put(future, job)
-    slow = loop.call_later(SLOW_S, on_slow)
     try:
         return await future
     finally:
-        slow.cancel()
         del future  # as in ``_serve``
