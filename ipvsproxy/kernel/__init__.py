@@ -1,4 +1,7 @@
-"""Drivers of the kernel. Of pyroute2, message classes are used; executed, its top package imports all that it can do: 8 MB."""
+"""Drivers of kernel objects.
+
+They use message classes of pyroute2. Its top package is not executed: it would import all of itself, which takes 8 MB.
+"""
 
 from ipvsproxy.kernel import packages
 

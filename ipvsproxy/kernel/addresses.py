@@ -1,4 +1,4 @@
-"""The address driver: the dummy device that carries the service addresses, and every address of this host."""
+"""The address driver: the dummy device with the service addresses on it, and the addresses of all other interfaces."""
 
 import errno
 import functools
@@ -21,9 +21,12 @@ from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
 
 BATCH_SIZE = 200
-"""Addresses changed in one ``send``: each one walks all addresses of the device under the lock that all of routing shares."""
+"""The number of addresses in one ``send``.
+
+For each change the kernel walks all addresses of the device while it holds the lock of all network configuration.
+"""
 KIND = "dummy"
-"""The kind of device that carries service addresses."""
+"""The kind of the device that carries the service addresses."""
 
 _LINK_HEADER, _ADDRESS_HEADER = 16, 8
 _LINK_NAME, _LINK_INFO, _LINK_KIND = 3, 18, 1
@@ -54,9 +57,9 @@ class _Link(NamedTuple):
 
 
 class AddressDriver:
-    """Reads and writes the addresses of the network namespace of the thread that made it, and belongs to that thread.
+    """Reads and writes addresses in the network namespace of the thread that makes this object. Only that thread may use it.
 
-    The device is never set up: its addresses are local all the same, and setting it down would remove those of IPv6.
+    The device stays down: its addresses are local even so, and a device that goes down loses its IPv6 addresses.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket, device: str = DEVICE) -> None:
@@ -64,23 +67,23 @@ class AddressDriver:
         self._channel = netlink.Channel(NETLINK_ROUTE, connect)
         self._template = functools.cache(_address_template)
         self._digest = b""
-        """Of what the kernel said to ``observe_changed``; empty where that does not count any more."""
+        """The digest of the last reading by ``observe_changed``; empty if the next one must return everything."""
 
     def close(self) -> None:
         """Close the socket."""
         self._channel.close()
 
     def observe(self) -> ObservedAddresses:
-        """All addresses of this host, by one dump of addresses and one of interfaces.
+        """Read all addresses of this host, by one dump of addresses and one of interfaces.
 
         Raises:
-            KernelError: one of them could not be read, or the device's name belongs to an interface that is not a dummy.
+            KernelError: a dump failed, or an interface that is not a dummy has the device's name.
         """
-        self._digest = b""  # what is told now may be otherwise than what was told then
+        self._digest = b""  # the next ``observe_changed`` must return everything
         return self._read(*self._dump())
 
     def observe_changed(self) -> ObservedAddresses | None:
-        """As ``observe``; None when all is as it was when this was called last, and neither written nor observed since.
+        """As ``observe``, but None if nothing has changed since the last call, and nothing was written or observed meanwhile.
 
         Raises:
             KernelError: as for ``observe``.
@@ -94,7 +97,7 @@ class AddressDriver:
         return observed
 
     def _dump(self) -> tuple[list[netlink.Found], dict[int, _Link]]:
-        # Addresses first: an interface that goes in between takes its addresses along, one that comes had none yet.
+        # Addresses first: an interface that vanishes in between takes its addresses along, and a new one had none yet.
         found = self._channel.dump(_address_query(), "list the addresses")
         return found, {link.number: link for link in self._links()}
 
@@ -119,9 +122,9 @@ class AddressDriver:
         return ObservedAddresses(own is not None, ours.keys(), tuple(others))
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Add and remove the device and addresses on it, in the order given. Doing it twice is no error.
+        """Add and remove the device and its addresses, in the given order. Repeating an operation is no error.
 
-        Outcomes come in the operations' order.
+        Outcomes have the order of the operations.
         """
         self._digest = b""
         found: list[Outcome] = []
@@ -153,7 +156,7 @@ class AddressDriver:
         return Outcome(operation, f"{operation}: {reason}", max(number, 0))
 
     def _apply_addresses(self, operations: Sequence[Operation]) -> Mapping[Operation, Outcome]:
-        """Add and remove these; returns what became of those of which that was not simply done."""
+        """Add and remove addresses. Returns the outcomes of operations that failed or were a surprise."""
         try:
             link = self._find()
             failure = KernelError(action="", errno=errno.ENODEV, detail=f"the device {self._device} is missing")
@@ -250,7 +253,7 @@ def _address_query() -> bytes:
 
 
 def _address_template(verb: Verb, size: int) -> message.Template:
-    """Both attributes hold the address, of this many bytes, without flags, label or scope, as kube-proxy sends them."""
+    """A message about an address of ``size`` bytes. As in kube-proxy, both attributes hold it; no flags, label or scope."""
     family = next(family for family in Family if _SIZES[family] == size)
 
     def build(index: int, local: str, address: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The conntrack driver: deletes tracked flows that go on to real servers which should no longer have them."""
+"""The conntrack driver: deletes tracked flows to real servers that should no longer get them."""
 
 import errno
 import struct
@@ -16,7 +16,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
 
 BATCH_SIZE = 500
-"""Flows deleted in one ``send``."""
+"""The number of flows that one ``send`` deletes."""
 _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
 
 _SUBSYSTEM = NFNL_SUBSYS_CTNETLINK << 8
@@ -24,7 +24,7 @@ _HEADER_SIZE = 4
 _ORIGINAL, _REPLY, _ZONE = 1, 2, 18
 _IP, _PROTO = 1, 2
 _FILTER_DESTINATION, _FILTER_PROTOCOL, _FILTER_PORT = 0x02, 0x08, 0x20
-"""``CTA_FILTER_F_CTA_IP_DST``, ``_PROTO_NUM`` and ``_PROTO_DST_PORT`` (net/netfilter/nf_internals.h)."""
+"""The flags ``CTA_FILTER_F_CTA_IP_DST``, ``_PROTO_NUM`` and ``_PROTO_DST_PORT`` (net/netfilter/nf_internals.h)."""
 _DESTINATIONS: Mapping[Family, int] = {Family.IPV4: 2, Family.IPV6: 4}
 _SOURCES: Mapping[Family, int] = {Family.IPV4: 1, Family.IPV6: 3}
 
@@ -35,10 +35,10 @@ class _Stale(NamedTuple):
 
 
 class ConntrackDriver:
-    """Deletes flows in the network namespace of the thread that made it, and belongs to that thread.
+    """Deletes flows in the network namespace of the thread that makes this object. Only that thread may use it.
 
-    Flows are judged in the parts in which the kernel lists them, and stale ones are deleted before the next part is made, over a
-    socket of their own. So memory does not depend on how many flows there are, nor on how many of them are stale.
+    The kernel lists flows in parts. The stale flows of each part are deleted, through a second socket, before the kernel makes
+    the next part. So the memory in use depends neither on the number of flows nor on the number of stale ones.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -51,11 +51,11 @@ class ConntrackDriver:
         self._deleting.close()
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Delete the flows of each ``FlowCleaning`` whose replies come from none of the real servers to be kept.
+        """Delete the flows of each ``FlowCleaning`` whose replies come from none of the real servers that it keeps.
 
-        All operations of a family share one listing. Outcomes come in the operations' order and say how many flows were
-        deleted; one that ends by itself meanwhile does not count, and is no error. A listing that breaks off, or that the kernel
-        calls inconsistent, is begun again; what was deleted by then was stale and counts.
+        All operations of a family share one listing. Outcomes have the order of the operations, and count the deleted flows. A
+        flow that ends by itself meanwhile does not count, and is no error. A listing that breaks off, or that the kernel calls
+        inconsistent, starts again; flows that were deleted until then were stale, and count.
         """
         outcomes = list(map(Outcome, operations))
         for family in Family:
@@ -89,7 +89,7 @@ class ConntrackDriver:
             except KernelError as error:
                 if error.errno not in _REFUSALS:
                     raise
-                self._listing.gather(_query(family, []), action, delete_stale)  # perhaps it was the filter
+                self._listing.gather(_query(family, []), action, delete_stale)  # the filter may be the reason
         except KernelError as error:
             if error.errno in _REFUSALS:
                 detail = "the kernel cannot list connections: the module nf_conntrack_netlink is not there or cannot be loaded"
@@ -114,7 +114,7 @@ class ConntrackDriver:
 
 
 class _Judge:
-    """Finds the stale ones among listed flows of a family. ``cleanings`` are by the positions of their operations."""
+    """Finds stale flows in a listing of one family. ``cleanings`` are by the position of their operation."""
 
     def __init__(self, family: Family, cleanings: Mapping[int, FlowCleaning]) -> None:
         self._keeps = {position: cleaning.keep for position, cleaning in cleanings.items()}
@@ -126,7 +126,7 @@ class _Judge:
         self._head = _head(family)
 
     def stale(self, part: Iterable[netlink.Found]) -> list[_Stale]:
-        """One message that deletes each stale flow, and the position of the operation that wants it."""
+        """The message that deletes it, for each stale flow, and the position of the operation that asks for it."""
         found: list[_Stale] = []
         read, position_of = self._layout.read, self._frontends.get
         for data, start, end in part:
@@ -134,7 +134,7 @@ class _Judge:
             if values is None:
                 continue
             position = position_of(values[:3])
-            # A real server's key is its address and port, as they stand here.
+            # The key of a real server is its address and port, in the form that a flow has them.
             if position is not None and values[3] + values[4] not in self._keeps[position]:
                 found.append(_Stale(position, _deletion(self._head, data, start + _HEADER_SIZE, end)))
         return found
@@ -154,10 +154,11 @@ def _layout(family: Family) -> message.Layout:
 
 
 def _filtered_query(family: Family, flows: Sequence[Flow]) -> bytes:
-    """The listing of a family's flows without what the kernel can tell to be none of these (since 5.8; older ones list all).
+    """The request for a listing of a family. Since Linux 5.8 the kernel leaves out most other flows; older ones list all.
 
-    It leaves out what does not have the protocol, port and address that all of these have in common. No IPv6 address is given to
-    it: it would leave out what has it (``ctnetlink_filter_match_tuple`` in net/netfilter/nf_conntrack_netlink.c).
+    The filter has the protocol, port and address, each if all of ``flows`` share it. It never has an IPv6 address, because the
+    kernel would leave out exactly the flows with that address (``ctnetlink_filter_match_tuple`` in
+    net/netfilter/nf_conntrack_netlink.c).
     """
     protocols, ports, addresses = ({getattr(flow, name) for flow in flows} for name in ("protocol", "port", "address"))
     if len(protocols) > 1:
@@ -190,9 +191,9 @@ def _head(family: Family) -> bytes:
 
 
 def _deletion(head: bytes, data: bytes, start: int, end: int) -> bytes:
-    """Deletes a listed flow: its original tuple, and its zone if it has one, stand in the message as they were listed.
+    """The message that deletes a listed flow. It repeats the original tuple, and the zone if there is one, byte for byte.
 
-    That serves every protocol. A deletion without a tuple would delete all flows; the layout has seen to it that there is one.
+    This works for every protocol. A deletion without a tuple would delete all flows; the layout only accepts flows that have one.
     """
     attributes = message.attributes(data, start, end)
     whole = bytearray(head)

@@ -4,10 +4,10 @@ import os
 
 
 class KernelError(Exception):
-    """The kernel, or a tool that speaks to it, refused something or could not be read.
+    """The kernel, or a program that configures it, refused a request, or could not be read.
 
-    ``action`` says what was tried (``iptables-restore``, ``read net/ipv4/ip_forward``), ``errno`` is the kernel's number or 0
-    where there is none, ``detail`` is one line for the operator; empty, it is the text of the number.
+    ``action`` is the attempt (``iptables-restore``, ``read net/ipv4/ip_forward``). ``errno`` is the kernel's error number, 0
+    without one. ``detail`` is one line for the operator; an empty one becomes the text of the error number.
     """
 
     def __init__(self, *, action: str, errno: int = 0, detail: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What a host is like, read and nothing else: for ``ipvsproxy doctor``. Everything here blocks."""
+"""Facts about this host for ``ipvsproxy doctor``. Nothing is written. Every call blocks."""
 
 import dataclasses
 import enum
@@ -22,7 +22,7 @@ _LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
 class ModuleState(enum.StrEnum):
-    """Where a kernel module is. UNKNOWN: its files cannot be seen from here."""
+    """The state of a kernel module. UNKNOWN: the files of the host's modules are not visible to this process."""
 
     LOADED = "loaded"
     BUILT_IN = "built in"
@@ -33,12 +33,12 @@ class ModuleState(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What was found.
+    """The facts about a host.
 
-    ``unserved`` says why a family cannot be served. ``iptables_choice`` is None without any iptables. ``chains`` are all that
-    iptables shows, of both families and variants, ``nft_tables`` the tables of nft (empty where it is not in PATH). ``listeners``
-    are the programs behind the TCP ports that were asked for. ``observation`` and ``timeouts`` are None where IPVS cannot be
-    read, for the reason ``unreadable``. ``bridges`` are the names of the Linux bridges.
+    ``unserved`` has the reason for each family that cannot be served. ``iptables_choice`` is None without any iptables.
+    ``chains`` are all chains that iptables shows, of both families and variants. ``nft_tables`` are the tables of nft, none if
+    nft is not in PATH. ``listeners`` are the programs that listen on the TCP ports in question. ``observation`` and ``timeouts``
+    are None if IPVS cannot be read, and ``unreadable`` is the reason. ``bridges`` are the names of the Linux bridges.
     """
 
     release: str
@@ -67,10 +67,10 @@ def gather(
     chains: Collection[ChainKey],
     jumps: Collection[Jump],
 ) -> Facts:
-    """Look at everything. ``sysctls`` are paths below ``/proc/sys``; ``chains`` and ``jumps`` are ours.
+    """Gather all facts. ``sysctls`` are paths below ``/proc/sys``; ``chains`` and ``jumps`` are ours.
 
     Raises:
-        KernelError: the kernel does not even tell its version.
+        KernelError: the kernel version cannot be read.
     """
     privileges, features = host.missing_privileges(), host.missing_features()
     choice: iptables_variant.Choice | None = None
@@ -118,7 +118,7 @@ def bridges(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
 
 
 def module_state(name: str, root: pathlib.Path = pathlib.Path("/")) -> ModuleState:
-    """Where a module is, without having it loaded."""
+    """The state of a module. This does not load it."""
     if (root / "sys/module" / name).exists():
         return ModuleState.LOADED
     directory = root / "lib/modules" / os.uname().release
@@ -133,7 +133,7 @@ def module_state(name: str, root: pathlib.Path = pathlib.Path("/")) -> ModuleSta
 
 
 def listeners(ports: Collection[int], proc: pathlib.Path = pathlib.Path("/proc")) -> Mapping[int, str]:
-    """Who listens on these TCP ports of this network namespace, as ``name (process 123)``."""
+    """The programs that listen on these TCP ports of this network namespace, each as ``name (process 123)``."""
     inodes: dict[str, int] = {}
     for table in ("tcp", "tcp6"):
         path = proc / "thread-self/net" / table
@@ -150,7 +150,7 @@ def listeners(ports: Collection[int], proc: pathlib.Path = pathlib.Path("/proc")
 
 
 def _name(process: pathlib.Path) -> str:
-    """What a process is called: of a Python program the script, else the program itself."""
+    """The name of a process; for a Python program, the name of its script."""
     try:
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -166,12 +166,12 @@ def _open_sockets(proc: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
         try:
             for descriptor in (process / "fd").iterdir():
                 yield process, str(descriptor.readlink())
-        except OSError:  # it has ended, or is somebody else's
+        except OSError:  # the process has ended, or belongs to another user
             continue
 
 
 def _chains(choice: iptables_variant.Choice | None) -> Iterator[ChainKey]:
-    """The chains of both families, in all variants that there are."""
+    """The chains of both families in all installed variants."""
     commands = [iptables_variant.commands(variant) for variant in iptables_variant.installed()]
     for of_families in commands or ([choice.commands] if choice else []):
         for command in of_families.values():
@@ -188,7 +188,7 @@ def _chains(choice: iptables_variant.Choice | None) -> Iterator[ChainKey]:
 
 
 def _nft_tables() -> Iterator[str]:
-    """The tables of nft as ``ip kube-proxy``."""
+    """The tables of nft, each as ``ip kube-proxy``."""
     path = shutil.which("nft")
     if path is None:
         return

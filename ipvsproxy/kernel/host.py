@@ -1,4 +1,4 @@
-"""The host: kernel settings, kernel version, processors, and what must be there before anything can be programmed."""
+"""The host: kernel settings, kernel version, processors, and what the host must provide before anything can be programmed."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 
 MODPROBE_TIMEOUT_S = 30
-"""Longest run of modprobe; it only helps, so a hanging one is given up."""
+"""The longest run of modprobe. It is optional help, so a modprobe that hangs is ended."""
 
 MODULES = (
     "ip_vs",
@@ -36,7 +36,7 @@ MODULES = (
     "xt_physdev",
     "dummy",
 )
-"""What the kernel needs and does not always load by itself."""
+"""The modules that IPVS, ipsets and the rules need. The kernel does not always load them by itself."""
 
 _PRIVILEGED = "have a privileged container run ipvsproxy --init-only before this one, or set the value on the host"
 _REMEDIES: Mapping[int, str] = {
@@ -49,7 +49,7 @@ _REMEDIES: Mapping[int, str] = {
 
 
 class Missing(NamedTuple):
-    """Something that must be there and is not, and what to do about it; together they are one sentence."""
+    """A missing requirement and its remedy; together they are one sentence."""
 
     what: str
     remedy: str
@@ -65,10 +65,10 @@ class SysctlDriver:
         self._root = root
 
     def observe(self, paths: Iterable[str]) -> Mapping[str, str]:
-        """The values of those settings that exist and that this process may see.
+        """The values of these settings, without those that do not exist or that this process may not read.
 
         Raises:
-            KernelError: one exists and cannot be read.
+            KernelError: a setting exists and cannot be read.
         """
         found: dict[str, str] = {}
         for path in paths:
@@ -81,7 +81,7 @@ class SysctlDriver:
         return found
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Write settings. Removing one is not possible, and leaves it as it is: what it was before is not known."""
+        """Write settings. A removal does nothing, because the value before is not known."""
         return [_write(self._root, operation, operation.item) for operation in operations if isinstance(operation.item, Sysctl)]
 
 
@@ -89,7 +89,7 @@ def _write(root: pathlib.Path, operation: Operation, setting: Sysctl) -> Outcome
     if operation.verb is Verb.REMOVE:
         return Outcome(operation)
     try:
-        # Not write_text: it would create a file where the kernel has no such setting and the directory is an ordinary one.
+        # Not write_text: where the kernel has no such setting and the directory is an ordinary one, it would create a file.
         descriptor = os.open(root / setting.path, os.O_WRONLY)
         try:
             os.write(descriptor, f"{setting.value}\n".encode())
@@ -109,7 +109,7 @@ def kernel_version(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[int, int
     """Major and minor number of the running kernel.
 
     Raises:
-        KernelError: the kernel does not tell.
+        KernelError: the version cannot be read.
     """
     path = proc / "sys/kernel/osrelease"
     try:
@@ -123,14 +123,14 @@ def kernel_version(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[int, int
 
 
 def processor_count() -> int:
-    """How many processors the host has, whatever share of them this process may use; at least 1."""
+    """The number of processors of the host, at least 1. Limits of this process do not count."""
     return os.cpu_count() or 1
 
 
 def load_modules(modules: Sequence[str] = MODULES, sys: pathlib.Path = pathlib.Path("/sys")) -> str:
-    """Ask modprobe for those modules that are not there, all in one go. Returns what it complained of, for the log.
+    """Have modprobe load the modules that are absent, all in one call. Returns its complaints, for the log.
 
-    A complaint is no proof that something is missing: the module may be built in, or the kernel may load it by itself.
+    A complaint does not prove that a module is missing: it may be built in, or the kernel may load it later.
     """
     absent = [module for module in modules if not (sys / "module" / module).exists()]
     if not absent:
@@ -152,7 +152,7 @@ def load_modules(modules: Sequence[str] = MODULES, sys: pathlib.Path = pathlib.P
 def missing_privileges(
     proc: pathlib.Path = pathlib.Path("/proc"), library: pathlib.Path = preload.LIBRARY
 ) -> tuple[Missing, ...]:
-    """The privileges that this process needs and does not have. ``library`` is what makes it do without CAP_NET_RAW."""
+    """The privileges that this process needs and lacks. ``library`` is the file that makes CAP_NET_RAW unnecessary."""
     has = preload.capabilities(proc)
     if not has >> preload.NET_ADMIN & 1:
         return (
@@ -172,7 +172,7 @@ def missing_privileges(
 
 
 def missing_features(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missing, ...]:
-    """What the kernel itself lacks; to be asked once ``load_modules`` has been called."""
+    """The features that the kernel lacks. Call ``load_modules`` first."""
     if not (proc / "thread-self/net/ip_vs").exists():
         return (
             Missing(
@@ -191,7 +191,7 @@ def missing_features(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missin
 
 
 def missing_settings(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missing, ...]:
-    """The indispensable settings that are off and cannot be switched on by this process. Nothing is written."""
+    """The indispensable settings that are off and that this process cannot switch on. Nothing is written."""
     return tuple(
         Missing(
             f"{path.replace('/', '.')} is off, and this process cannot switch it on (/proc/sys/{path} is not writable)",
@@ -203,27 +203,27 @@ def missing_settings(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missin
 
 
 def _is_off(setting: pathlib.Path) -> bool:
-    """Whether a setting is there and is known not to be 1; one that is not there is told by ``missing_features``."""
+    """Whether a setting exists and is not 1. ``missing_features`` reports settings that do not exist."""
     try:
         return setting.exists() and setting.read_text().strip() != "1"
-    except OSError:  # it is read again with all others, and tried again then
+    except OSError:  # it is read again with all settings, and tried again then
         return False
 
 
 _ASK_SETS = "ask for the types of sets"
 _NO_IPSET = frozenset({errno.EINVAL, errno.ENOENT, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT})
-"""How nfnetlink refuses a subsystem that the kernel has not got, and cannot load (nfnetlink_rcv_msg)."""
+"""The errors by which nfnetlink refuses a subsystem that the kernel neither has nor can load (nfnetlink_rcv_msg)."""
 _IPSET_ERRORS = 4096
-"""From here on numbers are ipset's own (include/uapi/linux/netfilter/ipset/ip_set.h): ``IPSET_ERR_FIND_TYPE`` is one of them."""
+"""The first of ipset's own error numbers (include/uapi/linux/netfilter/ipset/ip_set.h), ``IPSET_ERR_FIND_TYPE`` among them."""
 
 
 def missing_set_types() -> tuple[Missing, ...]:
-    """What the kernel's ipset lacks: the protocol, or types that it neither has nor can load.
+    """The parts of ipset that the kernel lacks: the protocol, or set types that it neither has nor can load.
 
-    Must not be called in a thread that runs an event loop.
+    Never call this in a thread that runs an event loop.
 
     Raises:
-        KernelError: the kernel could not be asked just now.
+        KernelError: the kernel did not answer just now.
     """
     try:
         return _missing_set_types()

@@ -1,7 +1,7 @@
 """One ipvsproxy per network namespace.
 
-What two of them program is the same kernel table; an abstract socket is known to exactly the processes of one network namespace,
-needs no file, and goes with its process however that ends.
+Two of them would program the same kernel table. The lock is an abstract socket: exactly the processes of one network namespace
+share its name, it needs no file, and it vanishes with its process, however that ends.
 """
 
 import contextlib
@@ -13,18 +13,18 @@ import time
 from ipvsproxy.kernel.errors import KernelError
 
 NAME = "\0ipvsproxy"
-"""The abstract socket's name; ``ss -xl`` and ``lsof`` show it as ``@ipvsproxy``."""
+"""The name of the abstract socket; ``ss -xl`` and ``lsof`` show it as ``@ipvsproxy``."""
 ANSWER_WITHIN_S = 1.0
-"""How long whoever holds the name may take to be connected to; an ipvsproxy is at once, its kernel sees to that."""
+"""The longest wait for a connection to the process with this name. The kernel connects to an ipvsproxy at once."""
 _BETWEEN_TRIES_S = 0.05
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
 
 class Instance:
-    """The right to program this network namespace, from being made until ``close`` or the end of the process.
+    """The right to program this network namespace, from the creation of this object until ``close`` or the end of the process.
 
-    ``squatter`` says who holds the name without being an ipvsproxy, if somebody does: any process can take a name, and must
-    not keep us from working.
+    ``squatter`` describes another process that has the name and is no ipvsproxy; empty without one. Any process can take a name,
+    so a squatter must not stop us.
 
     Raises:
         KernelError: another ipvsproxy has that right.
@@ -41,11 +41,14 @@ class Instance:
             self.squatter = _require_stranger(name)
 
     def fileno(self) -> int:
-        """The socket to wait on for those who ask who we are; -1 where there is a squatter."""
+        """The listening socket, readable when another process connects to ask for our identity; -1 where there is a squatter."""
         return self._socket.fileno()
 
     def dismiss(self) -> None:
-        """Let go of those who have asked. The kernel told them; left alone, they would keep later ones from asking."""
+        """Close the connections of processes that asked for our identity.
+
+        The kernel has answered them already. Left open, they would fill the queue and keep later processes from asking.
+        """
         with contextlib.suppress(OSError):
             while True:
                 self._socket.accept()[0].close()
@@ -56,10 +59,10 @@ class Instance:
 
 
 def _require_stranger(name: str) -> str:
-    """Say who holds the name, who could not be an ipvsproxy.
+    """Describe the process that has the name, if it cannot be an ipvsproxy.
 
     Raises:
-        KernelError: it is one who could.
+        KernelError: it may be an ipvsproxy.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(ANSWER_WITHIN_S)

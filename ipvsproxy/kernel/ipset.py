@@ -17,16 +17,16 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
 
 HASH_FULL = 4352
-"""IPSET_ERR_HASH_FULL; for a set of ports the number has another meaning."""
+"""The error IPSET_ERR_HASH_FULL. For a set of ports the same number has another meaning."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class ObservedSet(NamedTuple):
-    """A set as the kernel holds it.
+    """An observed set.
 
-    ``family`` is None for a set of ports, which has none; ``capacity`` (``maxelem``) is 0 for it. ``entries`` is empty where
-    ``differs_from`` the set of ours that has this name.
+    ``family`` is None and ``capacity`` (``maxelem``) is 0 for a set of ports, which has neither. ``entries`` is empty if the set
+    ``differs_from`` the set of ours with the same name.
     """
 
     type: str
@@ -35,49 +35,49 @@ class ObservedSet(NamedTuple):
     entries: AbstractSet[SetEntry]
 
     def differs_from(self, ip_set: IpSet) -> str:
-        """In what this set is not as ours are made; empty when it is."""
+        """The difference between the parameters of this set and those of ours; empty if they are equal."""
         wanted = _parameters(ip_set)
-        # One that was enlarged is ours as well.
+        # A set of ours that was enlarged is still ours.
         found = (self.type, self.family, min(self.capacity, wanted[2]))
         return "" if found == wanted else f"it is {_describe(*found)}, not {_describe(*wanted)}"
 
 
 class IpsetDriver:
-    """Reads and writes the sets of the network namespace of the thread that made it, and belongs to that thread.
+    """Reads and writes sets in the network namespace of the thread that makes this object. Only that thread may use it.
 
-    Only sets of ``IP_SETS`` are known to it.
+    It only knows the sets in ``IP_SETS``.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
         self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
         self._revisions: dict[tuple[SetType, Family], int] = {}
         self._digests: dict[str, bytes] = {}
-        """Of what the kernel said of a set when ``observe_changed`` told of it last, unless it was written since."""
+        """The digest of each set when ``observe_changed`` last returned it. A write to a set deletes its digest."""
 
     def close(self) -> None:
         """Close the socket."""
         self._channel.close()
 
     def observe(self, names: Collection[str]) -> dict[str, ObservedSet]:
-        """Those of the named sets that exist, with their entries.
+        """The named sets that exist, with their entries.
 
         Raises:
-            KernelError: one could not be read.
+            KernelError: a set could not be read.
         """
-        self.forget()  # what is told now may be otherwise than what was told then
+        self.forget()  # the next ``observe_changed`` must return every set
         return {name: observed for name in names if (observed := self._observe(name)) is not None}
 
     def forget(self) -> None:
-        """Have ``observe_changed`` tell of each set once, whatever it holds."""
+        """Make the next ``observe_changed`` return every set."""
         self._digests.clear()
 
     def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
-        """Those of the named sets that are not as they were when this told of them last; None for one that does not exist.
+        """The named sets that have changed since this last returned them; None for a set that does not exist.
 
-        A set that was written since is told of, whatever it holds; and so is each one, if ``observe`` or ``forget`` was called.
+        A set that was written meanwhile counts as changed. After ``observe`` or ``forget``, every set does.
 
         Raises:
-            KernelError: one could not be read; nothing is told of any.
+            KernelError: a set could not be read. The next call then returns at least the same sets.
         """
         found: dict[str, ObservedSet | None] = {}
         digests: dict[str, bytes] = {}
@@ -94,19 +94,19 @@ class IpsetDriver:
         return found
 
     def has_copy(self) -> bool:
-        """Whether there is a ``SetCopy``, which a process has left that was killed while it enlarged a set.
+        """Whether a ``SetCopy`` exists: a process that was killed while it enlarged a set has left it.
 
         Raises:
-            KernelError: that could not be read.
+            KernelError: the copy could not be read.
         """
         return self._dump(SET_COPY.name, header_only=True) is not None
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Create and destroy sets, destroy a ``SetCopy``, add and remove entries, in the order given. Doing it twice is no error.
+        """Create and destroy sets, destroy a ``SetCopy``, add and remove entries, in the given order. A repetition is no error.
 
-        Entries of one run (one set, one verb) share messages. Where the kernel refuses one of them, that message is repeated
-        entry by entry, after the others. Outcomes come in the operations' order; of several entries of which one was not simply
-        added, each has its own.
+        Entries of one run (same set, same verb) share messages. If the kernel refuses an entry, its message is repeated entry by
+        entry, after the others. Outcomes have the order of the operations. An operation on several entries has one outcome if all
+        were added, and one for each entry otherwise.
         """
         found: list[Outcome] = []
         for is_set, group in itertools.groupby(operations, lambda operation: isinstance(operation.item, IpSet | SetCopy)):
@@ -131,7 +131,7 @@ class IpsetDriver:
         return outcomes(operations, told)
 
     def _enlarge_all(self, names: Iterable[str]) -> Collection[str]:
-        """Enlarge these sets, which some entries did not fit into; returns those of which that could be done."""
+        """Enlarge these sets, which are full. Returns the names of those that were enlarged."""
         enlarged: list[str] = []
         for name in names:
             ip_set = IP_SETS[name]
@@ -146,7 +146,7 @@ class IpsetDriver:
 
     def _apply_set(self, operation: Operation) -> Outcome:
         ip_set = operation.item
-        assert isinstance(ip_set, IpSet | SetCopy)  # noqa: S101 - it was asked
+        assert isinstance(ip_set, IpSet | SetCopy)  # noqa: S101 - the caller has checked
         self._digests.pop(ip_set.name, None)
         try:
             is_wanted = operation.verb is not Verb.REMOVE
@@ -156,7 +156,7 @@ class IpsetDriver:
         return Outcome(operation, surprise=surprise)
 
     def _create(self, ip_set: IpSet) -> bool:
-        """True when it was there already."""
+        """Returns whether the set existed already."""
         action = f"create {ip_set}"
         number = self._channel.do(ipset_message.creation(ip_set, self._revision(ip_set)))
         if number == 0:
@@ -170,14 +170,14 @@ class IpsetDriver:
         return True
 
     def _destroy(self, ip_set: IpSet | SetCopy) -> bool:
-        """True when there was none."""
+        """Returns whether the set was absent already."""
         number = self._channel.do(ipset_message.destruction(ip_set.name))
         if number not in (0, errno.ENOENT):
             raise KernelError(action=f"destroy {ip_set}", errno=max(number, 0), detail=ipset_batch.explain(number))
         return number == errno.ENOENT
 
     def _revision(self, ip_set: IpSet) -> int:
-        """The lowest revision of the set's type that will do, or the one that this kernel has nearest to it."""
+        """The lowest sufficient revision of the set's type, or the nearest one that this kernel has."""
         kind = (ip_set.type, ip_set.family)
         if kind not in self._revisions:
             try:
@@ -199,7 +199,7 @@ class IpsetDriver:
         return None if parts is None else _read(name, parts)
 
     def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Found] | None:
-        """What the kernel says of a set; None where there is none."""
+        """The kernel's description of a set; None if it does not exist."""
         try:
             return self._channel.dump(ipset_message.contents_query(name, header_only=header_only), f"list the set {name}")
         except KernelError as error:
@@ -213,7 +213,7 @@ def _byte(data: bytes, at: tuple[int, int]) -> int:
     """An attribute of one byte.
 
     Raises:
-        ValueError: it has more, or none.
+        ValueError: its length is not one byte.
     """
     (value,) = data[at[0] : at[1]]
     return value
@@ -228,7 +228,7 @@ def _digest(parts: Iterable[netlink.Found]) -> bytes:
 
 def _read(name: str, parts: Iterable[netlink.Found]) -> ObservedSet | None:
     observed: ObservedSet | None = None
-    # Not a set: that takes twice the memory, and when it grows, the interpreter is kept until all of it has moved.
+    # Not a ``set``: it takes twice the memory, and while it grows, no other thread runs.
     entries: dict[SetEntry, None] = {}
     for data, start, end in parts:
         found = message.attributes(data, start + ipset_message.HEADER_SIZE, end)

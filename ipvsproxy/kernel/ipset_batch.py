@@ -1,4 +1,4 @@
-"""Entries of sets that go to the kernel together, many in one message, and what it means when the kernel refuses one."""
+"""Batches of set entries: many entries in one message, and the outcomes when the kernel refuses some."""
 
 import errno
 import struct
@@ -11,7 +11,7 @@ from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SetEntries, SetEntry, 
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 
 SEND_LIMIT = 120_000
-"""Most bytes of entries in one ``send``, so that a socket with the usual buffers takes it."""
+"""The most bytes of entries in one ``send``, so that a socket with buffers of the usual size takes them."""
 
 _OWN_ERRORS, _TYPE_SPECIFIC = 4096, 4352
 
@@ -37,9 +37,9 @@ _BITMAP_MEANINGS: Mapping[int, str] = {_TYPE_SPECIFIC: "the port lies outside th
 
 
 class Batch:
-    """Entries that go to the kernel together, and what became of them.
+    """Set entries for one ``send``, and their outcomes.
 
-    ``told`` is about those that were not simply done, by the operation on each entry alone.
+    ``told`` has the outcomes of entries that failed or were a surprise, by the operation on that entry alone.
     """
 
     def __init__(self, channel: netlink.Channel) -> None:
@@ -49,7 +49,7 @@ class Batch:
         self._size = 0
 
     def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
-        """Take entries of one set."""
+        """Add entries of one set to the batch."""
         codec = ipset_message.codec(entries[0].set)
         step = codec.entries_per_message
         for first in range(0, len(entries), step):
@@ -61,7 +61,7 @@ class Batch:
                 self.flush()
 
     def _encode(self, codec: ipset_message.EntryCodec, verb: Verb, entries: Sequence[SetEntry]) -> "_Entries":
-        """Encode entries; those that cannot be have failed, and are left out."""
+        """Encode entries. An entry that cannot be encoded fails, and is left out."""
         try:
             return _Entries(verb, entries, codec.encode(entries))
         except (ValueError, struct.error) as error:
@@ -72,7 +72,7 @@ class Batch:
         return _Entries(verb, [entry for one in alone for entry in one.entries], b"".join(one.encoded for one in alone))
 
     def flush(self) -> None:
-        """Have the kernel do what was taken."""
+        """Send the batch to the kernel."""
         pending, self._pending, self._size = self._pending, [], 0
         limit = self._channel.limit if pending else 1
         for start in range(0, len(pending), limit):
@@ -86,7 +86,7 @@ class Batch:
                     self._repeat(one, limit)
 
     def _repeat(self, several: "_Entries", limit: int) -> None:
-        """One entry per message, so that each gets the outcome that is its own."""
+        """Send each entry in a message of its own, for an outcome of its own."""
         verb, entries, encoded = several
         parts = packed.pieces(encoded, len(encoded) // len(entries))
         alone = [_Entries(verb, (entry,), part) for entry, part in zip(entries, parts, strict=True)]
@@ -115,7 +115,7 @@ class Batch:
 
 
 class _Entries(NamedTuple):
-    """Entries of one set that share a message."""
+    """Entries of one set in one message."""
 
     verb: Verb
     entries: Sequence[SetEntry]
@@ -123,10 +123,10 @@ class _Entries(NamedTuple):
 
 
 def runs(operations: Iterable[Operation]) -> Iterator[tuple[Verb, Sequence[SetEntry]]]:
-    """The entries of each run of one set and verb.
+    """The entries of each run of one set and one verb.
 
     Raises:
-        TypeError: an operation is on something else.
+        TypeError: an operation is on an object of another kind.
     """
     entries: list[SetEntry] = []
     of: tuple[Verb, str] | None = None
@@ -143,7 +143,7 @@ def runs(operations: Iterable[Operation]) -> Iterator[tuple[Verb, Sequence[SetEn
 
 
 def explain(number: int, set_type: SetType | None = None) -> str:
-    """What an error number of ipset means; those above 4096 are its own."""
+    """The meaning of an ipset error number; numbers above 4096 are ipset's own."""
     own = _BITMAP_MEANINGS if set_type is SetType.PORT else _HASH_MEANINGS
     meaning = own.get(number) or _MEANINGS.get(number)
     return meaning or (f"ipset error {number}" if number > _OWN_ERRORS else netlink.explain(number))

@@ -1,6 +1,6 @@
-"""A full set made larger: a copy with room is built beside it and swapped in, so that no packet ever meets half a set.
+"""Enlarging a full set: a larger copy is filled beside it, then swapped in. So no packet ever meets an incomplete set.
 
-``maxelem`` cannot be changed in place. After the swap the rules look into the copy, under the old name
+The kernel cannot change ``maxelem`` of a set. After the swap, rules look into the copy under the old name
 (include/uapi/linux/netfilter/ipset/ip_set.h, ``IPSET_CMD_SWAP``).
 """
 
@@ -15,7 +15,7 @@ from ipvsproxy.model.kernel import SET_COPY, IpSet, SetEntry
 from ipvsproxy.model.plan import Verb
 
 LARGEST = 1 << 24
-"""Entries; a set that wants more than this is not enlarged any further."""
+"""The largest capacity, in entries."""
 
 _COPY = SET_COPY.name
 
@@ -23,15 +23,15 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Collection[SetEntry], capacity: int) -> None:
-    """Replace a set by one for twice as many entries. ``entries`` are its present ones, ``capacity`` is its present limit.
+    """Replace a set by one with twice the capacity. ``entries`` are its present entries, ``capacity`` is its present limit.
 
     Raises:
-        KernelError: it is as it was.
+        KernelError: it failed, and the set is unchanged.
     """
     action = f"enlarge {ip_set}"
     if capacity * 2 > LARGEST:
         raise KernelError(action=action, detail=f"it holds {capacity} entries already")
-    channel.do(ipset_message.destruction(_COPY))  # what a process that was killed here left
+    channel.do(ipset_message.destruction(_COPY))  # the copy of a process that was killed here
     _do(channel, ipset_message.creation(ip_set, revision, name=_COPY, capacity=capacity * 2), action)
     try:
         _fill(channel, ip_set, entries, action)

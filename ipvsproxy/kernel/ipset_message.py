@@ -1,4 +1,4 @@
-"""ipset messages: creating, listing and filling sets, as bytes; entries are encoded and decoded many at once."""
+"""ipset messages, as bytes: create, list and fill sets. Entries are encoded and decoded many at once."""
 
 import functools
 import operator
@@ -14,15 +14,15 @@ from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Verb
 
 CONTAINER_LIMIT = 60_000
-"""Most bytes of entries in one message; the kernel's limit is 65,535."""
+"""The most bytes of entries in one message; the kernel's limit is 65,535."""
 HASH_SIZE = 1024
-"""``hashsize`` at the start of a hash set, as kube-proxy asks for; the kernel enlarges it as it fills."""
+"""The initial ``hashsize`` of a hash set, as in kube-proxy; the kernel enlarges it as the set fills."""
 HEADER_SIZE = 4
-"""Length of ``struct nfgenmsg``, behind the netlink header."""
+"""The length of ``struct nfgenmsg``, behind the netlink header."""
 TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 3, 4, 5, 7, 8, 10
 """Attributes of a message."""
 CAPACITY = 19
-"""Attribute of ``DATA``: ``maxelem``."""
+"""The attribute ``maxelem`` inside ``DATA``."""
 
 SUFFICIENT_REVISIONS: Mapping[SetType, int] = {
     SetType.ADDRESS: 0,
@@ -31,14 +31,14 @@ SUFFICIENT_REVISIONS: Mapping[SetType, int] = {
     SetType.ADDRESS_PORT_NETWORK: 1,
     SetType.PORT: 0,
 }
-"""The lowest revision of each set type that holds our entries: since 1, types with a protocol take SCTP.
+"""The lowest revision of each set type that holds our entries: types with a protocol take SCTP since revision 1.
 
-The later ones bring what our sets do not use: ranges, nomatch, counters, comments, forceadd, skbinfo, bucketsize, bitmask (the
-lists at ``IPSET_TYPE_REV_MAX`` in net/netfilter/ipset/ip_set_hash_*.c and ip_set_bitmap_port.c). An ``ipset`` that is older than
-the kernel refuses to list a set of a revision that it does not know, and a kube-proxy that runs it stops syncing that set.
+Later revisions add features that our sets do not use: ranges, nomatch, counters, comments, forceadd, skbinfo, bucketsize, bitmask
+(the lists at ``IPSET_TYPE_REV_MAX`` in net/netfilter/ipset/ip_set_hash_*.c and ip_set_bitmap_port.c). An ``ipset`` that is older
+than the kernel refuses to list a set of a revision that it does not know, and a kube-proxy that runs it stops syncing that set.
 """
 IPSET_PROTOCOL = 6
-"""The oldest that is still spoken, and spoken by every kernel: 7 came with Linux 5.0, for commands that are not used here."""
+"""The oldest protocol version, which every kernel speaks. Version 7 came with Linux 5.0, for commands that are not used here."""
 _SUBSYSTEM = NFNL_SUBSYS_IPSET << 8
 _ALL_PORTS = (0, 65535)
 _ANY_FAMILY = 0
@@ -71,13 +71,13 @@ def _encoded(command: int, family: int, attributes: list[Any], flags: int) -> by
 
 
 def type_query(set_type: SetType, family: Family) -> bytes:
-    """Asks which revisions of a set type the kernel knows."""
+    """The question which revisions of a set type the kernel knows."""
     attributes = [["IPSET_ATTR_TYPENAME", set_type.value], ["IPSET_ATTR_FAMILY", _family(set_type, family)]]
     return _encoded(ipset.IPSET_CMD_TYPE, family, attributes, 0)
 
 
 def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SET_CAPACITY) -> bytes:
-    """Creates a set, under another name if one is given, and fails where one of its name exists."""
+    """The message that creates a set, with the set's own name if ``name`` is empty. It fails if a set of that name exists."""
     if ip_set.type is SetType.PORT:
         data = [["IPSET_ATTR_PORT_FROM", _ALL_PORTS[0]], ["IPSET_ATTR_PORT_TO", _ALL_PORTS[1]]]
     else:
@@ -93,18 +93,18 @@ def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SE
 
 
 def destruction(name: str) -> bytes:
-    """Destroys a set, and fails where there is none."""
+    """The message that destroys a set. It fails if there is none."""
     return _encoded(ipset.IPSET_CMD_DESTROY, Family.IPV4, [["IPSET_ATTR_SETNAME", name]], netlink.EXCLUSIVE)
 
 
 def swap(name: str, other: str) -> bytes:
-    """Exchanges the contents of two sets of one type."""
-    attributes = [["IPSET_ATTR_SETNAME", name], ["IPSET_ATTR_TYPENAME", other]]  # where the second name stands, too
+    """The message that exchanges the contents of two sets of one type."""
+    attributes = [["IPSET_ATTR_SETNAME", name], ["IPSET_ATTR_TYPENAME", other]]  # the attribute of the second name
     return _encoded(ipset.IPSET_CMD_SWAP, Family.IPV4, attributes, netlink.EXCLUSIVE)
 
 
 def contents_query(name: str, *, header_only: bool = False) -> bytes:
-    """The dump of a set, or of its parameters alone."""
+    """The request for a dump of a set, or of its parameters alone."""
     attributes: list[Any] = [["IPSET_ATTR_SETNAME", name]]
     if header_only:
         attributes.append(["IPSET_ATTR_FLAGS", ipset.IPSET_FLAG_LIST_HEADER])
@@ -112,7 +112,7 @@ def contents_query(name: str, *, header_only: bool = False) -> bytes:
 
 
 class EntryCodec:
-    """Encodes and decodes the entries of one set, or of a set like it with another name."""
+    """Encodes and decodes the entries of one set, or of a copy of it with another name."""
 
     def __init__(self, ip_set: IpSet, name: str = "") -> None:
         self._type, self._family, self._name = ip_set.type, ip_set.family, name or ip_set.name
@@ -134,7 +134,7 @@ class EntryCodec:
         self._layout = message.Layout(self._places()) if len(self._fields) > 1 else None
 
     def encode(self, entries: Sequence[SetEntry]) -> bytes:
-        """Entries as they stand in a message, one behind the other, each of ``entry_size`` bytes.
+        """Encode entries as in a message: one after the other, each of ``entry_size`` bytes.
 
         Raises:
             ValueError, struct.error: an address is missing or not of the set's family, or a number does not fit its field.
@@ -150,14 +150,14 @@ class EntryCodec:
                 return bytes(values)
             if set(map(len, values)) == {self._size}:
                 return b"".join(values)
-        except TypeError:  # one is None
+        except TypeError:  # an address is None
             pass
         raise ValueError(_WRONG[field])
 
     def request(self, verb: Verb, entries: bytes, sequence: bytes) -> bytes:
-        """A message that adds or removes encoded entries, as many as ``entries_per_message`` or fewer.
+        """The message that adds or removes encoded entries, at most ``entries_per_message``.
 
-        Adding what is there and removing what is not succeeds.
+        The kernel accepts to add a present entry and to remove an absent one.
         """
         head = self._heads[verb]
         whole = bytearray(head + entries)
@@ -167,7 +167,7 @@ class EntryCodec:
         return bytes(whole)
 
     def decode(self, data: bytes, start: int, end: int) -> SetEntry | None:
-        """The entry whose attributes lie between ``start`` and ``end``; None for one that is never ours."""
+        """The entry whose attributes lie between ``start`` and ``end``; None for an entry that cannot be ours."""
         if self._layout is None:
             return self._decode_single(data, start, end)
         values = self._layout.read(data, start, end)
@@ -197,7 +197,7 @@ class EntryCodec:
         ]
 
     def _element(self, **values: Any) -> bytes:
-        """The bytes of one entry, cut out of a message that pyroute2 encoded."""
+        """The bytes of one entry, cut from a message that pyroute2 has encoded."""
         kind = "IPSET_ATTR_IPADDR_IPV4" if self._family is Family.IPV4 else "IPSET_ATTR_IPADDR_IPV6"
         attributes: list[list[Any]] = []
         for field, value in values.items():
@@ -213,7 +213,7 @@ class EntryCodec:
         return data[start:end]
 
     def _head(self, command: int) -> bytes:
-        """A message up to its first entry. The kernel wants a line number beside several entries; any will do."""
+        """The message up to its first entry. Beside several entries the kernel requires a line number, and ignores its value."""
         attributes = [["IPSET_ATTR_SETNAME", self._name], ["IPSET_ATTR_LINENO", 0], ["IPSET_ATTR_ADT", {"attrs": []}]]
         return _encoded(command, self._family, attributes, 0)
 
@@ -223,14 +223,14 @@ _COMMANDS: Mapping[Verb, int] = {Verb.ADD: ipset.IPSET_CMD_ADD, Verb.REMOVE: ips
 
 @functools.cache
 def codec(name: str) -> EntryCodec:
-    """The codec of one of ``IP_SETS``.
+    """The codec of a set in ``IP_SETS``.
 
     Raises:
-        KeyError: it is none of them.
+        KeyError: there is no such set.
     """
     return EntryCodec(IP_SETS[name])
 
 
 def _family(set_type: SetType, family: Family) -> int:
-    """A set of ports is of no family, so that rules of both can look into it."""
+    """The family in the message: none for a set of ports, so that rules of both families can look into it."""
     return _ANY_FAMILY if set_type is SetType.PORT else int(family)

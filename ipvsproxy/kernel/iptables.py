@@ -1,4 +1,4 @@
-"""The iptables driver: one ``iptables-save`` to observe a family, one ``iptables-restore`` to change it. All calls block."""
+"""The iptables driver: one ``iptables-save`` observes a family, one ``iptables-restore`` changes it. All calls block."""
 
 import collections
 import contextlib
@@ -19,43 +19,46 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Skeleton
 
 PUT_BACK_LIMIT = 3
-"""How often a jump is put above a rule of somebody else again; then the other's order is accepted."""
+"""How often a jump is put back above a rule of another program; after that, its order is accepted."""
 LOCK_WAIT_S = 5
-"""How long iptables may wait for the lock that all writers of rules on this host share."""
+"""The longest wait of iptables for its lock, which all programs that write rules on this host share."""
 
 COMMANDS: Mapping[Family, str] = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
-"""The program of each family, of whichever variant is the host's default. Those that save and restore end in -save, -restore."""
+"""The program of each family, in the default variant of this host.
+
+With -save and -restore at the end, these are the names of the programs that read and write all rules.
+"""
 
 _LOCK_WAIT_VERSION = (1, 4, 22)
 _RESTORE_VERSION = (1, 6, 2)
-"""The first version whose MASQUERADE knows ``--random-fully``, and whose iptables-restore knows ``-w``."""
-_TRIED_CHAIN = "KUBE-IPVS-CANARY"  # no chain of kube-proxy's, whose canaries must not vanish
+"""The first version whose MASQUERADE has ``--random-fully``, and whose iptables-restore has ``-w``."""
+_TRIED_CHAIN = "KUBE-IPVS-CANARY"  # not a canary chain of kube-proxy, which must not vanish
 
 
 _CERTAIN = re.compile(
     r"is not in PATH|Table does not exist|do you need to insmod|Operation not supported|Protocol not supported"
     r"|Address family not supported"
 )
-"""What the programs say where the kernel has no such table or family, or where a program is not installed.
+"""The messages of the programs if the kernel has no such table or family, or if a program is not installed.
 
-Whatever else they say may be otherwise a moment later: the lock is held, memory is short, a process could not be started.
+Any other failure may be over a moment later: the lock is held, memory is short, a process cannot be started.
 """
 
 
 class Refusal(NamedTuple):
-    """Why a family takes no rules. ``is_certain``: the kernel or the host cannot have them, however often it is asked."""
+    """The reason why a family takes no rules. ``is_certain``: no retry helps, because the kernel or the host lacks something."""
 
     reason: str
     is_certain: bool
 
 
 def refusal(error: KernelError) -> Refusal:
-    """What this error of a program of iptables means to its family."""
+    """The refusal of a family that follows from an error of an iptables program."""
     return Refusal(error.detail, is_certain=bool(_CERTAIN.search(error.detail)))
 
 
 class Program(NamedTuple):
-    """What ``iptables --version`` says. ``variant`` is ``nf_tables`` or ``legacy``."""
+    """The version and variant that ``iptables --version`` prints. ``variant`` is ``nf_tables`` or ``legacy``."""
 
     version: tuple[int, ...]
     variant: str
@@ -66,21 +69,21 @@ class Program(NamedTuple):
         return self.version >= _RESTORE_VERSION
 
     def wait(self, since: tuple[int, ...]) -> tuple[str, ...]:
-        """The arguments that make it wait for the lock, none where its version is older than ``since``."""
+        """The arguments that make the program wait for the lock; none if its version is older than ``since``."""
         return ("-w", str(LOCK_WAIT_S)) if self.version >= since else ()
 
 
 class IptablesDriver:
     """Reads and writes the fixed rules of both families.
 
-    ``chains`` and ``jumps`` are all that count as ours; nothing else is read into an image or ever removed. ``commands`` are the
-    programs by name, to be found in PATH. ``proc`` is where the kernel's process file system is mounted. ``mark`` tells a
-    family's rules from what they were: while it is the same, and not None, what was listed is not listed again, and where it is
-    ``NO_RULES`` nothing has to be.
+    Only ``chains`` and ``jumps`` count as ours: this object never returns or removes any other rule. ``commands`` are the names
+    of the programs, in PATH. ``proc`` is the mount point of the kernel's process file system. ``mark`` identifies the state of a
+    family's rules: two equal marks mean that the rules have not changed in between. Then the rules are not listed again, unless
+    the mark is None. Under the mark ``NO_RULES`` they are not listed at all.
 
-    What we have just written is known without a listing, but for what others did in that moment. So it only tells the next
-    writing, which writes all of our chains anew, which jumps are there, and only until the rules are listed again; what is
-    observed was always listed.
+    After a write, the rules are known without a listing, except for a change by another program at the same moment. So
+    ``observe`` always uses a listing. Only the next write relies on the rules that were just written, until they are listed
+    again: it writes all of our chains anyway, and only needs to know the present jumps.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class IptablesDriver:
         mark: Callable[[Family], object] = lambda _: None,
         programs: dict[str, Program] | None = None,
     ) -> None:
-        """``programs`` are known ones, by file; those that become known are added."""
+        """``programs`` are the known ones, by file; this object adds to them."""
         self._commands = commands
         self._mark = mark
         self._listed: dict[Family, tuple[object, Listing]] = {}
@@ -102,16 +105,16 @@ class IptablesDriver:
         self._jumps = frozenset(jumps)
         self._proc = proc
         self._put_last: dict[Family, Skeleton] = {}
-        """What was written last, for tables that cannot be listed."""
+        """The skeleton of the last write, for tables that cannot be listed."""
         self._programs: dict[str, Program] = {} if programs is None else programs
         self._below: dict[tuple[Family, Jump], frozenset[str]] = {}
         self._put_back: collections.Counter[tuple[Family, Jump]] = collections.Counter()
 
     def program(self, family: Family) -> Program:
-        """Version and variant of a family's program, asked for once; those of both families are mostly one file.
+        """Version and variant of a family's program. It runs once for each file, which is mostly one for both families.
 
         Raises:
-            KernelError: there is none, or it does not say its version.
+            KernelError: the program is missing, or prints no version.
         """
         if (known := self.known_program(family)) is not None:
             return known
@@ -120,11 +123,11 @@ class IptablesDriver:
         return program
 
     def known_program(self, family: Family) -> Program | None:
-        """The family's program if it was asked for its version already."""
+        """The family's program if its version is known already."""
         return self._programs.get(_file(self._commands[family]))
 
     def usable(self, family: Family) -> Refusal | None:
-        """Why this family cannot be served on this host, as far as reading can tell; None when it can.
+        """The reason why this host cannot serve this family, as far as reading shows it; None if it can.
 
         The conditions are kube-proxy's (cmd/kube-proxy/app/server_linux.go, ``platformCheckSupported``).
         """
@@ -139,10 +142,10 @@ class IptablesDriver:
         return None
 
     def try_writing(self, family: Family) -> Refusal | None:
-        """Why the kernel takes no rules of this family; None when it does, and then ``usable`` is None, too.
+        """The reason why the kernel takes no rules of this family; None if it does. Then ``usable`` is None, too.
 
-        ``usable`` only reads, and the nf_tables variant shows empty tables even where the kernel has none. The chain that is
-        tried is deleted in the same transaction.
+        ``usable`` only reads, and the nf_tables variant shows empty tables even if the kernel has none. This writes a chain and
+        deletes it in the same transaction.
         """
         if reason := self._absent(family):
             return Refusal(reason, is_certain=True)
@@ -153,22 +156,22 @@ class IptablesDriver:
         return None
 
     def _absent(self, family: Family) -> str:
-        """Why the kernel does not have this family; empty when it does."""
+        """The reason why the kernel does not have this family; empty if it has it."""
         if family is Family.IPV6:
             if not (self._proc / "thread-self/net/if_inet6").exists():
                 return "the kernel has no IPv6"
-            with contextlib.suppress(OSError):  # a setting that cannot be read is no proof
+            with contextlib.suppress(OSError):  # an unreadable setting proves nothing
                 if (self._proc / "sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1":
                     return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
         return ""
 
     def observe(self, family: Family) -> ObservedSkeleton:
-        """What the kernel holds of our rules; what was listed last, if nobody has changed a rule since.
+        """The observed rules of a family: the last listing if no rule has changed since.
 
-        Of a table that iptables does not show, it is what this driver wrote last.
+        For a table that iptables does not show, these are the rules of the driver's last write.
 
         Raises:
-            KernelError: iptables-save failed or stopped in the middle.
+            KernelError: iptables-save failed, or its output is incomplete.
         """
         moved = self._moved(family, listing := self._known(family, self._listed) or self._list(family))
         for jump in listing.jumps.keys() - moved:
@@ -179,13 +182,13 @@ class IptablesDriver:
         if put and listing.hidden:
             chains |= {key: rules for key, rules in put.chains.items() if key.table in listing.hidden}
             hidden_jumps = frozenset(jump for jump in put.jumps if jump.table in listing.hidden)
-        # One that is there twice is as wrong as one that is not there: the next writing leaves one of them.
+        # A duplicate jump counts as absent: the next write leaves one of them.
         single = {jump for jump, count in listing.jumps.items() if count == 1}
         jumps = frozenset(single - moved) | hidden_jumps
         return ObservedSkeleton(family=family, chains=chains, jumps=jumps, hidden=listing.hidden)
 
     def _moved(self, family: Family, listing: Listing) -> frozenset[Jump]:
-        """The jumps behind a rule of somebody else that was behind them; one that is new may stand where its owner wants it."""
+        """The jumps that another program's rule has overtaken. A rule that was not below the jump before may stay above it."""
         return frozenset(
             jump
             for jump, above in listing.above.items()
@@ -193,7 +196,7 @@ class IptablesDriver:
         )
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """The rules of anybody that hold this text, as iptables-save prints them; none of a family that cannot be read."""
+        """All rules with this text, whoever wrote them, as iptables-save prints them; none of an unreadable family."""
         found: list[str] = []
         for family in families:
             with contextlib.suppress(KernelError):
@@ -201,7 +204,7 @@ class IptablesDriver:
         return found
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Put skeletons in force, or remove them. Doing it twice is no error; each table changes at once or not at all."""
+        """Put skeletons in force, or remove them. A repetition is no error. Each table changes as a whole, or not at all."""
         return [self._apply(operation, operation.item) for operation in operations if isinstance(operation.item, Skeleton)]
 
     def _apply(self, operation: Operation, skeleton: Skeleton) -> Outcome:
@@ -210,13 +213,13 @@ class IptablesDriver:
                 return Outcome(operation, error=self._remove(skeleton))
             self._put(skeleton)
         except KernelError as error:
-            for kept in (self._listed, self._written):  # what is believed may be why
+            for kept in (self._listed, self._written):  # a wrong listing may be the reason
                 kept.pop(skeleton.family, None)
             return Outcome(operation, error=str(error), errno=error.errno)
         return Outcome(operation)
 
     def _remove(self, skeleton: Skeleton) -> str:
-        """Returns why not all of it could be."""
+        """Returns the reason why a part of the skeleton remains; empty if nothing does."""
         listing = self._known(skeleton.family, self._listed) or self._list(skeleton.family)
         if listing.hidden:
             raise KernelError(action=f"{self._commands[skeleton.family]}-save", errno=0, detail=describe_hidden(listing.hidden))
@@ -237,10 +240,10 @@ class IptablesDriver:
         self._put_last[family] = skeleton
 
     def _list_or_remember(self, family: Family) -> Listing:
-        """What is listed, with the jumps that this driver wrote last where they cannot be listed.
+        """A new listing. Jumps that cannot be listed are taken from the driver's last write.
 
-        A jump that an earlier process wrote and that cannot be seen is written a second time, which changes nothing for a packet.
-        As soon as both are seen, the next writing removes one of them.
+        A jump of an earlier process that cannot be listed is written a second time, which changes nothing for a packet. Once both
+        can be listed, the next write removes one of them.
         """
         put = self._put_last.get(family)
         try:
@@ -253,12 +256,12 @@ class IptablesDriver:
         return dataclasses.replace(listing, jumps={**listing.jumps, **hidden})
 
     def _known(self, family: Family, kept: Mapping[Family, tuple[object, Listing]]) -> Listing | None:
-        """What is kept of a family, if nobody has changed a rule since."""
+        """The kept listing of a family, if no rule has changed since."""
         mark, listing = kept.get(family, (None, None))
         return listing if mark is not None and mark == self._mark(family) else None
 
     def _list(self, family: Family) -> Listing:
-        mark = self._mark(family)  # before it is listed: what changes meanwhile makes another one
+        mark = self._mark(family)  # before the listing: a change during it makes the marks differ
         listing = iptables_text.NOTHING_LISTED if mark == NO_RULES else self._read(family)
         self._listed[family] = mark, listing
         self._written.pop(family, None)
@@ -272,7 +275,7 @@ class IptablesDriver:
             raise KernelError(action=f"{self._commands[family]}-save", errno=0, detail=str(error)) from error
 
     def save(self, family: Family) -> str:
-        """What ``iptables-save`` prints.
+        """The output of ``iptables-save``.
 
         Raises:
             KernelError: it failed.
@@ -280,10 +283,10 @@ class IptablesDriver:
         return iptables_process.run(f"{self._commands[family]}-save")
 
     def restore(self, family: Family, text: str) -> None:
-        """Have ``iptables-restore --noflush`` read this, unless it is empty.
+        """Pass a text to ``iptables-restore --noflush``; an empty one does nothing.
 
         Raises:
-            KernelError: it failed; each table was changed as a whole or not at all.
+            KernelError: it failed. Each table has changed as a whole, or not at all.
         """
         if text:
             iptables_process.run(
@@ -298,7 +301,7 @@ def describe_hidden(tables: Collection[str]) -> str:
 
 
 def _with_jumps(skeleton: Skeleton) -> Listing:
-    """What a skeleton that was just written adds to the built-in chains."""
+    """The listing that follows from a write of this skeleton, as far as the built-in chains are concerned."""
     return Listing(chains={}, jumps=dict.fromkeys(skeleton.jumps, 1), strangers={})
 
 
@@ -307,10 +310,10 @@ def _file(command: str) -> str:
 
 
 def parse_version(text: str) -> Program:
-    """Read ``iptables v1.8.9 (nf_tables)``. Before 1.8 there was only the legacy variant, and no name for it.
+    """Read ``iptables v1.8.9 (nf_tables)``. Before 1.8 there was only the legacy variant, without a name.
 
     Raises:
-        KernelError: the text names no version.
+        KernelError: the text contains no version.
     """
     found = re.search(r"v(\d+)\.(\d+)(?:\.(\d+))?", text)
     if found is None:

@@ -1,4 +1,4 @@
-"""Starting the programs of iptables, and what they say when they fail. All calls block."""
+"""Running the programs of iptables, and reading their error messages. All calls block."""
 
 import errno
 import re
@@ -9,14 +9,14 @@ from ipvsproxy.kernel import preload
 from ipvsproxy.kernel.errors import KernelError
 
 TIMEOUT_S = 60
-"""Longest run of one iptables program; the wait for its lock is shorter, so only a hanging one gets here."""
+"""The longest run of an iptables program. The wait for the lock is shorter, so only a program that hangs reaches it."""
 
 
 def run(command: str, *arguments: str, stdin: str = "") -> str:
-    """What a program of iptables prints.
+    """Run a program of iptables, and return its output.
 
     Raises:
-        KernelError: it is not in PATH or exits with another status than 0; with a number, it could not be started or hangs.
+        KernelError: it is not in PATH, or its exit status is not 0; with an error number, it could not be started, or hangs.
     """
     path = shutil.which(command)
     if path is None:
@@ -44,7 +44,7 @@ def run(command: str, *arguments: str, stdin: str = "") -> str:
 
 
 def describe_failure(stderr: str, stdin: str) -> str:
-    """One line out of what an iptables program says on stderr, with the line of its input that it names, if any."""
+    """One line from the error messages of an iptables program, with the input line that they refer to, if any."""
     said = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith("Try `")]
     text = "; ".join(said)
     found = re.search(r"\bline:? (\d+)", text)

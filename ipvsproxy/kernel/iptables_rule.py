@@ -1,8 +1,8 @@
-"""One rule in the syntax of iptables: rendered for ``iptables-restore``, parsed from the output of ``iptables-save``.
+"""One rule in the syntax of iptables: ``render`` for ``iptables-restore``, ``parse`` for the output of ``iptables-save``.
 
-``render`` writes what ``iptables-save`` 1.8 prints, in both of its variants. ``parse`` also reads the other spelling where
-versions print one rule in two ways. A text that ``render`` would not write is an ``UnknownRule``, so two observed rules are
-equal exactly when the kernel holds the same rule.
+``render`` writes a rule as ``iptables-save`` 1.8 prints it, in both of its variants. ``parse`` also reads the other spelling of
+rules that versions print in two ways. A text that ``render`` would not write is an ``UnknownRule``. So two observed rules are
+equal exactly if the kernel holds the same rule.
 """
 
 import re
@@ -60,7 +60,7 @@ def render(rule: ObservedRule, family: Family) -> str:
 
 
 def render_jump(jump: Jump) -> str:
-    """The jump without ``-A CHAIN``, as ``render``."""
+    """The jump without ``-A CHAIN``, as for ``render``."""
     return f'-m comment --comment "{jump.comment}" -j {jump.target}'
 
 
@@ -101,9 +101,9 @@ def parse(text: str, family: Family) -> ObservedRule:
 
 
 def normalise(text: str) -> str:
-    """The spelling that ``render`` writes, of a rule that versions of iptables print in two ways.
+    """A rule in the spelling of ``render``, if versions of iptables print it in two ways.
 
-    A comment of one word is printed without quotes. Some releases of libxt_ipvs print ``--vproto`` as ``--proto``, which they
+    Some print a comment of one word without quotes. Some releases of libxt_ipvs print ``--vproto`` as ``--proto``, which they
     cannot read back themselves.
     """
     return _BARE_COMMENT.sub(r'--comment "\1"', text).replace("-m ipvs --proto ", "-m ipvs --vproto ")
@@ -116,7 +116,7 @@ def _words(text: str) -> list[str]:
 
 
 def _parse(words: list[str]) -> Rule:
-    """Raises ValueError, KeyError or IndexError for a rule that is none of ours."""
+    """Raises ValueError, KeyError or IndexError for a rule that cannot be ours."""
     fields: dict[str, Any] = {}
     virtual_server: dict[str, Any] = {}
     is_inverted = False
@@ -143,7 +143,7 @@ def _parse(words: list[str]) -> Rule:
 
 
 _VALUES: Mapping[str, int] = {"--match-set": 2}
-"""How many values an option takes, where it is not one."""
+"""The number of values of an option, if it is not one."""
 
 _MATCHES: Mapping[str, Callable[..., tuple[str, object]]] = {
     "-s": lambda text: ("source", parse_network(text)),

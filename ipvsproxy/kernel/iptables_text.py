@@ -1,4 +1,4 @@
-"""The rules as text: what ``iptables-save`` prints of ours, and what ``iptables-restore`` is to read.
+"""Rules as text: the output of ``iptables-save``, and the input of ``iptables-restore``.
 
 ``iptables_rule`` has the syntax of a single rule.
 """
@@ -17,12 +17,12 @@ _INCOMPATIBLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """What ``iptables-save`` shows of ours in one family.
+    """Our rules in one family, as ``iptables-save`` shows them.
 
-    ``chains`` holds those that exist, with the text of each rule. ``jumps`` counts how often each one is there: a second one
-    of a kind is as wrong as none. ``strangers`` names, for a chain of ours, a rule of somebody else that leads to it.
-    ``above`` and ``below`` are somebody else's rules before and behind each jump, in its chain. ``hidden`` are tables of
-    ours that iptables does not show, because they hold rules that only nft understands: of these nothing is known.
+    ``chains`` are our chains that exist, with the text of each rule. ``jumps`` is the number of copies of each jump: two are as
+    wrong as none. ``strangers`` has, for a chain of ours, a rule of another program that leads to it. ``above`` and ``below`` are
+    the rules of other programs before and after each jump, in its chain. ``hidden`` are tables of ours that iptables does not
+    show, because they hold rules that only nft understands; their content is unknown.
     """
 
     chains: Mapping[ChainKey, tuple[str, ...]]
@@ -37,10 +37,10 @@ NOTHING_LISTED = Listing(chains={}, jumps={}, strangers={})
 
 
 def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump]) -> Listing:
-    """Pick what is ours out of the output of ``iptables-save``.
+    """Pick our rules out of the output of ``iptables-save``.
 
     Raises:
-        ValueError: the output is not complete: a table does not end with COMMIT.
+        ValueError: the output is incomplete: a table does not end with COMMIT.
     """
     found: dict[ChainKey, list[str]] = {}
     count: collections.Counter[Jump] = collections.Counter()
@@ -70,7 +70,7 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
 
 
 def _rules(text: str) -> Iterator[tuple[ChainKey, str | None]]:
-    """Every chain with None, then every rule with its text, table by table."""
+    """Table by table, every chain with None, then every rule with its text."""
     table = ""
     for line in text.splitlines():
         if line.startswith("-A "):
@@ -92,10 +92,10 @@ def _target(rule: str) -> str:
 
 
 def parse_left(text: str, concerns: Callable[[ChainKey], bool]) -> LeftRules:
-    """Pick the chains that ``concerns`` is true of, and what leads to them, out of the output of ``iptables-save``.
+    """Pick the chains for which ``concerns`` is true, and the rules that lead to them, out of the output of ``iptables-save``.
 
     Raises:
-        ValueError: the output is not complete.
+        ValueError: the output is incomplete.
     """
     chains: collections.Counter[ChainKey] = collections.Counter()
     ways: list[Way] = []
@@ -103,14 +103,14 @@ def parse_left(text: str, concerns: Callable[[ChainKey], bool]) -> LeftRules:
         if concerns(key):
             chains[key] += rule is not None
         elif rule is not None:
-            words = rule.rsplit(" ", 2)  # a jump to a chain has no options, and stands at the end
+            words = rule.rsplit(" ", 2)  # a jump to a chain has no options, and ends the rule
             if words[-2:-1] in (["-j"], ["-g"]) and concerns(target := ChainKey(key.table, words[-1])):
                 ways.append(Way(key, rule, target))
     return LeftRules(chains=chains, ways=tuple(ways), hidden=frozenset(_INCOMPATIBLE.findall(text)))
 
 
 def render_left_removal(removal: Removal) -> str:
-    """The input of ``iptables-restore --noflush`` that removes what somebody has left behind; empty when there is nothing."""
+    """The input of ``iptables-restore --noflush`` for a removal of leftover rules; empty if there is nothing to remove."""
     lines: list[str] = []
     for table in dict.fromkeys(key.table for key in (*(way.source for way in removal.ways), *removal.emptied)):
         lines.append(f"*{table}")
@@ -124,9 +124,9 @@ def render_left_removal(removal: Removal) -> str:
 def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump] = ()) -> str:
     """The input of ``iptables-restore --noflush`` that puts a skeleton in force.
 
-    Every chain is declared, which empties it, and written anew. A jump that is absent is put first in its chain, in the
-    skeleton's order, so that the last one ends up on top, as kube-proxy's do; one that is present stays where it is. Of
-    several equal ones the last stays: all were put first, so it is the oldest. Those that were ``moved`` are put first again.
+    It declares every chain, which empties it, and writes it anew. An absent jump is put first in its chain, in the skeleton's
+    order, so that the last one ends up on top, as kube-proxy's do. A present jump stays in its place. Of duplicates the last one
+    stays: each was put first, so it is the oldest. Jumps in ``moved`` are put first again.
     """
     lines: list[str] = []
     for table in _tables(skeleton):
@@ -147,10 +147,9 @@ def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump]
 
 
 def render_removal(skeleton: Skeleton, listing: Listing) -> str:
-    """The input of ``iptables-restore --noflush`` that removes what is there of a skeleton; empty when nothing is.
+    """The input of ``iptables-restore --noflush`` that removes the present part of a skeleton; empty if nothing is present.
 
-    A chain that somebody else's rule leads to cannot be deleted, and would make the kernel refuse the whole table: it is
-    only emptied.
+    A chain that another program's rule leads to is only emptied: its deletion would make the kernel refuse the whole table.
     """
     lines: list[str] = []
     for table in _tables(skeleton):

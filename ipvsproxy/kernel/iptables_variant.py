@@ -1,8 +1,8 @@
-"""Which variant of iptables this node's rules stand in, when it has both: the nf_tables one or the legacy one.
+"""The variant of iptables that holds this node's rules, if it has both: nf_tables or legacy.
 
-Both take rules, the kernel applies those of both, and neither shows the other's: a node whose rules are spread over the two is
-hard to understand, and rules of two programs that were meant to follow each other no longer do. So ours go where the kubelet's
-and the CNI plugin's are. The signs and their order are those of kubernetes-sigs/iptables-wrappers.
+Both take rules, and the kernel applies the rules of both, but neither shows the other's. A node whose rules are in both is hard
+to understand, and rules of two programs that should follow each other no longer do. So our rules go into the variant of the
+kubelet and the CNI plugin. The signs, and their order, are those of kubernetes-sigs/iptables-wrappers.
 """
 
 import enum
@@ -19,14 +19,14 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
 
 HINTS = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
-"""Chains that the kubelet makes: the first one for the very purpose of telling which variant it uses."""
+"""Chains that the kubelet makes; the first one exists to show which variant it uses."""
 
 DELAYS_S = (0.1, 0.4)
-"""Between two tries to list the rules of a variant: memory may be short for a moment, or no process can be started."""
+"""The waits between attempts to list the rules of a variant: memory may be short for a moment, or no process can be started."""
 
 
 class Variant(enum.StrEnum):
-    """The variants, by the name that ``iptables --version`` gives them."""
+    """The variants, by their names in the output of ``iptables --version``."""
 
     NF_TABLES = "nf_tables"
     LEGACY = "legacy"
@@ -36,7 +36,7 @@ _INFIXES: Mapping[Variant, str] = {Variant.NF_TABLES: "nft", Variant.LEGACY: "le
 
 
 class Evidence(NamedTuple):
-    """What the tables of one variant hold, of both families together: a chain of ``HINTS``, rules of ours and of others."""
+    """The content of the tables of a variant, of both families: a chain of ``HINTS``, and how many rules are ours or not."""
 
     hint: str = ""
     ours: int = 0
@@ -44,9 +44,9 @@ class Evidence(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The programs to use, which variant they are, and why it is this one.
+    """The programs to use, their variant, and the reason for this choice.
 
-    ``left_behind`` is the other variant if rules of ours stand in it.
+    ``left_behind`` is the other variant if it holds rules of ours.
     """
 
     commands: Mapping[Family, str]
@@ -61,7 +61,7 @@ def commands(variant: Variant) -> Mapping[Family, str]:
 
 
 def installed() -> tuple[Variant, ...]:
-    """The variants whose own programs are in PATH. Distributions that ship one variant only often have no such names."""
+    """The variants whose own programs are in PATH. Distributions with one variant often have no such names."""
     return tuple(
         variant
         for variant in Variant
@@ -70,12 +70,12 @@ def installed() -> tuple[Variant, ...]:
 
 
 def choose(chains: Collection[ChainKey]) -> Choice:
-    """Look at the rules of this network namespace and choose. ``chains`` are ours. Starts a few programs, and changes nothing.
+    """Choose a variant by the rules of this network namespace. ``chains`` are ours. Starts a few programs, and changes nothing.
 
-    Where no rules tell, it is the variant in PATH, unless the kernel only takes rules of the other one.
+    Without any evidence it is the variant in PATH, unless the kernel only takes rules of the other one.
 
     Raises:
-        KernelError: there is no iptables at all, or it does not say its version.
+        KernelError: there is no iptables at all, or it prints no version.
     """
     variants = installed()
     if len(variants) < len(Variant):
@@ -88,7 +88,7 @@ def choose(chains: Collection[ChainKey]) -> Choice:
 
 
 def decide(found: Mapping[Variant, Evidence], default: Variant) -> Choice:
-    """Choose by what was found in the tables of both variants; ``default`` is what ``iptables`` in PATH is."""
+    """Choose by the content of the tables of both variants; ``default`` is the variant of ``iptables`` in PATH."""
     nf_tables, legacy = found[Variant.NF_TABLES], found[Variant.LEGACY]
     hinted = [variant for variant in Variant if found[variant].hint]
     if hinted:
@@ -106,7 +106,7 @@ def decide(found: Mapping[Variant, Evidence], default: Variant) -> Choice:
 
 
 def count(text: str, chains: Collection[ChainKey]) -> Evidence:
-    """Read the output of an iptables-save: what of it is ours, by our ``chains`` and what leads to them."""
+    """Count the rules in the output of an iptables-save. A rule in one of our ``chains``, or that leads to one, is ours."""
     hint, table = "", ""
     ours = others = 0
     for line in text.splitlines():
@@ -125,7 +125,7 @@ def count(text: str, chains: Collection[ChainKey]) -> Evidence:
 
 
 def _look(variant: Variant, chains: Collection[ChainKey], proc: pathlib.Path = pathlib.Path("/proc")) -> Evidence:
-    """The rules of one variant. A family whose tables cannot be read, however often it is tried, has none."""
+    """The evidence of one variant. A family whose tables cannot be read in any attempt counts as empty."""
     texts = []
     for family, command in commands(variant).items():
         if variant is Variant.LEGACY and not _has_legacy_tables(family, proc):
@@ -136,9 +136,9 @@ def _look(variant: Variant, chains: Collection[ChainKey], proc: pathlib.Path = p
 
 
 def _save(command: str) -> str | None:
-    """What is listed; None where that failed each time.
+    """The output of iptables-save; None if each attempt failed.
 
-    It is tried again because one failure at a restart would have the rules written into the other variant.
+    With a single attempt, one failure at a restart could move the rules into the other variant.
     """
     for delay_s in (*DELAYS_S, None):
         try:
@@ -150,10 +150,10 @@ def _save(command: str) -> str | None:
 
 
 def legacy_tables(family: Family, proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[str, ...]:
-    """The legacy tables that this network namespace has: to ask the program for them would load the kernel's modules.
+    """The legacy tables of this network namespace. The legacy program is not asked, because it would load the kernel's modules.
 
     Raises:
-        KernelError: the kernel does not tell.
+        KernelError: the list of tables cannot be read.
     """
     path = proc / "thread-self/net" / ("ip_tables_names" if family is Family.IPV4 else "ip6_tables_names")
     try:
@@ -172,7 +172,10 @@ def _has_legacy_tables(family: Family, proc: pathlib.Path) -> bool:
 
 
 def _takes_rules(variant: Variant) -> bool:
-    """Whether the kernel does, as far as it can say; the programs of nf_tables read empty tables even where it has none."""
+    """Whether the kernel takes rules of this variant, as far as a test shows.
+
+    A reading is no such test: the programs of nf_tables show empty tables even if the kernel has none.
+    """
     refusal = iptables.IptablesDriver(chains=(), jumps=(), commands=commands(variant)).try_writing(Family.IPV4)
     return refusal is None or not refusal.is_certain
 
@@ -182,7 +185,7 @@ def _default() -> Variant:
 
 
 def other_than(variant: Variant) -> Variant:
-    """The one that is not this one."""
+    """The other variant."""
     return Variant.LEGACY if variant is Variant.NF_TABLES else Variant.NF_TABLES
 
 

@@ -1,4 +1,4 @@
-"""The IPVS driver: virtual and real servers, and the connection timeouts."""
+"""The IPVS driver: virtual servers, real servers, and the connection timeouts."""
 
 import errno
 import functools
@@ -27,11 +27,11 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey
 
 LISTED_PER_QUESTION = 2
-"""So many virtual servers of ``/proc/net/ip_vs`` are read in the time in which one is asked for by itself."""
+"""So many virtual servers of ``/proc/net/ip_vs`` are read in the time of a question about one."""
 
 _PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
 _SERVICE, _DESTINATION = 1, 2
-# One layout for all listings: a new one has to find its way through its first message, which takes as long as a listing.
+# One layout for all dumps: a new layout has to walk its first message, which takes as long as a dump.
 _SETTINGS = message.Layout(
     [
         message.Field((_SERVICE, kind), code)
@@ -40,7 +40,9 @@ _SETTINGS = message.Layout(
 )
 _TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
 _METHODS = 0x7
-"""Of a real server's forwarding method, what tells it; 0 is masquerading (include/uapi/linux/ip_vs.h, IP_VS_CONN_F_FWD_MASK)."""
+"""The bits of a real server's flags that are its forwarding method; 0 is masquerading (include/uapi/linux/ip_vs.h,
+IP_VS_CONN_F_FWD_MASK).
+"""
 _REAL_SERVER = message.Layout(
     [message.Field((_DESTINATION, kind), code) for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (3, "I"), (4, "I"))]
 )
@@ -52,9 +54,9 @@ T = TypeVar("T")
 
 
 class IpvsDriver:
-    """Reads and writes the IPVS table of the network namespace of the thread that made it, and belongs to that thread.
+    """Reads and writes the IPVS table in the network namespace of the thread that makes this object. Only that thread may use it.
 
-    ``traffic`` reads what it has counted.
+    ``traffic`` reads the counters.
 
     Raises:
         KernelError: the kernel has no IPVS.
@@ -66,7 +68,7 @@ class IpvsDriver:
         table: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs"),
         counts: ConnectionReader | None = None,
     ) -> None:
-        """``counts`` reads connections, where there is a quicker way than netlink."""
+        """``counts`` reads connections where there is a faster way than netlink."""
         self._counts = counts or ConnectionReader()
         self.traffic = ipvs_traffic.TrafficReader(connect)
         self._table = ipvs_table.TableReader(table, self._settings, self._virtual_server)
@@ -82,49 +84,48 @@ class IpvsDriver:
 
     @property
     def foreign(self) -> int:
-        """How many virtual servers the last reading left out: those by firewall mark, which are never ours."""
+        """The number of virtual servers that the last reading left out: those by firewall mark, which are never ours."""
         return self._table.foreign
 
     def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
-        """All virtual servers by address: settings from a netlink dump, real servers from ``/proc/net/ip_vs``.
+        """All virtual servers by key: settings from a netlink dump, real servers from ``/proc/net/ip_vs``.
 
-        What the latter skips (see ``ipvs_table``) is asked for.
+        Virtual servers that the file skips (see ``ipvs_table``) are asked for one by one.
 
         Raises:
-            KernelError: something could not be read.
+            KernelError: a part could not be read.
         """
         try:
             return {key: seen for told in self.observe_in_parts() for key, seen in told.items() if seen is not None}
         except KernelError:
-            self._table.forget()  # none of it is told
+            self._table.forget()  # the caller gets none of it
             raise
 
     def observe_in_parts(self) -> Iterator[ipvs_table.Told]:
-        """As ``observe``, part by part: others' calls may come between them. What these write is left to the next look.
+        """As ``observe``, part by part; other calls may come between the parts. The next poll reads what these calls write.
 
-        None stands for one that was there and is gone.
+        None stands for a virtual server that no longer exists.
 
         Raises:
-            KernelError: something could not be read. What was told until then counts.
+            KernelError: a part could not be read. The parts before it are valid.
         """
         return self._table.read_with(self._settings())
 
     def observe_changed(self) -> Iterator[ipvs_table.Told]:
-        """As ``observe_in_parts``, but only those that are not as they were told last, or were written since.
+        """As ``observe_in_parts``, but only virtual servers that have changed or were written since they were last returned.
 
-        This is cheap, but shows no scheduler flags.
-        What the list skips is asked for (see ``ipvs_table``), as far as it is known or was added here; what somebody else has
-        added waits for ``observe``.
+        This is cheap, but does not show scheduler flags. Virtual servers that the file skips (see ``ipvs_table``) are asked for
+        one by one if they are known or were added here; one that another program has added waits for ``observe``.
 
         Raises:
-            KernelError: it could not be read. What was told until then counts.
+            KernelError: a part could not be read. The parts before it are valid.
         """
         return self._table.read()
 
     def refusal_with(self, scheduler: str) -> int:
-        """The error for a virtual server that cannot be added, and whose scheduler the kernel looks up before it says so.
+        """The kernel's error for an invalid virtual server with this scheduler, which the kernel looks up first.
 
-        ENOENT: there is no such scheduler. EINVAL: there is; it has been loaded if need be. Others: it was not even looked up.
+        ENOENT: the scheduler does not exist. EINVAL: it exists, and is loaded now. Others: the kernel did not look it up.
 
         Raises:
             KernelError: the kernel did not answer.
@@ -135,10 +136,10 @@ class IpvsDriver:
         return number
 
     def connections(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, Mapping[RealServerKey, Connections]]:
-        """The connections of these virtual servers' real servers; empty for a virtual server that does not exist.
+        """The connections of the real servers of these virtual servers; empty for a virtual server that does not exist.
 
         Raises:
-            KernelError: they could not be read.
+            KernelError: the connections could not be read.
         """
         if len(keys) * LISTED_PER_QUESTION > self._table.size:
             listed = self._table.connections()
@@ -149,7 +150,7 @@ class IpvsDriver:
         """The connection timeouts.
 
         Raises:
-            KernelError: they could not be read.
+            KernelError: the timeouts could not be read.
         """
         action = "read the IPVS timeouts"
         data, start, end = self._channel.ask(self._encoder.configuration(), action)
@@ -159,14 +160,14 @@ class IpvsDriver:
         return Timeouts(*values)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Add, set and remove virtual and real servers, set timeouts; at most one operation per object.
+        """Add, set and remove virtual and real servers, and set timeouts. Each object may have at most one operation.
 
-        The operations take effect in their order, except that one which finds another state than its verb expects is
-        repeated after the others (an add as a set, a set as an add). Outcomes come in the operations' order; those of several
-        real servers that were not simply added have one each.
+        Operations take effect in their order, with one exception: an add of a present object, and a set of an absent one, is
+        repeated with the other verb after all others. Outcomes have the order of the operations. An operation on several real
+        servers also has one outcome for each real server that was not simply added.
         """
         for _, item in operations:
-            # Whatever comes of it: it is told anew, and asked for before it counts as gone.
+            # Whatever the outcome is: the next reading returns it, and asks for it before it counts as gone.
             if type(item) is VirtualServer:
                 self._table.note(item.key, is_there=True)
             elif isinstance(item, RealServers):
@@ -199,7 +200,7 @@ class IpvsDriver:
     def _run(
         self, steps: Sequence[Operation], positions: Sequence[int] | None = None
     ) -> dict[ipvs_steps.Place, ipvs_steps.Failure]:
-        """Have steps done, each for the operation at its position; returns the first failure of each place that has one."""
+        """Send steps to the kernel, each for the operation at its position. Returns the first failure of each place with one."""
         failed: dict[ipvs_steps.Place, ipvs_steps.Failure] = {}
         positions = positions or range(len(steps))
         for start, end in ipvs_steps.chunks(steps, self._channel.limit):
@@ -211,7 +212,7 @@ class IpvsDriver:
         return failed
 
     def _run_chunk(self, steps: Sequence[Operation]) -> dict[int, ipvs_steps.Failure]:
-        """Have steps done; returns failures by the number of the message among all that these steps take."""
+        """Send steps to the kernel. Returns the failures by the index of their message, among all messages of these steps."""
         try:
             messages = self._encoder.encode(steps, self._channel.reserve(ipvs_steps.messages(steps)))
         except (ValueError, struct.error) as error:
@@ -236,7 +237,7 @@ class IpvsDriver:
         return failed
 
     def _renew(self) -> bool:
-        """Look up the number of the IPVS family; true when it is another one since the module was loaded again."""
+        """Look up the number of the IPVS family. Returns whether it has changed, because the module was loaded again."""
         number = netlink.resolve_family(self._channel, "IPVS", "ip_vs")
         if number == self._family_number:
             return False
@@ -256,7 +257,7 @@ class IpvsDriver:
         action: str,
         read: Callable[[Iterable[tuple[bytes, int, int]]], Iterable[T]],
     ) -> list[T]:
-        """What ``read`` makes of each part of a dump, message by message."""
+        """Apply ``read`` to the messages of each part of a dump, and return all results."""
 
         def read_part(found: Iterable[netlink.Found]) -> Iterable[T]:
             return read(map(ipvs_message.attributes, found))
@@ -294,7 +295,7 @@ class IpvsDriver:
         return {real_server: Connections(*counts) for real_server, counts in self._real_servers(key, _CONNECTIONS)}
 
     def _real_servers(self, key: VirtualServerKey, layout: message.Layout) -> Iterator[tuple[RealServerKey, Sequence[int]]]:
-        """The real servers of a virtual server, none if it does not exist; with the fields that follow address and port."""
+        """The real servers of a virtual server, with the ``layout`` fields behind address and port; none if it does not exist."""
         for part in self._gather(lambda encoder: encoder.destinations(key), f"list the real servers of {key}", list):
             values = layout.read(*part)
             if values is not None:
@@ -303,15 +304,15 @@ class IpvsDriver:
 
 
 class AbsentIpvs(IpvsDriver):
-    """Stands for IPVS where the kernel has none: there is nothing to see, and nothing can be programmed."""
+    """The IPVS driver for a kernel without IPVS: it has no objects, and refuses every operation."""
 
     foreign = 0
 
     def __init__(self) -> None:
-        """There is nothing to open."""
+        """Open nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing."""
 
     def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
         """No virtual servers."""
@@ -324,12 +325,12 @@ class AbsentIpvs(IpvsDriver):
     observe_changed = observe_in_parts
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Refuse everything."""
+        """Refuse every operation."""
         return [Outcome(operation, f"{operation}: this kernel has no IPVS", errno.ENOENT) for operation in operations]
 
 
 def _read_settings(parts: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[VirtualServerKey, VirtualServerSettings]]:
-    """Of messages about virtual servers; those by firewall mark and of other protocols are left out."""
+    """The settings in messages about virtual servers, without virtual servers by firewall mark and of other protocols."""
     for part in parts:
         values = _SETTINGS.read(*part)
         if values is None or values[1] not in _PROTOCOLS:
@@ -341,7 +342,7 @@ def _read_settings(parts: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[Vi
 
 @functools.lru_cache(maxsize=1024)
 def _shared_settings(scheduler: bytes, flags: int, timeout_s: int) -> VirtualServerSettings:
-    """One object for all virtual servers that are alike."""
+    """One object for all virtual servers with equal settings."""
     return VirtualServerSettings(scheduler.split(b"\0", 1)[0].decode(errors="replace"), flags & ~HASHED, timeout_s)
 
 

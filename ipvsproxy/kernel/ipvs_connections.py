@@ -1,9 +1,9 @@
 """The connections of one virtual server's real servers, by one system call.
 
-A netlink dump of the same takes three, and its answer is three times as long; in a storm of replaced endpoints these questions
-were the largest part of what the kernel's thread did. The older interface knows IPv4 only, and may not be there one day: netlink
-answers whatever this does not. A real server of IPv6 in a virtual server of IPv4, which only a tunnel has and never is ours, is
-left out. Layouts: include/uapi/linux/ip_vs.h (``ip_vs_get_dests``, ``ip_vs_dest_entry``).
+A netlink dump takes three calls, and its answer is three times as long. In a storm of replaced endpoints, these dumps took most
+of the time of the kernel thread. The older interface only knows IPv4, and may vanish one day: netlink answers every question that
+it cannot. It leaves out a real server of IPv6 in a virtual server of IPv4; only tunnels have these, and ours never do. Layouts:
+include/uapi/linux/ip_vs.h (``ip_vs_get_dests``, ``ip_vs_dest_entry``).
 """
 
 import errno
@@ -19,34 +19,34 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
 
 FIRST_ROOM = 32
-"""For so many real servers there is room in the first question; where that is filled, it is asked again with more."""
+"""The first question has room for so many real servers. If the answer fills it, the next question has more."""
 MOST_ROOM = 2048
-"""Of a virtual server with more than these netlink is the quicker one: a question holds all the room that the answer needs."""
+"""For a virtual server with more real servers netlink is faster: a question must be as long as its answer."""
 
 _GET_DESTINATIONS = 64 + 1024 + 64 + 4  # IP_VS_SO_GET_DESTS
-_QUESTION = struct.Struct("=H2x4s2s6xI4x")  # protocol, address, port; no firewall mark; how many there is room for
+_QUESTION = struct.Struct("=H2x4s2s6xI4x")  # protocol, address, port; no firewall mark; the number of entries with room
 _ENTRY = struct.Struct("=6s18xII64x")  # address and port, active and inactive connections
 _COUNTS = struct.Struct("=24xII")
 _NO_NAME = bytes(6)
-"""No real server has this address: what follows was not written."""
+"""No real server has this name: the kernel has not written the entries from here on."""
 _NOT_THERE = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EINVAL})
-"""Of a kernel that has no such interface, or another one."""
+"""The errors of a kernel without this interface, or with a different one."""
 
 Ask = Callable[[socket.socket, int, int, bytes, str], bytes]
 
 
 class _Counted(Mapping[RealServerKey, Connections]):
-    """An answer, of which no more is read than somebody asks for: nearly always one real server of ten or more."""
+    """An answer. Entries are read on demand: nearly always one real server out of ten or more."""
 
     __slots__ = ("_entries",)
 
     def __init__(self, entries: bytes) -> None:
-        """``entries``: behind them is nothing but zeros."""
+        """``entries``: the entries, and zeros behind them."""
         self._entries = entries
 
     def __getitem__(self, key: RealServerKey) -> Connections:
         at = self._entries.find(key)
-        while at > 0 and at % _ENTRY.size:  # it stands inside an entry by chance
+        while at > 0 and at % _ENTRY.size:  # the bytes of another entry, by chance
             at = self._entries.find(key, at + 1)
         if at < 0:
             raise KeyError(key)
@@ -61,22 +61,22 @@ class _Counted(Mapping[RealServerKey, Connections]):
 
 
 class ConnectionReader:
-    """Asks in the network namespace of the thread that asks first, and belongs to that thread."""
+    """Reads connections in the network namespace of the first thread that uses it. Only that thread may use it."""
 
     def __init__(self, ask: Ask = sockopt.ask) -> None:
-        """``ask`` is as ``sockopt.ask``."""
+        """``ask`` has the signature of ``sockopt.ask``."""
         self._ask = ask
         self._socket: socket.socket | None = None
         self._is_there = True
 
     def close(self) -> None:
-        """Close the socket; the next question opens another."""
+        """Close the socket. The next question opens another."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def read(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections] | None:
-        """The connections by real server, empty for a virtual server that does not exist; None: ask in another way."""
+        """The connections by real server, empty for a virtual server that does not exist; None: this interface cannot answer."""
         if not self._is_there or key.address.family is not Family.IPV4:
             return None
         action = f"count the connections of {key}"
@@ -90,7 +90,7 @@ class ConnectionReader:
                 return {} if error.errno == errno.ESRCH else None
             if len(answer) != len(question):
                 return None
-            if not any(answer[-_ENTRY.size :]):  # there was room for all of them
+            if not any(answer[-_ENTRY.size :]):  # the answer has left room, so it is complete
                 return _Counted(answer[_QUESTION.size :])
             room *= 8
         return None

@@ -1,4 +1,4 @@
-"""``/proc/net/ip_vs``: every virtual and real server of a network namespace.
+"""The format of ``/proc/net/ip_vs``: every virtual and real server of a network namespace.
 
 ::
 
@@ -7,12 +7,12 @@
     TCP  [fd00:0000:0000:0000:0000:0000:0000:0001]:0050 mh
     FWM  00000064 wlc
 
-Numbers behind addresses are hexadecimal ports; the timeout of a persistent virtual server is in ticks of this kernel, whose
-rate it does not tell. Scheduler flags are not shown, and one-packet scheduling (``ops``) for IPv4 alone
+The number behind an address is a hexadecimal port. The timeout of a persistent virtual server is in ticks of this kernel, whose
+rate the file does not show. Nor does it show scheduler flags, and it shows one-packet scheduling (``ops``) for IPv4 alone
 (net/netfilter/ipvs/ip_vs_ctl.c, ``ip_vs_info_seq_show``).
 
-A hundred thousand lines are an ordinary file, and nearly all look like the second one. So real servers are cut by structs, and
-only what does not look so is read word by word.
+A file of a hundred thousand lines is common, and nearly all are like the second one. So structs cut the lines of real servers,
+and only irregular lines are split into words.
 """
 
 import binascii
@@ -28,36 +28,40 @@ from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
 
 ONE_PACKET = 0x4
-"""Virtual-server flag that the listing shows as ``ops``."""
+"""The virtual-server flag that the file shows as ``ops``."""
 READ_SIZE = 1 << 15
-"""Bytes that are asked for at once; the title is shorter. Most often the kernel gives a page (4 kB) of them.
+"""The bytes of one read; the title is shorter. Mostly the kernel returns a page (4 kB).
 
-A megabyte would be mapped for each reading, and filled with zeros while the interpreter waits: 15 ms on the test kernel."""
+A buffer of a megabyte would be mapped for each reading, and filled with zeros while no other thread runs: 15 ms on the test
+kernel.
+"""
 
 _PROTOCOLS: Mapping[bytes, Protocol] = {protocol.name.encode(): protocol for protocol in Protocol}
 _BY_LETTER: Mapping[bytes, Protocol] = {name[:1]: protocol for name, protocol in _PROTOCOLS.items()}
 _DIGITS = frozenset(family.bits // 4 for family in Family)
 _TITLE = re.compile(rb"IP Virtual Server[^\n]*\n[^\n]*\n[^\n]*\n")
 _ADDRESS_AT = 6
-"""Column at which the address of a virtual server has begun, whatever its protocol."""
+"""A column at which the address of a virtual server has begun, whatever its protocol."""
 _FORWARDED_AT = -8
-"""Column at which the method of forwarding begins, seen from that of the weight."""
+"""The column of the forwarding method, relative to that of the weight."""
 _MASQUERADED = b"Masq"
-"""The method of all of ours. Since Linux 2.6.37 an address of the node has it, too: Local shows only what was asked for."""
+"""The forwarding method of all of our real servers. Since Linux 2.6.37 the file shows it for an address of this node as well, and
+Local only for a real server that was added with that method.
+"""
 _ARROW, _MARK = b"\n  -> ", b"\0"
-"""What a line of a real server begins with, and what stands for it where a virtual server is made one line."""
+"""The beginning of a real server's line, and its replacement where a virtual server becomes one line."""
 
 
 class _Columns(NamedTuple):
-    """How real servers of one family look, each with its mark, if no number is wider than its column."""
+    """The layout of the real servers of one family, each with its mark, if no number is wider than its column."""
 
     width: int
     steady: struct.Struct
-    """All but the connections."""
+    """All columns but the connections."""
     keys: struct.Struct
     """Address and port."""
     weight: int
-    """Column at which the weight begins."""
+    """The column of the weight."""
 
 
 _COLUMNS: Mapping[bool, _Columns] = {
@@ -68,20 +72,20 @@ _COLUMNS: Mapping[bool, _Columns] = {
 
 
 class Block(NamedTuple):
-    """A virtual server: its line, and those of its real servers, with a mark in the place of what each begins with."""
+    """A virtual server: its line, and the lines of its real servers, each of which begins with a mark."""
 
     heading: bytes
     real_servers: bytes
 
     @property
     def name(self) -> bytes:
-        """What tells it from all others: see ``name_of``."""
+        """The name that identifies this virtual server; see ``name_of``."""
         heading = self.heading
         return heading[:1] + heading[_ADDRESS_AT - 1 : heading.find(b" ", _ADDRESS_AT)].lstrip()
 
 
 class Heading(NamedTuple):
-    """What the line of a virtual server says. ``timeout_ticks`` is 0 where it is not persistent."""
+    """The line of a virtual server. ``timeout_ticks`` is 0 if it is not persistent."""
 
     key: VirtualServerKey
     scheduler: str
@@ -90,14 +94,14 @@ class Heading(NamedTuple):
 
 
 def pieces(path: pathlib.Path) -> Iterator[bytes]:
-    """The file without its title, in pieces of whole virtual servers, each as the kernel held it at one moment.
+    """The file without its title, in pieces of whole virtual servers. Each piece is the state of the kernel at one moment.
 
-    No piece is longer than ``READ_SIZE`` and the largest virtual server together. A read that brings less than was asked for ends
-    with the end of a virtual server; one that is full may end anywhere. The kernel's buffer grows to hold the largest virtual
-    server so far, and stays so: then nearly all that follow are full (fs/seq_file.c, ``seq_read_iter``).
+    A piece is at most as long as ``READ_SIZE`` and the largest virtual server together. A read that is not full ends at the end
+    of a virtual server; a full one may end anywhere. The kernel's buffer grows to the size of the largest virtual server so far,
+    and does not shrink: then nearly all later reads are full (fs/seq_file.c, ``seq_read_iter``).
 
     Raises:
-        OSError: it could not be read.
+        OSError: the file could not be read.
         ValueError: the title is missing.
     """
     buffer = memoryview(bytearray(READ_SIZE))
@@ -106,7 +110,7 @@ def pieces(path: pathlib.Path) -> Iterator[bytes]:
         title = _TITLE.match(buffer[:size])
         if title is None:
             raise ValueError("the heading is missing")
-        found = bytes(buffer[title.end() : size])  # nothing, where the first virtual server has no room behind the title
+        found = bytes(buffer[title.end() : size])  # empty if the first virtual server does not fit in behind the title
         while size:
             end = _begin_of_last(found) if size == READ_SIZE else len(found)
             if end:
@@ -118,9 +122,9 @@ def pieces(path: pathlib.Path) -> Iterator[bytes]:
 
 
 def _begin_of_last(found: bytes) -> int:
-    """Where the last virtual server of a text begins, as far as that can be told: 0 if the text has one alone."""
+    """The start of the last virtual server of a text, as far as it shows; 0 if the text has only one."""
     newline = found.rfind(b"\n")
-    while newline >= 0 and found[newline + 1 : newline + 2] in (b"", b" "):  # the end, or a real server's line
+    while newline >= 0 and found[newline + 1 : newline + 2] in (b"", b" "):  # the end, or the line of a real server
         newline = found.rfind(b"\n", 0, newline)
     return newline + 1
 
@@ -133,26 +137,26 @@ def blocks(piece: bytes) -> Iterator[Block]:
 
 
 def name_of(key: VirtualServerKey) -> bytes:
-    """The first letter of a virtual server's protocol, and its address as the file shows it.
+    """The name of a virtual server: the first letter of its protocol, and its address as in the file.
 
-    Short, for there may be a hundred thousand of them: with the whole protocol they would take 1.6 MB more.
+    It is short because there may be a hundred thousand names: whole protocols would take 1.6 MB more.
     """
     digits = key.address.hex().upper() if key.address.family is Family.IPV4 else f"[{key.address.hex(':', 2)}]"
     return f"{key.protocol.name[0]}{digits}:{key.port:04X}".encode()
 
 
 def key_of(name: bytes) -> VirtualServerKey:
-    """What a name stands for that ``name_of`` made.
+    """The key of the virtual server with a name of ``name_of``.
 
     Raises:
-        ValueError: it is no such name.
+        ValueError: there can be no such name.
     """
     where = name[1:]
     return VirtualServerKey(_BY_LETTER[name[:1]], Address(_packed(where)), _port(where))
 
 
 def steady(block: Block) -> bytes:
-    """The text of a virtual server without what changes with every connection."""
+    """The text of a virtual server without its connections, which change all the time."""
     heading, text = block
     columns = _columns(text)
     if columns is not None:
@@ -161,7 +165,7 @@ def steady(block: Block) -> bytes:
 
 
 def _columns(text: bytes) -> _Columns | None:
-    """How all of these real servers look; None where they do not look alike."""
+    """The layout of these real servers; None if they have no common one."""
     columns = _COLUMNS[text[1:2] == b"["]
     count, rest = divmod(len(text), columns.width)
     is_regular = not rest and text[:: columns.width] == _MARK * count and text.count(_MARK) == count
@@ -173,10 +177,10 @@ def _lines(text: bytes) -> list[bytes]:
 
 
 def heading(line: bytes) -> Heading | None:
-    """What the line of a virtual server says; None for one that is never ours: by firewall mark or of another protocol.
+    """Parse the line of a virtual server; None for one that is never ours: by firewall mark, or of another protocol.
 
     Raises:
-        ValueError: the line is not understood; the message holds it.
+        ValueError: the line is not understood; the message contains it.
     """
     if line.startswith(_ARROW[1:]):
         raise _not_understood(line)
@@ -194,19 +198,19 @@ def heading(line: bytes) -> Heading | None:
 
 
 def weights(text: bytes) -> Mapping[RealServerKey, int]:
-    """The weights of a block's real servers, in the order in which they were added, which the file turns round.
+    """The weights of a block's real servers, in the order in which they were added. The file has the reverse order.
 
-    ``NOT_MASQUERADED`` stands for the weight of one that is forwarded to by another method.
+    ``NOT_MASQUERADED`` is the weight of a real server with another forwarding method.
 
     Raises:
-        ValueError: a line is not understood; the message holds it.
+        ValueError: a line is not understood; the message contains it.
     """
     columns = _columns(text)
     if columns is not None and text:
         keys = [address + port for address, port in columns.keys.iter_unpack(text)]
         looks = tuple(text[columns.weight + at :: columns.width] for at in (_FORWARDED_AT, 0, 1))
         if looks == tuple(look * len(keys) for look in (b"M", b"1", b" ")) and len(set(keys)) == len(keys):
-            with contextlib.suppress(ValueError):  # word by word it is told which line it is
+            with contextlib.suppress(ValueError):  # the words below show which line it is
                 packed = binascii.unhexlify(b"".join(keys[::-1]).replace(b":", b""))
                 return EvenWeights(packed, len(packed) // len(keys))
     return {key: weight for key, weight, _ in reversed(list(_words(text)))}
@@ -216,7 +220,7 @@ def connections(text: bytes) -> Mapping[RealServerKey, Connections]:
     """The connections of a block's real servers.
 
     Raises:
-        ValueError: a line is not understood; the message holds it.
+        ValueError: a line is not understood; the message contains it.
     """
     return {key: counts for key, _, counts in _words(text)}
 
@@ -232,7 +236,7 @@ def _words(text: bytes) -> Iterator[tuple[RealServerKey, int, Connections]]:
 
 
 def _packed(where: bytes) -> bytes:
-    """The address before a port: eight digits, or 32 in groups of four between brackets."""
+    """The packed address before a port: eight digits, or 32 in groups of four between brackets."""
     digits = where[1:-6].replace(b":", b"") if where.startswith(b"[") else where[:-5]
     if len(digits) not in _DIGITS:
         raise ValueError(where)
@@ -240,7 +244,7 @@ def _packed(where: bytes) -> bytes:
 
 
 def _port(where: bytes) -> int:
-    """The four digits behind the colon at the end."""
+    """The port: four digits after the colon at the end."""
     if where[-5:-4] != b":":
         raise ValueError(where)
     return int.from_bytes(binascii.unhexlify(where[-4:]), "big")

@@ -1,4 +1,4 @@
-"""IPVS messages: what is asked of the kernel about virtual and real servers, as bytes."""
+"""IPVS messages about virtual and real servers, as bytes."""
 
 import array
 import functools
@@ -18,12 +18,12 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey
 
 GENERIC_HEADER = 4
-"""Bytes of a message before its attributes: command, version, and two that are not used."""
+"""The bytes before the attributes of a message: command, version, and two unused ones."""
 
 Encode = Callable[[tuple[bytes, ...]], bytes]
 
 SCHEDULER_NAME_LIMIT = 15
-"""Longest scheduler name that the kernel takes (IP_VS_SCHEDNAME_MAXLEN less the NUL)."""
+"""The longest scheduler name that the kernel takes (IP_VS_SCHEDNAME_MAXLEN less the NUL)."""
 
 _ALL_FLAGS = 0xFFFFFFFF
 _MASQUERADE = 0
@@ -44,7 +44,7 @@ _DESTINATION_COMMANDS: Mapping[Verb, int] = {
     Verb.SET: ipvs.IPVS_CMD_SET_DEST,
     Verb.REMOVE: ipvs.IPVS_CMD_DEL_DEST,
 }
-_ADD, _REMOVE = Verb.ADD, Verb.REMOVE  # to reach them by their class takes ten times as long
+_ADD, _REMOVE = Verb.ADD, Verb.REMOVE  # an access through the class takes ten times as long
 _UNNUMBERED = bytes(4)
 _pack_port = struct.Struct(">H").pack
 _pack_u16 = struct.Struct("=H").pack
@@ -67,16 +67,16 @@ class _Configuration(genlmsg):  # type: ignore[misc]  # pyroute2 is untyped
 
 
 def attributes(found: netlink.Found) -> tuple[bytes, int, int]:
-    """A message, with start and end of its attributes behind the generic header."""
+    """The data of a message, with start and end of its attributes behind the generic header."""
     return found.data, found.start + GENERIC_HEADER, found.end
 
 
 class Encoder:
-    """Encodes operations for one number of the IPVS family, which changes when the module is loaded again."""
+    """Encodes operations for one number of the IPVS family. The number changes when the module is loaded again."""
 
     def __init__(self, family_number: int) -> None:
         self._number = family_number
-        # By the length of an address, which is quicker to have and to hash than its family.
+        # Cached by the length of an address, which is faster to get and to hash than its family.
         self._service = functools.cache(self._service_template)
         self._removal = functools.cache(self._removal_template)
         self._destination = functools.cache(self._destination_template)
@@ -84,11 +84,11 @@ class Encoder:
         self._question = functools.cache(self._question_template)
 
     def encode(self, operations: Sequence[Operation], sequences: range) -> list[bytes]:
-        """One message per operation, or per real server of one, with these sequence numbers, which are as many.
+        """Encode one message for each operation, or for each of its real servers, with as many sequence numbers.
 
         Raises:
-            ValueError, struct.error: a real server that is not removed has an address that is not of its virtual server's
-                family, or something does not fit its field.
+            ValueError, struct.error: a real server that is not removed has an address of another family than its virtual
+                server, or a value does not fit its field.
         """
         messages = [b""] * len(sequences)
         several: dict[int, list[tuple[int, int, VirtualServerKey, EvenWeights]]] = {}
@@ -126,7 +126,7 @@ class Encoder:
     def _encode_several(
         self, size: int, items: Sequence[tuple[int, int, VirtualServerKey, EvenWeights]], sequences: range, messages: list[bytes]
     ) -> None:
-        """Put the messages of the real servers of new virtual servers where they belong: position and number of each."""
+        """Encode the real servers of new virtual servers. An item begins with the index of its first message and their number."""
         numbers: list[bytes] = []
         virtual_servers: list[bytes] = []
         real_servers: list[bytes] = []
@@ -149,14 +149,14 @@ class Encoder:
             first += count
 
     def _around_real_server(self, key: VirtualServerKey, verb: Verb, weight: int) -> tuple[bytes, bytes, bytes, bytes]:
-        """What stands before the sequence number, before and after a real server's address, and after its port."""
+        """The bytes before the sequence number, before a real server's address, after it, and after its port."""
         protocol, address, port = key.protocol, key.address, key.port
         head, first, second, third, last, between, *behind = self._destination(verb, len(address)).fixed
         middle = b"".join((first, _pack_u16(protocol), second, address, third, _pack_port(port), last))
         return head, middle, between, behind[0] if verb is Verb.REMOVE else _pack_u32(weight).join(behind)
 
     def _removal_of_other_family(self, key: VirtualServerKey, real_server: RealServerKey, sequence: bytes) -> bytes:
-        """Of what somebody tunnels to: rare enough to be encoded without a template."""
+        """The removal of a real server that another program tunnels to: rare enough to do without a template."""
         address = real_server.address
         destination = [
             ["IPVS_DEST_ATTR_ADDR_FAMILY", int(address.family)],
@@ -168,15 +168,15 @@ class Encoder:
         return message.numbered(self._message(_DESTINATION_COMMANDS[Verb.REMOVE], attributes), sequence)
 
     def all_services(self) -> bytes:
-        """The dump of all virtual servers."""
+        """The request for a dump of all virtual servers."""
         return self._message(ipvs.IPVS_CMD_GET_SERVICE, [], netlink.REQUEST | netlink.DUMP)
 
     def configuration(self) -> bytes:
-        """What the connection timeouts are."""
+        """The request for the connection timeouts."""
         return self._message(ipvs.IPVS_CMD_GET_CONFIG, [], netlink.REQUEST)
 
     def unacceptable_service(self, scheduler: str) -> bytes:
-        """A virtual server that no kernel adds: of IPv6, with a prefix of 0 bits."""
+        """A virtual server that every kernel refuses: of IPv6, with a prefix length of 0."""
         service = [
             *_key(Family.IPV6, Protocol.TCP, "::", 1),
             ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],
@@ -187,11 +187,11 @@ class Encoder:
         return self._message(ipvs.IPVS_CMD_NEW_SERVICE, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
 
     def destinations(self, key: VirtualServerKey) -> bytes:
-        """The dump of one virtual server's real servers."""
+        """The request for a dump of one virtual server's real servers."""
         return self._listing(len(key.address))((_UNNUMBERED, _pack_u16(key.protocol), key.address, _pack_port(key.port)))
 
     def service(self, key: VirtualServerKey) -> bytes:
-        """The question for one virtual server."""
+        """The request for one virtual server."""
         return self._question(len(key.address))((_UNNUMBERED, _pack_u16(key.protocol), key.address, _pack_port(key.port)))
 
     def _encode_other(self, verb: Verb, item: object, sequence: bytes) -> bytes:

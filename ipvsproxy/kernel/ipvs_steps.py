@@ -1,4 +1,4 @@
-"""Which steps programming virtual and real servers takes, and what it means when the kernel refuses one."""
+"""The steps that program virtual and real servers, and the meaning of the kernel's refusals."""
 
 import errno
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,27 +10,29 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 
 PREPARED_SCHEDULERS = frozenset({"mh"})
-"""Schedulers that build a large table again for each real server: a new virtual server gets them after its real servers."""
+"""Schedulers that rebuild a large table for each added real server. A new virtual server gets such a scheduler after its real
+servers.
+"""
 NO_SCHEDULER = "none"
-"""The kernel's name for none. Until it is replaced, the virtual server refuses connections, as one without real servers does."""
+"""The kernel's name for no scheduler. A virtual server without one refuses connections, as one without real servers does."""
 
 
 class Failure(NamedTuple):
-    """The kernel's error number; ``detail`` where there is more to say than that."""
+    """A failure: the kernel's error number, and a ``detail`` if the number does not explain it."""
 
     number: int
     detail: str = ""
 
 
 class Place(NamedTuple):
-    """The position of an operation, and which of its real servers, where it is about some."""
+    """The position of an operation, and the real server, if it is an operation on real servers."""
 
     position: int
     real_server: RealServerKey | None = None
 
 
 def places(steps: Sequence[Operation], positions: Sequence[int]) -> list[Place]:
-    """The place of each message that these steps take."""
+    """The place of each message of these steps."""
     found: list[Place] = []
     for (_, item), position in zip(steps, positions, strict=True):
         found += [Place(position, key) for key in item.keys] if type(item) is RealServers else [Place(position)]
@@ -38,15 +40,15 @@ def places(steps: Sequence[Operation], positions: Sequence[int]) -> list[Place]:
 
 
 def messages(steps: Iterable[Operation]) -> int:
-    """How many messages these steps take."""
+    """The number of messages of these steps."""
     return sum(len(item.keys) if type(item) is RealServers else 1 for _, item in steps)
 
 
 def chunks(steps: Sequence[Operation], limit: int) -> Iterator[tuple[int, int]]:
-    """Where to cut, so that each part takes at most ``limit`` messages; a step that alone takes more is a part of its own.
+    """Cut steps into chunks of at most ``limit`` messages. A step with more messages is a chunk of its own.
 
-    What is encoded for a part is gone before the next one: Python gives memory back that was free for a moment, and has to
-    fetch it again.
+    The messages of a chunk are deleted before the next one is encoded, because messages of all chunks together cost many page
+    faults.
     """
     start = count = 0
     for position, (_, item) in enumerate(steps):
@@ -60,7 +62,7 @@ def chunks(steps: Sequence[Operation], limit: int) -> Iterator[tuple[int, int]]:
 
 
 def single(operations: Sequence[Operation], place: Place) -> Operation:
-    """The operation at this place, as one on a single object."""
+    """The operation at this place, on one object alone."""
     operation = operations[place.position]
     if type(operation.item) is RealServers and place.real_server is not None:
         return Operation(operation.verb, operation.item._replace(keys=(place.real_server,)))
@@ -68,7 +70,10 @@ def single(operations: Sequence[Operation], place: Place) -> Operation:
 
 
 def outcomes(operations: Sequence[Operation], told: Mapping[Place, Outcome]) -> list[Outcome]:
-    """One for each operation: what is told of it, or that it is in force; of several real servers, each one that is told of."""
+    """The outcomes of all operations; one without an outcome in ``told`` is in force.
+
+    An operation on several real servers is split if some of them have an outcome in ``told``.
+    """
     if not told:
         return list(map(Outcome, operations))
     of_several: dict[int, dict[RealServerKey, Outcome]] = {}
@@ -89,7 +94,7 @@ def outcomes(operations: Sequence[Operation], told: Mapping[Place, Outcome]) -> 
 
 
 def opposite(operation: Operation, number: int) -> Verb | None:
-    """The verb that does what was asked after all, when this error means that the object is there, or is not, unexpectedly."""
+    """The verb that puts an operation in force if this error means that the object is unexpectedly present or absent."""
     if operation.verb is Verb.ADD and number == errno.EEXIST:
         return Verb.SET
     missing = errno.ENOENT if isinstance(operation.item, RealServers) else errno.ESRCH
@@ -97,7 +102,7 @@ def opposite(operation: Operation, number: int) -> Verb | None:
 
 
 def steps(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
-    """What is to be done, and the position of the operation that each step belongs to: see ``PREPARED_SCHEDULERS``."""
+    """The steps of these operations, and the position of the operation of each step: see ``PREPARED_SCHEDULERS``."""
     positions = range(len(operations))
     new = {
         item.key: position
@@ -129,7 +134,7 @@ def steps(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequenc
 
 
 def explain(operation: Operation, failure: Failure) -> str:
-    """Why the kernel did not take it, in words."""
+    """The reason why the kernel refused an operation, in words."""
     if failure.detail:
         return failure.detail
     item = operation.item

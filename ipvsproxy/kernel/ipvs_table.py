@@ -1,12 +1,12 @@
-"""Reading ``/proc/net/ip_vs`` again and again, in parts: what stands there as it stood the last time is not told again.
+"""Repeated readings of ``/proc/net/ip_vs``, in parts: a virtual server whose text has not changed is not returned again.
 
-The file may leave out virtual servers that are there. Each ``read`` of it goes on at a position that counts those of all network
-namespaces, and looks the position up among those of its own (net/netfilter/ipvs/ip_vs_ctl.c, ``ip_vs_info_seq_next`` and
-``ip_vs_info_array``, Linux 6.1). So where another namespace of the kernel has virtual servers, some of ours are skipped; and so
-they are when one that stands before them is removed between two reads. Therefore absence from the file means nothing: what the
-last reading showed, or was added since, is asked for by netlink before it counts as gone.
+The file may leave out virtual servers that exist. Each ``read`` continues at a position that counts the virtual servers of all
+network namespaces, but looks this position up among those of its own (net/netfilter/ipvs/ip_vs_ctl.c, ``ip_vs_info_seq_next`` and
+``ip_vs_info_array``, Linux 6.1). So the file skips some of ours if another namespace of the kernel has virtual servers, or if an
+earlier one is removed between two reads. Therefore absence from the file proves nothing: a virtual server that the last reading
+showed, or that was added since, is asked for by netlink before it counts as gone.
 
-Between two parts others may write. So each part tells only of what it has read itself, at its own moment.
+Other calls may write between two parts. So each part only describes what it has read itself, at its own moment.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from ipvsproxy.model.kernel import PERSISTENT, Connections, ObservedVirtualServe
 from ipvsproxy.model.real_servers import RealServerKey
 
 PART_BYTES = 48 << 10
-"""A part of the file ends when so much of it has been read: a few milliseconds of work if all of it is new."""
+"""The most bytes of a part: a few milliseconds of work if all of them are new."""
 PART_S = 0.003
-"""Or when that has taken so long: the further a page is behind, the longer the kernel takes to find it."""
+"""The longest time of a part: the later a page of the file is, the longer the kernel takes to find it."""
 ASKED_AT_ONCE = 200
-"""Most virtual servers that a look asks for in turn because the file skips them, as long as none of them has gone: 20 ms."""
+"""The most skipped virtual servers that a poll asks for, as long as all of them exist: 20 ms. They take turns."""
 
 _UNKNOWN: Final = None
 _WRITTEN: Final = -1
-"""In the place of the hash of a text: it was written since it was told."""
+"""Stands for the hash of a text: the virtual server was written since it was last returned."""
 _SHORT: Final = (1 << 60) - 1
-"""So much of a hash is kept, which is never below 0 then: a number of one bit more takes a third piece of memory."""
+"""The bits of a hash that are kept, so that it is never negative. A number with one bit more takes a third piece of memory."""
 
 Settings = Mapping[VirtualServerKey, VirtualServerSettings]
 Told = dict[VirtualServerKey, ObservedVirtualServer | None]
@@ -41,9 +41,9 @@ Told = dict[VirtualServerKey, ObservedVirtualServer | None]
 
 
 class TableReader:
-    """Reads the table of the network namespace of the thread that uses it.
+    """Reads the table in the network namespace of the thread that uses this object.
 
-    ``foreign`` is how many virtual servers the last reading left out: those by firewall mark or of another protocol.
+    ``foreign`` is the number of virtual servers that the last reading left out: those by firewall mark or of another protocol.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class TableReader:
         read_one: Callable[[VirtualServerKey], ObservedVirtualServer | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``read_settings`` shows all virtual servers by another way, which knows their timeouts in seconds.
+        """``read_settings`` reads all virtual servers by netlink, which shows their timeouts in seconds.
 
-        ``read_one`` shows one by that way, or that it does not exist.
+        ``read_one`` reads one virtual server by netlink; None if it does not exist.
         """
         self.foreign = 0
         self._path = path
@@ -64,39 +64,40 @@ class TableReader:
         self._clock = clock
         self._ticks_per_second = 0.0
         self._written: dict[VirtualServerKey, bool] = {}
-        """Since the last part: whether they are there."""
+        """The virtual servers that were written since the last part, and whether they exist."""
         self._texts: dict[bytes, int | None] = {}
-        """Of what is there, by its name in the file, the hash of the text that was told last."""
+        """The hash of the text of each virtual server when it was last returned, by its name in the file."""
         self._to_come: dict[bytes, int | None] = {}
-        """As ``_texts``, but what the running reading, or one that was left in the middle, has not come by yet."""
+        """As ``_texts``, for virtual servers that the present reading, or an unfinished one, has not reached yet."""
 
     @property
     def size(self) -> int:
-        """How many virtual servers there are, as far as is known."""
+        """The known number of virtual servers."""
         return max(len(self._texts) + len(self._to_come), len(self._written))
 
     def note(self, key: VirtualServerKey, *, is_there: bool) -> None:
-        """A virtual server, or something in it, has been written, or perhaps has; or it has been removed."""
+        """Note that a virtual server, or one of its real servers, has perhaps been written; or that it was removed."""
         self._written[key] = is_there
 
     def forget(self) -> None:
-        """Have the next reading tell of each virtual server, whatever was told until now."""
+        """Make the next reading return every virtual server."""
         self._begin()
         self._to_come = dict.fromkeys(self._to_come, _UNKNOWN)
 
     def read(self) -> Iterator[Told]:
-        """Part by part, the virtual servers that are not as they were when they were told last, or were written since.
+        """Read, part by part, the virtual servers that have changed since they were last returned, or were written meanwhile.
 
-        Scheduler flags are not known. Of many that the table skips, a part is asked for each time; nothing is told of the others.
+        Scheduler flags are unknown. Of many virtual servers that the file skips, each call asks for some, and does not return the
+        others.
 
         Raises:
-            KernelError: it, or what it lacks, could not be read. What was told until then counts.
+            KernelError: the file, or a skipped virtual server, could not be read. The parts before it are valid.
         """
         self._begin()
         yield from self._listed(None)
         self._note_written()
         has_gone = False
-        # What was written comes first: nothing has told of it yet.
+        # Virtual servers that were written come first: no reading has returned them yet.
         for names in _batches(sorted(self._to_come, key=lambda name: self._to_come[name] != _WRITTEN)):
             told = self._ask(names)
             yield told
@@ -104,18 +105,19 @@ class TableReader:
             if not has_gone:
                 break
         if self._to_come:
-            # Those that were not asked for stand before the others now, and so they do at the next reading.
+            # Virtual servers that were not asked for go before the others, so that the next reading asks for them first.
             self._texts = self._to_come | self._texts
-        self._to_come = {}  # one that was emptied keeps its room, 5 MB for 100,000
+        self._to_come = {}  # an emptied dictionary would keep its memory, 5 MB for 100,000
 
     def read_with(self, settings: Settings) -> Iterator[Told]:
-        """Part by part, all virtual servers; settings are those given, which were read just before.
+        """Read all virtual servers, part by part, with these settings, which were read just before.
 
-        What is expected, or has settings, and is not in the table is asked for: listings of settings, too, skip some when
-        another namespace removes others. What was written or came after the settings had been read is left to the next reading.
+        A virtual server that is known, or has settings, but is not in the file is asked for: a dump of settings, too, skips some
+        when another namespace removes others. The next reading returns virtual servers that were written or added after the
+        settings were read.
 
         Raises:
-            KernelError: it, or what it lacks, could not be read. What was told until then counts.
+            KernelError: the file, or a skipped virtual server, could not be read. The parts before it are valid.
         """
         self.forget()
         self._to_come |= dict.fromkeys(map(ipvs_listing.name_of, settings), _UNKNOWN)
@@ -157,14 +159,14 @@ class TableReader:
         self.foreign = foreign
 
     def _agree(self, heading: ipvs_listing.Heading, settings: Settings) -> bool:
-        """Whether these settings are those of the text; they are older, and somebody may have changed them since."""
+        """Whether these settings match the text. They are older, and may have been changed since."""
         value = settings.get(heading.key)
         if value is None or value.scheduler != heading.scheduler or bool(value.flags & PERSISTENT) != bool(heading.timeout_ticks):
             return False
         return not self._ticks_per_second or round(heading.timeout_ticks / self._ticks_per_second) in (0, value.timeout_s)
 
     def _note_written(self) -> None:
-        """What was written between two parts has come by, if it has, as it was before."""
+        """Take in the writes between two parts: the reading has seen these virtual servers, if at all, as they were before."""
         for key, is_there in self._written.items():
             name = ipvs_listing.name_of(key)
             if not is_there:
@@ -189,7 +191,7 @@ class TableReader:
             yield b"".join(found)
 
     def _ask(self, names: Iterable[bytes]) -> Told:
-        """Ask for those of them that the reading has not come by yet: then it has."""
+        """Ask for those of these virtual servers that the reading has not reached yet."""
         self._note_written()
         asked = [name for name in names if name in self._to_come]
         keys = list(map(ipvs_listing.key_of, asked))
@@ -201,10 +203,10 @@ class TableReader:
         return told
 
     def connections(self) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]]:
-        """The connections of the real servers of all virtual servers that the table does not skip.
+        """The connections of the real servers of all virtual servers that the file does not skip.
 
         Raises:
-            KernelError: they could not be read.
+            KernelError: the file could not be read.
         """
         found: dict[VirtualServerKey, Mapping[RealServerKey, Connections]] = {}
         with self._reading():
@@ -229,10 +231,10 @@ class TableReader:
         return ObservedVirtualServer(VirtualServerSettings(heading.scheduler, flags, timeout_s), weights, flags_known=False)
 
     def _rate(self, key: VirtualServerKey, ticks: int, settings: Settings | None) -> float:
-        """How many ticks a second has, as a persistent virtual server tells; 0 where that can wait.
+        """The ticks per second, computed from a persistent virtual server; 0 if they are not needed yet.
 
         Raises:
-            KernelError: nothing tells it.
+            KernelError: they cannot be computed, because the table has changed meanwhile.
         """
         shown = (self._read_settings() if settings is None else settings).get(key)
         if shown is not None and shown.timeout_s:

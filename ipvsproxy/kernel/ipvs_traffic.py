@@ -1,4 +1,4 @@
-"""What IPVS counts, read from dumps of virtual and of real servers: connections, packets and bytes, in 64 bits."""
+"""The counters of IPVS, from dumps of virtual and of real servers: connections, packets and bytes, in 64 bits."""
 
 import contextlib
 import time
@@ -13,10 +13,11 @@ from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
 
 COUNTED_AT_ONCE = 400
-"""Virtual servers whose counters are read in one go: some milliseconds, for which programming may have to wait."""
+"""The virtual servers of one part: a few milliseconds, during which programming may have to wait."""
 PART_S = 0.004
-"""Or as many as it has told of after this time: for each 32 kB the kernel walks its table from the beginning, which takes it 8 ms
-where that holds 100,000."""
+"""The longest time of a part: for each 32 kB the kernel walks its table from the beginning, which takes 8 ms with 100,000 virtual
+servers.
+"""
 Part = tuple[bytes, int, int]
 """A message of a dump, with start and end of its attributes."""
 
@@ -36,16 +37,16 @@ _OF_DESTINATION = message.Layout(
 
 
 class EndpointTraffic(NamedTuple):
-    """One real server: what it has open, and what it has counted."""
+    """One real server: its open connections, and its counters."""
 
     connections: Connections
     counters: Counters
 
 
 class TrafficReader:
-    """Reads the counters in the network namespace of the calling thread.
+    """Reads counters in the network namespace of the calling thread.
 
-    Each reading has a socket of its own, so that others' requests may come between its parts. ``connect`` opens one.
+    Each reading has a socket of its own, so that other requests may come between its parts. ``connect`` opens a socket.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket], clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,13 +54,13 @@ class TrafficReader:
         self._clock = clock
 
     def services(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
-        """What virtual servers have counted, part by part.
+        """Read the counters of virtual servers, part by part.
 
-        Those that have counted nothing are left out, but for ``always``. Where virtual servers come and go meanwhile, others may
-        not be told of.
+        Virtual servers that have counted nothing are left out, except those in ``always``. If virtual servers come and go
+        meanwhile, others may be missing.
 
         Raises:
-            KernelError: it could not be read. What was told until then counts.
+            KernelError: a part could not be read. The parts before it are valid.
         """
         found: list[netlink.Found] = []
         with self._channel() as (channel, encoder):
@@ -73,10 +74,10 @@ class TrafficReader:
         yield read_services(map(ipvs_message.attributes, found), always)
 
     def endpoints(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]]:
-        """What each real server of these virtual servers has counted; empty for a virtual server that does not exist.
+        """The counters of each real server of these virtual servers; empty for a virtual server that does not exist.
 
         Raises:
-            KernelError: it could not be read.
+            KernelError: the counters could not be read.
         """
         told: dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]] = {}
         with self._channel() as (channel, encoder):
@@ -92,7 +93,7 @@ class TrafficReader:
 
 
 def read_services(parts: Iterable[Part], always: Container[VirtualServerKey]) -> dict[VirtualServerKey, Counters]:
-    """The counters of the virtual servers in a dump that have counted something, and of ``always``; none by firewall mark."""
+    """The counters in a dump of virtual servers, without zeros, except for those in ``always``; none by firewall mark."""
     found: dict[VirtualServerKey, Counters] = {}
     for part in parts:
         values = _OF_SERVICE.read(*part)
@@ -105,7 +106,7 @@ def read_services(parts: Iterable[Part], always: Container[VirtualServerKey]) ->
 
 
 def read_endpoints(parts: Iterable[Part], family: Family) -> dict[RealServerKey, EndpointTraffic]:
-    """All real servers in a dump of those of one virtual server."""
+    """All real servers in a dump of one virtual server."""
     found: dict[RealServerKey, EndpointTraffic] = {}
     for part in parts:
         values = _OF_DESTINATION.read(*part)

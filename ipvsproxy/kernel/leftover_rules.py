@@ -1,8 +1,8 @@
-"""Rules that a proxy has left behind, in both variants of iptables: reading and removing them. All calls block.
+"""Reading and removing rules that a proxy has left behind, in both variants of iptables. All calls block.
 
-Rule 1: what cannot be read is an error, and never taken for clean. What this kernel or host certainly does not have is clean.
-Rule 2: where nobody has changed a rule since, two marks are equal: no program has to be started.
-Rule 3: nothing is loaded or made for a look at legacy tables.
+Rule 1: an unreadable table is an error, never a clean one. A table that this kernel or host certainly cannot have is clean.
+Rule 2: two equal marks mean that no rule has changed in between; then no program has to run.
+Rule 3: a reading of legacy tables loads no module and makes no table.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ NO_SUBSYSTEM = "this kernel has no nf_tables"
 
 
 class Place(NamedTuple):
-    """The rules of one family in one variant of iptables. ``is_used``: ours stand there, too."""
+    """The rules of one family in one variant of iptables. ``is_used``: it is the variant of our own rules."""
 
     variant: Variant
     family: Family
@@ -35,10 +35,10 @@ class Place(NamedTuple):
 
 
 class LeftoverRules:
-    """Reads and removes them. Each call may be made in another thread, and concerns the network namespace of that thread."""
+    """Reads and removes leftover rules in the network namespace of the calling thread. Calls may come from different threads."""
 
     def __init__(self, commands: Mapping[Family, str], proc: pathlib.Path = pathlib.Path("/proc")) -> None:
-        """``commands`` are the programs of the variant that is used."""
+        """``commands`` are the programs of the variant in use."""
         self._proc = proc
         self._used = IptablesDriver(chains=(), jumps=(), commands=commands)
         self._others = {
@@ -46,9 +46,9 @@ class LeftoverRules:
         }
 
     def places(self, programs: Mapping[Family, Program]) -> tuple[Place, ...]:
-        """Where rules of these families may have been left: in the variant that is used, and in the other one if it is installed.
+        """The places of leftover rules of these families: the variant in use, and the other one if it is installed.
 
-        ``programs`` are those of ``commands``.
+        ``programs`` are the programs of ``commands``.
         """
         has_both = len(iptables_variant.installed()) == len(Variant)
         return tuple(
@@ -59,20 +59,20 @@ class LeftoverRules:
         )
 
     def mark(self, place: Place) -> object:
-        """A mark of the rules of a place; None where the kernel does not tell."""
+        """The mark of the rules of a place; None if the kernel does not show one."""
         try:
             tables = () if place.variant is Variant.NF_TABLES else self._legacy_tables(place.family)
             with contextlib.closing(RuleChanges()) as changes:
                 return tables, changes.mark(place.family, place.variant, [name for name in TABLES if name in tables])
         except KernelError as error:
-            # What nfnetlink says of a subsystem that nothing has registered.
+            # nfnetlink's error for a subsystem that no module has registered.
             return NO_SUBSYSTEM if place.variant is Variant.NF_TABLES and error.errno == errno.EINVAL else None
 
     def read(self, place: Place, concerns: Callable[[ChainKey], bool]) -> LeftRules:
-        """The chains that ``concerns`` is true of, and what leads to them.
+        """The chains for which ``concerns`` is true, and the rules that lead to them.
 
         Raises:
-            KernelError: they could not be read just now.
+            KernelError: the rules could not be read just now.
         """
         if place.variant is Variant.LEGACY and not self._legacy_tables(place.family):
             return LeftRules()
@@ -88,10 +88,10 @@ class LeftoverRules:
             raise KernelError(action=f"iptables-save of {place}", errno=0, detail=str(error)) from error
 
     def remove(self, place: Place, removal: Removal) -> None:
-        """Remove it.
+        """Remove leftover rules.
 
         Raises:
-            KernelError: some tables could not be changed; each one was changed as a whole or not at all.
+            KernelError: some tables have not changed. Each table has changed as a whole, or not at all.
         """
         self._driver(place).restore(place.family, iptables_text.render_left_removal(removal))
 

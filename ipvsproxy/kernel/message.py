@@ -1,7 +1,7 @@
-"""Netlink messages as bytes: templates that encode, attribute walks and fixed layouts that decode.
+"""Netlink messages as bytes: templates encode, attribute walks and fixed layouts decode.
 
-The layouts themselves are pyroute2's: a template is compiled from bytes that one of its message classes encoded. Its own
-encoder takes 300 µs for a message that the kernel handles in 2 µs.
+The format itself comes from pyroute2: a template is compiled from bytes that one of its message classes encoded. Its own encoder
+takes 300 µs for a message that the kernel handles in 2 µs.
 """
 
 import operator
@@ -10,36 +10,36 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 HEADER_SIZE = 16
-"""Length of ``struct nlmsghdr``."""
+"""The length of ``struct nlmsghdr``."""
 SEQUENCE_OFFSET = 8
-"""Where ``nlmsg_seq`` stands in it."""
+"""The position of ``nlmsg_seq`` in ``struct nlmsghdr``."""
 KIND_MASK = 0x3FFF
-"""What of an attribute's type is its number; the rest says nested and network order."""
+"""The bits of an attribute's type that are its number; the others mean nested, and network order."""
 
 _ATTRIBUTE = struct.Struct("=HH")
 
 Sample = tuple[Any, Any]
-"""Two values of one field, as pyroute2 takes them, that differ in every byte of it."""
+"""Two values of one field, as pyroute2 takes them, that differ in every byte."""
 
 
 class Template:
-    """Bytes with holes, compiled from what a pyroute2 message class encoded.
+    """A message with holes, compiled from the output of a pyroute2 message class.
 
-    ``build`` is called with one value per field, by name, and returns the encoded bytes; it is tried with both values of each
-    sample to see where the field lies. ``encode`` takes the holes' contents as bytes, in the order in which the fields
-    are named, for whole messages preceded by ``nlmsg_seq`` (4 bytes, host order). It takes 0.3 µs and does not look at
-    lengths: contents of another length than the field's make a message that the kernel cuts off in silence.
+    ``build`` takes one value for each field, by name, and returns the encoded message. It is called with both values of each
+    sample, which shows the place of each field. ``encode`` takes the contents of the holes as bytes, in the order of the fields'
+    names, preceded by ``nlmsg_seq`` (4 bytes, host order) for a whole message. It takes 0.3 µs and checks no lengths: contents of
+    another length than the field's make a message that the kernel cuts off without an error.
 
-    ``encode_all`` does the same for many messages at once, by columns, one byte of all of them after the other: 2 µs, and then
-    0.15 µs for each message of ten fields, cutting included.
+    ``encode_all`` encodes many messages at once: it writes one byte of all messages, then the next byte of all. It takes 2 µs,
+    and 0.15 µs for each message of ten fields, cutting included.
 
-    ``fixed`` is what stands before, between and behind the holes. Where some messages share most contents, joining what they
-    share once and each of them after that takes less than half the time.
+    ``fixed`` are the bytes before, between and behind the holes. Where messages share most contents, it takes less than half the
+    time to join the shared contents once, and each message after that.
 
     Bytes formatting is as fast as a generated ``struct`` call, and needs no generated code.
 
     Raises:
-        ValueError: a field has no fixed place, or lies before the one named before it.
+        ValueError: a field has no fixed place, or lies before the field that is named before it.
     """
 
     __slots__ = ("_blank", "_places", "encode", "fixed")
@@ -65,22 +65,22 @@ class Template:
 
     @property
     def size(self) -> int:
-        """The length of what is encoded."""
+        """The length of an encoded message."""
         return len(self._blank)
 
     def encode_all(self, count: int, columns: Sequence[bytes]) -> bytes:
-        """``count`` messages, one behind the other.
+        """Encode ``count`` messages, one after the other.
 
-        The columns together hold, in the holes' order, what stands in these. A column is the contents of one hole, or of
-        several that follow each other, of all messages, joined.
+        The columns have the contents of the holes, in their order. A column holds the contents of one hole, or of several
+        adjacent ones, of all messages, joined.
 
         Raises:
-            ValueError: together they are not as long as the holes.
+            ValueError: the columns are not as long as the holes.
         """
         if sum(map(len, columns)) != count * len(self._places):
             raise ValueError("the columns are not as long as the holes")
         if count == 1 and len(columns) == len(self.fixed) - 1:
-            return self.encode(tuple(columns))  # one message takes ten times as long by columns
+            return self.encode(tuple(columns))  # a single message takes ten times as long by columns
         whole = self._blank * count
         size, places = self.size, iter(self._places)
         for column in columns:
@@ -104,7 +104,7 @@ def numbered(data: bytes, sequence: bytes) -> bytes:
 
 
 def walk(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of the payload of each attribute between ``start`` and ``end``, up to one that does not fit."""
+    """Number, payload start and payload end of each attribute between ``start`` and ``end``, up to the first malformed one."""
     while start + 4 <= end:
         length, kind = _ATTRIBUTE.unpack_from(data, start)
         if length < 4 or start + length > end:  # noqa: PLR2004 - the attribute header
@@ -114,14 +114,14 @@ def walk(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def attributes(data: bytes, start: int, end: int) -> dict[int, tuple[int, int]]:
-    """Where the payload of each attribute between ``start`` and ``end`` lies; of those of one number, the last one."""
+    """The payload of each attribute between ``start`` and ``end``, by number. Of several with one number, the last one counts."""
     return {kind: (first, last) for kind, first, last in walk(data, start, end)}
 
 
 class Field(NamedTuple):
-    """An attribute to be read by a ``Layout``: the numbers that lead to it from the top, and its ``struct`` code.
+    """An attribute for a ``Layout``: the numbers on the path to it, from the top, and its ``struct`` code.
 
-    The code ``s`` stands for all of it with its padding: a string is read up to its NUL.
+    The code ``s`` stands for the whole payload with its padding; a string ends at its NUL.
     """
 
     path: tuple[int, ...]
@@ -129,7 +129,7 @@ class Field(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Where the fields lie in messages of one length: ``pick`` puts the values in the wanted order."""
+    """The places of the fields in messages of one length. ``pick`` puts the values into the order of the fields."""
 
     values: struct.Struct
     pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]
@@ -138,10 +138,10 @@ class _Places(NamedTuple):
 
 
 class Layout:
-    """Reads the same attributes, at least two, from many messages, walking only the first message of each length.
+    """Reads the same attributes, at least two, from many messages. It only walks the first message of each length.
 
-    Within one kernel, messages of one kind and length have their attributes in one order. Where two orders happen to have
-    one length, the types in the attributes' headers differ, and the message is walked like the first.
+    Within one kernel, messages of one kind and length have their attributes in one order. If two orders happen to have the same
+    length, the types in the headers of the attributes differ, and the message is walked as well.
     """
 
     def __init__(self, fields: Sequence[Field]) -> None:
@@ -149,7 +149,7 @@ class Layout:
         self._known: dict[int, _Places] = {}
 
     def read(self, data: bytes, start: int, end: int) -> tuple[Any, ...] | None:
-        """The fields' values; None where one is missing."""
+        """The values of the fields; None if one is missing."""
         known = self._known.get(end - start)
         if known is None or known.check.unpack_from(data, start) != known.kinds:
             known = self._walk(data, start, end)
@@ -189,7 +189,7 @@ class Layout:
 
 
 def text(data: bytes, at: tuple[int, int]) -> str:
-    """A NUL-terminated string attribute."""
+    """A string attribute, up to its NUL."""
     return data[at[0] : at[1]].split(b"\0", 1)[0].decode(errors="replace")
 
 

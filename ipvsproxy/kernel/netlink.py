@@ -1,15 +1,15 @@
 """A netlink socket for requests in bulk and for dumps.
 
-Rule 1: the kernel handles every message of a ``send`` before ``send`` returns, and each ``recv`` of a dump makes the next part,
-so no answer is ever waited for. One that is not there has been lost.
+Rule 1: the kernel handles every message of a ``send`` before ``send`` returns, and each ``recv`` of a dump makes the next part.
+So an answer is there at once, or it is lost.
 
-Rule 2: a message that fails is answered with its own sequence number whether or not it asks for an acknowledgement, and the
-messages behind it are handled all the same. So only the last one of a chunk asks, and its answer proves that all were handled.
+Rule 2: the answer to a failed message has the sequence number of that message, whether or not the message asks for an
+acknowledgement. The kernel handles the messages behind it all the same. So only the last message of a chunk asks, and its answer
+proves that all were handled.
 
-Rule 3: a socket on which something went missing is closed. What is left in its queue can never be taken for the answer to a
-later request.
+Rule 3: a socket that has lost an answer is closed. So nothing in its queue can be taken for the answer to a later request.
 
-The sockets are plain ones: pyroute2's own start an event loop each, and are dead for good after one overrun.
+The sockets are plain ones: each of pyroute2's own starts an event loop, and never works again after an overrun.
 """
 
 import contextlib
@@ -27,21 +27,21 @@ from ipvsproxy.kernel import message
 from ipvsproxy.kernel.errors import KernelError
 
 BUFFER_SIZE = 4 << 20
-"""Wanted size in bytes of a socket's send and receive buffers."""
+"""The requested size in bytes of a socket's send and receive buffers."""
 CHUNK_LIMIT = 900
-"""Most messages in one ``send``; larger chunks gain nothing and keep the kernel's locks longer.
+"""The most messages in one ``send``. Larger chunks gain nothing, and hold the kernel's locks longer.
 
-So many messages about IPv6 real servers stay below 128 KiB, from where on malloc fetches fresh pages for each chunk.
+So many messages about IPv6 real servers stay below 128 KiB. From that size on, malloc maps fresh pages for each chunk.
 """
 RECEIVE_SIZE = 65536
-"""Bytes read at once. The kernel fills up to 32 KiB once it has seen a buffer that large, and cuts off for a smaller one."""
+"""The bytes of one read. The kernel fills up to 32 KiB once it has seen a buffer that large, and truncates for a smaller one."""
 DUMP_PAUSES_S: Sequence[float] = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
-"""How long is waited before each attempt at a dump that changed underneath, or lost something.
+"""The waits before each attempt at a dump, if the kernel's data changed during the last one, or an answer was lost.
 
-The kernel goes on working on IPv6 addresses after they were added; ten thousand of them take it half a second.
+The kernel goes on working on IPv6 addresses after they were added; ten thousand of them take half a second.
 """
 UNANSWERED = -1
-"""In place of an error number: the answer was lost, so the change may or may not be in force."""
+"""Stands for an error number: the answer was lost, so the change may or may not be in force."""
 
 REQUEST = 0x1
 ACKNOWLEDGE = 0x4
@@ -52,11 +52,11 @@ EXCLUSIVE = 0x200
 _DUMP_INTERRUPTED = 0x10
 _ERROR = 2
 _DONE = 3
-_SO_SNDBUFFORCE = 32  # include/uapi/asm-generic/socket.h; the socket module lacks both
+_SO_SNDBUFFORCE = 32  # include/uapi/asm-generic/socket.h; the socket module has neither
 _SO_RCVBUFFORCE = 33
 _SOL_NETLINK = 270
 _CAP_ACK = 10
-_REPLY_COST = 1024  # receive buffer that one error reply occupies: 768 bytes, and some to spare
+_REPLY_COST = 1024  # receive buffer of one error reply: 768 bytes, and some to spare
 _HEADER = struct.Struct("=IHHII")
 _INTEGER = struct.Struct("=i")
 _SEQUENCE = struct.Struct("=I")
@@ -70,23 +70,23 @@ T = TypeVar("T")
 
 
 class Socket(Protocol):
-    """What is used of a socket."""
+    """The methods of a socket that this module uses."""
 
     def send(self, data: bytes, /) -> int:
-        """Hand messages to the kernel."""
+        """Send messages to the kernel."""
 
     def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
-        """Take one datagram of answers; with ``MSG_TRUNC``, returns how long it really was."""
+        """Receive one datagram of answers. With ``MSG_TRUNC``, the result is its full length."""
 
     def getsockopt(self, level: int, option: int, /) -> int:
-        """Read an option."""
+        """Read a socket option."""
 
     def close(self) -> None:
-        """Close."""
+        """Close the socket."""
 
 
 class Found(NamedTuple):
-    """One message of a dump: its payload, behind the netlink header, lies in ``data`` from ``start`` to ``end``."""
+    """One message of a dump. Its payload, behind the netlink header, lies in ``data`` from ``start`` to ``end``."""
 
     data: bytes
     start: int
@@ -94,7 +94,7 @@ class Found(NamedTuple):
 
 
 def open_socket(protocol: int) -> socket.socket:
-    """A socket in the network namespace of the calling thread, with buffers as large as this process may make them."""
+    """A socket in the network namespace of the calling thread, with the largest buffers that this process may have."""
     opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
     opened.setblocking(False)
     for forced, usual in ((_SO_SNDBUFFORCE, socket.SO_SNDBUF), (_SO_RCVBUFFORCE, socket.SO_RCVBUF)):
@@ -108,9 +108,9 @@ def open_socket(protocol: int) -> socket.socket:
 
 
 class Channel:
-    """Requests and dumps over one netlink protocol. It belongs to the thread that made it.
+    """Requests and dumps over one netlink protocol. Only the thread that makes this object may use it.
 
-    ``connect`` opens a socket for the protocol; it is called again whenever the last one had to be given up.
+    ``connect`` opens a socket for the protocol, also after a socket was closed because of rule 3.
     """
 
     def __init__(
@@ -128,24 +128,24 @@ class Channel:
         self._limit = CHUNK_LIMIT
 
     def close(self) -> None:
-        """Close the socket; the next use opens another."""
+        """Close the socket. The next use opens another."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     @property
     def limit(self) -> int:
-        """Most messages that ``run`` may be given: as many as could all fail without their answers overrunning the buffer."""
-        with contextlib.suppress(KernelError):  # which ``run`` then meets with, too
+        """The most messages for ``run``: if all of them fail, their answers still fit into the buffer."""
+        with contextlib.suppress(KernelError):  # ``run`` meets with the same error
             self._open()
         return self._limit
 
     def sequences(self, count: int) -> Iterator[bytes]:
-        """Reserve ``count`` sequence numbers in a row, in the form that a template takes."""
+        """Reserve ``count`` consecutive sequence numbers, in the form that a template takes."""
         return map(_SEQUENCE.pack, self.reserve(count))
 
     def reserve(self, count: int) -> range:
-        """Reserve ``count`` sequence numbers in a row."""
+        """Reserve ``count`` consecutive sequence numbers."""
         if self._next + count > _SEQUENCE_END:
             self._next = 1
         first = self._next
@@ -153,10 +153,10 @@ class Channel:
         return range(first, first + count)
 
     def run(self, messages: Sequence[bytes]) -> dict[int, int]:
-        """Have the kernel handle messages whose sequence numbers follow each other.
+        """Have the kernel handle messages with consecutive sequence numbers.
 
-        Returns the error number of each message that failed, by its index, in any order. ``UNANSWERED`` stands for those
-        whose answer was lost. What is not in it is in force.
+        Returns the error number of each failed message by its index, in any order; ``UNANSWERED`` if its answer was lost. All
+        other messages are in force.
         """
         failed: dict[int, int] = {}
         first: int = _SEQUENCE.unpack_from(messages[0], message.SEQUENCE_OFFSET)[0]
@@ -175,17 +175,17 @@ class Channel:
         return failed
 
     def do(self, request: bytes) -> int:
-        """Have the kernel handle one message, whatever its sequence number; returns 0, the error number, or ``UNANSWERED``."""
+        """Have the kernel handle one message, with any sequence number. Returns 0, the error number, or ``UNANSWERED``."""
         (sequence,) = self.sequences(1)
         return self.run([message.numbered(request, sequence)]).get(0, 0)
 
     def ask(self, request: bytes, action: str) -> Found:
-        """One request that is answered by one message.
+        """Send a request that one message answers, and return the answer.
 
-        ``request`` may carry any sequence number; ``action`` is for the error.
+        ``request`` may have any sequence number. ``action`` is for the error.
 
         Raises:
-            KernelError: the kernel refused it, or the answer was lost.
+            KernelError: the kernel refused the request, or the answer was lost.
         """
         request, wanted = self._numbered(request)
         try:
@@ -205,17 +205,17 @@ class Channel:
         raise KernelError(action=action, detail="the answer is not complete")
 
     def dump(self, request: bytes, action: str) -> list[Found]:
-        """All messages of a dump, read to its end before any of them counts.
+        """All messages of a dump. It is read to its end before any message counts.
 
-        ``request`` may carry any sequence number; ``action`` is for the error.
+        ``request`` may have any sequence number. ``action`` is for the error.
 
         Raises:
-            KernelError: the kernel refused it, or no attempt was complete and undisturbed.
+            KernelError: the kernel refused the request, or no attempt was complete and consistent.
         """
         return self.gather(request, action, lambda found: found)
 
     def gather(self, request: bytes, action: str, read: Callable[[list[Found]], Iterable[T]]) -> list[T]:
-        """What ``read`` makes of each part of a dump, in the place of its messages; otherwise as ``dump``."""
+        """As ``dump``, but with the results of ``read`` for each part in the place of its messages."""
         number, detail = 0, ""
         for pause_s in DUMP_PAUSES_S:
             if pause_s:
@@ -232,12 +232,12 @@ class Channel:
         raise KernelError(action=action, errno=number, detail=detail)
 
     def dumping(self, request: bytes, action: str) -> Iterator[list[Found]]:
-        """A dump in one attempt, whatever changes underneath, in the parts in which it is received.
+        """One attempt at a dump, in the parts in which it arrives. The kernel's data may change during it.
 
-        ``request`` and ``action`` are as for ``dump``. Nothing else may be asked of this channel before the end.
+        ``request`` and ``action`` are as for ``dump``. This channel must not be used before the end of the dump.
 
         Raises:
-            KernelError: the kernel refused it, or something of it was lost.
+            KernelError: the kernel refused the request, or a part was lost.
         """
         try:
             for found, _ in self._received(request, action):
@@ -261,10 +261,10 @@ class Channel:
         return message.numbered(request, sequence), _SEQUENCE.unpack(sequence)[0]
 
     def _receive(self) -> bytes:
-        """One datagram.
+        """Receive one datagram.
 
         Raises:
-            OSError: there is none, some were lost, or it was cut off.
+            OSError: there is none, some were lost, or it is truncated.
         """
         size = self._open().recv_into(self._buffer, RECEIVE_SIZE, socket.MSG_TRUNC)
         if size > RECEIVE_SIZE:
@@ -272,7 +272,7 @@ class Channel:
         return bytes(memoryview(self._buffer)[:size])
 
     def _acknowledged(self, first: int, last: int, failed: dict[int, int]) -> bool:
-        """Gather answers into ``failed`` up to the last one; false where some of them were lost."""
+        """Gather answers into ``failed``, up to the last one. Returns whether none was lost."""
         complete = True
         while True:
             try:
@@ -280,7 +280,7 @@ class Channel:
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     return False
-                # Lost are those that came last; what lies in the queue is good. The kernel says this once per overrun.
+                # The kernel lost the last ones; the answers in the queue are valid. It reports an overrun once.
                 complete = False
                 continue
             for kind, _, sequence, start, end in _messages(data):
@@ -293,7 +293,7 @@ class Channel:
                     return complete
 
     def _gather(self, request: bytes, action: str, read: Callable[[list[Found]], Iterable[T]]) -> list[T] | None:
-        """One attempt; None when the kernel says that something changed meanwhile."""
+        """One attempt; None if the kernel reports that its data changed meanwhile."""
         found: list[T] = []
         interrupted = False
         for part, is_disturbed in self._received(request, action):
@@ -302,7 +302,7 @@ class Channel:
         return None if interrupted else found
 
     def _received(self, request: bytes, action: str) -> Iterator[tuple[list[Found], bool]]:
-        """The messages of each datagram of a dump, and whether the kernel says there that something has changed meanwhile."""
+        """The messages of each datagram of a dump, and whether the kernel reports there that its data has changed meanwhile."""
         request, wanted = self._numbered(request)
         self._open().send(request)
         is_over = False
@@ -325,10 +325,10 @@ class Channel:
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
-    """Type, flags, sequence number, start and end of the payload of each message in a datagram.
+    """Type, flags, sequence number, payload start and payload end of each message in a datagram.
 
     Raises:
-        OSError: one does not fit.
+        OSError: a message is malformed.
     """
     position, size = 0, len(data)
     while position + message.HEADER_SIZE <= size:
@@ -343,10 +343,10 @@ def _messages(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
 
 @contextlib.contextmanager
 def understanding(action: str) -> Iterator[None]:
-    """Around the reading of an answer that may be shorter than it should be, or lack what it should have.
+    """A context for reading an answer that may be too short, or lack an attribute.
 
     Raises:
-        KernelError: it is, or does.
+        KernelError: the answer is too short, or lacks an attribute.
     """
     try:
         yield
@@ -355,14 +355,14 @@ def understanding(action: str) -> Iterator[None]:
 
 
 def explain(number: int) -> str:
-    """What the error number of a failed message means."""
+    """The meaning of the error number of a failed message."""
     if number == UNANSWERED:
         return "the kernel's answer was lost, so this may or may not be in force"
     return os.strerror(number)
 
 
 def resolve_family(channel: Channel, name: str, module: str) -> int:
-    """The ``nlmsg_type`` of a generic netlink family. Asking for it makes the kernel load the module that brings it.
+    """The ``nlmsg_type`` of a generic netlink family. This question makes the kernel load the module of the family.
 
     Raises:
         KernelError: there is no such family.

@@ -1,4 +1,4 @@
-"""All drivers of this node as one: observe the kernel, apply operations in order. Everything here blocks; see ``thread``."""
+"""All drivers of this node in one object: it observes the kernel and applies operations. All calls block; see ``thread``."""
 
 import contextlib
 import dataclasses
@@ -37,16 +37,16 @@ from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Skeleton
 from ipvsproxy.model.state import Observation
 
 SETS_AT_ONCE = 5
-"""Of the 34 sets, so many are looked at without a pause: three system calls each."""
+"""The number of sets, out of 34, in one part of a poll: each takes three system calls."""
 
 T = TypeVar("T")
 
 
 class Driver(Protocol):
-    """What applies operations of some kinds, in order; one outcome each."""
+    """Applies operations of some kinds, in order, with one outcome for each."""
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply all of them, whatever becomes of the others."""
+        """Apply all operations. A failure does not stop the others."""
 
 
 class NodeKernel:
@@ -63,18 +63,17 @@ class NodeKernel:
         rules_patience_s: float | None = None,
         on_late_rules: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open all sockets. ``chains`` and ``jumps`` are those that count as ours, ``commands`` the iptables programs to use.
+        """Open all sockets. Only ``chains`` and ``jumps`` count as ours. ``commands`` are the iptables programs to use.
 
-        ``ipvs`` replaces the driver of that name, which needs IPVS to be there. ``rules_patience_s`` is how long anything else
-        waits for a program of iptables; None means as long as it takes. ``on_late_rules`` is called, in another thread, when one
-        is over that took longer.
+        ``ipvs`` replaces the IPVS driver, which requires a kernel with IPVS. ``rules_patience_s`` is the longest wait of any call
+        for a program of iptables; None means without bound. ``on_late_rules`` is called, in another thread, when a program that
+        took longer ends.
 
-        ``on_applied`` is told what became of each run of operations that went to one driver, and how many seconds that took;
-        in the thread that applies them. ``ports`` holds the port ids under which addresses are changed, as notifications name
-        them.
+        ``on_applied`` gets the outcomes of each run of operations of one driver, and its duration in seconds; it is called in the
+        thread that applies them. ``ports`` are the port ids of the sockets that change addresses, as in notifications.
 
         Raises:
-            KernelError: the kernel lacks something, or this process may not use it.
+            KernelError: the kernel lacks a feature, or this process may not use it.
         """
         self.ports: set[int] = set()
         self._on_applied = on_applied
@@ -101,11 +100,11 @@ class NodeKernel:
 
     @property
     def traffic(self) -> TrafficReader:
-        """Reads IPVS's counters, on a socket of its own."""
+        """The reader of IPVS's counters, with a socket of its own."""
         return self.ipvs.traffic
 
     def _open_noted(self, protocol: int) -> socket.socket:
-        """Open a socket whose port id is among ``ports``: what it changes is not somebody else's change."""
+        """Open a socket and add its port id to ``ports``: its changes are our own."""
         opened = netlink.open_socket(protocol)
         self.ports.add(opened.getsockname()[0])
         return opened
@@ -116,7 +115,7 @@ class NodeKernel:
             driver.close()
 
     def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
-        """Read all that may be ours: these sets, the rules of these families, these settings, and the rest as a whole."""
+        """Read all that may be ours: these sets, the rules of these families, these settings, and all objects of other kinds."""
         errors: list[str] = []
         addresses = _attempt(self._addresses.observe, errors)
         found = _attempt(lambda: self._ipset.observe(sets), errors)
@@ -136,13 +135,14 @@ class NodeKernel:
     def poll(
         self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool
     ) -> Iterator[Observation]:
-        """As ``observe``, part by part, and other calls may come between them.
+        """As ``observe``, part by part; other calls may come between the parts.
 
-        Most parts take some milliseconds; longer ones are the addresses, a large set, the settings of all virtual servers, and
+        Most parts take a few milliseconds. Longer ones are the addresses, a large set, the settings of all virtual servers, and
         rules that have changed.
 
-        Unless it is ``thorough``, only what may have changed since the last look: scheduler flags are not looked at, addresses,
-        sets and virtual servers not where the kernel says the same as before, and rules not where nobody has touched them.
+        Unless ``thorough``, a poll only returns what may have changed since the last one. It does not read scheduler flags. It
+        leaves out addresses, sets and virtual servers for which the kernel gives the same answer as before, and rules that nobody
+        has changed.
         """
         errors: list[str] = []
         if thorough:
@@ -175,32 +175,32 @@ class NodeKernel:
             yield Observation(errors=(str(error),))
 
     def read_rules(self, families: Iterable[Family]) -> None:
-        """Read the rules ahead: where nobody changes one until then, ``observe`` starts no process. It tells what fails, too."""
+        """Read the rules ahead. If no rule changes until then, ``observe`` starts no process. Only ``observe`` reports errors."""
         for family in families:
             with contextlib.suppress(KernelError):
                 self.iptables.observe(family)
 
     def _read_rules(self, family: Family, mark: object, errors: list[str]) -> ObservedSkeleton | None:
-        """Read them; ``mark`` was taken before, so that what changes meanwhile is seen by the next look."""
+        """Read the rules of a family. ``mark`` was read before: the next poll sees changes that were made meanwhile."""
         image = _attempt(functools.partial(self.iptables.observe, family), errors)
         if image and image.hidden:
             errors.append(f"{family.label}: {iptables.describe_hidden(image.hidden)}")
-        is_seen = image is not None and not image.hidden  # else the next look reads them again, and tells the same
+        is_seen = image is not None and not image.hidden  # otherwise the next poll reads and reports them again
         self._marks[family] = mark if is_seen else None
         return image
 
     def _mark(self, family: Family) -> object:
-        """A mark of a family's rules; None where the kernel does not tell, so that only ``observe`` reads them."""
+        """The mark of a family's rules; None if the kernel does not show one, so that only ``observe`` reads the rules."""
         with contextlib.suppress(KernelError):
             program = self.iptables.known_program(family)
             return self._rule_changes.mark(family, program.variant) if program else None
         return None
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
-        """The addresses of this host on all interfaces but our device.
+        """The addresses of this host on all interfaces except our device.
 
         Raises:
-            KernelError: they could not be read.
+            KernelError: the addresses could not be read.
         """
         return self._addresses.observe()[2]
 
@@ -208,7 +208,7 @@ class NodeKernel:
         """The IPVS connection timeouts.
 
         Raises:
-            KernelError: they could not be read.
+            KernelError: the timeouts could not be read.
         """
         return self.ipvs.read_timeouts()
 
@@ -223,7 +223,7 @@ class NodeKernel:
         return {key: counts.get(key) for key in keys}
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply operations in their order, whatever becomes of each; one outcome each, in the same order."""
+        """Apply operations in their order, with one outcome for each, in the same order. A failure does not stop the others."""
         outcomes: list[Outcome] = []
         began_s = time.monotonic()
         done: list[tuple[list[Outcome], float]] = []
@@ -232,19 +232,19 @@ class NodeKernel:
             try:
                 applied = driver.apply(run)
             except KernelError as error:
-                # What the driver did before is not known: all of it is done again, which is no error.
+                # It is unknown which ones the driver has applied. All of them are repeated, which is no error.
                 applied = [Outcome(operation, error=str(error), errno=error.errno) for operation in as_tried_again(run)]
             self._forget_marks(run)
             ended_s = time.monotonic()
             done.append((applied, ended_s - began_s))
             began_s = ended_s
             outcomes += applied
-        for applied, duration_s in done:  # when all is in force: nobody waits for a figure
+        for applied, duration_s in done:  # after all operations, because nothing waits for the durations
             self._on_applied(applied, duration_s)
         return outcomes
 
     def _forget_marks(self, run: Iterable[Operation]) -> None:
-        """Rules that were written are read by the next look: somebody may have made them again what they were before."""
+        """Make the next poll read rules that were written: another program may have undone the change."""
         for _, item in run:
             if isinstance(item, Skeleton):
                 self._marks.pop(item.family, None)
@@ -257,7 +257,7 @@ def _of_addresses(seen: ObservedAddresses | None) -> Observation:
 
 
 def _as_ours(found: Mapping[str, ObservedSet | None]) -> Mapping[str, AbstractSet[SetEntry] | None]:
-    """The entries of sets; None where there is none, or one that is not made as ours are: creating ours says what it is."""
+    """The entries of sets. None for a set that is absent or unlike ours: the creation of ours reports the difference."""
     return {name: None if one is None or one.differs_from(IP_SETS[name]) else one.entries for name, one in found.items()}
 
 

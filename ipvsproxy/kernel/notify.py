@@ -1,8 +1,8 @@
-"""What others change on this host's interfaces, as the kernel tells it.
+"""Notifications of changes on this host's interfaces by other programs.
 
-Only addresses and interfaces are told; IPVS, ipset and iptables changes are not, and are found by reading again. The listener
-has a socket of its own, because an event carries the sequence number of the request that caused it and could be taken for a
-reply. Layouts: include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
+Only addresses and interfaces have notifications; changes of IPVS, ipsets and iptables are found by polls. The listener has a
+socket of its own, because an event carries the sequence number of the request that caused it, and could be taken for a reply.
+Layouts: include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Address, Family
 
 RECEIVE_BUFFER = 16 << 20
-"""Bytes of events that may wait. An event takes about 1 KiB there, so 10,000 addresses at once do not overrun it."""
+"""The bytes of events that may wait. An event takes about 1 KiB there, so 10,000 addresses at once cause no overrun."""
 READS_AT_ONCE = 64
-"""Most datagrams that one ``read`` takes, so that a storm of events leaves its thread some time for other work."""
+"""The most datagrams of one ``read``, so that a storm of events leaves its thread some time for other work."""
 MOST_FILTERED = 100
-"""Own ports that the kernel is told of; its filters cannot jump over many more."""
+"""The most own ports that the kernel filters; its filters cannot jump over many more."""
 
 _GROUPS = 0x1 | 0x10 | 0x100  # RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
 _SO_RCVBUFFORCE = 33
@@ -34,7 +34,7 @@ _LINK = struct.Struct("=BxHiII")  # ifinfomsg: family, type, index, flags, chang
 _ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix length, flags, scope, index
 _IFLA_IFNAME, _IFA_ADDRESS, _IFA_LOCAL = 3, 1, 2
 _DATAGRAM = 1 << 16
-# include/uapi/linux/filter.h; the socket module has none of it.
+# Constants of include/uapi/linux/filter.h; the socket module has none of them.
 _SO_ATTACH_FILTER = 26
 _INSTRUCTION = struct.Struct("=HBBI")  # sock_filter: code, steps to skip if true, if false, operand
 _LOAD_HALF, _LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x28, 0x20, 0x15, 0x06
@@ -48,13 +48,13 @@ class AddressAppeared(NamedTuple):
 
 
 class AddressVanished(NamedTuple):
-    """An address is not on its interface any more."""
+    """An address is no longer on its interface."""
 
     address: InterfaceAddress
 
 
 class DeviceVanished(NamedTuple):
-    """The device of the service addresses was deleted or renamed, and with it went all its addresses."""
+    """The device of the service addresses was deleted or renamed, and its addresses are gone."""
 
     name: str
 
@@ -67,10 +67,10 @@ Change = AddressAppeared | AddressVanished | DeviceVanished | Overrun
 
 
 class ChangeListener:
-    """A socket that is readable when an interface or address of the network namespace it was made in has changed.
+    """A socket that becomes readable when an interface or address changes, in the network namespace in which it was made.
 
-    ``read`` never waits; it is meant for an event loop that watches ``fileno()``. Changes made through sockets whose port ids
-    are in ``own_ports`` are not told.
+    ``read`` never waits: an event loop should watch ``fileno()``. Changes through sockets with a port id in ``own_ports`` are
+    left out.
     """
 
     def __init__(self, *, own_ports: Collection[int] = (), device: str = DEVICE) -> None:
@@ -81,7 +81,7 @@ class ChangeListener:
         try:
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
             self._socket.setblocking(False)
-            with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN the default must do
+            with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN the default size must do
                 self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BUFFER)
             self._socket.bind((0, _GROUPS))
         except OSError as error:
@@ -103,7 +103,7 @@ class ChangeListener:
         self.close()
 
     def read(self) -> tuple[Change, ...]:
-        """What has changed since the last call, in the order in which it happened. Empty when nothing has.
+        """The changes since the last call, in their order; empty without any.
 
         Raises:
             KernelError: the socket is broken.
@@ -126,7 +126,7 @@ class ChangeListener:
         return tuple(changes)
 
     def _ask_for_names(self) -> None:
-        # The answer comes over the same socket, in order with the events.
+        # The answer comes through the same socket, in order with the events.
         length = _HEADER.size + _LINK.size
         request = _HEADER.pack(length, _GETLINK, _REQUEST_DUMP, 1, 0) + _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
         try:
@@ -135,12 +135,12 @@ class ChangeListener:
             raise _broken(error) from error
 
     def _filter_own(self) -> None:
-        """Have the kernel leave out the addresses that we change, thousands at a start; what came before is left out here."""
+        """Make the kernel leave out our own changes, thousands at a start. Those that it sent before are left out here."""
         self._filtered = len(self._own_ports)
         program = _without_addresses_of(tuple(self._own_ports)[:MOST_FILTERED])
         instructions = ctypes.create_string_buffer(program, len(program))
         count = len(program) // _INSTRUCTION.size
-        with contextlib.suppress(OSError):  # without it all is the same, but slower
+        with contextlib.suppress(OSError):  # it is only faster with the filter
             self._socket.setsockopt(
                 socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", count, ctypes.addressof(instructions))
             )
@@ -151,7 +151,7 @@ class ChangeListener:
             length, kind, _, _, port = _HEADER.unpack_from(data, position)
             body, end = position + _HEADER.size, position + length
             if length < _HEADER.size or end > len(data):
-                yield Overrun()  # whatever it was, it is lost
+                yield Overrun()  # its content is lost
                 return
             if kind in (_NEWLINK, _DELLINK) and end - body >= _LINK.size:
                 yield from self._link(kind, port, data, body, end)
@@ -177,7 +177,7 @@ class ChangeListener:
             return
         family, prefix_length, _, _, index = _ADDRESS.unpack_from(data, body)
         attributes = message.attributes(data, body + _ADDRESS.size, end)
-        # Of a point-to-point link IFA_ADDRESS is the other end; ours is IFA_LOCAL. IPv6 mostly has no IFA_LOCAL.
+        # On a point-to-point link IFA_ADDRESS is the other end, and IFA_LOCAL is ours. IPv6 mostly has no IFA_LOCAL.
         at = attributes.get(_IFA_LOCAL, attributes.get(_IFA_ADDRESS))
         if at is None or family not in tuple(Family) or at[1] - at[0] != Family(family).bits // 8:
             return
@@ -185,7 +185,7 @@ class ChangeListener:
         yield AddressAppeared(address) if kind == _NEWADDR else AddressVanished(address)
 
     def _name(self, index: int) -> str:
-        # The list of names comes in parts, between which events may fall.
+        # The list of names comes in parts, and events may come between them.
         try:
             return self._names.get(index) or socket.if_indextoname(index)
         except OSError:
@@ -193,7 +193,7 @@ class ChangeListener:
 
 
 def _without_addresses_of(ports: Collection[int]) -> bytes:
-    """A socket filter that passes every message but those about addresses by which these ports tell of themselves."""
+    """A socket filter that passes every message except those about addresses with one of these port ids."""
     checks = [_INSTRUCTION.pack(_JUMP_IF_EQUAL, len(ports) - at, 0, _loaded("=I", port)) for at, port in enumerate(ports)]
     return b"".join((
         _INSTRUCTION.pack(_LOAD_HALF, 0, 0, 4),  # nlmsg_type
@@ -207,7 +207,7 @@ def _without_addresses_of(ports: Collection[int]) -> bytes:
 
 
 def _loaded(code: str, value: int) -> int:
-    """What a filter gets when it loads this number: it takes all numbers to be in network order."""
+    """The value of a number in a filter, which loads all numbers as if they were in network order."""
     return int.from_bytes(struct.pack(code, value), "big")
 
 

@@ -1,6 +1,6 @@
-"""Packages of others that import everything they have, although a few of their modules are all that is wanted here.
+"""Imports of single modules from packages that would import all of their modules.
 
-Such a package can be in ``sys.modules`` without having been executed: then what is in it can be imported as usual, and alone.
+Such a package can be in ``sys.modules`` without having been executed. Then each of its modules can be imported as usual, alone.
 """
 
 import importlib
@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 class _Deferred(ModuleType):
-    """A package that is executed, once and in its place, when somebody asks for anything in it that is not there yet."""
+    """A package that is executed, once and in its place, at the first access to an attribute that it does not have yet."""
 
     def __getattr__(self, name: str) -> object:
         self.__class__ = ModuleType  # type: ignore[assignment]  # from now on it is like any other
@@ -20,9 +20,9 @@ class _Deferred(ModuleType):
 
 
 def defer(package: str, *modules: str) -> ModuleType:
-    """Have the package in ``sys.modules``, to be executed only when it is needed; as it is, if it is there already.
+    """Put a package into ``sys.modules``, to be executed only when it is needed. A package that is there already stays as it is.
 
-    ``modules`` of it are imported at once: those that others in it import by ``from package import module``.
+    ``modules`` are imported at once: those that other modules of the package import by ``from package import module``.
 
     Raises:
         ModuleNotFoundError: there is no such package, or it has no such module.

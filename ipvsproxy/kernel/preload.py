@@ -1,6 +1,6 @@
-"""How the programs of iptables do with CAP_NET_ADMIN alone: by the library that ``datagram.c`` is compiled to.
+"""The library, compiled from ``datagram.c``, with which the programs of iptables only need CAP_NET_ADMIN.
 
-It is there where a C compiler was when this package was installed, as in the image; elsewhere CAP_NET_RAW is needed.
+It exists if there was a C compiler when this package was installed, as in the image. Without it, CAP_NET_RAW is needed.
 """
 
 import os
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 LIBRARY = pathlib.Path(__file__).with_name("datagram.abi3.so")
 NET_ADMIN, NET_RAW = 12, 13
-"""Bits of capability sets (include/uapi/linux/capability.h)."""
+"""The bits of capability sets (include/uapi/linux/capability.h)."""
 
 
 def capabilities(proc: pathlib.Path = pathlib.Path("/proc")) -> int:
@@ -19,7 +19,7 @@ def capabilities(proc: pathlib.Path = pathlib.Path("/proc")) -> int:
 
 
 def environment(proc: pathlib.Path = pathlib.Path("/proc"), library: pathlib.Path = LIBRARY) -> Mapping[str, str] | None:
-    """What a program of iptables is to be started with; None for our own environment, where nothing has to be added."""
+    """The environment for a program of iptables; None for our own environment, if nothing has to be added."""
     if capabilities(proc) >> NET_RAW & 1 or not library.exists():
         return None
     preloaded = [str(library), *filter(None, [os.environ.get("LD_PRELOAD")])]

@@ -1,8 +1,8 @@
-"""Whether anybody has changed the iptables rules, without starting a process.
+"""Whether any program has changed the iptables rules, without starting a process.
 
-The nf_tables variant: the kernel numbers its generations of rules, one per change by anybody. The legacy variant: the kernel
-hands out a table as it holds it, and all of it but the packet counters is hashed. Layouts: include/uapi/linux/netfilter/
-nf_tables.h, and linux/netfilter_ipv4/ip_tables.h and linux/netfilter_ipv6/ip6_tables.h below it.
+The nf_tables variant: the kernel numbers the generations of the rules, one for each change. The legacy variant: the kernel
+returns a table as it holds it, and all of it except the packet counters is hashed. Layouts:
+include/uapi/linux/netfilter/nf_tables.h, and linux/netfilter_ipv4/ip_tables.h and linux/netfilter_ipv6/ip6_tables.h below it.
 """
 
 import hashlib
@@ -18,22 +18,22 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.net import Family
 
 TABLES = ("nat", "filter")
-"""Those that our rules are in."""
+"""The tables of our rules."""
 NO_RULES = (b"",) * len(TABLES)
-"""The mark where these tables hold no rule, and no chain but those that they were made with. The nf_tables variant has none."""
+"""The mark of tables without rules, and without chains except the built-in ones. The nf_tables variant has no such mark."""
 
 _GET_GENERATION = 10 << 8 | 16  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETGEN
 _GENERATION_ID = 1
 _NETFILTER_HEADER = 4
 _GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; the same numbers for IPv6
 _INFO = struct.Struct("=32sI40xII")  # ipt_getinfo: name, a bit for each hook, number of entries, their size in bytes
-_OWN_ENTRIES = 1  # of a table without rules: this one at its end, and the policy of each hook
+_OWN_ENTRIES = 1  # the entries of a table without rules: this one at its end, and the policy of each hook
 _ENTRIES_OFFSET = 40
 _NAME = 32
 
 
 class _Layout(NamedTuple):
-    """Of an entry: where its length and its counters are."""
+    """The positions of an entry's length and counters."""
 
     level: int
     length_at: int
@@ -48,9 +48,9 @@ _COUNTERS = bytes(16)
 
 
 class RuleChanges:
-    """Marks of the state of the rules; two that are equal mean that nothing was changed between them.
+    """Marks of the state of the rules: two equal marks mean that no rule has changed in between.
 
-    It belongs to the thread that made it, and asks about that thread's network namespace.
+    They are marks of the network namespace of the thread that makes this object. Only that thread may use it.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -61,12 +61,12 @@ class RuleChanges:
         self._channel.close()
 
     def mark(self, family: Family, variant: str, tables: Sequence[str] = TABLES) -> object:
-        """The mark of a family's rules now, perhaps ``NO_RULES``; ``variant`` is ``nf_tables`` or ``legacy``.
+        """The present mark of a family's rules, possibly ``NO_RULES``. ``variant`` is ``nf_tables`` or ``legacy``.
 
-        ``tables`` are the legacy ones to look at, which are made by it if they are not there.
+        ``tables`` are the legacy tables to read. The kernel creates those that are absent.
 
         Raises:
-            KernelError: the kernel does not tell.
+            KernelError: the kernel shows no mark.
         """
         return self._generation() if variant == "nf_tables" else tuple(_digest(family, table) for table in tables)
 
@@ -81,7 +81,7 @@ class RuleChanges:
 
 
 def _digest(family: Family, table: str) -> bytes:
-    """A hash of a table of the legacy variant, without its counters; empty where it is as it was made, but for its policies."""
+    """A hash of a legacy table without its counters; empty without any rules and chains except the built-in ones."""
     layout = _LAYOUTS[family]
     action = f"read the {family.label} table {table}"
     with socket.socket(socket.AF_INET if family is Family.IPV4 else socket.AF_INET6, socket.SOCK_DGRAM) as asking:

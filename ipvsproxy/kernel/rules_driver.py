@@ -1,7 +1,8 @@
-"""The iptables driver of each family, in a thread of its own: a program that waits for its lock, or hangs, holds up nothing else.
+"""The iptables driver of each family, in a thread of its own: no other call waits for a program that hangs or waits for its lock.
 
-Rule 1: a caller waits ``patience_s`` for a program, and ``SHORT_PATIENCE_S`` where the last one of that family took longer.
-Rule 2: what takes longer goes on, and counts as failed (EINPROGRESS) meanwhile. Asked for again, it tells its outcome.
+Rule 1: a call waits ``patience_s`` for a program, or ``SHORT_PATIENCE_S`` if the last program of that family took longer.
+Rule 2: a program that takes longer goes on, and its operation counts as failed (EINPROGRESS) meanwhile. The next attempt at the
+same operation returns its outcome.
 Rule 3: one program of a family at a time. Families do not wait for each other.
 """
 
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 
 class _UnderWay(NamedTuple):
-    """A program that somebody did not wait for, and what it was asked to do."""
+    """A program for which no call waits, and the question that it answers."""
 
     question: object
     future: concurrent.futures.Future[Any]
@@ -34,8 +35,8 @@ class _UnderWay(NamedTuple):
 class RulesDriver:
     """Reads and writes the rules of both families, in the network namespace of the thread that makes this object.
 
-    ``patience_s`` is how long a call waits for a program; None means as long as it takes. Its methods are those of
-    ``IptablesDriver``, to be called by one thread.
+    ``patience_s`` is the longest wait of a call for a program; None means without bound. The methods are those of
+    ``IptablesDriver``. Only one thread may call them.
     """
 
     def __init__(
@@ -47,16 +48,16 @@ class RulesDriver:
         patience_s: float | None = None,
         on_late_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_late_end`` is called, in another thread, when a program is over that took too long."""
+        """``on_late_end`` is called, in another thread, when a program that took too long ends."""
         self._on_late_end = on_late_end
         self._patience_s = patience_s
-        programs: dict[str, Program] = {}  # both families' programs are mostly one file, which is asked for its version once
+        programs: dict[str, Program] = {}  # both families' programs are mostly one file, whose version is read once
         self._families = {family: _FamilyRules(family, chains, jumps, commands, programs) for family in Family}
         self._under_way: dict[Family, _UnderWay] = {}
         self._slow: set[Family] = set()
 
     def close(self) -> None:
-        """Close all sockets. A program that is under way is not waited for."""
+        """Close all sockets, without waiting for a running program."""
         for rules in self._families.values():
             rules.close()
 
@@ -65,19 +66,19 @@ class RulesDriver:
         return self._families[family].known_program()
 
     def program(self, family: Family) -> Program:
-        """As ``IptablesDriver``.
+        """As in ``IptablesDriver``.
 
         Raises:
-            KernelError: also where that takes too long.
+            KernelError: also if it takes too long.
         """
         return self.known_program(family) or self._ask(family, "program", self._families[family].driver.program, family)
 
     def usable(self, family: Family) -> Refusal | None:
-        """As ``IptablesDriver``; what takes too long is no certain refusal."""
+        """As in ``IptablesDriver``. A program that takes too long is no certain refusal."""
         return self._try(family, self._families[family].driver.usable)
 
     def try_writing(self, family: Family) -> Refusal | None:
-        """As ``IptablesDriver``; what takes too long is no certain refusal."""
+        """As in ``IptablesDriver``. A program that takes too long is no certain refusal."""
         return self._try(family, self._families[family].driver.try_writing)
 
     def _try(self, family: Family, method: Callable[[Family], Refusal | None]) -> Refusal | None:
@@ -87,7 +88,7 @@ class RulesDriver:
             return Refusal(error.detail, is_certain=False)
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """As ``IptablesDriver``."""
+        """As in ``IptablesDriver``."""
         found: list[str] = []
         for family in families:
             with contextlib.suppress(KernelError):
@@ -95,15 +96,15 @@ class RulesDriver:
         return found
 
     def observe(self, family: Family) -> ObservedSkeleton:
-        """As ``IptablesDriver``.
+        """As in ``IptablesDriver``.
 
         Raises:
-            KernelError: also where that takes too long.
+            KernelError: also if it takes too long.
         """
         return self._ask(family, "observe", self._families[family].driver.observe, family)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """As ``IptablesDriver``. An operation that takes too long has failed with EINPROGRESS, and goes on."""
+        """As in ``IptablesDriver``. An operation that takes too long fails with EINPROGRESS, and goes on."""
         begun: list[tuple[Operation, Family, _UnderWay | KernelError]] = []
         for operation in operations:
             if isinstance(operation.item, Skeleton):
@@ -115,7 +116,7 @@ class RulesDriver:
                 else:
                     begun.append((operation, family, under_way))
         outcomes: list[Outcome] = []
-        for operation, family, started in begun:  # the programs of all families run by now
+        for operation, family, started in begun:  # by now the programs of all families run
             try:
                 if isinstance(started, KernelError):
                     raise started
@@ -129,7 +130,7 @@ class RulesDriver:
         return answer
 
     def _begin(self, family: Family, question: object, method: Callable[..., T], *arguments: object) -> _UnderWay:
-        """Raises KernelError while another program of this family is under way."""
+        """Raises KernelError while another program of this family runs."""
         before = self._under_way.get(family)
         if before is not None:
             if before.question == question:
@@ -181,7 +182,7 @@ class _FamilyRules:
         self._family = family
         self._changes = RuleChanges()
         self.driver = IptablesDriver(chains=chains, jumps=jumps, commands=commands, mark=self._mark, programs=programs)
-        # The thread begins with the first call, and so in the namespace of the thread that made this object.
+        # The thread starts with the first call, and so in the network namespace of the thread that makes this object.
         self._thread = concurrent.futures.ThreadPoolExecutor(1, f"iptables {family.label}")
 
     def submit(self, method: Callable[..., T], *arguments: object) -> concurrent.futures.Future[T]:
@@ -195,7 +196,7 @@ class _FamilyRules:
         self._thread.shutdown(wait=False)
 
     def _mark(self, family: Family) -> object:
-        """A mark of the rules, taken in the thread of the driver; None where the kernel does not tell."""
+        """The mark of the rules, read in the driver's thread; None if the kernel does not show one."""
         with contextlib.suppress(KernelError):
             return self._changes.mark(family, self.driver.program(family).variant)
         return None

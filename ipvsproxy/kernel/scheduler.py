@@ -1,9 +1,9 @@
-"""Whether the kernel has a scheduler. It loads the module by itself when a virtual server asks for it, so one has to ask.
+"""Whether the kernel has a scheduler. The kernel loads the module when a virtual server asks for it, so only an attempt shows it.
 
-What asks is a virtual server that the kernel refuses, but not before it has looked for the scheduler (``ip_vs_add_service`` in
-net/netfilter/ipvs/ip_vs_ctl.c): whoever is killed in between leaves nothing behind. It is one of IPv6. On a kernel whose IPVS
-has no IPv6, kube-proxy's asks instead (pkg/proxy/ipvs in kubernetes/kubernetes), which exists for a moment, and has no real
-server; its address belongs to documentation (RFC 5737), so that no client ever meets with it.
+The attempt is a virtual server that the kernel refuses, but only after it has looked up the scheduler (``ip_vs_add_service`` in
+net/netfilter/ipvs/ip_vs_ctl.c). So a process that is killed in between leaves nothing behind. This virtual server is of IPv6. If
+IPVS in this kernel has no IPv6, the attempt is kube-proxy's (pkg/proxy/ipvs in kubernetes/kubernetes): a virtual server that
+exists for a moment, without real servers. Its address is reserved for documentation (RFC 5737), so that no client ever uses it.
 """
 
 import errno
@@ -18,13 +18,13 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 
 PROBE_ADDRESS = parse_address("198.51.100.0")
 FIRST_PROBE_PORT = 20000
-"""The first of its ports that is free: a virtual server that somebody else has there is left alone."""
+"""The probe has the first free port from here on, so that a virtual server of another program is left alone."""
 
 _ACTION = "find out which schedulers there are"
 
 
 def why_unusable(ipvs: IpvsDriver, scheduler: str) -> str:
-    """Why no virtual server can have this scheduler, one line for the operator; empty when it can be had.
+    """The reason why no virtual server can have this scheduler, one line for the operator; empty if it can.
 
     Raises:
         KernelError: virtual servers cannot be listed, added or removed, whatever their scheduler.
@@ -39,7 +39,7 @@ def why_unusable(ipvs: IpvsDriver, scheduler: str) -> str:
 
 
 def _is_missing_for_ipv4(ipvs: IpvsDriver, scheduler: str) -> bool:
-    """Ask by a virtual server that is added, unless an existing one has the scheduler."""
+    """Ask by adding a virtual server, unless an existing one has the scheduler."""
     seen = ipvs.observe()
     if any(server.settings.scheduler == scheduler for server in seen.values()):
         return False
@@ -50,7 +50,7 @@ def _is_missing_for_ipv4(ipvs: IpvsDriver, scheduler: str) -> bool:
         return True
     if added.error:
         raise KernelError(action=_ACTION, errno=added.errno, detail=added.error)
-    if not added.surprise:  # else somebody has just made it
+    if not added.surprise:  # otherwise another program has just made it
         removed = _apply(ipvs, Operation(Verb.REMOVE, probe))
         if removed.error:
             raise KernelError(action=_ACTION, errno=removed.errno, detail=removed.error)

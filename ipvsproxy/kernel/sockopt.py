@@ -1,4 +1,4 @@
-"""Questions that the kernel answers by ``getsockopt``, whose buffer holds the question first and then the answer."""
+"""Questions by ``getsockopt``: one buffer holds the question, and then the kernel's answer."""
 
 import ctypes
 import os
@@ -10,10 +10,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def ask(asking: socket.socket, level: int, option: int, question: bytes, action: str) -> bytes:
-    """The answer, which is as long as the question or shorter; ``action`` is for the error.
+    """The answer, at most as long as the question. ``action`` is for the error.
 
     Raises:
-        KernelError: the kernel refused it.
+        KernelError: the kernel refused the question.
     """
     buffer = ctypes.create_string_buffer(question, len(question))
     length = ctypes.c_uint32(len(question))

@@ -1,7 +1,7 @@
 """The one thread that owns the netlink sockets.
 
-A netlink request does its work inside ``send()``, so asyncio gains nothing there; in a thread of their own the calls keep
-neither the event loop nor each other's order waiting.
+A netlink request does its work inside ``send()``, so asyncio has no advantage there. In a thread of their own, requests do not
+block the event loop, and stay in order.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 TURN_S = 0.001
-"""How long this thread may keep the interpreter from the event loop, where Python's own choice is five times as long."""
+"""How long this thread may hold the interpreter lock while the event loop waits. Python's default is five times as long."""
 
 SLOW_S = 5.0
-"""A call that takes longer is reported while it goes on: the kernel answers within milliseconds, or an answer was lost."""
+"""A call that takes longer is reported while it runs: the kernel answers within milliseconds, or an answer was lost."""
 
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
@@ -27,21 +27,21 @@ R = TypeVar("R")
 
 
 class Worker(Protocol):
-    """Does jobs one after the other, in the order in which they come."""
+    """Runs jobs one after the other, in their order."""
 
     def put(self, future: asyncio.Future[Any], job: Callable[[], object]) -> None:
-        """Do this job, and tell the future what came of it.
+        """Run this job, and pass its result or exception to the future.
 
         Raises:
-            RuntimeError: it has been stopped.
+            RuntimeError: the worker has been stopped.
         """
 
     def stop(self) -> None:
-        """Let the running job end, and cancel those that wait."""
+        """Let the running job end, and cancel waiting jobs."""
 
 
 class ThreadWorker:
-    """Does them in a thread. It belongs to the thread of the event loop.
+    """Runs jobs in a thread. Only the thread of the event loop may use this object.
 
     An executor of ``concurrent.futures`` does the same; a trip to its thread and back takes 0.6 ms more on the test kernel, and
     0.1 ms elsewhere, for locks and futures of its own (docs/performance.md).
@@ -49,8 +49,8 @@ class ThreadWorker:
 
     def __init__(self) -> None:
         self._jobs: collections.deque[tuple[asyncio.Future[Any], Callable[[], object]] | None] = collections.deque()
-        """Those that wait, and None behind them when that is the end."""
-        # One for each of them: to wait for it lets go of the interpreter in one system call, and nothing has to be locked.
+        """The waiting jobs; None at the end stops the thread."""
+        # One count for each entry: the wait for it releases the interpreter lock in one system call, and no lock is needed.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="kernel", daemon=True)
@@ -68,8 +68,8 @@ class ThreadWorker:
         if self._is_stopped:
             return
         self._is_stopped = True
-        # They stay where they are: were there more rings than jobs, the thread could find the end, and close the bell, before it
-        # is rung for the last time. It takes jobs from the other side meanwhile.
+        # Cancelled jobs stay in the queue: with more counts than entries, the thread could find the end and close the descriptor
+        # before the last write to it. Meanwhile the thread takes jobs from the other end.
         with contextlib.suppress(IndexError):
             for back in range(1, len(self._jobs) + 1):
                 _cancel(self._jobs[-back])
@@ -86,10 +86,10 @@ class ThreadWorker:
         atexit.unregister(self._leave)
 
     def _serve(self) -> bool:
-        """Wait for a job and do it; false at the end. Nothing of it is kept until the next one."""
+        """Wait for a job and run it; false at the end. No reference to the job is kept while waiting for the next one."""
         try:
             os.eventfd_read(self._bell)
-        except InterruptedError:  # by a signal that came to this thread: Python does not wait again by itself here
+        except InterruptedError:  # by a signal in this thread: Python does not resume the wait by itself here
             return True
         entry = self._jobs.popleft()
         if entry is None:
@@ -97,13 +97,13 @@ class ThreadWorker:
         future, job = entry
         if future.cancelled():
             return True
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits for the result
             future.get_loop().call_soon_threadsafe(_tell, future, *_result(job))
-        del entry, future  # an error keeps the variables of all calls that were under way: it would lead back to itself
+        del entry, future  # an exception keeps the variables of all running calls, and would be part of a reference cycle
         return True
 
     def _leave(self) -> None:
-        """The process ends: not in the middle of a job."""
+        """Before the process ends, let the running job end."""
         self.stop()
         self._thread.join()
 
@@ -114,10 +114,10 @@ def _cancel(entry: tuple[asyncio.Future[Any], Callable[[], object]] | None) -> N
 
 
 def _result(job: Callable[[], object]) -> tuple[object, BaseException | None]:
-    """What it returns, or what it raises."""
+    """The result or the exception of a job."""
     try:
         return job(), None
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the caller's
+    except BaseException as error:  # noqa: BLE001 - any exception is the caller's
         return None, error
 
 
@@ -131,21 +131,21 @@ def _tell(future: asyncio.Future[Any], result: object, error: BaseException | No
 
 
 class KernelThread(Generic[T_co]):
-    """Makes an object in a thread of its own, and has everything that is done with it done there, one after the other."""
+    """Makes an object in a thread of its own, and runs every call with it there, one after the other."""
 
     def __init__(self, worker: Worker, target: T_co, on_slow: Callable[[], None] = lambda: None) -> None:
-        """``on_slow`` is called in the loop, once, when no call has ended for ``SLOW_S`` although there is one."""
+        """``on_slow`` is called in the loop, once, when no call has ended for ``SLOW_S`` although one is running."""
         self._worker = worker
         self._target = target
         self._on_slow = on_slow
         self._under_way = 0
         self._ended = 0
-        # One timer for many calls: to set one for each would ask for the time each time.
+        # One timer for many calls: a timer for each call would read the clock each time.
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
     async def start(cls, make: Callable[[], T_co], on_slow: Callable[[], None] = lambda: None) -> Self:
-        """Start the thread and make the object in it; an exception of ``make`` is raised here."""
+        """Start the thread and make the object in it. An exception of ``make`` is raised here."""
         sys.setswitchinterval(TURN_S)
         worker = ThreadWorker()
         try:
@@ -156,7 +156,7 @@ class KernelThread(Generic[T_co]):
         return cls(worker, target, on_slow)
 
     async def call(self, do: Callable[[T_co], R]) -> R:
-        """Call ``do`` with the object in the thread; calls are served in the order in which they were made.
+        """Call ``do`` with the object in the thread. Calls run in the order in which they were made.
 
         Raises:
             RuntimeError: the thread has been stopped.
@@ -171,7 +171,7 @@ class KernelThread(Generic[T_co]):
             self._ended += 1
 
     def _watch(self, ended: int) -> None:
-        """Report if no call has ended since then; go on while there are calls, and rest without one."""
+        """Report if no call has ended since then. Continue while calls are running, and stop without one."""
         self._timer = None
         if self._under_way and self._ended == ended:
             self._on_slow()
@@ -179,11 +179,11 @@ class KernelThread(Generic[T_co]):
             self._timer = asyncio.get_running_loop().call_later(SLOW_S, self._watch, self._ended)
 
     def standing_in(self, target: U) -> "KernelThread[U]":
-        """The same thread with another object, which may be a part of its own."""
+        """The same thread with another object, which may be a part of this one."""
         return KernelThread(self._worker, target, self._on_slow)
 
     def stop(self) -> None:
-        """Let the running call end, and take no more."""
+        """Let the running call end, and accept no more."""
         if self._timer is not None:
             self._timer.cancel()
         self._worker.stop()
