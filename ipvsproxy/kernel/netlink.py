@@ -278,9 +278,10 @@ class Channel:
             try:
                 data = self._receive()
             except OSError as error:
-                if error.errno != errno.ENOBUFS:
+                # The kernel lost the last ones; the answers in the queue are valid. It reports an overrun once before the queue has
+                # been emptied (netlink_overrun in net/netlink/af_netlink.c): after a second report, the socket is broken.
+                if error.errno != errno.ENOBUFS or not complete:
                     return False
-                # The kernel lost the last ones; the answers in the queue are valid. It reports an overrun once.
                 complete = False
                 continue
             for kind, _, sequence, start, end in _messages(data):

@@ -82,6 +82,16 @@ def test_after_an_overrun_nothing_that_was_not_refused_counts_as_done_even_with_
     assert opened[0].closed
 
 
+def test_a_socket_that_reports_overruns_without_end_is_given_up() -> None:
+    def answer(data: bytes) -> list[Answer]:
+        return [OVERRUN, OVERRUN, error(sequences(data)[0], errno.EEXIST)]
+
+    tested, opened = channel(answer, acknowledge)
+    assert tested.run(messages(tested, 2)) == {0: netlink.UNANSWERED, 1: netlink.UNANSWERED}
+    assert opened[0].closed
+    assert tested.run(messages(tested, 1)) == {}
+
+
 @pytest.mark.parametrize(
     "answer",
     [
