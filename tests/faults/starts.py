@@ -44,6 +44,8 @@ FOREIGN = "TCP 192.0.2.200:80"
 CANNOT_START = 2
 SHARED = "iptables "
 """All Services stand on rules."""
+LISTING = "-save"
+"""The end of the name of an act that lists rules."""
 SHOWING = re.compile(r"^(ipvsproxy_(?:pending|unreadable_parts)\b\S*) (?!0(?:\.0)?$)", re.MULTILINE)
 """Metrics that are not 0 when something is not in force, or cannot be read."""
 
@@ -124,6 +126,7 @@ class Node:
         process.start()
         lacking: Sequence[str] = ["anything"]
         is_permanent = order is not None and order.time == 0
+        hides_rules = order is not None and is_permanent and order.name.endswith(LISTING)
         missing: set[str] = set()
         deadline_s = began_s + (SHOWN_WITHIN_S if is_permanent else within_s)
         is_healthy = False
@@ -133,7 +136,7 @@ class Node:
                 missing |= self._missing() if spoiled else frozenset()
                 if b"event=synced" not in log.read_bytes():
                     continue
-                if not (lacking := self._lacking(is_permanent=is_permanent) if spoiled else []):
+                if not (lacking := self._lacking(hides_rules=hides_rules) if spoiled else []):
                     break
                 if is_permanent and not silent_signs(lacking, _health(), _shown(), _warnings(log.read_text())):
                     break
@@ -146,7 +149,7 @@ class Node:
             process.kill()
             process.join()
         if spoiled:
-            lacking = self._lacking(is_permanent=is_permanent)
+            lacking = self._lacking(hides_rules=hides_rules)
             missing |= self._missing()
         done = acts.read(written)
         text = log.read_text()
@@ -165,19 +168,28 @@ class Node:
     def _missing(self) -> frozenset[str]:
         return self._kept - _listed()
 
-    def _lacking(self, *, is_permanent: bool) -> list[str]:
-        """What is not as desired. While rules cannot be listed, a jump may be there twice, which changes nothing for a packet."""
+    def _lacking(self, *, hides_rules: bool) -> list[str]:
+        """What is not as desired. ``hides_rules``: no rules can be listed; a jump may be there twice, which alters no packet's way."""
         found = golden_state.differences(self.desired, golden_state.read_state(SECTIONS), SECTIONS)
         return [
             f"{section}: {row}"
             for section, rows in found.items()
             for row, _, desired, observed in rows
-            if not (is_permanent and section.startswith("iptables ") and (desired, observed) == (1, 2))
+            if not (hides_rules and section.startswith("iptables ") and (desired, observed) == (1, 2))
         ]
 
 
 def judge(order: acts.Order, ending: Ending) -> list[str]:
-    """A sentence for each thing that must not be."""
+    """A sentence for each thing that must not be.
+
+    Rule 1: nothing of a wanted Service goes, and nothing is taken out of IPVS, whatever fails and however often.
+    Rule 2: after an act that failed once, all gets in force, and the process runs on.
+    Rule 3: while an act always fails, what is not in force shows in a metric and in at least one line of the log.
+    Rule 4: it shows on ``/healthz`` as well where all Services stand on it. One Service's object makes no node unfit: to take the
+    node out of the load balancers would hurt the others.
+    Rule 5: a process that cannot begin without an act that always fails may end, with the reason and with nothing programmed; the
+    kernel goes on serving, and the ended process shows.
+    """
     wrong = []
     if ending.missing:
         wrong.append(f"virtual servers have gone: {', '.join(ending.missing)}")

@@ -66,13 +66,14 @@ ALWAYS = (
     "send generic command 1",
     "file /proc/sys/net/ipv4/ip_forward",
     "send generic command 4 dump",
+    "receive generic command 1",
     "send netfilter type 1545",
+    "receive netfilter type 1545",
     "send route type 20",
 )
 """One of each kind: a read and a write of each part of the kernel, a setting, and a step of the start.
 
-What each must show is in ``starts.judge``: a metric and the log for everything that is not in force, and ``/healthz`` for
-what more than one Service stands on. A step that nothing can go on without may end the start, which has removed nothing then.
+The rules of what each must show are those of ``starts.judge``.
 """
 
 

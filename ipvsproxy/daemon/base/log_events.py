@@ -123,6 +123,10 @@ EVENTS: Mapping[str, str] = {
     "set_not_enlarged": "a nearly full set could not be swapped for a larger one, and why",
     "settings_without_effect": "flags and fields that are accepted and mean nothing here",
     "start_step_failed": "the start waits until the kernel answers; nothing is changed before",
+    "start_step_waits": (
+        "a step of the start has taken `after_s` seconds and still goes on: a program hangs, or the node is overloaded. Nothing is "
+        "changed before it ends, and nothing listens for `/healthz`"
+    ),
     "starting": "node name, scheduler, families that are served, iptables variant",
     "stopped": "the process ends",
     "synced": (
@@ -200,6 +204,7 @@ KEYS: Mapping[str, Key] = {
     "settings": Key("list or number", "settings of the configuration, or of the kernel"),
     "silent_for_s": Key("seconds", "for how long nothing was heard"),
     "skipped": Key("list", "parts of a Service that are not used"),
+    "step": Key("text", "a step of the start: `load_modules`, `choose_iptables_variant` or `open_kernel_sockets`"),
     "times": Key("number", "how often"),
     "untold": Key("number", "lines that were left out before this one"),
     "used": Key("text", "what is used instead"),

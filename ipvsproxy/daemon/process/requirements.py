@@ -66,11 +66,13 @@ async def running_kernel(
         CannotStartError: something is not there.
     """
     demand(host.missing_privileges())
-    complaint = await asyncio.to_thread(host.load_modules)
+    complaint = await telling_of_wait("load_modules", asyncio.to_thread(host.load_modules))
     missing = host.missing_features()
     if missing:
         raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))
-    choice = await until_answered(lambda: asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS))
+    choice = await until_answered(
+        lambda: telling_of_wait("choose_iptables_variant", asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS))
+    )
     make = functools.partial(
         NodeKernel,
         skeleton.CHAINS,
@@ -81,7 +83,9 @@ async def running_kernel(
         on_late_rules=functools.partial(_call_in, asyncio.get_running_loop(), on_late_rules),
     )
     slow = Bucket(1, SLOW_LOG_S, time.monotonic())
-    kernel = await until_answered(lambda: KernelThread.start(make, lambda: _log_slow(slow)))
+    kernel = await until_answered(
+        lambda: telling_of_wait("open_kernel_sockets", KernelThread.start(make, lambda: _log_slow(slow)))
+    )
     log.info("iptables_variant_chosen", variant=choice.variant.value, reason=choice.reason)
     if choice.left_behind:
         hint = "packets meet them as well; they are removed once those of the variant that is used are in force"
@@ -129,6 +133,22 @@ def only_instance() -> Iterator[None]:
 def _log_slow(bucket: Bucket) -> None:
     if bucket.take(time.monotonic()):
         log.warning("kernel_slow", after_s=SLOW_S, hint="an answer was lost, or the node is overloaded; the question is repeated")
+
+
+async def telling_of_wait(step: str, work: Awaitable[T]) -> T:
+    """What this step of the start gives. It is logged, once, when the step takes longer than ``SLOW_S``.
+
+    Later steps are calls of the kernel's thread, which tells of them itself.
+    """
+    waits = asyncio.get_running_loop().call_later(SLOW_S, _log_wait, step)
+    try:
+        return await work
+    finally:
+        waits.cancel()
+
+
+def _log_wait(step: str) -> None:
+    log.warning("start_step_waits", step=step, after_s=SLOW_S, hint="nothing is changed before it ends")
 
 
 async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:

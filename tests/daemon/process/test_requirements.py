@@ -134,3 +134,42 @@ async def test_a_kernel_that_does_not_answer_is_logged_by_the_program(monkeypatc
         assert not waiting.done()
         answers.set()
         assert await waiting
+
+
+@pytest.mark.parametrize("step", ["load_modules", "choose_iptables_variant", "open_kernel_sockets"])
+async def test_a_step_of_the_start_that_takes_long_is_logged_by_its_name_while_it_does(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    may_end = threading.Event()
+    told: list[tuple[object, object]] = []
+
+    def at(this: str) -> None:
+        assert this != step or may_end.wait(10)
+
+    class Made:
+        def __init__(self, *_: object, **__: object) -> None:
+            at("open_kernel_sockets")
+
+    def load_modules() -> str:
+        at("load_modules")
+        return ""
+
+    def choose(_: object) -> Choice:
+        at("choose_iptables_variant")
+        return Choice(iptables.COMMANDS, Variant.LEGACY, "it is the only one")
+
+    def note(event: str, **keys: object) -> None:
+        told.append((event, keys["step"]))
+        if keys["step"] == step:
+            may_end.set()
+
+    for name in ("missing_privileges", "missing_features"):
+        monkeypatch.setattr(host, name, tuple)
+    monkeypatch.setattr(host, "load_modules", load_modules)
+    monkeypatch.setattr(iptables_variant, "choose", choose)
+    monkeypatch.setattr(requirements, "NodeKernel", Made)
+    monkeypatch.setattr(requirements, "SLOW_S", 0.05)
+    monkeypatch.setattr(requirements, "log", log := Log())
+    monkeypatch.setattr(log, "warning", note)
+    async with requirements.running_kernel():
+        assert ("start_step_waits", step) in told, "only this lets the step end"
