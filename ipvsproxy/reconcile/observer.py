@@ -77,7 +77,9 @@ class Observer:
         if observed.virtual_servers is not None:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
-            left_behind = {} if self.has_observed_all else observed.virtual_servers
+            # A twin shows nothing before it is known which addresses are this host's: node ports there are perhaps desired.
+            needs_twins = not self.has_observed_all and "interface addresses" not in self._unseen
+            left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))
             self.has_observed_all |= not self._unseen
             self.newcomers.clear()

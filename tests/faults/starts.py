@@ -29,6 +29,8 @@ SHOWN_WITHIN_S = 45.0
 """Until it shows that something is not in force, or a start is given up after all its tries."""
 TOLD_WITHIN_S = 1.0
 """Until what keeps failing is told, once all is in force."""
+TRIES = 6
+"""How often a step of the start is tried again, six seconds long; the program's own tries take 21 s, and no test learns from more."""
 POLL_S = 0.1
 SECTIONS = ("virtual_servers", "ipsets", "iptables", "addresses")
 FLAGS = (
@@ -232,7 +234,9 @@ def _program(flags: Sequence[str], log: str, written: str, order: acts.Order | N
         os.dup2(descriptor, stream)
     acts.install(acts.Acts(Path(written), order))
     from ipvsproxy import cli  # noqa: PLC0415 - in the process that is to run it alone
+    from ipvsproxy.daemon.process import requirements  # noqa: PLC0415 - as above
 
+    requirements.DELAYS_S = requirements.DELAYS_S[:TRIES]
     os._exit(cli.main(list(flags)))
 
 

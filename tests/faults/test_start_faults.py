@@ -76,6 +76,13 @@ ALWAYS = (
 The rules of what each must show are those of ``starts.judge``.
 """
 
+READINGS = (
+    "send route type 22 dump",
+    "send route type 18 dump",
+    "send generic command 4 dump",
+)
+"""What the loop reads before it programs anything; a start may have asked for it before, as to see whether it can be had."""
+
 
 @pytest.fixture(scope="module", name="node")
 def _node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[starts.Node]:
@@ -100,6 +107,14 @@ def test_an_act_that_fails_once_costs_nothing(node: starts.Node, name: str) -> N
 @pytest.mark.parametrize("name", ALWAYS)
 def test_an_act_that_always_fails_removes_nothing_and_shows(node: starts.Node, name: str) -> None:
     order = acts.Order(name, acts.failures(name)[0], 0)
+    ending = node.start(order)
+    assert ending.has_failed, "the act has not come up"
+    assert starts.judge(order, ending) == [], ending.log
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_a_reading_that_is_refused_after_it_could_be_had_costs_nothing(node: starts.Node, name: str) -> None:
+    order = acts.Order(name, "refused", 2)
     ending = node.start(order)
     assert ending.has_failed, "the act has not come up"
     assert starts.judge(order, ending) == [], ending.log

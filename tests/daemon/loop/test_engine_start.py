@@ -12,7 +12,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, ObjectKind
 from ipvsproxy.store.mass_deletion import CONFIRMED_AFTER_S
 from ipvsproxy.translate import view
-from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
+from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch, node_ports
 from tests.reconcile import examples
 from tests.support import builders, memory_node
 from tests.support.memory_node import MemoryNode
@@ -193,6 +193,48 @@ async def test_virtual_servers_whose_witnesses_cannot_be_read_stay() -> None:
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(100)
         assert not [line for line in node.done if line.startswith("remove")]
+        node.kernel.unreadable = set()
+        await node.quiet(60)
+        assert_from_scratch(node)
+
+
+@pytest.mark.parametrize("unreadable", [{"interface_addresses"}, {"interface_addresses", "addresses", "device"}], ids=len)
+@in_virtual_time
+async def test_node_ports_stay_while_the_addresses_of_this_host_cannot_be_read(unreadable: set[str]) -> None:
+    objects = (node_ports(), SLICE, builders.node())
+    before = MemoryNode()
+    async with before.running():
+        before.begin_with(*objects)
+        await before.quiet()
+    node = MemoryNode(before.kernel)
+    node.kernel.forget()
+    node.kernel.unreadable = unreadable
+    rules = {family: dict(chains) for family, chains in node.kernel.chains.items()}
+    async with node.running():
+        node.begin_with(*objects)
+        await node.quiet(100)
+        assert not [line for line in node.done if line.startswith("remove")]
+        assert {family: dict(chains) for family, chains in node.kernel.chains.items()} == rules
+        node.kernel.unreadable = set()
+        await node.quiet(60)
+        assert not [line for line in node.done if line.startswith("remove")]
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_node_ports_of_a_service_that_is_gone_go_once_the_addresses_of_this_host_have_been_read() -> None:
+    before = MemoryNode()
+    async with before.running():
+        before.begin_with(node_ports(), SLICE, builders.node())
+        await before.quiet()
+    node = MemoryNode(before.kernel)
+    node.kernel.forget()
+    node.kernel.unreadable = {"interface_addresses"}
+    async with node.running():
+        node.begin_with(SLICE, builders.node())
+        await node.quiet(100)
+        ports = [key for key in node.kernel.virtual_servers if key.port == 30080]
+        assert ports, "whether they are ours is not known"
         node.kernel.unreadable = set()
         await node.quiet(60)
         assert_from_scratch(node)
