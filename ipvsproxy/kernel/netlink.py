@@ -278,8 +278,8 @@ class Channel:
             try:
                 data = self._receive()
             except OSError as error:
-                # The kernel lost the last ones; the answers in the queue are valid. It reports an overrun once before the queue has
-                # been emptied (netlink_overrun in net/netlink/af_netlink.c): after a second report, the socket is broken.
+                # The kernel lost the last ones; the answers in the queue are valid. It reports an overrun once before the queue
+                # has been emptied (netlink_overrun in net/netlink/af_netlink.c): after a second report, the socket is broken.
                 if error.errno != errno.ENOBUFS or not complete:
                     return False
                 complete = False

@@ -30,7 +30,7 @@ SHOWN_WITHIN_S = 45.0
 TOLD_WITHIN_S = 1.0
 """Until what keeps failing is told, once all is in force."""
 TRIES = 6
-"""How often a step of the start is tried again, six seconds long; the program's own tries take 21 s, and no test learns from more."""
+"""How often a step of the start is tried again, six seconds long. The program's own tries take 21 s."""
 POLL_S = 0.1
 SECTIONS = ("virtual_servers", "ipsets", "iptables", "addresses")
 FLAGS = (
@@ -171,7 +171,10 @@ class Node:
         return self._kept - _listed()
 
     def _lacking(self, *, hides_rules: bool) -> list[str]:
-        """What is not as desired. ``hides_rules``: no rules can be listed; a jump may be there twice, which alters no packet's way."""
+        """What is not as desired.
+
+        ``hides_rules``: no rules can be listed, so a jump may be there twice, which alters no packet's way.
+        """
         found = golden_state.differences(self.desired, golden_state.read_state(SECTIONS), SECTIONS)
         return [
             f"{section}: {row}"

@@ -124,8 +124,8 @@ EVENTS: Mapping[str, str] = {
     "settings_without_effect": "flags and fields that are accepted and mean nothing here",
     "start_step_failed": "the start waits until the kernel answers; nothing is changed before",
     "start_step_waits": (
-        "a step of the start has taken `after_s` seconds and still goes on: a program hangs, or the node is overloaded. Nothing is "
-        "changed before it ends, and nothing listens for `/healthz`"
+        "a step of the start has taken `after_s` seconds and still goes on: a program hangs, or the node is overloaded. Nothing "
+        "is changed before it ends, and nothing listens for `/healthz`"
     ),
     "starting": "node name, scheduler, families that are served, iptables variant",
     "stopped": "the process ends",
