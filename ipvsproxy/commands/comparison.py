@@ -14,6 +14,7 @@ from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.kernel import iptables_rule
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.net import Address
 from ipvsproxy.reconcile.compare import Difference
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Changes, Store
@@ -59,6 +60,7 @@ class Comparison:
             reconciler=self._reconciler,
         )
         self._translator.put_node()
+        self._carried: frozenset[Address] = frozenset()
 
     async def read(self) -> Changes:
         """Read the kernel, and take up what has changed in the store; returns the latter.
@@ -77,6 +79,7 @@ class Comparison:
         except KernelError as error:
             raise UnknownStateError(error) from error
         now = self._clock()
+        self._carried = frozenset(seen.addresses or ()).union(one.address for one in seen.interface_addresses or ())
         self.view = self._translator.update_view(seen.interface_addresses or (), now)
         changes = self.store.take()
         await in_slices(self._translator.putting(changes.services), self._clock, now)
@@ -84,6 +87,15 @@ class Comparison:
         self._reconciler.observe(seen, self._clock())
         self._reconciler.note_timeouts(timeouts)
         return self._translator.with_refusals(changes)
+
+    def is_carried(self, address: Address) -> bool:
+        """Whether an interface of this node had this address when the kernel was last read."""
+        return address in self._carried
+
+    @property
+    def may_linger(self) -> bool:
+        """Whether a stale virtual server is on no address of this node: ``run`` keeps those of a lost address for a while."""
+        return not all(self.is_carried(key.address) for key in self.survey.stale())
 
     def differences(self) -> list[Difference]:
         """What differed when the kernel was last read."""

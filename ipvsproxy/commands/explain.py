@@ -14,6 +14,7 @@ from ipvsproxy.model.net import Address, host_port, parse_address
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.translate import explain, trace
+from ipvsproxy.translate.lingering import GRACE_S
 
 FOUND = 0
 UNKNOWN = 1
@@ -199,9 +200,12 @@ class _Reader:
             "foreign": is_foreign,
             "reason": "it is not ours: neither a set entry nor an address of ours is behind it; it is left alone"
             if is_foreign
-            else f"no Service wants it any more; it is ours by {self._witness(key)}, and run removes it",
+            else f"no Service wants it any more; it is ours by {self._witness(key)}, and run removes it{self._when(key)}",
             "kernel": self._kernel(key, None),
         }
+
+    def _when(self, key: VirtualServerKey) -> str:
+        return "" if self._comparison.is_carried(key.address) else f", {GRACE_S:.0f} s after the node lost its address"
 
     def _witness(self, key: VirtualServerKey) -> str:
         match self._survey.witness(key):

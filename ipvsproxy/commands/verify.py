@@ -9,6 +9,7 @@ from ipvsproxy.commands.comparison import Comparison
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.config.settings import Config
 from ipvsproxy.reconcile.compare import Difference
+from ipvsproxy.translate.lingering import GRACE_S
 
 EQUAL = 0
 DIFFERENT = 1
@@ -16,19 +17,28 @@ SECOND_READING_S = 2.0
 """What differs is looked at again after this time and the minimum interval of syncs: somebody may just be programming it."""
 
 
-async def lasting_differences(comparison: Comparison, pause_s: float) -> Sequence[Difference]:
+async def lasting_differences(comparison: Comparison, pause_s: float, grace_s: float = GRACE_S) -> Sequence[Difference]:
     """What differs, and still differs after a pause, in the same object.
+
+    Where this may be node ports on an address that the node has just lost, it still has to differ after ``grace_s`` more.
 
     Raises:
         UnknownStateError: the kernel could not be read.
     """
+    lasting = await _read(comparison)
+    if lasting:
+        await asyncio.sleep(pause_s)
+        lasting &= await _read(comparison)
+    if lasting and comparison.may_linger:
+        await asyncio.sleep(grace_s)
+        lasting &= await _read(comparison)
+    return [one for one in comparison.differences() if (one.kind, one.name) in lasting]
+
+
+async def _read(comparison: Comparison) -> set[tuple[str, str]]:
+    """Kind and name of each object that differs now."""
     await comparison.read()
-    first = {(one.kind, one.name) for one in comparison.differences()}
-    if not first:
-        return ()
-    await asyncio.sleep(pause_s)
-    await comparison.read()
-    return [one for one in comparison.differences() if (one.kind, one.name) in first]
+    return {(one.kind, one.name) for one in comparison.differences()}
 
 
 def describe(node_name: str, comparison: Comparison, differences: Sequence[Difference]) -> Document:

@@ -140,6 +140,10 @@ class Survey:
             (one for one in entries if ownership.virtual_server_of(one) == key or ownership.node_port_of(one) == port), None
         )
 
+    def stale(self) -> Collection[VirtualServerKey]:
+        """The observed virtual servers that are ours and not desired."""
+        return self._tables.virtual_servers.surplus
+
     def foreign(self) -> Iterator[tuple[VirtualServerKey, ObservedVirtualServer]]:
         """The observed virtual servers that are not ours and not desired.
 

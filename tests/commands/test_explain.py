@@ -1,5 +1,7 @@
 """``explain``: what is asked for, what is told of it, and how people see it."""
 
+import copy
+
 import pytest
 
 from ipvsproxy.commands import explain, explain_text
@@ -160,7 +162,16 @@ async def test_virtual_servers_that_no_service_wants_are_stale_or_of_others() ->
         stale[0] == "TCP 10.96.0.10:80: no Service wants it any more; it is ours by its address on kube-ipvs0, and run removes it"
     )
     port = await _text(kernel, "192.168.0.10:30080", builders.node())
-    assert "it is ours by KUBE-NODE-PORT-TCP" in port[0]
+    assert "it is ours by KUBE-NODE-PORT-TCP, and run removes it" in port[0]
+    assert "lost its address" not in port[0]
+
+
+async def test_a_node_port_on_an_address_that_the_node_lost_goes_after_a_while() -> None:
+    kernel = await synced_kernel(*WEB)
+    (kept,) = (key for key in kernel.virtual_servers if key.port == 30080)
+    kernel.virtual_servers[builders.frontend("172.16.0.9", 30080)] = copy.deepcopy(kernel.virtual_servers[kept])
+    lines = await _text(kernel, "172.16.0.9:30080", *WEB)
+    assert lines[0].endswith("it is ours by KUBE-NODE-PORT-TCP, and run removes it, 8 s after the node lost its address")
 
 
 async def test_what_nobody_knows_is_said_so() -> None:

@@ -1,5 +1,8 @@
 """``verify``: equal or different, and each difference in one line."""
 
+import copy
+import itertools
+
 import pytest
 
 from ipvsproxy.commands import verify
@@ -8,6 +11,7 @@ from ipvsproxy.commands.inspection import Document
 from ipvsproxy.model.kernel import Connections, SetEntry, Timeouts, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.rules import ChainKey
+from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.state import Observation
 from tests.support import builders
 from tests.support.fake_kernel import FakeKernel, HeldVirtualServer
@@ -18,6 +22,11 @@ WEB = (
     builders.service("web", builders.service_port(80, node_port=30080)),
     builders.endpoint_slice(builders.endpoint("10.244.0.1"), builders.endpoint("10.244.1.1", builders.OTHER_NODE)),
 )
+NODE_PORT = (
+    builders.node(),
+    builders.service("web", builders.service_port(80, node_port=30080), kind=ServiceType.NODE_PORT),
+    builders.endpoint_slice(builders.endpoint("10.244.0.1")),
+)
 CLUSTER, HERE, THERE = builders.frontend(builders.CLUSTER_IP, 80), builders.backend("10.244.0.1"), builders.backend("10.244.1.1")
 
 UNUSED = "weight 0 (its endpoint is not used; its connections may end)"
@@ -27,7 +36,7 @@ UNUSED = "weight 0 (its endpoint is not used; its connections may end)"
 
 async def _verify(kernel: FakeKernel, *objects: object) -> Document:
     comparison = inspected(kernel, *(objects or WEB)).comparison()  # type: ignore[arg-type]  # API objects of three kinds
-    return verify.describe(builders.THIS_NODE, comparison, await verify.lasting_differences(comparison, 0))
+    return verify.describe(builders.THIS_NODE, comparison, await verify.lasting_differences(comparison, 0, 0))
 
 
 async def _lines(kernel: FakeKernel, *objects: object) -> list[str]:
@@ -135,6 +144,38 @@ async def test_what_is_about_to_be_programmed_is_no_difference() -> None:
 
     kernel.observe = heal_after  # type: ignore[assignment]  # somebody programs between two looks
     assert (await _verify(kernel))["equal"]
+
+
+@pytest.mark.parametrize(("gone_at", "is_equal"), [(3, True), (99, False)])
+async def test_node_ports_on_an_address_that_went_may_outlive_it_for_a_while(gone_at: int, *, is_equal: bool) -> None:
+    kernel = await synced_kernel(*NODE_PORT)
+    (kept,) = (key for key in kernel.virtual_servers if key.port == 30080)
+    lost = builders.frontend("172.16.0.9", 30080)
+    kernel.virtual_servers[lost] = copy.deepcopy(kernel.virtual_servers[kept])
+    observe, looks = kernel.observe, itertools.count(1)
+
+    def give_up(*arguments: object) -> Observation:
+        if next(looks) == gone_at:
+            del kernel.virtual_servers[lost]
+        return observe(*arguments)  # type: ignore[arg-type]  # passed on
+
+    kernel.observe = give_up  # type: ignore[assignment]  # as run does when the grace is over
+    document = await _verify(kernel, *NODE_PORT)
+    assert document["equal"] is is_equal, document["differences"]
+    assert next(looks) == 4, "three looks"
+
+
+async def test_what_is_stale_on_an_address_of_this_node_is_looked_at_twice() -> None:
+    kernel = await synced_kernel(*WEB)
+    observe, looks = kernel.observe, itertools.count(1)
+
+    def counted(*arguments: object) -> Observation:
+        next(looks)
+        return observe(*arguments)  # type: ignore[arg-type]  # passed on
+
+    kernel.observe = counted  # type: ignore[assignment]  # as above
+    assert not (await _verify(kernel, builders.node()))["equal"]
+    assert next(looks) == 3
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "timeouts"])

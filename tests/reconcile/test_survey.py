@@ -53,6 +53,15 @@ def test_an_observed_virtual_server_of_others_is_foreign_and_without_a_witness(n
     assert list(survey.foreign()) == [(ELSEWHERE, examples.observed())]
 
 
+def test_what_nobody_desires_any_more_is_stale_and_what_is_of_others_is_not(node: simulation.SimulatedNode) -> None:
+    node.kernel.virtual_servers[ELSEWHERE] = examples.observed()
+    node.observe()
+    survey = node.reconciler.survey
+    assert not survey.stale()
+    node.remove("web")
+    assert list(survey.stale()) == [KEY]
+
+
 def test_an_entry_witnesses_a_virtual_server_without_an_address(node: simulation.SimulatedNode) -> None:
     node.kernel.addresses.clear()
     node.observe()
