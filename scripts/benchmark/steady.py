@@ -158,11 +158,11 @@ class _Steady:
         await asyncio.sleep(1)
         reader = self._running.engine._reader
         await self._nothing_read()
-        reader.audit_due_s = time.monotonic() + 3600
+        reader._audit_due_s = time.monotonic() + 3600
         self._meter.reset()
         share, looking = await self._processor_share(60), self._meter.figures()
         await self._nothing_read()
-        reader.poll_due_s = reader.audit_due_s
+        reader._poll_due_s = reader._audit_due_s
         self._running.engine.changed(time.monotonic())  # so that it waits for these times
         await self._running.synced()
         self._meter.reset()
@@ -197,7 +197,7 @@ class _Steady:
                 reader = self._running.engine._reader
                 reader._rest_ends_s = 0.0
                 if whole:
-                    reader.audit_due_s = 0.0
+                    reader._audit_due_s = 0.0
                 self._running.engine.kernel_changed()
                 await (self._running.synced() if whole else self.looked())
                 walls_s.append(time.perf_counter() - began_s)

@@ -116,13 +116,13 @@ class Engine:
 
     def kernel_changed(self) -> None:
         """Another program has changed an object of ours."""
-        self._reader.poll_due_s = 0.0
+        self._reader.request_poll()
         self._wake.set()
 
     def rules_ended(self) -> None:
         """A program of iptables has ended after the loop had stopped waiting for it."""
         self._reconciler.rules_ended()
-        self._reader.poll_due_s = 0.0
+        self._reader.request_poll()
         self._is_wanted = True
         self._wake.set()
 
@@ -233,11 +233,8 @@ class Engine:
             return None
         before = self._reader.addresses
         await self._reader.read_on()
-        # Drift is repaired after the whole reading, since its parts depend on each other. An audit counts as a sync, whatever it
-        # finds: monitoring relies on the time of the last one.
-        has_news = self._reader.has_drifted or self._reader.has_audited
-        is_wanted = (has_news and not self._reader.is_reading) or self._reader.addresses != before
-        return self._clock() if is_wanted else None
+        # An audit counts as a sync, whatever it finds: monitoring relies on the time of the last one.
+        return self._clock() if self._reader.has_news or self._reader.addresses != before else None
 
     async def _sync(self, began: float, done_before: Report = _NOTHING) -> None:
         """Bring everything in force. ``done_before`` was done already, and is reported with the rest."""
@@ -251,7 +248,7 @@ class Engine:
             observed = self._clock()
             if not is_read:
                 self._translator.lacks_addresses(observed)
-        self._reader.has_drifted = False
+        self._reader.syncing()
         seen = self._translator.update_view(self._reader.addresses, observed)
         changes = self._store.take()
         translated = observed
@@ -342,10 +339,10 @@ class Engine:
         self._reconciler.adopt(policy)
         self._translator.adopt(translation, self._settings.sysctls, self._settings.timeouts)
         self._put_node()
-        self._reader.audit_due_s = 0.0
+        self._reader.request_audit()
 
     def _put_node(self) -> None:
-        self._reader.families, self._reader.audit_interval_s = self._translator.settings.families, self._settings.audit_interval_s
+        self._reader.adopt(self._translator.settings.families, self._settings.audit_interval_s)
         self._translator.put_node()
 
 

@@ -61,13 +61,7 @@ class _Reading:
 
 
 class KernelReader:
-    """Reads the kernel for a reconciler.
-
-    ``audit_due_s`` and ``poll_due_s`` are times of ``clock``; a caller that sets one to 0 asks for a reading now, or after the
-    one under way. ``addresses`` are those of all interfaces but our device. ``has_drifted``: drift was found; the caller that
-    repairs it resets this. ``has_audited``: an audit has ended; ``synced`` resets this. ``unreadable`` says why parts of the
-    kernel could not be read at the last attempt, one sentence each.
-    """
+    """Reads the kernel for a reconciler. Times are those of ``clock``."""
 
     def __init__(
         self,
@@ -78,14 +72,14 @@ class KernelReader:
         processor_clock: Callable[[], float],
     ) -> None:
         """``clock`` is monotonic time, ``processor_clock`` the processor time of this process; both in seconds."""
-        self.families: Collection[Family] = ()
-        self.audit_interval_s = math.inf
-        self.audit_due_s = 0.0
-        self.poll_due_s = 0.0
-        self.addresses: tuple[InterfaceAddress, ...] = ()
-        self.has_drifted = False
-        self.has_audited = False
-        self.unreadable: frozenset[str] = frozenset()
+        self._families: Collection[Family] = ()
+        self._audit_interval_s = math.inf
+        self._audit_due_s = 0.0
+        self._poll_due_s = 0.0
+        self._addresses: tuple[InterfaceAddress, ...] = ()
+        self._has_drifted = False
+        self._has_audited = False
+        self._unreadable: frozenset[str] = frozenset()
         self._reading: _Reading | None = None
         self._rest_ends_s = 0.0
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
@@ -96,11 +90,47 @@ class KernelReader:
         self._clock = clock
         self._processor_clock = processor_clock
 
+    @property
+    def addresses(self) -> tuple[InterfaceAddress, ...]:
+        """The addresses of all interfaces but our device, as last read."""
+        return self._addresses
+
+    @property
+    def unreadable(self) -> Collection[str]:
+        """Why parts of the kernel could not be read at the last attempt, one sentence each."""
+        return self._unreadable
+
+    @property
+    def has_audited(self) -> bool:
+        """Whether an audit has ended since the last call of ``synced``."""
+        return self._has_audited
+
+    @property
+    def has_news(self) -> bool:
+        """Whether an audit has ended or drift was found, and no reading is under way: its parts depend on each other."""
+        return (self._has_drifted or self._has_audited) and self._reading is None
+
+    def adopt(self, families: Collection[Family], audit_interval_s: float) -> None:
+        """From now on, read the rules of these families, and audit at this interval, or less often if an audit costs much."""
+        self._families, self._audit_interval_s = families, audit_interval_s
+
+    def request_poll(self) -> None:
+        """Poll as soon as the rest after the last reading is over, or after the reading under way."""
+        self._poll_due_s = 0.0
+
+    def request_audit(self) -> None:
+        """Audit as soon as the rest after the last reading is over, or after the reading under way."""
+        self._audit_due_s = 0.0
+
+    def syncing(self) -> None:
+        """A sync begins: it repairs the drift found so far."""
+        self._has_drifted = False
+
     async def observe(self) -> bool:
         """Read the whole kernel. Returns whether all of it could be read; unreadable parts keep their last observed state."""
         now = self._clock()
         # Set before the reading: a change meanwhile asks for another one.
-        self.audit_due_s, self.poll_due_s = now + self.audit_interval_s, now + POLL_INTERVAL_S
+        self._audit_due_s, self._poll_due_s = now + self._audit_interval_s, now + POLL_INTERVAL_S
         self._reading = None
         sets, families, sysctls = self._subjects()
         seen = await self._kernel.call(lambda kernel: kernel.observe(sets, families, sysctls))
@@ -111,22 +141,22 @@ class KernelReader:
     @property
     def next_part_s(self) -> float:
         """When ``read_on`` has something to do: at once while a reading is under way, else after a rest."""
-        return 0.0 if self._reading else max(self._rest_ends_s, min(self.poll_due_s, self.audit_due_s))
+        return 0.0 if self._reading else max(self._rest_ends_s, min(self._poll_due_s, self._audit_due_s))
 
     async def read_on(self) -> None:
         """Read one part of an audit or a poll. Begins one if none is under way."""
         now, used_s = self._clock(), self._processor_clock()
-        if self._reading is None and self.audit_due_s <= now and not self._reconciler.has_observed_all:
+        if self._reading is None and self._audit_due_s <= now and not self._reconciler.has_observed_all:
             # Only all witnesses, read at once, show which virtual servers are ours.
             await self.observe()
-            self.has_audited = True
+            self._has_audited = True
             return
         if self._reading is None:
-            is_audit = self.audit_due_s <= now
+            is_audit = self._audit_due_s <= now
             # Until the reading is over and its cost is known. A change meanwhile asks for another one.
-            self.poll_due_s = math.inf
+            self._poll_due_s = math.inf
             if is_audit:
-                self.audit_due_s = math.inf
+                self._audit_due_s = math.inf
             sets, families, sysctls = self._subjects()
             parts = await self._kernel.call(lambda kernel: kernel.poll(sets, families, sysctls, thorough=is_audit))
             self._reading = _Reading(parts, is_audit, now)
@@ -141,57 +171,52 @@ class KernelReader:
             done, self._reading = self._reading, None
             await self._finish(done)
 
-    @property
-    def is_reading(self) -> bool:
-        """Whether an audit or a poll is under way."""
-        return self._reading is not None
-
     async def _finish(self, done: _Reading) -> None:
         now = self._clock()
         if not done.lacks_witnesses:
-            self.has_drifted |= self._reconciler.has_newcomers
+            self._has_drifted |= self._reconciler.has_newcomers
             await in_slices(self._reconciler.concluding(now), self._clock, now)
         if done.is_audit:
-            self.audit_due_s = min(self.audit_due_s, done.began_s + max(self.audit_interval_s, done.cost_s / AUDIT_SHARE))
+            self._audit_due_s = min(self._audit_due_s, done.began_s + max(self._audit_interval_s, done.cost_s / AUDIT_SHARE))
             # No poll costs more than an audit. One expensive poll would prevent all others if audits come more often.
             self._poll_cost_s = min(self._poll_cost_s, done.cost_s)
         else:
             self._poll_cost_s = done.cost_s
-        self.poll_due_s = min(self.poll_due_s, done.began_s + max(POLL_INTERVAL_S, self._poll_cost_s / POLL_SHARE))
+        self._poll_due_s = min(self._poll_due_s, done.began_s + max(POLL_INTERVAL_S, self._poll_cost_s / POLL_SHARE))
         self._rest_ends_s = now + min(POLL_INTERVAL_S, REST_FACTOR * done.cost_s)
-        self.has_audited |= done.is_audit
+        self._has_audited |= done.is_audit
         self._note_errors(done.errors, is_audit=done.is_audit)
 
     def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
         """The variable subjects of a reading: sets, families, settings."""
         sets, sysctls = self._reconciler.subjects()
-        return sets, self.families, sysctls
+        return sets, self._families, sysctls
 
     async def _take_in(self, seen: Observation) -> None:
         now = self._clock()
         await in_slices(self._reconciler.observing(seen, now), self._clock, now)
         news = self._reconciler.take_drift_news()
         self._journal.log_drift(news)
-        self.has_drifted |= bool(news.found)
+        self._has_drifted |= bool(news.found)
         if seen.interface_addresses is not None:
-            self.addresses = seen.interface_addresses
+            self._addresses = seen.interface_addresses
 
     def _note_errors(self, errors: Collection[str], *, is_audit: bool) -> None:
-        new_errors = [error for error in dict.fromkeys(errors) if error not in self.unreadable]
+        new_errors = [error for error in dict.fromkeys(errors) if error not in self._unreadable]
         for error in new_errors:
             log.error("kernel_unreadable", error=error, hint="nothing of it is removed; it is read again soon")
-        if self.unreadable and not errors:
+        if self._unreadable and not errors:
             log.info("kernel_readable")
-        self.unreadable = frozenset(errors)
-        if errors and self.poll_due_s:  # 0: a notification meanwhile is not postponed
-            self.poll_due_s = self._clock() + POLL_INTERVAL_AFTER_FAILURE_S
+        self._unreadable = frozenset(errors)
+        if errors and self._poll_due_s:  # 0: a notification meanwhile is not postponed
+            self._poll_due_s = self._clock() + POLL_INTERVAL_AFTER_FAILURE_S
         if new_errors or (errors and is_audit):
             self._read_again_soon()
 
     async def read_addresses(self) -> bool:
         """Read ``addresses``. If that fails, everything is read soon. Returns whether it succeeded."""
         try:
-            self.addresses = await self._kernel.call(lambda kernel: kernel.interface_addresses())
+            self._addresses = await self._kernel.call(lambda kernel: kernel.interface_addresses())
         except KernelError as error:
             self._read_again_soon()
             log.error("addresses_unreadable", error=str(error))
@@ -202,10 +227,10 @@ class KernelReader:
         """Read everything soon if an operation failed or met a surprise. The delay grows until an audit succeeds."""
         if report.surprises or report.failed:
             self._read_again_soon()
-        elif self.has_audited and not self.unreadable:
+        elif self._has_audited and not self._unreadable:
             self._resync_delay_s = FIRST_RESYNC_DELAY_S
-        self.has_audited = False
+        self._has_audited = False
 
     def _read_again_soon(self) -> None:
-        self.audit_due_s = min(self.audit_due_s, self._clock() + self._resync_delay_s)
+        self._audit_due_s = min(self._audit_due_s, self._clock() + self._resync_delay_s)
         self._resync_delay_s = min(LONGEST_RESYNC_DELAY_S, self._resync_delay_s * 2)
