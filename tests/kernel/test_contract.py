@@ -5,14 +5,18 @@ it for the fake).
 """
 
 import contextlib
+import dataclasses
 import errno
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Protocol as Interface
+from typing import TypeVar
 
 import msgspec
 import pytest
 
+from ipvsproxy.commands import plan
+from ipvsproxy.daemon.loop import kernel as loop_kernel
 from ipvsproxy.kernel import node
 from ipvsproxy.model.kernel import (
     DEVICE,
@@ -24,7 +28,6 @@ from ipvsproxy.model.kernel import (
     Device,
     Flow,
     FlowCleaning,
-    InterfaceAddress,
     IpSet,
     ObservedVirtualServer,
     RealServers,
@@ -38,32 +41,25 @@ from ipvsproxy.model.kernel import (
     VirtualServerSettings,
 )
 from ipvsproxy.model.net import Family, Network, Protocol, parse_address
-from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, one_by_one
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMark, SetMatch, Side, Skeleton, Verdict
 from ipvsproxy.model.state import Observation
 from tests.support import fake_kernel, fake_sets
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+WHOLE = ("set_copy", "device", "addresses", "interface_addresses", "sysctls")
+"""The parts of an observation that a poll shows as a whole."""
 CONNTRACK = "net/ipv4/vs/conntrack"
 FILTER = ChainKey("filter", "KUBE-IPVS-OUT-FILTER")
 MARK = ChainKey("nat", "KUBE-MARK-MASQ")
 JUMPS = (Jump("filter", "OUTPUT", FILTER.chain, "kubernetes ipvs access filter"),)
 
 
-class Kernel(Interface):
-    """What the tests need of a kernel."""
-
-    def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation: ...
-
-    def interface_addresses(self) -> tuple[InterfaceAddress, ...]: ...
-
-    def apply(self, operations: Sequence[Operation]) -> list[Outcome]: ...
-
-    def read_timeouts(self) -> Timeouts: ...
-
-    def connections(
-        self, keys: Collection[VirtualServerKey]
-    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]: ...
+class Kernel(loop_kernel.Kernel, loop_kernel.ReadableKernel, Interface):
+    """A kernel for the loop and for the commands."""
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.kernel)])
@@ -77,6 +73,22 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
     request.getfixturevalue("fresh_namespace")
     with contextlib.closing(node.NodeKernel((FILTER, MARK), JUMPS)) as real:
         yield real
+
+
+@pytest.fixture
+def other(kernel: Kernel) -> Iterator[Kernel]:
+    """Another program on the same host."""
+    if not isinstance(kernel, node.NodeKernel):
+        yield kernel
+        return
+    with contextlib.closing(node.NodeKernel((FILTER, MARK), JUMPS)) as made:
+        yield made
+
+
+@pytest.fixture(params=["itself", "planning"])
+def given(request: pytest.FixtureRequest, kernel: Kernel) -> loop_kernel.Kernel:
+    """The kernel as ``run`` gives it to the loop, and as ``plan`` does."""
+    return plan.PlanningKernel(kernel) if request.param == "planning" else kernel
 
 
 FAMILIES = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
@@ -130,6 +142,79 @@ def sets(kernel: Kernel) -> Mapping[str, AbstractSet[SetEntry]]:
     found = observe(kernel).sets
     assert found is not None
     return found
+
+
+def polled(kernel: loop_kernel.Kernel, before: Observation, *, thorough: bool) -> Observation:
+    """All that a poll shows, as one observation; ``before`` stands where it shows nothing."""
+    seen = before
+    for part in kernel.poll(tuple(IP_SETS), tuple(Family), (CONNTRACK,), thorough=thorough):
+        assert part.errors == ()
+        whole = {name: value for name in WHOLE if (value := getattr(part, name)) is not None}
+        seen = dataclasses.replace(
+            seen,
+            **whole,
+            sets=_without_none({**(seen.sets or {}), **part.some_sets}),
+            virtual_servers=_without_none({**(seen.virtual_servers or {}), **part.some_virtual_servers}),
+            skeletons={**seen.skeletons, **part.skeletons},
+        )
+    return seen
+
+
+def _without_none(found: Mapping[K, V | None]) -> dict[K, V]:
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def fill(kernel: Kernel) -> VirtualServer:
+    """Add an object of nearly every kind; returns the virtual server, which has two real servers."""
+    wanted, entry = server(), entries(Family.IPV4)[1]
+    add(kernel, wanted, real_server(wanted, port=1), real_server(wanted, port=2))
+    add(kernel, IpSet(SetKind.CLUSTER_IP, Family.IPV4), entry, Device(DEVICE), BoundAddresses.of(wanted.key.address))
+    assert [outcome.error for outcome in apply(kernel, Verb.SET, skeleton(Family.IPV4))] == [""]
+    return wanted
+
+
+def test_a_thorough_poll_shows_what_an_observation_shows(kernel: Kernel) -> None:
+    fill(kernel)
+    assert polled(kernel, Observation(), thorough=True) == observe(kernel)
+
+
+def test_a_poll_shows_what_another_program_has_changed_since_the_last_one(kernel: Kernel, other: Kernel) -> None:
+    gone = fill(kernel)
+    changed = server(Family.IPV6)
+    add(kernel, changed, real_server(changed))
+    before = polled(kernel, Observation(), thorough=True)
+    assert (set(before.virtual_servers or ()), before.addresses) == ({gone.key, changed.key}, {gone.key.address})
+    apply(other, Verb.REMOVE, gone)
+    apply(other, Verb.SET, real_server(changed, weight=0))
+    apply(other, Verb.REMOVE, BoundAddresses.of(gone.key.address))
+    apply(other, Verb.REMOVE, entries(Family.IPV4)[1])
+    apply(other, Verb.REMOVE, skeleton(Family.IPV4))
+    seen, now = polled(kernel, before, thorough=False), observe(kernel)
+    assert (seen.addresses, seen.sets, seen.skeletons) == (now.addresses, now.sets, now.skeletons)
+    assert (seen.addresses, seen.skeletons[Family.IPV4].chains) == (frozenset(), {})
+    assert {key: one.real_servers for key, one in (seen.virtual_servers or {}).items()} == {
+        changed.key: {real_server(changed).key: 0}
+    }
+
+
+def test_a_plan_reads_what_run_reads(kernel: Kernel, given: loop_kernel.Kernel) -> None:
+    wanted = fill(kernel)
+    asked = tuple(IP_SETS), tuple(Family), (CONNTRACK,)
+    assert given.observe(*asked) == kernel.observe(*asked)
+    assert given.interface_addresses() == kernel.interface_addresses()
+    assert given.connections([wanted.key]) == {
+        wanted.key: {real_server(wanted, port=port).key: Connections(0, 0) for port in (1, 2)}
+    }
+
+
+def test_outcomes_are_about_each_object_once_and_in_the_order_of_the_operations(given: loop_kernel.Kernel) -> None:
+    wanted, entry = server(), entries(Family.IPV4)[1]
+    ip_set = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
+    items = (Device(DEVICE), BoundAddresses.of(POD[Family.IPV4]), ip_set, SetEntries.of(entry), wanted, all_at_once(wanted, 1, 2))
+    operations = [Operation(Verb.ADD, item) for item in items]
+    outcomes = given.apply(operations)
+    assert [outcome.error for outcome in outcomes] == [""] * len(outcomes)
+    assert list(one_by_one(outcome.operation for outcome in outcomes)) == list(one_by_one(operations))
 
 
 def test_an_untouched_kernel_holds_nothing(kernel: Kernel) -> None:

@@ -40,7 +40,11 @@ class Kernel(Protocol):
         """The connection counts of these virtual servers; None for a virtual server whose counts could not be read."""
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply operations in their order, whatever becomes of each. Returns one outcome each, in the same order."""
+        """Apply operations in their order, whatever becomes of each; at most one is about an object.
+
+        Returns their outcomes in that order. An operation on several objects may have several outcomes, if not all objects fared
+        alike; together these are about each object once.
+        """
 
 
 class ReadableKernel(Protocol):
