@@ -64,7 +64,7 @@ class OurNode:
         status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
         watches = {kind: WatchStatus(contact_s=0) for kind in ObjectKind}
         reconciler = self._scene.reconciler
-        reconciler._tables.put_node(tuple(Family), (), None)
+        reconciler.put_node(tuple(Family), (), None)
         left = {Place(variant, family, is_used=False): True for variant in Variant for family in Family}
         sources = Sources(
             survey=reconciler.survey,

@@ -10,7 +10,6 @@ from ipvsproxy.kernel.facts import Facts, ModuleState
 from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.reconcile import leftovers, ownership
-from ipvsproxy.reconcile.tables import Tables
 
 ADVISED = (
     "net/ipv6/conf/all/forwarding",
@@ -105,15 +104,12 @@ def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _sysctls(facts: Facts, wanted: Iterable[Sysctl]) -> Iterator[Finding]:
-    tables = Tables(lambda _wanted, _seen: False, lambda _: False)
-    tables.put_node((), wanted, None)
-    tables.sysctls.observe(facts.sysctls, lambda _: False)
-    for path, setting in tables.sysctls.desired.items():
+    for path, setting in {item.path: item for item in wanted}.items():
         found = facts.sysctls.get(path)
-        if path not in tables.sysctls.pending:
-            yield _ok("sysctl", f"{path} is {found}")
-        elif found is None:
+        if found is None:
             yield _warn("sysctl", f"{path} does not exist", "load the module that brings it; run goes on without it")
+        elif setting.is_met_by(found):
+            yield _ok("sysctl", f"{path} is {found}")
         elif facts.sysctls_writable:
             yield _warn("sysctl", f"{path} is {found}, wanted {setting.value}", "run sets it")
         else:

@@ -48,9 +48,8 @@ def rules(data: bytes) -> None:
         translated = state.translate(service, [one for one in slices if one.service == service.name], seen, settings)
         reconciler.put(service.name, translated)
         _check_encoding(translated)
-    tables = reconciler._tables
     for family, found in ((Family.IPV4, _ALL_THERE), (Family.IPV6, _NOTHING_THERE)):
-        built = skeleton.build_skeleton(family, settings, seen, tables.occupied(family), tables.refused())
+        built = skeleton.build_skeleton(family, settings, seen, reconciler.occupied(family), reconciler.refused())
         restore_text.check(iptables_text.render_restore(built, found))
         restore_text.check(iptables_text.render_removal(built, found))
 

@@ -245,9 +245,8 @@ def from_scratch(store: Store, settings: view.Settings, like: FakeKernel) -> Con
         reconciler.put(name, state.translate(service, store.slices_of(name), seen, settings))
     while True:
         for family in settings.families:
-            tables = reconciler._tables
-            rules = skeleton.build_skeleton(family, settings, seen, tables.occupied(family), tables.refused())
-            tables.put_skeleton(rules)
+            rules = skeleton.build_skeleton(family, settings, seen, reconciler.occupied(family), reconciler.refused())
+            reconciler.put_skeleton(rules)
         operations = reconciler.plan(0).operations
         if not operations:
             assert reconciler.pending == 0

@@ -9,26 +9,29 @@ from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.kernel.iptables_variant import Variant
 from ipvsproxy.kernel.leftover_rules import Place
 from ipvsproxy.model.kernel import (
-    DEVICE,
-    NODE_OWNER,
     Connections,
-    Device,
     IpSet,
     ObservedVirtualServer,
+    Owner,
     SetEntry,
     SetKind,
+    VirtualServer,
     VirtualServerSettings,
 )
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.model.service import ObjectKind, Put
-from ipvsproxy.model.state import Observation
+from ipvsproxy.model.service import ObjectKind, Put, ServiceName
+from ipvsproxy.model.state import Observation, ServiceState
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
 from tests.support import builders
+from tests.support.draining import show_draining
 from tests.support.summaries import Clock
 
 BOTH = (Family.IPV4, Family.IPV6)
 KINDS = ("device", "set", "set_entry", "rules", "virtual_server", "address", "sysctl")
+OWNER = Owner(0, ServiceName(builders.NAMESPACE, "web"))
+WEB_KEY = builders.frontend("10.96.0.10", 80)
+POD, OTHER_POD = builders.backend("10.244.0.5"), builders.backend("10.244.0.6")
 CLUSTER_IPS = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name
 
 
@@ -42,6 +45,11 @@ class Figures:
         self.status = Status(families=BOTH, sync_period_s=30, clock=self.clock, wall_clock=self.clock)
         self.watches: Mapping[ObjectKind, WatchStatus] = {}
         self.leftovers: Mapping[Place, bool] = {}
+
+    def put_web(self) -> None:
+        """Desire a virtual server without real servers."""
+        settings = VirtualServerSettings("rr")
+        self.reconciler.put(OWNER.service, ServiceState(owner=OWNER, served=(VirtualServer(WEB_KEY, settings, owner=OWNER),)))
 
     def read(self) -> dict[str, dict[tuple[str, ...], float]]:
         sources = Sources(
@@ -94,12 +102,10 @@ def test_virtual_and_real_servers_of_ours_are_counted_by_family_and_those_of_oth
 
 def test_entries_are_counted_by_set_and_what_differs_by_kind() -> None:
     figures = Figures()
-    tables = figures.reconciler._tables
-    tables.put_node(BOTH, (), None)
+    figures.reconciler.put_node(BOTH, (), None)
     assert figures.read()["ipvsproxy_pending"][("set",)] == 34
     entry = SetEntry(CLUSTER_IPS, parse_address("10.96.0.10"), None, 80)
-    tables.entries[CLUSTER_IPS].confirm(entry, value=True)
-    tables.devices.confirm(Device(DEVICE), value=True)
+    figures.reconciler.observe(Observation(sets={CLUSTER_IPS: frozenset({entry})}, device=True), now=0)
     seen = figures.read()
     assert len(seen["ipvsproxy_set_entries"]) == 34
     assert seen["ipvsproxy_set_entries"][CLUSTER_IPS,] == 1
@@ -109,9 +115,10 @@ def test_entries_are_counted_by_set_and_what_differs_by_kind() -> None:
 
 def test_drains_have_a_number_and_the_age_of_the_oldest() -> None:
     figures = Figures()
+    figures.put_web()
     assert figures.read()["ipvsproxy_oldest_drain_age_seconds"] == {(): 0}
-    for address, since_s in (("10.244.0.5", 40.0), ("10.244.0.6", 70.0)):
-        figures.reconciler._drains.begin(builders.frontend("10.96.0.10", 80), builders.backend(address), since_s)
+    show_draining(figures.reconciler, WEB_KEY, POD, now=40)
+    show_draining(figures.reconciler, WEB_KEY, POD, OTHER_POD, now=70)
     seen = figures.read()
     assert seen["ipvsproxy_drains"] == {(): 2}
     assert seen["ipvsproxy_oldest_drain_age_seconds"] == {(): 60}
@@ -119,15 +126,15 @@ def test_drains_have_a_number_and_the_age_of_the_oldest() -> None:
 
 def test_what_is_empty_and_waits_for_its_removal_does_not_drain_any_more() -> None:
     figures = Figures()
-    key, drains = builders.frontend("10.96.0.10", 80), figures.reconciler._drains
-    for address, since_s in (("10.244.0.5", 40.0), ("10.244.0.6", 70.0)):
-        drains.begin(key, builders.backend(address), since_s)
-    drains.note(key, {builders.backend("10.244.0.6"): Connections(1, 0)}, 80, may_wait=10)
+    figures.put_web()
+    show_draining(figures.reconciler, WEB_KEY, POD, now=40)
+    show_draining(figures.reconciler, WEB_KEY, POD, OTHER_POD, now=70)
+    figures.reconciler.note_connections({WEB_KEY: {OTHER_POD: Connections(1, 0)}}, 80)
     seen = figures.read()
     assert seen["ipvsproxy_drains"] == {(): 1}
     assert seen["ipvsproxy_waiting_removals"] == {(): 1}
     assert seen["ipvsproxy_oldest_drain_age_seconds"] == {(): 30}
-    drains.end(key, builders.backend("10.244.0.5"))
+    show_draining(figures.reconciler, WEB_KEY, OTHER_POD, now=90)
     assert figures.read()["ipvsproxy_waiting_removals"] == {(): 0}
 
 
@@ -158,7 +165,7 @@ def test_watches_tell_whether_they_are_open_and_when_the_server_was_last_heard_o
 def test_drift_is_counted_by_kind() -> None:
     figures = Figures()
     address = parse_address("10.96.0.10")
-    figures.reconciler._tables.addresses.replace(NODE_OWNER, {}, {address: NODE_OWNER})
+    figures.reconciler.put(OWNER.service, ServiceState(owner=OWNER, addresses=(address,)))
     for addresses in (frozenset({address}), frozenset()):
         figures.reconciler.observe(Observation(addresses=addresses), now=0)
     drift = figures.read()["ipvsproxy_drift_total"]

@@ -31,6 +31,7 @@ from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import state, view
 from tests.support import builders
+from tests.support.draining import show_draining
 from tests.support.memory_node import InlineWorker, put
 from tests.support.summaries import Clock
 
@@ -348,8 +349,8 @@ async def test_a_scrape_does_not_wait_for_a_kernel_thread_that_is_busy(monkeypat
 async def test_draining_endpoints_show_their_connections() -> None:
     scene = Scene(WEB)
     for key in (CLUSTER, EXTERNAL):
-        scene.reconciler._drains.begin(key, POD, 0)
-        scene.reconciler._drains.note(key, {POD: Connections(3, 1)}, 1)
+        show_draining(scene.reconciler, key, POD)
+        scene.reconciler.note_connections({key: {POD: Connections(3, 1)}}, 1)
     seen = await scene.scrape()
     endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
     assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 6
@@ -363,13 +364,12 @@ def test_an_endpoint_that_waits_for_its_removal_is_not_shown_when_that_comes_whi
 ) -> None:
     monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.ROWS_AT_ONCE", 1)
     scene, waiting = Scene(WEB), builders.backend("10.244.0.6")
-    drains = scene.reconciler._drains
-    drains.begin(CLUSTER, POD, 0)
-    drains.begin(CLUSTER, waiting, 0)
-    drains.note(CLUSTER, {POD: Connections(3, 1), waiting: Connections(0, 0)}, 1, may_wait=2)
+    show_draining(scene.reconciler, CLUSTER, POD, waiting)
+    scene.reconciler.note_connections({CLUSTER: {POD: Connections(3, 1), waiting: Connections(0, 0)}}, 1)
+    assert scene.reconciler.survey.statistics(1).waiting_removals == 1
     found: dict[str, Connections] = {}
     for _ in scene.traffic._adding_drains(found):
-        drains.end(CLUSTER, waiting)
+        show_draining(scene.reconciler, CLUSTER, POD)
     assert found == {f'{HTTP},endpoint="10.244.0.5:8080"': Connections(3, 1)}
 
 

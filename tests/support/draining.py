@@ -1,0 +1,13 @@
+"""Draining real servers, as a reconciler comes to know of them."""
+
+from ipvsproxy.model.kernel import ObservedVirtualServer, VirtualServerKey
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile.reconciler import Reconciler
+
+
+def show_draining(reconciler: Reconciler, key: VirtualServerKey, *real_servers: RealServerKey, now: float = 0) -> None:
+    """Show a desired virtual server with these real servers at weight 0: others that drained are gone."""
+    settings = reconciler.survey.virtual_servers[key].settings
+    observed = ObservedVirtualServer(settings, dict.fromkeys(real_servers, 0))
+    reconciler.observe(Observation(some_virtual_servers={key: observed}), now)
