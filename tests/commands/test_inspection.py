@@ -1,7 +1,6 @@
 """What commands that look are given: the same choices, the same doubts as ``run``."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
 
 import pytest
 import structlog.testing
@@ -11,7 +10,7 @@ from ipvsproxy.commands.comparison import UnknownStateError
 from ipvsproxy.commands.inspection import Inspected
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.sources.source import Source
+from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.kernel import facts
 from ipvsproxy.kernel.facts import ModuleState
 from ipvsproxy.kernel.thread import KernelThread
@@ -61,12 +60,13 @@ async def test_a_scheduler_that_the_kernel_has_not_is_replaced_as_run_does(
 class EmptySource:
     """An API server that has just come up: it has nothing."""
 
-    statuses: Mapping[ObjectKind, Any] = {}
+    statuses: Mapping[ObjectKind, WatchStatus] = {}
+    post = None
 
     def __init__(self) -> None:
         self.asked_again: dict[ObjectKind, float] = {}
 
-    async def run(self, deliver: Callable[[Sequence[Event]], object]) -> None:
+    async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
         deliver([memory_node.listed(kind, ()) for kind in ObjectKind])
 
     def list_again(self, kind: ObjectKind, at_s: float) -> None:
@@ -79,7 +79,7 @@ class EmptySource:
 async def test_an_empty_first_list_is_asked_for_again_and_no_command_goes_by_it() -> None:
     kernel = await synced_kernel(*WEB)
     node, source = await inspected(kernel), EmptySource()
-    async with inspection.following(cast(Source, source), node.store):
+    async with inspection.following(source, node.store):
         assert source.asked_again.keys() == {ObjectKind.SERVICE, ObjectKind.ENDPOINT_SLICE}
         assert min(source.asked_again.values()) > CONFIRMED_AFTER_S
         with pytest.raises(UnknownStateError, match="is empty, and not believed"):
@@ -90,14 +90,14 @@ async def test_an_empty_first_list_is_asked_for_again_and_no_command_goes_by_it(
 
 async def test_a_directory_that_is_empty_is_believed() -> None:
     node = await inspected(FakeKernel(), "--manifests=/nowhere")
-    async with inspection.following(cast(Source, EmptySource()), node.store):
+    async with inspection.following(EmptySource(), node.store):
         assert not node.store.may_lack_all
 
 
 async def test_a_dry_run_compares_nothing_with_a_list_that_is_not_believed() -> None:
     node, clock = await inspected(await synced_kernel(*WEB)), Clock()
     status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
-    async with inspection.following(cast(Source, EmptySource()), node.store):
+    async with inspection.following(EmptySource(), node.store):
         with structlog.testing.capture_logs() as logs:
             await dry_run.DryRun(node.comparison(), status, Metrics(), interval_s=30).compare()
     assert [line["event"] for line in logs] == ["first_list_not_believed"]

@@ -10,11 +10,14 @@ Rule 3: a command gives up after ``PATIENCE_S`` without contact: somebody waits 
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import structlog
 
-from ipvsproxy.daemon.sources.source import CannotStartError, Source
+from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.daemon.sources.source import CannotStartError
+from ipvsproxy.model.service import ObjectKind
 from ipvsproxy.store.objects import Store
 
 PATIENCE_S = 20.0
@@ -27,7 +30,18 @@ REPEAT_S = 300.0
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-async def wait(store: Store, source: Source, *, silent: Callable[[str], object], waiting: Callable[[str], object]) -> None:
+class Watched(Protocol):
+    """The part of a ``Source`` that shows whether lists arrive."""
+
+    def describe(self) -> str:
+        """As ``Source``."""
+
+    @property
+    def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
+        """As ``Source``."""
+
+
+async def wait(store: Store, source: Watched, *, silent: Callable[[str], object], waiting: Callable[[str], object]) -> None:
     """Return when every kind is listed.
 
     ``waiting`` gets a sentence every ``PROGRESS_S``; ``silent`` gets one when nothing has come for ``PATIENCE_S``, every
@@ -50,7 +64,7 @@ async def wait(store: Store, source: Source, *, silent: Callable[[str], object],
         await asyncio.sleep(min(tell_s, silent_s) - loop.time())
 
 
-async def serve_later(store: Store, source: Source) -> None:
+async def serve_later(store: Store, source: Watched) -> None:
     """As ``wait``, for a process that serves: without end, and with a log line where nothing comes."""
     await wait(store, source, silent=log_silence, waiting=lambda _: None)
 
@@ -74,7 +88,7 @@ def log_silence(sentence: str) -> None:
     log.warning("first_lists_missing", error=sentence, hint="nothing is programmed before they are complete; they are waited for")
 
 
-def _last_contact_s(store: Store, source: Source) -> float:
+def _last_contact_s(store: Store, source: Watched) -> float:
     """When something last came of a kind that is missing, by a monotonic clock; 0 for never."""
     statuses = source.statuses
     return max((statuses[kind].contact_s or 0 for kind in store.missing if kind in statuses), default=0)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
 
 import pytest
 import structlog
@@ -43,7 +42,7 @@ def without_services() -> Store:
 async def give_up_after_s(source: Lists) -> float:
     """When a command gives up while only Services are missing."""
     with pytest.raises(CannotStartError, match="no complete list of Services within 20 s from somewhere"):
-        await first_lists.wait(without_services(), cast(Any, source), silent=first_lists.give_up, waiting=first_lists.say)
+        await first_lists.wait(without_services(), source, silent=first_lists.give_up, waiting=first_lists.say)
     return virtual_time.loop().time() - virtual_time.BEGIN_S
 
 
@@ -70,7 +69,7 @@ async def test_a_command_says_on_standard_error_what_it_waits_for(capsys: pytest
 async def test_a_process_that_serves_waits_without_end_says_so_now_and_then_and_goes_on() -> None:
     store = without_services()
     with structlog.testing.capture_logs() as logs:
-        task = asyncio.create_task(first_lists.serve_later(store, cast(Any, Lists())))
+        task = asyncio.create_task(first_lists.serve_later(store, Lists()))
         await asyncio.sleep(3600)
         assert not task.done()
         store.deliver([memory_node.listed(ObjectKind.SERVICE, ())], 0)
