@@ -8,11 +8,12 @@ exists for a moment, without real servers. Its address is reserved for documenta
 
 import errno
 import itertools
+from collections.abc import Mapping, Sequence
+from typing import Protocol as Interface
 
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.ipvs import IpvsDriver
 from ipvsproxy.kernel.ipvs_message import SCHEDULER_NAME_LIMIT
-from ipvsproxy.model.kernel import VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import ObservedVirtualServer, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 
@@ -23,7 +24,20 @@ FIRST_PROBE_PORT = 20000
 _ACTION = "find out which schedulers there are"
 
 
-def why_unusable(ipvs: IpvsDriver, scheduler: str) -> str:
+class Ipvs(Interface):
+    """The part of the IPVS driver that knows about schedulers. Each method raises ``KernelError`` as that driver does."""
+
+    def refusal_with(self, scheduler: str) -> int:
+        """The error number with which the kernel refuses an impossible virtual server that has this scheduler."""
+
+    def observe(self) -> Mapping[VirtualServerKey, ObservedVirtualServer]:
+        """All virtual servers."""
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Apply operations in their order."""
+
+
+def why_unusable(ipvs: Ipvs, scheduler: str) -> str:
     """The reason why no virtual server can have this scheduler, one line for the operator; empty if it can.
 
     Raises:
@@ -38,7 +52,7 @@ def why_unusable(ipvs: IpvsDriver, scheduler: str) -> str:
     return missing if _is_missing_for_ipv4(ipvs, scheduler) else ""
 
 
-def _is_missing_for_ipv4(ipvs: IpvsDriver, scheduler: str) -> bool:
+def _is_missing_for_ipv4(ipvs: Ipvs, scheduler: str) -> bool:
     """Ask by adding a virtual server, unless an existing one has the scheduler."""
     seen = ipvs.observe()
     if any(server.settings.scheduler == scheduler for server in seen.values()):
@@ -57,6 +71,6 @@ def _is_missing_for_ipv4(ipvs: IpvsDriver, scheduler: str) -> bool:
     return False
 
 
-def _apply(ipvs: IpvsDriver, operation: Operation) -> Outcome:
+def _apply(ipvs: Ipvs, operation: Operation) -> Outcome:
     (outcome,) = ipvs.apply([operation])
     return outcome

@@ -5,7 +5,6 @@ import errno
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
 
 import msgspec
 import pytest
@@ -49,7 +48,7 @@ class Ipvs:
 
 
 def why_unusable(ipvs: Ipvs, name: str) -> str:
-    return scheduler.why_unusable(cast("IpvsDriver", ipvs), name)
+    return scheduler.why_unusable(ipvs, name)
 
 
 @pytest.mark.parametrize(("refusal", "is_usable"), [(errno.EINVAL, True), (errno.ENOENT, False)])
