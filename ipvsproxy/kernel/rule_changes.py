@@ -5,6 +5,7 @@ returns a table as it holds it, and all of it except the packet counters is hash
 include/uapi/linux/netfilter/nf_tables.h, and linux/netfilter_ipv4/ip_tables.h and linux/netfilter_ipv6/ip6_tables.h below it.
 """
 
+import errno
 import hashlib
 import socket
 import struct
@@ -84,7 +85,11 @@ def _digest(family: Family, table: str) -> bytes:
     """A hash of a legacy table without its counters; empty without any rules and chains except the built-in ones."""
     layout = _LAYOUTS[family]
     action = f"read the {family.label} table {table}"
-    with socket.socket(socket.AF_INET if family is Family.IPV4 else socket.AF_INET6, socket.SOCK_DGRAM) as asking:
+    try:
+        opened = socket.socket(socket.AF_INET if family is Family.IPV4 else socket.AF_INET6, socket.SOCK_DGRAM)
+    except OSError as error:
+        raise KernelError(action=action, errno=error.errno or errno.EIO) from error
+    with opened as asking:
         name = table.encode().ljust(_NAME, b"\0")
         info = sockopt.ask(asking, layout.level, _GET_INFO, name.ljust(_INFO.size, b"\0"), action)
         _, hooks, count, size = _INFO.unpack(info)

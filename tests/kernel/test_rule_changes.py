@@ -1,8 +1,12 @@
 """Marks of rules: any change by anybody gives another one, packets do not. Both variants, in a fresh namespace of any kernel."""
 
+import contextlib
+import errno
+import resource
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 
@@ -76,6 +80,23 @@ def test_the_order_of_rules_counts() -> None:
     run(Family.IPV4, "legacy", "nat", "-D", "OUTPUT", "1")
     run(Family.IPV4, "legacy", "nat", "-A", "OUTPUT", "-j", "ACCEPT")
     assert RuleChanges().mark(Family.IPV4, "legacy") != before
+
+
+@pytest.mark.parametrize("family", Family)
+def test_where_no_socket_is_to_be_had_that_is_an_error_of_the_kernel(family: Family) -> None:
+    with every_descriptor_taken(), pytest.raises(KernelError, match=r"table nat: Too many open files") as caught:
+        RuleChanges().mark(family, "legacy")
+    assert caught.value.errno == errno.EMFILE
+
+
+@contextlib.contextmanager
+def every_descriptor_taken() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_kernel_that_does_not_tell_is_an_error() -> None:
