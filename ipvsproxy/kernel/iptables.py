@@ -35,13 +35,14 @@ _RESTORE_VERSION = (1, 6, 2)
 _TRIED_CHAIN = "KUBE-IPVS-CANARY"  # not a canary chain of kube-proxy, which must not vanish
 
 
-_CERTAIN = re.compile(
-    r"is not in PATH|Table does not exist|do you need to insmod|Operation not supported|Protocol not supported"
-    r"|Address family not supported"
+_NO_TABLES = re.compile(
+    r"Table does not exist|do you need to insmod|Operation not supported|Protocol not supported|Address family not supported"
 )
-"""The messages of the programs if the kernel has no such table or family, or if a program is not installed.
+"""The messages of the programs if the kernel has no such table or family."""
+_NO_PROGRAM = "is not in PATH"
+"""The message if a program is not installed.
 
-Any other failure may be over a moment later: the lock is held, memory is short, a process cannot be started.
+Any failure but these may be over a moment later: the lock is held, memory is short, a process cannot be started.
 """
 
 
@@ -54,7 +55,12 @@ class Refusal(NamedTuple):
 
 def refusal(error: KernelError) -> Refusal:
     """The refusal of a family that follows from an error of an iptables program."""
-    return Refusal(error.detail, is_certain=bool(_CERTAIN.search(error.detail)))
+    return Refusal(error.detail, is_certain=lacks_tables(error) or _NO_PROGRAM in error.detail)
+
+
+def lacks_tables(error: KernelError) -> bool:
+    """Whether an error of an iptables program says that the kernel has no such tables, and so no rules in them."""
+    return _NO_TABLES.search(error.detail) is not None
 
 
 class Program(NamedTuple):

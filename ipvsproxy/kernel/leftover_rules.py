@@ -3,6 +3,7 @@
 Rule 1: an unreadable table is an error, never a clean one. A table that this kernel or host certainly cannot have is clean.
 Rule 2: two equal marks mean that no rule has changed in between; then no program has to run.
 Rule 3: a reading of legacy tables loads no module and makes no table.
+Rule 4: nothing is removed once the program in PATH is of another variant than at the start: then ours go where it writes.
 """
 
 import contextlib
@@ -79,7 +80,7 @@ class LeftoverRules:
         try:
             text = self._driver(place).save(place.family)
         except KernelError as error:
-            if iptables.refusal(error).is_certain:
+            if iptables.lacks_tables(error):
                 return LeftRules()
             raise
         try:
@@ -96,6 +97,11 @@ class LeftoverRules:
         self._driver(place).restore(place.family, iptables_text.render_left_removal(removal))
 
     def _driver(self, place: Place) -> IptablesDriver:
+        """Raises KernelError: the variant in use cannot be told, or is another one by now."""
+        program = self._used.program(place.family)
+        if (program.variant == place.variant) is not place.is_used:
+            detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"
+            raise KernelError(action=f"look at rules of {place}", detail=detail)
         return self._used if place.is_used else self._others[place.variant]
 
     def _legacy_tables(self, family: Family) -> tuple[str, ...]:

@@ -96,6 +96,31 @@ def test_a_kernel_without_nf_tables_has_a_mark_and_one_that_could_not_say_has_no
     assert rules(programs).mark(LEGACY) is None
 
 
+def test_what_a_program_that_is_gone_cannot_show_is_not_taken_for_clean(programs: pathlib.Path) -> None:
+    with pytest.raises(KernelError, match="iptables-legacy-save is not in PATH"):
+        rules(programs).read(LEGACY, concerns)
+
+
+@pytest.mark.parametrize("place", [LEGACY, NFT])
+def test_nothing_is_read_or_removed_once_the_program_in_path_is_of_another_variant(programs: pathlib.Path, place: Place) -> None:
+    """Ours are in force in the other variant then, and would be what is left behind."""
+    for name in ("iptables-save", "iptables-legacy-save"):
+        make_program(programs, name, f"cat {programs}/saved")
+    for name in ("iptables-restore", "iptables-legacy-restore"):
+        make_program(programs, name, f"touch {programs}/removed")
+    (programs / "saved").write_text(SAVED)
+    subject = rules(programs)
+    assert subject.read(place, concerns).chains == {CHAIN: 1}
+    make_program(programs, "legacy-multi", "echo 'iptables v1.8.9 (legacy)'")
+    (programs / "iptables").unlink()
+    (programs / "iptables").symlink_to("legacy-multi")
+    with pytest.raises(KernelError, match="iptables in PATH has become that of legacy"):
+        subject.read(place, concerns)
+    with pytest.raises(KernelError, match="iptables in PATH has become that of legacy"):
+        subject.remove(place, Removal(emptied=(CHAIN,), deleted=(CHAIN,)))
+    assert not (programs / "removed").exists()
+
+
 def test_all_is_removed_by_one_program_that_changes_each_table_as_a_whole(programs: pathlib.Path) -> None:
     make_program(programs, "iptables-restore", f'echo "$@" > {programs}/arguments; cat > {programs}/stdin')
     way = Way(ChainKey("filter", "INPUT"), '-m comment --comment "x y" -j KUBE-SERVICES', CHAIN)
@@ -136,8 +161,13 @@ def place(request: pytest.FixtureRequest, network_namespace: None) -> Place:
     return Place(variant, family, is_used=False)
 
 
+def rules_beside(place: Place) -> LeftoverRules:
+    """Where the other variant is in use."""
+    return LeftoverRules(iptables_variant.commands(iptables_variant.other_than(place.variant)))
+
+
 def test_a_mark_stays_until_somebody_changes_a_rule(place: Place) -> None:
-    subject, program = LeftoverRules(iptables.COMMANDS), iptables_variant.commands(place.variant)[place.family]
+    subject, program = rules_beside(place), iptables_variant.commands(place.variant)[place.family]
     marks = [subject.mark(place), subject.mark(place)]
     run(program, "-A", "INPUT", "-j", "ACCEPT")
     marks.append(subject.mark(place))
@@ -146,7 +176,7 @@ def test_a_mark_stays_until_somebody_changes_a_rule(place: Place) -> None:
 
 
 def test_what_is_read_can_be_removed_and_nothing_else_goes(place: Place) -> None:
-    subject, program = LeftoverRules(iptables.COMMANDS), iptables_variant.commands(place.variant)[place.family]
+    subject, program = rules_beside(place), iptables_variant.commands(place.variant)[place.family]
     nodeports = ChainKey("filter", "KUBE-NODEPORTS")
     before = listed(program)
     found = subject.read(place, lambda key: key in (CHAIN, nodeports))
