@@ -1,6 +1,7 @@
 """What run, --init-only and --dry-run have in common: how such a process begins, waits, is stopped, and says why it ended."""
 
 import asyncio
+import concurrent.futures
 import ctypes
 import pathlib
 import sys
@@ -32,7 +33,7 @@ def run(config: Config, main: Coroutine[None, None, int]) -> int:
     """Run to the end; returns the exit status, and says on standard error why it could not start."""
     set_up_log(config)
     try:
-        return asyncio.run(main)
+        return asyncio.run(_leaving_threads_behind(main))
     except CannotStartError as error:
         for reason in error.reasons:
             sys.stderr.write(f"ipvsproxy: {reason}\n")
@@ -41,6 +42,18 @@ def run(config: Config, main: Coroutine[None, None, int]) -> int:
     except server.BindError as error:
         sys.stderr.write(f"ipvsproxy: {error}\n")
         return FAILED
+
+
+class _LeftBehind(concurrent.futures.ThreadPoolExecutor):
+    """Threads that nobody waits for at the end: what they wait for may hang, as a program of iptables does for a minute."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as in the library
+        super().shutdown(wait=False, cancel_futures=cancel_futures)
+
+
+async def _leaving_threads_behind(main: Coroutine[None, None, int]) -> int:
+    asyncio.get_running_loop().set_default_executor(_LeftBehind())
+    return await main
 
 
 def begin(config: Config, signals: Signals) -> None:

@@ -5,10 +5,16 @@ import ctypes
 import platform
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
+from ipvsproxy.config import load
 from ipvsproxy.daemon.process import lifecycle
+
+HANGS_S = 5.0
+"""How long a thread hangs in the test about one that does."""
 
 
 async def test_a_failing_part_stops_the_others_and_servers_tell_before_they_stop() -> None:
@@ -43,6 +49,32 @@ async def test_a_part_that_ends_by_itself_ends_nothing() -> None:
         asyncio.get_running_loop().call_later(0.01, stopping.set)
 
     await lifecycle.until_stopped(stopping, Status(), [end()], [])  # type: ignore[arg-type]  # a double
+
+
+def test_a_thread_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that looks for rules left behind while a program of iptables hangs."""
+    monkeypatch.setattr(lifecycle, "set_up_log", lambda _: None)
+    may_end = threading.Event()
+
+    async def main() -> int:
+        loop, has_begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def hang() -> None:
+            loop.call_soon_threadsafe(has_begun.set)
+            may_end.wait(HANGS_S)
+
+        hanging = asyncio.create_task(asyncio.to_thread(hang))
+        await has_begun.wait()
+        hanging.cancel()
+        return 7
+
+    config = load.load(["--proxy-mode=ipvs"], hostname="node-a", read_file=lambda _: b"")
+    try:
+        began_s = time.monotonic()
+        assert lifecycle.run(config, main()) == 7
+        assert time.monotonic() - began_s < HANGS_S
+    finally:
+        may_end.set()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others keep no large blocks")
