@@ -1,7 +1,8 @@
 """The configuration file, read again in place: when it changes, and when a signal asks for it.
 
 Rule 1: what the file says counts as a whole or not at all. One that is refused leaves the one before in force.
-Rule 2: one that cannot be put in force just now leaves the one before in force too, and is tried again.
+Rule 2: one that cannot be put in force just now leaves the one before in force too, and is tried again. So is one that is
+refused: perhaps it could not be read just now, or was half written.
 Rule 3: what cannot change while the process runs keeps its value, and is named.
 Rule 4: whether the file has changed is told by its content. How it got there (a write, a rename, the swapped link of a ConfigMap
 volume) does not matter, nor whether the kernel tells of it: a file that is mounted by itself is looked at again and again.
@@ -79,8 +80,8 @@ class Reloader:
         self._content: bytes | None = None
         self._is_in_force = True
         """Whether the file was put in force, but for what needs a restart, when it was last read."""
-        self._told: tuple[str, Config] | None = None
-        """Why which configuration could not be put in force, as was told last."""
+        self._told: tuple[str, Config | None] | None = None
+        """Why which configuration could not be put in force, as was told last; None for one that is refused."""
         self._retry_due_s = math.inf
         self._retries = Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, dice=random.Random())  # noqa: S311 - no secret
         self._is_asked = asyncio.Event()
@@ -112,7 +113,7 @@ class Reloader:
         self._is_asked.clear()
         if was_asked or content != self._content:
             self._retries.reset()
-            if was_asked:
+            if was_asked or (self._told and self._told[1] is None):
                 self._told = None
         elif asyncio.get_running_loop().time() < self._retry_due_s:
             return
@@ -128,8 +129,10 @@ class Reloader:
         try:
             new = self._read()
         except ConfigError as error:
-            log.error("configuration_refused", error=str(error), hint="the one before stays in force")
-            self._told = None
+            self._retry_later()
+            if (str(error), None) != self._told:
+                log.error("configuration_refused", error=str(error), hint="the one before stays in force")
+            self._told = (str(error), None)
             return False
         changed = sorted(key for key, value in new.values.items() if value != self.config.values.get(key))
         if not changed:
@@ -156,8 +159,7 @@ class Reloader:
 
     def _try_again_later(self, reason: str, wanted: Config, settings: list[str]) -> None:
         """The same reason for the same configuration is told once: again it says nothing new."""
-        delay_s = self._retries.next_s()
-        self._retry_due_s = asyncio.get_running_loop().time() + delay_s
+        delay_s = self._retry_later()
         if (reason, wanted) != self._told:
             log.error(
                 "reload_failed",
@@ -167,6 +169,12 @@ class Reloader:
                 hint="the configuration before stays in force; this one is tried again until it can be applied",
             )
         self._told = (reason, wanted)
+
+    def _retry_later(self) -> float:
+        """Have the file read again, changed or not; returns after how many seconds."""
+        delay_s = self._retries.next_s()
+        self._retry_due_s = asyncio.get_running_loop().time() + delay_s
+        return delay_s
 
     def _without(self, new: Config, late: list[str]) -> Config:
         """The new configuration with the old values of what needs a restart."""

@@ -154,6 +154,23 @@ async def test_a_refused_file_leaves_the_one_before_in_force_and_names_field_and
     assert [config.oom_score_adj for config in process.applied] == [5]
 
 
+async def test_a_file_that_could_not_be_read_just_now_is_read_again_though_it_does_not_change(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs
+) -> None:
+    monkeypatch.setattr(reload, "LONGEST_RETRY_S", 0.0)
+    process = Process(path)
+    write(path, "ipvs: {scheduler: wrr}")
+    content = FileOf(await asyncio.to_thread(path.read_bytes))
+    remove(path)
+    for _ in range(3):
+        await process.reloader.check(content)  # type: ignore[arg-type]  # it could be read a moment before
+    write(path, "ipvs: {scheduler: wrr}")
+    await process.reloader.check(path)
+    assert [config.ipvs.scheduler for config in process.applied] == ["wrr"]
+    assert process.outcomes == [False, False, False, True]
+    assert [line["event"] for line in logs] == ["configuration_refused", "configuration_changed"]
+
+
 async def test_who_takes_a_refused_file_back_is_told_that_all_is_as_before(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
     await process.reloader.check(path)
