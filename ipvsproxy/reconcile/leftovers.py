@@ -4,7 +4,8 @@ Names and comments are those of pkg/proxy/iptables/proxier.go and cleanup.go (ku
 
 Rule 1: a chain goes if its name belongs to the iptables mode alone, or if it is one of ours in the variant that is not used.
 Rule 2: a rule of a built-in chain goes if it leads to the chain that kube-proxy's, or ours, of that comment leads to.
-Rule 3: a chain that a rule of anybody else leads to is emptied, and stays.
+Rule 3: a chain that a rule of anybody else leads to is emptied, and stays. The one that marks packets to masquerade stays as it
+is: the port mapping of network plug-ins leads there, and our rules masquerade what it marks, in either variant.
 Rule 4: nothing goes while a chain of ours that is used leads to one that is to go: then ours are not in force.
 Rule 5: what returned ``FREE_RETURNS`` times is written by somebody who runs: it is removed every ``PATIENCE_S`` from then on.
 """
@@ -15,7 +16,7 @@ import re
 from collections.abc import Collection, Hashable
 from typing import NamedTuple
 
-from ipvsproxy.model.leftovers import LeftRules, Removal, Way
+from ipvsproxy.model.leftovers import LeftRules, Removal
 from ipvsproxy.model.rules import ChainKey, Jump
 
 FREE_RETURNS = 2
@@ -26,6 +27,7 @@ CALM_S = 900.0
 TABLES = frozenset({"nat", "filter"})
 """Those that packets of Services meet. In ``mangle`` kube-proxy has a chain without rules only."""
 
+_MARKS = ChainKey("nat", "KUBE-MARK-MASQ")
 _CANARY = "KUBE-PROXY-CANARY"
 _CHAINS = frozenset(
     {
@@ -83,27 +85,23 @@ def scope(chains: Collection[ChainKey], jumps: tuple[Jump, ...], *, is_used: boo
 
 def removal(found: LeftRules, wanted: Scope) -> Removal:
     """What of it is to be removed. Chains that are empty and have to stay are left as they are."""
-    known = {
-        (ChainKey(jump.table, jump.source), ChainKey(jump.table, jump.target)): f'--comment "{jump.comment}"'
-        for jump in (*JUMPS, *wanted.own_jumps)
-    }
-    going = tuple(way for way in found.ways if _leads_as(way, known.get((way.source, way.target))))
+    known: dict[tuple[ChainKey, ChainKey], list[str]] = {}  # to a chain that both have, each comes with a comment of its own
+    for jump in (*JUMPS, *wanted.own_jumps):
+        ends = ChainKey(jump.table, jump.source), ChainKey(jump.table, jump.target)
+        known.setdefault(ends, []).append(f'--comment "{jump.comment}"')
+    going = tuple(way for way in found.ways if any(text in way.text for text in known.get((way.source, way.target), ())))
     staying = [way for way in found.ways if way not in going and wanted.is_left(way.target)]
     for way in staying:
         if way.source in wanted.used:
             return Removal(held_back=f"{way.source} is not as it should be: it holds {way.text!r}")
     kept = {way.target for way in staying}
-    left = [(key, count) for key, count in found.chains.items() if wanted.is_left(key)]
+    left = [(key, count) for key, count in found.chains.items() if wanted.is_left(key) and (key != _MARKS or key not in kept)]
     return Removal(
         ways=going,
         emptied=tuple(key for key, count in left if count or key not in kept),
         deleted=tuple(key for key, _ in left if key not in kept),
         staying=tuple(staying),
     )
-
-
-def _leads_as(way: Way, comment: str | None) -> bool:
-    return comment is not None and comment in way.text
 
 
 class _Removed(NamedTuple):

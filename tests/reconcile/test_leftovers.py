@@ -6,6 +6,7 @@ from ipvsproxy.model.leftovers import LeftRules, Removal, Way
 from ipvsproxy.model.rules import ChainKey, Jump
 from ipvsproxy.reconcile import leftovers
 from ipvsproxy.reconcile.leftovers import CALM_S, PATIENCE_S, Returns
+from ipvsproxy.translate import skeleton
 
 SERVICE, ENDPOINT = ChainKey("nat", "KUBE-SVC-ABCDEFGHIJKLMNOP"), ChainKey("nat", "KUBE-SEP-234567ABCDEFGHIJ")
 THEIR_SERVICES = ChainKey("filter", "KUBE-SERVICES")
@@ -93,6 +94,14 @@ def test_the_iptables_mode_s_own_jumps_to_a_chain_of_ours_go_and_ours_stay() -> 
     assert leftovers.removal(found, USED) == Removal(ways=(theirs,))
 
 
+def test_in_the_variant_that_is_not_used_both_jumps_to_a_chain_that_both_modes_have_go() -> None:
+    theirs = way(INPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
+    ours = way(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
+    found = LeftRules(chains={OUR_FIREWALL: 1}, ways=(theirs, ours))
+    wanted = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=False)
+    assert leftovers.removal(found, wanted) == Removal(ways=(theirs, ours), emptied=(OUR_FIREWALL,), deleted=(OUR_FIREWALL,))
+
+
 @pytest.mark.parametrize(
     "stranger",
     [
@@ -107,6 +116,15 @@ def test_a_chain_that_another_rule_leads_to_is_emptied_once_and_stays(stranger: 
     assert removal == Removal(ways=(THEIR_WAY,), emptied=(THEIR_SERVICES, SERVICE), deleted=(SERVICE,), staying=(stranger,))
     done = leftovers.removal(LeftRules(chains={THEIR_SERVICES: 0}, ways=(stranger,)), USED)
     assert (done.is_needed, done.staying) == (False, (stranger,))
+
+
+def test_the_chain_that_marks_for_masquerading_keeps_its_rules_while_a_network_plug_in_leads_to_it() -> None:
+    marks = ChainKey("nat", skeleton.MARK_MASQUERADE)
+    hairpin = way(ChainKey("nat", "CNI-DN-0123456789abcdef01234"), marks, match="-s 10.244.1.0/24 -p tcp -m tcp --dport 8080")
+    wanted = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=False)
+    found = LeftRules(chains={OURS: 2, marks: 1}, ways=(hairpin,))
+    assert leftovers.removal(found, wanted) == Removal(emptied=(OURS,), deleted=(OURS,), staying=(hairpin,))
+    assert leftovers.removal(LeftRules(chains={marks: 1}), wanted) == Removal(emptied=(marks,), deleted=(marks,))
 
 
 def test_nothing_goes_while_a_chain_of_ours_leads_to_one_that_is_to_go() -> None:
