@@ -172,6 +172,15 @@ class Reconciler:
         unset = {family for path in self.unmet_settings() for family in INDISPENSABLE_SETTINGS[path]}
         return frozenset(families) & (unset | {ip_set.family for ip_set in tables.sets.pending} | set(tables.skeletons.pending))
 
+    def unserved(self, families: Collection[Family]) -> frozenset[Family]:
+        """The families of which the kernel lacks more than half of the desired virtual servers."""
+        table = self._tables.virtual_servers
+        absent = Counter(key.address.family for key in table.pending if key not in table.observed)
+        if not absent:
+            return frozenset()
+        desired = Counter(key.address.family for key in table.desired)
+        return frozenset(family for family in families if absent[family] * 2 > desired[family])
+
     # Draining.
 
     def drains_due(self, now: float) -> Collection[VirtualServerKey]:

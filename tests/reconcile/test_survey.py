@@ -108,6 +108,22 @@ def test_rules_and_families_without_them(node: simulation.SimulatedNode) -> None
     assert not reconciler.has_rules(Family.IPV4)
 
 
+def test_a_family_is_unserved_while_more_than_half_of_its_virtual_servers_are_absent(node: simulation.SimulatedNode) -> None:
+    unserved = node.reconciler.unserved
+    assert unserved(tuple(Family)) == frozenset()
+    for number in (11, 12, 13):
+        node.put(builders.service(f"web-{number}", cluster=(f"10.96.0.{number}",)))
+        node.sync()
+    for number in (11, 12):
+        del node.kernel.virtual_servers[builders.frontend(f"10.96.0.{number}", 80)]
+    node.observe()
+    assert unserved(tuple(Family)) == frozenset()
+    del node.kernel.virtual_servers[KEY]
+    node.observe()
+    assert unserved(tuple(Family)) == {Family.IPV4}
+    assert unserved([Family.IPV6]) == frozenset()
+
+
 def test_without_the_device_every_family_is_lacking(node: simulation.SimulatedNode) -> None:
     node.kernel.device = False
     node.observe()

@@ -26,6 +26,7 @@ def summary(
     waited_s: float = 0.0,
     applied_s: float = 0.0,
     conflicts: Collection[Conflict] = (),
+    unserved: Collection[Family] = (),
     is_audit: bool = False,
     unmet_settings: Mapping[str, str] | None = None,
 ) -> SyncSummary:
@@ -42,6 +43,7 @@ def summary(
         translated_s=0.0,
         applied_s=applied_s,
         conflicts=conflicts,
+        unserved=unserved,
         is_audit=is_audit,
         unmet_settings=unmet_settings or {},
     )

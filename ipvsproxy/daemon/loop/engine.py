@@ -27,6 +27,7 @@ from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Connections, SetKind, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome, Plan, Report
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ObjectKind, ServiceName
@@ -273,6 +274,7 @@ class Engine:
             changes=changes,
             lacking=self._reconciler.lacking(self._translator.settings.families),
             unmet_settings=self._reconciler.unmet_settings(),
+            unserved=self._unserved(),
             states=self._reconciler.survey.states,
             health_checks=self._reconciler.survey.health_checks,
             view=seen,
@@ -285,6 +287,10 @@ class Engine:
         self._sync_took_s = ended - began
         self._journal.log_sync(summary, self._reconciler.survey.draining)
         self._watcher.synced(summary)
+
+    def _unserved(self) -> Collection[Family]:
+        families = self._translator.settings.families
+        return families if self._store.may_lack_all else self._reconciler.unserved(families)
 
     async def _add(self, total: Report, expected: frozenset[SetKind] = frozenset()) -> Report:
         """Apply the additions that are possible now; others must wait for these. Returns ``total`` with their report."""

@@ -1,7 +1,7 @@
 """Removes rules that another proxy, or a former process of ours, has left behind, once ours are in force.
 
 Rule 1: a family is examined when its rules come into force, and after each audit; a program runs only if a rule has changed
-since.
+since. While most virtual servers of a family are missing, none is examined: the other proxy's rules are what serves it.
 Rule 2: a failed examination or removal is repeated with growing pauses. Unreadable rules count as present.
 Rule 3: rules that a running proxy writes again and again are removed less and less often (see ``reconcile.leftovers``).
 Rule 4: one log line when the rules of a place resist, and one when none are left.
@@ -121,7 +121,8 @@ class Leftovers:
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
-        before, self._in_force = self._in_force, frozenset(place.family for place in self._states) - frozenset(summary.lacking)
+        families = frozenset(place.family for place in self._states)
+        before, self._in_force = self._in_force, families - frozenset(summary.lacking) - frozenset(summary.unserved)
         due = self._in_force if summary.is_audit else self._in_force - before
         for place, state in self._states.items():
             if place.family in due and state.due_s == math.inf:

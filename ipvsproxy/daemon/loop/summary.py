@@ -21,6 +21,7 @@ class SyncSummary:
     ``lacking`` are the families without all that their Services stand on (device, sets, rules, settings); ``unmet_settings`` are
     the indispensable kernel settings among that, with the value that they have. ``states`` is what each Service wants now,
     ``health_checks`` what each health-check port answers; both change with the next sync.
+    ``unserved`` are the families without most of their virtual servers; all, while a first list is doubted.
     ``is_audit``: the whole kernel was read before it. ``waited_s`` is the age of the oldest change in it when it began, 0 without
     any. What follows says how long the kernel was read, changes were translated, and operations were applied. ``conflicts`` are
     those that are new.
@@ -38,6 +39,7 @@ class SyncSummary:
     conflicts: Collection[Conflict] = ()
     health_checks: Mapping[HealthCheckPort, HealthCheck] = dataclasses.field(default_factory=dict)
     unmet_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unserved: Collection[Family] = ()
     is_audit: bool = False
 
     @property

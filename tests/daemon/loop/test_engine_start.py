@@ -299,6 +299,7 @@ async def test_a_first_list_that_is_empty_takes_nothing_from_the_kernel_until_an
             node.begin_with(builders.node())
             await node.quiet(after_s=CONFIRMED_AFTER_S)
             assert node.done == ["set timeouts timeouts 600 0 0"]  # which every start writes: it is cheap
+            assert set(node.watcher.summaries[-1].unserved) == set(Family)
             node.put(new)
             await node.quiet()
             assert "add virtual_server TCP 10.96.0.98:80" in node.done
@@ -307,6 +308,7 @@ async def test_a_first_list_that_is_empty_takes_nothing_from_the_kernel_until_an
                 node.deliver([memory_node.listed(kind, [new])])
             await node.quiet()
             assert "remove virtual_server TCP 10.96.0.10:80" in node.done
+            assert not node.watcher.summaries[-1].unserved
             assert_from_scratch(node)
     told = sorted(line["kind"] for line in logs if line["event"] == "first_list_not_believed")
     assert told == ["EndpointSlice", "Service"]

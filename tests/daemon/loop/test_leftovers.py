@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 import pytest
@@ -48,9 +48,9 @@ class Scene:
 
         self.subject = Leftovers(tables, PLACES, loop.time, inline)
 
-    async def sync(self, *lacking: Family, is_audit: bool = False) -> None:
+    async def sync(self, *lacking: Family, unserved: Collection[Family] = (), is_audit: bool = False) -> None:
         """A sync, and all that follows from it at once."""
-        self.subject.synced(summary(lacking=lacking, is_audit=is_audit))
+        self.subject.synced(summary(lacking=lacking, unserved=unserved, is_audit=is_audit))
         await asyncio.sleep(0.001)
 
     async def audits(self, duration_s: float = AUDIT_S) -> None:
@@ -95,6 +95,17 @@ async def test_rules_go_once_ours_are_in_force_family_by_family_and_it_is_said()
         assert node.tables.writes == [USED, OTHER, USED_V6]
         assert node.tables.held == dict.fromkeys(PLACES, LeftRules())
         assert not any(node.subject.present.values())
+
+
+@in_virtual_time
+async def test_the_other_proxys_rules_stay_while_they_are_all_that_serves() -> None:
+    async with scene(used=LEFT, used_v6=LEFT) as node:
+        await node.sync(unserved=[Family.IPV4])
+        await node.sync(unserved=[Family.IPV4], is_audit=True)
+        await asyncio.sleep(100)
+        assert node.tables.writes == [USED_V6]
+        await node.sync()
+        assert node.tables.writes == [USED_V6, USED]
 
 
 @in_virtual_time
