@@ -38,7 +38,8 @@ RECEIVE_SIZE = 65536
 DUMP_PAUSES_S: Sequence[float] = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """The waits before each attempt at a dump, if the kernel's data changed during the last one, or an answer was lost.
 
-The kernel goes on working on IPv6 addresses after they were added; ten thousand of them take half a second.
+The kernel goes on working on IPv6 addresses after they were added; ten thousand of them take half a second. After a dump of which
+each attempt lost an answer, later ones get one attempt each, until one succeeds: 34 sets would take half a minute.
 """
 UNANSWERED = -1
 """Stands for an error number: the answer was lost, so the change may or may not be in force."""
@@ -126,6 +127,7 @@ class Channel:
         self._buffer = bytearray(RECEIVE_SIZE)
         self._next = 1
         self._limit = CHUNK_LIMIT
+        self._loses_answers = False  # each attempt at the last dump has lost one
 
     def close(self) -> None:
         """Close the socket. The next use opens another."""
@@ -217,7 +219,9 @@ class Channel:
     def gather(self, request: bytes, action: str, read: Callable[[list[Found]], Iterable[T]]) -> list[T]:
         """As ``dump``, but with the results of ``read`` for each part in the place of its messages."""
         number, detail = 0, ""
-        for pause_s in DUMP_PAUSES_S:
+        lost = 0
+        pauses_s = DUMP_PAUSES_S[:1] if self._loses_answers else DUMP_PAUSES_S
+        for pause_s in pauses_s:
             if pause_s:
                 self._sleep(pause_s)
             try:
@@ -225,10 +229,16 @@ class Channel:
             except OSError as error:
                 self.close()
                 number, detail = error.errno or 0, f"the listing broke off: {os.strerror(error.errno or 0)}"
+                lost += 1
                 continue
+            except KernelError:  # a refusal is an answer
+                self._loses_answers = False
+                raise
+            self._loses_answers = False
             if found is not None:
                 return found
             number, detail = errno.EINTR, "what is listed changed each time while it was listed"
+        self._loses_answers = lost == len(pauses_s)
         raise KernelError(action=action, errno=number, detail=detail)
 
     def dumping(self, request: bytes, action: str) -> Iterator[list[Found]]:

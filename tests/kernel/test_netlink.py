@@ -205,6 +205,30 @@ def test_a_dump_that_is_disturbed_each_time_is_given_up() -> None:
     assert len(opened[0].sent) == len(netlink.DUMP_PAUSES_S)
 
 
+def test_while_answers_are_lost_without_end_each_further_dump_gets_one_attempt() -> None:
+    loses, number = True, 0
+    tested, opened = channel(lambda data: [OVERRUN if loses else done(sequences(data)[0], number)])
+
+    def attempts() -> int:
+        before = sum(len(each.sent) for each in opened)
+        with pytest.raises(KernelError) as caught:
+            tested.dump(message(0), "list")
+        assert caught.value.errno == errno.ENOBUFS
+        return sum(len(each.sent) for each in opened) - before
+
+    often = len(netlink.DUMP_PAUSES_S)
+    assert [attempts(), attempts(), attempts()] == [often, 1, 1]
+    loses = False
+    assert tested.dump(message(0), "list") == []
+    loses = True
+    assert [attempts(), attempts()] == [often, 1]
+    loses, number = False, errno.ENOENT
+    with pytest.raises(KernelError, match="No such file"):
+        tested.dump(message(0), "list")
+    loses = True
+    assert attempts() == often, "a refusal is an answer"
+
+
 def test_a_dump_that_was_cut_off_is_begun_again_on_a_new_socket() -> None:
     def cut_off(data: bytes) -> list[Answer]:
         """What is left looks whole, and the end of the dump comes."""
