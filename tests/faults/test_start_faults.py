@@ -66,6 +66,7 @@ ALWAYS = (
     "send generic command 1",
     "file /proc/sys/net/ipv4/ip_forward",
     "send generic command 4 dump",
+    "send netfilter type 1543 dump",
     "receive generic command 1",
     "send netfilter type 1545",
     "receive netfilter type 1545",
