@@ -193,7 +193,9 @@ def _clear(node: Node, *, may_remove: bool) -> tuple[tuple[Left, ...], tuple[str
             unseen.append(str(error))
             continue
         unseen += [seen.hidden] if seen.hidden else []
-        kept = "; ".join(f"{way.target} stays: the rule {str(way)!r} leads to it" for way in seen.removal.staying)
+        kept = "; ".join(
+            f"{reference.target} stays: the rule {str(reference)!r} leads to it" for reference in seen.removal.staying
+        )
         if seen.removal.is_needed or kept:
             found.append(
                 Left(f"{place.family.label} rules left in {place.variant}", (seen.failure or kept) if may_remove else "")

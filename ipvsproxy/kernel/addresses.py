@@ -88,27 +88,27 @@ class AddressDriver:
         Raises:
             KernelError: as for ``observe``.
         """
-        found, links = self._dump()
-        digest = _digest(found, links.values())
+        replies, links = self._dump()
+        digest = _digest(replies, links.values())
         if digest == self._digest:
             return None
-        observed = self._read(found, links)
+        observed = self._read(replies, links)
         self._digest = digest
         return observed
 
-    def _dump(self) -> tuple[list[netlink.Found], dict[int, _Link]]:
+    def _dump(self) -> tuple[list[netlink.Reply], dict[int, _Link]]:
         # Addresses first: an interface that vanishes in between takes its addresses along, and a new one had none yet.
-        found = self._channel.dump(_address_query(), "list the addresses")
-        return found, {link.number: link for link in self._links()}
+        replies = self._channel.dump(_address_query(), "list the addresses")
+        return replies, {link.number: link for link in self._links()}
 
-    def _read(self, found: Iterable[netlink.Found], links: Mapping[int, _Link]) -> ObservedAddresses:
+    def _read(self, replies: Iterable[netlink.Reply], links: Mapping[int, _Link]) -> ObservedAddresses:
         own = next((link for link in links.values() if link.name == self._device), None)
         if own is not None:
             self._require_dummy(own)
         ours: dict[Address, None] = {}
         others: list[InterfaceAddress] = []
-        with netlink.understanding("list the addresses"):
-            for data, start, end in found:
+        with netlink.parsing("list the addresses"):
+            for data, start, end in replies:
                 family, prefix_length, index = _ADDRESS.unpack_from(data, start)
                 attributes = message.attributes(data, start + _ADDRESS_HEADER, end)
                 at = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
@@ -127,14 +127,14 @@ class AddressDriver:
         Outcomes have the order of the operations.
         """
         self._digest = b""
-        found: list[Outcome] = []
+        results: list[Outcome] = []
         for is_device, group in itertools.groupby(operations, lambda operation: isinstance(operation.item, Device)):
             run = list(group)
             if is_device:
-                found += map(self._apply_device, run)
+                results += map(self._apply_device, run)
             else:
-                found += outcomes(run, self._apply_addresses(list(one_by_one(run))))
-        return found
+                results += outcomes(run, self._apply_addresses(list(one_by_one(run))))
+        return results
 
     def _apply_device(self, operation: Operation) -> Outcome:
         try:
@@ -169,14 +169,14 @@ class AddressDriver:
                 else Outcome(operation, f"{operation}: {failure.detail}", failure.errno)
                 for operation in operations
             }
-        told: dict[Operation, Outcome] = {}
+        reported: dict[Operation, Outcome] = {}
         index = _pack_index(link.number)
         step = min(BATCH_SIZE, self._channel.limit)
         for first in range(0, len(operations), step):
             chunk = operations[first : first + step]
             for place, number in self._channel.run(self._encode(chunk, index)).items():
-                told[chunk[place]] = _outcome(chunk[place], number)
-        return told
+                reported[chunk[place]] = _outcome(chunk[place], number)
+        return reported
 
     def _encode(self, chunk: Sequence[Operation], index: bytes) -> list[bytes]:
         messages: list[bytes] = []
@@ -189,12 +189,12 @@ class AddressDriver:
 
     def _find(self) -> _Link | None:
         try:
-            found = self._channel.ask(_link_message(RTM_GETLINK, self._device, 0), f"look for {self._device}")
+            reply = self._channel.ask(_link_message(RTM_GETLINK, self._device, 0), f"look for {self._device}")
         except KernelError as error:
             if error.errno == errno.ENODEV:
                 return None
             raise
-        link = _parse_link(found)
+        link = _parse_link(reply)
         self._require_dummy(link)
         return link
 
@@ -202,7 +202,7 @@ class AddressDriver:
         query = ifinfmsg()
         query["attrs"] = [["IFLA_EXT_MASK", _SKIP_STATISTICS]]
         request = message.encode(query, RTM_GETLINK, netlink.REQUEST | netlink.DUMP)
-        return [_parse_link(found) for found in self._channel.dump(request, "list the interfaces")]
+        return [_parse_link(reply) for reply in self._channel.dump(request, "list the interfaces")]
 
     def _require_dummy(self, link: _Link) -> None:
         if link.kind != KIND:
@@ -221,16 +221,16 @@ def _outcome(operation: Operation, number: int) -> Outcome:
     return Outcome(operation, f"{operation}: {netlink.explain(number)}", max(number, 0))
 
 
-def _digest(addresses: Iterable[netlink.Found], links: Iterable[_Link]) -> bytes:
-    found = hashlib.blake2b(repr(sorted(links)).encode(), digest_size=16)
+def _digest(addresses: Iterable[netlink.Reply], links: Iterable[_Link]) -> bytes:
+    digest = hashlib.blake2b(repr(sorted(links)).encode(), digest_size=16)
     for data, start, end in addresses:
-        found.update(memoryview(data)[start:end])
-    return found.digest()
+        digest.update(memoryview(data)[start:end])
+    return digest.digest()
 
 
-def _parse_link(found: netlink.Found) -> _Link:
-    data, start, end = found
-    with netlink.understanding("read an interface"):
+def _parse_link(reply: netlink.Reply) -> _Link:
+    data, start, end = reply
+    with netlink.parsing("read an interface"):
         (number,) = _LINK.unpack_from(data, start)
     attributes = message.attributes(data, start + _LINK_HEADER, end)
     name = message.text(data, attributes[_LINK_NAME]) if _LINK_NAME in attributes else ""

@@ -77,7 +77,7 @@ class ConntrackDriver:
     def _clean(self, family: Family, cleanings: Mapping[int, FlowCleaning], outcomes: list[Outcome]) -> None:
         judge = _Judge(family, cleanings)
 
-        def delete_stale(part: Iterable[netlink.Found]) -> Iterable[Never]:
+        def delete_stale(part: Iterable[netlink.Reply]) -> Iterable[Never]:
             self._delete(judge.stale(part), outcomes)
             return ()
 
@@ -125,9 +125,9 @@ class _Judge:
         self._layout = _layout(family)
         self._head = _head(family)
 
-    def stale(self, part: Iterable[netlink.Found]) -> list[_Stale]:
+    def stale(self, part: Iterable[netlink.Reply]) -> list[_Stale]:
         """The message that deletes it, for each stale flow, and the position of the operation that asks for it."""
-        found: list[_Stale] = []
+        result: list[_Stale] = []
         read, position_of = self._layout.read, self._frontends.get
         for data, start, end in part:
             values = read(data, start + _HEADER_SIZE, end)
@@ -136,8 +136,8 @@ class _Judge:
             position = position_of(values[:3])
             # The key of a real server is its address and port, in the form that a flow has them.
             if position is not None and values[3] + values[4] not in self._keeps[position]:
-                found.append(_Stale(position, _deletion(self._head, data, start + _HEADER_SIZE, end)))
-        return found
+                result.append(_Stale(position, _deletion(self._head, data, start + _HEADER_SIZE, end)))
+        return result
 
 
 def _layout(family: Family) -> message.Layout:

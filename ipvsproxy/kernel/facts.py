@@ -142,11 +142,11 @@ def listeners(ports: Collection[int], proc: pathlib.Path = pathlib.Path("/proc")
             port = int(fields[1].rpartition(":")[2], 16)
             if fields[3] == _LISTENING and port in ports:
                 inodes[f"socket:[{fields[9]}]"] = port
-    found = dict.fromkeys(inodes.values(), "a process that cannot be seen from here")
+    names = dict.fromkeys(inodes.values(), "a process that cannot be seen from here")
     for process, target in _open_sockets(proc) if inodes else ():
         if target in inodes:
-            found[inodes[target]] = f"{_name(process)} (process {process.name})"
-    return found
+            names[inodes[target]] = f"{_name(process)} (process {process.name})"
+    return names
 
 
 def _name(process: pathlib.Path) -> str:

@@ -70,15 +70,15 @@ class SysctlDriver:
         Raises:
             KernelError: a setting exists and cannot be read.
         """
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for path in paths:
             try:
-                found[path] = (self._root / path).read_text().strip()
+                values[path] = (self._root / path).read_text().strip()
             except (FileNotFoundError, PermissionError):
                 continue
             except OSError as error:
                 raise KernelError(action=f"read {path}", errno=error.errno or 0, detail=_explain(error)) from error
-        return found
+        return values
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Write settings. A removal does nothing, because the value before is not known."""
@@ -116,10 +116,10 @@ def kernel_version(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[int, int
         text = path.read_text()
     except OSError as error:
         raise KernelError(action=f"read {path}", errno=error.errno or 0) from error
-    found = re.match(r"(\d+)\.(\d+)", text)
-    if found is None:
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None:
         raise KernelError(action=f"read {path}", detail=f"{text.strip()!r} is not a kernel version")
-    return int(found.group(1)), int(found.group(2))
+    return int(match.group(1)), int(match.group(2))
 
 
 def processor_count() -> int:

@@ -38,7 +38,7 @@ class Instance:
             self._socket.listen()
         except OSError:
             self._socket.close()
-            self.squatter = _require_stranger(name)
+            self.squatter = _describe_squatter(name)
 
     def fileno(self) -> int:
         """The listening socket, readable when another process connects to ask for our identity; -1 where there is a squatter."""
@@ -58,7 +58,7 @@ class Instance:
         self._socket.close()
 
 
-def _require_stranger(name: str) -> str:
+def _describe_squatter(name: str) -> str:
     """Describe the process that has the name, if it cannot be an ipvsproxy.
 
     Raises:
@@ -79,8 +79,8 @@ def _require_stranger(name: str) -> str:
     process, user, _ = _CREDENTIALS.unpack(credentials)
     if user not in (0, os.geteuid()):
         return f"a process of user {user}"
-    who = f" (process {process})" if process else " (in another container)"
+    which = f" (process {process})" if process else " (in another container)"
     raise KernelError(
         action="take the lock of this node",
-        detail=f"another ipvsproxy{who} is running in this network namespace; stop that one first",
+        detail=f"another ipvsproxy{which} is running in this network namespace; stop that one first",
     )

@@ -36,10 +36,10 @@ class ObservedSet(NamedTuple):
 
     def differs_from(self, ip_set: IpSet) -> str:
         """The difference between the parameters of this set and those of ours; empty if they are equal."""
-        wanted = _parameters(ip_set)
+        ours = _parameters(ip_set)
         # A set of ours that was enlarged is still ours.
-        found = (self.type, self.family, min(self.capacity, wanted[2]))
-        return "" if found == wanted else f"it is {_describe(*found)}, not {_describe(*wanted)}"
+        theirs = (self.type, self.family, min(self.capacity, ours[2]))
+        return "" if theirs == ours else f"it is {_describe(*theirs)}, not {_describe(*ours)}"
 
 
 class IpsetDriver:
@@ -79,19 +79,19 @@ class IpsetDriver:
         Raises:
             KernelError: a set could not be read. The next call then returns at least the same sets.
         """
-        found: dict[str, ObservedSet | None] = {}
+        changed: dict[str, ObservedSet | None] = {}
         digests: dict[str, bytes] = {}
         for name in names:
             parts = self._dump(name)
             if parts is None:
-                found[name] = None
+                changed[name] = None
                 continue
             digest = _digest(parts)
             if self._digests.get(name) != digest:
-                found[name] = _read(name, parts)
+                changed[name] = _read(name, parts)
                 digests[name] = digest
         self._digests |= digests
-        return found
+        return changed
 
     def has_copy(self) -> bool:
         """Whether a ``SetCopy`` exists: a process that was killed while it enlarged a set has left it.
@@ -108,11 +108,11 @@ class IpsetDriver:
         entry, after the others. Outcomes have the order of the operations. An operation on several entries has one outcome if all
         were added, and one for each entry otherwise.
         """
-        found: list[Outcome] = []
+        results: list[Outcome] = []
         for is_set, group in itertools.groupby(operations, lambda operation: isinstance(operation.item, IpSet | SetCopy)):
             run = list(group)
-            found += map(self._apply_set, run) if is_set else self._apply_entries(run)
-        return found
+            results += map(self._apply_set, run) if is_set else self._apply_entries(run)
+        return results
 
     def _apply_entries(self, operations: Sequence[Operation]) -> list[Outcome]:
         batch = ipset_batch.Batch(self._channel)
@@ -120,15 +120,17 @@ class IpsetDriver:
             self._digests.pop(entries[0].set, None)
             batch.add(verb, entries)
         batch.flush()
-        told = batch.told
+        reported = batch.reported
         full = {
-            one: one.item.set for one, outcome in told.items() if outcome.errno == HASH_FULL and isinstance(one.item, SetEntries)
+            one: one.item.set
+            for one, outcome in reported.items()
+            if outcome.errno == HASH_FULL and isinstance(one.item, SetEntries)
         }
         enlarged = self._enlarge_all(dict.fromkeys(full.values()))
         again = [operation for operation, name in full.items() if name in enlarged]
         if again:
-            told |= {outcome.operation: outcome for outcome in self._apply_entries(again)}
-        return outcomes(operations, told)
+            reported |= {outcome.operation: outcome for outcome in self._apply_entries(again)}
+        return outcomes(operations, reported)
 
     def _enlarge_all(self, names: Iterable[str]) -> Collection[str]:
         """Enlarge these sets, which are full. Returns the names of those that were enlarged."""
@@ -149,8 +151,8 @@ class IpsetDriver:
         assert isinstance(ip_set, IpSet | SetCopy)  # noqa: S101 - the caller has checked
         self._digests.pop(ip_set.name, None)
         try:
-            is_wanted = operation.verb is not Verb.REMOVE
-            surprise = self._create(ip_set) if is_wanted and isinstance(ip_set, IpSet) else self._destroy(ip_set)
+            is_creation = operation.verb is not Verb.REMOVE
+            surprise = self._create(ip_set) if is_creation and isinstance(ip_set, IpSet) else self._destroy(ip_set)
         except KernelError as error:
             return Outcome(operation, f"{operation}: {error.detail}", error.errno)
         return Outcome(operation, surprise=surprise)
@@ -187,10 +189,10 @@ class IpsetDriver:
                     raise
                 detail = f"the kernel does not know {ip_set.type}: its module is not there or cannot be loaded"
                 raise KernelError(action=error.action, errno=error.errno, detail=detail) from error
-            with netlink.understanding(f"look for {ip_set.type}"):
-                found = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
-                lowest = _byte(data, found[ipset_message.LOWEST_REVISION])
-                newest = _byte(data, found[ipset_message.REVISION])
+            with netlink.parsing(f"look for {ip_set.type}"):
+                attributes = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
+                lowest = _byte(data, attributes[ipset_message.LOWEST_REVISION])
+                newest = _byte(data, attributes[ipset_message.REVISION])
             self._revisions[kind] = min(max(ipset_message.SUFFICIENT_REVISIONS[ip_set.type], lowest), newest)
         return self._revisions[kind]
 
@@ -198,7 +200,7 @@ class IpsetDriver:
         parts = self._dump(name, header_only=header_only)
         return None if parts is None else _read(name, parts)
 
-    def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Found] | None:
+    def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Reply] | None:
         """The kernel's description of a set; None if it does not exist."""
         try:
             return self._channel.dump(ipset_message.contents_query(name, header_only=header_only), f"list the set {name}")
@@ -219,35 +221,35 @@ def _byte(data: bytes, at: tuple[int, int]) -> int:
     return value
 
 
-def _digest(parts: Iterable[netlink.Found]) -> bytes:
-    found = hashlib.blake2b(digest_size=16)
+def _digest(parts: Iterable[netlink.Reply]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
     for data, start, end in parts:
-        found.update(memoryview(data)[start:end])
-    return found.digest()
+        digest.update(memoryview(data)[start:end])
+    return digest.digest()
 
 
-def _read(name: str, parts: Iterable[netlink.Found]) -> ObservedSet | None:
+def _read(name: str, parts: Iterable[netlink.Reply]) -> ObservedSet | None:
     observed: ObservedSet | None = None
     # Not a ``set``: it takes twice the memory, and while it grows, no other thread runs.
     entries: dict[SetEntry, None] = {}
     for data, start, end in parts:
-        found = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
-        if ipset_message.TYPE_NAME in found:
-            observed = observed or _header(data, found, entries.keys())
-        if observed is not None and ipset_message.ENTRIES in found and not observed.differs_from(IP_SETS[name]):
+        attributes = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
+        if ipset_message.TYPE_NAME in attributes:
+            observed = observed or _header(data, attributes, entries.keys())
+        if observed is not None and ipset_message.ENTRIES in attributes and not observed.differs_from(IP_SETS[name]):
             decode = ipset_message.codec(name).decode
-            for _, first, last in message.walk(data, *found[ipset_message.ENTRIES]):
+            for _, first, last in message.walk(data, *attributes[ipset_message.ENTRIES]):
                 entry = decode(data, first, last)
                 if entry is not None:
                     entries[entry] = None
     return observed
 
 
-def _header(data: bytes, found: Mapping[int, tuple[int, int]], entries: AbstractSet[SetEntry]) -> ObservedSet:
-    kind = message.text(data, found[ipset_message.TYPE_NAME])
-    number = message.unsigned(data, found[ipset_message.FAMILY]) if ipset_message.FAMILY in found else 0
+def _header(data: bytes, attributes: Mapping[int, tuple[int, int]], entries: AbstractSet[SetEntry]) -> ObservedSet:
+    kind = message.text(data, attributes[ipset_message.TYPE_NAME])
+    number = message.unsigned(data, attributes[ipset_message.FAMILY]) if ipset_message.FAMILY in attributes else 0
     family = Family(number) if number in tuple(Family) and kind != SetType.PORT else None
-    parameters = message.attributes(data, *found[ipset_message.DATA]) if ipset_message.DATA in found else {}
+    parameters = message.attributes(data, *attributes[ipset_message.DATA]) if ipset_message.DATA in attributes else {}
     capacity = message.unsigned(data, parameters[ipset_message.CAPACITY]) if ipset_message.CAPACITY in parameters else 0
     return ObservedSet(kind, family, capacity, entries)
 

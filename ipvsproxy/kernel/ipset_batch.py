@@ -39,11 +39,11 @@ _BITMAP_MEANINGS: Mapping[int, str] = {_TYPE_SPECIFIC: "the port lies outside th
 class Batch:
     """Set entries for one ``send``, and their outcomes.
 
-    ``told`` has the outcomes of entries that failed or were a surprise, by the operation on that entry alone.
+    ``reported`` has the outcomes of entries that failed or were a surprise, by the operation on that entry alone.
     """
 
     def __init__(self, channel: netlink.Channel) -> None:
-        self.told: dict[Operation, Outcome] = {}
+        self.reported: dict[Operation, Outcome] = {}
         self._channel = channel
         self._pending: list[_Entries] = []
         self._size = 0
@@ -81,7 +81,7 @@ class Batch:
                 one = chunk[index]
                 if len(one.entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
                     for entry in one.entries:
-                        self._tell(one.verb, entry, number)
+                        self._report(one.verb, entry, number)
                 else:
                     self._repeat(one, limit)
 
@@ -92,7 +92,7 @@ class Batch:
         alone = [_Entries(verb, (entry,), part) for entry, part in zip(entries, parts, strict=True)]
         for start in range(0, len(alone), limit):
             for index, number in self._run(alone[start : start + limit]).items():
-                self._tell(verb, entries[start + index], number)
+                self._report(verb, entries[start + index], number)
 
     def _run(self, chunk: Sequence["_Entries"]) -> dict[int, int]:
         sequences = self._channel.sequences(len(chunk))
@@ -103,15 +103,15 @@ class Batch:
             ]
         )
 
-    def _tell(self, verb: Verb, entry: SetEntry, number: int) -> None:
+    def _report(self, verb: Verb, entry: SetEntry, number: int) -> None:
         operation = Operation(verb, SetEntries.of(entry))
         if verb is Verb.REMOVE and number == errno.ENOENT:
-            self.told[operation] = Outcome(operation, surprise=True)
+            self.reported[operation] = Outcome(operation, surprise=True)
         else:
             self._fail(operation, max(number, 0), explain(number, IP_SETS[entry.set].type))
 
     def _fail(self, operation: Operation, number: int, reason: str) -> None:
-        self.told[operation] = Outcome(operation, f"{operation}: {reason}", number)
+        self.reported[operation] = Outcome(operation, f"{operation}: {reason}", number)
 
 
 class _Entries(NamedTuple):

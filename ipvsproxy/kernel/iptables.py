@@ -203,11 +203,11 @@ class IptablesDriver:
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
         """All rules with this text, whoever wrote them, as iptables-save prints them; none of an unreadable family."""
-        found: list[str] = []
+        rules: list[str] = []
         for family in families:
             with contextlib.suppress(KernelError):
-                found += [line for line in self.save(family).splitlines() if text in line]
-        return found
+                rules += [line for line in self.save(family).splitlines() if text in line]
+        return rules
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Put skeletons in force, or remove them. A repetition is no error. Each table changes as a whole, or not at all."""
@@ -231,9 +231,9 @@ class IptablesDriver:
             raise KernelError(action=f"{self._commands[skeleton.family]}-save", errno=0, detail=describe_hidden(listing.hidden))
         self.restore(skeleton.family, iptables_text.render_removal(skeleton, listing))
         return "; ".join(
-            f"{key} was only emptied: the rule {listing.strangers[key]!r} leads to it"
+            f"{key} was only emptied: the rule {listing.foreign_jumps[key]!r} leads to it"
             for key in skeleton.chains
-            if key in listing.strangers
+            if key in listing.foreign_jumps
         )
 
     def _put(self, skeleton: Skeleton) -> None:
@@ -308,7 +308,7 @@ def describe_hidden(tables: Collection[str]) -> str:
 
 def _with_jumps(skeleton: Skeleton) -> Listing:
     """The listing that follows from a write of this skeleton, as far as the built-in chains are concerned."""
-    return Listing(chains={}, jumps=dict.fromkeys(skeleton.jumps, 1), strangers={})
+    return Listing(chains={}, jumps=dict.fromkeys(skeleton.jumps, 1), foreign_jumps={})
 
 
 def _file(command: str) -> str:
@@ -321,10 +321,10 @@ def parse_version(text: str) -> Program:
     Raises:
         KernelError: the text contains no version.
     """
-    found = re.search(r"v(\d+)\.(\d+)(?:\.(\d+))?", text)
-    if found is None:
+    match = re.search(r"v(\d+)\.(\d+)(?:\.(\d+))?", text)
+    if match is None:
         raise KernelError(action="iptables --version", errno=0, detail=f"it answers {text[:80]!r}, which names no version")
     return Program(
-        version=tuple(int(number or 0) for number in found.groups()),
+        version=tuple(int(number or 0) for number in match.groups()),
         variant="nf_tables" if "nf_tables" in text else "legacy",
     )

@@ -45,10 +45,10 @@ def run(command: str, *arguments: str, stdin: str = "") -> str:
 
 def describe_failure(stderr: str, stdin: str) -> str:
     """One line from the error messages of an iptables program, with the input line that they refer to, if any."""
-    said = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith("Try `")]
-    text = "; ".join(said)
-    found = re.search(r"\bline:? (\d+)", text)
+    messages = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith("Try `")]
+    text = "; ".join(messages)
+    match = re.search(r"\bline:? (\d+)", text)
     lines = stdin.splitlines()
-    if found and 0 < int(found.group(1)) <= len(lines):
-        text += f" ({lines[int(found.group(1)) - 1]})"
+    if match and 0 < int(match.group(1)) <= len(lines):
+        text += f" ({lines[int(match.group(1)) - 1]})"
     return text

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from ipvsproxy.kernel import iptables_rule
-from ipvsproxy.model.leftovers import LeftRules, Removal, Way
+from ipvsproxy.model.leftovers import LeftRules, Reference, Removal
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton
 
 _INCOMPATIBLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
@@ -20,20 +20,20 @@ class Listing:
     """Our rules in one family, as ``iptables-save`` shows them.
 
     ``chains`` are our chains that exist, with the text of each rule. ``jumps`` is the number of copies of each jump: two are as
-    wrong as none. ``strangers`` has, for a chain of ours, a rule of another program that leads to it. ``above`` and ``below`` are
-    the rules of other programs before and after each jump, in its chain. ``hidden`` are tables of ours that iptables does not
+    wrong as none. ``foreign_jumps`` has, for a chain of ours, a rule of another program that leads to it. ``above`` and ``below``
+    are the rules of other programs before and after each jump, in its chain. ``hidden`` are tables of ours that iptables does not
     show, because they hold rules that only nft understands; their content is unknown.
     """
 
     chains: Mapping[ChainKey, tuple[str, ...]]
     jumps: Mapping[Jump, int]
-    strangers: Mapping[ChainKey, str]
+    foreign_jumps: Mapping[ChainKey, str]
     above: Mapping[Jump, frozenset[str]] = dataclasses.field(default_factory=dict)
     below: Mapping[Jump, frozenset[str]] = dataclasses.field(default_factory=dict)
     hidden: frozenset[str] = frozenset()
 
 
-NOTHING_LISTED = Listing(chains={}, jumps={}, strangers={})
+NOTHING_LISTED = Listing(chains={}, jumps={}, foreign_jumps={})
 
 
 def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump]) -> Listing:
@@ -42,15 +42,15 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
     Raises:
         ValueError: the output is incomplete: a table does not end with COMMIT.
     """
-    found: dict[ChainKey, list[str]] = {}
+    rules_of: dict[ChainKey, list[str]] = {}
     count: collections.Counter[Jump] = collections.Counter()
-    strangers: dict[ChainKey, str] = {}
+    foreign_jumps: dict[ChainKey, str] = {}
     known_jumps = {(ChainKey(jump.table, jump.source), iptables_rule.render_jump(jump)): jump for jump in jumps}
     above: dict[Jump, frozenset[str]] = {}
     others: dict[ChainKey, list[str]] = {key: [] for key, _ in known_jumps}
     for key, rule in _rules(text):
         if key in chains:
-            content = found.setdefault(key, [])
+            content = rules_of.setdefault(key, [])
             if rule is not None:
                 content.append(iptables_rule.normalise(rule))
         elif rule is None:
@@ -60,13 +60,13 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
             above[known_jumps[key, rule]] = frozenset(others[key])
             continue
         elif (target := ChainKey(key.table, _target(rule))) in chains:
-            strangers[target] = f"-A {key.chain} {rule}"
+            foreign_jumps[target] = f"-A {key.chain} {rule}"
         if key in others and rule is not None:
             others[key].append(rule)
-    below = {jump: frozenset(others[ChainKey(jump.table, jump.source)]) - seen for jump, seen in above.items()}
-    whole = {key: tuple(rules) for key, rules in found.items()}
+    below = {jump: frozenset(others[ChainKey(jump.table, jump.source)]) - rules_above for jump, rules_above in above.items()}
+    whole = {key: tuple(rules) for key, rules in rules_of.items()}
     hidden = frozenset(_INCOMPATIBLE.findall(text)) & {key.table for key in chains}
-    return Listing(chains=whole, jumps=count, strangers=strangers, above=above, below=below, hidden=hidden)
+    return Listing(chains=whole, jumps=count, foreign_jumps=foreign_jumps, above=above, below=below, hidden=hidden)
 
 
 def _rules(text: str) -> Iterator[tuple[ChainKey, str | None]]:
@@ -87,8 +87,8 @@ def _rules(text: str) -> Iterator[tuple[ChainKey, str | None]]:
 
 
 def _target(rule: str) -> str:
-    found = re.search(r"(?:^| )-[jg] (\S+)", rule)
-    return found.group(1) if found else ""
+    match = re.search(r"(?:^| )-[jg] (\S+)", rule)
+    return match.group(1) if match else ""
 
 
 def parse_left(text: str, concerns: Callable[[ChainKey], bool]) -> LeftRules:
@@ -98,24 +98,26 @@ def parse_left(text: str, concerns: Callable[[ChainKey], bool]) -> LeftRules:
         ValueError: the output is incomplete.
     """
     chains: collections.Counter[ChainKey] = collections.Counter()
-    ways: list[Way] = []
+    references: list[Reference] = []
     for key, rule in _rules(text):
         if concerns(key):
             chains[key] += rule is not None
         elif rule is not None:
             words = rule.rsplit(" ", 2)  # a jump to a chain has no options, and ends the rule
             if words[-2:-1] in (["-j"], ["-g"]) and concerns(target := ChainKey(key.table, words[-1])):
-                ways.append(Way(key, rule, target))
-    return LeftRules(chains=chains, ways=tuple(ways), hidden=frozenset(_INCOMPATIBLE.findall(text)))
+                references.append(Reference(key, rule, target))
+    return LeftRules(chains=chains, references=tuple(references), hidden=frozenset(_INCOMPATIBLE.findall(text)))
 
 
 def render_left_removal(removal: Removal) -> str:
     """The input of ``iptables-restore --noflush`` for a removal of leftover rules; empty if there is nothing to remove."""
     lines: list[str] = []
-    for table in dict.fromkeys(key.table for key in (*(way.source for way in removal.ways), *removal.emptied)):
+    for table in dict.fromkeys(key.table for key in (*(reference.source for reference in removal.references), *removal.emptied)):
         lines.append(f"*{table}")
         lines += [f":{key.chain} - [0:0]" for key in removal.emptied if key.table == table]
-        lines += [f"-D {way.source.chain} {way.text}" for way in removal.ways if way.source.table == table]
+        lines += [
+            f"-D {reference.source.chain} {reference.text}" for reference in removal.references if reference.source.table == table
+        ]
         lines += [f"-X {key.chain}" for key in removal.deleted if key.table == table]
         lines.append("COMMIT")
     return "".join(f"{line}\n" for line in lines)
@@ -160,7 +162,7 @@ def render_removal(skeleton: Skeleton, listing: Listing) -> str:
         lines.append(f"*{table}")
         lines += [f":{key.chain} - [0:0]" for key in keys]
         lines += [f"-D {jump.source} {iptables_rule.render_jump(jump)}" for jump in jumps]
-        lines += [f"-X {key.chain}" for key in keys if key not in listing.strangers]
+        lines += [f"-X {key.chain}" for key in keys if key not in listing.foreign_jumps]
         lines.append("COMMIT")
     return "".join(f"{line}\n" for line in lines)
 

@@ -80,29 +80,29 @@ def choose(chains: Collection[ChainKey]) -> Choice:
     variants = installed()
     if len(variants) < len(Variant):
         return Choice(iptables.COMMANDS, _default(), "it is the one in PATH")
-    choice = decide({variant: _look(variant, chains) for variant in variants}, _default())
+    choice = decide({variant: _gather_evidence(variant, chains) for variant in variants}, _default())
     other = other_than(choice.variant)
     if choice.commands == iptables.COMMANDS and not _takes_rules(choice.variant) and _takes_rules(other):
         return Choice(commands(other), other, f"this kernel takes no rules of {choice.variant}, which is the one in PATH")
     return choice
 
 
-def decide(found: Mapping[Variant, Evidence], default: Variant) -> Choice:
+def decide(evidence: Mapping[Variant, Evidence], default: Variant) -> Choice:
     """Choose by the content of the tables of both variants; ``default`` is the variant of ``iptables`` in PATH."""
-    nf_tables, legacy = found[Variant.NF_TABLES], found[Variant.LEGACY]
-    hinted = [variant for variant in Variant if found[variant].hint]
+    nf_tables, legacy = evidence[Variant.NF_TABLES], evidence[Variant.LEGACY]
+    hinted = [variant for variant in Variant if evidence[variant].hint]
     if hinted:
-        variant, reason = hinted[0], f"the kubelet's chain {found[hinted[0]].hint} is there"
+        variant, reason = hinted[0], f"the kubelet's chain {evidence[hinted[0]].hint} is there"
     elif nf_tables.others != legacy.others:
         variant = Variant.NF_TABLES if nf_tables.others > legacy.others else Variant.LEGACY
-        reason = f"most rules are there ({found[variant].others} of {nf_tables.others + legacy.others})"
+        reason = f"most rules are there ({evidence[variant].others} of {nf_tables.others + legacy.others})"
     elif bool(nf_tables.ours) is not bool(legacy.ours):
         variant = Variant.NF_TABLES if nf_tables.ours else Variant.LEGACY
         reason = "our own rules are there already"
     else:
-        return Choice(iptables.COMMANDS, default, "it is the one in PATH", other_than(default) if _both_ours(found) else None)
+        return Choice(iptables.COMMANDS, default, "it is the one in PATH", other_than(default) if _both_ours(evidence) else None)
     other = other_than(variant)
-    return Choice(commands(variant), variant, reason, other if found[other].ours else None)
+    return Choice(commands(variant), variant, reason, other if evidence[other].ours else None)
 
 
 def count(text: str, chains: Collection[ChainKey]) -> Evidence:
@@ -124,7 +124,7 @@ def count(text: str, chains: Collection[ChainKey]) -> Evidence:
     return Evidence(hint, ours, others)
 
 
-def _look(variant: Variant, chains: Collection[ChainKey], proc: pathlib.Path = pathlib.Path("/proc")) -> Evidence:
+def _gather_evidence(variant: Variant, chains: Collection[ChainKey], proc: pathlib.Path = pathlib.Path("/proc")) -> Evidence:
     """The evidence of one variant. A family whose tables cannot be read in any attempt counts as empty."""
     texts = []
     for family, command in commands(variant).items():
@@ -189,5 +189,5 @@ def other_than(variant: Variant) -> Variant:
     return Variant.LEGACY if variant is Variant.NF_TABLES else Variant.NF_TABLES
 
 
-def _both_ours(found: Mapping[Variant, Evidence]) -> bool:
-    return all(evidence.ours for evidence in found.values())
+def _both_ours(evidence: Mapping[Variant, Evidence]) -> bool:
+    return all(one.ours for one in evidence.values())

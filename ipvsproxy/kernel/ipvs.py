@@ -96,12 +96,12 @@ class IpvsDriver:
             KernelError: a part could not be read.
         """
         try:
-            return {key: seen for told in self.observe_in_parts() for key, seen in told.items() if seen is not None}
+            return {key: observed for part in self.observe_in_parts() for key, observed in part.items() if observed is not None}
         except KernelError:
             self._table.forget()  # the caller gets none of it
             raise
 
-    def observe_in_parts(self) -> Iterator[ipvs_table.Told]:
+    def observe_in_parts(self) -> Iterator[ipvs_table.Reading]:
         """As ``observe``, part by part; other calls may come between the parts. The next poll reads what these calls write.
 
         None stands for a virtual server that no longer exists.
@@ -111,7 +111,7 @@ class IpvsDriver:
         """
         return self._table.read_with(self._settings())
 
-    def observe_changed(self) -> Iterator[ipvs_table.Told]:
+    def observe_changed(self) -> Iterator[ipvs_table.Reading]:
         """As ``observe_in_parts``, but only virtual servers that have changed or were written since they were last returned.
 
         This is cheap, but does not show scheduler flags. Virtual servers that the file skips (see ``ipvs_table``) are asked for
@@ -173,29 +173,31 @@ class IpvsDriver:
             elif isinstance(item, RealServers):
                 self._table.note(item.virtual_server, is_there=True)
         failed = self._run(*ipvs_steps.steps(operations))
-        told: dict[ipvs_steps.Place, Outcome] = {}
+        reported: dict[ipvs_steps.Place, Outcome] = {}
         again: dict[ipvs_steps.Place, Operation] = {}
         for place in sorted(failed):
             operation = ipvs_steps.single(operations, place)
             verb = ipvs_steps.opposite(operation, failed[place].number)
             if verb is not None:
                 again[place] = Operation(verb, operation.item)
-                told[place] = Outcome(operation, surprise=True)
+                reported[place] = Outcome(operation, surprise=True)
                 del failed[place]
         repeated = list(again)
         failed |= {repeated[number]: failure for (number, _), failure in self._run(list(again.values())).items()}
         for place, failure in failed.items():
             operation = ipvs_steps.single(operations, place)
             if operation.verb is Verb.REMOVE and failure.number in (errno.ENOENT, errno.ESRCH):
-                told[place] = Outcome(operation, surprise=True)
+                reported[place] = Outcome(operation, surprise=True)
             else:
-                told[place] = Outcome(operation, f"{operation}: {ipvs_steps.explain(operation, failure)}", max(failure.number, 0))
+                reported[place] = Outcome(
+                    operation, f"{operation}: {ipvs_steps.explain(operation, failure)}", max(failure.number, 0)
+                )
         for position, (verb, item) in enumerate(operations):
             if type(item) is VirtualServer and verb is Verb.REMOVE:
-                outcome = told.get(ipvs_steps.Place(position))
+                outcome = reported.get(ipvs_steps.Place(position))
                 if outcome is None or not outcome.error:
                     self._table.note(item.key, is_there=False)
-        return ipvs_steps.outcomes(operations, told)
+        return ipvs_steps.outcomes(operations, reported)
 
     def _run(
         self, steps: Sequence[Operation], positions: Sequence[int] | None = None
@@ -259,8 +261,8 @@ class IpvsDriver:
     ) -> list[T]:
         """Apply ``read`` to the messages of each part of a dump, and return all results."""
 
-        def read_part(found: Iterable[netlink.Found]) -> Iterable[T]:
-            return read(map(ipvs_message.attributes, found))
+        def read_part(replies: Iterable[netlink.Reply]) -> Iterable[T]:
+            return read(map(ipvs_message.attributes, replies))
 
         try:
             return self._channel.gather(request(self._encoder), action, read_part)
@@ -289,9 +291,9 @@ class IpvsDriver:
         raise KernelError(action=action, detail="the answer is not complete")
 
     def _connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections]:
-        found = self._counts.read(key)
-        if found is not None:
-            return found
+        counts = self._counts.read(key)
+        if counts is not None:
+            return counts
         return {real_server: Connections(*counts) for real_server, counts in self._real_servers(key, _CONNECTIONS)}
 
     def _real_servers(self, key: VirtualServerKey, layout: message.Layout) -> Iterator[tuple[RealServerKey, Sequence[int]]]:
@@ -318,7 +320,7 @@ class AbsentIpvs(IpvsDriver):
         """No virtual servers."""
         return {}
 
-    def observe_in_parts(self) -> Iterator[ipvs_table.Told]:
+    def observe_in_parts(self) -> Iterator[ipvs_table.Reading]:
         """No virtual servers."""
         return iter(())
 

@@ -56,7 +56,7 @@ class _Columns(NamedTuple):
     """The layout of the real servers of one family, each with its mark, if no number is wider than its column."""
 
     width: int
-    steady: struct.Struct
+    without_connections: struct.Struct
     """All columns but the connections."""
     keys: struct.Struct
     """Address and port."""
@@ -110,22 +110,22 @@ def pieces(path: pathlib.Path) -> Iterator[bytes]:
         title = _TITLE.match(buffer[:size])
         if title is None:
             raise ValueError("the heading is missing")
-        found = bytes(buffer[title.end() : size])  # empty if the first virtual server does not fit in behind the title
+        text = bytes(buffer[title.end() : size])  # empty if the first virtual server does not fit in behind the title
         while size:
-            end = _begin_of_last(found) if size == READ_SIZE else len(found)
+            end = _begin_of_last(text) if size == READ_SIZE else len(text)
             if end:
-                yield found[:end]
+                yield text[:end]
             size = file.readinto(buffer)
-            found = found[end:] + buffer[:size]
-        if found:
-            yield found
+            text = text[end:] + buffer[:size]
+        if text:
+            yield text
 
 
-def _begin_of_last(found: bytes) -> int:
+def _begin_of_last(text: bytes) -> int:
     """The start of the last virtual server of a text, as far as it shows; 0 if the text has only one."""
-    newline = found.rfind(b"\n")
-    while newline >= 0 and found[newline + 1 : newline + 2] in (b"", b" "):  # the end, or the line of a real server
-        newline = found.rfind(b"\n", 0, newline)
+    newline = text.rfind(b"\n")
+    while newline >= 0 and text[newline + 1 : newline + 2] in (b"", b" "):  # the end, or the line of a real server
+        newline = text.rfind(b"\n", 0, newline)
     return newline + 1
 
 
@@ -155,12 +155,12 @@ def key_of(name: bytes) -> VirtualServerKey:
     return VirtualServerKey(_BY_LETTER[name[:1]], Address(_packed(where)), _port(where))
 
 
-def steady(block: Block) -> bytes:
+def without_connections(block: Block) -> bytes:
     """The text of a virtual server without its connections, which change all the time."""
     heading, text = block
     columns = _columns(text)
     if columns is not None:
-        return heading + b"".join([part for (part,) in columns.steady.iter_unpack(text)])
+        return heading + b"".join([part for (part,) in columns.without_connections.iter_unpack(text)])
     return heading + b"".join([_MARK + b" ".join(line.split()[:-2]) for line in _lines(text)])
 
 
@@ -208,8 +208,8 @@ def weights(text: bytes) -> Mapping[RealServerKey, int]:
     columns = _columns(text)
     if columns is not None and text:
         keys = [address + port for address, port in columns.keys.iter_unpack(text)]
-        looks = tuple(text[columns.weight + at :: columns.width] for at in (_FORWARDED_AT, 0, 1))
-        if looks == tuple(look * len(keys) for look in (b"M", b"1", b" ")) and len(set(keys)) == len(keys):
+        letters = tuple(text[columns.weight + at :: columns.width] for at in (_FORWARDED_AT, 0, 1))
+        if letters == tuple(letter * len(keys) for letter in (b"M", b"1", b" ")) and len(set(keys)) == len(keys):
             with contextlib.suppress(ValueError):  # the words below show which line it is
                 packed = binascii.unhexlify(b"".join(keys[::-1]).replace(b":", b""))
                 return EvenWeights(packed, len(packed) // len(keys))

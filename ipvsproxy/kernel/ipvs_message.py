@@ -66,9 +66,9 @@ class _Configuration(genlmsg):  # type: ignore[misc]  # pyroute2 is untyped
     )
 
 
-def attributes(found: netlink.Found) -> tuple[bytes, int, int]:
+def attributes(reply: netlink.Reply) -> tuple[bytes, int, int]:
     """The data of a message, with start and end of its attributes behind the generic header."""
-    return found.data, found.start + GENERIC_HEADER, found.end
+    return reply.data, reply.start + GENERIC_HEADER, reply.end
 
 
 class Encoder:

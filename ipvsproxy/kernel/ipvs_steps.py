@@ -33,10 +33,10 @@ class Place(NamedTuple):
 
 def places(steps: Sequence[Operation], positions: Sequence[int]) -> list[Place]:
     """The place of each message of these steps."""
-    found: list[Place] = []
+    result: list[Place] = []
     for (_, item), position in zip(steps, positions, strict=True):
-        found += [Place(position, key) for key in item.keys] if type(item) is RealServers else [Place(position)]
-    return found
+        result += [Place(position, key) for key in item.keys] if type(item) is RealServers else [Place(position)]
+    return result
 
 
 def messages(steps: Iterable[Operation]) -> int:
@@ -69,28 +69,28 @@ def single(operations: Sequence[Operation], place: Place) -> Operation:
     return operation
 
 
-def outcomes(operations: Sequence[Operation], told: Mapping[Place, Outcome]) -> list[Outcome]:
-    """The outcomes of all operations; one without an outcome in ``told`` is in force.
+def outcomes(operations: Sequence[Operation], reported: Mapping[Place, Outcome]) -> list[Outcome]:
+    """The outcomes of all operations; one without an outcome in ``reported`` is in force.
 
-    An operation on several real servers is split if some of them have an outcome in ``told``.
+    An operation on several real servers is split if some of them have an outcome in ``reported``.
     """
-    if not told:
+    if not reported:
         return list(map(Outcome, operations))
     of_several: dict[int, dict[RealServerKey, Outcome]] = {}
-    for place, outcome in told.items():
+    for place, outcome in reported.items():
         if place.real_server is not None:
             of_several.setdefault(place.position, {})[place.real_server] = outcome
-    found: list[Outcome] = []
+    results: list[Outcome] = []
     for position, operation in enumerate(operations):
         others = of_several.get(position, {})
         if type(operation.item) is RealServers and others:
             added = [key for key in operation.item.keys if key not in others]
             if added:
-                found.append(Outcome(Operation(operation.verb, operation.item._replace(keys=tuple(added)))))
-            found += others.values()
+                results.append(Outcome(Operation(operation.verb, operation.item._replace(keys=tuple(added)))))
+            results += others.values()
         else:
-            found.append(told.get(Place(position)) or Outcome(operation))
-    return found
+            results.append(reported.get(Place(position)) or Outcome(operation))
+    return results
 
 
 def opposite(operation: Operation, number: int) -> Verb | None:

@@ -36,7 +36,7 @@ _SHORT: Final = (1 << 60) - 1
 """The bits of a hash that are kept, so that it is never negative. A number with one bit more takes a third piece of memory."""
 
 Settings = Mapping[VirtualServerKey, VirtualServerSettings]
-Told = dict[VirtualServerKey, ObservedVirtualServer | None]
+Reading = dict[VirtualServerKey, ObservedVirtualServer | None]
 """Virtual servers that were read; None for one that does not exist."""
 
 
@@ -67,13 +67,13 @@ class TableReader:
         """The virtual servers that were written since the last part, and whether they exist."""
         self._texts: dict[bytes, int | None] = {}
         """The hash of the text of each virtual server when it was last returned, by its name in the file."""
-        self._to_come: dict[bytes, int | None] = {}
+        self._remaining: dict[bytes, int | None] = {}
         """As ``_texts``, for virtual servers that the present reading, or an unfinished one, has not reached yet."""
 
     @property
     def size(self) -> int:
         """The known number of virtual servers."""
-        return max(len(self._texts) + len(self._to_come), len(self._written))
+        return max(len(self._texts) + len(self._remaining), len(self._written))
 
     def note(self, key: VirtualServerKey, *, is_there: bool) -> None:
         """Note that a virtual server, or one of its real servers, has perhaps been written; or that it was removed."""
@@ -82,9 +82,9 @@ class TableReader:
     def forget(self) -> None:
         """Make the next reading return every virtual server."""
         self._begin()
-        self._to_come = dict.fromkeys(self._to_come, _UNKNOWN)
+        self._remaining = dict.fromkeys(self._remaining, _UNKNOWN)
 
-    def read(self) -> Iterator[Told]:
+    def read(self) -> Iterator[Reading]:
         """Read, part by part, the virtual servers that have changed since they were last returned, or were written meanwhile.
 
         Scheduler flags are unknown. Of many virtual servers that the file skips, each call asks for some, and does not return the
@@ -98,18 +98,18 @@ class TableReader:
         self._note_written()
         has_gone = False
         # Virtual servers that were written come first: no reading has returned them yet.
-        for names in _batches(sorted(self._to_come, key=lambda name: self._to_come[name] != _WRITTEN)):
-            told = self._ask(names)
-            yield told
-            has_gone |= None in told.values()
+        for names in _batches(sorted(self._remaining, key=lambda name: self._remaining[name] != _WRITTEN)):
+            reading = self._ask(names)
+            yield reading
+            has_gone |= None in reading.values()
             if not has_gone:
                 break
-        if self._to_come:
+        if self._remaining:
             # Virtual servers that were not asked for go before the others, so that the next reading asks for them first.
-            self._texts = self._to_come | self._texts
-        self._to_come = {}  # an emptied dictionary would keep its memory, 5 MB for 100,000
+            self._texts = self._remaining | self._texts
+        self._remaining = {}  # an emptied dictionary would keep its memory, 5 MB for 100,000
 
-    def read_with(self, settings: Settings) -> Iterator[Told]:
+    def read_with(self, settings: Settings) -> Iterator[Reading]:
         """Read all virtual servers, part by part, with these settings, which were read just before.
 
         A virtual server that is known, or has settings, but is not in the file is asked for: a dump of settings, too, skips some
@@ -120,45 +120,45 @@ class TableReader:
             KernelError: the file, or a skipped virtual server, could not be read. The parts before it are valid.
         """
         self.forget()
-        self._to_come |= dict.fromkeys(map(ipvs_listing.name_of, settings), _UNKNOWN)
+        self._remaining |= dict.fromkeys(map(ipvs_listing.name_of, settings), _UNKNOWN)
         yield from self._listed(settings)
         self._note_written()
-        for names in _batches(self._to_come):
+        for names in _batches(self._remaining):
             yield self._ask(names)
-        self._to_come = {}  # as above
+        self._remaining = {}  # as above
 
     def _begin(self) -> None:
         self._note_written()
-        self._to_come = self._to_come | self._texts if self._to_come else self._texts
+        self._remaining = self._remaining | self._texts if self._remaining else self._texts
         self._texts = {}
 
-    def _listed(self, settings: Settings | None) -> Iterator[Told]:
+    def _listed(self, settings: Settings | None) -> Iterator[Reading]:
         foreign = 0
         with self._reading():
             for part in self._parts():
                 self._note_written()
-                told: Told = {}
+                reading: Reading = {}
                 texts: dict[bytes, int] = {}
                 for block in ipvs_listing.blocks(part):
-                    name, text = block.name, hash(ipvs_listing.steady(block)) & _SHORT
-                    before = self._to_come.get(name, _UNKNOWN)
+                    name, text = block.name, hash(ipvs_listing.without_connections(block)) & _SHORT
+                    before = self._remaining.get(name, _UNKNOWN)
                     if text != before:
                         heading = ipvs_listing.heading(block.heading)
                         if heading is None:
                             foreign += 1
                             continue
-                        if settings is None or (before is _UNKNOWN and self._agree(heading, settings)):
-                            told[heading.key] = self._understand(heading, block, settings)
+                        if settings is None or (before is _UNKNOWN and self._are_current(heading, settings)):
+                            reading[heading.key] = self._interpret(heading, block, settings)
                         else:
                             text = _WRITTEN
                     texts[name] = text
                 for name in texts:
-                    self._to_come.pop(name, None)
+                    self._remaining.pop(name, None)
                 self._texts |= texts
-                yield told
+                yield reading
         self.foreign = foreign
 
-    def _agree(self, heading: ipvs_listing.Heading, settings: Settings) -> bool:
+    def _are_current(self, heading: ipvs_listing.Heading, settings: Settings) -> bool:
         """Whether these settings match the text. They are older, and may have been changed since."""
         value = settings.get(heading.key)
         if value is None or value.scheduler != heading.scheduler or bool(value.flags & PERSISTENT) != bool(heading.timeout_ticks):
@@ -171,36 +171,36 @@ class TableReader:
             name = ipvs_listing.name_of(key)
             if not is_there:
                 self._texts.pop(name, None)
-                self._to_come.pop(name, None)
-            elif name in self._to_come:
-                self._to_come[name] = _WRITTEN
+                self._remaining.pop(name, None)
+            elif name in self._remaining:
+                self._remaining[name] = _WRITTEN
             else:
                 self._texts[name] = _WRITTEN
         self._written.clear()
 
     def _parts(self) -> Iterator[bytes]:
-        found: list[bytes] = []
+        pieces: list[bytes] = []
         size, began_s = 0, self._clock()
         for piece in ipvs_listing.pieces(self._path):
-            found.append(piece)
+            pieces.append(piece)
             size += len(piece)
             if size >= PART_BYTES or self._clock() - began_s >= PART_S:
-                yield b"".join(found)
-                found, size, began_s = [], 0, self._clock()
-        if found:
-            yield b"".join(found)
+                yield b"".join(pieces)
+                pieces, size, began_s = [], 0, self._clock()
+        if pieces:
+            yield b"".join(pieces)
 
-    def _ask(self, names: Iterable[bytes]) -> Told:
+    def _ask(self, names: Iterable[bytes]) -> Reading:
         """Ask for those of these virtual servers that the reading has not reached yet."""
         self._note_written()
-        asked = [name for name in names if name in self._to_come]
+        asked = [name for name in names if name in self._remaining]
         keys = list(map(ipvs_listing.key_of, asked))
-        told = {key: self._read_one(key) for key in keys}
+        reading = {key: self._read_one(key) for key in keys}
         for name, key in zip(asked, keys, strict=True):
-            del self._to_come[name]
-            if told[key] is not None:
+            del self._remaining[name]
+            if reading[key] is not None:
                 self._texts[name] = _UNKNOWN
-        return told
+        return reading
 
     def connections(self) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]]:
         """The connections of the real servers of all virtual servers that the file does not skip.
@@ -208,16 +208,16 @@ class TableReader:
         Raises:
             KernelError: the file could not be read.
         """
-        found: dict[VirtualServerKey, Mapping[RealServerKey, Connections]] = {}
+        by_virtual_server: dict[VirtualServerKey, Mapping[RealServerKey, Connections]] = {}
         with self._reading():
             for piece in ipvs_listing.pieces(self._path):
                 for block in ipvs_listing.blocks(piece):
                     heading = ipvs_listing.heading(block.heading)
                     if heading is not None:
-                        found[heading.key] = ipvs_listing.connections(block.real_servers)
-        return found
+                        by_virtual_server[heading.key] = ipvs_listing.connections(block.real_servers)
+        return by_virtual_server
 
-    def _understand(
+    def _interpret(
         self, heading: ipvs_listing.Heading, block: ipvs_listing.Block, settings: Settings | None
     ) -> ObservedVirtualServer:
         ticks = heading.timeout_ticks

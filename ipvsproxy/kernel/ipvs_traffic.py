@@ -62,16 +62,16 @@ class TrafficReader:
         Raises:
             KernelError: a part could not be read. The parts before it are valid.
         """
-        found: list[netlink.Found] = []
+        replies: list[netlink.Reply] = []
         with self._channel() as (channel, encoder):
             began_s = self._clock()
-            for some in channel.dumping(encoder.all_services(), "read the counters of virtual servers"):
-                found += some
-                if len(found) >= COUNTED_AT_ONCE or self._clock() - began_s >= PART_S:
-                    yield read_services(map(ipvs_message.attributes, found), always)
-                    found.clear()
+            for part in channel.dumping(encoder.all_services(), "read the counters of virtual servers"):
+                replies += part
+                if len(replies) >= COUNTED_AT_ONCE or self._clock() - began_s >= PART_S:
+                    yield read_services(map(ipvs_message.attributes, replies), always)
+                    replies.clear()
                     began_s = self._clock()
-        yield read_services(map(ipvs_message.attributes, found), always)
+        yield read_services(map(ipvs_message.attributes, replies), always)
 
     def endpoints(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]]:
         """The counters of each real server of these virtual servers; empty for a virtual server that does not exist.
@@ -79,12 +79,12 @@ class TrafficReader:
         Raises:
             KernelError: the counters could not be read.
         """
-        told: dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]] = {}
+        traffic: dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]] = {}
         with self._channel() as (channel, encoder):
             for key in keys:
-                found = channel.dump(encoder.destinations(key), f"read the counters of {key}")
-                told[key] = read_endpoints(map(ipvs_message.attributes, found), key.address.family)
-        return told
+                replies = channel.dump(encoder.destinations(key), f"read the counters of {key}")
+                traffic[key] = read_endpoints(map(ipvs_message.attributes, replies), key.address.family)
+        return traffic
 
     @contextlib.contextmanager
     def _channel(self) -> Iterator[tuple[netlink.Channel, ipvs_message.Encoder]]:
@@ -94,27 +94,27 @@ class TrafficReader:
 
 def read_services(parts: Iterable[Part], always: Container[VirtualServerKey]) -> dict[VirtualServerKey, Counters]:
     """The counters in a dump of virtual servers, without zeros, except for those in ``always``; none by firewall mark."""
-    found: dict[VirtualServerKey, Counters] = {}
+    result: dict[VirtualServerKey, Counters] = {}
     for part in parts:
         values = _OF_SERVICE.read(*part)
         if values is not None and values[1] in _PROTOCOLS:
             family, protocol, address, port, *counters = values
             key = VirtualServerKey(_PROTOCOLS[protocol], _address(family, address), int.from_bytes(port, "big"))
             if any(counters) or key in always:
-                found[key] = Counters._make(counters)
-    return found
+                result[key] = Counters._make(counters)
+    return result
 
 
 def read_endpoints(parts: Iterable[Part], family: Family) -> dict[RealServerKey, EndpointTraffic]:
     """All real servers in a dump of one virtual server."""
-    found: dict[RealServerKey, EndpointTraffic] = {}
+    result: dict[RealServerKey, EndpointTraffic] = {}
     for part in parts:
         values = _OF_DESTINATION.read(*part)
         if values is not None:
             address, port, active, inactive, *counters = values
             key = RealServerKey(_address(family, address) + port)
-            found[key] = EndpointTraffic(Connections(active, inactive), Counters._make(counters))
-    return found
+            result[key] = EndpointTraffic(Connections(active, inactive), Counters._make(counters))
+    return result
 
 
 def _address(family: int, packed: bytes) -> Address:

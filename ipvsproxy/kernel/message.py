@@ -184,7 +184,7 @@ class Layout:
             return None
         check = struct.Struct(kinds)
         order = sorted(range(len(places)), key=places.__getitem__)
-        pick = operator.itemgetter(*(order.index(wanted) for wanted in range(len(places))))
+        pick = operator.itemgetter(*(order.index(field) for field in range(len(places))))
         return _Places(struct.Struct(values), pick, check, check.unpack_from(data, start))
 
 

@@ -86,7 +86,7 @@ class Socket(Protocol):
         """Close the socket."""
 
 
-class Found(NamedTuple):
+class Reply(NamedTuple):
     """One message of a dump. Its payload, behind the netlink header, lies in ``data`` from ``start`` to ``end``."""
 
     data: bytes
@@ -181,7 +181,7 @@ class Channel:
         (sequence,) = self.sequences(1)
         return self.run([message.numbered(request, sequence)]).get(0, 0)
 
-    def ask(self, request: bytes, action: str) -> Found:
+    def ask(self, request: bytes, action: str) -> Reply:
         """Send a request that one message answers, and return the answer.
 
         ``request`` may have any sequence number. ``action`` is for the error.
@@ -189,7 +189,7 @@ class Channel:
         Raises:
             KernelError: the kernel refused the request, or the answer was lost.
         """
-        request, wanted = self._numbered(request)
+        request, expected = self._numbered(request)
         try:
             self._open().send(request)
             data = self._receive()
@@ -198,15 +198,15 @@ class Channel:
             self.close()
             raise KernelError(action=action, errno=error.errno or 0) from error
         for kind, _, sequence, start, end in messages:
-            if sequence == wanted:
+            if sequence == expected:
                 if kind == _ERROR:
-                    with understanding(action):
+                    with parsing(action):
                         raise KernelError(action=action, errno=-_INTEGER.unpack_from(data[:end], start)[0])
-                return Found(data, start, end)
+                return Reply(data, start, end)
         self.close()
         raise KernelError(action=action, detail="the answer is not complete")
 
-    def dump(self, request: bytes, action: str) -> list[Found]:
+    def dump(self, request: bytes, action: str) -> list[Reply]:
         """All messages of a dump. It is read to its end before any message counts.
 
         ``request`` may have any sequence number. ``action`` is for the error.
@@ -214,9 +214,9 @@ class Channel:
         Raises:
             KernelError: the kernel refused the request, or no attempt was complete and consistent.
         """
-        return self.gather(request, action, lambda found: found)
+        return self.gather(request, action, lambda replies: replies)
 
-    def gather(self, request: bytes, action: str, read: Callable[[list[Found]], Iterable[T]]) -> list[T]:
+    def gather(self, request: bytes, action: str, read: Callable[[list[Reply]], Iterable[T]]) -> list[T]:
         """As ``dump``, but with the results of ``read`` for each part in the place of its messages."""
         number, detail = 0, ""
         lost = 0
@@ -225,7 +225,7 @@ class Channel:
             if pause_s:
                 self._sleep(pause_s)
             try:
-                found = self._gather(request, action, read)
+                results = self._gather(request, action, read)
             except OSError as error:
                 self.close()
                 number, detail = error.errno or 0, f"the listing broke off: {os.strerror(error.errno or 0)}"
@@ -235,13 +235,13 @@ class Channel:
                 self._loses_answers = False
                 raise
             self._loses_answers = False
-            if found is not None:
-                return found
+            if results is not None:
+                return results
             number, detail = errno.EINTR, "what is listed changed each time while it was listed"
         self._loses_answers = lost == len(pauses_s)
         raise KernelError(action=action, errno=number, detail=detail)
 
-    def dumping(self, request: bytes, action: str) -> Iterator[list[Found]]:
+    def dumping(self, request: bytes, action: str) -> Iterator[list[Reply]]:
         """One attempt at a dump, in the parts in which it arrives. The kernel's data may change during it.
 
         ``request`` and ``action`` are as for ``dump``. This channel must not be used before the end of the dump.
@@ -250,8 +250,8 @@ class Channel:
             KernelError: the kernel refused the request, or a part was lost.
         """
         try:
-            for found, _ in self._received(request, action):
-                yield found
+            for replies, _ in self._received(request, action):
+                yield replies
         except OSError as error:
             self.close()
             raise KernelError(action=action, errno=error.errno or 0) from error
@@ -303,26 +303,26 @@ class Channel:
                 if sequence == last:
                     return complete
 
-    def _gather(self, request: bytes, action: str, read: Callable[[list[Found]], Iterable[T]]) -> list[T] | None:
+    def _gather(self, request: bytes, action: str, read: Callable[[list[Reply]], Iterable[T]]) -> list[T] | None:
         """One attempt; None if the kernel reports that its data changed meanwhile."""
-        found: list[T] = []
+        results: list[T] = []
         interrupted = False
         for part, is_disturbed in self._received(request, action):
-            found += read(part)
+            results += read(part)
             interrupted |= is_disturbed
-        return None if interrupted else found
+        return None if interrupted else results
 
-    def _received(self, request: bytes, action: str) -> Iterator[tuple[list[Found], bool]]:
+    def _received(self, request: bytes, action: str) -> Iterator[tuple[list[Reply], bool]]:
         """The messages of each datagram of a dump, and whether the kernel reports there that its data has changed meanwhile."""
-        request, wanted = self._numbered(request)
+        request, expected = self._numbered(request)
         self._open().send(request)
         is_over = False
         while not is_over:
             data = self._receive()
-            found: list[Found] = []
+            replies: list[Reply] = []
             interrupted = False
             for kind, flags, sequence, start, end in _messages(data):
-                if sequence != wanted:
+                if sequence != expected:
                     continue
                 interrupted = interrupted or bool(flags & _DUMP_INTERRUPTED)
                 if kind in (_ERROR, _DONE):
@@ -331,8 +331,8 @@ class Channel:
                         raise KernelError(action=action, errno=number)
                     is_over = True
                     break
-                found.append(Found(data, start, end))
-            yield found, interrupted
+                replies.append(Reply(data, start, end))
+            yield replies, interrupted
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
@@ -353,7 +353,7 @@ def _messages(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 @contextlib.contextmanager
-def understanding(action: str) -> Iterator[None]:
+def parsing(action: str) -> Iterator[None]:
     """A context for reading an answer that may be too short, or lack an attribute.
 
     Raises:
@@ -389,6 +389,6 @@ def resolve_family(channel: Channel, name: str, module: str) -> int:
             detail = f"this kernel has no {name}: the module {module} is not there or cannot be loaded"
             raise KernelError(action=error.action, errno=error.errno, detail=detail) from error
         raise
-    with understanding(f"look for {name}"):
+    with parsing(f"look for {name}"):
         first, last = message.attributes(data, start + 4, end)[_FAMILY_ID]
         return struct.unpack_from("=H", data[:last], first)[0]  # type: ignore[no-any-return]  # struct values are untyped

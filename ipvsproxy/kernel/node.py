@@ -118,7 +118,7 @@ class NodeKernel:
         """Read all that may be ours: these sets, the rules of these families, these settings, and all objects of other kinds."""
         errors: list[str] = []
         addresses = _attempt(self._addresses.observe, errors)
-        found = _attempt(lambda: self._ipset.observe(sets), errors)
+        observed_sets = _attempt(lambda: self._ipset.observe(sets), errors)
         skeletons = {family: self._read_rules(family, self._mark(family), errors) for family in families}
         virtual_servers = _attempt(self.ipvs.observe, errors)
         return dataclasses.replace(
@@ -126,7 +126,9 @@ class NodeKernel:
             sysctls=_attempt(lambda: self._sysctls.observe(sysctls), errors),
             virtual_servers=virtual_servers,
             foreign_virtual_servers=self.ipvs.foreign,
-            sets=None if found is None else {name: entries for name, entries in _as_ours(found).items() if entries is not None},
+            sets=None
+            if observed_sets is None
+            else {name: one for name, one in _as_ours(observed_sets).items() if one is not None},
             set_copy=_attempt(self._ipset.has_copy, errors),
             skeletons={family: image for family, image in skeletons.items() if image is not None},
             errors=tuple(errors),
@@ -158,9 +160,9 @@ class NodeKernel:
         step = 1 if thorough else SETS_AT_ONCE
         for start in range(0, len(sets), step):
             errors = []
-            found = _attempt(functools.partial(self._ipset.observe_changed, sets[start : start + step]), errors)
-            yield Observation(some_sets={} if found is None else _as_ours(found), errors=tuple(errors))
-            if found is None:
+            observed_sets = _attempt(functools.partial(self._ipset.observe_changed, sets[start : start + step]), errors)
+            yield Observation(some_sets={} if observed_sets is None else _as_ours(observed_sets), errors=tuple(errors))
+            if observed_sets is None:
                 break
         for family in families:
             mark = self._mark(family)
@@ -169,8 +171,8 @@ class NodeKernel:
                 image = self._read_rules(family, mark, errors)
                 yield Observation(skeletons={family: image} if image else {}, errors=tuple(errors), is_of_rules=True)
         try:
-            for told in self.ipvs.observe_in_parts() if thorough else self.ipvs.observe_changed():
-                yield Observation(some_virtual_servers=told)
+            for reading in self.ipvs.observe_in_parts() if thorough else self.ipvs.observe_changed():
+                yield Observation(some_virtual_servers=reading)
         except KernelError as error:
             yield Observation(errors=(str(error),))
 
@@ -185,8 +187,8 @@ class NodeKernel:
         image = _attempt(functools.partial(self.iptables.observe, family), errors)
         if image and image.hidden:
             errors.append(f"{family.label}: {iptables.describe_hidden(image.hidden)}")
-        is_seen = image is not None and not image.hidden  # otherwise the next poll reads and reports them again
-        self._marks[family] = mark if is_seen else None
+        is_whole = image is not None and not image.hidden  # otherwise the next poll reads and reports them again
+        self._marks[family] = mark if is_whole else None
         return image
 
     def _mark(self, family: Family) -> object:
@@ -250,15 +252,15 @@ class NodeKernel:
                 self._marks.pop(item.family, None)
 
 
-def _of_addresses(seen: ObservedAddresses | None) -> Observation:
-    if seen is None:
+def _of_addresses(observed: ObservedAddresses | None) -> Observation:
+    if observed is None:
         return Observation()
-    return Observation(device=seen[0], addresses=seen[1], interface_addresses=seen[2])
+    return Observation(device=observed[0], addresses=observed[1], interface_addresses=observed[2])
 
 
-def _as_ours(found: Mapping[str, ObservedSet | None]) -> Mapping[str, AbstractSet[SetEntry] | None]:
+def _as_ours(observed: Mapping[str, ObservedSet | None]) -> Mapping[str, AbstractSet[SetEntry] | None]:
     """The entries of sets. None for a set that is absent or unlike ours: the creation of ours reports the difference."""
-    return {name: None if one is None or one.differs_from(IP_SETS[name]) else one.entries for name, one in found.items()}
+    return {name: None if one is None or one.differs_from(IP_SETS[name]) else one.entries for name, one in observed.items()}
 
 
 def _attempt(read: Callable[[], T], errors: list[str]) -> T | None:

@@ -36,7 +36,7 @@ _IFLA_IFNAME, _IFA_ADDRESS, _IFA_LOCAL = 3, 1, 2
 _DATAGRAM = 1 << 16
 # Constants of include/uapi/linux/filter.h; the socket module has none of them.
 _SO_ATTACH_FILTER = 26
-_INSTRUCTION = struct.Struct("=HBBI")  # sock_filter: code, steps to skip if true, if false, operand
+_INSTRUCTION = struct.Struct("=HBBI")  # sock_filter: code, instructions to skip if true, if false, operand
 _LOAD_HALF, _LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x28, 0x20, 0x15, 0x06
 _WHOLE = 0xFFFFFFFF
 

@@ -89,11 +89,11 @@ class RulesDriver:
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
         """As in ``IptablesDriver``."""
-        found: list[str] = []
+        rules: list[str] = []
         for family in families:
             with contextlib.suppress(KernelError):
-                found += self._ask(family, ("rules", text), self._families[family].driver.rules_with, text, (family,))
-        return found
+                rules += self._ask(family, ("rules", text), self._families[family].driver.rules_with, text, (family,))
+        return rules
 
     def observe(self, family: Family) -> ObservedSkeleton:
         """As in ``IptablesDriver``.

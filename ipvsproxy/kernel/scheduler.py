@@ -54,11 +54,11 @@ def why_unusable(ipvs: Ipvs, scheduler: str) -> str:
 
 def _is_missing_for_ipv4(ipvs: Ipvs, scheduler: str) -> bool:
     """Ask by adding a virtual server, unless an existing one has the scheduler."""
-    seen = ipvs.observe()
-    if any(server.settings.scheduler == scheduler for server in seen.values()):
+    observed = ipvs.observe()
+    if any(server.settings.scheduler == scheduler for server in observed.values()):
         return False
     keys = (VirtualServerKey(Protocol.TCP, PROBE_ADDRESS, port) for port in itertools.count(FIRST_PROBE_PORT))
-    probe = VirtualServer(next(key for key in keys if key not in seen), VirtualServerSettings(scheduler))
+    probe = VirtualServer(next(key for key in keys if key not in observed), VirtualServerSettings(scheduler))
     added = _apply(ipvs, Operation(Verb.ADD, probe))
     if added.errno == errno.ENOENT:
         return True

@@ -98,7 +98,7 @@ class ThreadWorker:
         if future.cancelled():
             return True
         with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits for the result
-            future.get_loop().call_soon_threadsafe(_tell, future, *_result(job))
+            future.get_loop().call_soon_threadsafe(_resolve, future, *_result(job))
         del entry, future  # an exception keeps the variables of all running calls, and would be part of a reference cycle
         return True
 
@@ -121,7 +121,7 @@ def _result(job: Callable[[], object]) -> tuple[object, BaseException | None]:
         return None, error
 
 
-def _tell(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+def _resolve(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
     if future.cancelled():
         return
     if error is None:

@@ -408,9 +408,9 @@ class Sysctl(NamedTuple):
         """The observed state once it is in force."""
         return self.value
 
-    def is_met_by(self, seen: str) -> bool:
+    def is_met_by(self, observed: str) -> bool:
         """Whether this value will do."""
-        return seen == self.value or (self.at_least and seen.isdecimal() and int(seen) >= int(self.value))
+        return observed == self.value or (self.at_least and observed.isdecimal() and int(observed) >= int(self.value))
 
     def __str__(self) -> str:
         return f"{self.path} = {self.value}"

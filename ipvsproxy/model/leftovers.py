@@ -1,4 +1,7 @@
-"""Rules that a proxy has left behind, as data: what was found of them, and what is to be removed."""
+"""Rules that a proxy has left behind, as data: the rules that were read, and the removal that follows.
+
+A reference is a rule that leads to another chain. The kernel keeps a chain while a reference to it exists.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,8 +10,8 @@ from typing import NamedTuple
 from ipvsproxy.model.rules import ChainKey
 
 
-class Way(NamedTuple):
-    """A rule that leads to another chain: the chain that holds it, its text as the backend prints it, and that other chain."""
+class Reference(NamedTuple):
+    """A rule that leads to another chain: the chain with the rule, the rule as the backend prints it, and the other chain."""
 
     source: ChainKey
     text: str
@@ -20,32 +23,33 @@ class Way(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeftRules:
-    """What the tables of one family hold of the chains that somebody asked about.
+    """The leftover chains in the tables of one family, and the references to them.
 
-    ``chains`` counts the rules of each such chain. ``ways`` are the rules of all other chains that lead to one of them.
-    ``hidden`` are tables of which nothing can be read, because they hold rules that only nft understands.
+    ``chains`` has the number of rules of each requested chain. ``references`` are the rules of all other chains that lead to one
+    of them. ``hidden`` are tables that iptables cannot show, because they hold rules that only nft understands.
     """
 
     chains: Mapping[ChainKey, int] = dataclasses.field(default_factory=dict)
-    ways: tuple[Way, ...] = ()
+    references: tuple[Reference, ...] = ()
     hidden: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What is to be removed, each table at once or not at all: first ``ways``, then the rules of ``emptied``, then ``deleted``.
+    """The changes that remove leftover rules. Each table changes as a whole, or not at all.
 
-    All chains that are ``deleted`` are among those ``emptied``. ``staying`` are rules of others, whose chains stay for them.
-    ``held_back`` says why nothing can be removed for now.
+    First the rules in ``references`` are deleted, then the chains in ``emptied`` lose their rules, then those in ``deleted`` are
+    deleted; each of these is also in ``emptied``. ``staying`` are references of other programs, which keep their chains in place.
+    ``held_back`` is the reason if nothing can be removed now, else empty.
     """
 
-    ways: tuple[Way, ...] = ()
+    references: tuple[Reference, ...] = ()
     emptied: tuple[ChainKey, ...] = ()
     deleted: tuple[ChainKey, ...] = ()
-    staying: tuple[Way, ...] = ()
+    staying: tuple[Reference, ...] = ()
     held_back: str = ""
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to remove, now or later."""
-        return bool(self.ways or self.emptied or self.held_back)
+        """Whether anything has to be removed, now or later."""
+        return bool(self.references or self.emptied or self.held_back)

@@ -20,10 +20,10 @@ def pieces(packed: bytes, size: int) -> tuple[bytes, ...]:
         raise ValueError(f"{len(packed)} bytes are no whole number of pieces of {size}")
     if count <= AT_ONCE:
         return _cutter(count, size)(packed)
-    found: list[bytes] = []
+    result: list[bytes] = []
     for first in range(0, count, AT_ONCE):
-        found += _cutter(min(AT_ONCE, count - first), size)(packed, first * size)
-    return tuple(found)
+        result += _cutter(min(AT_ONCE, count - first), size)(packed, first * size)
+    return tuple(result)
 
 
 @functools.lru_cache(maxsize=_PLANS_KEPT)

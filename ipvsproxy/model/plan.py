@@ -101,21 +101,21 @@ class Outcome(NamedTuple):
     removed: int = 0
 
 
-def outcomes(operations: Iterable[Operation], told: Mapping[Operation, Outcome]) -> list[Outcome]:
+def outcomes(operations: Iterable[Operation], reported: Mapping[Operation, Outcome]) -> list[Outcome]:
     """One for each operation: what is told of it, or that it is in force.
 
-    ``told`` has operations on one object alone. Where it has one of several, each of these has an outcome of its own.
+    ``reported`` has operations on one object alone. Where it has one of several, each of these has an outcome of its own.
     """
-    if not told:
+    if not reported:
         return list(map(Outcome, operations))
-    found: list[Outcome] = []
+    results: list[Outcome] = []
     for operation in operations:
-        alone = [told.get(one) for one in one_by_one([operation])]
+        alone = [reported.get(one) for one in one_by_one([operation])]
         if any(alone):
-            found += [outcome or Outcome(one) for one, outcome in zip(one_by_one([operation]), alone, strict=True)]
+            results += [outcome or Outcome(one) for one, outcome in zip(one_by_one([operation]), alone, strict=True)]
         else:
-            found.append(Outcome(operation))
-    return found
+            results.append(Outcome(operation))
+    return results
 
 
 class Plan(NamedTuple):

@@ -64,9 +64,11 @@ def _virtual_servers(
     observed: Observation, excluded: Collection[Network], node_port_ranges: Collection[Network]
 ) -> Iterator[Operation]:
     host = {item.address for item in observed.interface_addresses or ()}
-    found = observed.virtual_servers or {}
-    is_ours = ownership.owned_virtual_servers(observed.sets or {}, observed.addresses or (), host, found, node_port_ranges)
-    for key, server in found.items():
+    virtual_servers = observed.virtual_servers or {}
+    is_ours = ownership.owned_virtual_servers(
+        observed.sets or {}, observed.addresses or (), host, virtual_servers, node_port_ranges
+    )
+    for key, server in virtual_servers.items():
         if is_ours(key) and not any(network.contains(key.address) for network in excluded):
             yield Operation(Verb.REMOVE, VirtualServer(key, server.settings))
 

@@ -84,8 +84,8 @@ def _of_values(tables: Tables, described: type) -> Iterator[Difference]:
     """The differences of a class in ``_BY_VALUE``; rules come after the sets that they name."""
     if described is Sysctl:
         for path in tables.sysctls.pending:
-            found = tables.sysctls.observed.get(path, "no such setting in this kernel")
-            yield _of_node("sysctl", path, tables.sysctls.desired[path].value, found)
+            observed = tables.sysctls.observed.get(path, "no such setting in this kernel")
+            yield _of_node("sysctl", path, tables.sysctls.desired[path].value, observed)
     elif described is IpSet:
         for ip_set in tables.sets.pending:
             yield _of_node("set", str(ip_set), str(ip_set.type), f"{MISSING} or of another type")
@@ -104,9 +104,8 @@ def note_timeouts(tables: Tables, observed: Timeouts) -> None:
     """Take in the IPVS timeouts; a timeout with the desired value 0 counts as equal."""
     desired = tables.timeouts.desired.get(TIMEOUTS)
     if desired:
-        tables.timeouts.confirm(
-            TIMEOUTS, Timeouts(*(found if want else 0 for want, found in zip(desired, observed, strict=True)))
-        )
+        compared = (value_s if desired_s else 0 for desired_s, value_s in zip(desired, observed, strict=True))
+        tables.timeouts.confirm(TIMEOUTS, Timeouts(*compared))
 
 
 def _of_node(kind: str, name: str, desired: str, observed: str) -> Difference:
@@ -122,9 +121,9 @@ def _presence(kind: str, table: Table[K, Owner, bool], prefix: str = "") -> Iter
 
 
 def _timeouts(desired: Timeouts, observed: Timeouts | None) -> Iterator[Difference]:
-    for name, want, found in zip(Timeouts._fields, desired, observed or Timeouts(0, 0, 0), strict=True):
-        if want != found:
-            yield _of_node("timeouts", name.removesuffix("_s"), f"{want} s", f"{found} s" if found else "unknown")
+    for name, desired_s, observed_s in zip(Timeouts._fields, desired, observed or Timeouts(0, 0, 0), strict=True):
+        if desired_s != observed_s:
+            yield _of_node("timeouts", name.removesuffix("_s"), f"{desired_s} s", f"{observed_s} s" if observed_s else "unknown")
 
 
 def _virtual_server(tables: Tables, key: VirtualServerKey, is_over: diff.IsOver) -> Iterator[Difference]:
@@ -142,25 +141,24 @@ def _virtual_server(tables: Tables, key: VirtualServerKey, is_over: diff.IsOver)
                     observed=_describe(observed.settings, len(observed.real_servers)) if observed else MISSING,
                 )
             case RealServers(keys=(real_server,)) if observed:
-                found = observed.real_servers.get(real_server)
                 yield Difference(
                     kind="real_server",
                     name=f"{key} -> {real_server}",
                     owner=owner,
-                    desired=_wanted_weight(operation),
-                    observed=_found_weight(found),
+                    desired=_desired_weight(operation),
+                    observed=_observed_weight(observed.real_servers.get(real_server)),
                 )
             case _:  # the line of a missing virtual server counts its real servers
                 pass
 
 
-def _found_weight(weight: int | None) -> str:
+def _observed_weight(weight: int | None) -> str:
     if weight is None:
         return MISSING
     return "not masqueraded" if weight == NOT_MASQUERADED else f"weight {weight}"
 
 
-def _wanted_weight(operation: Operation) -> str:
+def _desired_weight(operation: Operation) -> str:
     """The desired weight of an operation; an undesired TCP real server is drained first."""
     match operation:
         case Operation(verb=Verb.REMOVE):
@@ -179,20 +177,21 @@ def _describe(settings: VirtualServerSettings, real_servers: int) -> str:
 
 def _rules(desired: Skeleton, observed: ObservedSkeleton | None, describe_rule: DescribeRule) -> Iterator[Difference]:
     """One difference for each chain and jump; of a chain, its first rule that differs."""
-    image, label = desired.in_force, desired.family.label
-    there = observed or ObservedSkeleton(family=desired.family, chains={}, jumps=frozenset())
-    for key, rules in image.chains.items():
-        found = there.chains.get(key)
-        if found is None:
+    label, desired_chains = desired.family.label, desired.in_force.chains
+    if observed is None:
+        observed = ObservedSkeleton(family=desired.family, chains={}, jumps=frozenset())
+    for key, rules in desired_chains.items():
+        observed_rules = observed.chains.get(key)
+        if observed_rules is None:
             yield _of_node("rules", f"{label} chain {key}", f"{len(rules)} rule{'' if len(rules) == 1 else 's'}", MISSING)
-        elif found != rules:
-            number, *both = _first_difference(rules, found)
-            want, have = (describe_rule(one, desired.family) if one else "no rule" for one in both)
-            yield _of_node("rules", f"{label} chain {key} rule {number}", want, have)
+        elif observed_rules != rules:
+            number, *both = _first_difference(rules, observed_rules)
+            descriptions = (describe_rule(rule, desired.family) if rule else "no rule" for rule in both)
+            yield _of_node("rules", f"{label} chain {key} rule {number}", *descriptions)
     for jump in desired.jumps:
-        if jump not in there.jumps:
+        if jump not in observed.jumps:
             yield _of_node("rules", f"{label} jump {jump}", "present", MISSING)
-    for key in there.chains.keys() - image.chains.keys():
+    for key in observed.chains.keys() - desired_chains.keys():
         yield _of_node("rules", f"{label} chain {key}", STALE, "present")
 
 
@@ -201,4 +200,4 @@ def _first_difference(
 ) -> tuple[int, ObservedRule | None, ObservedRule | None]:
     """The number of the first different rule, counted from 1, and both rules, of which one may be absent."""
     pairs = enumerate(itertools.zip_longest(desired, observed), 1)
-    return next((number, want, have) for number, (want, have) in pairs if want != have)
+    return next((number, one, other) for number, (one, other) in pairs if one != other)

@@ -33,13 +33,13 @@ def settings_differ(desired: VirtualServerSettings, observed: ObservedVirtualSer
     )
 
 
-def shows_nothing_else(observed: ObservedVirtualServer, believed: ObservedVirtualServer) -> bool:
+def equals_known(observed: ObservedVirtualServer, known: ObservedVirtualServer) -> bool:
     """Whether a virtual server, read without scheduler flags, equals the known one, which has them."""
     return (
-        believed.flags_known
+        known.flags_known
         and not observed.flags_known
-        and not settings_differ(believed.settings, observed)
-        and observed.real_servers == believed.real_servers
+        and not settings_differ(known.settings, observed)
+        and observed.real_servers == known.real_servers
     )
 
 

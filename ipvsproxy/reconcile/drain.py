@@ -69,9 +69,9 @@ class Drains:
         self._by_age: collections.deque[Drain] = collections.deque()
         self._empty: collections.deque[Drain] = collections.deque()
         """Drains that wait for room and have no connections, the oldest first."""
-        self._unseen: collections.deque[Drain] = collections.deque()
+        self._unread: collections.deque[Drain] = collections.deque()
         """Drains that wait for room and whose connections were not read, the oldest first."""
-        self._looks: list[tuple[float, int, Drain]] = []
+        self._by_due: list[tuple[float, int, Drain]] = []
         self._numbers = itertools.count()
 
     def __bool__(self) -> bool:
@@ -100,9 +100,9 @@ class Drains:
             self._tidy()
             self._by_age.append(drain)
             if len(drains) <= may_wait:
-                self._wait(drain, self._unseen)
+                self._wait(drain, self._unread)
             else:
-                self._look_at(drain, now)
+                self._read_at(drain, now)
 
     def has_place(self, key: VirtualServerKey, may_wait: int) -> bool:
         """Whether one more real server of this virtual server could drain without a question about its connections."""
@@ -155,35 +155,35 @@ class Drains:
         return released
 
     @property
-    def any_unseen(self) -> bool:
+    def any_unread(self) -> bool:
         """Whether there may be waiting drains whose connections were not read."""
-        return bool(self._unseen)
+        return bool(self._unread)
 
     def ask(self, count: int, now: float) -> None:
         """Ask for the connections of so many of them, the oldest first."""
-        while self._unseen and count > 0:
-            drain = self._unseen.popleft()
+        while self._unread and count > 0:
+            drain = self._unread.popleft()
             if drain.waits and drain.connections is None:
                 self._leave(drain)
-                self._look_at(drain, now)
+                self._read_at(drain, now)
                 count -= 1
 
     def due(self, now: float) -> Collection[VirtualServerKey]:
         """The virtual servers whose connection counts should be read now, and passed to ``note``, or they are due again."""
-        found = []
-        while self._looks and self._looks[0][0] <= now:
-            look = heapq.heappop(self._looks)
-            if look[0] == look[2].due_s:
-                found.append(look)
-        for look in found:
-            heapq.heappush(self._looks, look)
-        return list(dict.fromkeys(drain.virtual_server for _, _, drain in found))
+        entries = []
+        while self._by_due and self._by_due[0][0] <= now:
+            entry = heapq.heappop(self._by_due)
+            if entry[0] == entry[2].due_s:
+                entries.append(entry)
+        for entry in entries:
+            heapq.heappush(self._by_due, entry)
+        return list(dict.fromkeys(drain.virtual_server for _, _, drain in entries))
 
     def next_s(self) -> float | None:
         """When the next drain is due, by interval or deadline; drains that wait for room are not."""
-        while self._looks and self._looks[0][0] != self._looks[0][2].due_s:
-            heapq.heappop(self._looks)
-        times = [self._looks[0][0]] if self._looks else []
+        while self._by_due and self._by_due[0][0] != self._by_due[0][2].due_s:
+            heapq.heappop(self._by_due)
+        times = [self._by_due[0][0]] if self._by_due else []
         if self.deadline_s > 0 and (oldest := self._oldest()):
             times.append(oldest.since_s + self.deadline_s)
         return min(times, default=None)
@@ -209,7 +209,7 @@ class Drains:
                 drain.connections = counts.get(real_server, _NONE)
             if counts is None or drain.connections != _NONE:
                 share_s = (now - drain.since_s) * _INTERVAL_SHARE
-                self._look_at(drain, now + min(LONGEST_INTERVAL_S, max(SHORTEST_INTERVAL_S, share_s)))
+                self._read_at(drain, now + min(LONGEST_INTERVAL_S, max(SHORTEST_INTERVAL_S, share_s)))
             elif waiting < may_wait:
                 waiting += 1
                 self._wait(drain, self._empty)
@@ -224,9 +224,9 @@ class Drains:
         self._oldest()
         return max(0.0, next((now - drain.since_s for drain in self._by_age if not (drain.waits or drain.has_ended)), 0.0))
 
-    def _look_at(self, drain: Drain, due_s: float) -> None:
+    def _read_at(self, drain: Drain, due_s: float) -> None:
         drain.due_s = due_s
-        heapq.heappush(self._looks, (due_s, next(self._numbers), drain))
+        heapq.heappush(self._by_due, (due_s, next(self._numbers), drain))
 
     def _wait(self, drain: Drain, queue: collections.deque[Drain]) -> None:
         drain.waits, drain.due_s = True, math.inf
@@ -245,11 +245,11 @@ class Drains:
             self._by_age = collections.deque(drain for drain in self._by_age if not drain.has_ended)
         if len(self._empty) > 2 * self.waiting + _ENDED_KEPT:
             self._empty = collections.deque(drain for drain in self._empty if drain.waits)
-        if len(self._unseen) > 2 * self.waiting + _ENDED_KEPT:
-            self._unseen = collections.deque(drain for drain in self._unseen if drain.waits and drain.connections is None)
-        if len(self._looks) > 2 * (kept - self.waiting) + _ENDED_KEPT:
-            self._looks = [look for look in self._looks if look[0] == look[2].due_s]
-            heapq.heapify(self._looks)
+        if len(self._unread) > 2 * self.waiting + _ENDED_KEPT:
+            self._unread = collections.deque(drain for drain in self._unread if drain.waits and drain.connections is None)
+        if len(self._by_due) > 2 * (kept - self.waiting) + _ENDED_KEPT:
+            self._by_due = [entry for entry in self._by_due if entry[0] == entry[2].due_s]
+            heapq.heapify(self._by_due)
 
     def _finish(self, drain: Drain) -> None:
         drain.over = True
@@ -268,12 +268,12 @@ def removals(
 
     ``counts`` were read afterwards; None for unreadable ones. ``room`` is the most removals.
     """
-    found: list[Operation] = []
+    operations: list[Operation] = []
     for operation, error, *_ in outcomes:
         verb, item = operation
         if verb is Verb.SET and type(item) is RealServers and item.weight == 0 and not error:
             connections = counts.get(item.virtual_server)
             if connections is not None:
                 empty = (key for key in item.keys if connections.get(key, _NONE) == _NONE)
-                found += (Operation(Verb.REMOVE, RealServers.of(item.virtual_server, key, 0)) for key in empty)
-    return found[:room]
+                operations += (Operation(Verb.REMOVE, RealServers.of(item.virtual_server, key, 0)) for key in empty)
+    return operations[:room]

@@ -83,21 +83,21 @@ def scope(chains: Collection[ChainKey], jumps: tuple[Jump, ...], *, is_used: boo
     return Scope(used=frozenset(chains)) if is_used else Scope(unused=frozenset(chains), own_jumps=jumps)
 
 
-def removal(found: LeftRules, wanted: Scope) -> Removal:
+def removal(observed: LeftRules, scope: Scope) -> Removal:
     """What of it is to be removed. Chains that are empty and have to stay are left as they are."""
     known: dict[tuple[ChainKey, ChainKey], list[str]] = {}  # to a chain that both have, each comes with a comment of its own
-    for jump in (*JUMPS, *wanted.own_jumps):
+    for jump in (*JUMPS, *scope.own_jumps):
         ends = ChainKey(jump.table, jump.source), ChainKey(jump.table, jump.target)
         known.setdefault(ends, []).append(f'--comment "{jump.comment}"')
-    going = tuple(way for way in found.ways if any(text in way.text for text in known.get((way.source, way.target), ())))
-    staying = [way for way in found.ways if way not in going and wanted.is_left(way.target)]
-    for way in staying:
-        if way.source in wanted.used:
-            return Removal(held_back=f"{way.source} is not as it should be: it holds {way.text!r}")
-    kept = {way.target for way in staying}
-    left = [(key, count) for key, count in found.chains.items() if wanted.is_left(key) and (key != _MARKS or key not in kept)]
+    going = tuple(one for one in observed.references if any(text in one.text for text in known.get((one.source, one.target), ())))
+    staying = [one for one in observed.references if one not in going and scope.is_left(one.target)]
+    for one in staying:
+        if one.source in scope.used:
+            return Removal(held_back=f"{one.source} is not as it should be: it holds {one.text!r}")
+    kept = {one.target for one in staying}
+    left = [(key, count) for key, count in observed.chains.items() if scope.is_left(key) and (key != _MARKS or key not in kept)]
     return Removal(
-        ways=going,
+        references=going,
         emptied=tuple(key for key, count in left if count or key not in kept),
         deleted=tuple(key for key, _ in left if key not in kept),
         staying=tuple(staying),

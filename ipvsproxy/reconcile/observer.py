@@ -40,7 +40,7 @@ class Observer:
         self._tables = tables
         self._drains = drains
         self._drifts = drifts
-        self._unseen = {"sets", "addresses", "interface addresses"}
+        self._unread = {"sets", "addresses", "interface addresses"}
         """The kinds of witnesses that have not been read yet."""
         self._host: frozenset[Address] = frozenset()
         self.node_port_ranges: tuple[Network, ...] = ownership.EVERYWHERE
@@ -57,31 +57,31 @@ class Observer:
         An observation without all virtual servers is a part of a reading; ``concluding`` follows the last one.
         """
         tables = self._tables
-        for described, found in observed.of_node:
-            tables.of(described).observe(found, _ours)
+        for described, values in observed.of_node:
+            tables.of(described).observe(values, _ours)
         if observed.sets is not None:
             for name, table in tables.entries.items():
                 yield from table.observing_all(observed.sets.get(name, frozenset()), True, _ours)
-            self._unseen.discard("sets")
+            self._unread.discard("sets")
         for name, entries in observed.some_sets.items():
             yield from tables.sets.observing_some({IP_SETS[name]: None if entries is None else True}, _ours)
             yield from tables.entries[name].observing_all(entries or frozenset(), True, _ours)
         if observed.addresses is not None:
             yield from tables.addresses.observing_all(observed.addresses, True, _ours)
-            self._unseen.discard("addresses")
+            self._unread.discard("addresses")
         if observed.interface_addresses is not None:
             self._host = frozenset(item.address for item in observed.interface_addresses)
-            self._unseen.discard("interface addresses")
+            self._unread.discard("interface addresses")
         for family, image in observed.skeletons.items():
             tables.skeletons.notice(family, image)
         if observed.virtual_servers is not None:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
             # A twin shows nothing before it is known which addresses are this host's: node ports there are perhaps desired.
-            needs_twins = not self.has_observed_all and "interface addresses" not in self._unseen
+            needs_twins = not self.has_observed_all and "interface addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))
-            self.has_observed_all |= not self._unseen
+            self.has_observed_all |= not self._unread
             self.newcomers.clear()
         if observed.some_virtual_servers:
             some = {key: self._as_known(key, one) for key, one in observed.some_virtual_servers.items()}
@@ -94,8 +94,8 @@ class Observer:
 
         The known object shares its weights with desired state.
         """
-        believed = self._tables.virtual_servers.observed.get(key)
-        return believed if believed and observed and diff.shows_nothing_else(observed, believed) else observed
+        known = self._tables.virtual_servers.observed.get(key)
+        return known if known and observed and diff.equals_known(observed, known) else observed
 
     def concluding(self, now: float) -> Iterator[None]:
         """Conclude a reading after its last part: only the whole reading shows which virtual servers are foreign.
@@ -103,8 +103,8 @@ class Observer:
         With pauses as in ``observing``.
         """
         virtual_servers = self._tables.virtual_servers
-        theirs = {key: virtual_servers.observed[key] for key in virtual_servers.foreign}
-        yield from virtual_servers.observing_some(theirs, self._is_ours({}))
+        foreign = {key: virtual_servers.observed[key] for key in virtual_servers.foreign}
+        yield from virtual_servers.observing_some(foreign, self._is_ours({}))
         self.newcomers.clear()
         self._note_drift(now, in_parts=False)
 

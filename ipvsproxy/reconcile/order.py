@@ -28,7 +28,7 @@ LOCAL_SETS = frozenset(
 """Sets of traffic that is not masqueraded because it stays on this node."""
 
 _STAGES: Mapping[tuple[Verb, type], Stage] = {
-    (Verb(verb), described): step for described, kind in KINDS.items() for verb, step in kind.stages.items()
+    (Verb(verb), described): stage for described, kind in KINDS.items() for verb, stage in kind.stages.items()
 }
 _STAGES_OF_ENTRIES: Mapping[tuple[Verb, str], Stage] = (
     {(Verb.ADD, name): Stage.SOURCE_RANGES for name in RANGE_SETS}

@@ -18,7 +18,7 @@ RATE_WINDOW_S = 10.0
 """The rate of additions is that of so many seconds, or of the last few, whichever is higher."""
 SURGE_S = 3
 """The last few seconds. Without them a beginning storm would look small, and leave a list that is too long for minutes."""
-STEPS_PER_S = 1_000_000
+WALKED_PER_S = 1_000_000
 """The most entries of the list that all additions of a second may walk: a twentieth to a tenth of a processor."""
 MOST_KEPT = 10_000
 """The longest list with few additions: half a millisecond to one for an addition."""
@@ -87,5 +87,5 @@ class Pace:
     def room(self, now: float) -> int:
         """The number of further removals that are possible now; 0 or more."""
         added_per_s = max(self._added.total(now) / RATE_WINDOW_S, self._added.peak(now, SURGE_S)[0])
-        most = min(MOST_KEPT, max(FEWEST_KEPT, STEPS_PER_S / added_per_s)) if added_per_s else MOST_KEPT
+        most = min(MOST_KEPT, max(FEWEST_KEPT, WALKED_PER_S / added_per_s)) if added_per_s else MOST_KEPT
         return max(0, int(most) - self._removed.total(now))

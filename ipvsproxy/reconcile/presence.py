@@ -20,17 +20,17 @@ class Present(MutableMapping[K, bool]):
     Adding a desired key takes it from the pending ones; removing it puts it among them.
     """
 
-    __slots__ = ("_desired", "_pending", "unwanted")
+    __slots__ = ("_desired", "_pending", "undesired")
 
     def __init__(self, desired: Mapping[K, object], pending: dict[K, None]) -> None:
         """``pending`` are exactly the desired keys that are not observed."""
         self._desired = desired
         self._pending = pending
-        self.unwanted: dict[K, None] = {}
+        self.undesired: dict[K, None] = {}
         """The observed keys that nobody desires."""
 
     def __contains__(self, key: object) -> bool:
-        return key not in self._pending if key in self._desired else key in self.unwanted
+        return key not in self._pending if key in self._desired else key in self.undesired
 
     def __getitem__(self, key: K) -> bool:
         if key in self:
@@ -39,7 +39,7 @@ class Present(MutableMapping[K, bool]):
 
     def get(self, key: K, default: Any = None) -> Any:
         """As that of a dictionary, without a second call: it is called for each key of each listing."""
-        is_there = key not in self._pending if key in self._desired else key in self.unwanted
+        is_there = key not in self._pending if key in self._desired else key in self.undesired
         return True if is_there else default
 
     def __setitem__(self, key: K, value: bool) -> None:
@@ -47,7 +47,7 @@ class Present(MutableMapping[K, bool]):
             del self._pending[key]
             table.shrink(self._pending)
         elif key not in self._desired:
-            self.unwanted[key] = None
+            self.undesired[key] = None
 
     def __delitem__(self, key: K) -> None:
         if key not in self:
@@ -58,16 +58,16 @@ class Present(MutableMapping[K, bool]):
             self.forget(key)
 
     def forget(self, key: K) -> None:
-        """Remove a key from ``unwanted``, if it is there."""
-        if key in self.unwanted:
-            del self.unwanted[key]
-            table.shrink(self.unwanted)
+        """Remove a key from ``undesired``, if it is there."""
+        if key in self.undesired:
+            del self.undesired[key]
+            table.shrink(self.undesired)
 
     def __iter__(self) -> Iterator[K]:
-        return itertools.chain(itertools.filterfalse(self._pending.__contains__, self._desired), self.unwanted)
+        return itertools.chain(itertools.filterfalse(self._pending.__contains__, self._desired), self.undesired)
 
     def __len__(self) -> int:
-        return len(self._desired) - len(self._pending) + len(self.unwanted)
+        return len(self._desired) - len(self._pending) + len(self.undesired)
 
 
 class PresenceTable(table.Table[K, Owner, bool]):
@@ -75,7 +75,7 @@ class PresenceTable(table.Table[K, Owner, bool]):
 
     def __init__(self, is_protected: Callable[[K], bool], unequal: dict[table.Table[Any, Any, Any], None] | None = None) -> None:
         """A key for which ``is_protected`` is true is never removed. ``unequal`` as in ``Table``."""
-        super().__init__(lambda owner: owner, lambda _wanted, _seen: False, is_protected, unequal)
+        super().__init__(lambda owner: owner, lambda _desired, _observed: False, is_protected, unequal)
         self._observed = self._present = Present(self._desired, self._pending)
 
     def desire(self, key: K, owner: Owner, value: Owner) -> Owner | None:
@@ -83,7 +83,7 @@ class PresenceTable(table.Table[K, Owner, bool]):
         if key in self._desired:
             return super().desire(key, owner, value)
         self._desired[key] = value
-        if self._present.unwanted and key in self._present.unwanted:
+        if self._present.undesired and key in self._present.undesired:
             self._present.forget(key)
             self.touch(key)
         else:
@@ -94,7 +94,7 @@ class PresenceTable(table.Table[K, Owner, bool]):
     def release(self, key: K, owner: Owner) -> Owner | None:
         """As in ``Table``; an observed key stays observed."""
         if key in self._present:
-            self._present.unwanted[key] = None
+            self._present.undesired[key] = None
         heir = super().release(key, owner)
         if key in self._desired:
             self._present.forget(key)

@@ -231,9 +231,9 @@ class Reconciler:
                 one for one in operations if one.verb is Verb.ADD or not (order.is_removal(one) or self._loses_rules(one))
             ]
         else:
-            seen_all, newcomers = self._observer.has_observed_all, self._observer.newcomers
+            has_observed_all, newcomers = self._observer.has_observed_all, self._observer.newcomers
             operations += planning.surplus_operations(
-                self._tables, self._drains, has_observed_all=seen_all, keeping=newcomers, together=together
+                self._tables, self._drains, has_observed_all=has_observed_all, keeping=newcomers, together=together
             )
         self._drifts.begin_round()
         if self._drifts:
@@ -255,7 +255,7 @@ class Reconciler:
         soon_s = now + drain.SHORTEST_INTERVAL_S
         self._room_due_s = min(max(soon_s, self._pace.changes_s(now)), now + drain.LONGEST_INTERVAL_S)
         left = room - len(released)
-        if left > 0 and self._drains.any_unseen:
+        if left > 0 and self._drains.any_unread:
             if now >= self._asking_due_s:
                 self._drains.ask(min(left, QUESTIONS_AT_ONCE), now)
                 self._asking_due_s = soon_s
@@ -284,18 +284,18 @@ class Reconciler:
         for outcome in outcomes:
             operation = outcome.operation
             verb, item = operation
-            what = (verb, kind_of(item))
+            verb_and_kind = (verb, kind_of(item))
             count = objects(item)
             if outcome.surprise:
                 surprises += 1
             if outcome.error:
                 any_failed = True
-                failed[what] += count
+                failed[verb_and_kind] += count
                 self._settle_failure(outcome, new, now)
                 if len(errors) < _ERRORS_SHOWN:
                     errors.append(outcome)
                 continue
-            done[what] += count
+            done[verb_and_kind] += count
             if verb is Verb.ADD and isinstance(item, VirtualServer):
                 new.add(item.key)
             if any_failed:

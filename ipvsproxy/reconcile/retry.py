@@ -35,36 +35,36 @@ class Retries:
     def __len__(self) -> int:
         return len(self._failures)
 
-    def fail(self, what: object, desired: object, now: float) -> None:
+    def fail(self, key: object, desired: object, now: float) -> None:
         """Take note of a failure."""
-        last = self._failures.get(what)
+        last = self._failures.get(key)
         attempts = last.attempts + 1 if last and last.desired == desired else 1
-        self._failures[what] = _Failure(desired, attempts, now + delay_s(attempts))
+        self._failures[key] = _Failure(desired, attempts, now + delay_s(attempts))
 
-    def wait(self, what: object, desired: object, now: float) -> None:
+    def wait(self, key: object, desired: object, now: float) -> None:
         """Take note of an operation that is still under way until ``hasten``; it is no further failure."""
-        last = self._failures.get(what)
+        last = self._failures.get(key)
         attempts = last.attempts if last and last.desired == desired else 0
-        self._failures[what] = _Failure(desired, attempts, now + LONGEST_DELAY_S)
+        self._failures[key] = _Failure(desired, attempts, now + LONGEST_DELAY_S)
 
     def hasten(self, kind: str) -> None:
         """Let every operation on this kind of kernel object be tried now."""
-        for what, failure in self._failures.items():
-            if isinstance(what, tuple) and what[0] == kind:
-                self._failures[what] = failure._replace(due_s=-math.inf)
+        for key, failure in self._failures.items():
+            if isinstance(key, tuple) and key[0] == kind:
+                self._failures[key] = failure._replace(due_s=-math.inf)
 
-    def forget(self, what: object) -> None:
+    def forget(self, key: object) -> None:
         """Forget the failures of an object: an operation on it has succeeded."""
-        self._failures.pop(what, None)
+        self._failures.pop(key, None)
 
     def keep_only(self, planned: Collection[object]) -> None:
         """Forget all objects but these, for which operations are planned."""
-        for what in self._failures.keys() - planned:
-            del self._failures[what]
+        for key in self._failures.keys() - planned:
+            del self._failures[key]
 
-    def may_try(self, what: object, desired: object, now: float) -> bool:
+    def may_try(self, key: object, desired: object, now: float) -> bool:
         """Whether an object has not failed, or its delay is over."""
-        failure = self._failures.get(what)
+        failure = self._failures.get(key)
         return failure is None or failure.desired != desired or failure.due_s <= now
 
     def next_s(self) -> float | None:
@@ -80,11 +80,11 @@ class Retries:
         self.keep_only(frozenset(identities))
         due: list[Operation] = []
         missing: set[VirtualServerKey] = set()
-        for what, operation in zip(identities, operations, strict=True):
+        for key, operation in zip(identities, operations, strict=True):
             item = operation.item
             if isinstance(item, RealServers) and item.virtual_server in missing:
-                self.forget(what)  # else its own delay would wake the loop for nothing
-            elif self.may_try(what, operation, now):
+                self.forget(key)  # else its own delay would wake the loop for nothing
+            elif self.may_try(key, operation, now):
                 due.append(operation)
             elif isinstance(item, VirtualServer) and operation.verb is Verb.ADD:
                 missing.add(item.key)

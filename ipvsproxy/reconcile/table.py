@@ -120,13 +120,13 @@ class Table(Generic[K, V, W]):
             self._pending[key] = None
             self._unequal[self] = None
             return None
-        held, loser = self._desired.get(key), None
-        if held is not None and (owner_of := self._owner_of(held)) != owner:
+        desired, loser = self._desired.get(key), None
+        if desired is not None and (owner_of := self._owner_of(desired)) != owner:
             waiting = self._waiting.setdefault(key, {})
             if self._rank(key, owner_of) < self._rank(key, owner):
                 waiting[owner] = value
                 return None
-            waiting[owner_of] = held
+            waiting[owner_of] = desired
             loser = owner_of
         self._desired[key] = value
         self.touch(key)
@@ -150,12 +150,12 @@ class Table(Generic[K, V, W]):
         waiting = self._waiting.get(key)
         if waiting is None:
             return set()
-        held, first = self._desired[key], self._in_turn(key, waiting)[0]
-        owner_of = self._owner_of(held)
+        desired, first = self._desired[key], self._in_turn(key, waiting)[0]
+        owner_of = self._owner_of(desired)
         if self._rank(key, owner_of) < self._rank(key, first):
             return set()
         self._desired[key] = waiting.pop(first)
-        waiting[owner_of] = held
+        waiting[owner_of] = desired
         self.touch(key)
         return {owner_of, first}
 
@@ -164,8 +164,8 @@ class Table(Generic[K, V, W]):
 
     def owner_of(self, key: K) -> Owner | None:
         """The owner who has the key."""
-        held = self._desired.get(key)
-        return None if held is None else self._owner_of(held)
+        desired = self._desired.get(key)
+        return None if desired is None else self._owner_of(desired)
 
     def is_owned_by(self, key: K, owner: Owner) -> bool:
         """Whether this owner has the key."""
@@ -173,10 +173,10 @@ class Table(Generic[K, V, W]):
 
     def owners_of(self, key: K) -> Sequence[Owner]:
         """All owners who desire a key; the first one has it."""
-        held = self._desired.get(key)
-        if held is None:
+        desired = self._desired.get(key)
+        if desired is None:
             return ()
-        return (self._owner_of(held), *self._in_turn(key, self._waiting.get(key, ())))
+        return (self._owner_of(desired), *self._in_turn(key, self._waiting.get(key, ())))
 
     def observe(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> None:
         """Replace the observed side. An observed key of ours that is still there stays ours."""
@@ -199,8 +199,8 @@ class Table(Generic[K, V, W]):
         observed, foreign = self._observed, self._foreign
         suspects: dict[K, W | None] = {}
         remaining = iter(observed)
-        while believed := list(itertools.islice(remaining, KEYS_AT_ONCE)):
-            suspects |= {key: None for key in believed if key not in keys}
+        while keys_before := list(itertools.islice(remaining, KEYS_AT_ONCE)):
+            suspects |= {key: None for key in keys_before if key not in keys}
             yield
         for number, (key, value) in enumerate(listing, 1):
             if observed.get(key) is not value or key in foreign:

@@ -117,7 +117,7 @@ class Tables:
             lambda keep: keep.owner, lambda desired, observed: not observed <= desired.real_servers, lambda _: True, self._unequal
         )
         self.health_checks: Table[HealthCheckPort, HealthCheck, bool] = Table(
-            lambda check: check.owner, lambda _wanted, _seen: False, _never
+            lambda check: check.owner, lambda _desired, _observed: False, _never
         )
         """Only the desired side is used, since a listener is not a kernel object. The table is never among the unequal ones."""
         self.foundation: Sequence[tuple[type, Table[Any, Any, Any]]] = (
@@ -299,8 +299,8 @@ class Tables:
             return state.entries
         # A virtual server whose address no entry names is that of a node port; one that the Service has keeps the port's entry.
         named = {ownership.virtual_server_of(entry) for entry in state.entries}
-        held_ports = {ownership.node_port(key) for key in state.virtual_servers.keys() - lost - named}
-        lost_ports = {ownership.node_port(key) for key in lost - named} - held_ports
+        kept_ports = {ownership.node_port(key) for key in state.virtual_servers.keys() - lost - named}
+        lost_ports = {ownership.node_port(key) for key in lost - named} - kept_ports
         return tuple(
             entry
             for entry in state.entries

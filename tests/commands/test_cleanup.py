@@ -17,7 +17,7 @@ from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.iptables_variant import Variant, commands
 from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServer, VirtualServerSettings
-from ipvsproxy.model.leftovers import LeftRules, Way
+from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey
@@ -195,8 +195,8 @@ def test_left_rules_that_cannot_be_read_or_removed_are_a_problem_and_the_rest_go
 
 def test_a_left_chain_that_a_strange_rule_leads_to_is_named_with_the_rule(kernel: FakeKernel) -> None:
     left = Tables()
-    way = Way(ChainKey("filter", "MINE"), f"-j {CHAIN.chain}", CHAIN)
-    left.put(USED, LeftRules(chains={CHAIN: 2}, ways=(way,)))
+    reference = Reference(ChainKey("filter", "MINE"), f"-j {CHAIN.chain}", CHAIN)
+    left.put(USED, LeftRules(chains={CHAIN: 2}, references=(reference,)))
     (failure,) = clean(kernel, left).failures
     assert failure == (
         "IPv4 rules left in nf_tables: filter/KUBE-SERVICES stays: the rule '-t filter -A MINE -j KUBE-SERVICES' leads to it"

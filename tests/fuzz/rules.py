@@ -26,9 +26,9 @@ _MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 _ENCODER = ipvs_message.Encoder(33)
 _CARRIED = builders.addresses("192.168.0.10", "fe80::1", "fd00::10", "127.0.0.1")
 _ALL_THERE = iptables_text.Listing(
-    chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=dict.fromkeys(skeleton.JUMPS, 2), strangers={skeleton.CHAINS[0]: "-A X"}
+    chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=dict.fromkeys(skeleton.JUMPS, 2), foreign_jumps={skeleton.CHAINS[0]: "-A X"}
 )
-_NOTHING_THERE = iptables_text.Listing(chains={}, jumps={}, strangers={})
+_NOTHING_THERE = iptables_text.Listing(chains={}, jumps={}, foreign_jumps={})
 
 
 def rules(data: bytes) -> None:

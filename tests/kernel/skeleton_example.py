@@ -19,6 +19,6 @@ SKELETON = Skeleton(
     },
     jumps=(OUTPUT, PREROUTING, INPUT),
 )
-NOTHING = iptables_text.Listing(chains={}, jumps={}, strangers={})
+NOTHING = iptables_text.Listing(chains={}, jumps={}, foreign_jumps={})
 TEXTS = {key: tuple(iptables_rule.render(rule, Family.IPV4) for rule in rules) for key, rules in SKELETON.chains.items()}
-IN_FORCE = iptables_text.Listing(chains=TEXTS, jumps={OUTPUT: 1, PREROUTING: 1, INPUT: 1}, strangers={})
+IN_FORCE = iptables_text.Listing(chains=TEXTS, jumps={OUTPUT: 1, PREROUTING: 1, INPUT: 1}, foreign_jumps={})

@@ -353,8 +353,8 @@ def test_a_kernel_with_the_filter_lists_only_flows_to_what_is_cleaned(driver: co
     parts: list[int] = []
     gather = driver._listing.gather
 
-    def counting(request: bytes, action: str, read: Callable[[list[netlink.Found]], list[object]]) -> list[object]:
-        def count(part: list[netlink.Found]) -> list[object]:
+    def counting(request: bytes, action: str, read: Callable[[list[netlink.Reply]], list[object]]) -> list[object]:
+        def count(part: list[netlink.Reply]) -> list[object]:
             parts.append(len(part))
             return list(read(part))
 

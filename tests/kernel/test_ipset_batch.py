@@ -45,7 +45,7 @@ def test_an_entry_that_cannot_be_encoded_does_not_keep_the_others_from_their_mes
     batch = ipset_batch.Batch(netlink.Channel(0, lambda _protocol: fake_netlink.FakeSocket(answer)))
     batch.add(Verb.ADD, entries)
     batch.flush()
-    assert batch.told == {
+    assert batch.reported == {
         wrong: Outcome(wrong, f"{wrong}: the protocol is missing", errno.EINVAL),
         refused: Outcome(refused, f"{refused}: Invalid argument", errno.EINVAL),
     }

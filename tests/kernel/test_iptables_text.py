@@ -38,7 +38,7 @@ def test_jumps_that_are_present_are_not_touched() -> None:
 
 
 def test_of_a_jump_that_is_there_three_times_one_stays() -> None:
-    listing = iptables_text.Listing(chains={}, jumps={OUTPUT: 3, PREROUTING: 1, INPUT: 1}, strangers={})
+    listing = iptables_text.Listing(chains={}, jumps={OUTPUT: 3, PREROUTING: 1, INPUT: 1}, foreign_jumps={})
     lines = iptables_text.render_restore(SKELETON, listing).splitlines()
     assert [line for line in lines if line.startswith(("-D", "-I"))] == [
         '-D OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES'
@@ -46,7 +46,7 @@ def test_of_a_jump_that_is_there_three_times_one_stays() -> None:
 
 
 def test_removal_takes_every_jump_and_chain_and_nothing_else() -> None:
-    listing = iptables_text.Listing(chains=IN_FORCE.chains, jumps={OUTPUT: 2, INPUT: 1}, strangers={})
+    listing = iptables_text.Listing(chains=IN_FORCE.chains, jumps={OUTPUT: 2, INPUT: 1}, foreign_jumps={})
     assert iptables_text.render_removal(SKELETON, listing) == (
         "*nat\n"
         ":KUBE-SERVICES - [0:0]\n"
@@ -69,7 +69,7 @@ def test_removal_where_nothing_is_there_has_nothing_to_say() -> None:
 
 
 def test_removal_only_empties_a_chain_that_a_strange_rule_leads_to() -> None:
-    listing = iptables_text.Listing(chains=IN_FORCE.chains, jumps={}, strangers={MARK: "-A CNI-X -j KUBE-MARK-MASQ"})
+    listing = iptables_text.Listing(chains=IN_FORCE.chains, jumps={}, foreign_jumps={MARK: "-A CNI-X -j KUBE-MARK-MASQ"})
     lines = iptables_text.render_removal(SKELETON, listing).splitlines()
     assert ":KUBE-MARK-MASQ - [0:0]" in lines
     assert "-X KUBE-MARK-MASQ" not in lines
@@ -105,7 +105,7 @@ def test_what_is_ours_is_found_among_everything_else() -> None:
         MARK: (),
     }
     assert listing.jumps == {PREROUTING: 2}
-    assert listing.strangers == {
+    assert listing.foreign_jumps == {
         SERVICES: '-A PREROUTING -m comment --comment "someone else\'s" -j KUBE-SERVICES',
         MARK: "-A CNI-PORTMAP -p tcp -j KUBE-MARK-MASQ",
     }
@@ -154,7 +154,7 @@ def test_recorded_rules_come_back_as_they_were_saved(profile: str) -> None:
             key: rules for key, rules in ours.items() if rules
         }
         assert dict.fromkeys(jumps, 1) == listing.jumps
-        assert not listing.strangers
+        assert not listing.foreign_jumps
         unknown = [
             text
             for texts in listing.chains.values()

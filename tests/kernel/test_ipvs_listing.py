@@ -133,13 +133,17 @@ def test_real_servers_that_do_not_look_alike_are_read_word_by_word(
 @pytest.mark.parametrize("weight", [1, 1234567, 2147483647])
 @pytest.mark.parametrize("address", ["10.1.0.1", "fd01::1"])
 def test_connections_are_no_part_of_the_steady_text_and_weights_are(address: str, weight: int) -> None:
-    def steady(*, weight: int, active: int = 0) -> bytes:
+    def without_connections(*, weight: int, active: int = 0) -> bytes:
         text = "TCP  0A000001:0050 rr  \n" + line(address) + line(address, port=1, weight=weight, active=active)
         (block,) = ipvs_listing.blocks(text.encode())
-        return ipvs_listing.steady(block)
+        return ipvs_listing.without_connections(block)
 
-    assert steady(weight=weight) == steady(weight=weight, active=3) == steady(weight=weight, active=4294967295)
-    assert steady(weight=weight) != steady(weight=weight - 1)
+    assert (
+        without_connections(weight=weight)
+        == without_connections(weight=weight, active=3)
+        == without_connections(weight=weight, active=4294967295)
+    )
+    assert without_connections(weight=weight) != without_connections(weight=weight - 1)
 
 
 @pytest.mark.parametrize("protocol", Protocol)

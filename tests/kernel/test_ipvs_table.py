@@ -64,11 +64,11 @@ class Table:
     def write(self, *lines: str) -> None:
         self._path.write_text(HEADING + "".join(lines))
 
-    def poll(self) -> ipvs_table.Told:
+    def poll(self) -> ipvs_table.Reading:
         """What a whole look tells."""
         return {key: seen for told in self.reader.read() for key, seen in told.items()}
 
-    def read_with(self, settings: ipvs_table.Settings) -> ipvs_table.Told:
+    def read_with(self, settings: ipvs_table.Settings) -> ipvs_table.Reading:
         """What a whole reading with these settings tells."""
         return {key: seen for told in self.reader.read_with(settings) for key, seen in told.items()}
 
@@ -212,7 +212,7 @@ def test_what_was_written_is_told_though_somebody_has_made_it_what_it_was(table:
 
 def parts_of(
     table: Table, monkeypatch: pytest.MonkeyPatch, settings: ipvs_table.Settings | None = None
-) -> Iterator[ipvs_table.Told]:
+) -> Iterator[ipvs_table.Reading]:
     """A reading that pauses after each virtual server."""
     monkeypatch.setattr(ipvs_table, "PART_BYTES", 1)
     text = table._path.read_bytes().removeprefix(HEADING.encode())

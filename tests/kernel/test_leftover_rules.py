@@ -11,7 +11,7 @@ from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.kernel.iptables_variant import Variant
 from ipvsproxy.kernel.leftover_rules import NO_SUBSYSTEM, LeftoverRules, Place
 from ipvsproxy.kernel.rule_changes import RuleChanges
-from ipvsproxy.model.leftovers import LeftRules, Removal, Way
+from ipvsproxy.model.leftovers import LeftRules, Reference, Removal
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
 from tests.kernel.test_iptables import make_program
@@ -46,8 +46,8 @@ def rules(programs: pathlib.Path) -> LeftoverRules:
 def test_chains_and_the_ways_into_them_are_read_and_all_else_is_not(programs: pathlib.Path) -> None:
     (programs / "saved").write_text(f"# Table `nat' is incompatible, use 'nft' tool.\n{SAVED}")
     make_program(programs, "iptables-save", f"cat {programs}/saved")
-    way = Way(ChainKey("filter", "INPUT"), "-j KUBE-SERVICES", CHAIN)
-    assert rules(programs).read(NFT, concerns) == LeftRules(chains={CHAIN: 1}, ways=(way,), hidden=frozenset({"nat"}))
+    reference = Reference(ChainKey("filter", "INPUT"), "-j KUBE-SERVICES", CHAIN)
+    assert rules(programs).read(NFT, concerns) == LeftRules(chains={CHAIN: 1}, references=(reference,), hidden=frozenset({"nat"}))
 
 
 @pytest.mark.parametrize(("place", "program"), [(NFT, "iptables-save"), (LEGACY, "iptables-legacy-save")])
@@ -123,9 +123,9 @@ def test_nothing_is_read_or_removed_once_the_program_in_path_is_of_another_varia
 
 def test_all_is_removed_by_one_program_that_changes_each_table_as_a_whole(programs: pathlib.Path) -> None:
     make_program(programs, "iptables-restore", f'echo "$@" > {programs}/arguments; cat > {programs}/stdin')
-    way = Way(ChainKey("filter", "INPUT"), '-m comment --comment "x y" -j KUBE-SERVICES', CHAIN)
+    reference = Reference(ChainKey("filter", "INPUT"), '-m comment --comment "x y" -j KUBE-SERVICES', CHAIN)
     kept, gone = ChainKey("nat", "KUBE-NODEPORTS"), ChainKey("nat", "KUBE-PROXY-CANARY")
-    rules(programs).remove(NFT, Removal(ways=(way,), emptied=(CHAIN, kept, gone), deleted=(CHAIN, gone)))
+    rules(programs).remove(NFT, Removal(references=(reference,), emptied=(CHAIN, kept, gone), deleted=(CHAIN, gone)))
     assert (programs / "arguments").read_text().strip() == "-w 5 --noflush"
     assert (programs / "stdin").read_text() == (
         '*filter\n:KUBE-SERVICES - [0:0]\n-D INPUT -m comment --comment "x y" -j KUBE-SERVICES\n-X KUBE-SERVICES\nCOMMIT\n'
@@ -181,8 +181,8 @@ def test_what_is_read_can_be_removed_and_nothing_else_goes(place: Place) -> None
     before = listed(program)
     found = subject.read(place, lambda key: key in (CHAIN, nodeports))
     assert found.chains == {CHAIN: 1, nodeports: 0}
-    assert len(found.ways) == 3
-    subject.remove(place, Removal(ways=found.ways, emptied=tuple(found.chains), deleted=tuple(found.chains)))
+    assert len(found.references) == 3
+    subject.remove(place, Removal(references=found.references, emptied=tuple(found.chains), deleted=tuple(found.chains)))
     gone = before - listed(program)
     assert {
         ":KUBE-SERVICES -",

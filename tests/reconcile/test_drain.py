@@ -199,7 +199,7 @@ def test_what_begins_without_room_is_not_looked_at_before_somebody_asks() -> Non
     found = waiting_unseen(ONE, TWO, THREE)
     assert (found.due(1000), found.next_s(), found.waiting) == ([], None, 3)
     assert found.release(9) == [], "it may have connections"
-    assert found.any_unseen
+    assert found.any_unread
     found.ask(1, 200)
     assert (found.due(200), found.waiting) == ([KEY], 2)
     assert found.note(KEY, {ONE: BUSY, TWO: IDLE, THREE: BUSY}, 200, may_wait=10) == []
@@ -212,7 +212,7 @@ def test_what_begins_without_room_is_not_looked_at_before_somebody_asks() -> Non
     assert found.release(9) == [KEY]
     assert found.is_over(KEY, TWO) is True
     found.ask(9, 200)
-    assert (found.due(200), found.any_unseen) == ([], False), "all have been looked at"
+    assert (found.due(200), found.any_unread) == ([], False), "all have been looked at"
 
 
 def test_only_as_many_begin_unseen_as_may_wait() -> None:
@@ -298,8 +298,8 @@ def test_what_has_ended_does_not_pile_up() -> None:
         found.end(OTHER, TWO)
         found.begin(OTHER, THREE, 100 + number, may_wait=10)
         found.end(OTHER, THREE)
-    assert len(found._empty) < 2_000 > len(found._unseen)
-    assert len(found._looks) < 2_000 > len(found._by_age)
+    assert len(found._empty) < 2_000 > len(found._unread)
+    assert len(found._by_due) < 2_000 > len(found._by_age)
     assert found.due(100) == [KEY]
 
 

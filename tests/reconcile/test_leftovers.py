@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipvsproxy.model.leftovers import LeftRules, Removal, Way
+from ipvsproxy.model.leftovers import LeftRules, Reference, Removal
 from ipvsproxy.model.rules import ChainKey, Jump
 from ipvsproxy.reconcile import leftovers
 from ipvsproxy.reconcile.leftovers import CALM_S, PATIENCE_S, Returns
@@ -17,13 +17,13 @@ USED = leftovers.scope((OURS, OUR_FIREWALL), (OUR_JUMP,), is_used=True)
 UNUSED = leftovers.scope((OURS, OUR_FIREWALL), (OUR_JUMP,), is_used=False)
 
 
-def way(source: ChainKey, target: ChainKey, comment: str = "", match: str = "") -> Way:
+def reference(source: ChainKey, target: ChainKey, comment: str = "", match: str = "") -> Reference:
     words = (match, f'-m comment --comment "{comment}"' if comment else "", f"-j {target.chain}")
-    return Way(source, " ".join(filter(None, words)), target)
+    return Reference(source, " ".join(filter(None, words)), target)
 
 
 INPUT, FORWARD, OUTPUT = (ChainKey("filter", name) for name in ("INPUT", "FORWARD", "OUTPUT"))
-THEIR_WAY = way(FORWARD, THEIR_SERVICES, "kubernetes service portals", "-m conntrack --ctstate NEW")
+THEIR_REFERENCE = reference(FORWARD, THEIR_SERVICES, "kubernetes service portals", "-m conntrack --ctstate NEW")
 
 
 @pytest.mark.parametrize(
@@ -70,67 +70,73 @@ def test_chains_of_ours_of_the_kubelet_and_of_network_plug_ins_are_not(key: tupl
 
 def test_chains_of_the_iptables_mode_go_with_their_ways_and_ours_stay_in_the_variant_that_is_used() -> None:
     chains = {THEIR_SERVICES: 3, SERVICE: 1, ENDPOINT: 0, OUR_FIREWALL: 2}
-    found = LeftRules(chains=chains, ways=(THEIR_WAY, THEIR_WAY))
+    found = LeftRules(chains=chains, references=(THEIR_REFERENCE, THEIR_REFERENCE))
     assert leftovers.removal(found, USED) == Removal(
-        ways=(THEIR_WAY, THEIR_WAY),
+        references=(THEIR_REFERENCE, THEIR_REFERENCE),
         emptied=(THEIR_SERVICES, SERVICE, ENDPOINT),
         deleted=(THEIR_SERVICES, SERVICE, ENDPOINT),
     )
 
 
 def test_in_the_variant_that_is_not_used_ours_go_as_well() -> None:
-    ours = way(ChainKey("nat", "OUTPUT"), OURS, "kubernetes service portals")
-    found = LeftRules(chains={OURS: 4, SERVICE: 1}, ways=(ours,))
-    assert leftovers.removal(found, UNUSED) == Removal(ways=(ours,), emptied=(OURS, SERVICE), deleted=(OURS, SERVICE))
+    ours = reference(ChainKey("nat", "OUTPUT"), OURS, "kubernetes service portals")
+    found = LeftRules(chains={OURS: 4, SERVICE: 1}, references=(ours,))
+    assert leftovers.removal(found, UNUSED) == Removal(references=(ours,), emptied=(OURS, SERVICE), deleted=(OURS, SERVICE))
     assert UNUSED.concerns(OURS)
     assert not USED.concerns(OURS)
 
 
 def test_the_iptables_mode_s_own_jumps_to_a_chain_of_ours_go_and_ours_stay() -> None:
-    theirs = way(OUTPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
-    ours = way(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
-    found = LeftRules(chains={OUR_FIREWALL: 1}, ways=(theirs, ours))
+    theirs = reference(OUTPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
+    ours = reference(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
+    found = LeftRules(chains={OUR_FIREWALL: 1}, references=(theirs, ours))
     assert USED.concerns(OUR_FIREWALL)
-    assert leftovers.removal(found, USED) == Removal(ways=(theirs,))
+    assert leftovers.removal(found, USED) == Removal(references=(theirs,))
 
 
 def test_in_the_variant_that_is_not_used_both_jumps_to_a_chain_that_both_modes_have_go() -> None:
-    theirs = way(INPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
-    ours = way(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
-    found = LeftRules(chains={OUR_FIREWALL: 1}, ways=(theirs, ours))
+    theirs = reference(INPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
+    ours = reference(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
+    found = LeftRules(chains={OUR_FIREWALL: 1}, references=(theirs, ours))
     wanted = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=False)
-    assert leftovers.removal(found, wanted) == Removal(ways=(theirs, ours), emptied=(OUR_FIREWALL,), deleted=(OUR_FIREWALL,))
+    assert leftovers.removal(found, wanted) == Removal(
+        references=(theirs, ours), emptied=(OUR_FIREWALL,), deleted=(OUR_FIREWALL,)
+    )
 
 
 @pytest.mark.parametrize(
     "stranger",
     [
-        way(INPUT, THEIR_SERVICES),
-        way(INPUT, THEIR_SERVICES, "of somebody else"),
-        way(ChainKey("filter", "MINE"), THEIR_SERVICES, "kubernetes service portals"),
+        reference(INPUT, THEIR_SERVICES),
+        reference(INPUT, THEIR_SERVICES, "of somebody else"),
+        reference(ChainKey("filter", "MINE"), THEIR_SERVICES, "kubernetes service portals"),
     ],
 )
-def test_a_chain_that_another_rule_leads_to_is_emptied_once_and_stays(stranger: Way) -> None:
-    found = LeftRules(chains={THEIR_SERVICES: 2, SERVICE: 1}, ways=(THEIR_WAY, stranger))
+def test_a_chain_that_another_rule_leads_to_is_emptied_once_and_stays(stranger: Reference) -> None:
+    found = LeftRules(chains={THEIR_SERVICES: 2, SERVICE: 1}, references=(THEIR_REFERENCE, stranger))
     removal = leftovers.removal(found, USED)
-    assert removal == Removal(ways=(THEIR_WAY,), emptied=(THEIR_SERVICES, SERVICE), deleted=(SERVICE,), staying=(stranger,))
-    done = leftovers.removal(LeftRules(chains={THEIR_SERVICES: 0}, ways=(stranger,)), USED)
+    assert removal == Removal(
+        references=(THEIR_REFERENCE,), emptied=(THEIR_SERVICES, SERVICE), deleted=(SERVICE,), staying=(stranger,)
+    )
+    done = leftovers.removal(LeftRules(chains={THEIR_SERVICES: 0}, references=(stranger,)), USED)
     assert (done.is_needed, done.staying) == (False, (stranger,))
 
 
 def test_the_chain_that_marks_for_masquerading_keeps_its_rules_while_a_network_plug_in_leads_to_it() -> None:
     marks = ChainKey("nat", skeleton.MARK_MASQUERADE)
-    hairpin = way(ChainKey("nat", "CNI-DN-0123456789abcdef01234"), marks, match="-s 10.244.1.0/24 -p tcp -m tcp --dport 8080")
+    hairpin = reference(
+        ChainKey("nat", "CNI-DN-0123456789abcdef01234"), marks, match="-s 10.244.1.0/24 -p tcp -m tcp --dport 8080"
+    )
     wanted = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=False)
-    found = LeftRules(chains={OURS: 2, marks: 1}, ways=(hairpin,))
+    found = LeftRules(chains={OURS: 2, marks: 1}, references=(hairpin,))
     assert leftovers.removal(found, wanted) == Removal(emptied=(OURS,), deleted=(OURS,), staying=(hairpin,))
     assert leftovers.removal(LeftRules(chains={marks: 1}), wanted) == Removal(emptied=(marks,), deleted=(marks,))
 
 
 def test_nothing_goes_while_a_chain_of_ours_leads_to_one_that_is_to_go() -> None:
-    found = LeftRules(chains={THEIR_SERVICES: 2, SERVICE: 1}, ways=(THEIR_WAY, way(OURS, SERVICE)))
+    found = LeftRules(chains={THEIR_SERVICES: 2, SERVICE: 1}, references=(THEIR_REFERENCE, reference(OURS, SERVICE)))
     removal = leftovers.removal(found, USED)
-    assert (removal.ways, removal.emptied, removal.deleted) == ((), (), ())
+    assert (removal.references, removal.emptied, removal.deleted) == ((), (), ())
     assert removal.is_needed
     assert "nat/KUBE-SERVICES is not as it should be: it holds '-j KUBE-SVC-ABCDEFGHIJKLMNOP'" in removal.held_back
 

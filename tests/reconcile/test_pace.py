@@ -2,7 +2,7 @@
 
 import math
 
-from ipvsproxy.reconcile.pace import FEWEST_KEPT, KEPT_S, MOST_KEPT, RATE_WINDOW_S, STEPS_PER_S, SURGE_S, Pace
+from ipvsproxy.reconcile.pace import FEWEST_KEPT, KEPT_S, MOST_KEPT, RATE_WINDOW_S, SURGE_S, WALKED_PER_S, Pace
 
 
 def test_when_nothing_is_added_there_is_room_for_many() -> None:
@@ -27,10 +27,10 @@ def test_more_removals_than_there_was_room_for_leave_none() -> None:
 def test_the_more_is_added_the_shorter_the_list_must_be() -> None:
     pace = Pace()
     pace.note(added=400, removed=0, now=100)
-    assert pace.room(100) == STEPS_PER_S / 400
+    assert pace.room(100) == WALKED_PER_S / 400
     for second in range(101, 104):
         pace.note(added=400, removed=0, now=second)
-    assert pace.room(103) == STEPS_PER_S / 400
+    assert pace.room(103) == WALKED_PER_S / 400
     pace.note(added=98_000, removed=0, now=104)
     assert pace.room(104) == FEWEST_KEPT
     assert pace.room(104 + RATE_WINDOW_S) == MOST_KEPT
@@ -41,14 +41,14 @@ def test_a_surge_counts_at_once_and_is_less_when_it_is_over() -> None:
     pace.note(added=100, removed=0, now=99)
     pace.note(added=2_000, removed=0, now=100)
     assert pace.room(100) == pace.room(99 + SURGE_S) == FEWEST_KEPT, "whatever came before and after it"
-    assert pace.room(100 + SURGE_S) == int(STEPS_PER_S * RATE_WINDOW_S / 2_100)
+    assert pace.room(100 + SURGE_S) == int(WALKED_PER_S * RATE_WINDOW_S / 2_100)
 
 
 def test_what_is_added_within_one_second_is_added_up() -> None:
     pace = Pace()
     for tenth in range(4):
         pace.note(added=100, removed=0, now=100 + tenth / 10)
-    assert pace.room(100.5) == STEPS_PER_S / 400
+    assert pace.room(100.5) == WALKED_PER_S / 400
 
 
 def test_it_tells_when_there_will_be_more_room() -> None:

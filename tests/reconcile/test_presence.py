@@ -27,9 +27,9 @@ def test_what_is_wanted_and_there_takes_no_place_of_its_own() -> None:
     table.replace(OLD, {}, presence("abc", OLD))
     table.confirm_all("ab", True)
     assert (list(table.observed), list(table.pending)) == (["a", "b"], ["c"])
-    assert (table._present.unwanted, len(table.observed)) == ({}, 2)
+    assert (table._present.undesired, len(table.observed)) == ({}, 2)
     table.replace(OLD, presence("abc", OLD), {})
-    assert (table._present.unwanted, list(table.surplus), list(table.pending)) == ({"a": None, "b": None}, ["a", "b"], [])
+    assert (table._present.undesired, list(table.surplus), list(table.pending)) == ({"a": None, "b": None}, ["a", "b"], [])
 
 
 def test_what_nobody_waits_for_is_there_too_when_it_is_confirmed_with_others() -> None:

@@ -110,7 +110,9 @@ class Tables:
         self._fail("read", place)
         found = self.held.get(place, LeftRules())
         return LeftRules(
-            chains={key: count for key, count in found.chains.items() if concerns(key)}, ways=found.ways, hidden=found.hidden
+            chains={key: count for key, count in found.chains.items() if concerns(key)},
+            references=found.references,
+            hidden=found.hidden,
         )
 
     def remove(self, place: Place, removal: Removal) -> None:

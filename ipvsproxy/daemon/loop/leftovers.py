@@ -172,7 +172,7 @@ class Leftovers:
         if seen.is_removed:
             self._returns.remove(place, now)
             if not comes_back:
-                log.info(REMOVED, rules=str(place), jumps=len(removal.ways), chains=len(removal.deleted))
+                log.info(REMOVED, rules=str(place), jumps=len(removal.references), chains=len(removal.deleted))
         elif removal.is_needed:
             state.due_s = self._returns.due_s(place)
         if comes_back and (removal.is_needed or COMES_BACK in state.told):

@@ -18,7 +18,7 @@ from ipvsproxy.kernel import iptables_variant
 from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.iptables_variant import Variant
 from ipvsproxy.kernel.leftover_rules import LeftoverRules
-from ipvsproxy.model.leftovers import LeftRules, Way
+from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import ChainKey, Skeleton
@@ -186,8 +186,8 @@ async def test_nothing_is_tried_again_while_ours_are_not_in_force() -> None:
 
 @in_virtual_time
 async def test_chains_that_a_chain_of_ours_leads_to_stay_until_ours_is_as_it_should_be() -> None:
-    way = Way(OURS, f"-j {SERVICE.chain}", SERVICE)
-    async with scene(used=LeftRules(chains={SERVICE: 1, CHAIN: 1}, ways=(way,))) as node:
+    reference = Reference(OURS, f"-j {SERVICE.chain}", SERVICE)
+    async with scene(used=LeftRules(chains={SERVICE: 1, CHAIN: 1}, references=(reference,))) as node:
         await node.sync()
         assert not node.tables.writes
         assert node.said == [(RESISTS, "nf_tables IPv4")]
