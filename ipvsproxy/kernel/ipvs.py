@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pyroute2.netlink import NETLINK_GENERIC
 
-from ipvsproxy.kernel import ipvs_message, ipvs_steps, ipvs_table, ipvs_traffic, message, netlink
+from ipvsproxy.kernel import ipvs_message, ipvs_operations, ipvs_table, ipvs_traffic, message, netlink
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_connections import ConnectionReader
 from ipvsproxy.model.kernel import (
@@ -172,12 +172,12 @@ class IpvsDriver:
                 self._table.note(item.key, is_there=True)
             elif isinstance(item, RealServers):
                 self._table.note(item.virtual_server, is_there=True)
-        failed = self._run(*ipvs_steps.steps(operations))
-        reported: dict[ipvs_steps.Place, Outcome] = {}
-        again: dict[ipvs_steps.Place, Operation] = {}
+        failed = self._run(*ipvs_operations.steps(operations))
+        reported: dict[ipvs_operations.Place, Outcome] = {}
+        again: dict[ipvs_operations.Place, Operation] = {}
         for place in sorted(failed):
-            operation = ipvs_steps.single(operations, place)
-            verb = ipvs_steps.opposite(operation, failed[place].number)
+            operation = ipvs_operations.single(operations, place)
+            verb = ipvs_operations.opposite(operation, failed[place].number)
             if verb is not None:
                 again[place] = Operation(verb, operation.item)
                 reported[place] = Outcome(operation, surprise=True)
@@ -185,42 +185,42 @@ class IpvsDriver:
         repeated = list(again)
         failed |= {repeated[number]: failure for (number, _), failure in self._run(list(again.values())).items()}
         for place, failure in failed.items():
-            operation = ipvs_steps.single(operations, place)
+            operation = ipvs_operations.single(operations, place)
             if operation.verb is Verb.REMOVE and failure.number in (errno.ENOENT, errno.ESRCH):
                 reported[place] = Outcome(operation, surprise=True)
             else:
                 reported[place] = Outcome(
-                    operation, f"{operation}: {ipvs_steps.explain(operation, failure)}", max(failure.number, 0)
+                    operation, f"{operation}: {ipvs_operations.explain(operation, failure)}", max(failure.number, 0)
                 )
         for position, (verb, item) in enumerate(operations):
             if type(item) is VirtualServer and verb is Verb.REMOVE:
-                outcome = reported.get(ipvs_steps.Place(position))
+                outcome = reported.get(ipvs_operations.Place(position))
                 if outcome is None or not outcome.error:
                     self._table.note(item.key, is_there=False)
-        return ipvs_steps.outcomes(operations, reported)
+        return ipvs_operations.outcomes(operations, reported)
 
     def _run(
         self, steps: Sequence[Operation], positions: Sequence[int] | None = None
-    ) -> dict[ipvs_steps.Place, ipvs_steps.Failure]:
+    ) -> dict[ipvs_operations.Place, ipvs_operations.Failure]:
         """Send steps to the kernel, each for the operation at its position. Returns the first failure of each place with one."""
-        failed: dict[ipvs_steps.Place, ipvs_steps.Failure] = {}
+        failed: dict[ipvs_operations.Place, ipvs_operations.Failure] = {}
         positions = positions or range(len(steps))
-        for start, end in ipvs_steps.chunks(steps, self._channel.limit):
+        for start, end in ipvs_operations.chunks(steps, self._channel.limit):
             failures = self._run_chunk(steps[start:end])
             if failures:
-                places = ipvs_steps.places(steps[start:end], positions[start:end])
+                places = ipvs_operations.places(steps[start:end], positions[start:end])
                 for index, failure in failures.items():
                     failed.setdefault(places[index], failure)
         return failed
 
-    def _run_chunk(self, steps: Sequence[Operation]) -> dict[int, ipvs_steps.Failure]:
+    def _run_chunk(self, steps: Sequence[Operation]) -> dict[int, ipvs_operations.Failure]:
         """Send steps to the kernel. Returns the failures by the index of their message, among all messages of these steps."""
         try:
-            messages = self._encoder.encode(steps, self._channel.reserve(ipvs_steps.messages(steps)))
+            messages = self._encoder.encode(steps, self._channel.reserve(ipvs_operations.messages(steps)))
         except (ValueError, struct.error) as error:
             singles = list(one_by_one(steps))
             if len(singles) == 1:
-                return {0: ipvs_steps.Failure(errno.EINVAL, str(error))}
+                return {0: ipvs_operations.Failure(errno.EINVAL, str(error))}
             alone = ((index, self._run_chunk([operation])) for index, operation in enumerate(singles))
             return {index: failed[0] for index, failed in alone if failed}
         numbers: dict[int, int] = {}
@@ -228,7 +228,7 @@ class IpvsDriver:
         for start in range(0, len(messages), limit):
             for index, number in self._channel.run(messages[start : start + limit]).items():
                 numbers[start + index] = number
-        failed = {index: ipvs_steps.Failure(number) for index, number in sorted(numbers.items())}
+        failed = {index: ipvs_operations.Failure(number) for index, number in sorted(numbers.items())}
         unknown = [index for index, number in numbers.items() if number == errno.ENOENT]
         if unknown and self._renew_quietly():
             singles = list(one_by_one(steps))

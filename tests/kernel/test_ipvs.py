@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
-from ipvsproxy.kernel import ipvs, ipvs_listing, ipvs_message, ipvs_steps, netlink
+from ipvsproxy.kernel import ipvs, ipvs_listing, ipvs_message, ipvs_operations, netlink
 from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCHEDULER_PORT,
@@ -190,7 +190,7 @@ def test_a_new_virtual_server_with_mh_gets_it_after_its_real_servers(
 def test_a_prepared_virtual_server_whose_scheduler_does_not_exist_is_an_error(
     driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ipvs_steps, "PREPARED_SCHEDULERS", frozenset({"dice"}))
+    monkeypatch.setattr(ipvs_operations, "PREPARED_SCHEDULERS", frozenset({"dice"}))
     one = server("10.96.0.1", scheduler="dice")
     first, second = driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1")))
     assert (first.errno, second.error) == (errno.ENOENT, "")
