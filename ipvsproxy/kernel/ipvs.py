@@ -172,7 +172,7 @@ class IpvsDriver:
                 self._table.note(item.key, is_there=True)
             elif isinstance(item, RealServers):
                 self._table.note(item.virtual_server, is_there=True)
-        failed = self._run(*ipvs_operations.steps(operations))
+        failed = self._run(*ipvs_operations.as_sent(operations))
         reported: dict[ipvs_operations.Place, Outcome] = {}
         again: dict[ipvs_operations.Place, Operation] = {}
         for place in sorted(failed):
@@ -200,25 +200,25 @@ class IpvsDriver:
         return ipvs_operations.outcomes(operations, reported)
 
     def _run(
-        self, steps: Sequence[Operation], positions: Sequence[int] | None = None
+        self, operations: Sequence[Operation], positions: Sequence[int] | None = None
     ) -> dict[ipvs_operations.Place, ipvs_operations.Failure]:
-        """Send steps to the kernel, each for the operation at its position. Returns the first failure of each place with one."""
+        """Send operations to the kernel, each for the one at its position. Returns the first failure of each place with one."""
         failed: dict[ipvs_operations.Place, ipvs_operations.Failure] = {}
-        positions = positions or range(len(steps))
-        for start, end in ipvs_operations.chunks(steps, self._channel.limit):
-            failures = self._run_chunk(steps[start:end])
+        positions = positions or range(len(operations))
+        for start, end in ipvs_operations.chunks(operations, self._channel.limit):
+            failures = self._run_chunk(operations[start:end])
             if failures:
-                places = ipvs_operations.places(steps[start:end], positions[start:end])
+                places = ipvs_operations.places(operations[start:end], positions[start:end])
                 for index, failure in failures.items():
                     failed.setdefault(places[index], failure)
         return failed
 
-    def _run_chunk(self, steps: Sequence[Operation]) -> dict[int, ipvs_operations.Failure]:
-        """Send steps to the kernel. Returns the failures by the index of their message, among all messages of these steps."""
+    def _run_chunk(self, operations: Sequence[Operation]) -> dict[int, ipvs_operations.Failure]:
+        """Send operations to the kernel. Returns the failures by the index of their message, among all messages."""
         try:
-            messages = self._encoder.encode(steps, self._channel.reserve(ipvs_operations.messages(steps)))
+            messages = self._encoder.encode(operations, self._channel.reserve(ipvs_operations.messages(operations)))
         except (ValueError, struct.error) as error:
-            singles = list(one_by_one(steps))
+            singles = list(one_by_one(operations))
             if len(singles) == 1:
                 return {0: ipvs_operations.Failure(errno.EINVAL, str(error))}
             alone = ((index, self._run_chunk([operation])) for index, operation in enumerate(singles))
@@ -231,7 +231,7 @@ class IpvsDriver:
         failed = {index: ipvs_operations.Failure(number) for index, number in sorted(numbers.items())}
         unknown = [index for index, number in numbers.items() if number == errno.ENOENT]
         if unknown and self._renew_quietly():
-            singles = list(one_by_one(steps))
+            singles = list(one_by_one(operations))
             for index in unknown:
                 del failed[index]
             for index, failure in self._run_chunk([singles[index] for index in unknown]).items():

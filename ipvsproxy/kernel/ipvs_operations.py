@@ -1,4 +1,4 @@
-"""The steps that program virtual and real servers, and the meaning of the kernel's refusals."""
+"""Operations on virtual and real servers in the form in which they are sent, and the meaning of the kernel's refusals."""
 
 import errno
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,34 +31,34 @@ class Place(NamedTuple):
     real_server: RealServerKey | None = None
 
 
-def places(steps: Sequence[Operation], positions: Sequence[int]) -> list[Place]:
-    """The place of each message of these steps."""
+def places(operations: Sequence[Operation], positions: Sequence[int]) -> list[Place]:
+    """The place of each message of these operations."""
     result: list[Place] = []
-    for (_, item), position in zip(steps, positions, strict=True):
+    for (_, item), position in zip(operations, positions, strict=True):
         result += [Place(position, key) for key in item.keys] if type(item) is RealServers else [Place(position)]
     return result
 
 
-def messages(steps: Iterable[Operation]) -> int:
-    """The number of messages of these steps."""
-    return sum(len(item.keys) if type(item) is RealServers else 1 for _, item in steps)
+def messages(operations: Iterable[Operation]) -> int:
+    """The number of messages of these operations."""
+    return sum(len(item.keys) if type(item) is RealServers else 1 for _, item in operations)
 
 
-def chunks(steps: Sequence[Operation], limit: int) -> Iterator[tuple[int, int]]:
-    """Cut steps into chunks of at most ``limit`` messages. A step with more messages is a chunk of its own.
+def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, int]]:
+    """Cut operations into chunks of at most ``limit`` messages. An operation with more messages is a chunk of its own.
 
     The messages of a chunk are deleted before the next one is encoded, because messages of all chunks together cost many page
     faults.
     """
     start = count = 0
-    for position, (_, item) in enumerate(steps):
+    for position, (_, item) in enumerate(operations):
         size = len(item.keys) if type(item) is RealServers else 1
         if count + size > limit and start < position:
             yield start, position
             start, count = position, 0
         count += size
-    if start < len(steps):
-        yield start, len(steps)
+    if start < len(operations):
+        yield start, len(operations)
 
 
 def single(operations: Sequence[Operation], place: Place) -> Operation:
@@ -101,8 +101,8 @@ def opposite(operation: Operation, number: int) -> Verb | None:
     return Verb.ADD if operation.verb is Verb.SET and number == missing else None
 
 
-def steps(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
-    """The steps of these operations, and the position of the operation of each step: see ``PREPARED_SCHEDULERS``."""
+def as_sent(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
+    """The operations to send, and for each the position of the one that it is for: see ``PREPARED_SCHEDULERS``."""
     positions = range(len(operations))
     new = {
         item.key: position
@@ -117,20 +117,20 @@ def steps(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequenc
         if isinstance(item, RealServers) and verb is Verb.ADD and new.get(item.virtual_server, position) < position
     }
     finished = {position: new[key] for key, position in last.items()}
-    steps: list[Operation] = []
-    owners: list[int] = []
+    sent: list[Operation] = []
+    positions_of_sent: list[int] = []
     for position, operation in enumerate(operations):
         item = operation.item
         if type(item) is VirtualServer and new.get(item.key) == position and item.key in last:
             bare = VirtualServer(item.key, item.settings._replace(scheduler=NO_SCHEDULER), item.weights, item.owner)
-            steps.append(Operation(Verb.ADD, bare))
+            sent.append(Operation(Verb.ADD, bare))
         else:
-            steps.append(operation)
-        owners.append(position)
+            sent.append(operation)
+        positions_of_sent.append(position)
         if position in finished:
-            steps.append(Operation(Verb.SET, operations[finished[position]].item))
-            owners.append(finished[position])
-    return steps, owners
+            sent.append(Operation(Verb.SET, operations[finished[position]].item))
+            positions_of_sent.append(finished[position])
+    return sent, positions_of_sent
 
 
 def explain(operation: Operation, failure: Failure) -> str:
