@@ -1,4 +1,4 @@
-"""What the kernel holds: virtual and real servers, set entries, addresses, sysctls, and who wants them."""
+"""Kernel objects and their owners: virtual and real servers, set entries, addresses, settings."""
 
 import enum
 from collections.abc import Collection, KeysView, Mapping
@@ -12,18 +12,19 @@ from ipvsproxy.model.real_servers import NO_REAL_SERVERS, EvenWeights, RealServe
 from ipvsproxy.model.service import ServiceName
 
 DEVICE = "kube-ipvs0"
-"""The dummy device that carries every service address."""
+"""The name of the dummy device, which has every service address."""
 
 
 REMEMBERED_S = 2.0**40
-"""Later than any Service is created, in seconds since the epoch; a float still tells less than a millisecond there."""
+"""Seconds since the epoch, later than the creation of any Service. A float of this size still has parts of a millisecond."""
 
 
 class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Who wants a kernel object. Owners are ordered: where two want one key by the same right, the lower one gets it.
+    """The Service, or the node, that desires a kernel object. The order of owners is that of their Services' creation.
 
-    That is the older Service. One that is only remembered, because the newest list lacks it and is doubted, stands behind all
-    that have been seen: ``created_s`` is ``REMEMBERED_S`` more, so that it costs no memory.
+    If several owners of one rank desire one key, the lowest owner gets it. A remembered Service is one that the newest list lacks
+    while this list is doubted. It comes after all listed Services: its ``created_s`` is larger by ``REMEMBERED_S``. A field
+    for this would take memory.
     """
 
     created_s: float
@@ -31,12 +32,12 @@ class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @property
     def is_remembered(self) -> bool:
-        """Whether the newest list lacks the Service."""
+        """Whether the Service is only remembered: the newest list lacks it."""
         return self.created_s >= REMEMBERED_S
 
     @property
     def remembered(self) -> "Owner":
-        """The owner while the newest list lacks the Service."""
+        """The same owner while the newest list lacks the Service."""
         return Owner(self.created_s + REMEMBERED_S, self.service)
 
     def __str__(self) -> str:
@@ -44,11 +45,11 @@ class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 NODE_OWNER = Owner(-1, ServiceName("", "(node)"))
-"""Owner of what the node needs whatever the Services are: device, sets, rules, sysctls."""
+"""The owner of objects that the node needs with any Services: device, sets, rules, settings."""
 
 
 class VirtualServerKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """What names a virtual server in the kernel."""
+    """The key of a virtual server, in the kernel as here."""
 
     protocol: Protocol
     address: Address
@@ -61,16 +62,16 @@ class VirtualServerKey(msgspec.Struct, frozen=True, order=True, gc=False):
 PERSISTENT = 0x1
 """Virtual-server flag: session affinity."""
 HASHED = 0x2
-"""Virtual-server flag that the kernel sets for itself; never sent, never compared."""
+"""Virtual-server flag that the kernel sets for its own use. It is neither sent nor compared."""
 SCHEDULER_PORT = 0x10
-"""Second scheduler flag; for ``mh`` it is mh-port: the source port takes part in the hash."""
+"""The second scheduler flag. For ``mh`` it is mh-port: the hash includes the source port."""
 
 
 class VirtualServerSettings(NamedTuple):
-    """All of a virtual server but its real servers.
+    """The settings of a virtual server.
 
-    ``timeout_s`` is that of session affinity, 0 without it. ``flags`` never hold ``HASHED``. The netmask is not among them:
-    it is always that of a single address (255.255.255.255 or 128), as kube-proxy sets it.
+    ``timeout_s`` is the timeout of session affinity, 0 without it. ``flags`` never include ``HASHED``. The netmask is no field,
+    because it is always that of a single address (255.255.255.255 or 128), as in kube-proxy.
     """
 
     scheduler: str
@@ -87,10 +88,10 @@ class VirtualServerSettings(NamedTuple):
     remove=Stage.VIRTUAL_SERVER_REMOVALS,
 )
 class VirtualServer(msgspec.Struct, frozen=True, gc=False):
-    """A virtual server as one owner wants it.
+    """A desired virtual server, with its owner.
 
-    ``weights`` are in the order in which its real servers are to be added. Several virtual servers may share them, and so may
-    what is believed to be in force.
+    ``weights`` are in the order in which the real servers are added. Several virtual servers, and observed ones, may share one
+    object of weights.
     """
 
     key: VirtualServerKey
@@ -100,16 +101,16 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def real_servers(self) -> KeysView[RealServerKey]:
-        """The real servers that it wants."""
+        """The desired real servers."""
         return self.weights.keys()
 
 
 class ObservedVirtualServer(msgspec.Struct, gc=False):
-    """A virtual server as the kernel holds it: its settings, and the weight of each real server, or ``NOT_MASQUERADED``.
+    """An observed virtual server: its settings, and the weight of each real server, or ``NOT_MASQUERADED``.
 
-    ``flags_known`` is false for a listing that does not show the scheduler's flags (``/proc/net/ip_vs``): they then count as
-    equal. Who has read it may show the same object again, and its weights may be those of a ``VirtualServer``: others copy it
-    before they change anything.
+    ``flags_known`` is false for a reading of ``/proc/net/ip_vs``, which does not show scheduler flags; these then count as equal.
+    Do not change an object that another module made: its reader may return it again, and a ``VirtualServer`` may share its
+    weights. Change a copy.
     """
 
     settings: VirtualServerSettings
@@ -126,9 +127,9 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
     remove=Stage.REAL_SERVER_REMOVALS,
 )
 class RealServers(NamedTuple):
-    """Real servers of one virtual server, one or more, with the weight that they have or should get (0: no new connections).
+    """One or more real servers of one virtual server, with their observed or desired weight (0: no new connections).
 
-    All those of a new virtual server are its ``EvenWeights`` themselves, in this order: a start adds very many.
+    If ``keys`` are all real servers of a new virtual server, they are its ``EvenWeights`` object, because a start adds very many.
     """
 
     virtual_server: VirtualServerKey
@@ -137,15 +138,15 @@ class RealServers(NamedTuple):
 
     @classmethod
     def of(cls, virtual_server: VirtualServerKey, key: RealServerKey, weight: int = 1) -> "RealServers":
-        """One."""
+        """One real server."""
         return cls(virtual_server, (key,), weight)
 
     @property
     def key(self) -> RealServerKey:
-        """What names it among those of its kind, where it is one.
+        """The key in the table of its kind.
 
         Raises:
-            ValueError: these are several.
+            ValueError: these are several objects.
         """
         (key,) = self.keys
         return key
@@ -155,14 +156,14 @@ class RealServers(NamedTuple):
 
 
 class Connections(NamedTuple):
-    """Connections of a real server as IPVS counts them: established ones, and those that are closing."""
+    """The connections of a real server as IPVS counts them: ``active`` ones are established, the others ``inactive``."""
 
     active: int
     inactive: int
 
 
 class Counters(NamedTuple):
-    """What IPVS has counted since the virtual server, or the real server in it, was made. "In" is from client to real server."""
+    """The counters of a virtual or real server since it was added. "In" is the direction from client to real server."""
 
     connections: int = 0
     packets_in: int = 0
@@ -172,7 +173,7 @@ class Counters(NamedTuple):
 
 
 class SetType(enum.StrEnum):
-    """The ipset types in use."""
+    """The ipset types of our sets."""
 
     ADDRESS = "hash:ip"
     ADDRESS_PORT = "hash:ip,port"
@@ -215,33 +216,33 @@ _SET_TYPES: Mapping[SetKind, SetType] = {
     SetKind.IPVS_IPS: SetType.ADDRESS,
 }
 SET_NAME_LIMIT = 31
-"""Longest set name that the kernel takes (IPSET_MAXNAMELEN less the NUL); IPv6 names are cut to it."""
+"""The longest set name that the kernel takes (IPSET_MAXNAMELEN less the NUL). IPv6 names are cut to this length."""
 SET_CAPACITY = 65536
-"""``maxelem`` of every hash set. Another value would make a returning kube-proxy abort each sync."""
+"""``maxelem`` of every hash set, as in kube-proxy. With another value, each sync of a kube-proxy on this node would fail."""
 
 
 @Kind("set", DriverName.IPSET, add=Stage.SETS)
 class IpSet(NamedTuple):
-    """One of the 34 sets: a kind in a family."""
+    """One of the 34 sets: a kind of set in one family."""
 
     kind: SetKind
     family: Family
 
     @property
     def name(self) -> str:
-        """Its name in the kernel: ``KUBE-CLUSTER-IP``, ``KUBE-6-CLUSTER-IP``."""
+        """The name in the kernel: ``KUBE-CLUSTER-IP``, ``KUBE-6-CLUSTER-IP``."""
         if self.family is Family.IPV4:
             return self.kind.value
         return self.kind.value.replace("KUBE-", "KUBE-6-", 1)[:SET_NAME_LIMIT]
 
     @property
     def type(self) -> SetType:
-        """Its ipset type."""
+        """The ipset type."""
         return _SET_TYPES.get(self.kind, SetType.ADDRESS_PORT)
 
     @property
     def key(self) -> "IpSet":
-        """What names it among those of its kind."""
+        """The key in the table of its kind."""
         return self
 
     def __str__(self) -> str:
@@ -254,13 +255,13 @@ IP_SETS: Mapping[str, IpSet] = {ip_set.name: ip_set for family in Family for kin
 
 @Kind("set", DriverName.IPSET, remove=Stage.ADDRESS_REMOVALS)
 class SetCopy(NamedTuple):
-    """The copy of a set that is being enlarged, under a name of its own. No rule names it."""
+    """The larger copy of a set, under a name of its own, while the set is being enlarged. No rule names it."""
 
     name: str
 
     @property
     def key(self) -> "SetCopy":
-        """What names it among those of its kind."""
+        """The key in the table of its kind."""
         return self
 
     def __str__(self) -> str:
@@ -268,14 +269,14 @@ class SetCopy(NamedTuple):
 
 
 SET_COPY = SetCopy("KUBE-IPVSPROXY-LARGER")
-"""The only one there can be; no set of kube-proxy's has its name. One that is observed was left by a process that was killed."""
+"""The only ``SetCopy``. No set of kube-proxy has its name. If it is observed, a process that was killed has left it."""
 
 
 class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
-    """One entry of a set, named by the set's name (one of ``IP_SETS``). Which fields count follows from the set's type.
+    """One entry of the set of this name (one of ``IP_SETS``). The type of the set defines which fields are used.
 
-    ``hash:ip``: address. ``hash:ip,port``: address, protocol, port. ``hash:ip,port,ip``: those and ``other``.
-    ``hash:ip,port,net``: those, ``other`` and ``prefix_length``. ``bitmap:port``: port. What does not count keeps its default.
+    ``hash:ip``: address. ``hash:ip,port``: address, protocol, port. ``hash:ip,port,ip``: these and ``other``.
+    ``hash:ip,port,net``: these, ``other`` and ``prefix_length``. ``bitmap:port``: port. Unused fields have their defaults.
     """
 
     set: str
@@ -286,7 +287,7 @@ class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
     prefix_length: int = 0
 
     def __str__(self) -> str:
-        """The entry as ``ipset save`` prints it: ``10.96.0.1,tcp:443``; a range of one address has no length."""
+        """The entry as ``ipset save`` prints it: ``10.96.0.1,tcp:443``. A range of one address has no prefix length."""
         if self.address is None:
             return str(self.port)
         text = str(self.address)
@@ -308,27 +309,27 @@ class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
     remove=Stage.ENTRY_REMOVALS,
 )
 class SetEntries(NamedTuple):
-    """Entries of one set, one or more."""
+    """One or more entries of one set."""
 
     set: str
     entries: tuple[SetEntry, ...]
 
     @classmethod
     def of(cls, *entries: SetEntry) -> "SetEntries":
-        """Of these, which belong to one set."""
+        """These entries, all of one set."""
         return cls(entries[0].set, entries)
 
     @property
     def keys(self) -> tuple[SetEntry, ...]:
-        """What names each of them among those of their set."""
+        """The key of each entry in the table of its set: the entry itself."""
         return self.entries
 
     @property
     def key(self) -> SetEntry:
-        """What names it among those of its kind, where it is one.
+        """The key in the table of its kind.
 
         Raises:
-            ValueError: these are several.
+            ValueError: these are several objects.
         """
         (key,) = self.keys
         return key
@@ -338,19 +339,19 @@ class SetEntries(NamedTuple):
 
 
 def network_entry(set_name: str, key: VirtualServerKey, network: Network) -> SetEntry:
-    """The ``hash:ip,port,net`` entry for a virtual server and a source range (a /0 range is refused by the kernel)."""
+    """The ``hash:ip,port,net`` entry of a virtual server and a source range. The kernel refuses a /0 range."""
     return SetEntry(set_name, key.address, key.protocol, key.port, network.address, network.prefix_length)
 
 
 @Kind("device", DriverName.ADDRESSES, add=Stage.DEVICE)
 class Device(NamedTuple):
-    """The dummy device. One serves both families; it is never set up (down, its addresses are local all the same)."""
+    """The dummy device, one for both families. It stays down: its addresses are local even so."""
 
     name: str
 
     @property
     def key(self) -> "Device":
-        """What names it among those of its kind."""
+        """The key in the table of its kind."""
         return self
 
     def __str__(self) -> str:
@@ -359,26 +360,26 @@ class Device(NamedTuple):
 
 @Kind("address", DriverName.ADDRESSES, several="addresses", add=Stage.ADDRESSES, remove=Stage.ADDRESS_REMOVALS)
 class BoundAddresses(NamedTuple):
-    """Service addresses on the dummy device, one or more: /32 or /128, global scope."""
+    """One or more service addresses on the dummy device: /32 or /128, global scope."""
 
     addresses: tuple[Address, ...]
 
     @classmethod
     def of(cls, *addresses: Address) -> "BoundAddresses":
-        """Of these."""
+        """These addresses."""
         return cls(addresses)
 
     @property
     def keys(self) -> tuple[Address, ...]:
-        """What names each of them."""
+        """The key of each address: the address itself."""
         return self.addresses
 
     @property
     def key(self) -> Address:
-        """What names it among those of its kind, where it is one.
+        """The key in the table of its kind.
 
         Raises:
-            ValueError: these are several.
+            ValueError: these are several objects.
         """
         (key,) = self.keys
         return key
@@ -389,9 +390,9 @@ class BoundAddresses(NamedTuple):
 
 @Kind("sysctl", DriverName.SYSCTL, set=Stage.SETTINGS)
 class Sysctl(NamedTuple):
-    """A kernel setting: its path below ``/proc/sys`` or an absolute one, and its value as text.
+    """A kernel setting: its path, relative to ``/proc/sys`` or absolute, and its value as text.
 
-    ``at_least``: a larger number will do as well. Somebody has chosen it, or the kernel has rounded ours up.
+    ``at_least``: a larger observed number counts as equal. An administrator has chosen it, or the kernel has rounded ours up.
     """
 
     path: str
@@ -400,7 +401,7 @@ class Sysctl(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What names it among those of its kind."""
+        """The key in the table of its kind."""
         return self.path
 
     @property
@@ -409,7 +410,7 @@ class Sysctl(NamedTuple):
         return self.value
 
     def is_met_by(self, observed: str) -> bool:
-        """Whether this value will do."""
+        """Whether this observed value counts as equal."""
         return observed == self.value or (self.at_least and observed.isdecimal() and int(observed) >= int(self.value))
 
     def __str__(self) -> str:
@@ -420,16 +421,16 @@ INDISPENSABLE_SETTINGS: Mapping[str, frozenset[Family]] = {
     "net/ipv4/vs/conntrack": frozenset(Family),
     "net/ipv4/ip_forward": frozenset({Family.IPV4}),
 }
-"""Settings, each for these families, without which masqueraded packets do not come back, or none is forwarded. Each must be 1."""
+"""The settings that must be 1, with their families. Else replies to masqueraded packets are lost, or nothing is forwarded."""
 
 
 TIMEOUTS = "timeouts"
-"""The key of the timeouts, of which a node has one set."""
+"""The only key in the table of timeouts."""
 
 
 @Kind("timeouts", DriverName.IPVS, one="IPVS timeouts", several="IPVS timeouts", set=Stage.TIMEOUTS)
 class Timeouts(NamedTuple):
-    """The IPVS connection timeouts in seconds, for the whole network namespace. 0 leaves one as it is."""
+    """The IPVS connection timeouts of the network namespace, in seconds. A value of 0 leaves the timeout unchanged."""
 
     tcp_s: int
     tcp_fin_s: int
@@ -437,7 +438,7 @@ class Timeouts(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What names it among those of its kind."""
+        """The key in the table of its kind."""
         return TIMEOUTS
 
     @property
@@ -450,7 +451,7 @@ class Timeouts(NamedTuple):
 
 
 class HealthListener(NamedTuple):
-    """The HTTP listener of a ``healthCheckNodePort``, which a load balancer asks whether this node has endpoints."""
+    """The HTTP listener of a ``healthCheckNodePort``. Load balancers ask it whether this node has endpoints of the Service."""
 
     family: Family
     port: int
@@ -461,21 +462,21 @@ class HealthListener(NamedTuple):
 
 
 class HealthCheckPort(NamedTuple):
-    """A port of a family that answers for one Service; several may desire the same."""
+    """A health-check port in one family. It serves one Service, even if several desire it."""
 
     family: Family
     port: int
 
 
 class HealthCheck(NamedTuple):
-    """What a health-check port answers: its Service, and how many endpoints that has on this node."""
+    """The answer of a health-check port: the owner, and the number of its endpoints on this node."""
 
     owner: Owner
     local_endpoints: int
 
 
 class Flow(NamedTuple):
-    """Tracked UDP or SCTP flows to one frontend."""
+    """The tracked UDP or SCTP flows to one frontend."""
 
     family: Family
     protocol: Protocol
@@ -488,19 +489,19 @@ class Flow(NamedTuple):
 
 @Kind("flow", DriverName.CONNTRACK, one="tracked flow", remove=Stage.FLOWS)
 class FlowCleaning(NamedTuple):
-    """Flows to one frontend are to be deleted unless their replies come from one of these real servers."""
+    """The deletion of the flows to one frontend, except those with replies from one of the real servers in ``keep``."""
 
     flow: Flow
     keep: frozenset[RealServerKey]
 
     @property
     def key(self) -> Flow:
-        """What names it among those of its kind."""
+        """The key in the table of its kind."""
         return self.flow
 
     @property
     def in_force(self) -> frozenset[RealServerKey]:
-        """The observed state once it is done: the real servers that may still answer."""
+        """The observed state once it is done: the real servers that may still reply."""
         return self.keep
 
     def __str__(self) -> str:
@@ -508,7 +509,7 @@ class FlowCleaning(NamedTuple):
 
 
 class InterfaceAddress(NamedTuple):
-    """An address of this host, with the name of the interface that carries it."""
+    """An address of this host, and the name of its interface."""
 
     interface: str
     address: Address
@@ -518,4 +519,4 @@ class InterfaceAddress(NamedTuple):
 KernelObject = (
     VirtualServer | RealServers | SetEntries | IpSet | SetCopy | BoundAddresses | Device | Sysctl | Timeouts | FlowCleaning
 )
-"""Every class of which a ``Kind`` is known, but for the rules."""
+"""Every class with a ``Kind``, except the rules (``Skeleton``)."""

@@ -1,15 +1,15 @@
-"""What each kind of kernel object is called, which driver programs it, and when its operations have their turn.
+"""The kinds of kernel objects: their names, their drivers, and the stages of their operations.
 
-A class of kernel objects says so in the line above it, and nowhere else: every table by kind is derived from that.
+Each class of kernel objects declares its kind in the line above it. Every table by kind is derived from these declarations.
 
-Additions come before removals, and what restricts comes before what it restricts:
+Additions come before removals, and a restriction comes before the object that it restricts:
 
-* rules name sets, so sets come first; a rule on an empty set does nothing, so entries come before rules;
-* source ranges are in force before the address that they guard is reachable, and nobody whom they let in is shut out:
-  ranges, then rules, then the set that sends packets to them, then the virtual server;
-* a virtual server and its real servers come before its address, or clients would be refused in between;
-* on removal the virtual server goes first, its entries and address after it: they are also what tells a later process that
-  the virtual server is ours.
+* Rules name sets, so sets come first. A rule about an empty set has no effect, so entries come before rules.
+* Source ranges are in force before the address that they guard is reachable, and no admitted client is ever shut out: first the
+  ranges, then the rules, then the set that sends packets to them, then the virtual server.
+* A virtual server and its real servers come before its address. Otherwise clients would be refused in between.
+* On removal, the virtual server goes first, then its entries and its address. These are its witnesses: they show a later process
+  that the virtual server is ours.
 """
 
 import enum
@@ -18,7 +18,7 @@ from typing import TypeVar
 
 
 class DriverName(enum.StrEnum):
-    """The drivers, as metrics name them. ``kernel/node.py`` has an object for each."""
+    """The drivers, by their names in metrics. ``kernel/node.py`` has an object for each."""
 
     IPVS = "ipvs"
     IPSET = "ipset"
@@ -29,7 +29,7 @@ class DriverName(enum.StrEnum):
 
 
 class Stage(enum.IntEnum):
-    """When an operation has its turn: lower ones come first."""
+    """The stage of an operation in a plan. Lower stages come first."""
 
     SETTINGS = 0
     TIMEOUTS = 1
@@ -55,8 +55,8 @@ T = TypeVar("T")
 class Kind:
     """A kind of kernel object.
 
-    ``name`` stands in log lines, metrics and documents; ``one`` and ``several`` are for people. ``stages`` are by verb: a verb
-    that is not among them is never planned.
+    ``name`` is for log lines, metrics and documents, ``one`` and ``several`` are for people. ``stages`` has the stage of each
+    verb; a verb without a stage is never planned.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Kind:
         several: str = "",
         **stages: Stage,
     ) -> None:
-        """Each of ``stages`` is named as its verb. ``one`` is the name, ``several`` has an s more, where they are not given."""
+        """The names of ``stages`` are verbs. By default, ``one`` is the name, and ``several`` is ``one`` with an s."""
         self.name = name
         self.driver = driver
         self.one = one or name
@@ -76,7 +76,7 @@ class Kind:
         self.stages: Mapping[str, Stage] = stages
 
     def __call__(self, described: type[T]) -> type[T]:
-        """As a decorator: these objects are of this kind."""
+        """Declare, as a decorator, that the objects of a class are of this kind."""
         _KINDS[described] = self
         return described
 
@@ -88,6 +88,6 @@ def of(described: type) -> Kind:
     """The kind of a class of kernel objects.
 
     Raises:
-        KeyError: the class names none.
+        KeyError: the class declares none.
     """
     return _KINDS[described]

@@ -1,11 +1,10 @@
-"""Families, protocols, addresses and networks: the values that every other module speaks in.
+"""Families, protocols, addresses and networks, as every other module uses them.
 
-An address is its packed bytes. That is what netlink carries, it hashes and compares at C speed (an ``ipaddress`` object does
-both in Python, and costs 5 µs to make), and an IPv4 address (4 bytes) never equals an IPv6 one (16 bytes).
+An address is its packed bytes, as in netlink messages. Bytes are hashed and compared at the speed of C; an ``ipaddress`` object
+does both in Python, and takes 5 µs to make. An IPv4 address (4 bytes) never equals an IPv6 address (16 bytes).
 """
 
 import enum
-import functools
 import itertools
 import socket
 from collections.abc import Iterable
@@ -13,14 +12,14 @@ from typing import NamedTuple
 
 
 class Family(enum.IntEnum):
-    """An IP family; the value is the kernel's address family number."""
+    """An IP family. The value is the kernel's number of the address family."""
 
     IPV4 = socket.AF_INET
     IPV6 = socket.AF_INET6
 
     @property
     def label(self) -> str:
-        """The name that the API, the metrics and the health body use: ``IPv4`` or ``IPv6``."""
+        """The name in the API, in metrics and in the health answer: ``IPv4`` or ``IPv6``."""
         return "IPv4" if self is Family.IPV4 else "IPv6"
 
     @property
@@ -33,7 +32,7 @@ _FAMILIES = {4: Family.IPV4, 16: Family.IPV6}
 
 
 class Protocol(enum.IntEnum):
-    """A transport protocol that a Service port may have; the value is the IP protocol number."""
+    """A transport protocol of Service ports. The value is the IP protocol number."""
 
     TCP = socket.IPPROTO_TCP
     UDP = socket.IPPROTO_UDP
@@ -41,33 +40,33 @@ class Protocol(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The lower-case name that ipset and iptables print: ``tcp``, ``udp``, ``sctp``."""
+        """The name that ipset and iptables print: ``tcp``, ``udp``, ``sctp``."""
         return self.name.lower()
 
 
 class Address(bytes):
-    """An IP address as 4 or 16 bytes in network order; prints in its canonical text form."""
+    """An IP address as 4 or 16 bytes in network order. As a text it has its canonical form."""
 
     __slots__ = ()
 
     @property
     def family(self) -> Family:
-        """The family that the length tells."""
+        """The family, which follows from the length."""
         return _FAMILIES[len(self)]
 
     @property
     def is_loopback(self) -> bool:
-        """Whether this is in 127.0.0.0/8 or is ::1 (RFC 1122 §3.2.1.3, RFC 4291 §2.5.3)."""
+        """Whether the address is in 127.0.0.0/8 or is ::1 (RFC 1122 §3.2.1.3, RFC 4291 §2.5.3)."""
         return self[0] == 127 if len(self) == 4 else self == _IPV6_LOOPBACK  # noqa: PLR2004 - 127.0.0.0/8
 
     @property
     def is_link_local_v6(self) -> bool:
-        """Whether this is in fe80::/10 (RFC 4291 §2.5.6). Always false for IPv4."""
+        """Whether the address is in fe80::/10 (RFC 4291 §2.5.6); always false for IPv4."""
         return len(self) == 16 and self[0] == 0xFE and self[1] & 0xC0 == 0x80  # noqa: PLR2004 - fe80::/10
 
     @property
     def is_unspecified(self) -> bool:
-        """Whether this is 0.0.0.0 or ::."""
+        """Whether the address is 0.0.0.0 or ::."""
         return not any(self)
 
     def __str__(self) -> str:
@@ -82,22 +81,22 @@ _MAPPED_PREFIX = bytes(10) + b"\xff\xff"
 
 
 class Network(NamedTuple):
-    """An address range as its first address and its prefix length in bits."""
+    """An address range: its first address, and its prefix length in bits."""
 
     address: Address
     prefix_length: int
 
     @property
     def family(self) -> Family:
-        """The family of the range."""
+        """The family of its addresses."""
         return self.address.family
 
     def contains(self, address: Address) -> bool:
-        """Whether the address lies in this range; false for an address of the other family."""
+        """Whether an address is in this range; false for an address of the other family."""
         if len(address) != len(self.address):
             return False
         whole, rest = divmod(self.prefix_length, 8)
-        if not rest:  # as nearly always
+        if not rest:  # nearly all ranges; this takes 0.7 µs, the general way 1.4 µs
             return address[:whole] == self.address[:whole]
         shift = len(address) * 8 - self.prefix_length
         return int.from_bytes(address, "big") >> shift == int.from_bytes(self.address, "big") >> shift
@@ -107,10 +106,9 @@ class Network(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Read an IP address as Kubernetes does.
+    """Parse an IP address as Kubernetes does (k8s.io/utils/net, ``ParseIPSloppy``).
 
-    IPv4 octets may carry leading zeros and are decimal all the same; an IPv4-mapped IPv6 address is an IPv4 address
-    (k8s.io/utils/net, ``ParseIPSloppy``).
+    IPv4 octets are decimal even with leading zeros. An IPv4-mapped IPv6 address is an IPv4 address.
 
     Raises:
         ValueError: the text is not an IP address.
@@ -119,7 +117,7 @@ def parse_address(text: str) -> Address:
 
 
 def pack_address(text: str) -> bytes:
-    """As ``parse_address``, for the many that are only kept: the plain bytes, of 4 or 16."""
+    """As ``parse_address``, but returns plain bytes, 4 or 16. For many addresses that are only stored, this is faster."""
     try:
         if ":" not in text:
             return socket.inet_pton(socket.AF_INET, text)
@@ -130,7 +128,7 @@ def pack_address(text: str) -> bytes:
 
 
 def pack_addresses(family: Family, texts: Iterable[str]) -> bytes | None:
-    """What ``pack_address`` makes of each, joined, if all are of the family and written as usual; None: look at each alone."""
+    """The results of ``pack_address``, joined; None if not all are of the family and in usual form: then parse each by itself."""
     try:
         packed = b"".join(map(socket.inet_pton, itertools.repeat(family), texts))
     except (OSError, ValueError):
@@ -148,7 +146,7 @@ def _pack_sloppy(text: str) -> bytes:
 
 
 def parse_network(text: str) -> Network:
-    """Read a CIDR range as Kubernetes does: host bits are allowed and are masked off (``ParseCIDRSloppy``).
+    """Parse a CIDR range as Kubernetes does (``ParseCIDRSloppy``): host bits are allowed, and masked off.
 
     Raises:
         ValueError: the text is not a CIDR range.
@@ -168,18 +166,13 @@ def parse_network(text: str) -> Network:
     return network(address, length)
 
 
-@functools.lru_cache(maxsize=256)
-def _mask(family: Family, length: int) -> int:
-    return ((1 << length) - 1) << (family.bits - length)
-
-
 def network(address: Address, prefix_length: int) -> Network:
-    """The range of this length that holds the address."""
-    family = address.family
-    first = int.from_bytes(address, "big") & _mask(family, prefix_length)
+    """The range of this prefix length that contains the address."""
+    host_bits = address.family.bits - prefix_length
+    first = int.from_bytes(address, "big") >> host_bits << host_bits
     return Network(Address(first.to_bytes(len(address), "big")), prefix_length)
 
 
 def host_port(address: Address, port: int) -> str:
-    """``10.0.0.1:80`` or ``[fd00::1]:80``."""
+    """Address and port as a text: ``10.0.0.1:80`` or ``[fd00::1]:80``."""
     return f"{address}:{port}" if address.family is Family.IPV4 else f"[{address}]:{port}"

@@ -1,23 +1,25 @@
-"""Values of one length that stand one behind the other in a piece of bytes."""
+"""Byte strings that hold many values of one length, one after the other."""
 
 import functools
 import struct
 from collections.abc import Callable
 
 AT_ONCE = 128
-"""So many are cut off by one call. For each number up to it, and length, a plan of 32 bytes for each value is kept."""
+"""The most values that one call of ``struct`` cuts. For each number and length, a struct of 32 bytes for each value is cached."""
 _PLANS_KEPT = 2 * AT_ONCE
 
 
 def pieces(packed: bytes, size: int) -> tuple[bytes, ...]:
-    """All of ``size`` bytes each, in a third of the time that slices take, and half of that of ``struct.iter_unpack``.
+    """Cut ``packed`` into pieces of ``size`` bytes.
+
+    This takes a third of the time of slices, and half the time of ``struct.iter_unpack``.
 
     Raises:
-        ValueError: the last one is shorter.
+        ValueError: the last piece would be shorter.
     """
     count, rest = divmod(len(packed), size)
     if rest:
-        raise ValueError(f"{len(packed)} bytes are no whole number of pieces of {size}")
+        raise ValueError(f"{len(packed)} bytes cannot be cut into pieces of {size}")
     if count <= AT_ONCE:
         return _cutter(count, size)(packed)
     result: list[bytes] = []

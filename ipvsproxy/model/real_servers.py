@@ -1,4 +1,4 @@
-"""Real servers by address and port, and the weights of all that one virtual server has."""
+"""Real servers by address and port, and the weights of all real servers of one virtual server."""
 
 import functools
 from collections.abc import Collection, ItemsView, Iterator, KeysView, Mapping
@@ -8,28 +8,30 @@ from ipvsproxy.model.net import Address, host_port
 from ipvsproxy.model.packed import pieces
 
 PORT_SIZE = 2
-"""Bytes of a packed port."""
+"""The bytes of a packed port."""
 NOT_MASQUERADED = -1
-"""In the place of a weight: packets go to it by another method than to all of ours. To set its weight mends that."""
+"""In the place of a weight: the real server has another forwarding method than ours. A new weight also sets our method."""
 PORTS_KEPT = 1024
-"""So many numbers of ports are shared."""
+"""The most port numbers that are shared."""
 PLAIN_KEPT = 16
-"""Of so many virtual servers the last unpacking is kept: for one change it is asked for again and again."""
+"""The number of virtual servers whose unpacked weights are cached. One change needs them several times, and to unpack 1,000 keys
+takes 0.1 ms.
+"""
 
 
 class RealServerKey(bytes):
-    """What names a real server inside its virtual server: its packed address, and behind it its port in network order.
+    """The key of a real server in its virtual server: the packed address, then the port in network order.
 
-    Bytes, because the kernel's messages want these, and a node of a large cluster holds hundreds of thousands of them. One of
-    IPv4 has 6 bytes and one of IPv6 has 18, so they never equal each other, or an address. Those of one family are ordered by
-    address, then port.
+    Messages to the kernel contain these bytes, and a node of a large cluster has hundreds of thousands of keys. A key has 6 bytes
+    for IPv4 and 18 for IPv6, so keys of two families are never equal, and no key equals an address. The order is by address, then
+    by port.
     """
 
     __slots__ = ()
 
     @classmethod
     def of(cls, address: Address, port: int) -> "RealServerKey":
-        """The real server at this address and port.
+        """The key of an address and a port.
 
         Raises:
             OverflowError: the port is outside 0..65535.
@@ -38,7 +40,7 @@ class RealServerKey(bytes):
 
     @classmethod
     def at_each(cls, addresses: bytes, size: int, port: int) -> list["RealServerKey"]:
-        """The real servers on one port of all these packed addresses, of ``size`` bytes each, in their order.
+        """The keys of one port at each of these packed addresses, of ``size`` bytes each, in their order.
 
         Raises:
             OverflowError: the port is outside 0..65535.
@@ -49,12 +51,12 @@ class RealServerKey(bytes):
 
     @property
     def address(self) -> Address:
-        """Its address, made at each call."""
+        """The address; a new object at each call."""
         return Address(self[:-PORT_SIZE])
 
     @property
     def port(self) -> int:
-        """Its port."""
+        """The port."""
         return _port(self[-PORT_SIZE:])
 
     def __str__(self) -> str:
@@ -66,48 +68,48 @@ class RealServerKey(bytes):
 
 @functools.lru_cache(maxsize=PORTS_KEPT)
 def _port(packed: bytes) -> int:
-    """One number for all that have this port: what is made of a hundred thousand endpoints has few different ones."""
+    """One object for all equal numbers, because a hundred thousand endpoints have few different ports."""
     return int.from_bytes(packed, "big")
 
 
 def split(key: bytes) -> tuple[Address, int]:
-    """Address and port of a real server, given by its key or the plain bytes of it."""
+    """Address and port of a real server. ``key`` is its key, or the same bytes."""
     return Address(key[:-PORT_SIZE]), _port(key[-PORT_SIZE:])
 
 
 class EvenWeights(Mapping[RealServerKey, int]):
-    """Real servers of one virtual server, in an order that stays, each with weight 1, packed: this is what nearly all have.
+    """The real servers of one virtual server in a fixed order, if all weights are 1, as nearly always.
 
-    A dictionary with its keys takes 100 bytes for each real server, this takes 6 for one of IPv4, and 18 for one of IPv6. As
-    with other mappings, equality does not ask for the order.
+    Keys are packed: each takes 6 bytes for IPv4 and 18 for IPv6, but 100 in a dictionary. As with other mappings, the order does
+    not matter for equality.
     """
 
     __slots__ = ("_size", "packed")
 
     def __init__(self, packed: bytes = b"", size: int = 1) -> None:
-        """``packed``: all keys, none of them twice, of ``size`` bytes each, one after the other."""
+        """``packed`` has all keys, of ``size`` bytes each, one after the other and without duplicates."""
         self.packed = packed
         self._size = size
 
     @classmethod
     def of(cls, keys: Collection[bytes]) -> "EvenWeights":
-        """Of these, which are of one family, and none of which is there twice."""
+        """The weights of these real servers, all of one family and without duplicates."""
         return cls(b"".join(keys), len(next(iter(keys)))) if keys else NO_REAL_SERVERS
 
     def plain(self) -> Mapping[bytes, int]:
-        """As a dictionary of plain bytes, which equal the keys and take a third of the time to make. It is not to be changed."""
+        """The weights by plain bytes, which equal the keys and take a third of the time to make. Do not change the result."""
         return _plain(self.packed, self._size)
 
     def unpacked(self) -> dict[RealServerKey, int]:
-        """As a dictionary that is the caller's own."""
+        """The weights as a new dictionary, which the caller may change."""
         return dict.fromkeys(self, 1)
 
     def keys(self) -> KeysView[RealServerKey]:
-        """As those of a dictionary, made at each call."""
+        """The keys, as of a dictionary; new objects at each call."""
         return self.unpacked().keys()
 
     def items(self) -> ItemsView[RealServerKey, int]:
-        """As those of a dictionary, made at each call."""
+        """The items, as of a dictionary; new objects at each call."""
         return self.unpacked().items()
 
     def __iter__(self) -> Iterator[RealServerKey]:
@@ -126,14 +128,14 @@ class EvenWeights(Mapping[RealServerKey, int]):
             return len(self.packed) == len(other.packed) and self.plain() == other.plain()
         return isinstance(other, Mapping) and len(self) == len(other) and self.plain() == other
 
-    __hash__ = None  # type: ignore[assignment]  # as no mapping has one
+    __hash__ = None  # type: ignore[assignment]  # no mapping has a hash
 
     def __repr__(self) -> str:
         return f"EvenWeights.of({list(self)})"
 
 
 NO_REAL_SERVERS = EvenWeights()
-"""The one that has none."""
+"""The weights of a virtual server without real servers."""
 
 
 @functools.lru_cache(maxsize=PLAIN_KEPT)
@@ -142,5 +144,5 @@ def _plain(packed: bytes, size: int) -> Mapping[bytes, int]:
 
 
 def plain(weights: Mapping[RealServerKey, int]) -> Mapping[bytes, int]:
-    """Weights by the bytes of their keys, for those who ask more than once."""
+    """The weights by the bytes of their keys: faster than ``weights`` for more than one question."""
     return weights.plain() if isinstance(weights, EvenWeights) else cast("Mapping[bytes, int]", weights)

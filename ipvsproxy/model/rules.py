@@ -1,6 +1,6 @@
-"""Packet-filter rules as data, without the syntax of any program: what each rule matches, and what it does.
+"""Packet-filter rules as data: the matches and the target of each rule, without the syntax of any program.
 
-A backend in ``kernel/`` writes them and reads them back. Everything above compares values.
+A backend in ``kernel/`` writes and reads them. All other rooms only compare values.
 """
 
 import dataclasses
@@ -14,14 +14,14 @@ from ipvsproxy.model.net import Family, Network, Protocol
 
 
 class Side(enum.Enum):
-    """Which end of a packet a set match looks up."""
+    """The end of a packet that a set match looks up."""
 
     SOURCE = "src"
     DESTINATION = "dst"
 
 
 class SetMatch(NamedTuple):
-    """A match on a set, by its name. ``sides`` has one side for each dimension of the set, in the set's order."""
+    """A match on the set of this name. ``sides`` has one side for each dimension of the set, in the set's order."""
 
     set: str
     sides: tuple[Side, ...]
@@ -36,7 +36,7 @@ class InterfaceMatch:
 
 
 class ConnectionState(enum.Enum):
-    """How connection tracking classifies a packet (ctstate in iptables-extensions(8))."""
+    """The class of a packet in connection tracking (ctstate in iptables-extensions(8))."""
 
     NEW = "NEW"
     RELATED = "RELATED"
@@ -44,7 +44,7 @@ class ConnectionState(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """A target without arguments. ``REJECT`` answers with "port unreachable" of the rule's family."""
+    """A target without arguments. ``REJECT`` replies with "port unreachable" of the rule's family."""
 
     ACCEPT = "ACCEPT"
     DROP = "DROP"
@@ -54,7 +54,7 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JumpTo:
-    """Goes on in another of our chains, in the same table, and comes back at its end."""
+    """Continues in another of our chains in the same table, and returns at its end."""
 
     chain: str
 
@@ -68,14 +68,14 @@ class Masquerade:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetMark:
-    """Sets these bits of the packet's mark, and leaves the others."""
+    """Sets these bits of the packet's mark."""
 
     bits: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InvertMark:
-    """Inverts these bits of the packet's mark: it clears them where a rule before has made sure that they are set."""
+    """Inverts these bits of the packet's mark. After a rule that returns unless they are set, this clears them."""
 
     bits: int
 
@@ -85,10 +85,10 @@ Target = Verdict | JumpTo | Masquerade | SetMark | InvertMark
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule of a chain. A packet must meet every match; a field with its default matches every packet.
+    """One rule of a chain. It applies to packets that meet every match; a field with its default matches every packet.
 
-    ``not_source``, ``not_interface`` and ``not_mark`` match what the value does not match. ``mark`` and ``not_mark`` are bits
-    that must all be set. One of ``connection_states`` is enough.
+    ``not_source``, ``not_interface`` and ``not_mark`` match packets that the value does not match. ``mark`` and ``not_mark`` are
+    bits, all of which must be set. A packet with any of the ``connection_states`` matches.
     """
 
     target: Target
@@ -109,7 +109,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UnknownRule:
-    """A rule in a chain of ours that no ``Rule`` describes: somebody else added it. ``text`` is as the backend prints it."""
+    """A rule in a chain of ours that another program added, and no ``Rule`` describes. ``text`` is the output of the backend."""
 
     text: str
 
@@ -118,7 +118,7 @@ ObservedRule = Rule | UnknownRule
 
 
 class ChainKey(NamedTuple):
-    """A chain of a table: ``nat`` or ``filter``."""
+    """The key of a chain: its table (``nat`` or ``filter``), and its name there."""
 
     table: str
     chain: str
@@ -128,7 +128,7 @@ class ChainKey(NamedTuple):
 
 
 class Jump(NamedTuple):
-    """A rule of a built-in chain that leads to a chain of ours. An absent one is put first in its chain."""
+    """A rule of a built-in chain that leads to a chain of ours. An absent jump is put first in its chain."""
 
     table: str
     source: str
@@ -142,9 +142,9 @@ class Jump(NamedTuple):
 @Kind("rules", DriverName.IPTABLES, one="family of rules", several="families of rules", set=Stage.RULES)
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Skeleton:
-    """The desired rules of one family: the whole content of each of our chains, and the jumps that lead into them.
+    """The desired rules of one family: the whole content of each of our chains, and the jumps that lead to them.
 
-    Chains and jumps keep the order in which they are written.
+    Chains and jumps are written in their order here.
     """
 
     family: Family
@@ -153,7 +153,7 @@ class Skeleton:
 
     @property
     def key(self) -> Family:
-        """What names it among those of its kind."""
+        """The key in the table of its kind."""
         return self.family
 
     @property
@@ -167,12 +167,12 @@ class Skeleton:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedSkeleton:
-    """The observed part of a skeleton: the rules of each of our chains that exists, and the jumps that are present.
+    """The observed rules of one family: those of our chains that exist, and the jumps that are present.
 
-    Only chains and jumps of ours count; everything else in the tables is somebody else's. The rules of a chain that only drops
-    are kept in one order, whatever the kernel's is: their order has no meaning, and kube-proxy's is random.
+    Chains and jumps of other programs are left out. The rules of a chain that only drops are sorted, because their order has no
+    meaning, and is random in kube-proxy.
 
-    ``hidden`` are tables that cannot be read. Their chains and jumps are those that were last written.
+    ``hidden`` are tables that cannot be read. Their chains and jumps here are those that were last written.
     """
 
     family: Family

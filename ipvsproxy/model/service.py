@@ -1,4 +1,4 @@
-"""What the API says: Services, EndpointSlices and the Node, as far as a node's proxy needs them."""
+"""API objects as values: Services, EndpointSlices and the Node, with the fields that the proxy of a node needs."""
 
 import enum
 import uuid
@@ -10,7 +10,7 @@ from ipvsproxy.model.net import Address, Family, Network, Protocol
 
 
 class ObjectKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """What names one object of one kind; the namespace of a Node is empty. Names of two kinds never equal each other."""
+    """The key of an object of one kind. The namespace of a Node is empty. Keys of different kinds are never equal."""
 
     namespace: str
     name: str
@@ -24,9 +24,9 @@ class ServiceName(ObjectKey, frozen=True, order=True, gc=False):
 
 
 class Skipped(NamedTuple):
-    """Why a part of an object is not used. An empty ``field`` means the object as a whole.
+    """The reason why a field of an object is not used. An empty ``field`` means the whole object.
 
-    ``invalid`` tells a part that breaks the API's rules (worth a warning) from one that is simply not for us (headless).
+    ``invalid``: the field breaks the API's rules, and deserves a warning. Otherwise it is not for a proxy (headless).
     """
 
     field: str
@@ -56,11 +56,11 @@ class ServicePort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What nearly all Services of a cluster have alike, and therefore share: one value for all that are as these defaults.
+    """The fields that have their defaults in nearly all Services of a cluster. All of these share one object.
 
     ``affinity_timeout_s`` 0 means no session affinity. ``load_balancer_addresses`` are those of ``status.loadBalancer.ingress``
-    whose ``ipMode`` is VIP or absent. ``admits_nobody``: there are source ranges, but none that can be read; who may come in is
-    not known, so nobody may.
+    whose ``ipMode`` is VIP or absent. ``admits_nobody``: there are source ranges, but none of them is valid. Then the admitted
+    clients are unknown, so no client is admitted.
     """
 
     type: ServiceType = ServiceType.CLUSTER_IP
@@ -82,7 +82,7 @@ _UUID_LENGTH = 36
 
 
 def short_uid(text: str) -> int | str:
-    """A UUID as its number, which takes half as much memory; any other text, which no API server makes, as it is."""
+    """The number of a UUID, which takes half the memory of its text. Any other text stays as it is; no API server makes one."""
     if len(text) != _UUID_LENGTH or text[8:24:5] != "----":
         return text
     digits = text.replace("-", "")
@@ -94,10 +94,10 @@ def short_uid(text: str) -> int | str:
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A Service. What it may not have (headless, ExternalName) is said in ``not_served``, and nothing of it is programmed.
+    """A Service. Nothing is programmed for a Service with ``not_served`` (headless, ExternalName).
 
-    ``created_s`` is ``metadata.creationTimestamp`` in seconds since the epoch, 0 when unknown: of two Services that want one
-    address and port the older one gets it. ``short_uid`` is what ``short_uid`` makes of ``metadata.uid``.
+    ``created_s`` is ``metadata.creationTimestamp`` in seconds since the epoch, 0 if unknown: of two Services that desire one
+    address and port, the older one gets it. ``short_uid`` is the result of the function ``short_uid`` for ``metadata.uid``.
     """
 
     name: ServiceName
@@ -109,22 +109,22 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def uid(self) -> str:
-        """``metadata.uid``, which tells it from a former Service of its name."""
+        """``metadata.uid``, which differs from that of a former Service with the same name."""
         return self.short_uid if isinstance(self.short_uid, str) else str(uuid.UUID(int=self.short_uid))
 
     @property
     def not_served(self) -> Skipped | None:
-        """Why nothing of it is programmed; None when it is."""
+        """The reason why nothing is programmed for the Service; None if it is served."""
         return self.options.not_served
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """What of it is not used."""
+        """The fields that are not used, with reasons."""
         return self.options.skipped
 
 
 class Conditions(msgspec.Struct, frozen=True, gc=False):
-    """What an EndpointSlice says of an endpoint but its addresses, with the API's defaults applied."""
+    """The fields of an endpoint in an EndpointSlice, except its addresses, with the API's defaults applied."""
 
     ready: bool = True
     serving: bool = True
@@ -135,14 +135,14 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
 
 
 class Endpoint(NamedTuple):
-    """One entry of ``endpoints`` of an EndpointSlice, by its first address."""
+    """One entry of ``endpoints`` of an EndpointSlice, with its first address."""
 
     address: Address
     conditions: Conditions = Conditions()
 
 
 class EndpointPort(NamedTuple):
-    """One entry of ``ports`` of an EndpointSlice; named target ports are resolved already."""
+    """One entry of ``ports`` of an EndpointSlice. The API server has resolved named target ports."""
 
     name: str
     protocol: Protocol
@@ -156,12 +156,14 @@ class EndpointSliceName(ObjectKey, frozen=True, order=True, gc=False):
 class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An EndpointSlice.
 
-    ``service`` is None when it serves nobody: the label ``kubernetes.io/service-name`` is missing, or the label
-    ``service.kubernetes.io/headless`` is there. ``family`` is None for an address type that has no addresses (FQDN).
-    ``addresses`` are those of all endpoints, packed and one after the other, and ``conditions`` theirs, in the same order. An
-    object for each endpoint would be most of what is to be made and kept in a large cluster; different conditions are few.
-    ``trigger_s`` is the annotation ``endpoints.kubernetes.io/last-change-trigger-time`` in seconds since the epoch, 0 when
-    absent; it says when the change began, not what is served, so two slices that differ only there are equal.
+    ``service`` is None if the slice belongs to no Service that is served: it lacks the label ``kubernetes.io/service-name``, or
+    has the label ``service.kubernetes.io/headless``. ``family`` is None for an address type without addresses (FQDN).
+
+    ``addresses`` are the packed addresses of all endpoints, one after the other, and ``conditions`` are their conditions in the
+    same order. An object for each endpoint would take most of the memory in a large cluster; different conditions are few.
+
+    ``trigger_s`` is the annotation ``endpoints.kubernetes.io/last-change-trigger-time`` in seconds since the epoch, 0 if absent.
+    It is the time at which the change began, and does not count for equality.
     """
 
     name: EndpointSliceName
@@ -185,18 +187,18 @@ class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The endpoints one by one, made at each call."""
+        """The endpoints as objects, new at each call."""
         size = self.family.bits // 8 if self.family else 0
         each = (Address(self.addresses[number * size : (number + 1) * size]) for number in range(len(self.conditions)))
         return tuple(map(Endpoint, each, self.conditions))
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """The Node that this process runs on.
+    """The Node of this process.
 
     ``addresses`` are its InternalIPs, then its ExternalIPs, in the API's order. ``zone`` is the label
-    ``topology.kubernetes.io/zone``, empty when absent. ``leaving`` means deleted, or tainted for deletion by the cluster
-    autoscaler: load balancers should stop sending.
+    ``topology.kubernetes.io/zone``, empty if absent. ``leaving``: the Node is deleted, or has the cluster autoscaler's taint for
+    deletion, so load balancers should send it no more traffic.
     """
 
     name: str
@@ -220,7 +222,7 @@ ApiObject = Service | EndpointSlice | Node
 
 
 class Put(NamedTuple):
-    """An object was seen for the first time or has changed."""
+    """An object is new, or has changed."""
 
     kind: ObjectKind
     key: ObjectKey
@@ -235,20 +237,20 @@ class Gone(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A list of one kind begins: until ``Listed`` or another ``Listing``, whatever is told of this kind stands on it."""
+    """A list of one kind begins. Until ``Listed`` or another ``Listing``, all events of this kind come from the list."""
 
     kind: ObjectKind
 
 
 class Listed(NamedTuple):
-    """A complete list of one kind has been delivered: what is not among ``keys`` does not exist any more."""
+    """A list of one kind is complete: objects with other ``keys`` do not exist any more."""
 
     kind: ObjectKind
     keys: frozenset[ObjectKey]
 
 
 class Rejected(NamedTuple):
-    """An object could not be read at all. What was known of it before stays in force: nothing is lost to a typing error."""
+    """An object could not be parsed. Its former version stays in force, so that a typing error stops no Service."""
 
     kind: ObjectKind
     key: ObjectKey | None

@@ -1,4 +1,4 @@
-"""What one Service wants of this node's kernel, and what the kernel was seen to hold."""
+"""The desired state of one Service on this node, and one reading of the kernel."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -31,12 +31,13 @@ from ipvsproxy.model.service import Skipped
 
 
 class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What few Services of a cluster have: those without any of it share ``NO_RARITIES``.
+    """The parts of the desired state that few Services of a cluster have. All others share ``NO_RARITIES``.
 
-    ``refused`` are the virtual servers that this node itself may not use, because their source ranges leave it out. ``flows``
-    says for each UDP and SCTP frontend which real servers may go on answering. ``local_endpoints`` counts, per health listener,
-    the addresses of ready endpoints on this node. ``without_local_internal`` and ``without_local_external`` are the families in
-    which a Local traffic policy finds no endpoint on this node though there are some elsewhere. ``skipped`` is what is not used.
+    ``refused`` are the virtual servers that this node itself may not use, because their source ranges leave it out. ``flows`` has
+    the real servers that may still reply, for each UDP and SCTP frontend. ``local_endpoints`` is the number of addresses of ready
+    endpoints on this node, for each health listener. ``without_local_internal`` and ``without_local_external`` are the families
+    in which a Local traffic policy has no endpoint on this node, although there are some elsewhere. ``skipped`` are the unused
+    fields.
     """
 
     refused: tuple[VirtualServerKey, ...] = ()
@@ -51,9 +52,9 @@ NO_RARITIES = Rarities()
 
 
 class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """All that one Service wants here, in both families.
+    """The desired state of one Service on this node, in both families.
 
-    ``served`` are its virtual servers, no two with one key. ``addresses`` are to be bound to the dummy device.
+    ``served`` are its virtual servers, with different keys. ``addresses`` are those on the dummy device.
     """
 
     owner: Owner
@@ -64,22 +65,22 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def virtual_servers(self) -> Mapping[VirtualServerKey, VirtualServer]:
-        """They by their keys, made at each call."""
+        """The virtual servers by key; a new mapping at each call."""
         return {item.key: item for item in self.served}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What the kernel was seen to hold.
+    """A reading of the kernel, or a part of one.
 
-    None stands for a part that was not read, could not be, or is as it was at the last reading: what was believed of it stays.
+    A field is None if it was not read, could not be read, or has not changed since the last reading. Then its observed state
+    stays.
 
-    ``sets`` and ``virtual_servers`` are all that there are; ``some_sets`` and ``some_virtual_servers`` are such as were read by
-    themselves, None for one that does not exist: they say nothing of others. ``set_copy``: whether a ``SetCopy`` was left.
-    ``skeletons`` lacks the families that are not in use, ``sysctls`` the paths that this kernel does not have. ``addresses`` are
-    those on the dummy device, ``interface_addresses`` those on all others. ``foreign_virtual_servers`` counts those by firewall
-    mark, which are never ours.
-    ``errors`` has one line per part that could not be read. ``is_of_rules``: a part with rules alone.
+    ``sets`` and ``virtual_servers`` are complete. ``some_sets`` and ``some_virtual_servers`` do not mention others; None stands
+    for an object that does not exist. ``set_copy``: whether a ``SetCopy`` exists. ``skeletons`` lacks families that are not in
+    use, ``sysctls`` lacks paths that this kernel does not have. ``addresses`` are on the dummy device, ``interface_addresses`` on
+    all other interfaces. ``foreign_virtual_servers`` is the number of virtual servers by firewall mark, which are never ours.
+    ``errors`` has one line for each field that could not be read. ``is_of_rules``: this part only has rules.
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None
@@ -98,7 +99,7 @@ class Observation:
 
     @property
     def of_node(self) -> Iterator[tuple[type, Mapping[Any, Any]]]:
-        """What was read as a whole of that which the node needs: the class of these objects, and value by key."""
+        """The complete readings of objects that the node needs with any Services: their class, and their values by key."""
         if self.sets is not None:
             yield IpSet, {IP_SETS[name]: True for name in self.sets}
         if self.set_copy is not None:

@@ -22,5 +22,5 @@ def test_so_are_more_than_one_call_cuts(count: int) -> None:
 
 @pytest.mark.parametrize("length", [1, 5, 4 * packed.AT_ONCE + 1])
 def test_what_is_cut_must_be_whole(length: int) -> None:
-    with pytest.raises(ValueError, match=rf"{length} bytes are no whole number of pieces of 4"):
+    with pytest.raises(ValueError, match=rf"{length} bytes cannot be cut into pieces of 4"):
         packed.pieces(bytes(length), 4)
