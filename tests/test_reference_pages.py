@@ -1,4 +1,4 @@
-"""docs/compatibility.md, docs/log.md and docs/metrics.md are what the program would have them be, and leave nothing out."""
+"""docs/compatibility.md, docs/log.md and docs/metrics.md are current and complete."""
 
 import pathlib
 
@@ -16,34 +16,34 @@ DOCS = pathlib.Path(__file__).parents[1] / "docs"
 
 @pytest.mark.parametrize("name", reference_pages.PAGES)
 async def test_the_page_is_current(name: str) -> None:
-    wanted = reference_pages.PAGES[name](await our_page())
-    assert (DOCS / f"{name}.md").read_text() == wanted, f"scripts/compatibility {name} > docs/{name}.md"
+    generated = reference_pages.PAGES[name](await our_page())
+    assert (DOCS / f"{name}.md").read_text() == generated, f"scripts/compatibility {name} > docs/{name}.md"
 
 
-def test_every_flag_and_every_endpoint_is_among_them() -> None:
+def test_the_page_of_compatibility_has_every_flag_and_every_endpoint() -> None:
     text = (DOCS / "compatibility.md").read_text()
     assert [flag for flag in catalogue.BY_FLAG if f"-{flag}` |" not in text] == []
     assert set(SHOWN_PATHS) <= {path for _, path, _, _ in reference_pages.ENDPOINTS}
 
 
-def test_every_recorded_series_of_kube_proxy_is_among_them() -> None:
+def test_the_page_of_metrics_has_every_recorded_series_of_kube_proxy() -> None:
     recorded = golden_fixtures.recording("default", "P0")["metrics"]
     text = (DOCS / "metrics.md").read_text()
     assert [name for name in {series.partition("{")[0] for series in recorded} if f"`{name}`" not in text] == []
 
 
-async def test_every_series_has_a_meaning_and_no_label_of_a_histogram_is_its_bounds() -> None:
-    found = {one.name: one for one in reference_pages.series(await our_page())}
-    assert all(one.meaning for one in found.values())
-    assert found["kubeproxy_sync_proxy_rules_duration_seconds"].labels == ("ip_family",)
-    assert found["ipvsproxy_service_bytes_total"].labels == ("direction", "namespace", "port", "protocol", "service")
+async def test_every_series_has_a_meaning_and_a_histogram_does_not_list_its_bounds_as_a_label() -> None:
+    listed = {one.name: one for one in reference_pages.series(await our_page())}
+    assert all(one.meaning for one in listed.values())
+    assert listed["kubeproxy_sync_proxy_rules_duration_seconds"].labels == ("ip_family",)
+    assert listed["ipvsproxy_service_bytes_total"].labels == ("direction", "namespace", "port", "protocol", "service")
 
 
-async def test_the_page_shows_every_declared_metric_as_it_is_declared() -> None:
+async def test_metrics_are_served_as_declared() -> None:
     declared = {one.name: one for one in reference_pages.declared()}
     shown = {one.name: one for one in reference_pages.series(await our_page()) if not one.name.startswith(PROCESS)}
     late = {one.name for one in ALL if one.is_late}
     assert shown.keys() == declared.keys() - late
     for name, one in shown.items():
         assert one == declared[name]._replace(labels=one.labels)
-        assert one.labels in (declared[name].labels, ()), "no labels are seen where there is no series yet"
+        assert one.labels in (declared[name].labels, ()), "a metric without series has no labels"

@@ -1,6 +1,6 @@
 """The vocabulary of the log: each event by name, each key with its type. Prose goes into ``hint``.
 
-docs/log.md is written from it. Besides these keys, events that count kernel objects have a key for each kind of them.
+Scripts generate docs/log.md from it. Besides these keys, events that count kernel objects have a key for each kind of them.
 """
 
 from collections.abc import Mapping
@@ -8,215 +8,225 @@ from typing import NamedTuple
 
 
 class Key(NamedTuple):
-    """What stands behind a key. ``type`` is for people: a list is comma-separated in text."""
+    """The meaning of a key. ``type`` is for readers of the page: a list is comma-separated in text."""
 
     type: str
     meaning: str
 
 
 EVENTS: Mapping[str, str] = {
-    "address_conflict": "one has it, the others wait; `why` has the reason for each of these",
-    "addresses_unreadable": "addresses of the node could not be read; those that are known count on",
-    "configuration_changed": "settings of the changed configuration file that are in force now",
-    "configuration_notice": "something in the configuration that deserves a look, in words",
-    "configuration_refused": "an error in the changed configuration file, with its line and field; the one before stays in force",
-    "configuration_unchanged": "the configuration file was read again and says the same",
-    "differs": "of a dry run: one kernel object that a run would change, as it is `wanted` and as it was `found`",
+    "address_conflict": (
+        "several Services have one address and port: one is `served`, the others are `waiting`; `why` has the reason of each"
+    ),
+    "addresses_unreadable": "the node's addresses could not be read; the last known ones count",
+    "configuration_changed": "settings of the changed configuration file that have come into force",
+    "configuration_notice": "a remark on the configuration, in prose",
+    "configuration_refused": (
+        "the changed configuration file has an error, with its line and field; the previous configuration stays in force"
+    ),
+    "configuration_unchanged": "the configuration file was read again and has not changed",
+    "differs": "of a dry run: one kernel object that a run would change, as `wanted` and as `found`",
     "drift_found": "drift was found, and is being repaired: how many objects of each kind",
-    "drift_returns": "somebody undoes the same thing again and again: `kind`, `name`, `times`. Find out who, or exclude it",
+    "drift_returns": (
+        "another program undoes the same repair again and again: `kind`, `name`, `times`. Identify it, or exclude the object"
+    ),
     "dry_run_looked": (
-        "of a dry run: differences by kind between the kernel and what a run would program; `new` ones since the last look"
+        "of a dry run: differences between the kernel and the state that a run would program, by kind; `new` ones since "
+        "the last reading"
     ),
     "dry_run_starting": "a dry run begins",
-    "event_not_written": "the API server did not take a Kubernetes event",
-    "family_not_served": (
-        "the kernel or the host says for certain that it has no tables of iptables for this family; nothing of it is removed"
+    "event_not_written": "the API server refused a Kubernetes event",
+    "family_not_served": "the kernel or the host certainly has no iptables tables for this family; nothing of it is removed",
+    "first_list_not_believed": (
+        "of a first list without objects: no object that it lacks is removed, or compared by a dry run, until a second "
+        "list confirms it"
     ),
-    "first_list_not_believed": "of a dry run: an empty first list is compared with nothing until a second one confirms it",
     "first_lists_missing": (
-        "nothing has come of them for 20 s; the API server is waited for, and asked again; `/healthz` is 503 meanwhile. "
-        "Said again every five minutes"
+        "the first lists have been missing for 20 s. The API server is asked again; `/healthz` is 503 meanwhile. Logged "
+        "again every five minutes"
     ),
     "first_services_programmed": (
-        "`default/kubernetes` and `kube-system/kube-dns`, where they exist, are in force; now come all others"
+        "`default/kubernetes` and `kube-system/kube-dns`, if they exist, are in force; all others follow"
     ),
-    "health_check_port_closed": "a health-check node port is not listened on any more",
-    "health_check_port_not_opened": "the address is taken or not there; it is tried again with growing pauses",
-    "health_check_port_opened": "a health-check node port is listened on",
-    "iptables_variant_chosen": "which variant of iptables the rules are written with, and why",
-    "kernel_readable": "all parts can be read again",
+    "health_check_port_closed": "a health-check node port is closed",
+    "health_check_port_not_opened": "the address is taken or does not exist; opening it is tried again with growing pauses",
+    "health_check_port_opened": "a health-check node port is open",
+    "iptables_variant_chosen": "the variant of iptables that writes the rules, and why",
+    "kernel_readable": "all parts of the kernel can be read again",
     "kernel_setting_not_written": "of `--init-only`: a kernel setting that was refused, and why",
     "kernel_setting_written": "of `--init-only`: a kernel setting, its value now and `before`",
     "kernel_settings_not_writable": (
-        "kernel settings cannot be written; without `net.ipv4.ip_forward` and `net.ipv4.vs.conntrack` no Service works, and "
-        "`/healthz` shows them"
+        "kernel settings cannot be written. Without `net.ipv4.ip_forward` and `net.ipv4.vs.conntrack` no Service works, "
+        "and `/healthz` lists them"
     ),
     "kernel_slow": (
-        "one question or change has kept the kernel's thread for `after_s` seconds and still does: an answer was lost, or the "
-        "node is overloaded. Changes wait meanwhile, and `/healthz` is 503 after two sync periods. The line that follows, "
-        "about its failure, names the step. Logged once a minute at most"
+        "one query or change has kept the kernel thread busy for `after_s` seconds and still does: an answer was lost, "
+        "or the node is overloaded. Changes wait meanwhile, and `/healthz` is 503 after two sync periods. The next line, "
+        "about its failure, names the operation. Logged once a minute at most"
     ),
     "kernel_unreadable": (
-        "that part counts as it was last observed, nothing of it is removed, and it is read again soon; everything else "
-        "goes on. `/healthz` and `ipvsproxy_unreadable_parts` show it for as long as it lasts"
+        "part of the kernel could not be read. It counts as last observed, nothing of it is removed, and it is read "
+        "again soon; everything else goes on. `/healthz` and `ipvsproxy_unreadable_parts` show it meanwhile"
     ),
     "leftover_rules_come_back": (
-        "a kube-proxy of iptables mode runs beside us and writes them again: stop it. They are removed every ten minutes"
+        "a kube-proxy in iptables mode runs on this node and writes the rules again: stop it. They are removed every ten minutes"
     ),
-    "leftover_rules_gone": "what one of the two lines before was about has ended",
+    "leftover_rules_gone": "the cause of `leftover_rules_come_back` or `leftover_rules_not_removed` has ended",
     "leftover_rules_not_removed": (
-        "such rules are there, or may be because they cannot be read: why. It is tried again with growing pauses; "
-        "`ipvsproxy_leftover_rules` is 1 meanwhile"
+        "such rules exist, or may exist because they cannot be read, and why. Removing them is tried again with growing "
+        "pauses; `ipvsproxy_leftover_rules` is 1 meanwhile"
     ),
     "leftover_rules_removed": (
-        "rules of kube-proxy's iptables mode, or of ours in the variant of iptables that is not used, are gone: how "
-        "many `jumps` and `chains`, and of which `rules`"
+        "rules of kube-proxy's iptables mode, or our own in the unused variant of iptables, were removed: how many "
+        "`jumps` and `chains`, and of which `rules`"
     ),
     "library_message": (
-        "what a library that is used logs by itself, such as the Kubernetes client about an entry of the kubeconfig; "
-        "the same text once in five minutes"
+        "a library has logged a message, such as the Kubernetes client about an entry of the kubeconfig; the same text "
+        "once in five minutes"
     ),
-    "list_believed_again": "what `list_not_believed` or `first_list_not_believed` was about has ended",
+    "list_believed_again": "the cause of `list_not_believed` or `first_list_not_believed` has ended",
     "list_not_believed": (
         "the API server no longer lists most Services or endpoints; they are served until a second list confirms it"
     ),
-    "listed": "a kind of object is complete (`kind`, `objects`), or the directory was read",
+    "listed": "the list of a kind of object is complete (`kind`, `objects`), or the directory was read",
     "load_balancers_turned_away": (
-        "`/healthz` is 503 although all is in force: there is no Node object of this name (`--hostname-override`), or "
-        "it is about to be removed"
+        "`/healthz` is 503 although everything is in force: there is no Node object of this name "
+        "(`--hostname-override`), or it is about to be removed"
     ),
-    "load_balancers_welcome": "what `load_balancers_turned_away` was about has ended",
+    "load_balancers_welcome": "the cause of `load_balancers_turned_away` has ended",
     "local_pods_unknown": (
-        "`clusterCIDR` or `spec.podCIDRs` has no range of a family that is served: its traffic to cluster IPs is "
+        "`clusterCIDR` or `spec.podCIDRs` has no range of a served family: traffic of that family to cluster IPs is "
         "masqueraded as without local detection"
     ),
-    "lock_held_by_other_process": ("a process that is no ipvsproxy has the name that keeps a second one away; it is passed by"),
-    "manifests_unreadable": "the directory of manifests cannot be read; what is known from it stays served",
+    "lock_held_by_other_process": "a process that is not ipvsproxy holds the lock against a second instance; the lock is ignored",
+    "manifests_unreadable": "the directory of manifests cannot be read; its last known objects stay served",
     "memory_left_to_c_library": "the C library has no mallopt, so the process may keep more memory than it needs",
-    "no_configuration_file": "SIGHUP came, and there is no file to read again",
-    "node_changed": "zone or addresses of the node changed; every Service is looked at again",
-    "node_prepared": "of `--init-only`: how many settings there are, and how many were written or `failed`",
+    "no_configuration_file": "SIGHUP was received, but there is no configuration file to read again",
+    "node_changed": "zone or addresses of the node have changed; every Service is translated again",
+    "node_prepared": "of `--init-only`: the number of `settings`, and how many of them were `written` or `failed`",
     "oom_score_not_set": "the kernel refused the OOM score, and why",
-    "operation": "at `-v=4` each operation with its error; at `-v=2` those that remove addresses or write rules",
-    "operation_failed": "the kernel refused something: what, and why. It is tried again after 1 s, then with growing pauses",
-    "part_not_used": "a part of an object that is wrong: which, which field, why. The rest of it is served",
-    "received": "at `-v=4`: what came from the watch or a file",
+    "operation": "at `-v=4`, each operation with its error; at `-v=2`, those that remove addresses or write rules",
+    "operation_failed": "the kernel refused an operation: which, and why. It is tried again after 1 s, then with growing pauses",
+    "part_not_used": "part of an object is wrong and not used: which object, which field, and why. The rest is served",
+    "received": "at `-v=4`: an object from the watch or a file",
     "reload_failed": (
-        "a changed configuration file cannot be put in force now: why, and which settings. The one before stays in "
-        "force; it is tried again"
+        "a changed configuration file cannot be put in force at present: why, and which settings. The previous "
+        "configuration stays in force; the change is tried again"
     ),
-    "request_failed": "an HTTP request met an error of ours; the client got status 500",
-    "restart_needed": "changed settings that count only after a restart",
+    "request_failed": "an HTTP request met an internal error; the client got status 500",
+    "restart_needed": "changed settings that take effect only after a restart",
     "rules_left_in_other_variant": (
-        "rules of ours stand in the variant of iptables that is not used now: packets meet them, too. They are removed "
-        "once ours are in force"
+        "the unused variant of iptables holds rules of ours, which apply to packets, too. They are removed once the new "
+        "ones are in force"
     ),
-    "rules_not_writable_yet": "rules of this family could not be written when the process started; it is served, and they follow",
+    "rules_not_writable_yet": (
+        "rules of this family could not be written at the start; the family is served, and its rules follow"
+    ),
     "scheduler_not_found": (
-        "of a command: the kernel has no module of the configured scheduler, so `rr` is expected, which `run` then uses"
+        "of a command: the kernel has no module of the configured scheduler; the command assumes `rr`, which `run` would use"
     ),
-    "scheduler_not_used": "the kernel has not got the configured scheduler: which one is `used`, and the `reason`",
-    "server_cannot_listen": "the address is taken; tried again every 5 s",
-    "server_listening": "an HTTP server has its address",
+    "scheduler_not_used": "the kernel lacks the configured scheduler: which one is `used` instead, and the `reason`",
+    "server_cannot_listen": "the address is taken; listening is tried again every 5 s",
+    "server_listening": "an HTTP server listens",
     "serves": "of a dry run: where one of its servers listens, beside kube-proxy's",
-    "set_enlarged": "a set was nearly full; it is swapped for one with twice the `capacity`",
+    "set_enlarged": "a nearly full set was swapped for one with twice the `capacity`",
     "set_not_enlarged": "a nearly full set could not be swapped for a larger one, and why",
-    "settings_without_effect": "flags and fields that are accepted and mean nothing here",
+    "settings_without_effect": "flags and fields that are accepted without effect",
     "start_step_failed": "the start waits until the kernel answers; nothing is changed before",
     "start_step_waits": (
-        "a step of the start has taken `after_s` seconds and still goes on: a program hangs, or the node is overloaded. Nothing "
-        "is changed before it ends, and nothing listens for `/healthz`"
+        "a step of the start has taken `after_s` seconds and goes on: a program hangs, or the node is overloaded. "
+        "Nothing is changed before the step ends, and `/healthz` is not open yet"
     ),
-    "starting": "node name, scheduler, families that are served, iptables variant",
+    "starting": "the process starts: node name, scheduler, served families, iptables variant",
     "stopped": "the process ends",
     "synced": (
-        "changes are in force: how many Services were looked at, `operations` done and `failed`, what is `pending` "
-        "(wanted and not in force), connections' `draining` endpoints, duration in seconds"
+        "changes are in force: number of translated Services, `operations` done and `failed`, `pending` kernel objects "
+        "(not in their desired state), `draining` real servers, duration in seconds"
     ),
     "traffic_counters_old": "a scrape shows the traffic of the scrape before, because the kernel was busy",
     "traffic_counters_unreadable": "IPVS's counters could not be read for a scrape, and why",
     "translated": "at `-v=4`: what a Service needs on this node",
-    "verbosity_changed": "the `-v` that was put over HTTP",
-    "waiting_for_first_lists": "which kinds are missing; nothing is programmed before that",
-    "watch_failed": "a list or watch does not work, with what to check",
-    "watch_no_longer_stale": "the API server is heard of again",
-    "watch_restarting": "a list or watch is started again, as is part of its life",
-    "watch_resumed": "it works again",
+    "verbosity_changed": "the `-v` was changed over HTTP",
+    "waiting_for_first_lists": "which kinds are missing; nothing is programmed before they are complete",
+    "watch_failed": "a list or watch failed, with a hint on what to check",
+    "watch_no_longer_stale": "the API server answers again",
+    "watch_restarting": "a list or watch is restarted, as happens regularly",
+    "watch_resumed": "a list or watch works again",
     "watch_stale": (
-        "the API server has been silent for `--stale-watch-timeout` (15 min): what this node serves may be out of date"
+        "the API server has been silent for `--stale-watch-timeout` (15 min): the state that this node serves may be out of date"
     ),
 }
 
 KEYS: Mapping[str, Key] = {
-    "address": Key("text", "where something listens, with its port"),
+    "address": Key("text", "the address on which a server listens, with its port"),
     "addresses": Key("list", "addresses of the node"),
-    "after_s": Key("seconds", "how long something has taken by now"),
-    "applied": Key("list", "settings that are in force now"),
-    "before": Key("text", "the value before"),
-    "capacity": Key("number", "how many entries a set takes"),
+    "after_s": Key("seconds", "how long the operation has taken so far"),
+    "applied": Key("list", "settings that have come into force"),
+    "before": Key("text", "the previous value"),
+    "capacity": Key("number", "how many entries a set can hold"),
     "chains": Key("number", "chains that were removed"),
     "change": Key("text", "`put`, `deleted`, `listing`, `listed` or `rejected`"),
     "differences": Key("number", "kernel objects that differ"),
     "directory": Key("text", "the directory of manifests"),
     "draining": Key("number", "real servers that keep their connections and get no new ones"),
-    "duration_s": Key("seconds", "how long it took"),
+    "duration_s": Key("seconds", "how long the operation took"),
     "entries": Key("number", "entries of sets"),
     "errno": Key("number", "the kernel's error number"),
-    "error": Key("text", "what failed, in the words of who refused"),
-    "events": Key("number", "changes that a directory made"),
+    "error": Key("text", "what failed, in the words of the program that refused"),
+    "events": Key("number", "changes found in a directory"),
     "failed": Key("number", "operations that failed"),
     "families": Key("list", "`IPv4`, `IPv6`"),
     "family": Key("text", "`IPv4` or `IPv6`"),
     "field": Key("text", "the field of an object or of the configuration"),
     "file": Key("text", "the configuration file"),
     "files": Key("number", "manifests that were read"),
-    "found": Key("text", "as it was found in the kernel"),
-    "held_by": Key("text", "who has it"),
-    "hint": Key("text", "what it means, or what to do: prose for people, which may change"),
+    "found": Key("text", "the object as observed in the kernel"),
+    "held_by": Key("text", "the process that holds the lock"),
+    "hint": Key("text", "explanation, or what to do: prose, which may change"),
     "iptables": Key("list", "variants in use: `nf_tables`, `legacy`"),
     "jumps": Key("number", "jumps that were removed"),
     "key": Key("text", "a virtual server: protocol, address and port"),
     "kind": Key("text", "kind of API object or of kernel object"),
     "known": Key("number", "objects that are known"),
-    "library": Key("text", "who says it"),
+    "library": Key("text", "the library that logged the message"),
     "lock": Key("text", "the name of a lock"),
-    "message": Key("text", "what a library says"),
-    "missing": Key("list or number", "kinds that are not listed yet; objects that a list lacks"),
+    "message": Key("text", "the library's message"),
+    "missing": Key("list or number", "kinds that are not listed yet; number of objects that a list lacks"),
     "name": Key("text", "an object, as `namespace/name`; a server; a key in the kernel"),
-    "new": Key("number", "those that were not there at the look before"),
+    "new": Key("number", "differences that the previous reading did not have"),
     "node": Key("text", "the name of the Node"),
     "notice": Key("text", "prose about the configuration"),
     "object": Key("text", "a kernel object"),
     "objects": Key("number", "objects of a list"),
-    "operation": Key("text", "what was to be done in the kernel"),
+    "operation": Key("text", "the operation on the kernel"),
     "operations": Key("number", "operations that were done"),
     "path": Key("text", "of a kernel setting below /proc/sys, or of an HTTP request"),
-    "pending": Key("number", "kernel objects that differ from what is desired"),
+    "pending": Key("number", "kernel objects that are not in their desired state"),
     "reason": Key("text", "why, in a word or a sentence"),
-    "retry_in_s": Key("seconds", "when it is tried again"),
+    "retry_in_s": Key("seconds", "time until the next try"),
     "rules": Key("text", "variant of iptables and family"),
     "scheduler": Key("text", "the IPVS scheduler in use"),
-    "served": Key("text", "the Service that has it"),
+    "served": Key("text", "the Service that has the address and port"),
     "server": Key("text", "an API server, or one of our HTTP servers"),
     "service": Key("text", "a Service, as `namespace/name`"),
-    "services": Key("number", "Services that were looked at"),
+    "services": Key("number", "Services that were translated"),
     "set": Key("text", "the name of an ipset"),
     "settings": Key("list or number", "settings of the configuration, or of the kernel"),
-    "silent_for_s": Key("seconds", "for how long nothing was heard"),
+    "silent_for_s": Key("seconds", "time since the last contact"),
     "skipped": Key("list", "parts of a Service that are not used"),
     "step": Key("text", "a step of the start: `load_modules`, `choose_iptables_variant` or `open_kernel_sockets`"),
-    "times": Key("number", "how often"),
-    "untold": Key("number", "lines that were left out before this one"),
+    "times": Key("number", "how many times"),
+    "untold": Key("number", "lines that the rate limit left out before this one"),
     "used": Key("text", "what is used instead"),
-    "value": Key("text", "the value now"),
+    "value": Key("text", "the new value"),
     "variant": Key("text", "`nf_tables` or `legacy`"),
     "verbosity": Key("number", "the `-v` in force"),
     "virtual_servers": Key("list", "virtual servers, with the number of their real servers"),
     "waiting": Key("list", "Services that wait"),
-    "wanted": Key("text", "as it is desired or configured"),
+    "wanted": Key("text", "the object as desired or configured"),
     "wants": Key("text", "`nothing`: the Service needs nothing on this node"),
-    "where": Key("text", "file, or source, that an object came from"),
-    "why": Key("list", "the reason of each that waits"),
+    "where": Key("text", "the file or source of an object"),
+    "why": Key("list", "the reason of each Service that waits"),
     "written": Key("number", "settings that were written"),
     "zone": Key("text", "the zone of the node"),
 }
