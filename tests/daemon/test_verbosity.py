@@ -120,4 +120,4 @@ async def test_from_level_2_on_health_check_ports_are_told(level: int, told: lis
 
 def test_the_verbosity_in_force_is_that_of_the_last_set_up() -> None:
     log._Level.verbosity = 3
-    assert (log.verbosity(), log.tells(3), log.tells(4)) == (3, True, False)
+    assert (log.verbosity(), log.shows(3), log.shows(4)) == (3, True, False)

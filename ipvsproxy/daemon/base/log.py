@@ -10,17 +10,17 @@ from typing import TextIO, cast
 import structlog
 
 CHANGES_VERBOSITY = 2
-"""From this ``-v`` on, what opens, closes and goes is told: health-check ports, addresses, rules."""
+"""From this ``-v`` on, the log has health-check ports that open or close, addresses that go, and rules that change."""
 DEBUG_VERBOSITY = 4
-"""From this ``-v`` on, every step is told, as operators know it from klog: what was received, what it wants, what was done."""
+"""From this ``-v`` on, the log has each received event, each translated Service and each operation, as klog does."""
 REPEAT_S = 300.0
-"""How long the same text of a library is not told again: some say it with every request."""
+"""How long the same text of a library is not logged again: some libraries log one with every request."""
 MOST_TEXTS = 100
-"""Different ones that are remembered as told."""
+"""How many texts are remembered."""
 
 
 class _Lossy(io.TextIOBase):
-    """A stream; what cannot be written is lost: that nobody reads the log any more is no reason to serve no longer."""
+    """A stream that drops text after a failed write: the proxy must go on without a reader of its log."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -36,20 +36,20 @@ class _Lossy(io.TextIOBase):
 
 
 class Libraries(logging.Handler):
-    """What libraries log through Python's ``logging``, as lines of ours; left alone, it would be bare text on standard error."""
+    """Makes lines of ours from records of Python's ``logging``, which libraries would write to standard error as bare text."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._told: dict[str, float] = {}
+        self._logged_s: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell a record."""
+        """Log a record, unless its text was logged a short while ago."""
         text, now_s = record.getMessage(), time.monotonic()
-        if now_s - self._told.get(text, -REPEAT_S) < REPEAT_S:
+        if now_s - self._logged_s.get(text, -REPEAT_S) < REPEAT_S:
             return
-        if len(self._told) >= MOST_TEXTS:
-            self._told.clear()
-        self._told[text] = now_s
+        if len(self._logged_s) >= MOST_TEXTS:
+            self._logged_s.clear()
+        self._logged_s[text] = now_s
         level = logging.ERROR if record.levelno >= logging.ERROR else logging.WARNING
         structlog.get_logger().log(level, "library_message", library=record.name, message=text, exc_info=record.exc_info)
 
@@ -58,7 +58,7 @@ _libraries = Libraries()
 
 
 class _Level:
-    """How much is told; one for the process."""
+    """The verbosity of the process."""
 
     verbosity = 0
 
@@ -68,8 +68,8 @@ def verbosity() -> int:
     return _Level.verbosity
 
 
-def tells(level: int) -> bool:
-    """Whether lines of this ``-v`` are told: worth asking where making the line costs more than asking."""
+def shows(level: int) -> bool:
+    """Whether the log has lines of this ``-v``. A caller asks before it makes a line that is expensive."""
     return _Level.verbosity >= level
 
 
@@ -93,14 +93,14 @@ def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
         processors=shared,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _Lossy(sys.stderr))),
-        # A cached logger would not notice that it is set up again.
+        # A cached logger would keep the old configuration after another call.
         cache_logger_on_first_use=False,
     )
     logging.getLogger().addHandler(_libraries)
 
 
 def _plain_values(_logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Lists as comma-separated text: a renderer would print them as Python does."""
+    """Turn lists into comma-separated text: a renderer would print them in Python's notation."""
     for key, value in event.items():
         if isinstance(value, list | tuple | set | frozenset):
             event[key] = ",".join(map(str, value))
@@ -108,8 +108,10 @@ def _plain_values(_logger: object, _name: str, event: structlog.typing.EventDict
 
 
 def _printable_text(_logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Carriage returns, escape sequences and the like as Python writes them: terminals and line readers act on them."""
+    """Escape control characters: terminals and line readers act on carriage returns and escape sequences."""
     for key, value in event.items():
         if isinstance(value, str) and not value.isprintable():
-            event[key] = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in value)
+            event[key] = "".join(
+                character if character.isprintable() else character.encode("unicode_escape").decode() for character in value
+            )
     return event

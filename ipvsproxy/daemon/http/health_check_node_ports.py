@@ -127,7 +127,7 @@ class HealthChecks:
         }
         for endpoint in self._open.keys() - wanted.keys():
             await self._open.pop(endpoint).close()
-            self._tell("health_check_port_closed", endpoint)
+            self._log_change("health_check_port_closed", endpoint)
         for endpoint in self._failures.keys() - wanted.keys():
             del self._failures[endpoint]
         for endpoint in wanted:
@@ -157,11 +157,11 @@ class HealthChecks:
                 self._on_failure(check.owner.service, endpoint.port, reason)
         else:
             self._failures.pop(endpoint, None)
-            self._tell("health_check_port_opened", endpoint)
+            self._log_change("health_check_port_opened", endpoint)
 
-    def _tell(self, what: str, endpoint: Endpoint) -> None:
-        if logs.tells(logs.CHANGES_VERBOSITY):
-            log.info(what, address=str(endpoint))
+    def _log_change(self, event: str, endpoint: Endpoint) -> None:
+        if logs.shows(logs.CHANGES_VERBOSITY):
+            log.info(event, address=str(endpoint))
 
     def _answer(self, endpoint: Endpoint) -> Answer:
         check = self._check_at(endpoint)

@@ -87,7 +87,7 @@ class Engine:
         self._clock = clock
         self._reconciler = Reconciler(policy)
         self._wake = asyncio.Event()
-        self._is_wanted = False
+        self._is_sync_due = False
         self._new_choices: tuple[EngineSettings, view.Settings, Policy] | None = None
         self._journal = journal.Journal(clock)
         self._reader = KernelReader(self._reconciler, kernel, self._journal, clock, processor_clock)
@@ -107,12 +107,12 @@ class Engine:
     def changed(self, now: float) -> None:
         """The store has changed. ``now`` is a time of ``clock``: reading a clock is a system call."""
         self._watcher.queued(now)
-        self._is_wanted = True
+        self._is_sync_due = True
         self._wake.set()
 
     def interfaces_changed(self) -> None:
         """Addresses of interfaces have appeared or vanished."""
-        self._addresses_changed = self._is_wanted = True
+        self._addresses_changed = self._is_sync_due = True
         self._wake.set()
 
     def kernel_changed(self) -> None:
@@ -124,7 +124,7 @@ class Engine:
         """A program of iptables has ended after the loop had stopped waiting for it."""
         self._reconciler.rules_ended()
         self._reader.request_poll()
-        self._is_wanted = True
+        self._is_sync_due = True
         self._wake.set()
 
     @property
@@ -155,12 +155,12 @@ class Engine:
                 thaw_if_due()
 
     async def _wait_for_lists(self) -> None:
-        told: Collection[ObjectKind] = ()
+        logged: Collection[ObjectKind] = ()
         while not self._store.is_complete:
             self._wake.clear()
-            if self._store.missing != told:
-                told = self._store.missing
-                log.info("waiting_for_first_lists", missing=[kind.value for kind in told])
+            if self._store.missing != logged:
+                logged = self._store.missing
+                log.info("waiting_for_first_lists", missing=[kind.value for kind in logged])
             await self._wake.wait()
 
     async def _start(self) -> None:
@@ -228,7 +228,7 @@ class Engine:
                 await self._wake.wait()
         self._wake.clear()
         now = self._clock()
-        if self._is_wanted or due_s <= now:
+        if self._is_sync_due or due_s <= now:
             return now
         if self._reader.next_part_s > now:
             return None
@@ -239,7 +239,7 @@ class Engine:
 
     async def _sync(self, began: float, done_before: Report = _NOTHING) -> None:
         """Bring everything in force. ``done_before`` was done already, and is reported with the rest."""
-        self._is_wanted = False
+        self._is_sync_due = False
         observed = began
         self._watcher.syncing(began)
         self._adopt_choices()
@@ -250,7 +250,7 @@ class Engine:
             if not is_read:
                 self._translator.lacks_addresses(observed)
         self._reader.syncing()
-        seen = self._translator.update_view(self._reader.addresses, observed)
+        node_view = self._translator.update_view(self._reader.addresses, observed)
         changes = self._store.take()
         translated = observed
         for names in _batches(changes.services):
@@ -277,7 +277,7 @@ class Engine:
             unserved=self._unserved(),
             states=self._reconciler.survey.states,
             health_checks=self._reconciler.survey.health_checks,
-            view=seen,
+            view=node_view,
             waited_s=max(0.0, began - min(changes.services.values(), default=began)),
             observed_s=observed - began,
             translated_s=translated - observed,

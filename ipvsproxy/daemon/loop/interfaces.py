@@ -11,7 +11,7 @@ from ipvsproxy.model.kernel import DEVICE
 
 
 async def follow(engine: Engine, own_ports: Collection[int]) -> None:
-    """Have the engine read the kernel when somebody else changes addresses or interfaces.
+    """Have the engine read the kernel when another program changes addresses or interfaces.
 
     ``own_ports`` are the port ids of the sockets by which this process changes addresses; it may grow meanwhile.
 
@@ -30,7 +30,7 @@ async def follow(engine: Engine, own_ports: Collection[int]) -> None:
                 loop.remove_reader(listener.fileno())  # else it would be called again at once
                 broken.set_exception(error)
             else:
-                _tell(engine, changes)
+                _pass_on(engine, changes)
 
         loop.add_reader(listener.fileno(), read)
         try:
@@ -39,7 +39,7 @@ async def follow(engine: Engine, own_ports: Collection[int]) -> None:
             loop.remove_reader(listener.fileno())
 
 
-def _tell(engine: Engine, changes: Iterable[notify.Change]) -> None:
+def _pass_on(engine: Engine, changes: Iterable[notify.Change]) -> None:
     for change in changes:
         match change:
             case notify.AddressAppeared(address=item) | notify.AddressVanished(address=item):

@@ -37,8 +37,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def log_received(events: Iterable[Event]) -> None:
-    """Log the events of the source, at the verbosity of every step."""
-    if not logs.tells(logs.DEBUG_VERBOSITY):
+    """Log the events of the source, at the verbosity of single operations."""
+    if not logs.shows(logs.DEBUG_VERBOSITY):
         return
     for event in events:
         match event:
@@ -57,23 +57,23 @@ def log_received(events: Iterable[Event]) -> None:
 
 
 def log_desired(name: ServiceName, state: ServiceState | None) -> None:
-    """Log the desired state of a Service, at the verbosity of every step."""
-    if not logs.tells(logs.DEBUG_VERBOSITY):
+    """Log the desired state of a Service, at the verbosity of single operations."""
+    if not logs.shows(logs.DEBUG_VERBOSITY):
         return
     if state is None:
         log.debug("translated", service=str(name), wants="nothing")
         return
-    wanted = [f"{key}({len(server.real_servers)})" for key, server in state.virtual_servers.items()]
-    log.debug("translated", service=str(name), virtual_servers=wanted, entries=len(state.entries), skipped=state.rare.skipped)
+    desired = [f"{key}({len(server.real_servers)})" for key, server in state.virtual_servers.items()]
+    log.debug("translated", service=str(name), virtual_servers=desired, entries=len(state.entries), skipped=state.rare.skipped)
 
 
 def log_outcomes(outcomes: Iterable[Outcome]) -> None:
     """Log operations on the kernel: removals and rules at a lower verbosity, all others at a higher one."""
-    if logs.tells(logs.DEBUG_VERBOSITY):
+    if logs.shows(logs.DEBUG_VERBOSITY):
         for outcome in outcomes:
             for operation in one_by_one([outcome.operation]):
                 log.debug("operation", operation=str(operation), **({"error": outcome.error} if outcome.error else {}))
-    elif logs.tells(logs.CHANGES_VERBOSITY):
+    elif logs.shows(logs.CHANGES_VERBOSITY):
         for outcome in outcomes:
             verb, item = outcome.operation
             if not outcome.error and (isinstance(item, Skeleton) or (verb is Verb.REMOVE and isinstance(item, BoundAddresses))):
@@ -113,7 +113,7 @@ class Journal:
     def log_complaints(self, complaints: Iterable[Complaint]) -> None:
         """Log the unused parts of objects with the reason.
 
-        Valid parts that are not for us only at the verbosity of every step.
+        Valid parts that are not for us only at the verbosity of single operations.
         """
         for complaint in complaints:
             invalid = [skipped for skipped in complaint.skipped if skipped.invalid]
@@ -122,7 +122,7 @@ class Journal:
                 about["where"] = complaint.where
             if invalid and self._is_allowed((complaint.kind, complaint.name, complaint.where), len(invalid)):
                 for skipped in invalid[:PARTS_SHOWN]:
-                    self._tell(log.warning, "part_not_used", **about, field=skipped.field, reason=skipped.reason)
+                    self._log_limited(log.warning, "part_not_used", **about, field=skipped.field, reason=skipped.reason)
                 self._untold += len(invalid[PARTS_SHOWN:])
             for skipped in complaint.skipped:
                 if not skipped.invalid:
@@ -135,7 +135,7 @@ class Journal:
         for conflict in new:
             if self._is_allowed(conflict.key):
                 waiting = [str(owner) for owner in conflict.waiting]
-                self._tell(
+                self._log_limited(
                     log.warning,
                     "address_conflict",
                     key=str(conflict.key),
@@ -176,7 +176,7 @@ class Journal:
                 kind=place.kind,
                 name=str(place.key),
                 times=times,
-                hint="somebody undoes it again and again: it is repaired ever more seldom",
+                hint="another program undoes it repeatedly: it is repaired ever less often",
             )
 
     def log_settings(self, given_up: Mapping[str, str]) -> None:
@@ -195,7 +195,7 @@ class Journal:
         for outcome in report.errors:
             if not isinstance(outcome.operation.item, Sysctl):
                 failed = {"operation": str(outcome.operation), "error": outcome.error, "errno": outcome.errno}
-                self._tell(log.error, "operation_failed", **failed)
+                self._log_limited(log.error, "operation_failed", **failed)
         if not (changes.services or report.done or report.failed):
             return
         if not self._syncs.take(self._clock()):
@@ -220,12 +220,12 @@ class Journal:
         self._untold += lines
         return False
 
-    def _tell(self, say: Callable[..., object], event: str, **keys: object) -> None:
+    def _log_limited(self, write: Callable[..., object], event: str, **keys: object) -> None:
         if not self._lines.take(self._clock()):
             self._untold += 1
             return
         untold, self._untold = self._untold, 0
-        say(event, **keys, **_if_any(untold))
+        write(event, **keys, **_if_any(untold))
 
 
 def _if_any(untold: int) -> Mapping[str, int]:

@@ -1,4 +1,4 @@
-"""The kernel as the loop and the commands need it: what ``NodeKernel``, a planning kernel and the tests' kernel have in common.
+"""The kernel as the loop and the commands need it: the interface of ``NodeKernel``, a planning kernel and the tests' kernel.
 
 All methods block, and are called in the kernel's thread alone (``KernelThread.call``).
 """

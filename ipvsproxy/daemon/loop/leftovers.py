@@ -67,30 +67,30 @@ def examine(rules: Rules, place: Place, known: Examined | None = None, *, may_re
     mark = rules.mark(place)
     if known is not None and known.mark is not None and mark == known.mark:
         return known
-    wanted = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=place.is_used)
-    found = rules.read(place, wanted.concerns)
-    removal = leftovers.removal(found, wanted)
-    hidden = found.hidden & leftovers.TABLES
-    seen = Examined(mark, removal, failure=removal.held_back, hidden=iptables.describe_hidden(hidden) if hidden else "")
+    scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=place.is_used)
+    observed = rules.read(place, scope.concerns)
+    removal = leftovers.removal(observed, scope)
+    hidden = observed.hidden & leftovers.TABLES
+    examined = Examined(mark, removal, failure=removal.held_back, hidden=iptables.describe_hidden(hidden) if hidden else "")
     if not (removal.is_needed and may_remove) or removal.held_back:
-        return seen
+        return examined
     try:
         rules.remove(place, removal)
     except KernelError as error:
-        return seen._replace(failure=str(error))
-    return seen._replace(is_removed=True)
+        return examined._replace(failure=str(error))
+    return examined._replace(is_removed=True)
 
 
 @dataclasses.dataclass(slots=True)
 class _State:
     """The state of a place.
 
-    ``known`` is the last examination with nothing to remove. ``told`` are the log events that are not over: empty if no rules are
-    left. ``due_s`` is the time of the next examination; infinite: after the next audit.
+    ``known`` is the last examination with nothing to remove. ``ongoing`` are the log events that are not over: empty if no rules
+    are left. ``due_s`` is the time of the next examination; infinite: after the next audit.
     """
 
     known: Examined | None = None
-    told: set[str] = dataclasses.field(default_factory=set)
+    ongoing: set[str] = dataclasses.field(default_factory=set)
     failures: int = 0
     due_s: float = math.inf
 
@@ -117,7 +117,7 @@ class Leftovers:
     @property
     def present(self) -> Mapping[Place, bool]:
         """For each place, whether rules resist removal there, or may do so because they cannot be read."""
-        return {place: bool(state.told) for place, state in self._states.items()}
+        return {place: bool(state.ongoing) for place, state in self._states.items()}
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
@@ -150,42 +150,44 @@ class Leftovers:
                 state.due_s = math.inf
                 may_remove = self._returns.due_s(place) <= now
                 try:
-                    seen = await self._in_thread(examine, self._rules, place, state.known, may_remove=may_remove)
+                    examined = await self._in_thread(examine, self._rules, place, state.known, may_remove=may_remove)
                 except KernelError as error:
                     self._fail(place, state, str(error))
                 else:
-                    self._take_in(place, state, seen)
+                    self._take_in(place, state, examined)
 
     def _fail(self, place: Place, state: _State, error: str) -> None:
         state.failures += 1
         state.due_s = self._clock() + retry.delay_s(state.failures)
-        self._tell(place, state, RESISTS, error=error, hint="it is tried again; packets meet these rules meanwhile")
+        self._log_once(place, state, RESISTS, error=error, hint="it is tried again; packets meet these rules meanwhile")
 
-    def _take_in(self, place: Place, state: _State, seen: Examined) -> None:
-        if seen.failure:
-            self._fail(place, state, seen.failure)
+    def _take_in(self, place: Place, state: _State, examined: Examined) -> None:
+        if examined.failure:
+            self._fail(place, state, examined.failure)
             return
-        now, removal = self._clock(), seen.removal
+        now, removal = self._clock(), examined.removal
         comes_back = self._returns.comes_back(place, now)
         state.failures = 0
-        state.known = None if removal.is_needed else seen
-        if seen.is_removed:
+        state.known = None if removal.is_needed else examined
+        if examined.is_removed:
             self._returns.remove(place, now)
             if not comes_back:
                 log.info(REMOVED, rules=str(place), jumps=len(removal.references), chains=len(removal.deleted))
         elif removal.is_needed:
             state.due_s = self._returns.due_s(place)
-        if comes_back and (removal.is_needed or COMES_BACK in state.told):
-            self._tell(place, state, COMES_BACK, hint="stop the kube-proxy that writes them: only then they are gone for good")
-        elif seen.hidden:
-            self._tell(place, state, RESISTS, error=seen.hidden, hint="what iptables cannot show is not removed")
+        if comes_back and (removal.is_needed or COMES_BACK in state.ongoing):
+            self._log_once(
+                place, state, COMES_BACK, hint="stop the kube-proxy that writes them: only then they are gone for good"
+            )
+        elif examined.hidden:
+            self._log_once(place, state, RESISTS, error=examined.hidden, hint="what iptables cannot show is not removed")
         else:
-            if state.told:
+            if state.ongoing:
                 log.info(GONE, rules=str(place))
-            state.told.clear()
+            state.ongoing.clear()
 
-    def _tell(self, place: Place, state: _State, event: str, **keys: str) -> None:
+    def _log_once(self, place: Place, state: _State, event: str, **keys: str) -> None:
         """Log an event, unless it was logged and is not over."""
-        if event not in state.told:
+        if event not in state.ongoing:
             log.warning(event, rules=str(place), **keys)
-        state.told.add(event)
+        state.ongoing.add(event)

@@ -1,4 +1,4 @@
-"""When the kernel is read, and what follows from a reading.
+"""Reads the kernel at its times, and passes on the result.
 
 Rule 1: everything is read at start-up, and by audits: at a slow pace, and after an error or a surprise.
 Rule 2: between audits the kernel is polled, which is cheaper: as often as a small share of a processor allows, and after a
@@ -133,10 +133,10 @@ class KernelReader:
         self._audit_due_s, self._poll_due_s = now + self._audit_interval_s, now + POLL_INTERVAL_S
         self._reading = None
         sets, families, sysctls = self._subjects()
-        seen = await self._kernel.call(lambda kernel: kernel.observe(sets, families, sysctls))
-        await self._take_in(seen)
-        self._note_errors(seen.errors, is_audit=True)
-        return not seen.errors
+        observation = await self._kernel.call(lambda kernel: kernel.observe(sets, families, sysctls))
+        await self._take_in(observation)
+        self._note_errors(observation.errors, is_audit=True)
+        return not observation.errors
 
     @property
     def next_part_s(self) -> float:
@@ -161,13 +161,13 @@ class KernelReader:
             parts = await self._kernel.call(lambda kernel: kernel.poll(sets, families, sysctls, thorough=is_audit))
             self._reading = _Reading(parts, is_audit, now)
         reading = self._reading
-        seen = await self._kernel.call(lambda _: next(reading.parts, None))
-        if seen is not None:
-            await self._take_in(seen)
-            self._reading.errors += seen.errors
-            self._reading.lacks_witnesses |= bool(seen.errors) and not seen.is_of_rules
+        part = await self._kernel.call(lambda _: next(reading.parts, None))
+        if part is not None:
+            await self._take_in(part)
+            self._reading.errors += part.errors
+            self._reading.lacks_witnesses |= bool(part.errors) and not part.is_of_rules
         self._reading.cost_s += self._processor_clock() - used_s
-        if seen is None:
+        if part is None:
             done, self._reading = self._reading, None
             await self._finish(done)
 
@@ -192,14 +192,14 @@ class KernelReader:
         sets, sysctls = self._reconciler.subjects()
         return sets, self._families, sysctls
 
-    async def _take_in(self, seen: Observation) -> None:
+    async def _take_in(self, part: Observation) -> None:
         now = self._clock()
-        await in_slices(self._reconciler.observing(seen, now), self._clock, now)
+        await in_slices(self._reconciler.observing(part, now), self._clock, now)
         news = self._reconciler.take_drift_news()
         self._journal.log_drift(news)
         self._has_drifted |= bool(news.found)
-        if seen.interface_addresses is not None:
-            self._addresses = seen.interface_addresses
+        if part.interface_addresses is not None:
+            self._addresses = part.interface_addresses
 
     def _note_errors(self, errors: Collection[str], *, is_audit: bool) -> None:
         new_errors = [error for error in dict.fromkeys(errors) if error not in self._unreadable]

@@ -14,12 +14,12 @@ class Refusals:
         self._refused: dict[ServiceName, tuple[Skipped, ...]] = {}
         self._complaints: list[Complaint] = []
 
-    def note(self, name: ServiceName, service: Service | None, wanted: ServiceState | None) -> None:
+    def note(self, name: ServiceName, service: Service | None, desired: ServiceState | None) -> None:
         """Take note of a translated Service: parts skipped by translation, and not by parsing, were refused."""
         before = self._refused.pop(name, ())
-        if service is None or wanted is None or service.not_served or len(wanted.rare.skipped) == len(service.skipped):
+        if service is None or desired is None or service.not_served or len(desired.rare.skipped) == len(service.skipped):
             return
-        refused = wanted.rare.skipped[len(service.skipped) :]
+        refused = desired.rare.skipped[len(service.skipped) :]
         self._refused[name] = refused
         if refused != before:
             self._complaints.append(Complaint(ObjectKind.SERVICE, str(name), refused))

@@ -1,4 +1,4 @@
-"""What the loop tells about itself, and to whom."""
+"""The result of a sync, and the interface of those that the loop informs."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -19,12 +19,12 @@ class SyncSummary:
     """One finished sync.
 
     ``lacking`` are the families without all that their Services stand on (device, sets, rules, settings); ``unmet_settings`` are
-    the indispensable kernel settings among that, with the value that they have. ``states`` is what each Service wants now,
-    ``health_checks`` what each health-check port answers; both change with the next sync.
+    the missing ones among the indispensable kernel settings, with their observed value. ``states`` is the desired state of
+    each Service, ``health_checks`` the answer of each health-check port; both change with the next sync.
     ``unserved`` are the families without most of their virtual servers; all, while a first list is doubted.
-    ``is_audit``: the whole kernel was read before it. ``waited_s`` is the age of the oldest change in it when it began, 0 without
-    any. What follows says how long the kernel was read, changes were translated, and operations were applied. ``conflicts`` are
-    those that are new.
+    ``is_audit``: an audit came before the sync. ``waited_s`` is the age of its oldest change at its beginning, 0 without changes.
+    ``observed_s``, ``translated_s`` and ``applied_s`` are the durations of reading the kernel, translating changes and applying
+    operations. ``conflicts`` are the new ones.
     """
 
     report: Report
@@ -44,18 +44,18 @@ class SyncSummary:
 
     @property
     def duration_s(self) -> float:
-        """How long it took."""
+        """The duration of the sync."""
         return self.observed_s + self.translated_s + self.applied_s
 
 
 class Watcher(Protocol):
-    """Who wants to know how the loop fares: metrics, health, health-check listeners."""
+    """The loop informs it about syncs: metrics, health, health-check listeners."""
 
     def queued(self, now: float) -> None:
-        """There is something to do."""
+        """A change waits for the next sync."""
 
     def syncing(self, now: float) -> None:
-        """A sync begins, with all that there is to do."""
+        """A sync begins with all changes that wait."""
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync is over."""
+        """A sync has ended."""

@@ -1,8 +1,8 @@
-"""The one way to desired state: what the store, the node and the operator's choices amount to, told to a reconciler.
+"""The one way to desired state: from the store, the node and the operator's choices to a reconciler.
 
-Rule 1: ``run`` and every command come by this way alone, so that they cannot disagree. Nobody else asks ``translate`` for a
-view of the node, for what a Service wants, or for rules, and nobody else tells a reconciler what the node needs.
-Rule 2: a Service is translated when something of it has changed; all of them when the node is seen otherwise than before.
+Rule 1: ``run`` and every command use this way alone, so that they cannot disagree. No other module has ``translate`` make a view
+of the node, the desired state of a Service, or rules, and no other module passes the needs of the node to a reconciler.
+Rule 2: a Service is translated after a change to it, its endpoints or the view of the node.
 """
 
 import dataclasses
@@ -22,16 +22,16 @@ from ipvsproxy.translate import refusal, skeleton, state, view
 from ipvsproxy.translate.lingering import Lingering
 
 WORK_PER_STEP = 100
-"""How many endpoints are translated before the time is asked for: about a third of a millisecond."""
+"""The number of endpoints that are translated between two readings of the clock: about a third of a millisecond."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Translator:
-    """Has a reconciler know what is desired. Nothing is, of any Service, before ``update_view`` was called.
+    """Passes desired state to a reconciler. No Service has any before the first ``update_view``.
 
-    In this order: ``put_node``, ``update_view``, ``put`` or ``putting`` for the Services that have changed in the store, and
-    ``put_skeletons`` or ``put_settled_skeletons``, since rules follow from what the Services want.
+    Call in this order: ``put_node``, ``update_view``, ``put`` or ``putting`` for the Services that have changed in the store, and
+    ``put_skeletons`` or ``put_settled_skeletons``, since rules follow from the desired state of the Services.
 
     ``settings`` are the operator's choices for Services and rules.
     """
@@ -55,26 +55,26 @@ class Translator:
         self._reconciler = reconciler
         self._view: view.NodeView | None = None
         self._unknown_pods: frozenset[Family] = frozenset()
-        """The families of the last log line about local pods that cannot be told from others."""
+        """The families of the last log line about local pods that cannot be distinguished from others."""
         self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey]] = (None, (), frozenset())
         self._lingering = Lingering()
         self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
 
     @property
     def next_s(self) -> float | None:
-        """When an address that went is to be given up, if it is not back: the addresses have to be read then."""
+        """When an address that went is given up unless it has returned: the addresses must be read then."""
         return self._lingering.next_s
 
     def needs_addresses(self, now: float) -> bool:
-        """Whether that is now."""
+        """Whether the addresses must be read now."""
         return self._lingering.is_due(now)
 
     def lacks_addresses(self, now: float) -> None:
-        """The addresses could not be read, so none is given up yet."""
+        """Give up no address yet, because the addresses could not be read."""
         self._lingering = self._lingering.postponed(now)
 
     def adopt(self, settings: view.Settings, sysctls: tuple[Sysctl, ...], timeouts: Timeouts | None) -> None:
-        """Go by other choices from the next ``put_node`` and the next look at the node on."""
+        """Use other choices from the next ``put_node`` and ``update_view`` on."""
         self.settings = settings
         self._sysctls = sysctls
         self._timeouts = timeouts
@@ -82,14 +82,15 @@ class Translator:
         self._skeleton_inputs.clear()
 
     def put_node(self) -> None:
-        """Have the reconciler know what the node needs whatever its Services are, and where node ports are served."""
+        """Pass on the needs of the node, which are the same for any Services, and the addresses of node ports."""
         self._put_node_port_ranges(self._store.node(self._node_name))
         self._reconciler.put_node(self.settings.families, self._sysctls, self._timeouts)
 
     def update_view(self, addresses: tuple[InterfaceAddress, ...], now: float) -> view.NodeView:
-        """See the node with these addresses of its interfaces; where it differs from before, every Service may be concerned.
+        """Make the view of the node with these addresses of its interfaces.
 
-        These have changed ``now`` then, in the store. Node ports stay for a while on addresses that are not there any more.
+        If it differs from the last one, all Services count as changed at ``now``, in the store. Node ports stay for a while on
+        addresses that went.
         """
         node = self._store.node(self._node_name)
         api_servers = self._api_servers()
@@ -100,21 +101,25 @@ class Translator:
             self._lingering = self._lingering.after((item.address for item in addresses if item.interface != DEVICE), now)
         self._view_inputs = (node, addresses, api_servers)
         self._put_node_port_ranges(node)
-        seen = view.view_node(self.settings, self._node_name, node, addresses, api_servers, lingering=self._lingering.addresses)
-        if seen != self._view:
+        node_view = view.view_node(
+            self.settings, self._node_name, node, addresses, api_servers, lingering=self._lingering.addresses
+        )
+        if node_view != self._view:
             if self._view is not None:
-                log.info("node_changed", zone=seen.zone, addresses=[str(one) for one in seen.primary_addresses.values()])
-            self._view = seen
-            self._log_unknown_pods(seen)
+                log.info(
+                    "node_changed", zone=node_view.zone, addresses=[str(one) for one in node_view.primary_addresses.values()]
+                )
+            self._view = node_view
+            self._log_unknown_pods(node_view)
             self._store.touch_all(now)
-        return seen
+        return node_view
 
     def _put_node_port_ranges(self, node: Node | None) -> None:
         self._reconciler.put_node_port_ranges(view.node_port_ranges(self.settings, node))
 
-    def _log_unknown_pods(self, seen: view.NodeView) -> None:
-        """Log the families whose local pods cannot be told from others, once until that changes."""
-        unknown = frozenset() if self.settings.masquerade_all else view.without_local_pods(self.settings, seen.pod_networks)
+    def _log_unknown_pods(self, node_view: view.NodeView) -> None:
+        """Log the families whose local pods cannot be distinguished from others, once until they change."""
+        unknown = frozenset() if self.settings.masquerade_all else view.without_local_pods(self.settings, node_view.pod_networks)
         before, self._unknown_pods = self._unknown_pods, unknown
         if unknown and unknown != before:
             by_node = self.settings.detect_local is view.LocalMode.NODE_CIDR
@@ -126,7 +131,7 @@ class Translator:
             )
 
     def _api_servers(self) -> frozenset[RealServerKey]:
-        """Where the API servers are, as their own Service says."""
+        """The API servers, from the endpoints of their own Service."""
         return frozenset(
             key
             for item in self._store.slices_of(refusal.KUBERNETES)
@@ -144,29 +149,29 @@ class Translator:
                 yield
 
     def put(self, name: ServiceName) -> int:
-        """Have the reconciler know what a Service wants now; returns how much work that was, in endpoints.
+        """Pass on the desired state of a Service. Returns the size of that work in endpoints.
 
         A Service counts as one endpoint more than it has, for each of its ports.
         """
-        service, wanted, work = self._store.services.get(name), None, 1
+        service, desired, work = self._store.services.get(name), None, 1
         if service is not None and self._view is not None:
             slices = self._store.slices_of(name)
             remembered = self._store.is_only_remembered(name)
-            wanted = state.translate(service, slices, self._view, self.settings, remembered=remembered)
+            desired = state.translate(service, slices, self._view, self.settings, remembered=remembered)
             work = (1 + sum([len(item.conditions) for item in slices])) * max(1, len(service.ports))
-        journal.log_desired(name, wanted)
-        self._refusals.note(name, service, wanted)
-        self._reconciler.put(name, wanted)
+        journal.log_desired(name, desired)
+        self._refusals.note(name, service, desired)
+        self._reconciler.put(name, desired)
         return work
 
     def with_refusals(self, changes: Changes) -> Changes:
-        """What was taken from the store, with the complaints about what was refused when it was translated."""
+        """Changes from the store, with complaints about the parts that translation refused."""
         return dataclasses.replace(changes, complaints=(*changes.complaints, *self._refusals.take()))
 
     def put_skeletons(self, expected: frozenset[SetKind] = frozenset()) -> None:
-        """Have the reconciler know which rules are needed now: for what is desired, and for what must still go.
+        """Pass on the rules that are needed now: for the desired objects, and for those that must still go.
 
-        ``expected``: sets that will hold entries soon, if a family has any; that counts where it has no rules in force yet.
+        ``expected``: sets that will have entries soon. It counts in a family with entries and without rules in force.
         """
         refused = self._reconciler.refused()
         for family in self.settings.families:
@@ -176,7 +181,7 @@ class Translator:
             self._put_skeleton(family, occupied, refused)
 
     def put_settled_skeletons(self) -> None:
-        """Have the reconciler know which rules are needed once all else is as desired."""
+        """Pass on the rules that are needed once all other objects are as desired."""
         refused = self._reconciler.refused(settled=True)
         for family in self.settings.families:
             self._put_skeleton(family, self._reconciler.occupied(family, settled=True), refused)

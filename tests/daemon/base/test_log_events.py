@@ -1,4 +1,4 @@
-"""Every log call of the program uses the vocabulary, read from its source; and the vocabulary has nothing that no call uses."""
+"""Covers the vocabulary: log calls in the source use nothing else, and every word of it is used."""
 
 import ast
 import pathlib
@@ -13,11 +13,11 @@ from ipvsproxy.daemon.base.log_events import COUNTING, EVENTS, KEYS
 SOURCE = pathlib.Path(ipvsproxy.__file__).parent
 LEVELS = {"debug", "info", "warning", "error", "exception", "log"}
 EXTENDING = {"exc_info"}
-"""Arguments that are for structlog itself."""
+"""Arguments for structlog itself."""
 
 
 class Module:
-    """The log calls of one module: their events and keys, as far as they stand in it."""
+    """The log calls of one module: the events and keys that are written in it."""
 
     def __init__(self, text: str) -> None:
         self._tree = ast.parse(text)
@@ -28,9 +28,9 @@ class Module:
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(value))):
                     self._constants[name] = value
                 case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
-                    for target, said in zip(names, values, strict=False):
-                        if isinstance(target, ast.Name) and isinstance(said, ast.Constant):
-                            self._constants[target.id] = str(said.value)
+                    for target, constant in zip(names, values, strict=False):
+                        if isinstance(target, ast.Name) and isinstance(constant, ast.Constant):
+                            self._constants[target.id] = str(constant.value)
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as display):
                     self._dictionaries.setdefault(name, set()).update(_keys(display))
                 case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)))]):
@@ -41,30 +41,32 @@ class Module:
                     pass
 
     def calls(self) -> Iterator[ast.Call]:
-        """Those of a logger, and those of functions that say something with one."""
+        """The calls of a logger, and of functions that log for others."""
         for node in ast.walk(self._tree):
             match node:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id="log"), attr=level)) if level in LEVELS:
                     yield node
-                case ast.Call(func=ast.Attribute(value=ast.Call(), attr="log")) | ast.Call(func=ast.Attribute(attr="_tell")):
+                case ast.Call(func=ast.Attribute(value=ast.Call(), attr="log")):
+                    yield node
+                case ast.Call(func=ast.Attribute(attr=name)) if name.startswith("_log_"):
                     yield node
                 case _:
                     pass
 
     def events(self, call: ast.Call) -> list[str]:
-        """Empty where the event is an argument of the function that says it: its own callers are checked."""
+        """The events of a call. Empty inside a function that has the event as argument: its callers are checked."""
         literal = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
         return literal + [self._constants[one.id] for one in call.args if isinstance(one, ast.Name) and one.id in self._constants]
 
     def keys(self, call: ast.Call) -> set[str]:
-        """Those by name, and those of dictionaries that are written in this module."""
-        found = {keyword.arg for keyword in call.keywords if keyword.arg}
+        """The keys of a call: keyword arguments, and keys of dictionaries in this module."""
+        keys = {keyword.arg for keyword in call.keywords if keyword.arg}
         for keyword in call.keywords:
             if keyword.arg is None:
-                found |= _keys(keyword.value)
+                keys |= _keys(keyword.value)
                 names = {node.id for node in ast.walk(keyword.value) if isinstance(node, ast.Name)}
-                found |= set().union(*(self._dictionaries.get(name, set()) for name in names))
-        return found
+                keys |= set().union(*(self._dictionaries.get(name, set()) for name in names))
+        return keys
 
 
 def _keys(tree: ast.AST) -> set[str]:
@@ -102,12 +104,12 @@ def test_names_are_in_snake_case() -> None:
     ("text", "events", "keys"),
     [
         ('log.info("a sentence", key=1)', ["a sentence"], {"key"}),
-        ('E = "one"\nself._tell(log.error, E, **about)\nabout = {"x": 1}\nabout["y"] = 2', ["one"], {"x", "y"}),
+        ('E = "one"\nself._log_limited(log.error, E, **about)\nabout = {"x": 1}\nabout["y"] = 2', ["one"], {"x", "y"}),
         ('structlog.get_logger().log(level, "b", **({"z": 1} if on else {}))', ["b"], {"z"}),
         ("log.warning(event, **keys)", [], set()),
     ],
 )
-def test_calls_are_read_as_they_stand(text: str, events: list[str], keys: set[str]) -> None:
+def test_calls_are_read_from_source(text: str, events: list[str], keys: set[str]) -> None:
     module = Module(text)
     (call,) = module.calls()
     assert (module.events(call), module.keys(call)) == (events, keys)
