@@ -1,4 +1,4 @@
-"""Tells that a directory has changed: through inotify, and by looking again and again where that is not to be had."""
+"""Waits for changes of a directory: with inotify, and with polls where inotify is not available."""
 
 import asyncio
 import contextlib
@@ -23,19 +23,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DirectoryChanges:
-    """Watches one directory, not those below it, from ``with`` on.
+    """Watches one directory without its subdirectories, from ``with`` on.
 
     While the directory is absent, or the kernel has no inotify instance left (fs.inotify.max_user_instances), ``wait`` returns
-    every ``poll_s`` seconds. As often it looks whether a link on the path leads to another directory now, which inotify does not
-    tell, and when the directory was modified: on NFS, FUSE and the like inotify may tell nothing of what others do. What is
-    written into a file without a new name stays unseen there.
+    every ``poll_s`` seconds. At the same interval it polls two facts. One is the directory at the path: inotify does not report a
+    link that leads to another one. The other is the time of modification: on NFS, FUSE and the like, inotify may not report the
+    changes of other hosts. There, a change inside a file that keeps its name goes unnoticed.
     """
 
     def __init__(self, path: str, poll_s: float) -> None:
         self._path = path
         self._poll_s = poll_s
         self._descriptor = -1
-        self._seen = (0, 0, 0)
+        self._polled = (0, 0, 0)
 
     def __enter__(self) -> Self:
         self._open()
@@ -46,32 +46,32 @@ class DirectoryChanges:
 
     @property
     def is_notified(self) -> bool:
-        """Whether the kernel tells us, so that waiting costs nothing."""
+        """Whether inotify reports changes, so that waiting costs nothing."""
         return self._descriptor >= 0
 
     async def wait(self) -> None:
-        """Returns when something may have changed since the last return."""
+        """Wait until the directory may have changed since the last return."""
         if not self.is_notified:
-            self._open()  # Before the caller looks: what changes after that look is then told.
+            self._open()  # Before the caller reads the directory: inotify then reports changes after that.
             await asyncio.sleep(self._poll_s)
             return
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         loop.add_reader(self._descriptor, readable.set)
         try:
-            while not readable.is_set() and self._look() == self._seen:
+            while not readable.is_set() and self._poll() == self._polled:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._poll_s):
                         await readable.wait()
         finally:
             loop.remove_reader(self._descriptor)
-        watched, self._seen = self._seen, self._look()
-        if self._drain() & END or self._seen[:2] != watched[:2]:  # This directory is no longer the one at the path.
+        before, self._polled = self._polled, self._poll()
+        if self._read_events() & END or self._polled[:2] != before[:2]:  # Another directory is at the path now.
             self._close()
             self._open()
 
     def _open(self) -> None:
-        self._seen = self._look()
+        self._polled = self._poll()
         descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if descriptor < 0:
             return
@@ -80,28 +80,28 @@ class DirectoryChanges:
             return
         self._descriptor = descriptor
 
-    def _look(self) -> tuple[int, int, int]:
-        """Device, inode and time of modification of the directory at the path; zeros where there is none."""
+    def _poll(self) -> tuple[int, int, int]:
+        """Device, inode and time of modification of the directory at the path; zeros without one."""
         try:
-            found = pathlib.Path(self._path).stat()
+            status = pathlib.Path(self._path).stat()
         except OSError:
             return 0, 0, 0
-        return found.st_dev, found.st_ino, found.st_mtime_ns
+        return status.st_dev, status.st_ino, status.st_mtime_ns
 
     def _close(self) -> None:
         if self.is_notified:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _drain(self) -> int:
-        """All events that wait, as one mask."""
-        seen = 0
+    def _read_events(self) -> int:
+        """Read all waiting events into one mask."""
+        events = 0
         with contextlib.suppress(BlockingIOError):
             while True:
                 data = os.read(self._descriptor, READ_BYTES)
                 offset = 0
                 while offset < len(data):
                     _, mask, _, name_bytes = HEADER.unpack_from(data, offset)
-                    seen |= mask
+                    events |= mask
                     offset += HEADER.size + name_bytes
-        return seen
+        return events

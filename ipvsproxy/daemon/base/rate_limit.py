@@ -1,4 +1,4 @@
-"""How often something may be said, so that whoever provokes it cannot fill a log or an API server."""
+"""Rate limits, so that no cause of log lines or Kubernetes events can fill the log or the API server."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -7,7 +7,7 @@ Subject = TypeVar("Subject", bound=Hashable)
 
 
 class Bucket:
-    """An allowance: ``burst`` at once, then one per ``refill_s``."""
+    """A rate limit: ``burst`` at once, then one per ``refill_s``."""
 
     def __init__(self, burst: int, refill_s: float, now: float) -> None:
         self._burst = burst
@@ -16,7 +16,7 @@ class Bucket:
         self._then_s = now
 
     def take(self, now: float) -> bool:
-        """Whether one more is allowed; it then counts."""
+        """Whether one more is allowed. An allowed one counts."""
         self._left = min(self._burst, self._left + (now - self._then_s) / self._refill_s)
         self._then_s = now
         if self._left < 1:
@@ -26,7 +26,7 @@ class Bucket:
 
 
 class RateLimits(Generic[Subject]):
-    """An allowance for each subject; those of the ``most`` newest subjects are remembered."""
+    """A rate limit for each subject, remembered for the ``most`` newest subjects."""
 
     def __init__(self, burst: int, refill_s: float, most: int) -> None:
         self._burst = burst
@@ -35,7 +35,7 @@ class RateLimits(Generic[Subject]):
         self._buckets: dict[Subject, Bucket] = {}
 
     def take(self, subject: Subject, now: float) -> bool:
-        """Whether one more is allowed about this subject; it then counts."""
+        """Whether one more is allowed for this subject. An allowed one counts."""
         bucket = self._buckets.get(subject)
         if bucket is None:
             if len(self._buckets) >= self._most:

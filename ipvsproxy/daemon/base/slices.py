@@ -1,15 +1,15 @@
-"""Long work in the loop, in slices short enough for whoever waits for it."""
+"""Long work in the loop, in slices that keep other tasks waiting only briefly."""
 
 import asyncio
 from collections.abc import Callable, Iterable
 
 SLICE_S = 0.002
-"""How long the loop may be kept without a pause. Who waits for a time is kept by three such slices: that in which it comes, that
-in which the loop sees it, that in which the waiting task wakes."""
+"""The longest work without a pause. A timer can be late by three slices: its time comes in the first, the loop notices in the
+second, and its task wakes after the third."""
 
 
 async def in_slices(steps: Iterable[None], clock: Callable[[], float], now: float) -> None:
-    """Take the steps, with a pause for others as often as they have kept the loop for ``SLICE_S``; it is ``now`` at first."""
+    """Do all steps, with a pause for other tasks after each ``SLICE_S``. ``now`` is the clock's time at the call."""
     slice_ends_s = now + SLICE_S
     for _ in steps:
         if clock() >= slice_ends_s:

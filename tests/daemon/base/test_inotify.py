@@ -1,4 +1,4 @@
-"""Covers which changes of a directory wake a waiter, and what happens where the kernel cannot tell."""
+"""Covers which changes of a directory wake a waiter, with inotify and without its reports."""
 
 import asyncio
 import ctypes
@@ -56,10 +56,10 @@ async def test_a_change_wakes_the_waiter(tmp_path: pathlib.Path, change: Callabl
 
 
 @pytest.mark.parametrize("change", [remove, move_in, move_out, link])
-async def test_new_and_lost_names_are_seen_where_the_kernel_tells_nothing(
+async def test_new_and_lost_names_are_noticed_without_reports_of_the_kernel(
     tmp_path: pathlib.Path, change: Callable[[pathlib.Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inotify, "CHANGES", 0)  # as on a file system that others write to
+    monkeypatch.setattr(inotify, "CHANGES", 0)  # as on a network file system, which other hosts change
     directory = tmp_path / "watched"
     directory.mkdir()
     (directory / "a").write_text("old")
@@ -75,7 +75,7 @@ async def test_new_and_lost_names_are_seen_where_the_kernel_tells_nothing(
         assert changes.is_notified
 
 
-async def test_nothing_wakes_the_waiter_while_nothing_happens(tmp_path: pathlib.Path) -> None:
+async def test_without_a_change_the_waiter_sleeps_on(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a").write_text("old")
     with inotify.DirectoryChanges(str(tmp_path), NEVER_S) as changes:
         (tmp_path / "a").read_text()
@@ -84,7 +84,7 @@ async def test_nothing_wakes_the_waiter_while_nothing_happens(tmp_path: pathlib.
                 await changes.wait()
 
 
-async def test_what_happened_between_two_waits_is_told_at_once(tmp_path: pathlib.Path) -> None:
+async def test_a_change_between_two_waits_ends_the_second_at_once(tmp_path: pathlib.Path) -> None:
     with inotify.DirectoryChanges(str(tmp_path), NEVER_S) as changes:
         write(tmp_path)
         async with asyncio.timeout(DEADLINE_S):
@@ -106,7 +106,7 @@ async def test_a_directory_that_is_replaced_is_watched_anew(tmp_path: pathlib.Pa
             await changes.wait()
 
 
-async def test_a_link_that_leads_elsewhere_is_followed(tmp_path: pathlib.Path) -> None:
+async def test_a_link_to_another_directory_is_followed(tmp_path: pathlib.Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     (tmp_path / "current").symlink_to("one")
@@ -123,7 +123,7 @@ async def test_a_link_that_leads_elsewhere_is_followed(tmp_path: pathlib.Path) -
             await changes.wait()
 
 
-async def test_without_inotify_the_waiter_wakes_to_look(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_inotify_the_waiter_wakes_to_poll(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Exhausted:
         def inotify_init1(self, flags: int) -> int:
             ctypes.set_errno(errno.EMFILE)

@@ -1,4 +1,4 @@
-"""Log lines as they stand on standard error: which are there, their form, and that nobody else can write one."""
+"""Covers lines on standard error: their form, the verbosity of each, and that a value cannot forge one."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ Read = Callable[[], list[str]]
 
 @pytest.fixture
 def read(capsys: pytest.CaptureFixture[str]) -> Iterator[Read]:
-    """The lines on standard error since the last look. The process's own configuration comes back afterwards."""
+    """The lines on standard error since the last call. The test's end restores the configuration of the process."""
     before = structlog.get_config()
 
     def lines() -> list[str]:
@@ -29,7 +29,7 @@ def read(capsys: pytest.CaptureFixture[str]) -> Iterator[Read]:
 
 
 def logger(**choices: Any) -> structlog.typing.FilteringBoundLogger:
-    """A logger of its own: those of modules keep the configuration under which they were first used."""
+    """A new logger: those of modules keep the configuration of their first use."""
     log.set_up(**({"json": False, "verbosity": 0} | choices))
     made: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     return made
@@ -61,14 +61,14 @@ def test_a_json_line_is_one_object(read: Read) -> None:
 
 
 @pytest.mark.parametrize("verbosity", [0, log.DEBUG_VERBOSITY - 1, log.DEBUG_VERBOSITY, 10])
-def test_steps_are_told_from_a_verbosity_on(read: Read, verbosity: int) -> None:
-    logger(verbosity=verbosity).debug("step")
+def test_debug_lines_appear_from_a_verbosity_on(read: Read, verbosity: int) -> None:
+    logger(verbosity=verbosity).debug("operation")
     assert len(read()) == (verbosity >= log.DEBUG_VERBOSITY)
 
 
 @pytest.mark.parametrize("text", ["\n", "\r", "\r\n", "\x1b[2K", "\x00", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"], ids=ascii)
 @pytest.mark.parametrize("as_json", [False, True])
-def test_nobody_can_write_a_line_of_ours(read: Read, text: str, as_json: bool) -> None:  # noqa: FBT001 - a parameter
+def test_a_value_cannot_forge_a_line(read: Read, text: str, as_json: bool) -> None:  # noqa: FBT001 - a parameter
     forged = f"x{text}timestamp=1 level=info event=synced"
     logger(json=as_json).info(forged, value=forged, values=[forged], quoted=f'" {forged}')
     lines = read()
@@ -91,7 +91,7 @@ def test_an_exception_is_part_of_its_line(read: Read) -> None:
     assert "ValueError: invalid literal" in line
 
 
-def test_what_a_library_logs_is_a_line_of_ours_and_told_once_in_a_while(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_of_a_library_becomes_a_line_and_repeats_once_in_a_while(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     monkeypatch.setattr("ipvsproxy.daemon.base.log.time.monotonic", lambda: now_s)
     logger(json=True)
@@ -103,17 +103,17 @@ def test_what_a_library_logs_is_a_line_of_ours_and_told_once_in_a_while(read: Re
     lines = [json.loads(line) for line in read()]
     for line in lines:
         assert line.pop("timestamp")
-    says = {"event": "library_message", "library": "some.library"}
+    expected = {"event": "library_message", "library": "some.library"}
     assert lines == [
-        says | {"level": "error", "message": "exec: process returned 3.\nnot logged in"},
-        says | {"level": "warning", "message": "something else"},
+        expected | {"level": "error", "message": "exec: process returned 3.\nnot logged in"},
+        expected | {"level": "warning", "message": "something else"},
     ]
     now_s = log.REPEAT_S
     library.error("exec: process returned %d.\nnot logged in", 3)
     assert len(read()) == 1
 
 
-def test_the_failure_that_a_library_logs_is_part_of_its_line(read: Read) -> None:
+def test_an_exception_that_a_library_logs_is_part_of_its_line(read: Read) -> None:
     logger()
     try:
         int("x")
