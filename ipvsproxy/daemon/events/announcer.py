@@ -1,4 +1,4 @@
-"""What of this node's doings becomes a Kubernetes event, and in which words."""
+"""Makes Kubernetes events from the syncs and notices of this node."""
 
 import errno
 from collections.abc import Collection
@@ -12,13 +12,13 @@ from ipvsproxy.reconcile.table import Conflict
 from ipvsproxy.store.objects import Complaint, Store
 
 SET_FULL = (4352, errno.ENOSPC)
-"""IPSET_ERR_HASH_FULL, and what a set without memory answers."""
+"""IPSET_ERR_HASH_FULL, and the error of a set without memory."""
 STARTING = "StartKubeProxy"
-"""What kube-proxy calls the action of everything that it says about its Node."""
+"""The action in all of kube-proxy's events about its Node."""
 
 
 class Announcer:
-    """Learns from the loop how it fares, and has events written about it."""
+    """Follows the syncs of the loop, and records events about them."""
 
     def __init__(self, *, node_name: str, recorder: Recorder, store: Store, status: Status) -> None:
         self._node = of_node(node_name)
@@ -26,20 +26,20 @@ class Announcer:
         self._recorder = recorder
         self._store = store
         self._status = status
-        self._told: Collection[Notice] = ()
+        self._announced: Collection[Notice] = ()
 
     def start(self) -> None:
-        """This process begins its work."""
+        """Record the start of this process."""
         self._recorder.record(KubernetesEvent(self._node, "Starting", STARTING, "", is_warning=False))
-        self._tell_notices()
+        self._announce_notices()
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync is over."""
-        self._tell_notices()
+        """A sync has ended."""
+        self._announce_notices()
         for complaint in summary.changes.complaints:
-            self._tell_complaint(complaint)
+            self._announce_complaint(complaint)
         for conflict in summary.conflicts:
-            self._tell_conflict(conflict)
+            self._announce_conflict(conflict)
         full = {
             outcome.operation.item.set: outcome.error
             for outcome in summary.report.errors
@@ -49,17 +49,17 @@ class Announcer:
             self._recorder.record(KubernetesEvent(self._node, "SetFull", "Sync", f"{name}: {error}"))
 
     def port_failed(self, service: ServiceName, port: int, reason: str) -> None:
-        """The health-check port of a Service could not be opened."""
+        """Record that the health-check port of a Service could not be opened."""
         note = f'node {self._node_name} failed to start healthcheck "{service}" on port {port}: {reason}'
         self._recorder.record(KubernetesEvent(self._regard(service), "FailedToStartServiceHealthcheck", "Listen", note))
 
-    def _tell_notices(self) -> None:
+    def _announce_notices(self) -> None:
         for notice in self._status.notices:
-            if notice not in self._told:
+            if notice not in self._announced:
                 self._recorder.record(KubernetesEvent(self._node, notice.reason, STARTING, notice.message))
-        self._told = tuple(self._status.notices)
+        self._announced = tuple(self._status.notices)
 
-    def _tell_complaint(self, complaint: Complaint) -> None:
+    def _announce_complaint(self, complaint: Complaint) -> None:
         namespace, slash, name = complaint.name.rpartition("/")
         if complaint.kind is ObjectKind.SERVICE:
             regarding = self._regard(ServiceName(namespace, name))
@@ -70,7 +70,7 @@ class Announcer:
             note = f"not used: {'; '.join(reasons)}"
             self._recorder.record(KubernetesEvent(regarding, "InvalidObject", "Read", note, everywhere=True))
 
-    def _tell_conflict(self, conflict: Conflict) -> None:
+    def _announce_conflict(self, conflict: Conflict) -> None:
         for owner, reason in zip(conflict.waiting, conflict.reasons, strict=True):
             note = f"{conflict.key}: {conflict.winner} {reason}; this Service has to wait for it"
             event = KubernetesEvent(self._regard(owner.service), "AddressConflict", "Sync", note, everywhere=True)

@@ -1,9 +1,9 @@
-"""Kubernetes events (events.k8s.io/v1): what operators find with ``kubectl describe`` and ``kubectl get events``.
+"""Writes Kubernetes events (events.k8s.io/v1), which ``kubectl describe`` and ``kubectl get events`` show.
 
-Rule 1: nothing waits for an event, and nothing fails because of one: what cannot be written is dropped.
-Rule 2: what repeats itself is counted. Each object has its own allowance, and so has this process.
-Rule 3: what every node sees has a name that follows from what it says, and is written after a random time: of all nodes, the
-first one writes it, and the others find it there.
+Rule 1: nothing waits for an event, and nothing fails because of one: an event that cannot be written is dropped.
+Rule 2: repetitions are counted in one event. Each object has its own rate limit, and so has this process.
+Rule 3: an event of all nodes has a name that follows from its content, and is written after a random delay: the first node
+writes it, and the API server refuses the same name from the others.
 """
 
 import asyncio
@@ -21,24 +21,24 @@ from ipvsproxy.daemon.sources.reflector import ApiError, Post
 from ipvsproxy.model.service import ObjectKind, ServiceName
 
 CONTROLLER = "kube-proxy"
-"""What operators and their tools know; the instance says on which node."""
+"""The controller of all events: operators and their tools know this name. The instance has the name of the node."""
 API_VERSIONS: Mapping[ObjectKind, str] = {
     ObjectKind.SERVICE: "v1",
     ObjectKind.NODE: "v1",
     ObjectKind.ENDPOINT_SLICE: "discovery.k8s.io/v1",
 }
 LONGEST_NOTE = 1024
-"""In bytes; what is longer is refused (pkg/apis/core/validation in kubernetes/kubernetes)."""
+"""In bytes; the API server refuses longer ones (pkg/apis/core/validation in kubernetes/kubernetes)."""
 LONGEST_NAME = 253
 BURST, REFILL_S = 25, 1.0
-"""Allowance of the process: this many at once, then one per so many seconds."""
+"""Rate limit of the process: the first number at once, then one per so many seconds."""
 OBJECT_BURST, OBJECT_REFILL_S = 5, 300.0
-"""Allowance of each object."""
+"""Rate limit of each object."""
 MOST_OBJECTS = 1000
-"""Whose allowance is remembered."""
+"""The number of objects whose rate limits are remembered, and of dropped events that are counted."""
 MOST_PENDING = 500
 SPREAD_S = 30.0
-"""Within which the nodes of a cluster tell of what all of them see."""
+"""The longest random delay of an event of all nodes."""
 CONFLICT = "status 409"
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -54,17 +54,17 @@ class Regarding(NamedTuple):
 
 
 def of_node(name: str) -> Regarding:
-    """A Node, with its name for its UID: that is how kubelet and kube-proxy write it, and where kubectl looks."""
+    """A Node with its name as UID, as kubelet and kube-proxy write it and kubectl searches for it."""
     return Regarding(ObjectKind.NODE, name, uid=name)
 
 
 def of_service(name: ServiceName, uid: str = "") -> Regarding:
-    """A Service."""
+    """A Service. Without ``uid``, it is not known."""
     return Regarding(ObjectKind.SERVICE, name.name, name.namespace, uid)
 
 
 class KubernetesEvent(NamedTuple):
-    """One event. ``everywhere``: all nodes see this."""
+    """One event. ``everywhere``: all nodes record the same event."""
 
     regarding: Regarding
     reason: str
@@ -81,7 +81,7 @@ class _Pending:
 
 
 class Recorder:
-    """Takes events at any time, and writes them in the background. Without ``post`` they are dropped."""
+    """Takes events at any time, and writes them in the background. Without ``post``, all are dropped."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Recorder:
         wall_clock: Callable[[], float] = time.time,
         dice: random.Random | None = None,
     ) -> None:
-        """``on_outcome`` is told of each event whether it was ``posted``, ``failed`` or, for its number, ``dropped``."""
+        """``on_outcome`` gets the outcome of each event: ``posted``, ``failed``, or ``dropped`` by a rate limit."""
         self._node_name = node_name
         self._post = post
         self._on_outcome = on_outcome
@@ -107,7 +107,7 @@ class Recorder:
         self._wake = asyncio.Event()
 
     def record(self, event: KubernetesEvent) -> None:
-        """Have an event written soon."""
+        """Queue an event for writing."""
         if self._post is None:
             return
         event = event._replace(note=_shorten(event.note))
@@ -126,7 +126,7 @@ class Recorder:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write for ever."""
+        """Write events for ever."""
         while True:
             self._wake.clear()
             due_s = min((waiting.due_s for waiting in self._pending.values()), default=None)
@@ -137,7 +137,7 @@ class Recorder:
                 await self.write_due()
 
     async def write_due(self) -> None:
-        """Write all that is due."""
+        """Write all events that are due."""
         now = self._clock()
         for event in [event for event, waiting in self._pending.items() if waiting.due_s <= now]:
             await self._write(event, self._pending.pop(event).count)
@@ -188,6 +188,6 @@ def _shorten(note: str) -> str:
 
 
 def _render_time(epoch_s: float) -> str:
-    """A MicroTime of the API: always six digits after the point."""
+    """A MicroTime of the API, which always has six digits after the point."""
     seconds, microseconds = divmod(round(epoch_s * 1e6), 10**6)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{microseconds:06d}Z"

@@ -1,6 +1,6 @@
-"""What the HTTP servers answer: codes, headers and bodies, as values.
+"""The answers of the HTTP servers as values: codes, headers and bodies.
 
-Shapes are kube-proxy's, down to key order and white space: probes, load balancers and scripts compare them.
+They have kube-proxy's form, down to key order and white space: probes, load balancers and scripts compare them.
 """
 
 import json
@@ -20,13 +20,13 @@ UNAVAILABLE = 503
 JSON = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"}
 TEXT = {"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
 NEVER = "0001-01-01T00:00:00Z"
-"""How Go shows a time that was never set."""
+"""Go's notation of a time that was never set."""
 
 
 class Answer(NamedTuple):
     """An HTTP response.
 
-    ``more`` follows the body of a long one, in parts of some ten kilobytes: what handles all of it at once keeps the loop.
+    ``more`` follows ``body`` in a long response, in parts of some ten kilobytes: handling all of it at once blocks the loop.
     """
 
     status: int
@@ -36,16 +36,16 @@ class Answer(NamedTuple):
 
     @property
     def whole(self) -> bytes:
-        """All of the body."""
+        """The body with all of its parts."""
         return b"".join((self.body, *self.more))
 
 
 NOT_FOUND_PAGE = Answer(NOT_FOUND, b"404 page not found\n", TEXT)
 OK_PAGE = Answer(OK, b"ok", TEXT)
 PING_PAGE = Answer(OK, b"[+]ping ok\nhealthz check passed\n", TEXT)
-"""``/healthz?verbose`` of the metrics server: its one check, by name."""
+"""``/healthz?verbose`` of the metrics server, with the name of its one check."""
 METHOD_PAGE = Answer(NOT_ACCEPTABLE, b"unsupported http method\n", TEXT)
-"""For anything but a PUT, where only that has a meaning; the code is kube-proxy's."""
+"""The answer to other methods where only PUT is supported; the code is kube-proxy's."""
 NOT_FOR_MACHINES = "Warning: for people who debug; no program should rely on how this looks."
 MODE_PAGE = Answer(OK, b"ipvs", TEXT)
 
@@ -56,12 +56,12 @@ def healthz(health: Health) -> Answer:
 
 
 def livez(health: Health) -> Answer:
-    """``/livez``: whether this process does its work."""
+    """``/livez``: whether this process works in time."""
     return _health(health, is_fine=health.is_healthy, eligible={})
 
 
 def _health(health: Health, *, is_fine: bool, eligible: Mapping[str, bool]) -> Answer:
-    # A node that is fine is up to date, whenever something last had to be done.
+    # A fine node is up to date, however long ago its last change was.
     updated_s = health.now_s if is_fine else health.updated_s
     status = {
         family.label: {"lastUpdated": render_time(one.updated_s), "healthy": one.is_healthy}
@@ -82,7 +82,7 @@ def _health(health: Health, *, is_fine: bool, eligible: Mapping[str, bool]) -> A
 
 
 def service_health(service: ServiceName, local_endpoints: int, *, is_healthy: bool) -> Answer:
-    """What a ``healthCheckNodePort`` answers: whether this node has endpoints of the Service, and can be relied upon."""
+    """The answer of a ``healthCheckNodePort``: whether this node has endpoints of the Service and is healthy."""
     document = {
         "service": {"namespace": service.namespace, "name": service.name},
         "localEndpoints": local_endpoints,
@@ -98,7 +98,7 @@ def configz(document: Mapping[str, object]) -> Answer:
 
 
 def slis(checks: int) -> Answer:
-    """``/metrics/slis``: how often the metrics server's one health check was made. It cannot fail: nobody would answer."""
+    """``/metrics/slis``: the number of health checks of the metrics server. All succeed, as a dead server answers none."""
     labels = 'name="ping",type="healthz"'
     lines = (
         "# HELP kubernetes_healthcheck [STABLE] This metric records the result of a single healthcheck.",
@@ -113,12 +113,12 @@ def slis(checks: int) -> Answer:
 
 
 def flagz(values: Mapping[str, str]) -> Answer:
-    """``/flagz``: every flag with the value in force."""
+    """``/flagz``: all flags with their values in force."""
     return _debug("flagz", [f"{name}={value}" for name, value in sorted(values.items())])
 
 
 def statusz(*, started_s: float, now_s: float, version: str, paths: Sequence[str]) -> Answer:
-    """``/statusz``: what runs, since when, and what it serves. Times are in seconds since the epoch."""
+    """``/statusz``: version, time of start and paths. Times are in seconds since the epoch."""
     minutes, seconds = divmod(round(now_s - started_s), 60)
     hours, minutes = divmod(minutes, 60)
     facts = {
@@ -136,14 +136,14 @@ def _debug(name: str, lines: Iterable[str]) -> Answer:
 
 
 def verbosity(level: int | None) -> Answer:
-    """``/debug/flags/v``: the level that is in force from now on; None when it was no level."""
+    """``/debug/flags/v``: the level in force from now on; None if the request had no valid level."""
     if level is None:
         return Answer(BAD_REQUEST, b"the body of a PUT must be a level of -v, a whole number\n", TEXT)
     return Answer(OK, f"successfully set klog.logging.verbosity to {level}".encode(), TEXT)
 
 
 def render_time(epoch_s: float) -> str:
-    """RFC 3339 in UTC with as many digits after the point as it needs, as Go writes it; microseconds at most."""
+    """RFC 3339 in UTC with the fewest digits after the point, as Go writes it; microseconds at most."""
     seconds, microseconds = divmod(round(epoch_s * 1e6), 10**6)
     fraction = f".{microseconds:06d}".rstrip("0") if microseconds else ""
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}{fraction}Z"

@@ -1,13 +1,14 @@
-"""How the node is doing: when changes came, whether they are in force, and what follows for those who ask.
+"""The health of the node: whether changes are in force in time, and whether load balancers may send traffic.
 
-Rule 1: a family is late when what it lacks was asked for two sync periods ago or longer. What it lacks may be a change, or what
-all its Services stand on: device, sets and rules. That one Service cannot be programmed does not make a node unfit.
-Rule 2: a node is eligible for traffic of load balancers once everything was programmed for the first time, as long as its Node
-is known and not about to go.
-Rule 3: a stale watch is told; only if the operator wants it, load balancers are turned away. It never asks for a restart.
-Rule 4: before the first lists are complete nothing can be late: there is nothing to program yet. The node gets no traffic, and
-the process is not to be restarted for it.
-Rule 5: a process that is about to stop says so before it stops.
+Rule 1: a family is late when one of its changes has waited for two sync periods, or the objects that all its Services stand on
+(device, sets and rules) have been missing for so long. One Service that cannot be programmed makes no family late.
+Rule 2: a node is eligible for traffic of load balancers from its first complete sync on, while its Node object is known and not
+about to be removed.
+Rule 3: ``/healthz`` names a stale watch, but turns load balancers away only if the operator has chosen that. ``/livez`` ignores
+it, because a restart does not help.
+Rule 4: nothing is late before the first lists are complete, because nothing can be programmed. The node gets no traffic until
+then, but ``/livez`` asks for no restart.
+Rule 5: a process that is about to stop is unhealthy before it stops.
 """
 
 import dataclasses
@@ -19,11 +20,11 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import Node, ObjectKind
 
 LATE_PERIODS = 2
-"""As kube-proxy has it (pkg/proxy/healthcheck in kubernetes/kubernetes)."""
+"""The number of sync periods after which a change is late, as in kube-proxy (pkg/proxy/healthcheck in kubernetes/kubernetes)."""
 
 
 class Notice(NamedTuple):
-    """Something about this process that its operators should find at the Node: ``reason`` is that of a Kubernetes event."""
+    """A fact about this process for a Kubernetes event at the Node, with the ``reason`` of that event."""
 
     reason: str
     message: str
@@ -31,7 +32,7 @@ class Notice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyHealth:
-    """One family: when its last complete sync ended, in seconds since the epoch, and whether it is in time."""
+    """The health of a family: when its last complete sync ended, in seconds since the epoch, and whether it is in time."""
 
     updated_s: float
     is_healthy: bool
@@ -39,11 +40,11 @@ class FamilyHealth:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The node at one moment (``now_s``). ``families`` has those that were programmed completely at least once.
+    """The health of the node at one moment (``now_s``). ``families`` has the families with at least one complete sync.
 
-    ``stale`` are the kinds whose watch has heard nothing for too long, ``missing`` those whose first list is not complete.
-    ``unreadable`` says which parts of the kernel cannot be read. ``unmet_settings`` are kernel settings without which Services do
-    not work, with the value that they have.
+    ``stale`` are the kinds whose watch has been silent for too long, ``missing`` the kinds without a complete first list.
+    ``unreadable`` has a sentence for each part of the kernel that cannot be read. ``unmet_settings`` are the indispensable kernel
+    settings that have another value, with that value.
 
     Times are in seconds since the epoch.
     """
@@ -59,12 +60,12 @@ class Health:
 
     @property
     def updated_s(self) -> float | None:
-        """When a family was last programmed completely."""
+        """When the last complete sync of any family ended; None before the first."""
         return max((family.updated_s for family in self.families.values()), default=None)
 
 
 class Status:
-    """Learns from the loop how it fares. The age of a change is measured by ``clock``; ``wall_clock`` is for people."""
+    """Follows the syncs of the loop. ``clock`` measures the age of changes; ``wall_clock`` is for people."""
 
     def __init__(
         self,
@@ -77,16 +78,16 @@ class Status:
         stale_turns_away: bool = False,
         missing: Callable[[], Collection[ObjectKind]] = tuple,
     ) -> None:
-        """``wall_clock`` gives seconds since the epoch. Everything is asked for from now on.
+        """``wall_clock`` gives seconds since the epoch. The first sync counts as due from now on.
 
-        ``stale`` tells which watches are stale, ``stale_turns_away`` whether load balancers should then look elsewhere.
-        ``missing`` tells which kinds have not been listed yet.
+        ``stale`` returns the kinds whose watches are stale; with ``stale_turns_away`` they turn load balancers away.
+        ``missing`` returns the kinds without a complete first list.
         """
         self.families = tuple(sorted(families))
         self.node: Node | None = None
         self.notices: list[Notice] = []
         self.unreadable: Callable[[], Collection[str]] = tuple
-        """Why parts of the kernel cannot be read just now, one sentence each."""
+        """Returns one sentence for each part of the kernel that cannot be read now."""
         self._stale = stale
         self._stale_turns_away = stale_turns_away
         self._missing = missing
@@ -94,44 +95,44 @@ class Status:
         self._clock = clock
         self._wall_clock = wall_clock
         self._queued_s: float | None = clock()
-        self._unserved: dict[Family, float] = {}
+        self._incomplete_since_s: dict[Family, float] = {}
         self._updated: dict[Family, float] = {}
         self._unmet_settings: Mapping[str, str] = {}
         self._is_stopping = False
 
     def queued(self, now: float) -> None:
-        """There is something to do; only the oldest request that no sync has taken up yet counts."""
+        """A change waits for the next sync; only the oldest waiting change counts."""
         if self._queued_s is None:
             self._queued_s = now
 
     def listed(self, now: float) -> None:
-        """The first lists are complete: what is to be programmed is asked for from now on."""
+        """The first lists are complete: the first sync counts as due from now on."""
         self._queued_s = now
 
     def syncing(self, now: float) -> None:
-        """A sync begins, and takes up what was queued. A family that it does not serve waits on, from then or before."""
+        """A sync begins with all waiting changes. A family that it does not complete waits since the oldest one or longer."""
         since_s = now if self._queued_s is None else self._queued_s
         self._queued_s = None
         for family in self.families:
-            self._unserved.setdefault(family, since_s)
+            self._incomplete_since_s.setdefault(family, since_s)
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync is over."""
+        """A sync has ended."""
         now_s = self._wall_clock()
         self._unmet_settings = summary.unmet_settings
         for family in self.families:
             if family not in summary.lacking:
-                self._unserved.pop(family, None)
+                self._incomplete_since_s.pop(family, None)
                 self._updated[family] = now_s
 
     def stop(self) -> None:
-        """This process is about to stop: load balancers should look elsewhere."""
+        """Turn load balancers away from now on, because this process is about to stop."""
         self._is_stopping = True
 
     @property
     def oldest_change_age_s(self) -> float:
-        """For how long the oldest change that is not in force has been waiting; 0 without one."""
-        waiting = [*self._unserved.values(), *(() if self._queued_s is None else (self._queued_s,))]
+        """The age of the oldest change that is not in force; 0 without one."""
+        waiting = [*self._incomplete_since_s.values(), *(() if self._queued_s is None else (self._queued_s,))]
         return self._clock() - min(waiting) if waiting else 0.0
 
     @property
@@ -147,18 +148,18 @@ class Status:
 
     @property
     def node_trouble(self) -> str:
-        """What of its Node object keeps load balancers from this node; empty when nothing does."""
+        """The fault of its Node object that makes this node ineligible; empty without one."""
         if self.node is None:
             return "no Node object of this name is known; --hostname-override names it"
         return "its Node object is deleted or about to be, or has the cluster autoscaler's taint" if self.node.leaving else ""
 
     @property
     def is_turned_away(self) -> bool:
-        """Whether load balancers should look elsewhere because what this node serves may be out of date."""
+        """Whether a stale watch turns load balancers away, since this node may serve outdated Services."""
         return self._stale_turns_away and bool(self._stale())
 
     def health(self) -> Health:
-        """All of it, at this moment."""
+        """The health of the node now."""
         return Health(
             now_s=self._wall_clock(),
             is_healthy=self.is_healthy,
@@ -177,5 +178,5 @@ class Status:
     def _is_late(self, family: Family) -> bool:
         if self._missing():
             return False
-        since = [time_s for time_s in (self._queued_s, self._unserved.get(family)) if time_s is not None]
+        since = [time_s for time_s in (self._queued_s, self._incomplete_since_s.get(family)) if time_s is not None]
         return bool(since) and self._clock() - min(since) >= LATE_PERIODS * self.sync_period_s

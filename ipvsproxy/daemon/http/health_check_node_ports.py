@@ -1,9 +1,9 @@
-"""Health-check node ports: where this node listens, and what it answers there.
+"""Health-check node ports: their listeners and their answers.
 
-Rule 1: a port of a family answers for the Service that owns it in the core's table. In a family that the Service has no
-addresses of, the port answers as in the other one: load balancers ask a node at whatever address they know.
-Rule 2: a listener is opened and closed, never restarted: what it answers is looked up at each request.
-Rule 3: an address that cannot be bound is tried again, with growing patience, and troubles nobody else.
+Rule 1: a port of a family answers for the Service that owns it in the core's table. If the Service has no addresses of a family,
+the port answers there as in the other family: load balancers use any address of the node.
+Rule 2: a listener is opened and closed, but never restarted: each request looks up its answer.
+Rule 3: an address that cannot be bound is tried again with growing pauses, and delays no other address.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
 from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.service import ServiceName
 
-NOT_WANTED = Answer(answers.UNAVAILABLE, b"", answers.TEXT)
+NOT_DESIRED = Answer(answers.UNAVAILABLE, b"", answers.TEXT)
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 
@@ -31,7 +31,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Endpoint(NamedTuple):
-    """Where a listener is bound."""
+    """The address and port of a listener."""
 
     address: Address
     port: int
@@ -44,11 +44,11 @@ class Listener(Protocol):
     """An open listener."""
 
     async def close(self) -> None:
-        """Close it, and its connections."""
+        """Close the listener and its connections."""
 
 
 Open = Callable[[Address, int, Callable[[], Answer]], Awaitable[Listener]]
-"""Opens a listener on an address and port of one family that gives this answer; raises OSError."""
+"""Opens a listener with this answer on an address and port of one family; raises OSError."""
 
 
 async def open_listener(address: Address, port: int, answer: Callable[[], Answer]) -> Listener:
@@ -66,7 +66,7 @@ class _Failure(NamedTuple):
 
 
 class HealthChecks:
-    """The health-check ports of all Services. ``is_healthy`` tells whether this node can be relied upon at all."""
+    """The health-check ports of all Services. ``is_healthy`` returns whether the node is healthy."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class HealthChecks:
         on_failure: Callable[[ServiceName, int, str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_failure`` is told which Service's port could not be opened, and why."""
+        """``on_failure`` gets the Service and port that could not be opened, and why."""
         self._is_healthy = is_healthy
         self._open_listener = open_listener
         self._on_failure = on_failure
@@ -89,18 +89,18 @@ class HealthChecks:
         self._changed = asyncio.Event()
 
     def put(self, checks: Mapping[HealthCheckPort, HealthCheck]) -> None:
-        """The desired health checks of all Services. It may be the same mapping each time, with other items."""
+        """Set the desired health checks of all Services. The same mapping may come again with other items."""
         self._desired = checks
         self._changed.set()
 
     def listen_on(self, addresses: Mapping[Family, tuple[Address, ...]]) -> None:
-        """The addresses of this node on which all ports listen, by family; the unspecified address stands for all of a family."""
+        """Set the addresses on which all ports listen, by family; the unspecified address stands for all of a family."""
         if addresses != self._addresses:
             self._addresses = addresses
             self._changed.set()
 
     async def run(self) -> None:
-        """Open and close listeners for ever; all are closed in the end."""
+        """Open and close listeners for ever. Cancellation closes all of them."""
         try:
             while True:
                 self._changed.clear()
@@ -118,25 +118,25 @@ class HealthChecks:
             await listener.close()
 
     async def adjust(self) -> float | None:
-        """Open what is wanted and close what is not; returns after how many seconds to try again what failed, if anything."""
-        wanted = {
+        """Open the desired listeners and close all others. Returns the seconds until the next attempt after failures, or None."""
+        desired = {
             Endpoint(address, port): None
             for port in dict.fromkeys(port for _, port in self._desired)
             for addresses in self._addresses.values()
             for address in addresses
         }
-        for endpoint in self._open.keys() - wanted.keys():
+        for endpoint in self._open.keys() - desired.keys():
             await self._open.pop(endpoint).close()
             self._log_change("health_check_port_closed", endpoint)
-        for endpoint in self._failures.keys() - wanted.keys():
+        for endpoint in self._failures.keys() - desired.keys():
             del self._failures[endpoint]
-        for endpoint in wanted:
+        for endpoint in desired:
             if endpoint not in self._open:
                 await self._try_to_open(endpoint)
         return min((max(0.0, failure.due_s - self._clock()) for failure in self._failures.values()), default=None)
 
     def _check_at(self, endpoint: Endpoint) -> HealthCheck | None:
-        """What is answered there: as in the other family where this one has no such port; None for one that is not desired."""
+        """The health check of an endpoint, from the other family if its own has none; None if the port is not desired."""
         own = endpoint.address.family
         checks = (self._desired.get(HealthCheckPort(family, endpoint.port)) for family in sorted(Family, key=own.__ne__))
         return next(filter(None, checks), None)
@@ -166,5 +166,5 @@ class HealthChecks:
     def _answer(self, endpoint: Endpoint) -> Answer:
         check = self._check_at(endpoint)
         if check is None:  # it went a moment ago
-            return NOT_WANTED
+            return NOT_DESIRED
         return answers.service_health(check.owner.service, check.local_endpoints, is_healthy=self._is_healthy())

@@ -1,4 +1,4 @@
-"""The two servers of a node: which paths they answer, each with a page that it is given or makes itself.
+"""The paths of the two servers of a node, health and metrics, and the page of each.
 
 A new page is one more entry of a table here.
 """
@@ -27,7 +27,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 async def respond(pages: Mapping[str, Page], request: Request) -> Answer:
-    """The answer of the page of this path; without one the path is not found."""
+    """The answer of the page of this path; 404 without a page."""
     page = pages.get(request.path)
     answer = page(request) if page else answers.NOT_FOUND_PAGE
     return await answer if inspect.isawaitable(answer) else answer
@@ -61,7 +61,7 @@ class MetricsRoutes:
     """The metrics server. ``expose`` makes the page of ``/metrics``. ``/healthz`` only shows that the server answers."""
 
     def __init__(self, config: Config, expose: Callable[[str, str], Awaitable[Answer]]) -> None:
-        """``expose`` takes the headers ``Accept`` and ``Accept-Encoding``, empty where there is none."""
+        """``expose`` takes the headers ``Accept`` and ``Accept-Encoding``, empty if absent."""
         self._config = config
         self._expose = expose
         self._started_s = time.time()
@@ -79,7 +79,7 @@ class MetricsRoutes:
         }
 
     def reconfigure(self, config: Config) -> None:
-        """Show another configuration as the one in force."""
+        """Show another configuration as in force."""
         self._config = config
 
     async def answer(self, request: Request) -> Answer:
@@ -117,9 +117,9 @@ class MetricsRoutes:
 
 
 def servers(listen: Servers, health: Handler, metrics: Handler) -> Iterator[Coroutine[None, None, None]]:
-    """The servers that have an address, each to be run for ever.
+    """The servers with an address, each as a coroutine that runs for ever.
 
-    Each raises ``server.BindError`` if its address cannot be bound and the configuration says that this is the end.
+    A coroutine raises ``server.BindError`` if its address cannot be bound and the configuration has ``bindAddressHardFail``.
     """
     for name, where, answer in (("health", listen.health, health), ("metrics", listen.metrics, metrics)):
         if where:

@@ -1,8 +1,9 @@
-"""HTTP servers that stay answerable whoever talks to them.
+"""HTTP servers that no client can keep from answering others.
 
-Rule 1: what a client may take is bounded: connections, the time until its request is there and its answer is read, the size
-of its headers. No body is waited for but the first bytes of a PUT's.
-Rule 2: when all connections are taken, the oldest one has to go: whoever holds many open cannot keep others out.
+Rule 1: bounds limit a client: the number of connections, the time for its request and for reading its answer, and the size of
+its headers. The server waits for no body except the first bytes of a PUT.
+Rule 2: at the largest number of connections, a new one closes the oldest one. So a client with many connections cannot keep
+others out.
 """
 
 import asyncio
@@ -22,27 +23,27 @@ from ipvsproxy.model.net import Address, Family, host_port
 
 CONNECTIONS = 64
 IDLE_S = 75.0
-"""How long a connection may take to send a request, counted from the answer before it."""
+"""The longest time for a request, counted from the answer before it."""
 ANSWER_S = 10.0
-"""How long an answer may take, until the client has taken it."""
+"""The longest time for an answer, until the client has read it."""
 CLOSE_S = 0.5
-"""How long an answer that is under way is waited for when a server is closed."""
+"""The longest wait for a running answer when a server closes."""
 HEADERS = 64
 HEADER_BYTES = 8190
 BODY_BYTES = 64
 BACKLOG = 128
 RETRY_S = 5.0
-"""Between two tries to listen, as kube-proxy has it."""
+"""The pause between two attempts to listen, as in kube-proxy."""
 FAILED = Answer(500, b"internal error\n", answers.TEXT)
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 _silent = logging.getLogger(f"{__name__}.requests")
-_silent.disabled = True  # It would be told, with a traceback, about every client that does not speak HTTP.
+_silent.disabled = True  # aiohttp would log a traceback for every client that does not speak HTTP.
 
 
 class Request(NamedTuple):
-    """What a client asks. Names of headers are in lower case. ``body`` is that of a PUT, as far as it arrives at once."""
+    """A client's request. Header names are in lower case. ``body`` is for a PUT only: the part that arrives at once."""
 
     path: str
     query: Mapping[str, str]
@@ -55,11 +56,11 @@ Handler = Callable[[Request], Awaitable[Answer]]
 
 
 class BindError(Exception):
-    """An address that cannot be listened on."""
+    """A server cannot listen on its address."""
 
 
 class Listener:
-    """A socket that is listened on, with the server that answers there."""
+    """A listening socket with its HTTP server."""
 
     def __init__(self, server: asyncio.Server, connections: web.Server) -> None:
         self._server = server
@@ -67,11 +68,11 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port number; of interest when any was asked for (0)."""
+        """The port number, also if ``listen`` was called with port 0."""
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening, then close every connection; answers that are under way have a moment to get out."""
+        """Stop listening, then close every connection; running answers have ``CLOSE_S`` to end."""
         self._server.close()
         self._connections.pre_shutdown()
         await self._connections.shutdown(CLOSE_S)
@@ -80,11 +81,11 @@ class Listener:
 async def listen(address: Address, port: int, handler: Handler, *, one_family: bool = False) -> Listener:
     """Answer HTTP on an address.
 
-    The unspecified address of either family stands for all addresses of both, as for programs in Go; with ``one_family`` for
-    those of its own.
+    The unspecified address of either family stands for all addresses of both, as in Go programs; with ``one_family`` for all
+    addresses of its own family.
 
     Raises:
-        OSError: it cannot be listened on.
+        OSError: the address cannot be bound.
     """
     bound = _bind(address, port, one_family=one_family)
     try:
@@ -108,10 +109,10 @@ async def listen(address: Address, port: int, handler: Handler, *, one_family: b
 
 
 async def serve(name: str, address: Address, port: int, handler: Handler, *, hard_fail: bool = False) -> None:
-    """Answer HTTP on an address for ever. If it cannot be listened on, that is tried again and again.
+    """Answer HTTP on an address for ever. An address that cannot be bound is tried again every ``RETRY_S``.
 
     Raises:
-        BindError: it cannot be listened on, and ``hard_fail`` says that this is the end.
+        BindError: the address cannot be bound, and ``hard_fail`` is set.
     """
     where = host_port(address, port)
     while True:
@@ -155,7 +156,7 @@ def _bind_to(address: Address, port: int, *, only_ipv6: bool) -> socket.socket:
         if address.family is Family.IPV6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_ipv6)
         bound.bind((str(address), port))
-        # Of two sockets with SO_REUSEADDR only the second one to listen is told that the port is taken.
+        # With SO_REUSEADDR, two sockets can bind one port; only ``listen`` fails for the second one.
         bound.listen(BACKLOG)
     except BaseException:
         bound.close()
@@ -164,18 +165,18 @@ def _bind_to(address: Address, port: int, *, only_ipv6: bool) -> socket.socket:
 
 
 class _Server(web.Server):
-    """Makes the protocol of each new connection; connections are kept in the order in which they came."""
+    """Makes the protocol of each new connection. Its connections are in the order of their beginning."""
 
     def __call__(self) -> web.RequestHandler:
-        taken = self.connections
-        for oldest in taken[: max(0, len(taken) + 1 - CONNECTIONS)]:
+        connections = self.connections
+        for oldest in connections[: max(0, len(connections) + 1 - CONNECTIONS)]:
             oldest.force_close()
         return super().__call__()
 
 
 class _Request(web.BaseRequest):
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
-        """What aiohttp calls before it sends headers: nobody needs to know what we are made of."""
+        """Remove the header with the versions of Python and aiohttp. aiohttp calls this before it sends headers."""
         response.headers.popall("Server", None)
 
 
@@ -190,7 +191,7 @@ def _make_request(
 
 
 def _begin(answer: Answer, method: str) -> web.StreamResponse:
-    """A response that has its body, or one that is to be given it part by part."""
+    """A response with its body, or one whose body follows in parts."""
     if not answer.more or method == "HEAD":
         return web.Response(status=answer.status, body=answer.whole, headers=answer.headers)
     response = web.StreamResponse(status=answer.status, headers=answer.headers)
@@ -199,14 +200,15 @@ def _begin(answer: Answer, method: str) -> web.StreamResponse:
 
 
 async def _respond(handler: Handler, request: web.BaseRequest) -> web.StreamResponse:
-    asked = Request(request.path, request.query, {name.lower(): value for name, value in request.headers.items()}, request.method)
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    asked = Request(request.path, request.query, headers, request.method)
     try:
         async with asyncio.timeout(ANSWER_S):
             try:
                 if asked.method == "PUT":
                     asked = asked._replace(body=await request.content.read(BODY_BYTES))
                 answer = await handler(asked)
-            except Exception:  # whatever it is: probes must go on being answered
+            except Exception:  # of any kind: probes must still get answers
                 log.exception("request_failed", path=asked.path)
                 answer = FAILED
             response = _begin(answer, asked.method)

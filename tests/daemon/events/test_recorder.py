@@ -1,4 +1,4 @@
-"""Kubernetes events: what is written for what, how much of it, and that nothing depends on it. Left out: the wire's other end."""
+"""Covers Kubernetes events: their causes, form and rate, and failed writes. Left out: a real API server."""
 
 import asyncio
 import errno
@@ -41,7 +41,7 @@ WEB = ServiceName("shop", "web")
 
 
 class Desk:
-    """A recorder whose events end here."""
+    """A recorder with a list in place of the API server."""
 
     def __init__(self) -> None:
         self.clock = Clock(100.0)
@@ -107,7 +107,7 @@ async def test_repeats_that_wait_are_one_event_with_a_count() -> None:
     assert event["series"] == {"count": 3, "lastObservedTime": "2027-01-15T08:00:00.000001Z"}
 
 
-async def test_an_object_has_an_allowance_and_what_was_too_much_is_counted_with_the_next() -> None:
+async def test_each_object_has_a_rate_limit_and_dropped_events_count_in_the_next_one() -> None:
     desk = Desk()
     for number in range(OBJECT_BURST + 3):
         desk.record()
@@ -117,14 +117,14 @@ async def test_an_object_has_an_allowance_and_what_was_too_much_is_counted_with_
     assert desk.outcomes.count("dropped") == 3
     desk.record(regarding=of_service(WEB))
     await desk.recorder.write_due()
-    assert len(desk.written) == OBJECT_BURST + 1, "others have their own"
+    assert len(desk.written) == OBJECT_BURST + 1, "each object has its own rate limit"
     desk.clock.now += OBJECT_REFILL_S
     desk.record()
     await desk.recorder.write_due()
     assert desk.written[-1]["series"]["count"] == 4
 
 
-async def test_the_process_has_an_allowance_whatever_the_objects() -> None:
+async def test_the_process_has_a_rate_limit_across_objects() -> None:
     desk = Desk()
     for number in range(BURST + 10):
         desk.record(regarding=of_service(ServiceName("shop", f"s{number}")))
@@ -137,7 +137,7 @@ async def test_the_process_has_an_allowance_whatever_the_objects() -> None:
     assert len(desk.written) == BURST + 3
 
 
-async def test_what_all_nodes_see_is_written_later_under_one_name_and_found_there_is_as_good() -> None:
+async def test_an_event_of_all_nodes_comes_later_under_one_name_and_a_conflict_counts_as_posted() -> None:
     names = set()
     for _ in range(2):
         desk = Desk()
@@ -155,7 +155,7 @@ async def test_what_all_nodes_see_is_written_later_under_one_name_and_found_ther
     assert desk.outcomes == ["posted", "posted"]
 
 
-async def test_what_cannot_be_written_is_dropped() -> None:
+async def test_an_event_that_cannot_be_written_is_dropped() -> None:
     desk = Desk()
     desk.error = ApiError.of_status(403, "no")
     desk.record()
@@ -165,7 +165,7 @@ async def test_what_cannot_be_written_is_dropped() -> None:
     assert (desk.written, desk.outcomes) == ([], ["failed"])
 
 
-async def test_without_an_api_server_nothing_is_kept() -> None:
+async def test_without_an_api_server_events_are_not_queued() -> None:
     outcomes: list[str] = []
     recorder = Recorder(node_name="node-a", post=None, on_outcome=outcomes.append)
     recorder.record(KubernetesEvent(NODE, "Starting", "StartKubeProxy", ""))
@@ -180,7 +180,7 @@ async def test_a_note_is_cut_between_characters() -> None:
     assert desk.written[0]["note"] == "x" + "ü" * 511
 
 
-async def test_the_api_server_takes_what_is_written(tmp_path: pathlib.Path) -> None:
+async def test_an_api_server_accepts_the_events(tmp_path: pathlib.Path) -> None:
     async with ApiServer(token="t") as server:
         kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user={"token": "t"})
         source = watch.KubernetesSource(node_name="node-a", kubeconfig=kubeconfig)
@@ -197,11 +197,11 @@ async def test_the_api_server_takes_what_is_written(tmp_path: pathlib.Path) -> N
     assert [event["reason"] for event in server.events] == ["Starting", "Other"]
 
 
-# What becomes an event.
+# The causes of events.
 
 
 class Stage:
-    """An announcer, and what it had recorded."""
+    """An announcer with its recorder."""
 
     def __init__(self) -> None:
         self.desk = Desk()
@@ -211,30 +211,30 @@ class Stage:
         self.status = Status(families=[Family.IPV4], sync_period_s=30, clock=clock, wall_clock=clock)
         self.announcer = Announcer(node_name="node-a", recorder=self.desk.recorder, store=self.store, status=self.status)
 
-    async def told(self) -> list[tuple[str, str, str]]:
+    async def written(self) -> list[tuple[str, str, str]]:
         self.desk.clock.now += SPREAD_S
         await self.desk.recorder.write_due()
         written = self.desk.written
         return [(event["regarding"]["name"], event["reason"], event["note"]) for event in written]
 
 
-async def test_the_start_and_notices_are_told_at_the_node_once() -> None:
+async def test_the_start_and_each_notice_are_one_event_of_the_node() -> None:
     stage = Stage()
     stage.status.notices.append(Notice("SchedulerMissing", "no mh"))
     stage.announcer.start()
     stage.announcer.synced(summary())
-    assert await stage.told() == [("node-a", "Starting", ""), ("node-a", "SchedulerMissing", "no mh")]
+    assert await stage.written() == [("node-a", "Starting", ""), ("node-a", "SchedulerMissing", "no mh")]
 
 
-async def test_a_health_check_port_that_cannot_be_opened_is_told_in_kube_proxys_words() -> None:
+async def test_a_health_check_port_that_cannot_be_opened_has_kube_proxys_event() -> None:
     stage = Stage()
     stage.announcer.port_failed(WEB, 30001, "address already in use")
     note = 'node node-a failed to start healthcheck "shop/web" on port 30001: address already in use'
-    assert await stage.told() == [("web", "FailedToStartServiceHealthcheck", note)]
+    assert await stage.written() == [("web", "FailedToStartServiceHealthcheck", note)]
     assert stage.desk.written[0]["regarding"]["uid"] == "uid-of-web"
 
 
-async def test_parts_that_break_the_rules_are_told_at_their_object() -> None:
+async def test_invalid_parts_are_an_event_of_their_object() -> None:
     stage = Stage()
     wrong, not_ours = Skipped("spec.clusterIPs", "'x' is no address"), Skipped("spec", "headless", invalid=False)
     complaints = (
@@ -244,27 +244,27 @@ async def test_parts_that_break_the_rules_are_told_at_their_object() -> None:
         Complaint(ObjectKind.SERVICE, "", (Skipped("", "not JSON"),)),
     )
     stage.announcer.synced(summary(Changes(complaints=complaints)))
-    assert sorted(await stage.told()) == [
+    assert sorted(await stage.written()) == [
         ("web", "InvalidObject", "not used: spec.clusterIPs: 'x' is no address"),
         ("web-1", "InvalidObject", "not used: endpoints[0]: no address"),
     ]
     assert {event["regarding"]["apiVersion"] for event in stage.desk.written} == {"v1", "discovery.k8s.io/v1"}
 
 
-async def test_a_conflict_is_told_at_the_services_that_wait() -> None:
+async def test_a_conflict_is_an_event_of_each_waiting_service() -> None:
     stage = Stage()
     old = Owner(1, ServiceName("shop", "old"))
     conflict = Conflict(builders.frontend("10.96.0.10", 80), old, (Owner(2, WEB),), ("is older",))
     stage.announcer.synced(summary(conflicts=[conflict]))
-    ((name, reason, note),) = await stage.told()
+    ((name, reason, note),) = await stage.written()
     assert (name, reason) == ("web", "AddressConflict")
     assert "TCP 10.96.0.10:80: shop/old is older" in note
 
 
 @pytest.mark.parametrize(("number", "times"), [(SET_FULL[0], 1), (errno.EIO, 0)])
-async def test_a_full_set_is_told_at_the_node(number: int, times: int) -> None:
+async def test_a_full_set_is_an_event_of_the_node(number: int, times: int) -> None:
     stage = Stage()
     entries = [SetEntry(SetKind.CLUSTER_IP.value, builders.addresses(f"10.0.0.{one}")[0]) for one in (1, 2)]
     errors = tuple(Outcome(Operation(Verb.ADD, SetEntries.of(entry)), "the set is full", number) for entry in entries)
     stage.announcer.synced(summary(report=Report(done={}, failed={}, errors=errors, pending=2)))
-    assert await stage.told() == [("node-a", "SetFull", "KUBE-CLUSTER-IP: the set is full")] * times
+    assert await stage.written() == [("node-a", "SetFull", "KUBE-CLUSTER-IP: the set is full")] * times

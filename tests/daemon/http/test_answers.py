@@ -1,4 +1,4 @@
-"""Bodies, codes and headers, byte for byte."""
+"""Covers bodies, codes and headers, byte for byte."""
 
 import dataclasses
 import json
@@ -42,14 +42,14 @@ def test_a_node_that_is_fine_is_up_to_date_now() -> None:
     )
 
 
-def test_what_is_wrong_with_the_kernel_is_named_in_the_body() -> None:
+def test_unreadable_parts_and_unmet_settings_are_in_the_body() -> None:
     health = dataclasses.replace(_health(), unreadable=("list sets: EIO",), unmet_settings={"net/ipv4/ip_forward": "0"})
     document = json.loads(answers.healthz(health).body)
     assert document["unreadable"] == ["list sets: EIO"]
     assert document["unmetSettings"] == {"net/ipv4/ip_forward": "0"}
 
 
-def test_livez_does_not_tell_whether_the_node_is_eligible() -> None:
+def test_livez_does_not_say_whether_the_node_is_eligible() -> None:
     answer = answers.livez(_health(eligible=False))
     assert answer.status == 200
     assert answer.body.startswith(f'{{"lastUpdated":"{NOW}","currentTime":"{NOW}","healthy":true,"status":'.encode())
@@ -63,7 +63,7 @@ def test_a_node_that_is_not_eligible_is_unavailable_for_load_balancers_though_he
     )
 
 
-def test_a_node_that_is_late_tells_when_it_was_last_updated_and_which_family_is_late() -> None:
+def test_a_late_node_shows_its_last_update_and_the_late_family() -> None:
     for page in (answers.healthz, answers.livez):
         answer = page(_health(healthy=False, second=False))
         document = json.loads(answer.body)
@@ -72,7 +72,7 @@ def test_a_node_that_is_late_tells_when_it_was_last_updated_and_which_family_is_
         assert [document["status"][family]["healthy"] for family in ("IPv4", "IPv6")] == [True, False]
 
 
-def test_before_anything_was_programmed_there_is_no_status() -> None:
+def test_before_the_first_sync_there_is_no_status() -> None:
     health = Health(now_s=NOW_S, is_healthy=True, is_eligible=False, families={})
     assert answers.healthz(health).body == (
         f'{{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"{NOW}","nodeEligible":false,"healthy":true}}'.encode()

@@ -1,4 +1,4 @@
-"""Health as an operator means it: lateness, what all Services stand on, eligibility, the way to the end. Time is virtual."""
+"""Covers lateness, missing device or rules, eligibility, and the end of the process. Time is virtual."""
 
 from collections.abc import Collection
 
@@ -101,7 +101,7 @@ def test_only_the_oldest_change_that_waits_counts() -> None:
     assert not node.is_healthy()
 
 
-def test_what_arrives_during_a_sync_waits_from_then_on() -> None:
+def test_a_change_during_a_sync_waits_from_its_arrival_on() -> None:
     node = Node()
     node.sync()
     node.status.syncing(node.clock.now)
@@ -114,7 +114,7 @@ def test_what_arrives_during_a_sync_waits_from_then_on() -> None:
     assert not node.is_healthy()
 
 
-def test_a_sync_that_does_not_end_makes_the_node_unhealthy_although_nothing_was_asked_for() -> None:
+def test_a_sync_that_does_not_end_makes_the_node_unhealthy_without_any_change() -> None:
     node = Node()
     node.sync()
     node.status.syncing(node.clock.now)
@@ -137,7 +137,7 @@ def test_rules_that_keep_failing_in_one_family_make_it_unhealthy_and_leave_the_o
     assert node.is_healthy()
 
 
-def test_settings_without_which_services_do_not_work_are_named_until_they_are_right() -> None:
+def test_indispensable_settings_are_named_until_they_are_right() -> None:
     node = Node()
     for unmet in ({"net/ipv4/ip_forward": "0"}, {}):
         node.status.syncing(node.clock.now)
@@ -181,7 +181,7 @@ def test_a_process_that_is_about_to_stop_is_neither_healthy_nor_eligible() -> No
     assert not node.status.is_eligible
 
 
-def test_without_anything_to_do_no_change_has_an_age() -> None:
+def test_without_a_waiting_change_the_age_is_zero() -> None:
     node = Node()
     node.pass_time(7)
     assert node.status.oldest_change_age_s == 7
@@ -201,7 +201,7 @@ def test_a_process_that_waits_for_its_first_lists_turns_load_balancers_away_and_
     assert b'"waitingForFirstLists":["Node","Service"]' in answer.body
 
 
-def test_what_is_to_be_programmed_is_late_from_the_first_lists_on() -> None:
+def test_lateness_counts_from_the_first_lists_on() -> None:
     node = Node()
     node.missing = [ObjectKind.SERVICE]
     node.pass_time(3600)

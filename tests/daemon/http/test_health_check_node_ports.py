@@ -1,4 +1,4 @@
-"""Health-check ports: opened and closed as Services want, answered for the right one, tried again when taken.
+"""Covers health-check ports: when they open and close, for which Service they answer, and ports in use.
 
 Listeners are doubles, in virtual time; one test goes over real sockets.
 """
@@ -27,7 +27,7 @@ BOTH = (Family.IPV4, Family.IPV6)
 
 
 class Ports:
-    """The health checks of a node, and which listeners they have open."""
+    """The health checks of a node with their open listeners."""
 
     def __init__(self, addresses: Mapping[Family, tuple[Address, ...]] = IPV4) -> None:
         self.answers: dict[str, Callable[[], Answer]] = {}
@@ -38,7 +38,7 @@ class Ports:
         self.clock = Clock()
         self.checks = HealthChecks(is_healthy=lambda: self.is_healthy, open_listener=self._open, clock=self.clock)
         self.checks.listen_on(addresses)
-        self._tables = Tables(lambda _wanted, _seen: False, lambda _: False)
+        self._tables = Tables(lambda _desired, _observed: False, lambda _: False)
 
     async def _open(self, address: Address, port: int, answer: Callable[[], Answer]) -> "Opened":
         where = host_port(address, port)
@@ -122,7 +122,7 @@ async def test_a_changed_port_closes_the_old_one_and_opens_the_new_one() -> None
     assert ports.log == ["open 0.0.0.0:30001", "close 0.0.0.0:30001", "open 0.0.0.0:30002"]
 
 
-async def test_a_service_that_is_gone_or_has_no_such_port_any_more_is_closed() -> None:
+async def test_the_port_of_a_service_that_is_deleted_or_drops_it_is_closed() -> None:
     ports = Ports()
     ports.put(state("web", ports={30001: 1}), state("dns", ports={30002: 1}))
     await ports.checks.adjust()
@@ -151,7 +151,7 @@ async def test_of_two_services_with_one_port_the_older_one_answers_and_the_other
     assert ports.log == ["open 0.0.0.0:30001"]
 
 
-async def test_a_service_that_was_made_anew_takes_its_place_among_the_others() -> None:
+async def test_a_service_that_was_created_again_counts_as_the_younger_one() -> None:
     ports = Ports()
     ports.put(state("web", ports={30001: 1}, created_s=1), state("other", ports={30001: 2}, created_s=2))
     ports.put(state("web", ports={30001: 3}, created_s=3))
@@ -171,7 +171,7 @@ async def test_listeners_follow_the_addresses_of_the_node() -> None:
     assert ports.log[2:] == ["close 192.168.0.10:30001", "open 192.168.2.10:30001"]
 
 
-async def test_a_taken_port_is_tried_again_with_growing_patience_and_holds_up_nobody() -> None:
+async def test_a_port_in_use_is_tried_again_with_growing_pauses_and_delays_no_other() -> None:
     ports = Ports()
     ports.taken.add("0.0.0.0:30001")
     ports.put(state("web", ports={30001: 1}), state("dns", ports={30002: 1}))
@@ -180,7 +180,7 @@ async def test_a_taken_port_is_tried_again_with_growing_patience_and_holds_up_no
         assert ports.answers.keys() == {"0.0.0.0:30002"}
         assert first_s is not None
         assert 0.5 <= first_s <= 1
-        # Whatever else changes meanwhile: it is not its turn yet.
+        # A change of another Service does not shorten the pause.
         ports.put(state("dns", ports={30002: 2}))
         await ports.checks.adjust()
         assert ports.log.count("open 0.0.0.0:30001") == 1
@@ -198,7 +198,7 @@ async def test_a_taken_port_is_tried_again_with_growing_patience_and_holds_up_no
     assert ports.ask("0.0.0.0:30001") == (200, "web", 1)
 
 
-async def test_a_taken_port_that_nobody_wants_any_more_is_forgotten() -> None:
+async def test_a_port_in_use_that_is_no_longer_desired_is_forgotten() -> None:
     ports = Ports()
     ports.taken.add("0.0.0.0:30001")
     ports.put(state(ports={30001: 1}))
@@ -207,7 +207,7 @@ async def test_a_taken_port_that_nobody_wants_any_more_is_forgotten() -> None:
     assert await ports.checks.adjust() is None
 
 
-async def test_running_adjusts_when_something_changes_and_closes_everything_in_the_end() -> None:
+async def test_run_adjusts_after_changes_and_closes_all_listeners_in_the_end() -> None:
     ports = Ports()
     running = asyncio.create_task(ports.checks.run())
     for port in (30001, 30002):
@@ -230,11 +230,11 @@ async def test_over_real_sockets_a_port_answers_any_path_and_method() -> None:
     checks.put({HealthCheckPort(Family.IPV4, port): HealthCheck(owner, 3)})
     await checks.adjust()
     for path, method in (("/", "GET"), ("/healthz", "POST")):
-        seen = await http_client.ask(port, path, method=method)
-        assert seen.status == 200
-        assert seen.headers["X-Load-Balancing-Endpoint-Weight"] == "3"
-        assert seen.headers["Content-Type"] == "application/json"
-        assert json.loads(seen.body) == {
+        response = await http_client.ask(port, path, method=method)
+        assert response.status == 200
+        assert response.headers["X-Load-Balancing-Endpoint-Weight"] == "3"
+        assert response.headers["Content-Type"] == "application/json"
+        assert json.loads(response.body) == {
             "service": {"namespace": "default", "name": "web"},
             "localEndpoints": 3,
             "serviceProxyHealthy": True,

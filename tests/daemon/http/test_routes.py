@@ -1,4 +1,4 @@
-"""The health server and the metrics server over real HTTP, fed as the loop feeds them."""
+"""Covers the health server and the metrics server over real HTTP."""
 
 import contextlib
 import dataclasses
@@ -75,25 +75,25 @@ async def test_the_health_server_answers_as_recorded(path: str) -> None:
     node.sync()
     recorded = RECORDED[f"10256{path}"]
     async with _health(node) as port:
-        seen = await http_client.ask(port, path)
-    assert (seen.status, seen.headers["Content-Type"]) == (recorded["code"], recorded["content_type"])
+        response = await http_client.ask(port, path)
+    assert (response.status, response.headers["Content-Type"]) == (recorded["code"], recorded["content_type"])
     if "body" in recorded:
         time = '"2026-11-21T10:00:00Z"'
-        assert json.loads(seen.body.decode().replace(time, '"TIME"')) == recorded["body"]
-        assert seen.headers["X-Content-Type-Options"] == "nosniff"
+        assert json.loads(response.body.decode().replace(time, '"TIME"')) == recorded["body"]
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/proxyMode", "/configz", "/nothing"])
 async def test_the_metrics_server_answers_as_recorded(path: str) -> None:
     recorded = RECORDED[f"10249{path}"]
     async with _metrics(Node()) as port:
-        seen = await http_client.ask(port, path)
-    assert (seen.status, seen.headers["Content-Type"]) == (recorded["code"], recorded["content_type"])
+        response = await http_client.ask(port, path)
+    assert (response.status, response.headers["Content-Type"]) == (recorded["code"], recorded["content_type"])
     if "body" in recorded:
-        assert seen.body.decode() == recorded["body"]
+        assert response.body.decode() == recorded["body"]
 
 
-async def test_a_page_that_is_not_there_is_told_as_go_tells_it() -> None:
+async def test_a_missing_page_has_gos_body() -> None:
     async with _metrics(Node()) as port:
         assert (await http_client.ask(port, "/nothing")).body == b"404 page not found\n"
 
@@ -101,7 +101,7 @@ async def test_a_page_that_is_not_there_is_told_as_go_tells_it() -> None:
 @pytest.mark.parametrize(
     ("path", "body"), [("/healthz/ping", b"ok"), ("/healthz?verbose", b"[+]ping ok\nhealthz check passed\n")]
 )
-async def test_the_metrics_server_tells_that_it_answers(path: str, body: bytes) -> None:
+async def test_the_metrics_server_has_a_health_check(path: str, body: bytes) -> None:
     async with _metrics(Node()) as port:
         assert (await http_client.ask(port, path)).body == body
 
@@ -136,12 +136,12 @@ async def test_a_process_that_is_about_to_stop_is_unavailable_on_both_paths() ->
             assert (await http_client.ask(port, path)).status == 503
 
 
-async def test_a_server_without_an_address_is_not_there() -> None:
+async def test_a_server_without_an_address_does_not_exist() -> None:
     both, none = Node(Servers(health=ANYWHERE, metrics=ANYWHERE)), Node(Servers(health=None, metrics=None))
     assert [_count(node) for node in (both, none)] == [2, 0]
 
 
-async def test_a_taken_address_is_the_end_where_the_configuration_says_so() -> None:
+async def test_an_address_in_use_is_fatal_if_the_configuration_says_so() -> None:
     async with _health(Node()) as taken:
         node = Node(Servers(health=ListenAddress(LOOPBACK, taken), metrics=None, bind_hard_fail=True))
         (health,) = node.servers()
@@ -149,14 +149,14 @@ async def test_a_taken_address_is_the_end_where_the_configuration_says_so() -> N
             await health
 
 
-async def test_the_health_check_of_the_metrics_server_is_counted_and_delete_begins_anew() -> None:
+async def test_health_checks_of_the_metrics_server_are_counted_and_delete_resets_the_count() -> None:
     async with _metrics(Node()) as port:
         assert (await http_client.ask(port, "/metrics/slis")).body == b""
         for path in ("/healthz", "/healthz/ping", "/healthz?verbose"):
             await http_client.ask(port, path)
-        seen = await http_client.ask(port, "/metrics/slis")
-        assert b'\nkubernetes_healthchecks_total{name="ping",status="success",type="healthz"} 3\n' in seen.body
-        assert b'\nkubernetes_healthcheck{name="ping",type="healthz"} 1\n' in seen.body
+        response = await http_client.ask(port, "/metrics/slis")
+        assert b'\nkubernetes_healthchecks_total{name="ping",status="success",type="healthz"} 3\n' in response.body
+        assert b'\nkubernetes_healthcheck{name="ping",type="healthz"} 1\n' in response.body
         assert (await http_client.ask(port, "/metrics/slis", method="DELETE")).body == b""
 
 
@@ -174,25 +174,25 @@ async def test_flagz_and_statusz_are_for_people() -> None:
     ("method", "level", "code"),
     [("PUT", "5", 200), ("PUT", "much", 400), ("PUT", "-1", 400), ("PUT", "2147483648", 400), ("GET", "", 406)],
 )
-async def test_the_verbosity_can_be_put_with_profiling(
+async def test_with_profiling_a_put_sets_the_verbosity(
     monkeypatch: pytest.MonkeyPatch, method: str, level: str, code: int
 ) -> None:
     put: list[int] = []
     monkeypatch.setattr(log, "set_up", lambda *, json, verbosity: put.append(verbosity))
     async with _metrics(Node(Servers(health=None, metrics=ANYWHERE, profiling=True))) as port:
         headers = f"Content-Length: {len(level)}\r\n\r\n{level}"
-        seen = await http_client.ask(port, "/debug/flags/v", method=method, headers=headers)
-    assert (seen.status, put) == (code, [5] if code == 200 else [])
+        response = await http_client.ask(port, "/debug/flags/v", method=method, headers=headers)
+    assert (response.status, put) == (code, [5] if code == 200 else [])
 
 
-async def test_without_profiling_nothing_can_be_put() -> None:
+async def test_without_profiling_the_verbosity_cannot_be_set() -> None:
     async with _metrics(Node()) as port:
-        seen = await http_client.ask(port, "/debug/flags/v", method="PUT", headers="Content-Length: 1\r\n\r\n5")
-    assert seen.status == 404
+        response = await http_client.ask(port, "/debug/flags/v", method="PUT", headers="Content-Length: 1\r\n\r\n5")
+    assert response.status == 404
 
 
 def _count(node: Node) -> int:
-    """How many servers there are, none of which is run."""
+    """The number of servers. None of them runs."""
     servers = node.servers()
     for one in servers:
         one.close()

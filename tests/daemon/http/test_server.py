@@ -1,4 +1,4 @@
-"""HTTP over real sockets on loopback: what is sent, who may connect, and clients that are slow, many, or do not speak HTTP."""
+"""Covers HTTP over real sockets on loopback: answers, addresses, and clients that are slow, many, or do not speak HTTP."""
 
 import asyncio
 import contextlib
@@ -46,34 +46,34 @@ def _ipv6() -> None:
 
 @pytest.fixture(name="taken")
 def _taken() -> Iterator[int]:
-    """A port that somebody else listens on."""
+    """A port on which another socket listens."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         yield int(other.getsockname()[1])
 
 
-async def test_an_answer_has_the_headers_it_was_given_and_no_word_of_the_server() -> None:
+async def test_an_answer_has_its_own_headers_and_none_about_the_server() -> None:
     async with _listening() as port:
-        seen = await http_client.ask(port, "/there?a=b")
-    assert (seen.status, seen.body) == (200, b"hello /there")
-    assert seen.headers["Content-Type"] == "text/plain; charset=utf-8"
-    assert seen.headers["X-Content-Type-Options"] == "nosniff"
-    assert seen.headers.keys() <= {"Content-Type", "X-Content-Type-Options", "Content-Length", "Date", "Connection"}
+        response = await http_client.ask(port, "/there?a=b")
+    assert (response.status, response.body) == (200, b"hello /there")
+    assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers.keys() <= {"Content-Type", "X-Content-Type-Options", "Content-Length", "Date", "Connection"}
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-async def test_any_method_is_a_get(method: str) -> None:
+async def test_any_method_counts_as_get(method: str) -> None:
     async with _listening() as port:
-        seen = await http_client.ask(port, "/x", method=method)
-    assert (seen.status, seen.body) == (200, b"hello /x")
+        response = await http_client.ask(port, "/x", method=method)
+    assert (response.status, response.body) == (200, b"hello /x")
 
 
 async def test_head_gets_the_headers_alone() -> None:
     async with _listening() as port, http_client.connection(port) as (reader, writer):
         writer.write(b"HEAD /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        seen = await http_client.read_answer(reader, has_body=False)
-        assert seen.headers["Content-Length"] == str(len("hello /x"))
+        response = await http_client.read_answer(reader, has_body=False)
+        assert response.headers["Content-Length"] == str(len("hello /x"))
         assert await reader.read() == b""
 
 
@@ -85,12 +85,12 @@ async def test_an_answer_in_parts_arrives_as_one_and_head_gets_its_length_alone(
         return answer
 
     async with _listening(handle) as port:
-        seen = await http_client.ask(port, "/")
-        assert (seen.body, seen.headers["Content-Length"]) == (answer.whole, str(len(body) + 100_004))
+        response = await http_client.ask(port, "/")
+        assert (response.body, response.headers["Content-Length"]) == (answer.whole, str(len(body) + 100_004))
         async with http_client.connection(port) as (reader, writer):
             writer.write(b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            seen = await http_client.read_answer(reader, has_body=False)
-            assert seen.headers["Content-Length"] == str(len(answer.whole))
+            response = await http_client.read_answer(reader, has_body=False)
+            assert response.headers["Content-Length"] == str(len(answer.whole))
             assert await reader.read() == b""
 
 
@@ -115,15 +115,15 @@ async def test_a_handler_sees_query_and_headers() -> None:
     assert asked[0].headers["accept"] == "text/plain"
 
 
-async def test_a_handler_that_fails_is_answered_for_and_the_next_request_is_served() -> None:
+async def test_a_failed_handler_gives_an_error_and_the_next_request_is_served() -> None:
     async def fail(request: server.Request) -> Answer:
         if request.path == "/bad":
             raise ZeroDivisionError
         return answers.OK_PAGE
 
     async with _listening(fail) as port:
-        seen = await http_client.ask(port, "/bad")
-        assert (seen.status, seen.body) == (500, b"internal error\n")
+        response = await http_client.ask(port, "/bad")
+        assert (response.status, response.body) == (500, b"internal error\n")
         assert (await http_client.ask(port, "/good")).status == 200
 
 
@@ -159,7 +159,7 @@ async def test_without_ipv6_the_unspecified_address_stands_for_ipv4(monkeypatch:
     await listener.close()
 
 
-async def test_a_port_that_somebody_has_cannot_be_listened_on(taken: int) -> None:
+async def test_listening_on_a_port_in_use_fails(taken: int) -> None:
     with pytest.raises(OSError, match="in use"):
         await server.listen(LOOPBACK, taken, _hello)
 
@@ -193,7 +193,7 @@ async def test_a_server_waits_for_its_port_and_serves_as_soon_as_it_is_free(monk
         await http_client.ask(port, "/x")
 
 
-async def test_a_port_that_cannot_be_had_ends_a_server_that_is_told_so(taken: int) -> None:
+async def test_a_port_in_use_is_fatal_with_hard_fail(taken: int) -> None:
     with pytest.raises(
         server.BindError,
         match=rf"the health server cannot listen on 127\.0\.0\.1:{taken}: Address already in use; is kube-proxy",
@@ -224,7 +224,7 @@ async def test_closing_ends_idle_connections_and_lets_answers_out() -> None:
         assert await reader.read() == b""
 
 
-# Clients that mean no good.
+# Hostile clients.
 
 
 async def test_a_client_that_never_ends_its_request_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ async def test_a_client_that_does_not_take_its_answer_is_dropped(monkeypatch: py
         await dropped.wait()
 
 
-async def test_who_holds_all_connections_cannot_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_with_all_connections_cannot_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "CONNECTIONS", 4)
     async with contextlib.AsyncExitStack() as held, _listening() as port:
         readers = []
@@ -269,13 +269,13 @@ async def test_who_holds_all_connections_cannot_keep_others_out(monkeypatch: pyt
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),  # somebody tries TLS
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),  # a client tries TLS
         b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
         b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % number for number in range(10_000)) + b"\r\n",
     ],
 )
-async def test_what_is_not_http_or_beyond_all_bounds_is_refused_and_not_logged(
+async def test_a_request_that_is_not_http_or_too_large_is_refused_and_not_logged(
     request_bytes: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with _listening() as port:
@@ -289,7 +289,7 @@ async def test_what_is_not_http_or_beyond_all_bounds_is_refused_and_not_logged(
     assert caplog.records == []
 
 
-async def test_a_body_is_not_waited_for() -> None:
+async def test_the_answer_does_not_wait_for_the_body() -> None:
     async with _listening() as port, http_client.connection(port) as (reader, writer):
         writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\nbegin")
         assert (await http_client.read_answer(reader)).body == b"hello /x"
@@ -304,7 +304,7 @@ async def test_a_small_body_does_not_cost_the_connection() -> None:
             assert (await http_client.read_answer(reader)).body == b"hello /x"
 
 
-async def test_a_client_that_sends_a_byte_now_and_then_is_dropped_as_soon_as_one_that_sends_none(
+async def test_a_client_that_sends_single_bytes_is_dropped_like_a_silent_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "IDLE_S", 0.1)
@@ -334,7 +334,7 @@ async def test_a_client_that_sends_a_body_without_an_end_is_dropped() -> None:
                 await asyncio.sleep(0)
 
 
-async def test_who_asks_without_reading_answers_does_not_keep_others_waiting() -> None:
+async def test_a_client_that_does_not_read_its_answers_does_not_delay_others() -> None:
     async with _listening() as port, http_client.connection(port) as (_, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 50_000)
         for _ in range(3):
@@ -342,7 +342,7 @@ async def test_who_asks_without_reading_answers_does_not_keep_others_waiting() -
                 assert (await http_client.ask(port, "/x")).status == 200
 
 
-async def test_many_who_connect_and_say_nothing_leave_room_for_a_probe() -> None:
+async def test_many_silent_clients_leave_room_for_a_probe() -> None:
     async with contextlib.AsyncExitStack() as held, _listening() as port:
         for _ in range(4 * server.CONNECTIONS):
             await held.enter_async_context(http_client.connection(port))
