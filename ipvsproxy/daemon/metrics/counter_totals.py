@@ -1,4 +1,4 @@
-"""Totals, by labels, of counters that may begin again at zero."""
+"""Totals by labels of counters that may have counter resets."""
 
 from collections.abc import Collection, Container, Hashable, Iterator
 from typing import NamedTuple, TypeVar
@@ -8,46 +8,46 @@ import msgspec
 from ipvsproxy.model.kernel import Counters
 
 ROWS_AT_ONCE = 100
-"""Rows that are taken in between two looks at the clock."""
+"""The number of rows that are taken in between two readings of the clock."""
 NOTHING = Counters()
 K = TypeVar("K", bound=Hashable)
 
 
 class Row(NamedTuple):
-    """Counters of one kernel object, and the labels of the series that they belong to."""
+    """Counters of one kernel object, and the labels of their series."""
 
     key: Hashable
     labels: str
     counters: Counters | None
-    """None where they were not told, although the object is there."""
+    """None if the object is there, but its counters were not read."""
 
 
-class _Seen(msgspec.Struct, gc=False):
-    """What was there in a booking: the number of the last one of those."""
+class _Marked(msgspec.Struct, gc=False):
+    """An object or total with the number of the last booking in which it was there."""
 
     booking: int = 0
 
 
-class Total(_Seen, gc=False):
-    """What all objects with the same labels have counted, in the order of ``Counters``."""
+class Total(_Marked, gc=False):
+    """The sum of the counters of all objects with the same labels, in the order of ``Counters``."""
 
     counts: list[int] = msgspec.field(default_factory=lambda: list(NOTHING))
 
 
-class _Booked(_Seen, gc=False):
-    """What an object had counted when it was told of last."""
+class _Booked(_Marked, gc=False):
+    """The last known counters of an object."""
 
     counters: Counters = NOTHING
 
 
-S = TypeVar("S", bound=_Seen)
+S = TypeVar("S", bound=_Marked)
 
 
 class Ledger:
-    """Totals by labels. ``limit`` bounds how many have their own; ``others`` is that of the rest, which are ``unlisted``.
+    """Totals by labels. At most ``limit`` labels have a total of their own; ``others`` is that of the rest, the ``unlisted``.
 
-    What is there is marked with the number of the booking, and what has another one is gone: sets of all that there are, and
-    their differences, are made in one call each, which keeps the loop for as long as it takes.
+    Present objects are marked with the number of the booking; objects with another number are gone. Differences of sets would
+    show the same, but each set operation is one call, which blocks the loop for its whole duration.
     """
 
     def __init__(self, limit: int) -> None:
@@ -58,35 +58,35 @@ class Ledger:
         self._bookings = 0
         self._last: dict[Hashable, _Booked] = {}
 
-    def booking(self, rows: Collection[Row], nobodys: Container[Hashable] = ()) -> Iterator[None]:
-        """Take in all counters that there are now, with a pause now and then. Labels that none of them has are forgotten.
+    def booking(self, rows: Collection[Row], ownerless: Container[Hashable] = ()) -> Iterator[None]:
+        """Take in the counters of all present objects, with pauses. Labels without an object are forgotten.
 
-        ``nobodys`` are objects that are there, too, and have no labels now: what they had counted is not counted again later.
+        ``ownerless`` are present objects without labels: their counters up to now are not counted again later.
 
-        Who leaves it at a pause has some rows booked as a whole and the others not at all: nothing is counted twice.
+        A caller that stops at a pause leaves each row booked as a whole or not at all: nothing is counted twice.
         """
         self._bookings += 1
         yield from self._marking(rows)
         yield from _forgetting(self.totals, self._bookings)
-        yield from _forgetting(self._last, self._bookings, nobodys)
-        for number, (key, labels, told) in enumerate(rows, 1):
+        yield from _forgetting(self._last, self._bookings, ownerless)
+        for number, (key, labels, counters) in enumerate(rows, 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
             booked = self._last.get(key)
             if booked is None:
                 booked = self._last[key] = _Booked(self._bookings)
-            before, now = booked.counters, booked.counters if told is None else told
+            before, now = booked.counters, booked.counters if counters is None else counters
             booked.counters = now
             if now == before:
                 continue
             if any(map(int.__lt__, now, before)):
-                before = NOTHING  # it was made again
+                before = NOTHING  # a counter reset: the object was made again
             counts = self._total(labels).counts
             for index, (new, old) in enumerate(zip(now, before, strict=True)):
                 counts[index] += new - old
 
     def _marking(self, rows: Collection[Row]) -> Iterator[None]:
-        """Note that these are there."""
+        """Mark the present objects and totals."""
         unlisted: set[str] = set()
         for number, (key, labels, _) in enumerate(rows, 1):
             if number % ROWS_AT_ONCE == 0:
@@ -111,10 +111,10 @@ class Ledger:
         return total
 
 
-def _forgetting(held: dict[K, S], booking: int, keeping: Container[Hashable] = ()) -> Iterator[None]:
-    """Forget what was not there in this booking, but for what is to be kept, with a pause now and then."""
+def _forgetting(marked: dict[K, S], booking: int, keeping: Container[Hashable] = ()) -> Iterator[None]:
+    """Forget all that has no mark of this booking, except for ``keeping``, with pauses."""
     gone: list[K] = []
-    for number, (key, one) in enumerate(held.items(), 1):
+    for number, (key, one) in enumerate(marked.items(), 1):
         if number % ROWS_AT_ONCE == 0:
             yield
         if one.booking != booking and key not in keeping:
@@ -122,4 +122,4 @@ def _forgetting(held: dict[K, S], booking: int, keeping: Container[Hashable] = (
     for number, key in enumerate(gone, 1):
         if number % ROWS_AT_ONCE == 0:
             yield
-        del held[key]
+        del marked[key]

@@ -1,6 +1,6 @@
-"""What is counted when somebody asks, from the tables themselves: nothing has to be kept up to date for it.
+"""Gauges that are counted from the tables at each scrape, so that no sync has to update them.
 
-Rule: ``take_snapshot`` only copies references; ``gauges`` takes time per object, and pauses.
+Rule: ``take_snapshot`` only copies references; ``gauges`` takes time for each object, and pauses.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from ipvsproxy.reconcile.survey import Statistics, Survey
 from ipvsproxy.store.objects import Store
 
 OBJECTS_AT_ONCE = 200
-"""Virtual servers, or addresses, that are counted without a pause: a few tenths of a millisecond of work."""
+"""The number of virtual servers or addresses that are counted without a pause: some tenths of a millisecond of work."""
 NEVER_READ = ("timeouts", "flow")
-"""Kinds of kernel objects that are written only."""
+"""Kinds of kernel objects that are written, but never read."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Where the figures are. ``clock`` is that of drains and watches."""
+    """The sources of the gauges. ``clock`` is the one of drains and watches."""
 
     survey: Survey
     store: Store
@@ -37,7 +37,7 @@ class Sources:
 
 
 class Watch(NamedTuple):
-    """Whether a watch is open, or stale, and how long ago its server was last heard of; None if never."""
+    """Whether a watch is open and stale, and the age of its last contact with the API server; None without one."""
 
     is_open: bool
     is_stale: bool
@@ -46,11 +46,11 @@ class Watch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything that the gauges show, at one moment.
+    """The state behind all gauges at one moment.
 
-    ``kernel`` is desired and observed state in numbers. ``untaken`` changes are by kind of API object. ``unreadable`` counts
-    parts of the kernel; ``leftovers`` says whether rules are left in a place, or may be. Ages are 0 without anything that has
-    one.
+    ``kernel`` is desired and observed state in numbers. ``untaken`` are changes that no sync has taken, by kind of API object.
+    ``unreadable`` counts parts of the kernel; ``leftovers`` says whether rules of another proxy may remain in a place. Ages are 0
+    without an object that has one.
     """
 
     kernel: Statistics
@@ -63,14 +63,14 @@ class Snapshot:
 
 
 class Counted(NamedTuple):
-    """A metric, and the value of each of its series by the values of its labels."""
+    """A metric with the values of its series by label values."""
 
     metric: Metric
     values: Mapping[tuple[str, ...], float]
 
 
 def take_snapshot(sources: Sources) -> Snapshot:
-    """Take a snapshot."""
+    """Take a snapshot of all sources."""
     stale = sources.stale()
     now = sources.clock()
     return Snapshot(
@@ -87,14 +87,14 @@ def take_snapshot(sources: Sources) -> Snapshot:
     )
 
 
-def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Counted | None]:
-    """All of a snapshot, with a pause (None) after each ``OBJECTS_AT_ONCE``."""
-    kernel = seen.kernel
-    yield _one(series.SERVICE_CHANGES_PENDING, seen.untaken.get(ObjectKind.SERVICE, 0))
-    yield _one(series.ENDPOINT_CHANGES_PENDING, seen.untaken.get(ObjectKind.ENDPOINT_SLICE, 0))
-    yield _one(series.OLDEST_CHANGE_AGE, seen.oldest_change_age_s)
-    yield _one(series.UNREADABLE_PARTS, seen.unreadable)
-    places = seen.leftovers.items()
+def gauges(snapshot: Snapshot, families: Collection[Family]) -> Iterator[Counted | None]:
+    """All gauges of a snapshot, with a pause (None) after each ``OBJECTS_AT_ONCE``."""
+    kernel = snapshot.kernel
+    yield _one(series.SERVICE_CHANGES_PENDING, snapshot.untaken.get(ObjectKind.SERVICE, 0))
+    yield _one(series.ENDPOINT_CHANGES_PENDING, snapshot.untaken.get(ObjectKind.ENDPOINT_SLICE, 0))
+    yield _one(series.OLDEST_CHANGE_AGE, snapshot.oldest_change_age_s)
+    yield _one(series.UNREADABLE_PARTS, snapshot.unreadable)
+    places = snapshot.leftovers.items()
     yield Counted(series.LEFTOVER_RULES, {(place.family.label, place.variant.value): is_there for place, is_there in places})
     # By the length of an address: 36 ms for 100,000 virtual servers and their addresses, and 55 ms by ``Address.family``.
     by_length = {family.bits // 8: family for family in families}
@@ -118,15 +118,15 @@ def gauges(seen: Snapshot, families: Collection[Family]) -> Iterator[Counted | N
     yield _labelled(series.SET_ENTRIES, kernel.set_entries)
     yield _labelled(series.PENDING, kernel.pending)
     yield _labelled(series.DRIFT, {kind: count for kind, count in kernel.drifted.items() if kind not in NEVER_READ})
-    yield _labelled(series.DOUBTED_DELETIONS, seen.doubted)
+    yield _labelled(series.DOUBTED_DELETIONS, snapshot.doubted)
     yield _one(series.CONFLICTS, kernel.conflicts)
     yield _one(series.DRAINS, kernel.drains)
     yield _one(series.WAITING_REMOVALS, kernel.waiting_removals)
     yield _one(series.OLDEST_DRAIN_AGE, kernel.oldest_drain_age_s)
-    yield _labelled(series.WATCH_CONNECTED, {kind.value: watch.is_open for kind, watch in seen.watches.items()})
-    yield _labelled(series.WATCH_STALE, {kind.value: watch.is_stale for kind, watch in seen.watches.items()})
-    heard = {kind.value: watch.contact_age_s for kind, watch in seen.watches.items() if watch.contact_age_s is not None}
-    yield _labelled(series.WATCH_CONTACT_AGE, heard)
+    yield _labelled(series.WATCH_CONNECTED, {kind.value: watch.is_open for kind, watch in snapshot.watches.items()})
+    yield _labelled(series.WATCH_STALE, {kind.value: watch.is_stale for kind, watch in snapshot.watches.items()})
+    contacts = {kind.value: watch.contact_age_s for kind, watch in snapshot.watches.items() if watch.contact_age_s is not None}
+    yield _labelled(series.WATCH_CONTACT_AGE, contacts)
 
 
 def _one(metric: Metric, value: float) -> Counted:

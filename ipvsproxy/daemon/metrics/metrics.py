@@ -1,8 +1,8 @@
-"""Prometheus metrics: kube-proxy's series under their own names, and those of ours, prefixed ``ipvsproxy_``.
+"""Prometheus metrics: kube-proxy's series under their own names, and ours with the prefix ``ipvsproxy_``.
 
-Rule 1: what kube-proxy shows in IPVS mode is here with the same name, type, labels and buckets.
-Rule 2: what can be counted from the tables is counted when it is asked for, and not on the way of a change.
-Rule 3: a series that somebody may wait for with an alert is there from the start, at zero.
+Rule 1: each series of kube-proxy in IPVS mode exists here with the same name, type, labels and buckets.
+Rule 2: a figure that can be counted from the tables is counted at a scrape, and not during a sync.
+Rule 3: a series that an alert may use exists from the start, at zero.
 """
 
 import asyncio
@@ -46,13 +46,13 @@ _OPEN_FORMAT: Callable[[Collector], bytes] = openmetrics.generate_latest
 
 
 class Metrics:
-    """All series of this process. ``clock`` is that of what it is told, ``wall_clock`` gives seconds since the epoch."""
+    """All series of this process. Times of calls are of ``clock``; ``wall_clock`` gives seconds since the epoch."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # kube-proxy has no such series
         self._families: tuple[Family, ...] = ()
         self._queued_s: float | None = None
-        """When a sync was last asked for, if that has not been shown yet."""
+        """The time of the last request for a sync, until a scrape has shown it."""
         self._clock = clock
         self._wall_clock = wall_clock
         self._registry = CollectorRegistry()
@@ -70,7 +70,7 @@ class Metrics:
         GCCollector(registry=self._registry)
 
     def show(self, families: Collection[Family], sources: gauges.Sources, traffic: Traffic | None = None) -> None:
-        """Show the series of these families from now on, what these sources tell, and this traffic."""
+        """Show the series of these families, sources and traffic from now on."""
         self._traffic = traffic
         self._families = tuple(sorted(families))
         self._tables.sources = sources
@@ -82,14 +82,14 @@ class Metrics:
                 self._values.show(series.NO_LOCAL_ENDPOINTS, policy, family.label)
         self.queued(self._clock())
 
-    # What happens.
+    # Recording.
 
     def queued(self, now: float) -> None:
-        """There is something to do; ``now`` is of ``clock``."""
+        """A change waits for the next sync; ``now`` is of ``clock``."""
         self._queued_s = now
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync is over."""
+        """A sync has ended."""
         values, changes = self._values, summary.changes
         now_s = self._wall_clock()
         for family in self._families:
@@ -122,16 +122,16 @@ class Metrics:
             before, after = self._without_local.pop(name, None), states.get(name)
             if after and (after.rare.without_local_internal or after.rare.without_local_external):
                 self._without_local[name] = after
-            for state, step in ((before, -1), (self._without_local.get(name), 1)):
+            for state, change in ((before, -1), (self._without_local.get(name), 1)):
                 if state:
-                    found = zip(
+                    lacking = zip(
                         series.POLICIES, (state.rare.without_local_internal, state.rare.without_local_external), strict=True
                     )
-                    for policy, family in ((policy, family) for policy, families in found for family in families):
-                        self._values.add(series.NO_LOCAL_ENDPOINTS, policy, family.label, count=step)
+                    for policy, family in ((policy, family) for policy, families in lacking for family in families):
+                        self._values.add(series.NO_LOCAL_ENDPOINTS, policy, family.label, count=change)
 
     def applied(self, outcomes: Sequence[Outcome], duration_s: float) -> None:
-        """A driver has applied operations; called in the thread that it runs in."""
+        """A driver has applied operations. Called in the thread of the driver."""
         driver = KINDS[type(outcomes[0].operation.item)].driver
         self._values.observe(series.APPLY_DURATION, driver, value=duration_s)
         if driver in series.NETLINK_DRIVERS:
@@ -153,25 +153,25 @@ class Metrics:
             self._values.observe(series.CONNTRACK_DURATION, family.label, value=duration_s)
 
     def would_differ(self, differences: Mapping[str, int]) -> None:
-        """A dry run has read the kernel and found these differences, by kind."""
+        """A dry run has read the kernel. ``differences`` are by kind."""
         for kind, count in differences.items():
             self._values.set(series.DRY_RUN_DIFFERENCES, kind, value=count)
         self._values.set(series.DRY_RUN_LAST_LOOK, value=self._wall_clock())
 
     def watch_restarted(self, kind: ObjectKind, trouble: Trouble) -> None:
-        """A list or watch had to be started again."""
+        """A list or watch was started again."""
         self._values.add(series.WATCH_RESTARTS, kind.value, trouble.value)
 
     def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
-        """The API server has answered a request; ``code`` is that of HTTP, or ``<error>`` when there was no answer."""
+        """A request to the API server has ended. ``code`` is the one of HTTP, or ``<error>`` without an answer."""
         self._values.add(series.REQUESTS, code, host, method)
         self._values.observe(series.REQUEST_DURATION, host, method, value=duration_s)
 
     def announced(self, outcome: str) -> None:
-        """A Kubernetes event was posted, failed to be, or was dropped."""
+        """A Kubernetes event was ``posted``, has ``failed``, or was ``dropped``."""
         self._values.add(series.EVENTS, outcome)
 
-    def configured(self, is_in_force: bool) -> None:  # noqa: FBT001 - the one thing that it tells
+    def configured(self, is_in_force: bool) -> None:  # noqa: FBT001 - its only argument
         """The configuration file was read again."""
         self._values.set(series.CONFIG_IN_FORCE, value=is_in_force)
 
@@ -183,10 +183,10 @@ class Metrics:
         """``/livez`` was answered."""
         self._values.add(series.LIVEZ, str(status))
 
-    # What is told.
+    # The page.
 
     async def expose(self, accept: str = "", accept_encoding: str = "") -> Answer:
-        """The page, in the richest format that the client takes. One at a time: a scrape never takes more than one processor."""
+        """The page in the richest format that the client accepts. Scrapes take turns, so that they use one processor at most."""
         async with self._rendering:
             self._show_queued()
             if self._traffic:
@@ -194,7 +194,7 @@ class Metrics:
             return await self._render(accept, accept_encoding)
 
     def _show_queued(self) -> None:
-        """Once for each time, or what is shown would differ by how exact the clocks are."""
+        """Convert each time once: two conversions of one time would differ by the inaccuracy of the clocks."""
         if self._queued_s is None:
             return
         at_s = self._wall_clock() - (self._clock() - self._queued_s)
@@ -204,13 +204,13 @@ class Metrics:
 
     async def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept
-        await asyncio.sleep(0)  # a look at the tables is a slice of its own
+        await asyncio.sleep(0)  # the snapshot of the tables is a slice of its own
         await in_slices(self._tables.counting(), self._clock, self._clock())
         families = (_One(family) for family in self._registry.collect())
         text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
         first: list[bytes] = []
         page: list[bytes] = []
-        # In the loop: another thread would have to be interrupted each time that somebody waits, which takes longer than a slice.
+        # In the loop, because a waiting task gets its turn after a slice. Python takes longer to interrupt another thread.
         written = (text(one).removesuffix(OPENMETRICS_END) for one in families)
         await in_slices(map(first.append, written), self._clock, self._clock())
         traffic = self._traffic.render(openmetrics=is_open) if self._traffic else ()
@@ -225,7 +225,7 @@ class Metrics:
 
 
 class _One(Collector):
-    """A single family as a registry."""
+    """A registry with a single metric."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family

@@ -1,4 +1,4 @@
-"""How declared metrics become series of prometheus_client: recorded ones, and those that are counted when somebody asks."""
+"""Makes series of prometheus_client from declared metrics: recorded ones, and those that are counted at a scrape."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ from ipvsproxy.model.net import Family
 
 
 class Recorded:
-    """The values of metrics that are recorded when something happens. Label values are in the order of the declaration."""
+    """The values of recorded metrics. Label values are in the order of the declaration."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -36,7 +36,7 @@ class Recorded:
                 self._histograms[metric.name] = Histogram(metric, self._registry)
 
     def show(self, metric: Metric, *labels: str) -> None:
-        """Have this series from now on, at zero."""
+        """Show a series at zero before its first value."""
         match metric.type:
             case Type.COUNTER:
                 self.add(metric, *labels, count=0)
@@ -46,24 +46,24 @@ class Recorded:
                 self._histograms[metric.name].show(*labels)
 
     def add(self, metric: Metric, *labels: str, count: float = 1) -> None:
-        """Have a counter, or a gauge, grow by this."""
+        """Add to a counter or a gauge."""
         parent = self._counters[metric.name] if metric.type is Type.COUNTER else self._gauges[metric.name]
         (parent.labels(*labels) if labels else parent).inc(count)
 
     def set(self, metric: Metric, *labels: str, value: float) -> None:
-        """Have a gauge show this."""
+        """Set a gauge."""
         if metric.name not in self._gauges:
             self._make(metric)
         parent = self._gauges[metric.name]
         (parent.labels(*labels) if labels else parent).set(value)
 
     def observe(self, metric: Metric, *labels: str, value: float) -> None:
-        """Have a histogram count one observation."""
+        """Count one observation in a histogram."""
         self._histograms[metric.name].observe(value, *labels)
 
 
 class Histogram(Collector):
-    """A histogram in a registry. prometheus_client's own one writes bounds in another way."""
+    """A histogram in a registry. The one of prometheus_client writes bounds in another notation."""
 
     def __init__(self, metric: Metric, registry: CollectorRegistry) -> None:
         self._metric = metric
@@ -73,7 +73,7 @@ class Histogram(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[metrics_core.Metric]:
-        """The one family, for the registry."""
+        """The metric with its series, for the registry."""
         family = HistogramMetricFamily(self._metric.name, self._metric.meaning, labels=self._metric.labels)
         for one in self._histogram.series():
             family.add_metric(one.labels, one.buckets, one.total)
@@ -81,7 +81,7 @@ class Histogram(Collector):
 
 
 class Tables(Collector):
-    """What is counted when somebody asks."""
+    """The metrics that are counted from the tables at a scrape."""
 
     def __init__(self) -> None:
         self.sources: gauges.Sources | None = None
@@ -89,7 +89,7 @@ class Tables(Collector):
         self._counted: Sequence[gauges.Counted] = ()
 
     def counting(self) -> Iterator[None]:
-        """Count all, with a pause now and then, from what there is now. Until it is over, what was counted last counts."""
+        """Count the present state, with pauses. Until the end, ``collect`` has the former counts."""
         counted: list[gauges.Counted] = []
         for one in gauges.gauges(gauges.take_snapshot(self.sources), self.families) if self.sources else ():
             if one is None:
@@ -99,7 +99,7 @@ class Tables(Collector):
         self._counted = counted
 
     def collect(self) -> Iterator[metrics_core.Metric]:
-        """What was counted last, for the registry."""
+        """The last complete counts, for the registry."""
         for metric, values in self._counted:
             kind = CounterMetricFamily if metric.type is Type.COUNTER else GaugeMetricFamily
             family = kind(metric.name, metric.meaning, labels=metric.labels)

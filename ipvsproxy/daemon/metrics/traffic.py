@@ -1,10 +1,10 @@
-"""What IPVS has counted, by Service port and, if that is wanted, by endpoint.
+"""The counters of IPVS by Service port and, optionally, by endpoint.
 
-Rule 1: the kernel is asked only for a scrape, at most every ``FRESH_S``, and in parts: programming comes first.
-Rule 2: a total grows by what was counted since the last reading. So it does not fall when one of the virtual servers behind it
-goes, and it has what was counted before this process began, which IPVS remembers.
-Rule 3: what never had traffic has no series, and nothing is kept of it. Of the rest as many as the limit allows have their own,
-for as long as they are there; what comes later is counted together.
+Rule 1: the counters are read only for a scrape, at most every ``FRESH_S``, and in parts, because programming comes first.
+Rule 2: a total grows by the difference to the last reading. So it does not fall when one of its virtual servers goes, and it
+includes traffic from before this process, which IPVS remembers.
+Rule 3: a port without any traffic has no series and takes no memory. The first ports with traffic have series of their own, up
+to the limit and for as long as they exist; later ones are counted together.
 """
 
 import asyncio
@@ -29,34 +29,34 @@ from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 
 FRESH_S = 2.0
-"""How long figures are good enough: the kernel itself adds up what its processors count every two seconds."""
+"""How long counters count as fresh: the kernel itself adds up those of its processors every two seconds."""
 PATIENCE_S = 1.0
-"""How long a scrape waits for one part of them; then it shows the figures of the scrape before."""
+"""The longest wait of a scrape for one part of the counters. After that it shows the figures of the previous scrape."""
 LONGEST_READING_S = 5.0
-"""Likewise for all parts: half of what Prometheus waits for a page by itself. The next scrape goes on where this one has stopped:
-the kernel walks its table from the beginning for each 32 kB, and of 100,000 virtual servers that takes longer."""
+"""The same for all parts: half of Prometheus's default timeout. The next scrape continues the reading, because the kernel walks
+its table from the beginning for each 32 kB, which takes longer with 100,000 virtual servers."""
 LONGEST_PAUSE_S = 120.0
-"""A reading that began so long ago is begun anew: who scrapes only now and then wants no figures of then."""
+"""A reading that began so long ago begins anew: after a long pause, its figures would be old."""
 SERVERS_AT_ONCE = 50
-"""Virtual servers whose real servers are asked for in one go: about 5 ms, for which programming may have to wait."""
+"""The number of virtual servers in one reading of real servers: about 5 ms, for which programming may have to wait."""
 LINES_AT_ONCE = 200
-"""Some 30 kB: who handles a page of megabytes in one go keeps the loop, and has fresh memory for it each time."""
+"""Some 30 kB: rendering a page of megabytes at once blocks the loop, and needs new memory each time."""
 OTHERS = "(others)"
-"""Stands in the place of a name for all that is beyond the limit; no object of the API can be called so."""
+"""The name of all ports beyond the limit; no API object can have it."""
 T = TypeVar("T")
 _DIRECTIONS = ("in", "out")
 _METRICS = {
     "service": (series.SERVICE_CONNECTIONS, series.SERVICE_PACKETS, series.SERVICE_BYTES),
     "endpoint": (series.ENDPOINT_CONNECTIONS, series.ENDPOINT_PACKETS, series.ENDPOINT_BYTES),
 }
-"""Connections, packets and bytes: the order of ``Counters``."""
+"""Connections, packets and bytes, in the order of ``Counters``."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclasses.dataclass(slots=True)
 class _Reading:
-    """Counters on their way: the parts to come, and what is known. Of the virtual servers ``left``, endpoints are to be read."""
+    """A reading in progress: the parts to come, and the counters so far. Endpoints of the virtual servers in ``left`` follow."""
 
     began_s: float
     services: Iterator[Mapping[VirtualServerKey, Counters]]
@@ -67,7 +67,7 @@ class _Reading:
 
 
 class CounterReader(Protocol):
-    """Reads IPVS's counters, in the kernel's thread. Both methods raise KernelError where that fails."""
+    """Reads the counters of IPVS in the kernel's thread. Both methods raise KernelError if that fails."""
 
     def services(self, always: Container[VirtualServerKey]) -> Iterator[Mapping[VirtualServerKey, Counters]]:
         """The counters of virtual servers, part by part. Virtual servers at zero are left out, except for ``always``."""
@@ -77,7 +77,7 @@ class CounterReader(Protocol):
 
 
 class Traffic:
-    """Reads the counters when somebody asks. ``limit`` 0 means never."""
+    """Reads the counters for scrapes. With ``limit`` 0, it never reads."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Traffic:
         self._open: dict[str, Connections] = {}
 
     async def refresh(self) -> None:
-        """Have figures that are fresh, unless the kernel is busy or does not tell. One call at a time."""
+        """Read the counters, unless they are fresh. Keeps the former ones if the kernel is busy or fails. One call at a time."""
         now = self._clock()
         if not self._limit or (self._read_s is not None and now - self._read_s < FRESH_S):
             return
@@ -111,7 +111,9 @@ class Traffic:
             async with asyncio.timeout(LONGEST_READING_S):
                 reading = await self._read(now)
         except TimeoutError:
-            log.debug("traffic_counters_old", hint="the kernel's thread is busy, or there are many; the next scrape goes on")
+            log.debug(
+                "traffic_counters_old", hint="the kernel's thread is busy, or there are many counters; the next scrape continues"
+            )
             return
         except KernelError as error:
             self._reading = None
@@ -122,13 +124,13 @@ class Traffic:
         self._read_s = now
 
     async def _read(self, now: float) -> "_Reading":
-        """Read to the end what an earlier scrape has begun, if that was not long ago; or all.
+        """Continue the reading of an earlier scrape, unless it is too old, or begin a new one; read to the end.
 
-        A part that is under way when nobody waits for it any more is lost: its virtual servers count as not told of.
+        A part that a scrape has stopped waiting for is lost: its virtual servers count as not read.
         """
         reading = self._reading
         if reading is None or now - reading.began_s > LONGEST_PAUSE_S:
-            # Those that have counted anything, or had when they were read before.
+            # The virtual servers with traffic, now or at the last reading.
             reading = self._reading = _Reading(now, await self._kernel.call(lambda reader: reader.services(self._labels.keys())))
         while reading.is_in_services:
             part = await _soon(self._kernel.call(lambda _: next(reading.services, None)))
@@ -137,20 +139,21 @@ class Traffic:
                 if self._of_endpoints:
                     await in_slices(self._choosing(reading), self._clock, self._clock())
                 reading.is_in_services = False
-        while some := reading.left[-SERVERS_AT_ONCE:]:  # from behind, or all that is left would be moved each time
+        while some := reading.left[-SERVERS_AT_ONCE:]:  # from the end, else all that is left would move each time
             reading.endpoints |= await _soon(self._kernel.call(lambda reader: reader.endpoints(some)))
             del reading.left[-SERVERS_AT_ONCE:]
         return reading
 
     def _choosing(self, reading: _Reading) -> Iterator[None]:
-        """Note those virtual servers that have counted anything: their endpoints are to be read.
+        """Choose the virtual servers with traffic, so that their endpoints are read.
 
-        Also where counters were not told this time: who is left out is taken for gone, and counted from zero when it is back.
+        Also those whose counters were not read this time: without its endpoints, a virtual server would count as gone, and from
+        zero at its return.
         """
         counters = reading.counters
         left: list[VirtualServerKey] = []
-        untold = (key for key in self._labels if key not in counters)
-        for number, key in enumerate(itertools.chain(counters, untold), 1):
+        unread = (key for key in self._labels if key not in counters)
+        for number, key in enumerate(itertools.chain(counters, unread), 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
             if counters.get(key) != NOTHING:
@@ -172,18 +175,18 @@ class Traffic:
         yield from self._services.booking(rows, counters)
         open_connections: dict[str, Connections] = {}
         rows = []
-        nobodys: set[Hashable] = set()
+        ownerless: set[Hashable] = set()
         for number, (key, servers) in enumerate(endpoints.items(), 1):
             if number % SERVERS_AT_ONCE == 0:
                 yield
             if key not in labels:
-                nobodys.update((key, real_server) for real_server in servers)
+                ownerless.update((key, real_server) for real_server in servers)
                 continue
             for real_server, (connections, counted) in servers.items():
                 name = _endpoint(labels[key][1], real_server)
                 rows.append(Row((key, real_server), name, counted))
                 open_connections[name] = _sum(open_connections.get(name), connections)
-        yield from self._endpoints.booking(rows, nobodys)
+        yield from self._endpoints.booking(rows, ownerless)
         if not self._of_endpoints:
             yield from self._adding_drains(open_connections)
         listed: dict[str, Connections] = {}
@@ -195,46 +198,46 @@ class Traffic:
         self._open = listed
 
     def _adding_drains(self, open_connections: dict[str, Connections]) -> Iterator[None]:
-        """What draining real servers had open when they were looked at last."""
-        # They come and go between two slices; and one that waits looks otherwise when it has ended.
+        """Add the connections of draining real servers, as last read."""
+        # Drains come and go between two slices.
         drains = self._survey.draining_connections()
         for number, drain in enumerate(drains, 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
-            if found := self._labels_of(drain.virtual_server):
-                name = _endpoint(found[1], drain.real_server)
+            if port := self._labels_of(drain.virtual_server):
+                name = _endpoint(port[1], drain.real_server)
                 open_connections[name] = _sum(open_connections.get(name), drain.connections)
 
     def _joining(self, counted: Collection[VirtualServerKey]) -> Iterator[None]:
-        """Find the Service, and the labels of its port, of each virtual server that has counted anything since it is wanted."""
+        """Find the Service and the labels of the port of each virtual server that has had traffic while desired."""
         joined = {}
         left: set[ServiceName] = set()
-        # In the order in which they came.
+        # In the order of their first traffic.
         for number, key in enumerate(itertools.chain(self._labels, (key for key in counted if key not in self._labels)), 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
-            if found := self._labels_of(key):
-                joined[key] = found
+            if port := self._labels_of(key):
+                joined[key] = port
             elif key in self._labels:
                 left.add(self._labels[key][0].name)
-        # A port whose virtual servers that had traffic are gone still has its series, if it has others.
-        wanted = self._survey.virtual_servers
-        for number, key in enumerate(list(wanted) if left else (), 1):  # they come and go between two slices
+        # A port keeps its series while it has any virtual servers, even if the ones with traffic are gone.
+        desired = self._survey.virtual_servers
+        for number, key in enumerate(list(desired) if left else (), 1):  # it changes between two slices
             if number % ROWS_AT_ONCE == 0:
                 yield
-            if (one := wanted.get(key)) and one.owner.service in left and (found := self._labels_of(key)):
-                joined[key] = found
+            if (one := desired.get(key)) and one.owner.service in left and (port := self._labels_of(key)):
+                joined[key] = port
         self._labels = joined
 
     def _labels_of(self, key: VirtualServerKey) -> tuple[Service, str] | None:
-        wanted, before = self._survey.virtual_servers.get(key), self._labels.get(key)
-        service = self._store.services.get(wanted.owner.service) if wanted else None
+        desired, before = self._survey.virtual_servers.get(key), self._labels.get(key)
+        service = self._store.services.get(desired.owner.service) if desired else None
         if service is None:
             return None
         return before if before and before[0] is service else (service, _describe(service, key))
 
     def render(self, *, openmetrics: bool) -> Iterator[bytes]:
-        """The series, in one of Prometheus's formats, in parts of ``LINES_AT_ONCE``."""
+        """The series in one of Prometheus's formats, in parts of ``LINES_AT_ONCE``."""
         lines = self._lines(openmetrics=openmetrics) if self._limit else iter(())
         while some := "".join(itertools.islice(lines, LINES_AT_ONCE)):
             yield some.encode()
@@ -285,7 +288,7 @@ def _heading(metric: Metric, *, openmetrics: bool = False) -> str:
 
 
 def _describe(service: Service, key: VirtualServerKey) -> str:
-    """The labels of the port that this virtual server serves."""
+    """The labels of the Service port that a virtual server serves."""
     here = service.cluster_addresses + service.options.external_addresses + service.options.load_balancer_addresses
     is_node_port = key.address not in here
     name = next(

@@ -1,4 +1,4 @@
-"""What is added up of counters, what is forgotten, and that the loop has its turn meanwhile. Series are in test_traffic.py."""
+"""Covers sums of counters, forgotten labels, and pauses for the loop. Series are in test_traffic.py."""
 
 import hypothesis
 from hypothesis import strategies as st
@@ -17,28 +17,28 @@ def pauses(ledger: Ledger, some: list[Row]) -> int:
     return sum(1 for _ in ledger.booking(some))
 
 
-def test_who_waits_has_a_turn_while_much_comes_stays_or_goes() -> None:
+def test_a_booking_pauses_while_many_rows_come_stay_or_go() -> None:
     ledger = Ledger(MANY)
-    assert pauses(ledger, rows(MANY)) == 20, "marked, and booked"
-    assert pauses(ledger, rows(MANY)) == 40, "and what is kept is looked through: totals, and objects"
-    assert pauses(ledger, []) == 40, "looked through, and forgotten"
+    assert pauses(ledger, rows(MANY)) == 20, "marking, and booking"
+    assert pauses(ledger, rows(MANY)) == 40, "and scanning totals and objects that stay"
+    assert pauses(ledger, []) == 40, "scanning, and forgetting"
     assert not ledger.totals
     assert not ledger._last
 
 
 @hypothesis.given(st.lists(st.dictionaries(st.integers(0, 4), st.integers(0, 3)), max_size=8))
-def test_a_total_grows_by_what_was_counted_since_and_is_forgotten_with_the_last_that_has_its_labels(
-    steps: list[dict[int, int]],
+def test_a_total_grows_by_new_counts_and_is_forgotten_with_the_last_object_of_its_labels(
+    rounds: list[dict[int, int]],
 ) -> None:
-    """Two objects for each label; each step adds so many connections to those that are there."""
+    """Two objects for each label; each round adds connections to its objects."""
     ledger = Ledger(10)
     counted: dict[int, int] = {}
     expected: dict[str, int] = {}
-    for step in steps:
-        counted = {key: counted.get(key, 0) + more for key, more in step.items()}
-        labels = {key: f"label {key // 2}" for key in step}
+    for added in rounds:
+        counted = {key: counted.get(key, 0) + more for key, more in added.items()}
+        labels = {key: f"label {key // 2}" for key in added}
         expected = {label: total for label, total in expected.items() if label in labels.values()}
-        for key, more in step.items():
+        for key, more in added.items():
             if more:
                 expected[labels[key]] = expected.get(labels[key], 0) + more
         list(ledger.booking([Row(key, labels[key], Counters(count)) for key, count in counted.items()]))

@@ -1,4 +1,4 @@
-"""What is counted at a scrape: only what is ours, by family, set and kind, and how old things are."""
+"""Covers the counts of a scrape by family, set and kind, without foreign objects, and the ages."""
 
 from collections.abc import Mapping
 
@@ -36,7 +36,7 @@ CLUSTER_IPS = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name
 
 
 class Figures:
-    """Everything that is asked at a scrape, at second 100."""
+    """All sources of a scrape, at second 100."""
 
     def __init__(self) -> None:
         self.clock = Clock(100.0)
@@ -67,7 +67,7 @@ def _server(*backends: str) -> ObservedVirtualServer:
     return ObservedVirtualServer(VirtualServerSettings("rr"), {builders.backend(one): 1 for one in backends})
 
 
-def test_left_rules_are_shown_by_family_and_variant() -> None:
+def test_leftover_rules_are_shown_by_family_and_variant() -> None:
     figures = Figures()
     assert figures.read()["ipvsproxy_leftover_rules"] == {}
     figures.leftovers = {
@@ -77,7 +77,7 @@ def test_left_rules_are_shown_by_family_and_variant() -> None:
     assert figures.read()["ipvsproxy_leftover_rules"] == {("IPv4", "nf_tables"): 0, ("IPv6", "legacy"): 1}
 
 
-def test_virtual_and_real_servers_of_ours_are_counted_by_family_and_those_of_others_are_not() -> None:
+def test_virtual_and_real_servers_are_counted_by_family_without_foreign_ones() -> None:
     figures = Figures()
     ours = builders.frontend("10.96.0.10", 80), builders.frontend("fd00:10:96::10", 80)
     foreign = builders.frontend("192.0.2.1", 80)
@@ -94,23 +94,23 @@ def test_virtual_and_real_servers_of_ours_are_counted_by_family_and_those_of_oth
         ),
         now=0,
     )
-    seen = figures.read()
-    assert seen["ipvsproxy_virtual_servers"] == {("IPv4",): 1, ("IPv6",): 1}
-    assert seen["ipvsproxy_real_servers"] == {("IPv4",): 2, ("IPv6",): 1}
-    assert seen["ipvsproxy_addresses"] == {("IPv4",): 1, ("IPv6",): 1}
+    values = figures.read()
+    assert values["ipvsproxy_virtual_servers"] == {("IPv4",): 1, ("IPv6",): 1}
+    assert values["ipvsproxy_real_servers"] == {("IPv4",): 2, ("IPv6",): 1}
+    assert values["ipvsproxy_addresses"] == {("IPv4",): 1, ("IPv6",): 1}
 
 
-def test_entries_are_counted_by_set_and_what_differs_by_kind() -> None:
+def test_entries_are_counted_by_set_and_pending_objects_by_kind() -> None:
     figures = Figures()
     figures.reconciler.put_node(BOTH, (), None)
     assert figures.read()["ipvsproxy_pending"][("set",)] == 34
     entry = SetEntry(CLUSTER_IPS, parse_address("10.96.0.10"), None, 80)
     figures.reconciler.observe(Observation(sets={CLUSTER_IPS: frozenset({entry})}, device=True), now=0)
-    seen = figures.read()
-    assert len(seen["ipvsproxy_set_entries"]) == 34
-    assert seen["ipvsproxy_set_entries"][CLUSTER_IPS,] == 1
-    assert seen["ipvsproxy_pending"][("set_entry",)] == 1
-    assert seen["ipvsproxy_pending"][("device",)] == 0
+    values = figures.read()
+    assert len(values["ipvsproxy_set_entries"]) == 34
+    assert values["ipvsproxy_set_entries"][CLUSTER_IPS,] == 1
+    assert values["ipvsproxy_pending"][("set_entry",)] == 1
+    assert values["ipvsproxy_pending"][("device",)] == 0
 
 
 def test_drains_have_a_number_and_the_age_of_the_oldest() -> None:
@@ -119,47 +119,47 @@ def test_drains_have_a_number_and_the_age_of_the_oldest() -> None:
     assert figures.read()["ipvsproxy_oldest_drain_age_seconds"] == {(): 0}
     show_draining(figures.reconciler, WEB_KEY, POD, now=40)
     show_draining(figures.reconciler, WEB_KEY, POD, OTHER_POD, now=70)
-    seen = figures.read()
-    assert seen["ipvsproxy_drains"] == {(): 2}
-    assert seen["ipvsproxy_oldest_drain_age_seconds"] == {(): 60}
+    values = figures.read()
+    assert values["ipvsproxy_drains"] == {(): 2}
+    assert values["ipvsproxy_oldest_drain_age_seconds"] == {(): 60}
 
 
-def test_what_is_empty_and_waits_for_its_removal_does_not_drain_any_more() -> None:
+def test_a_real_server_without_connections_counts_as_waiting_instead_of_draining() -> None:
     figures = Figures()
     figures.put_web()
     show_draining(figures.reconciler, WEB_KEY, POD, now=40)
     show_draining(figures.reconciler, WEB_KEY, POD, OTHER_POD, now=70)
     figures.reconciler.note_connections({WEB_KEY: {OTHER_POD: Connections(1, 0)}}, 80)
-    seen = figures.read()
-    assert seen["ipvsproxy_drains"] == {(): 1}
-    assert seen["ipvsproxy_waiting_removals"] == {(): 1}
-    assert seen["ipvsproxy_oldest_drain_age_seconds"] == {(): 30}
+    values = figures.read()
+    assert values["ipvsproxy_drains"] == {(): 1}
+    assert values["ipvsproxy_waiting_removals"] == {(): 1}
+    assert values["ipvsproxy_oldest_drain_age_seconds"] == {(): 30}
     show_draining(figures.reconciler, WEB_KEY, OTHER_POD, now=90)
     assert figures.read()["ipvsproxy_waiting_removals"] == {(): 0}
 
 
-def test_changes_that_no_sync_has_taken_are_pending_and_grow_old() -> None:
+def test_changes_that_no_sync_has_taken_are_pending_and_have_an_age() -> None:
     figures = Figures()
     web = builders.service()
     figures.store.deliver([Put(ObjectKind.SERVICE, web.name, web)], now=100)
     figures.clock.now += 5
-    seen = figures.read()
-    assert seen["kubeproxy_sync_proxy_rules_service_changes_pending"] == {(): 1}
-    assert seen["kubeproxy_sync_proxy_rules_endpoint_changes_pending"] == {(): 0}
-    assert seen["ipvsproxy_oldest_change_age_seconds"] == {(): 5}
+    values = figures.read()
+    assert values["kubeproxy_sync_proxy_rules_service_changes_pending"] == {(): 1}
+    assert values["kubeproxy_sync_proxy_rules_endpoint_changes_pending"] == {(): 0}
+    assert values["ipvsproxy_oldest_change_age_seconds"] == {(): 5}
     figures.store.take()
     assert figures.read()["kubeproxy_sync_proxy_rules_service_changes_pending"] == {(): 0}
 
 
-def test_watches_tell_whether_they_are_open_and_when_the_server_was_last_heard_of() -> None:
+def test_watches_show_whether_they_are_open_and_the_age_of_their_last_contact() -> None:
     figures = Figures()
     figures.watches = {
         ObjectKind.SERVICE: WatchStatus(connected=True, contact_s=90.0),
         ObjectKind.NODE: WatchStatus(),
     }
-    seen = figures.read()
-    assert seen["ipvsproxy_watch_connected"] == {("Service",): 1, ("Node",): 0}
-    assert seen["ipvsproxy_watch_contact_age_seconds"] == {("Service",): 10}
+    values = figures.read()
+    assert values["ipvsproxy_watch_connected"] == {("Service",): 1, ("Node",): 0}
+    assert values["ipvsproxy_watch_contact_age_seconds"] == {("Service",): 10}
 
 
 def test_drift_is_counted_by_kind() -> None:
@@ -172,7 +172,7 @@ def test_drift_is_counted_by_kind() -> None:
     assert drift == {(kind,): float(kind == "address") for kind in KINDS}
 
 
-def test_who_waits_has_a_turn_while_many_are_counted() -> None:
+def test_counting_many_objects_pauses() -> None:
     figures, many = Figures(), 3 * gauges.OBJECTS_AT_ONCE
     addresses = [f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(many)]
     figures.reconciler.observe(

@@ -1,23 +1,23 @@
-"""Buckets: where an observation is counted, and how bounds are written."""
+"""Covers the buckets of an observation, and the notation of bounds."""
 
 from ipvsproxy.daemon.metrics import histogram
 from ipvsproxy.daemon.metrics.histogram import Histogram, Series
 
 
-def test_an_observation_is_counted_in_every_bucket_that_it_fits_in() -> None:
-    seen = Histogram((0.5, 1, 2))
+def test_an_observation_counts_in_every_bucket_with_a_bound_not_below_it() -> None:
+    measured = Histogram((0.5, 1, 2))
     for value in (0.5, 0.6, 1.0, 3.0):
-        seen.observe(value, "IPv4")
-    assert list(seen.series()) == [Series(("IPv4",), [("0.5", 1), ("1", 3), ("2", 3), ("+Inf", 4)], 5.1)]
+        measured.observe(value, "IPv4")
+    assert list(measured.series()) == [Series(("IPv4",), [("0.5", 1), ("1", 3), ("2", 3), ("+Inf", 4)], 5.1)]
 
 
-def test_a_series_can_be_there_before_anything_is_observed_and_is_not_reset() -> None:
-    seen = Histogram((1,))
-    seen.show("IPv6")
-    assert list(seen.series()) == [Series(("IPv6",), [("1", 0), ("+Inf", 0)], 0.0)]
-    seen.observe(1, "IPv6")
-    seen.show("IPv6")
-    assert list(seen.series()) == [Series(("IPv6",), [("1", 1), ("+Inf", 1)], 1.0)]
+def test_show_adds_a_series_before_its_first_observation_and_does_not_reset_it() -> None:
+    measured = Histogram((1,))
+    measured.show("IPv6")
+    assert list(measured.series()) == [Series(("IPv6",), [("1", 0), ("+Inf", 0)], 0.0)]
+    measured.observe(1, "IPv6")
+    measured.show("IPv6")
+    assert list(measured.series()) == [Series(("IPv6",), [("1", 1), ("+Inf", 1)], 1.0)]
 
 
 def test_bounds_are_those_of_kube_proxy() -> None:

@@ -1,4 +1,4 @@
-"""Names, types, labels and buckets against the recorded kube-proxy, what is counted where, and the formats of the page."""
+"""Covers names, types, labels and buckets against the recorded kube-proxy, the counts, and the formats of the page."""
 
 import asyncio
 import errno
@@ -47,7 +47,7 @@ async def _page(metrics: Metrics) -> str:
 
 
 async def _rows(metrics: Metrics) -> Mapping[str, float]:
-    """Every sample as the page writes it."""
+    """All samples of the page, by name and labels."""
     lines = [line.rpartition(" ") for line in (await _page(metrics)).splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
 
@@ -55,7 +55,7 @@ async def _rows(metrics: Metrics) -> Mapping[str, float]:
 def _as_recorded(page: str) -> Mapping[str, Any]:
     """Type, labels and buckets of each series, in the form of the recordings."""
     types = dict(line.split()[2:4] for line in page.splitlines() if line.startswith("# TYPE"))
-    found: dict[str, dict[str, Any]] = {}
+    series: dict[str, dict[str, Any]] = {}
     for line in page.splitlines():
         if line.startswith("#"):
             continue
@@ -66,28 +66,26 @@ def _as_recorded(page: str) -> Mapping[str, Any]:
             if types.get(name.removesuffix(suffix)) == "histogram":
                 family = name.removesuffix(suffix)
         bounds = [label for label in labels if label.startswith("le=")]
-        row = found.setdefault(
+        row = series.setdefault(
             f"{family}{{{','.join(label for label in labels if label not in bounds)}}}", {"type": types[family]}
         )
         if bounds:
             row.setdefault("buckets", []).append(bounds[0].removeprefix('le="').removesuffix('"'))
-    return found
+    return series
 
 
 @pytest.mark.parametrize(("profile", "families"), [("default", BOTH), ("single-v4", BOTH[:1])])
-async def test_every_recorded_series_is_there_with_its_type_labels_and_buckets(
-    profile: str, families: Collection[Family]
-) -> None:
+async def test_every_recorded_series_exists_with_its_type_labels_and_buckets(profile: str, families: Collection[Family]) -> None:
     recorded = golden_fixtures.recording(profile, "P0")["metrics"]
-    seen = _as_recorded(await _page(_metrics(families)))
+    present = _as_recorded(await _page(_metrics(families)))
     expected = {series: {key: value for key, value in row.items() if key != "value"} for series, row in recorded.items()}
-    assert {series: seen.get(series) for series in expected} == expected
+    assert {series: present.get(series) for series in expected} == expected
 
 
-async def test_what_kube_proxy_shows_besides_is_what_it_shows_later() -> None:
+async def test_other_series_of_kube_proxy_are_those_that_it_adds_later() -> None:
     recorded = golden_fixtures.recording("default", "P0")["metrics"]
-    seen = [series for series in _as_recorded(await _page(_metrics())) if series.startswith("kubeproxy_")]
-    assert sorted(set(seen) - set(recorded)) == [
+    present = [series for series in _as_recorded(await _page(_metrics())) if series.startswith("kubeproxy_")]
+    assert sorted(set(present) - set(recorded)) == [
         'kubeproxy_network_programming_duration_seconds{ip_family="IPv4"}',
         'kubeproxy_network_programming_duration_seconds{ip_family="IPv6"}',
         'kubeproxy_proxy_healthz_total{code="503"}',
@@ -103,7 +101,7 @@ async def test_the_buckets_of_network_programming_are_written_as_go_writes_them(
     assert {"0.25", "1", "60", "300"} <= set(row["buckets"])
 
 
-async def test_there_is_no_series_of_when_a_series_was_created() -> None:
+async def test_there_are_no_series_of_creation_times() -> None:
     metrics = _metrics()
     metrics.healthz(200)
     assert "_created" not in await _page(metrics)
@@ -125,7 +123,7 @@ async def test_a_sync_is_counted_once_for_each_family() -> None:
         assert rows[f'{SYNC}_duration_seconds_bucket{{ip_family="{family}",le="0.004"}}'] == 1
 
 
-async def test_only_a_complete_sync_of_a_family_has_a_time() -> None:
+async def test_only_a_complete_sync_of_a_family_sets_its_time() -> None:
     metrics = _metrics()
     metrics.synced(summary(lacking=[Family.IPV6]))
     rows = await _rows(metrics)
@@ -134,7 +132,7 @@ async def test_only_a_complete_sync_of_a_family_has_a_time() -> None:
     assert rows[f'{SYNC}_last_queued_timestamp_seconds{{ip_family="IPv6"}}'] == WALL_S
 
 
-async def test_a_sync_that_was_asked_for_has_the_time_of_that_moment_however_often_it_is_shown() -> None:
+async def test_the_time_of_a_request_for_a_sync_stays_the_same_on_each_page() -> None:
     clock = Clock()
     metrics = _metrics(clock=clock)
     metrics.queued(clock.now)
@@ -149,20 +147,22 @@ async def test_a_sync_that_was_asked_for_has_the_time_of_that_moment_however_oft
 
 async def test_changes_are_counted_by_kind_and_programming_latency_by_family() -> None:
     metrics = _metrics()
-    seen = {ObjectKind.SERVICE: 2, ObjectKind.ENDPOINT_SLICE: 3, ObjectKind.NODE: 1}
-    metrics.synced(summary(Changes(counts=seen, triggers=(Trigger(Family.IPV6, WALL_S - 0.4), Trigger(Family.IPV6, WALL_S + 5)))))
+    counts = {ObjectKind.SERVICE: 2, ObjectKind.ENDPOINT_SLICE: 3, ObjectKind.NODE: 1}
+    metrics.synced(
+        summary(Changes(counts=counts, triggers=(Trigger(Family.IPV6, WALL_S - 0.4), Trigger(Family.IPV6, WALL_S + 5))))
+    )
     rows = await _rows(metrics)
     assert rows[f"{SYNC}_service_changes_total"] == 2
     assert rows[f"{SYNC}_endpoint_changes_total"] == 3
     latency = "kubeproxy_network_programming_duration_seconds"
     assert rows[f'{latency}_count{{ip_family="IPv4"}}'] == 0
-    # A clock that is ahead of ours must not make time run backwards.
+    # A clock ahead of ours must not give a negative latency.
     assert rows[f'{latency}_bucket{{ip_family="IPv6",le="0.25"}}'] == 1
     assert rows[f'{latency}_bucket{{ip_family="IPv6",le="0.5"}}'] == 2
     assert rows[f'{latency}_sum{{ip_family="IPv6"}}'] == pytest.approx(0.4)
 
 
-async def test_services_without_local_endpoints_are_counted_as_long_as_they_are_without() -> None:
+async def test_services_without_local_endpoints_are_counted_until_they_have_some() -> None:
     metrics = _metrics()
     metrics.synced(
         summary(
@@ -218,7 +218,7 @@ async def test_operations_are_counted_by_verb_kind_and_outcome() -> None:
     assert rows["ipvsproxy_surprises_total"] == 2
 
 
-async def test_the_phases_of_a_sync_are_told_apart_and_only_changes_wait() -> None:
+async def test_each_phase_of_a_sync_has_its_duration_and_only_changes_wait() -> None:
     metrics = _metrics()
     metrics.synced(summary(states=[state()], waited_s=0.9, applied_s=0.05))
     metrics.synced(summary())
@@ -230,7 +230,7 @@ async def test_the_phases_of_a_sync_are_told_apart_and_only_changes_wait() -> No
     assert rows[f'{phases}_sum{{phase="apply"}}'] == 0.05
 
 
-async def test_objects_that_break_the_rules_are_counted_and_those_that_are_not_for_us_are_not() -> None:
+async def test_invalid_objects_are_counted_and_valid_ones_that_are_not_for_us_are_not() -> None:
     metrics = _metrics()
     complaints = (
         Complaint(ObjectKind.SERVICE, "default/web", (Skipped("spec.ports[0]", "no"), Skipped("", "headless", invalid=False))),
@@ -289,7 +289,7 @@ async def test_answers_of_the_health_server_are_counted_by_code() -> None:
         RealServers.of(builders.frontend("10.96.0.10", 80), builders.backend("10.244.0.5")),
     ],
 )
-async def test_every_driver_has_its_durations(item: Device | RealServers) -> None:
+async def test_every_driver_has_durations(item: Device | RealServers) -> None:
     metrics = _metrics()
     metrics.applied([Outcome(Operation(Verb.ADD, item))], 0.01)
     rows = await _rows(metrics)
@@ -298,7 +298,7 @@ async def test_every_driver_has_its_durations(item: Device | RealServers) -> Non
     assert sum(drivers.values()) == 1
 
 
-async def test_netlink_batches_and_the_errors_in_them_are_counted_by_driver_and_name() -> None:
+async def test_netlink_batches_are_counted_by_driver_and_their_errors_by_name() -> None:
     metrics = _metrics()
     operation = Operation(Verb.ADD, RealServers.of(builders.frontend("10.96.0.10", 80), builders.backend("10.244.0.5")))
     refused = Outcome(operation, error="no memory", errno=errno.ENOMEM)
@@ -328,7 +328,7 @@ async def test_the_page_is_text_that_prometheus_reads() -> None:
     assert families["ipvsproxy_virtual_servers"] == "gauge"
 
 
-async def test_a_client_that_knows_openmetrics_gets_it() -> None:
+async def test_a_client_that_accepts_openmetrics_gets_it() -> None:
     accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
     answer = await _metrics().expose(accept)
     assert answer.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -336,34 +336,34 @@ async def test_a_client_that_knows_openmetrics_gets_it() -> None:
     assert "kubeproxy_proxy_healthz" in {family.name for family in READ_OPENMETRICS(answer.whole.decode())}
 
 
-async def test_a_client_that_can_unpack_gets_it_packed() -> None:
+async def test_a_client_that_accepts_gzip_gets_a_compressed_page() -> None:
     answer = await _metrics().expose(accept_encoding="gzip, deflate")
     assert answer.headers["Content-Encoding"] == "gzip"
     assert b"kubeproxy_proxy_healthz_total" in gzip.decompress(answer.whole)
 
 
-async def test_before_families_are_known_the_page_has_what_is_known() -> None:
+async def test_the_page_works_before_families_are_known() -> None:
     assert "ipvsproxy_build_info" in await _page(Metrics())
 
 
-async def test_a_scrape_that_is_left_while_it_counts_takes_nothing_from_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_that_is_cancelled_while_counting_leaves_the_next_one_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = asyncio.Event()
     count = gauges.gauges
 
-    def pause(seen: gauges.Snapshot, families: Collection[Family]) -> Iterator[Counted | None]:
-        yield from itertools.islice(count(seen, families), 3)
+    def pause(snapshot: gauges.Snapshot, families: Collection[Family]) -> Iterator[Counted | None]:
+        yield from itertools.islice(count(snapshot, families), 3)
         begun.set()
         clock.now += 1
         yield None
-        pytest.fail("nobody waits for it any more")
+        pytest.fail("the scrape goes on after its cancellation")
 
     clock = Clock()
     metrics = _metrics(clock=clock)
     with monkeypatch.context() as patched:
         patched.setattr(gauges, "gauges", pause)
-        left = asyncio.create_task(metrics.expose())
+        cancelled = asyncio.create_task(metrics.expose())
         await begun.wait()
-        left.cancel()
+        cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await left
+            await cancelled
     assert 'ipvsproxy_pending{kind="virtual_server"}' in await _page(metrics)

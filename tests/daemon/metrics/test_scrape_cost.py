@@ -1,4 +1,4 @@
-"""What a scrape costs by the number of Services: steps in all, and those that hold the loop. Seconds are scripts/bench's."""
+"""Covers the cost of a scrape by the number of Services, in steps of the interpreter. Seconds are scripts/bench's."""
 
 import asyncio
 import dataclasses
@@ -25,14 +25,14 @@ FEW, MANY = 500, 2000
 
 @dataclasses.dataclass
 class Scraped:
-    """Steps of a scrape: all of them, and the most that the loop's own thread takes without a pause for others."""
+    """Steps of a scrape: all of them, and the longest run in the loop's thread without a pause for other tasks."""
 
     all: int
     longest: int
 
 
 async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
-    """What one scrape takes that shows traffic of this many Services. Its slices are as short as its steps allow."""
+    """Count the steps of one scrape with traffic of so many Services. Its slices are as short as possible."""
     addresses = [f"10.96.{number // 250}.{number % 250 + 1}" for number in range(services)]
     worker = ThreadWorker()
     scene = Scene(
@@ -60,10 +60,10 @@ async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
 
 
 async def grows_too_fast(monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the second half of the Services takes more steps than the first one, what any scrape takes not counted."""
-    await scrape(1, monkeypatch)  # imports what is imported when it is first needed
-    none, half, whole = [(await scrape(services, monkeypatch)).all for services in (FEW, (FEW + MANY) // 2, MANY)]
-    return whole - half > 1.2 * (half - none)
+    """Whether the second half of the Services takes more steps than the first one, without the steps of any scrape."""
+    await scrape(1, monkeypatch)  # so that no later scrape imports modules
+    few, half, whole = [(await scrape(services, monkeypatch)).all for services in (FEW, (FEW + MANY) // 2, MANY)]
+    return whole - half > 1.2 * (half - few)
 
 
 async def holds_the_loop(monkeypatch: pytest.MonkeyPatch) -> bool:
@@ -75,26 +75,26 @@ async def holds_the_loop(monkeypatch: pytest.MonkeyPatch) -> bool:
 
 async def test_a_scrape_takes_steps_in_proportion_to_its_series(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not await grows_too_fast(monkeypatch)
-    assert (await scrape(MANY, monkeypatch)).all > MANY, "or nothing was counted"
+    assert (await scrape(MANY, monkeypatch)).all > MANY, "the scrape counts nothing"
 
 
 async def test_a_scrape_pauses_as_often_as_its_size_demands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not await holds_the_loop(monkeypatch)
 
 
-async def test_what_looks_through_all_for_each_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scan_of_all_rows_for_each_row_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     book = counter_totals.Ledger.booking
 
-    def book_slowly(booked: counter_totals.Ledger, rows: Collection[Any], nobodys: Container[Hashable]) -> Iterator[None]:
+    def book_slowly(booked: counter_totals.Ledger, rows: Collection[Any], ownerless: Container[Hashable]) -> Iterator[None]:
         for row in rows:
             next(1 for other in rows if other.labels == row.labels)
-        return book(booked, rows, nobodys)
+        return book(booked, rows, ownerless)
 
     monkeypatch.setattr(counter_totals.Ledger, "booking", book_slowly)
     assert await grows_too_fast(monkeypatch)
 
 
-async def test_what_is_done_in_the_loop_at_one_go_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_without_pauses_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counter_totals, "ROWS_AT_ONCE", 10**9)
     monkeypatch.setattr(traffic, "ROWS_AT_ONCE", 10**9)
     assert await holds_the_loop(monkeypatch)

@@ -1,7 +1,6 @@
-"""Counters of the kernel, joined to Service ports: what is added up, what is named, how long a scrape waits.
+"""Covers counters of the kernel by Service port: their sums, labels, and the waits of a scrape.
 
-Left out: that the kernel counts, and that its counters are read (tests/kernel/test_ipvs.py); what a scrape costs
-(``test_scrape_cost``).
+Left out: reading the counters of a real kernel (tests/kernel/test_ipvs.py), and the cost of a scrape (``test_scrape_cost``).
 """
 
 import asyncio
@@ -51,28 +50,28 @@ HTTP = 'namespace="default",service="web",port="http",protocol="TCP"'
 
 
 class Ipvs:
-    """The kernel's side: what it has counted, and how often it was asked."""
+    """A kernel with counters, which notes its readings."""
 
     def __init__(self) -> None:
         self.counters: dict[VirtualServerKey, Counters] = {}
         self.of_endpoints: dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]] = {}
         self.error: KernelError | None = None
-        self.asked = 0
-        self.asked_for: list[VirtualServerKey] = []
+        self.readings = 0
+        self.read_endpoints: list[VirtualServerKey] = []
 
     def services(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
-        """In two parts."""
-        self.asked += 1
+        """The counters in two parts."""
+        self.readings += 1
         if self.error:
             raise self.error
-        told = dict(self.counters)
-        for key in [key for key, counted in told.items() if counted == NOTHING and key not in always]:
-            del told[key]
-        yield dict(itertools.islice(told.items(), 1))
-        yield dict(itertools.islice(told.items(), 1, None))
+        counters = dict(self.counters)
+        for key in [key for key, counted in counters.items() if counted == NOTHING and key not in always]:
+            del counters[key]
+        yield dict(itertools.islice(counters.items(), 1))
+        yield dict(itertools.islice(counters.items(), 1, None))
 
     def endpoints(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]]:
-        self.asked_for += keys
+        self.read_endpoints += keys
         return {key: self.of_endpoints.get(key, {}) for key in keys}
 
 
@@ -117,15 +116,15 @@ class Scene:
                 yield name, int(value)
 
 
-async def test_all_virtual_servers_of_a_port_are_added_up_under_its_names() -> None:
+async def test_all_virtual_servers_of_a_port_are_added_up_under_its_labels() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {
         CLUSTER: Counters(1, 10, 9, 1000, 900),
         EXTERNAL: Counters(2, 20, 18, 2000, 1800),
         NODE_PORT: Counters(4, 40, 36, 4000, 3600),
     }
-    seen = await scene.scrape()
-    assert {name: value for name, value in seen.items() if name.startswith("ipvsproxy_service")} == {
+    samples = await scene.scrape()
+    assert {name: value for name, value in samples.items() if name.startswith("ipvsproxy_service")} == {
         f"ipvsproxy_service_connections_total{{{HTTP}}}": 7,
         f'ipvsproxy_service_packets_total{{{HTTP},direction="in"}}': 70,
         f'ipvsproxy_service_packets_total{{{HTTP},direction="out"}}': 63,
@@ -134,25 +133,25 @@ async def test_all_virtual_servers_of_a_port_are_added_up_under_its_names() -> N
     }
 
 
-async def test_ports_without_traffic_and_virtual_servers_of_others_have_no_series() -> None:
+async def test_ports_without_traffic_and_foreign_virtual_servers_have_no_series() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(), builders.frontend("192.0.2.99", 443): Counters(5, 5, 5, 5, 5)}
     assert not [name for name in await scene.scrape() if name.startswith("ipvsproxy_service")]
 
 
-async def test_a_node_port_is_not_taken_for_another_port_of_the_same_number() -> None:
+async def test_a_node_port_is_distinguished_from_a_port_of_the_same_number() -> None:
     ports = [builders.service_port(80, name="http", node_port=8443), builders.service_port(8443, name="https", node_port=30443)]
     scene = Scene(builders.service("web", *ports, kind=ServiceType.NODE_PORT, cluster=["10.96.0.10"]))
     scene.kernel.counters = {
         builders.frontend(builders.NODE_ADDRESS, 8443): Counters(1),
         builders.frontend("10.96.0.10", 8443): Counters(2),
     }
-    seen = await scene.scrape()
-    assert seen[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 1
-    assert seen[f"ipvsproxy_service_connections_total{{{HTTP.replace('http', 'https')}}}"] == 2
+    samples = await scene.scrape()
+    assert samples[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 1
+    assert samples[f"ipvsproxy_service_connections_total{{{HTTP.replace('http', 'https')}}}"] == 2
 
 
-async def test_a_total_does_not_fall_when_a_virtual_server_goes_or_begins_again() -> None:
+async def test_a_total_does_not_fall_when_a_virtual_server_goes_or_has_a_counter_reset() -> None:
     scene = Scene(WEB)
     total = f"ipvsproxy_service_connections_total{{{HTTP}}}"
     scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
@@ -163,7 +162,7 @@ async def test_a_total_does_not_fall_when_a_virtual_server_goes_or_begins_again(
     assert (await scene.scrape())[total] == 156
 
 
-async def test_a_service_that_is_gone_has_no_series() -> None:
+async def test_a_deleted_service_has_no_series() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(1)}
     assert f"ipvsproxy_service_connections_total{{{HTTP}}}" in await scene.scrape()
@@ -171,40 +170,40 @@ async def test_a_service_that_is_gone_has_no_series() -> None:
     assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in await scene.scrape()
 
 
-async def test_a_port_that_is_called_otherwise_has_another_series() -> None:
+async def test_a_port_with_a_new_name_has_a_new_series() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(1)}
     await scene.scrape()
     scene.put(builders.service("web", builders.service_port(80, name="plain"), cluster=["10.96.0.10"]))
     scene.kernel.counters = {CLUSTER: Counters(4)}
-    seen = await scene.scrape()
-    assert seen[f"ipvsproxy_service_connections_total{{{HTTP.replace('http', 'plain')}}}"] == 3
+    samples = await scene.scrape()
+    assert samples[f"ipvsproxy_service_connections_total{{{HTTP.replace('http', 'plain')}}}"] == 3
 
 
-async def test_beyond_the_limit_ports_are_counted_together_and_it_shows() -> None:
+async def test_ports_beyond_the_limit_are_counted_together_and_their_number_is_shown() -> None:
     addresses = [f"10.96.0.{number}" for number in range(1, 6)]
     scene = Scene(*(builders.service(f"s{address[8:]}", cluster=[address]) for address in addresses), limit=2)
     scene.kernel.counters = {builders.frontend(address, 80): Counters(10) for address in addresses}
-    seen = await scene.scrape()
+    samples = await scene.scrape()
     together = 'namespace="(others)",service="(others)",port="",protocol=""'
-    assert seen[f"ipvsproxy_service_connections_total{{{together}}}"] == 30
-    assert seen['ipvsproxy_traffic_listed{kind="service"}'] == 2
-    assert seen['ipvsproxy_traffic_unlisted{kind="service"}'] == 3
-    # A place that becomes free is taken with the next traffic; what was counted together stays there.
+    assert samples[f"ipvsproxy_service_connections_total{{{together}}}"] == 30
+    assert samples['ipvsproxy_traffic_listed{kind="service"}'] == 2
+    assert samples['ipvsproxy_traffic_unlisted{kind="service"}'] == 3
+    # A free place goes to the next port with traffic; the common total keeps its count.
     scene.reconciler.put(builders.service("s1").name, None)
     scene.kernel.counters[builders.frontend("10.96.0.5", 80)] = Counters(11)
-    seen = await scene.scrape()
+    samples = await scene.scrape()
     own = 'namespace="default",service="s5",port="",protocol="TCP"'
-    assert seen[f"ipvsproxy_service_connections_total{{{own}}}"] == 1
-    assert seen[f"ipvsproxy_service_connections_total{{{together}}}"] == 30
-    assert seen['ipvsproxy_traffic_unlisted{kind="service"}'] == 2
+    assert samples[f"ipvsproxy_service_connections_total{{{own}}}"] == 1
+    assert samples[f"ipvsproxy_service_connections_total{{{together}}}"] == 30
+    assert samples['ipvsproxy_traffic_unlisted{kind="service"}'] == 2
 
 
-async def test_with_limit_zero_nothing_is_read_and_nothing_shown() -> None:
+async def test_limit_zero_turns_reading_and_series_off() -> None:
     scene = Scene(WEB, limit=0)
     scene.kernel.counters = {CLUSTER: Counters(1)}
     assert not await scene.scrape()
-    assert scene.kernel.asked == 0
+    assert scene.kernel.readings == 0
 
 
 async def test_a_second_scrape_within_two_seconds_reads_nothing() -> None:
@@ -212,13 +211,13 @@ async def test_a_second_scrape_within_two_seconds_reads_nothing() -> None:
     await scene.scrape()
     scene.clock.now += FRESH_S - 0.1
     await scene.traffic.refresh()
-    assert scene.kernel.asked == 1
+    assert scene.kernel.readings == 1
     scene.clock.now += 0.2
     await scene.traffic.refresh()
-    assert scene.kernel.asked == 2
+    assert scene.kernel.readings == 2
 
 
-async def test_counters_that_cannot_be_read_stay_as_they_were() -> None:
+async def test_counters_that_cannot_be_read_keep_their_values() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(8)}
     await scene.scrape()
@@ -235,7 +234,7 @@ async def test_a_port_whose_busy_virtual_server_goes_keeps_its_total_if_it_has_a
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 7
 
 
-async def test_counters_that_are_not_told_once_are_not_counted_twice() -> None:
+async def test_counters_that_are_missing_from_one_reading_are_not_counted_twice() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(7)}
     await scene.scrape()
@@ -245,7 +244,7 @@ async def test_counters_that_are_not_told_once_are_not_counted_twice() -> None:
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
 
 
-async def test_who_leaves_in_the_middle_of_booking_has_nothing_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_booking_that_stops_in_the_middle_counts_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.daemon.metrics.counter_totals.ROWS_AT_ONCE", 1)
     services = [builders.service(f"s{number}", cluster=[f"10.96.0.{number}"]) for number in range(1, 6)]
     scene = Scene(*services)
@@ -258,11 +257,11 @@ async def test_who_leaves_in_the_middle_of_booking_has_nothing_counted_twice(mon
     for pauses in range(2 * len(rows)):
         for _ in itertools.islice(ledger.booking(rows), pauses):
             pass
-    seen = await scene.scrape()
-    assert {value for name, value in seen.items() if name.startswith("ipvsproxy_service_connections_total")} == {9}
+    samples = await scene.scrape()
+    assert {value for name, value in samples.items() if name.startswith("ipvsproxy_service_connections_total")} == {9}
 
 
-async def test_a_reading_that_takes_too_long_in_all_leaves_the_figures_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reading_that_takes_too_long_keeps_the_former_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(8)}
     await scene.scrape()
@@ -272,7 +271,7 @@ async def test_a_reading_that_takes_too_long_in_all_leaves_the_figures_of_before
 
 
 @pytest.mark.parametrize("of_endpoints", [False, True])
-async def test_a_reading_that_takes_longer_than_a_scrape_may_wait_is_gone_on_with_by_the_next_one(
+async def test_the_next_scrape_continues_a_reading_that_took_too_long(
     monkeypatch: pytest.MonkeyPatch, *, of_endpoints: bool
 ) -> None:
     monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.SERVERS_AT_ONCE", 1)
@@ -293,15 +292,15 @@ async def test_a_reading_that_takes_longer_than_a_scrape_may_wait_is_gone_on_wit
     monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic._soon", one_at_a_time)
     for _ in range(4 if of_endpoints else 2):
         assert total not in await scene.scrape()
-    seen = await scene.scrape()
-    assert seen[total] == 150
-    assert scene.kernel.asked == 1
+    samples = await scene.scrape()
+    assert samples[total] == 150
+    assert scene.kernel.readings == 1
     if of_endpoints:
-        assert sorted(scene.kernel.asked_for) == sorted((CLUSTER, EXTERNAL)), "each once"
-        assert seen[f'ipvsproxy_endpoint_connections_total{{{HTTP},endpoint="10.244.0.5:8080"}}'] == 100
+        assert sorted(scene.kernel.read_endpoints) == sorted((CLUSTER, EXTERNAL)), "each is read once"
+        assert samples[f'ipvsproxy_endpoint_connections_total{{{HTTP},endpoint="10.244.0.5:8080"}}'] == 100
 
 
-async def test_what_a_scrape_of_long_ago_has_begun_to_read_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reading_that_began_long_ago_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(8)}
     with monkeypatch.context() as patched:
@@ -312,7 +311,7 @@ async def test_what_a_scrape_of_long_ago_has_begun_to_read_is_read_anew(monkeypa
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
 
 
-async def test_a_reading_that_failed_is_not_gone_on_with() -> None:
+async def test_a_failed_reading_is_not_continued() -> None:
     scene = Scene(WEB)
     scene.kernel.error = KernelError(action="read the counters", errno=errno.EIO)
     await scene.scrape()
@@ -321,7 +320,7 @@ async def test_a_reading_that_failed_is_not_gone_on_with() -> None:
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
 
 
-async def test_of_a_thousand_ports_without_traffic_nothing_is_kept() -> None:
+async def test_ports_without_traffic_take_no_memory() -> None:
     addresses = [f"10.96.{number // 256}.{number % 256}" for number in range(1000)]
     scene = Scene(*(builders.service(f"service-{number}", cluster=[one]) for number, one in enumerate(addresses)))
     scene.kernel.counters = {builders.frontend(one, 80): Counters(int(number == 3)) for number, one in enumerate(addresses)}
@@ -329,7 +328,7 @@ async def test_of_a_thousand_ports_without_traffic_nothing_is_kept() -> None:
     assert len(scene.traffic._labels) == len(scene.traffic._services._last) == 1
 
 
-async def test_a_scrape_does_not_wait_for_a_kernel_thread_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_does_not_wait_for_a_busy_kernel_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.PATIENCE_S", 0.02)
     worker = ThreadWorker()
     scene = Scene(WEB, worker=worker)
@@ -337,12 +336,12 @@ async def test_a_scrape_does_not_wait_for_a_kernel_thread_that_is_busy(monkeypat
     programmed = threading.Event()
     worker.put(asyncio.get_running_loop().create_future(), programmed.wait)
     try:
-        seen = await scene.scrape()
+        samples = await scene.scrape()
     finally:
         programmed.set()
-    assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in seen
+    assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in samples
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
-    assert scene.kernel.asked == 1, "what nobody waits for any more is not read"
+    assert scene.kernel.readings == 1, "a reading without a waiting scrape is dropped"
     worker.stop()
 
 
@@ -351,15 +350,15 @@ async def test_draining_endpoints_show_their_connections() -> None:
     for key in (CLUSTER, EXTERNAL):
         show_draining(scene.reconciler, key, POD)
         scene.reconciler.note_connections({key: {POD: Connections(3, 1)}}, 1)
-    seen = await scene.scrape()
+    samples = await scene.scrape()
     endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
-    assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 6
-    assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="inactive"}}'] == 2
-    assert not any(name.startswith("ipvsproxy_endpoint_bytes") for name in seen)
-    assert not scene.kernel.asked_for
+    assert samples[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 6
+    assert samples[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="inactive"}}'] == 2
+    assert not any(name.startswith("ipvsproxy_endpoint_bytes") for name in samples)
+    assert not scene.kernel.read_endpoints
 
 
-def test_an_endpoint_that_waits_for_its_removal_is_not_shown_when_that_comes_while_drains_are_counted(
+def test_an_endpoint_that_waits_for_removal_and_goes_while_drains_are_counted_is_not_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.ROWS_AT_ONCE", 1)
@@ -367,38 +366,38 @@ def test_an_endpoint_that_waits_for_its_removal_is_not_shown_when_that_comes_whi
     show_draining(scene.reconciler, CLUSTER, POD, waiting)
     scene.reconciler.note_connections({CLUSTER: {POD: Connections(3, 1), waiting: Connections(0, 0)}}, 1)
     assert scene.reconciler.survey.statistics(1).waiting_removals == 1
-    found: dict[str, Connections] = {}
-    for _ in scene.traffic._adding_drains(found):
+    connections: dict[str, Connections] = {}
+    for _ in scene.traffic._adding_drains(connections):
         show_draining(scene.reconciler, CLUSTER, POD)
-    assert found == {f'{HTTP},endpoint="10.244.0.5:8080"': Connections(3, 1)}
+    assert connections == {f'{HTTP},endpoint="10.244.0.5:8080"': Connections(3, 1)}
 
 
-async def test_endpoints_have_their_own_totals_if_that_is_wanted() -> None:
+async def test_endpoints_can_have_totals_of_their_own() -> None:
     scene = Scene(WEB, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(3), EXTERNAL: Counters()}
     scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(2, 1), Counters(3, 30, 29, 300, 290))}}
-    seen = await scene.scrape()
+    samples = await scene.scrape()
     endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
-    assert seen[f"ipvsproxy_endpoint_connections_total{{{endpoint}}}"] == 3
-    assert seen[f'ipvsproxy_endpoint_bytes_total{{{endpoint},direction="out"}}'] == 290
-    assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 2
-    assert scene.kernel.asked_for == [CLUSTER], "what has not counted anything is not asked for"
+    assert samples[f"ipvsproxy_endpoint_connections_total{{{endpoint}}}"] == 3
+    assert samples[f'ipvsproxy_endpoint_bytes_total{{{endpoint},direction="out"}}'] == 290
+    assert samples[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 2
+    assert scene.kernel.read_endpoints == [CLUSTER], "endpoints of a virtual server without traffic are not read"
 
 
-async def test_endpoints_of_a_virtual_server_that_is_not_told_once_are_not_counted_twice() -> None:
+async def test_endpoints_of_a_virtual_server_that_one_reading_lacks_are_not_counted_twice() -> None:
     scene = Scene(WEB, of_endpoints=True)
-    told = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
-    scene.kernel.of_endpoints = {key: {POD: EndpointTraffic(Connections(2, 1), counted)} for key, counted in told.items()}
+    whole = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
+    scene.kernel.of_endpoints = {key: {POD: EndpointTraffic(Connections(2, 1), counted)} for key, counted in whole.items()}
     endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
-    for counters in (told, {CLUSTER: told[CLUSTER]}, {}, told):
+    for counters in (whole, {CLUSTER: whole[CLUSTER]}, {}, whole):
         scene.kernel.counters = counters
-        seen = await scene.scrape()
-        assert seen[f"ipvsproxy_endpoint_connections_total{{{endpoint}}}"] == 150
-        assert seen[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 4
+        samples = await scene.scrape()
+        assert samples[f"ipvsproxy_endpoint_connections_total{{{endpoint}}}"] == 150
+        assert samples[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 4
 
 
-async def test_a_virtual_server_that_nobody_wants_for_a_while_and_that_stays_is_not_counted_twice() -> None:
-    """As one of an excluded range, or one that goes from one Service to another in the middle of a scrape."""
+async def test_a_virtual_server_that_is_not_desired_for_a_while_and_stays_is_not_counted_twice() -> None:
+    """For example one of an excluded range, or one that changes its owner during a scrape."""
     scene = Scene(WEB, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
     scene.kernel.of_endpoints = {
@@ -407,9 +406,9 @@ async def test_a_virtual_server_that_nobody_wants_for_a_while_and_that_stays_is_
     inside = builders.service("web", *WEB.ports, kind=ServiceType.NODE_PORT, cluster=["10.96.0.10"])
     for service in (WEB, inside, WEB):
         scene.put(service)
-        seen = await scene.scrape()
-        assert seen[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 150
-        assert seen[f'ipvsproxy_endpoint_connections_total{{{HTTP},endpoint="10.244.0.5:8080"}}'] == 150
+        samples = await scene.scrape()
+        assert samples[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 150
+        assert samples[f'ipvsproxy_endpoint_connections_total{{{HTTP},endpoint="10.244.0.5:8080"}}'] == 150
 
 
 @pytest.mark.parametrize("limit", [1, 100])
