@@ -1,4 +1,4 @@
-"""The whole program, wired together: configuration in, exit status out."""
+"""Wires all parts into the whole program: from a configuration to an exit status."""
 
 import asyncio
 import functools
@@ -44,7 +44,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def run(config: Config, read_again: Callable[[], Config]) -> int:
-    """Serve until a signal ends it; returns the exit status. ``read_again`` does what made ``config``, and raises ConfigError."""
+    """Serve until a signal; returns the exit status. ``read_again`` makes ``config`` anew, and raises ConfigError."""
     signals = Signals()
     try:
         return lifecycle.run(config, _serve(config, read_again, signals))
@@ -70,7 +70,7 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
 
 
 class _Node:
-    """The parts of a process that serves, and what they tell each other."""
+    """The parts of a serving process and their connections."""
 
     def __init__(
         self, config: Config, programs: Mapping[Family, Program], source: Source, metrics: Metrics, leftovers: Leftovers
@@ -103,7 +103,7 @@ class _Node:
     async def serve(
         self, kernel: KernelThread[NodeKernel], read_again: Callable[[], Config], signals: Signals, late_rules: asyncio.Event
     ) -> None:
-        """Serve until a signal ends it. ``late_rules`` is set when a program of iptables is over that nobody waited for."""
+        """Serve until a signal. ``late_rules`` is set when a program of iptables ends for which the loop no longer waits."""
         choices = await requirements.until_answered(functools.partial(self._choices, kernel, self._config))
         engine = Engine(
             settings=choices.settings,
@@ -130,12 +130,12 @@ class _Node:
             iptables=sorted({program.variant for program in self._programs.values()}),
         )
         work = (
-            # Interfaces are followed before they are read: nothing falls in between.
+            # Interfaces are followed before they are read, so that no change is missed.
             interfaces.follow(engine, await kernel.call(lambda node: node.ports)),
-            kernel.call(lambda node: node.read_rules(tuple(self._programs))),  # these processes run while the lists come
+            kernel.call(lambda node: node.read_rules(tuple(self._programs))),  # these processes run while the lists arrive
             self._source.run(lambda events: self._deliver(events, engine)),
             engine.run(),
-            _tell_late_rules(late_rules, engine),
+            _pass_on_late_rules(late_rules, engine),
             self._leftovers.run(),
             self._staleness.run(),
             self._recorder.run(),
@@ -148,10 +148,10 @@ class _Node:
         )
         await lifecycle.until_stopped(signals.stopping, self._status, work, servers)
 
-    # What the loop tells, as its Watcher.
+    # The loop's Watcher.
 
     def queued(self, now: float) -> None:
-        """There is something to do."""
+        """A change waits for the next sync."""
         self._status.queued(now)
         self._metrics.queued(now)
 
@@ -160,7 +160,7 @@ class _Node:
         self._status.syncing(now)
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync is over."""
+        """A sync has ended."""
         self._status.synced(summary)
         self._metrics.synced(summary)
         self._announcer.synced(summary)
@@ -170,14 +170,14 @@ class _Node:
         self._leftovers.synced(summary)
 
     async def _choices(self, kernel: KernelThread[NodeKernel], config: Config) -> wiring.Choices:
-        """Raises CannotStartError or KernelError where they cannot be made, and has changed nothing then."""
+        """Make the settings of all parts. Raises CannotStartError or KernelError, and has changed nothing then."""
         scheduler, why_not = await kernel.call(lambda node: requirements.usable_scheduler(node, config.ipvs.scheduler))
         choices = wiring.choices(config, self._programs, scheduler)
-        self._tell_of_scheduler(scheduler, why_not)
+        self._note_scheduler(scheduler, why_not)
         return choices
 
-    def _tell_of_scheduler(self, name: str, why_not: str) -> None:
-        """Tell which one is used, if it is not the one that was asked for."""
+    def _note_scheduler(self, name: str, why_not: str) -> None:
+        """Log and announce a scheduler that replaces the configured one; ``why_not`` is empty without a replacement."""
         notices = self._status.notices
         notices[:] = [notice for notice in notices if notice.reason != SCHEDULER_MISSING]
         if why_not:
@@ -185,7 +185,7 @@ class _Node:
             log.error("scheduler_not_used", reason=why_not, used=name)
 
     async def _reconfigure(self, kernel: KernelThread[NodeKernel], engine: Engine, new: Config) -> None:
-        """Put it in force: first what may fail, then the rest, so that it is in force as a whole or not at all."""
+        """Put a configuration in force as a whole or not at all: the part that may fail comes first."""
         try:
             choices = await self._choices(kernel, new)
         except (CannotStartError, KernelError) as error:
@@ -197,7 +197,7 @@ class _Node:
         engine.reconfigure(*choices)
 
     def _show(self, counters: KernelThread[CounterReader], engine: Engine) -> None:
-        """Have the metrics tell of all of it."""
+        """Connect the metrics to the parts that they show."""
         figures = gauges.Sources(
             survey=engine.survey,
             store=self._store,
@@ -233,7 +233,7 @@ class _Node:
         engine.changed(now)
 
 
-async def _tell_late_rules(late_rules: asyncio.Event, engine: Engine) -> None:
+async def _pass_on_late_rules(late_rules: asyncio.Event, engine: Engine) -> None:
     while True:
         await late_rules.wait()
         late_rules.clear()

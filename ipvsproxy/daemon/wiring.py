@@ -1,4 +1,4 @@
-"""What the configuration means to each part of the program."""
+"""Converts the configuration into the settings of each part of the program."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from ipvsproxy.translate import sysctls, view
 
 
 class Choices(NamedTuple):
-    """What the configuration means to the loop, to translation, to the reconciler."""
+    """The settings of the loop, of translation and of the reconciler."""
 
     settings: EngineSettings
     translation: view.Settings
@@ -23,7 +23,7 @@ class Choices(NamedTuple):
 
 
 def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) -> Choices:
-    """All of it, on this host; the rest as for ``translation_settings``."""
+    """The settings on this host. ``scheduler`` is as for ``translation_settings``."""
     return Choices(
         engine_settings(config, host.kernel_version(), host.processor_count()),
         translation_settings(config, {family: program.random_fully for family, program in programs.items()}, scheduler),
@@ -32,11 +32,11 @@ def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) 
 
 
 def warnings(config: Config, families: Collection[Family]) -> Iterator[str]:
-    """The fields of the configuration that leave out a family that is served, each with a sentence.
+    """A sentence for each field of the configuration that leaves out a served family.
 
-    These are the warnings of kube-proxy (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go), but for the one on
-    ``nodePortAddresses`` that is unset, which is the default. Those on ``clusterCIDR`` and ``spec.podCIDRs`` are given where the
-    Node is known.
+    These are kube-proxy's warnings (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go), except for the one
+    about an unset ``nodePortAddresses``, which is the default. The module that knows the Node warns about ``clusterCIDR`` and
+    ``spec.podCIDRs``.
     """
     ports = config.node_ports
     for field, networks in (("nodePortAddresses", ports.networks), ("ipvs.excludeCIDRs", config.ipvs.excluded_networks)):
@@ -50,9 +50,9 @@ def warnings(config: Config, families: Collection[Family]) -> Iterator[str]:
 
 
 def translation_settings(config: Config, random_fully: Mapping[Family, bool], scheduler: str) -> view.Settings:
-    """For translation. ``random_fully`` has the families that are served, and whether their iptables knows that option.
+    """Settings of translation. ``random_fully`` has the served families, and whether their iptables supports that option.
 
-    ``scheduler`` is the configured one, or what replaces it on a kernel that has not got it.
+    ``scheduler`` is the configured one, or its replacement on a kernel without it.
     """
     detect = config.detect_local
     by_bridge = detect.mode is view.LocalMode.BRIDGE_INTERFACE
@@ -74,7 +74,7 @@ def translation_settings(config: Config, random_fully: Mapping[Family, bool], sc
 
 
 def known_node_port_ranges(config: Config) -> tuple[Network, ...]:
-    """Where node ports are served, as far as that is known without an API server: none where only the Node object tells it."""
+    """The ranges of addresses with node ports that are known without an API server: none if they depend on the Node object."""
     bind_address = config.bind_address
     if config.node_ports.primary_only and (bind_address is None or bind_address.is_unspecified):
         return ()
@@ -82,18 +82,18 @@ def known_node_port_ranges(config: Config) -> tuple[Network, ...]:
 
 
 def guard(config: Config) -> Guard:
-    """For the store: a directory of manifests is believed, whatever it lacks."""
+    """The guard of the store. It never doubts a directory of manifests."""
     return Guard(0 if config.source.manifests else config.source.mass_deletion_percent)
 
 
 def policy(config: Config, families: Collection[Family]) -> Policy:
-    """For the reconciler. ``families`` are those that are served."""
+    """The policy of the reconciler. ``families`` are the served ones."""
     ipvs = config.ipvs
     return Policy(drain_deadline_s=ipvs.drain_deadline_s, excluded=ipvs.excluded_networks, families=frozenset(families))
 
 
 def engine_settings(config: Config, kernel_version: tuple[int, int], processors: int) -> EngineSettings:
-    """For the loop."""
+    """Settings of the loop."""
     conntrack, ipvs = config.conntrack, config.ipvs
     choices = sysctls.ConntrackChoices(
         max_per_core=conntrack.max_per_core,

@@ -1,6 +1,6 @@
-"""The program as a whole on a kernel in memory: how it begins, what keeps it from beginning, and how it ends.
+"""Covers the whole program on a kernel in memory: its start, the reasons not to start, and its end.
 
-The same on a real kernel, as a process of its own, is in ``tests/test_program.py``.
+``tests/test_program.py`` covers the same on a real kernel, as a process of its own.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ CHOICE = Choice(COMMANDS, Variant.NF_TABLES, "it is the one in PATH")
 
 
 class Kernel(FakeKernel):
-    """With the attributes of the real one that the program asks for. ``on_apply`` is called before operations are applied."""
+    """A kernel with the attributes of the real one that the program uses. ``on_apply`` is called before each ``apply``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Kernel(FakeKernel):
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """The kernel of all programs that this test runs. Logging is left as it is: the test's own loggers go on using it."""
+    """The kernel of all programs of this test. The configuration of the log stays, because loggers of the test use it."""
     kernel = Kernel()
 
     @contextlib.asynccontextmanager
@@ -99,18 +99,18 @@ def configured(*flags: str) -> Config:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_order_and_leaves_the_kernel_as_it_is(
+def test_a_signal_ends_the_program_and_leaves_the_kernel_as_it_is(
     kernel: Kernel, tmp_path: pathlib.Path, number: signal.Signals
 ) -> None:
     (tmp_path / "web.yaml").write_text(MANIFEST)
     kernel.on_apply = lambda: os.kill(os.getpid(), number)
     assert run(configured(f"--manifests={tmp_path}")) == 0
-    assert kernel.device, "what was under way is done"
+    assert kernel.device, "running operations end"
     assert kernel.read_ahead == list(Family)
     assert not [operation for operation in kernel.applied if operation.verb.value == "remove"]
 
 
-def test_rules_that_another_proxy_left_go_when_ours_are_in_force(kernel: Kernel, tmp_path: pathlib.Path) -> None:
+def test_leftover_rules_of_another_proxy_go_when_ours_are_in_force(kernel: Kernel, tmp_path: pathlib.Path) -> None:
     (tmp_path / "web.yaml").write_text(MANIFEST)
     kernel.leftover_rules.put(USED, LEFT)
     rules_before: list[bool] = []
@@ -125,16 +125,16 @@ def test_rules_that_another_proxy_left_go_when_ours_are_in_force(kernel: Kernel,
     assert rules_before == [True]
 
 
-@pytest.mark.parametrize(("node_name", "told"), [("node-a", []), ("node-b", ["node-b"])])
-def test_a_node_without_a_node_object_is_told_of_once(
-    kernel: Kernel, tmp_path: pathlib.Path, node_name: str, told: list[str]
+@pytest.mark.parametrize(("node_name", "expected"), [("node-a", []), ("node-b", ["node-b"])])
+def test_a_node_without_a_node_object_is_logged_once(
+    kernel: Kernel, tmp_path: pathlib.Path, node_name: str, expected: list[str]
 ) -> None:
     (tmp_path / "node.yaml").write_text("{apiVersion: v1, kind: Node, metadata: {name: node-a}}")
     (tmp_path / "web.yaml").write_text(MANIFEST)
     kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
     with structlog.testing.capture_logs() as logged:
         assert run(configured(f"--manifests={tmp_path}", f"--hostname-override={node_name}")) == 0
-    assert [line["node"] for line in logged if line["event"] == "load_balancers_turned_away"] == told
+    assert [line["node"] for line in logged if line["event"] == "load_balancers_turned_away"] == expected
 
 
 def test_a_configuration_that_leaves_out_a_served_family_is_logged_at_the_start(kernel: Kernel, tmp_path: pathlib.Path) -> None:
@@ -146,7 +146,7 @@ def test_a_configuration_that_leaves_out_a_served_family_is_logged_at_the_start(
     assert notices == ["nodePortAddresses has no range of IPv6, which this node serves"]
 
 
-def test_a_program_that_is_stopped_while_it_waits_ends_in_order(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_stopped_while_it_waits_ends_regularly(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     async def serve_nothing(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
@@ -156,9 +156,9 @@ def test_a_program_that_is_stopped_while_it_waits_ends_in_order(kernel: Kernel, 
     assert kernel.applied == []
 
 
-@pytest.mark.parametrize("wanted", ["wlc", "nosuch"])
-def test_a_scheduler_that_the_kernel_has_not_is_told_of_and_replaced(
-    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, wanted: str
+@pytest.mark.parametrize("configured_scheduler", ["wlc", "nosuch"])
+def test_a_scheduler_that_the_kernel_lacks_is_logged_and_replaced(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, configured_scheduler: str
 ) -> None:
     class RememberedStatus(health.Status):
         def __init__(self, **arguments: Any) -> None:
@@ -170,13 +170,14 @@ def test_a_scheduler_that_the_kernel_has_not_is_told_of_and_replaced(
     (tmp_path / "web.yaml").write_text(MANIFEST)
     kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
     with structlog.testing.capture_logs() as logged:
-        assert run(configured(f"--manifests={tmp_path}", f"--ipvs-scheduler={wanted}")) == 0
-    used = "rr" if wanted == "nosuch" else wanted
+        assert run(configured(f"--manifests={tmp_path}", f"--ipvs-scheduler={configured_scheduler}")) == 0
+    is_replaced = configured_scheduler == "nosuch"
+    used = "rr" if is_replaced else configured_scheduler
     assert [entry["scheduler"] for entry in logged if entry["event"] == "starting"] == [used]
-    told = [(entry["reason"], entry["used"]) for entry in logged if entry["event"] == "scheduler_not_used"]
-    assert told == ([("no scheduler nosuch", "rr")] if wanted == "nosuch" else [])
+    replaced = [(entry["reason"], entry["used"]) for entry in logged if entry["event"] == "scheduler_not_used"]
+    assert replaced == ([("no scheduler nosuch", "rr")] if is_replaced else [])
     message = "no scheduler nosuch; rr is used instead"
-    assert made[0].notices == ([health.Notice("SchedulerMissing", message)] if wanted == "nosuch" else [])
+    assert made[0].notices == ([health.Notice("SchedulerMissing", message)] if is_replaced else [])
 
 
 def run(config: Config) -> int:
@@ -188,19 +189,19 @@ FILE = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfigurati
 
 
 @pytest.mark.parametrize("trouble", ["ENOBUFS", "no scheduler"])
-def test_a_reload_that_cannot_be_carried_out_changes_nothing_and_is_tried_again(
+def test_a_failed_reload_changes_nothing_and_is_tried_again(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    steps: list[object] = []
-    tries_in_vain = 2
+    calls: list[object] = []
+    failures = 2
 
     def why_unusable(_: object, name: str) -> str:
         if name == "wlc":
-            steps.append("asked for wlc")
-        in_vain = 0 < steps.count("asked for wlc") <= tries_in_vain
-        if in_vain and trouble == "ENOBUFS":
+            calls.append("asked for wlc")
+        fails = 0 < calls.count("asked for wlc") <= failures
+        if fails and trouble == "ENOBUFS":
             raise KernelError(action="ask for the scheduler", errno=errno.ENOBUFS)
-        return f"no scheduler {name}" if in_vain else ""
+        return f"no scheduler {name}" if fails else ""
 
     def apply(operations: Sequence[Operation]) -> list[Outcome]:
         outcomes = FakeKernel.apply(kernel, operations)
@@ -217,8 +218,8 @@ def test_a_reload_that_cannot_be_carried_out_changes_nothing_and_is_tried_again(
 
     monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01, raising=False)
     monkeypatch.setattr(scheduler, "why_unusable", why_unusable)
-    monkeypatch.setattr(lifecycle, "set_oom_score", lambda score: steps.append(("OOM score", score)))
-    monkeypatch.setattr(log, "set_up", lambda **choices: steps.append(("verbosity", choices["verbosity"])))
+    monkeypatch.setattr(lifecycle, "set_oom_score", lambda score: calls.append(("OOM score", score)))
+    monkeypatch.setattr(log, "set_up", lambda **choices: calls.append(("verbosity", choices["verbosity"])))
     monkeypatch.setattr(kernel, "apply", apply)
     (tmp_path / "web.yaml").write_text(MANIFEST)
     path = tmp_path / "config.conf"
@@ -227,20 +228,20 @@ def test_a_reload_that_cannot_be_carried_out_changes_nothing_and_is_tried_again(
     fresh.write_text(f"{FILE}oomScoreAdj: -5\nlogging: {{verbosity: 3}}\nipvs: {{scheduler: wlc}}\n")
     with structlog.testing.capture_logs() as logged:
         assert app.run(read(), read) == 0
-    attempts = ["asked for wlc"] * (tries_in_vain + 1)
-    assert steps == [("verbosity", 0), ("OOM score", -999), *attempts, ("verbosity", 3), ("OOM score", -5)]
-    (told,) = [line for line in logged if line["event"] == "reload_failed"]
+    attempts = ["asked for wlc"] * (failures + 1)
+    assert calls == [("verbosity", 0), ("OOM score", -999), *attempts, ("verbosity", 3), ("OOM score", -5)]
+    (failed,) = [line for line in logged if line["event"] == "reload_failed"]
     expected = "ask for the scheduler: No buffer space available" if trouble == "ENOBUFS" else "no scheduler wlc; no scheduler rr"
-    assert (told["log_level"], told["error"], told["settings"]) == (
+    assert (failed["log_level"], failed["error"], failed["settings"]) == (
         "error",
         expected,
         ["ipvs.scheduler", "logging.verbosity", "oomScoreAdj"],
     )
-    assert [line["applied"] for line in logged if line["event"] == "configuration_changed"] == [told["settings"]]
+    assert [line["applied"] for line in logged if line["event"] == "configuration_changed"] == [failed["settings"]]
 
 
 def refusal(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What a program says that cannot start."""
+    """The sentences of a program that cannot start."""
     assert run(config) == lifecycle.CANNOT_START
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("ipvsproxy: ") for line in lines)
@@ -258,7 +259,7 @@ def test_a_kernel_without_any_usable_scheduler_is_refused(
 
 
 @pytest.mark.checklist(95)
-def test_a_kernel_that_takes_no_virtual_servers_is_refused(
+def test_a_kernel_that_refuses_virtual_servers_is_refused(
     kernel: Kernel, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> str:
@@ -268,22 +269,20 @@ def test_a_kernel_that_takes_no_virtual_servers_is_refused(
     assert refusal(configured(f"--manifests={tmp_path}"), capsys) == ["list the virtual servers: Operation not permitted"]
 
 
-def test_a_directory_that_is_missing_is_named(kernel: Kernel, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_directory_is_named(kernel: Kernel, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = tmp_path / "missing"
     assert refusal(configured(f"--manifests={missing}"), capsys) == [f"--manifests: {missing} is not a directory"]
     assert kernel.applied == []
 
 
-def test_a_kubeconfig_that_is_missing_is_named(
-    kernel: Kernel, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_kubeconfig_is_named(kernel: Kernel, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = tmp_path / "missing"
     (line,) = refusal(configured(f"--kubeconfig={missing}"), capsys)
     assert line == f"kubeconfig {missing}: {missing}: No such file or directory"
     assert kernel.applied == []
 
 
-def test_without_kubeconfig_outside_a_pod_it_is_said_what_is_missing(
+def test_without_kubeconfig_outside_a_pod_the_missing_requirement_is_named(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -291,7 +290,7 @@ def test_without_kubeconfig_outside_a_pod_it_is_said_what_is_missing(
     assert line.startswith("no --kubeconfig was given, and the service account of a pod cannot be used")
 
 
-def test_an_api_server_that_does_not_answer_is_waited_for(
+def test_the_program_waits_for_an_api_server_that_does_not_answer(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -317,7 +316,7 @@ def test_an_unexpected_exception_ends_the_process(kernel: Kernel, tmp_path: path
         run(configured(f"--manifests={tmp_path}"))
 
 
-def test_an_address_that_cannot_be_listened_on_ends_it_if_so_configured(
+def test_an_address_in_use_ends_the_program_if_so_configured(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def serve(*_: object, **__: object) -> None:
@@ -329,12 +328,12 @@ def test_an_address_that_cannot_be_listened_on_ends_it_if_so_configured(
     assert "ipvsproxy: 127.0.0.1:10256 is taken\n" in capsys.readouterr().err
 
 
-# What must be there.
+# Requirements.
 
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A host that has everything that is asked for, except a real kernel: each test takes one thing away."""
+    """A host that meets all requirements without a real kernel. Each test removes one."""
     monkeypatch.setattr(log, "set_up", lambda **_: None)
     monkeypatch.setattr(host, "missing_privileges", tuple)
     monkeypatch.setattr(host, "load_modules", lambda: "")
@@ -356,14 +355,14 @@ MISSING = (host.Missing("it is not there", "get it"),)
 
 
 @pytest.mark.parametrize("what", ["missing_privileges", "missing_features", "missing_set_types", "missing_settings"])
-def test_what_the_host_lacks_is_said_with_its_remedy(
+def test_a_missing_requirement_is_named_with_its_remedy(
     bare: pytest.MonkeyPatch, what: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare.setattr(host, what, lambda: MISSING)
     assert refusal(configured(f"--manifests={tmp_path}"), capsys) == ["it is not there: get it"]
 
 
-def test_what_modprobe_said_is_told_where_the_kernel_lacks_something(
+def test_the_message_of_modprobe_is_shown_with_a_missing_feature(
     bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare.setattr(host, "load_modules", lambda: "modprobe: module ip_vs not found")
@@ -374,7 +373,7 @@ def test_what_modprobe_said_is_told_where_the_kernel_lacks_something(
     ]
 
 
-def test_a_kernel_that_cannot_be_opened_says_why(
+def test_a_kernel_that_cannot_be_opened_has_a_reason(
     bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def make(*_: object, **__: object) -> Kernel:
@@ -385,7 +384,7 @@ def test_a_kernel_that_cannot_be_opened_says_why(
     assert "open a netlink socket" in line
 
 
-def test_a_device_of_our_name_that_is_none_of_ours_is_said_and_ends_it(
+def test_another_kind_of_device_with_our_name_is_named_and_ends_the_program(
     bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interface_addresses(_: object) -> Sequence[object]:
@@ -421,7 +420,7 @@ def test_one_family_is_enough(bare: pytest.MonkeyPatch, unserved: Family | None)
     assert requirements.usable_programs(kernel) == dict.fromkeys(served, PROGRAM)  # type: ignore[arg-type]  # a double
 
 
-def test_without_any_family_each_ones_reason_is_said(bare: pytest.MonkeyPatch) -> None:
+def test_without_any_family_the_reason_of_each_is_named(bare: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
     bare.setattr(
         kernel,
@@ -439,7 +438,7 @@ def test_without_any_family_each_ones_reason_is_said(bare: pytest.MonkeyPatch) -
     )
 
 
-def test_a_family_whose_rules_cannot_be_written_just_now_is_served(bare: pytest.MonkeyPatch) -> None:
+def test_a_family_whose_rules_cannot_be_written_now_is_served(bare: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
     held = Refusal("Another app is currently holding the xtables lock", is_certain=False)
     bare.setattr(kernel, "iptables", Iptables(dict.fromkeys(Family, held)), raising=False)
@@ -451,7 +450,7 @@ def test_a_family_whose_rules_cannot_be_written_just_now_is_served(bare: pytest.
     ]
 
 
-async def test_a_step_of_the_start_that_fails_for_a_moment_is_tried_again(bare: pytest.MonkeyPatch) -> None:
+async def test_a_step_of_the_start_that_fails_is_tried_again(bare: pytest.MonkeyPatch) -> None:
     bare.setattr(requirements, "DELAYS_S", (0.001, 0.001))
     errors = [KernelError(action="list addresses", errno=errno.ENOBUFS)] * 2
 
@@ -465,7 +464,7 @@ async def test_a_step_of_the_start_that_fails_for_a_moment_is_tried_again(bare: 
     assert [line["event"] for line in logs] == ["start_step_failed"] * 2
 
 
-async def test_a_step_of_the_start_that_goes_on_failing_ends_it_with_its_reason(bare: pytest.MonkeyPatch) -> None:
+async def test_a_step_of_the_start_that_keeps_failing_ends_the_program_with_its_reason(bare: pytest.MonkeyPatch) -> None:
     async def ask() -> str:
         raise KernelError(action="list addresses", errno=errno.ENOMEM)
 
@@ -474,7 +473,7 @@ async def test_a_step_of_the_start_that_goes_on_failing_ends_it_with_its_reason(
 
 
 @pytest.mark.parametrize(("number", "is_given_up"), [(0, True), (errno.ETIMEDOUT, False)])
-def test_a_program_that_does_not_say_its_version_gives_its_family_up_unless_it_hangs(
+def test_a_family_without_the_version_of_its_program_is_given_up_unless_the_program_hangs(
     bare: pytest.MonkeyPatch, number: int, *, is_given_up: bool
 ) -> None:
     kernel, iptables = Kernel(), Iptables({})

@@ -1,4 +1,4 @@
-"""What each part of the program is told of a configuration. That a line leads where it should is all there is to test."""
+"""Covers the settings of each part of the program: each option reaches its place."""
 
 from collections.abc import Collection
 
@@ -25,7 +25,7 @@ def engine(*flags: str, kernel_version: tuple[int, int] = (6, 1), processors: in
     return wiring.engine_settings(loading.from_flags(*flags), kernel_version, processors)
 
 
-def written(settings: EngineSettings) -> dict[str, str]:
+def values_by_path(settings: EngineSettings) -> dict[str, str]:
     return {setting.path: setting.value for setting in settings.sysctls}
 
 
@@ -42,7 +42,7 @@ def test_the_scheduler_is_the_one_that_the_kernel_has() -> None:
     assert wiring.translation_settings(loading.from_flags("--ipvs-scheduler=nosuch"), BOTH, "rr").scheduler == "rr"
 
 
-def test_choices_reach_translation() -> None:
+def test_options_reach_translation() -> None:
     settings = translation(
         "--ipvs-scheduler=mh",
         "--masquerade-all",
@@ -80,12 +80,12 @@ def test_primary_node_ports_reach_translation() -> None:
         ),
     ],
 )
-def test_the_way_to_tell_local_pods_reaches_translation(flags: list[str], mode: view.LocalMode, interface: str) -> None:
+def test_the_detection_of_local_pods_reaches_translation(flags: list[str], mode: view.LocalMode, interface: str) -> None:
     settings = translation(*flags)
     assert (settings.detect_local, settings.local_interface) == (mode, interface)
 
 
-def test_name_excluded_ranges_and_the_drains_deadline_reach_the_reconciler() -> None:
+def test_excluded_ranges_and_the_deadline_of_drains_reach_the_reconciler() -> None:
     config = loading.from_flags("--hostname-override=node-a", "--ipvs-exclude-cidrs=198.51.100.0/24", "--ipvs-drain-deadline=90s")
     excluded = builders.networks("198.51.100.0/24")
     assert wiring.policy(config, [Family.IPV6]) == Policy(
@@ -105,23 +105,23 @@ def test_periods_and_timeouts_reach_the_loop() -> None:
     assert settings.timeouts == Timeouts(900, 0, 300)
 
 
-def test_the_kernels_timeouts_are_left_alone_unless_one_is_set() -> None:
+def test_the_timeouts_of_the_kernel_stay_unless_one_is_configured() -> None:
     assert engine().timeouts is None
     assert engine("--ipvs-tcpfin-timeout=2m").timeouts == Timeouts(0, 120, 0)
 
 
-def test_what_ipvs_needs_is_set() -> None:
+def test_kernel_settings_that_ipvs_needs_are_written() -> None:
     settings = engine()
     assert Sysctl("net/ipv4/vs/conntrack", "1") in settings.sysctls
     assert Sysctl("net/ipv4/ip_forward", "1") in settings.sysctls
-    assert "net/ipv4/conf/all/arp_ignore" not in written(settings)
-    assert "net/ipv4/vs/conn_reuse_mode" not in written(settings)
-    assert written(engine(kernel_version=(5, 4)))["net/ipv4/vs/conn_reuse_mode"] == "0"
-    assert written(engine("--ipvs-strict-arp"))["net/ipv4/conf/all/arp_ignore"] == "1"
+    assert "net/ipv4/conf/all/arp_ignore" not in values_by_path(settings)
+    assert "net/ipv4/vs/conn_reuse_mode" not in values_by_path(settings)
+    assert values_by_path(engine(kernel_version=(5, 4)))["net/ipv4/vs/conn_reuse_mode"] == "0"
+    assert values_by_path(engine("--ipvs-strict-arp"))["net/ipv4/conf/all/arp_ignore"] == "1"
 
 
-def test_connection_tracking_is_set_as_asked_for_and_by_the_size_of_the_host() -> None:
-    settings = written(
+def test_connection_tracking_follows_options_and_the_size_of_the_host() -> None:
+    settings = values_by_path(
         engine(
             "--conntrack-max-per-core=50000",
             "--conntrack-min=1000",
@@ -132,10 +132,10 @@ def test_connection_tracking_is_set_as_asked_for_and_by_the_size_of_the_host() -
             "--conntrack-udp-timeout-stream=40s",
         )
     )
-    found = {
+    tracking = {
         path.removeprefix("net/netfilter/nf_conntrack_"): value for path, value in settings.items() if "nf_conntrack_" in path
     }
-    assert found == {
+    assert tracking == {
         "max": "200000",
         "tcp_timeout_established": "600",
         "tcp_timeout_close_wait": "20",
@@ -145,8 +145,8 @@ def test_connection_tracking_is_set_as_asked_for_and_by_the_size_of_the_host() -
     }
 
 
-def test_connection_tracking_has_a_least_size_even_on_a_small_host() -> None:
-    settings = written(engine(processors=2))
+def test_connection_tracking_has_a_minimum_size_on_a_small_host() -> None:
+    settings = values_by_path(engine(processors=2))
     assert settings["net/netfilter/nf_conntrack_max"] == "131072"
     assert settings["/sys/module/nf_conntrack/parameters/hashsize"] == "32768"
 
@@ -154,7 +154,7 @@ def test_connection_tracking_has_a_least_size_even_on_a_small_host() -> None:
 @pytest.mark.parametrize(
     ("flags", "percent"), [([], 50), (["--mass-deletion-guard=20"], 20), (["--manifests=/x", "--mass-deletion-guard=20"], 0)]
 )
-def test_an_api_server_is_doubted_and_a_directory_is_believed(flags: list[str], percent: int) -> None:
+def test_lists_of_an_api_server_can_be_doubted_and_a_directory_cannot(flags: list[str], percent: int) -> None:
     assert wiring.guard(loading.from_flags(*flags)).percent == percent
 
 
@@ -167,7 +167,7 @@ def test_an_api_server_is_doubted_and_a_directory_is_believed(flags: list[str], 
         (["--nodeport-addresses=primary", "--bind-address=172.18.0.2"], ["172.18.0.2/32", "::/0"]),
     ],
 )
-def test_without_an_api_server_only_the_flags_tell_where_node_ports_are_served(flags: list[str], ranges: list[str]) -> None:
+def test_without_an_api_server_node_port_ranges_come_from_flags_alone(flags: list[str], ranges: list[str]) -> None:
     assert wiring.known_node_port_ranges(loading.from_flags(*flags)) == builders.networks(*ranges)
 
 
@@ -192,7 +192,7 @@ def test_without_an_api_server_only_the_flags_tell_where_node_ports_are_served(f
         ),
     ],
 )
-def test_fields_that_leave_out_a_served_family_are_warned_of(
+def test_each_field_that_leaves_out_a_served_family_has_a_warning(
     flags: tuple[str, ...], families: Collection[Family], expected: list[str]
 ) -> None:
     config = loading.from_flags("--hostname-override=node-a", *flags)

@@ -1,4 +1,4 @@
-"""What run, --init-only and --dry-run have in common: how such a process begins, waits, is stopped, and says why it ended."""
+"""The life of a process of run, --init-only and --dry-run: how it begins, waits, stops, and reports why it ended."""
 
 import asyncio
 import concurrent.futures
@@ -18,11 +18,11 @@ from ipvsproxy.daemon.process.signals import Signals
 from ipvsproxy.daemon.sources.source import CannotStartError
 
 FAILED = 1
-"""Exit status when an address cannot be listened on and the configuration says that this is the end, or --init-only failed."""
+"""Exit status if an address cannot be bound with bindAddressHardFail, or if --init-only has failed."""
 CANNOT_START = 2
-"""Exit status when something is missing that this process cannot provide. Nothing was programmed."""
+"""Exit status if a requirement is missing that this process cannot provide. Nothing was programmed."""
 LAST_ANSWERS_S = 0.5
-"""For how long a process that was asked to stop still says so to those who ask after its health."""
+"""How long a stopping process still answers that it is unhealthy."""
 LARGE_BYTES = 1 << 20
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # M_MMAP_THRESHOLD and M_ARENA_MAX in malloc.h
 
@@ -30,10 +30,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def run(config: Config, main: Coroutine[None, None, int]) -> int:
-    """Run to the end; returns the exit status, and says on standard error why it could not start."""
+    """Run ``main`` to its end; returns the exit status. Writes to standard error why the process could not start."""
     set_up_log(config)
     try:
-        return asyncio.run(_leaving_threads_behind(main))
+        return asyncio.run(_abandoning_threads(main))
     except CannotStartError as error:
         for reason in error.reasons:
             sys.stderr.write(f"ipvsproxy: {reason}\n")
@@ -44,22 +44,22 @@ def run(config: Config, main: Coroutine[None, None, int]) -> int:
         return FAILED
 
 
-class _LeftBehind(concurrent.futures.ThreadPoolExecutor):
-    """Threads that nobody waits for at the end: what they wait for may hang, as a program of iptables does for a minute."""
+class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
+    """Threads that the end of the process does not wait for: their work may hang, as a program of iptables does for a minute."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as in the library
         super().shutdown(wait=False, cancel_futures=cancel_futures)
 
 
-async def _leaving_threads_behind(main: Coroutine[None, None, int]) -> int:
-    asyncio.get_running_loop().set_default_executor(_LeftBehind())
+async def _abandoning_threads(main: Coroutine[None, None, int]) -> int:
+    asyncio.get_running_loop().set_default_executor(_AbandonedThreads())
     return await main
 
 
 def begin(config: Config, signals: Signals) -> None:
-    """Handle signals from now on, and tell what of the configuration is worth a word."""
+    """Handle signals from now on, and log notices about the configuration."""
     use_little_memory()
-    signals.install(on_hangup=lambda: None)  # the file is read soon enough
+    signals.install(on_hangup=lambda: None)  # the configuration file is read soon anyway
     for notice in config.notices:
         log.warning("configuration_notice", notice=str(notice))
     if config.without_effect:
@@ -67,18 +67,19 @@ def begin(config: Config, signals: Signals) -> None:
 
 
 def set_up_log(config: Config) -> None:
-    """Log as the configuration says."""
+    """Set up the log as configured."""
     logs.set_up(json=config.logging.format is LogFormat.JSON, verbosity=config.logging.verbosity)
 
 
 def use_little_memory() -> None:
-    """Have the C library keep little of what is freed.
+    """Have the C library keep little of the freed memory.
 
-    The kernel gets back each block of ``LARGE_BYTES`` and more as soon as it is freed. glibc begins so, but takes what is freed
-    for a reason to keep larger ones from then on. A dictionary that has grown to a hundred thousand Services has left all its
-    former sizes behind, and there are a dozen: 13 MB of holes.
+    It returns each block of ``LARGE_BYTES`` or more to the kernel when it is freed. By default, glibc raises this threshold after
+    each freed block. A dictionary that has grown to a hundred thousand Services leaves blocks of its dozen former sizes: 13 MB of
+    holes.
 
-    And all threads share one heap: Python has one of them allocate at a time, and what another one freed would stay its own.
+    All threads share one heap: Python lets only one of them allocate at a time, and a heap of a thread would keep its freed
+    memory for that thread.
     """
     try:
         library = ctypes.CDLL(None)
@@ -89,7 +90,7 @@ def use_little_memory() -> None:
 
 
 def set_oom_score(score: int) -> None:
-    """Tell the kernel how readily it may kill this process when memory is short (-1000..1000)."""
+    """Set how readily the kernel kills this process when memory is short (-1000..1000)."""
     try:
         pathlib.Path("/proc/self/oom_score_adj").write_text(str(score))
     except OSError as error:
@@ -102,10 +103,10 @@ async def until_stopped(
     work: Iterable[Coroutine[None, None, None]],
     servers: Iterable[Coroutine[None, None, None]],
 ) -> None:
-    """Run until asked to stop, or until one of them fails: what it raised is raised here.
+    """Run until ``stopping`` is set, or until a coroutine fails: its exception is raised here.
 
-    Servers stop last, and tell of it: those who are asked to stop answer for ``LAST_ANSWERS_S`` that this node is none to send
-    traffic to. The kernel goes on serving it.
+    Servers stop last: after ``stopping`` they answer for ``LAST_ANSWERS_S`` that load balancers should use other nodes. The
+    kernel goes on forwarding traffic.
     """
     stopper = asyncio.create_task(stopping.wait())
     working, answering = [list(map(asyncio.create_task, coroutines)) for coroutines in (work, servers)]

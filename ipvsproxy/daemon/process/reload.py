@@ -1,11 +1,11 @@
-"""The configuration file, read again in place: when it changes, and when a signal asks for it.
+"""Reads the configuration file again, after a change and after a signal, and puts it in force without a restart.
 
-Rule 1: what the file says counts as a whole or not at all. One that is refused leaves the one before in force.
-Rule 2: one that cannot be put in force just now leaves the one before in force too, and is tried again. So is one that is
-refused: perhaps it could not be read just now, or was half written.
-Rule 3: what cannot change while the process runs keeps its value, and is named.
-Rule 4: whether the file has changed is told by its content. How it got there (a write, a rename, the swapped link of a ConfigMap
-volume) does not matter, nor whether the kernel tells of it: a file that is mounted by itself is looked at again and again.
+Rule 1: a file takes effect as a whole or not at all. A refused file leaves the former configuration in force.
+Rule 2: a configuration that cannot be put in force now also leaves the former one in force, and is tried again. So is a refused
+file: perhaps it was unreadable for a moment, or half written.
+Rule 3: a setting that cannot change while the process runs keeps its value, and is named.
+Rule 4: only the content of the file decides whether it has changed. The way of the change (a write, a rename, the swapped link of
+a ConfigMap volume) does not matter. Polls find changes that inotify does not report, as of a file that is itself a mount.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from ipvsproxy.daemon.base import inotify
 from ipvsproxy.daemon.base.backoff import Backoff
 
 POLL_S = 10.0
-"""How often the file is looked at when nothing is told of it."""
+"""The interval of polls of the file without a report of a change."""
 SETTLE_S = 0.1
-"""How long a change is given to be whole before it is read."""
+"""The pause between a change and reading it, so that it is complete."""
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
-"""Bounds of the delay before a configuration is tried again that could not be put in force."""
+"""Bounds of the delay before the next attempt after a failed one."""
 
 NEED_RESTART = frozenset(
     {
@@ -40,10 +40,10 @@ NEED_RESTART = frozenset(
         "metricsBindAddress",
     }
 )
-"""Fields of the file that are read once: who we are, where Services come from, where we listen. So are those of ``ipvsproxy:``
-but for ``APPLIED``."""
+"""Fields of the file that take effect only at the start: the name of the node, the source of Services, addresses of servers.
+Fields of ``ipvsproxy:`` do so as well, except for ``APPLIED``."""
 APPLIED = frozenset({"ipvsproxy.drainDeadline"})
-"""Fields of our own that take effect at once."""
+"""Fields of ``ipvsproxy:`` that take effect at once."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -54,11 +54,11 @@ def needs_restart(key: str) -> bool:
 
 
 class CannotApplyError(Exception):
-    """A configuration cannot be put in force now; nothing of it was."""
+    """A configuration cannot be put in force now. Nothing of it is in force."""
 
 
 class Reloader:
-    """Keeps the configuration in force equal to the file. ``config`` is the one in force."""
+    """Keeps the configuration in force equal to the file. ``config`` is the configuration in force."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class Reloader:
         apply: Callable[[Config], Awaitable[None]],
         on_outcome: Callable[[bool], object] = lambda _: None,
     ) -> None:
-        """``read`` does what was done at the start, and raises ConfigError as then.
+        """``read`` loads the configuration as at the start, and raises ConfigError.
 
-        ``apply`` puts a configuration in force as a whole, or raises CannotApplyError and changes nothing. ``on_outcome`` is told
+        ``apply`` puts a configuration in force as a whole, or raises CannotApplyError and changes nothing. ``on_outcome`` gets
         after each reading whether the file is in force.
         """
         self.config = config
@@ -79,15 +79,15 @@ class Reloader:
         self._on_outcome = on_outcome
         self._content: bytes | None = None
         self._is_in_force = True
-        """Whether the file was put in force, but for what needs a restart, when it was last read."""
-        self._told: tuple[str, Config | None] | None = None
-        """Why which configuration could not be put in force, as was told last; None for one that is refused."""
+        """Whether the last reading put the file in force, except for settings that need a restart."""
+        self._logged: tuple[str, Config | None] | None = None
+        """The last logged failure with its configuration; None for a refused file."""
         self._retry_due_s = math.inf
         self._retries = Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, dice=random.Random())  # noqa: S311 - no secret
         self._is_asked = asyncio.Event()
 
     def ask(self) -> None:
-        """Have the file read again, changed or not."""
+        """Have the file read again, also without a change."""
         self._is_asked.set()
 
     async def run(self) -> None:
@@ -96,43 +96,43 @@ class Reloader:
             while True:
                 await self._is_asked.wait()
                 self._is_asked.clear()
-                log.info("no_configuration_file", hint="there is nothing to read again: flags count until a restart")
+                log.info("no_configuration_file", hint="there is no file to read again: flags stay in force until a restart")
         with inotify.DirectoryChanges(os.fspath(self._path.parent), POLL_S) as changes:
             while True:
                 await self.check(self._path)
-                await self._stirred(changes)
+                await self._wait(changes)
                 await asyncio.sleep(SETTLE_S)
 
     async def check(self, path: pathlib.Path) -> None:
-        """Read the file if it has changed, if that was asked for, or if it is time to try again."""
+        """Read the file after a change, after ``ask``, or when the next attempt is due."""
         try:
             content = await asyncio.to_thread(path.read_bytes)
         except OSError:
-            content = b""  # Reading it again will say what is wrong, with the flag that names it.
+            content = b""  # ``_reload`` reads it again, and reports the error with the flag of the file.
         was_asked = self._is_asked.is_set()
         self._is_asked.clear()
         if was_asked or content != self._content:
             self._retries.reset()
-            if was_asked or (self._told and self._told[1] is None):
-                self._told = None
+            if was_asked or (self._logged and self._logged[1] is None):
+                self._logged = None
         elif asyncio.get_running_loop().time() < self._retry_due_s:
             return
         self._content = content
         self._retry_due_s = math.inf
         self._is_in_force = await self._reload(was_asked=was_asked)
         if self._is_in_force:
-            self._told = None
+            self._logged = None
         self._on_outcome(self._is_in_force)
 
     async def _reload(self, *, was_asked: bool) -> bool:
-        """Put in force what the file says, but for what needs a restart; returns whether it is."""
+        """Put the file in force, except for settings that need a restart. Returns whether it is in force."""
         try:
             new = self._read()
         except ConfigError as error:
             self._retry_later()
-            if (str(error), None) != self._told:
-                log.error("configuration_refused", error=str(error), hint="the one before stays in force")
-            self._told = (str(error), None)
+            if (str(error), None) != self._logged:
+                log.error("configuration_refused", error=str(error), hint="the former configuration stays in force")
+            self._logged = (str(error), None)
             return False
         changed = sorted(key for key, value in new.values.items() if value != self.config.values.get(key))
         if not changed:
@@ -157,27 +157,27 @@ class Reloader:
             log.warning("restart_needed", settings=late)
         return True
 
-    def _try_again_later(self, reason: str, wanted: Config, settings: list[str]) -> None:
-        """The same reason for the same configuration is told once: again it says nothing new."""
+    def _try_again_later(self, reason: str, new: Config, settings: list[str]) -> None:
+        """Log the reason, but once for a configuration, and schedule the next attempt."""
         delay_s = self._retry_later()
-        if (reason, wanted) != self._told:
+        if (reason, new) != self._logged:
             log.error(
                 "reload_failed",
                 error=reason,
                 settings=settings,
                 retry_in_s=round(delay_s, 1),
-                hint="the configuration before stays in force; this one is tried again until it can be applied",
+                hint="the former configuration stays in force; the new one is tried again until it can be applied",
             )
-        self._told = (reason, wanted)
+        self._logged = (reason, new)
 
     def _retry_later(self) -> float:
-        """Have the file read again, changed or not; returns after how many seconds."""
+        """Schedule another reading of the file, also without a change. Returns the seconds until then."""
         delay_s = self._retries.next_s()
         self._retry_due_s = asyncio.get_running_loop().time() + delay_s
         return delay_s
 
     def _without(self, new: Config, late: list[str]) -> Config:
-        """The new configuration with the old values of what needs a restart."""
+        """The new configuration with the old values of settings that need a restart."""
         old = self.config
         return dataclasses.replace(
             new,
@@ -188,8 +188,8 @@ class Reloader:
             values={**new.values, **{key: old.values[key] for key in late if key in old.values}},
         )
 
-    async def _stirred(self, changes: inotify.DirectoryChanges) -> None:
-        """Returns when the directory has changed, when asked, when it is time to try again, and from time to time."""
+    async def _wait(self, changes: inotify.DirectoryChanges) -> None:
+        """Wait for a change of the directory, for ``ask``, for the next attempt, and for ``POLL_S`` at most."""
         timeout_s = min(POLL_S, max(0.0, self._retry_due_s - asyncio.get_running_loop().time()))
         waiting = [asyncio.create_task(changes.wait()), asyncio.create_task(self._is_asked.wait())]
         try:

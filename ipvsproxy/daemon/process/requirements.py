@@ -1,6 +1,6 @@
-"""What must be there before anything is programmed: privileges, kernel features, iptables, a scheduler, nobody else at work.
+"""The requirements of programming: privileges, kernel features, iptables, a scheduler, and no second ipvsproxy.
 
-What is missing ends the process with a sentence for each thing.
+Missing requirements end the process with a sentence for each of them.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from ipvsproxy.model.plan import Outcome
 from ipvsproxy.translate import skeleton
 
 FALLBACK_SCHEDULER = "rr"
-"""For when the kernel has not the one that was asked for: served in another order is better than not served."""
+"""The scheduler if the kernel lacks the configured one: another order of connections is better than none."""
 
 DELAYS_S: Sequence[float] = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5)
-"""Between two tries of a step of the start that failed for a moment."""
+"""The pauses between attempts of a step of the start."""
 
 RULES_PATIENCE_S = 2.0
-"""How long anything else waits for a program of iptables. It takes some tens of milliseconds where nobody holds its lock."""
+"""The longest wait of other work for a program of iptables, which takes some tens of milliseconds without a wait for its lock."""
 
 SLOW_LOG_S = 60.0
-"""Between two log lines about a kernel that answers slowly."""
+"""The pause between two log lines about a slow kernel."""
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ def demand(missing: Collection[Missing]) -> None:
     """Go on only if nothing is missing.
 
     Raises:
-        CannotStartError: something is.
+        CannotStartError: a requirement is missing.
     """
     if missing:
         raise CannotStartError(*missing)
@@ -58,20 +58,20 @@ async def running_kernel(
     on_applied: Callable[[Sequence[Outcome], float], None] = lambda _outcomes, _duration_s: None,
     on_late_rules: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[KernelThread[NodeKernel]]:
-    """The kernel thread, once all that it needs is there.
+    """Start the kernel thread after checking its requirements.
 
     ``on_applied`` and ``on_late_rules`` are as for ``NodeKernel``; the latter is called in the loop.
 
     Raises:
-        CannotStartError: something is not there.
+        CannotStartError: a requirement is missing.
     """
     demand(host.missing_privileges())
-    complaint = await telling_of_wait("load_modules", asyncio.to_thread(host.load_modules))
+    complaint = await logging_wait("load_modules", asyncio.to_thread(host.load_modules))
     missing = host.missing_features()
     if missing:
         raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))
     choice = await until_answered(
-        lambda: telling_of_wait("choose_iptables_variant", asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS))
+        lambda: logging_wait("choose_iptables_variant", asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS))
     )
     make = functools.partial(
         NodeKernel,
@@ -83,12 +83,10 @@ async def running_kernel(
         on_late_rules=functools.partial(_call_in, asyncio.get_running_loop(), on_late_rules),
     )
     slow = Bucket(1, SLOW_LOG_S, time.monotonic())
-    kernel = await until_answered(
-        lambda: telling_of_wait("open_kernel_sockets", KernelThread.start(make, lambda: _log_slow(slow)))
-    )
+    kernel = await until_answered(lambda: logging_wait("open_kernel_sockets", KernelThread.start(make, lambda: _log_slow(slow))))
     log.info("iptables_variant_chosen", variant=choice.variant.value, reason=choice.reason)
     if choice.left_behind:
-        hint = "packets meet them as well; they are removed once those of the variant that is used are in force"
+        hint = "packets meet them, too; they are removed once the rules of the used variant are in force"
         log.warning("rules_left_in_other_variant", variant=choice.left_behind.value, hint=hint)
     try:
         yield kernel
@@ -97,13 +95,13 @@ async def running_kernel(
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits for the call
         loop.call_soon_threadsafe(callback)
 
 
 @contextlib.contextmanager
 def only_instance() -> Iterator[None]:
-    """The right to program this network namespace.
+    """Hold the right to program this network namespace.
 
     Raises:
         CannotStartError: another ipvsproxy has it.
@@ -118,7 +116,7 @@ def only_instance() -> Iterator[None]:
                 "lock_held_by_other_process",
                 lock="@ipvsproxy",
                 held_by=instance.squatter,
-                hint="it is no ipvsproxy, and any process can take a name: it is passed by",
+                hint="it is no ipvsproxy, and any process can take the name of the lock: the start goes on",
             )
             yield
             return
@@ -132,13 +130,13 @@ def only_instance() -> Iterator[None]:
 
 def _log_slow(bucket: Bucket) -> None:
     if bucket.take(time.monotonic()):
-        log.warning("kernel_slow", after_s=SLOW_S, hint="an answer was lost, or the node is overloaded; the question is repeated")
+        log.warning("kernel_slow", after_s=SLOW_S, hint="an answer was lost, or the node is overloaded; the request is repeated")
 
 
-async def telling_of_wait(step: str, work: Awaitable[T]) -> T:
-    """What this step of the start gives. It is logged, once, when the step takes longer than ``SLOW_S``.
+async def logging_wait(step: str, work: Awaitable[T]) -> T:
+    """Await a step of the start; returns its result. Logs once if it takes longer than ``SLOW_S``.
 
-    Later steps are calls of the kernel's thread, which tells of them itself.
+    Later steps are calls of the kernel's thread, which reports slow calls itself.
     """
     waits = asyncio.get_running_loop().call_later(SLOW_S, _log_wait, step)
     try:
@@ -148,14 +146,14 @@ async def telling_of_wait(step: str, work: Awaitable[T]) -> T:
 
 
 def _log_wait(step: str) -> None:
-    log.warning("start_step_waits", step=step, after_s=SLOW_S, hint="nothing is changed before it ends")
+    log.warning("start_step_waits", step=step, after_s=SLOW_S, hint="nothing is changed before its end")
 
 
 async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
-    """The answer to a question that the start depends on. The kernel that could not answer just now is asked again.
+    """The answer to a question that the start depends on. The question is repeated after a failure of the kernel.
 
     Raises:
-        CannotStartError: it could not within some ``sum(DELAYS_S)`` seconds.
+        CannotStartError: the kernel has not answered within about ``sum(DELAYS_S)`` seconds.
     """
     for delay_s in DELAYS_S:
         try:
@@ -170,12 +168,12 @@ async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 async def demand_usable_node(kernel: KernelThread[NodeKernel]) -> Mapping[Family, Program]:
-    """Go on only if addresses can be read, no interface of another kind has the name of our device, and a family can be served.
+    """Go on only if addresses can be read, no other kind of interface has the name of our device, and a family can be served.
 
     Returns the iptables program of each family that can be served.
 
     Raises:
-        CannotStartError: it is not so, and will not be before somebody changes something.
+        CannotStartError: one of these conditions is not met, and waiting does not help.
     """
     await until_answered(functools.partial(_demand_usable_addresses, kernel))
     return await until_answered(lambda: kernel.call(usable_programs))
@@ -190,15 +188,15 @@ async def _demand_usable_addresses(kernel: KernelThread[NodeKernel]) -> None:
         raise
 
 
-def usable_scheduler(kernel: NodeKernel, wanted: str) -> tuple[str, str]:
-    """The scheduler to use: the wanted one, or the fall-back and why the wanted one cannot be had.
+def usable_scheduler(kernel: NodeKernel, configured: str) -> tuple[str, str]:
+    """The scheduler to use: the configured one, or the fall-back and why the configured one is unusable.
 
     Raises:
-        CannotStartError: neither can be had.
-        KernelError: the kernel could not be asked just now.
+        CannotStartError: both are unusable.
+        KernelError: the kernel could not answer now.
     """
     reasons: list[str] = []
-    for name in dict.fromkeys((wanted, FALLBACK_SCHEDULER)):
+    for name in dict.fromkeys((configured, FALLBACK_SCHEDULER)):
         reason = scheduler.why_unusable(kernel.ipvs, name)
         if not reason:
             return name, "".join(reasons)
@@ -209,12 +207,12 @@ def usable_scheduler(kernel: NodeKernel, wanted: str) -> tuple[str, str]:
 def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
     """The iptables program of each family that this host can serve; one family is enough.
 
-    A family is given up only where the kernel or the host says for certain that it takes no rules. Where it could not say so just
-    now, as while somebody holds the lock of iptables, the family is served, and its rules are written when that can be done.
+    A family is given up only if its rules certainly cannot be written on this host. If that is uncertain now, as while another
+    process holds the lock of iptables, the family is served, and its rules are written once that works.
 
     Raises:
-        CannotStartError: there is none, or a set type is missing.
-        KernelError: the kernel or a program could not be asked just now.
+        CannotStartError: no family can be served, or a set type is missing.
+        KernelError: the kernel or a program could not answer now.
     """
     demand(host.missing_set_types())
     programs: dict[Family, Program] = {}
@@ -225,12 +223,14 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
             try:
                 programs[family] = kernel.iptables.program(family)
             except KernelError as error:
-                if error.errno:  # it could not be started just now, or hangs
+                if error.errno:  # it could not be started now, or hangs
                     raise
                 refusal = Refusal(error.detail, is_certain=True)
         if refusal and refusal.is_certain:
             given_up[family] = refusal.reason
-            log.warning("family_not_served", family=family.label, reason=refusal.reason, hint="what is there of it stays")
+            log.warning(
+                "family_not_served", family=family.label, reason=refusal.reason, hint="its kernel objects stay as they are"
+            )
         elif refusal:
             log.warning("rules_not_writable_yet", family=family.label, reason=refusal.reason, hint="the family is served")
     if not programs:

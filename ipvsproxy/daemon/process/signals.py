@@ -1,4 +1,4 @@
-"""What the process does when it gets a signal: SIGTERM and SIGINT end it, SIGHUP has it read its configuration again."""
+"""Signals of the process: SIGTERM and SIGINT end it, SIGHUP reloads its configuration."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 STOP_WITHIN_S = 1.7
-"""Whoever asks us to stop waits this long at most. What then still hangs, in the kernel or in a program, cannot be waited for."""
+"""The longest time from the signal to the end. The end does not wait longer for a kernel or a program that hangs."""
 
 
 class Signals:
@@ -19,7 +19,7 @@ class Signals:
         self._deadline: threading.Timer | None = None
 
     def install(self, on_hangup: Callable[[], object]) -> None:
-        """Handle signals in the running loop; to be called again with what a SIGHUP shall do."""
+        """Handle signals in the running loop. Another call replaces ``on_hangup``, which SIGHUP calls."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
@@ -33,6 +33,6 @@ class Signals:
             self._deadline.start()
 
     def close(self) -> None:
-        """Nothing hangs any more."""
+        """Cancel the forced end, because the process has stopped in time."""
         if self._deadline is not None:
             self._deadline.cancel()

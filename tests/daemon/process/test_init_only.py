@@ -1,4 +1,4 @@
-"""A node that is being prepared while somebody asks it to stop. What it prepares is in ``tests/test_running.py``."""
+"""Covers a stop while a node is prepared, and a missing requirement. ``tests/test_running.py`` covers the preparation."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "set_up", lambda **_: None)
 
 
-def test_who_is_stopped_before_the_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_before_the_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.asynccontextmanager
     async def hang() -> AsyncIterator[None]:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -30,7 +30,7 @@ def test_who_is_stopped_before_the_end_has_failed(monkeypatch: pytest.MonkeyPatc
     assert init_only.run(loading.from_flags("--init-only")) == lifecycle.FAILED
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_requirement_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse() -> contextlib.AbstractAsyncContextManager[None]:
         raise CannotStartError("it is not there: get it")
 

@@ -1,4 +1,4 @@
-"""How the parts of a process end: together, and those who answer for its health last; and what memory it gives back."""
+"""Covers the end of a process, with its servers last, and the memory that it returns to the kernel."""
 
 import asyncio
 import ctypes
@@ -14,15 +14,15 @@ from ipvsproxy.config import load
 from ipvsproxy.daemon.process import lifecycle
 
 HANGS_S = 5.0
-"""How long a thread hangs in the test about one that does."""
+"""How long a hanging thread hangs."""
 
 
-async def test_a_failing_part_stops_the_others_and_servers_tell_before_they_stop() -> None:
+async def test_a_failing_part_stops_the_others_and_the_status_changes_before_servers_stop() -> None:
     order: list[str] = []
 
     class Status:
         def stop(self) -> None:
-            order.append("told")
+            order.append("status")
 
     async def work(name: str) -> None:
         try:
@@ -35,10 +35,10 @@ async def test_a_failing_part_stops_the_others_and_servers_tell_before_they_stop
 
     with pytest.raises(ZeroDivisionError):
         await lifecycle.until_stopped(asyncio.Event(), Status(), [work("work"), fail()], [work("server")])  # type: ignore[arg-type]  # a double
-    assert order == ["told", "work", "server"]
+    assert order == ["status", "work", "server"]
 
 
-async def test_a_part_that_ends_by_itself_ends_nothing() -> None:
+async def test_a_part_that_returns_does_not_end_the_process() -> None:
     stopping = asyncio.Event()
 
     class Status:
@@ -51,8 +51,8 @@ async def test_a_part_that_ends_by_itself_ends_nothing() -> None:
     await lifecycle.until_stopped(stopping, Status(), [end()], [])  # type: ignore[arg-type]  # a double
 
 
-def test_a_thread_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that looks for rules left behind while a program of iptables hangs."""
+def test_a_hanging_thread_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the thread that examines leftover rules while a program of iptables hangs."""
     monkeypatch.setattr(lifecycle, "set_up_log", lambda _: None)
     may_end = threading.Event()
 
@@ -79,7 +79,7 @@ def test_a_thread_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others keep no large blocks")
 @pytest.mark.parametrize("is_given_back", [True, False])
-def test_large_blocks_go_back_to_the_kernel_whatever_was_freed_before(*, is_given_back: bool) -> None:
+def test_large_blocks_return_to_the_kernel_after_earlier_ones_were_freed(*, is_given_back: bool) -> None:
     program = f"""
 from ipvsproxy.daemon.process import lifecycle
 if {is_given_back}:
@@ -118,6 +118,6 @@ print(abs(places[0] - places[1]))
     assert (int(done.stdout) < 1 << 30) == is_shared, "heaps of other threads are far from the first one"
 
 
-def test_a_c_library_without_such_a_choice_is_no_reason_not_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_c_library_without_mallopt_does_not_prevent_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
     lifecycle.use_little_memory()

@@ -1,4 +1,4 @@
-"""Other choices for a loop that runs: what they change is changed in place, on a kernel in memory."""
+"""Covers new settings for a running loop, which changes its kernel objects in place. The kernel is in memory."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ async def begun(node: MemoryNode) -> None:
 
 
 @in_virtual_time
-async def test_another_scheduler_is_set_in_place_and_nothing_else_is_touched() -> None:
+async def test_another_scheduler_is_set_in_place_and_nothing_else_changes() -> None:
     node = MemoryNode()
     async with node.running():
         await begun(node)
@@ -51,7 +51,7 @@ async def test_another_scheduler_is_set_in_place_and_nothing_else_is_touched() -
 
 
 @in_virtual_time
-async def test_another_masquerade_bit_is_a_matter_of_rules() -> None:
+async def test_another_masquerade_bit_changes_only_rules() -> None:
     node = MemoryNode()
     async with node.running():
         await begun(node)
@@ -63,7 +63,7 @@ async def test_another_masquerade_bit_is_a_matter_of_rules() -> None:
 
 
 @in_virtual_time
-async def test_a_setting_that_is_not_wanted_any_more_stays_and_a_new_one_is_written() -> None:
+async def test_a_kernel_setting_that_is_no_longer_desired_stays_and_a_new_one_is_written() -> None:
     node = MemoryNode()
     node.kernel.sysctls["net/ipv4/conf/all/arp_ignore"] = "0"
     async with node.running():
@@ -75,7 +75,7 @@ async def test_a_setting_that_is_not_wanted_any_more_stays_and_a_new_one_is_writ
 
 
 @in_virtual_time
-async def test_a_range_that_is_not_excluded_any_more_loses_what_nobody_wants() -> None:
+async def test_a_range_that_is_no_longer_excluded_loses_undesired_virtual_servers() -> None:
     node = MemoryNode()
     stray = builders.frontend("10.96.7.7", 80)
     node.kernel.virtual_servers[stray] = HeldVirtualServer(VirtualServerSettings("rr"), {})
@@ -92,7 +92,7 @@ async def test_a_range_that_is_not_excluded_any_more_loses_what_nobody_wants() -
 
 
 @in_virtual_time
-async def test_choices_that_come_before_the_first_lists_count_from_the_start() -> None:
+async def test_settings_from_before_the_first_lists_apply_from_the_start() -> None:
     node = MemoryNode()
     async with node.running():
         node.engine.reconfigure(settings(), dataclasses.replace(node.settings, scheduler="lc"), policy())
@@ -103,7 +103,7 @@ async def test_choices_that_come_before_the_first_lists_count_from_the_start() -
 
 
 @in_virtual_time
-async def test_the_same_choices_again_change_nothing() -> None:
+async def test_the_same_settings_again_change_nothing() -> None:
     node = MemoryNode()
     async with node.running():
         await begun(node)

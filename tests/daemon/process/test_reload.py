@@ -1,6 +1,6 @@
-"""The configuration file on a real file system: however it is swapped, what it says is applied, refused, or named for a restart.
+"""Covers changes of the configuration file on a real file system: they are applied, refused, or named for a restart.
 
-That the applied choices reach the kernel is in ``test_reconfigure.py`` and, on a real one, in ``tests/test_running.py``.
+``test_reconfigure.py`` covers the way of new settings to the kernel, and ``tests/test_running.py`` the same on a real kernel.
 """
 
 import asyncio
@@ -25,31 +25,31 @@ Logs = list[MutableMapping[str, Any]]
 
 
 class Process:
-    """A process with a configuration file: ``applied`` are the configurations that were put in force.
+    """A process with a configuration file. ``applied`` are the configurations that were put in force.
 
-    ``in_the_way`` are the reasons why the next ones cannot be. ``outcomes`` are what was told after each reading of the file.
+    ``failures`` are the reasons why the next ones cannot be put in force. ``outcomes`` has the outcome of each reading.
     """
 
     def __init__(self, path: pathlib.Path, *flags: str) -> None:
         self.applied: list[Config] = []
-        self.in_the_way: list[str] = []
+        self.failures: list[str] = []
         self.outcomes: list[bool] = []
         self._arguments = [f"--config={path}", *flags]
-        self._stirred = asyncio.Event()
+        self._has_applied = asyncio.Event()
         self.reloader = Reloader(self.read(), self.read, self._apply, self.outcomes.append)
 
     def read(self) -> Config:
         return load.load(self._arguments, hostname="node-a", read_file=lambda path: pathlib.Path(path).read_bytes())
 
     async def _apply(self, config: Config) -> None:
-        if self.in_the_way:
-            raise CannotApplyError(self.in_the_way.pop(0))
+        if self.failures:
+            raise CannotApplyError(self.failures.pop(0))
         self.applied.append(config)
-        self._stirred.set()
+        self._has_applied.set()
 
     async def until_applied(self) -> Config:
-        await asyncio.wait_for(self._stirred.wait(), WITHIN_S)
-        self._stirred.clear()
+        await asyncio.wait_for(self._has_applied.wait(), WITHIN_S)
+        self._has_applied.clear()
         return self.applied[-1]
 
     @contextlib.asynccontextmanager
@@ -99,7 +99,7 @@ def rename(path: pathlib.Path, *lines: str) -> None:
 
 
 def swap(path: pathlib.Path, *lines: str) -> None:
-    """As the kubelet does with a ConfigMap volume: the file is a link through a link to a directory, which is replaced."""
+    """Replace the file as kubelet does in a ConfigMap volume: it is a link through a link to a directory, which is replaced."""
     folder = path.parent
     old = (folder / "..data").readlink() if (folder / "..data").is_symlink() else None
     new = pathlib.Path(tempfile.mkdtemp(prefix="..", dir=folder))
@@ -115,7 +115,9 @@ def swap(path: pathlib.Path, *lines: str) -> None:
 
 
 @pytest.mark.parametrize("replace", [write, rename, swap])
-async def test_however_the_file_is_replaced_it_is_applied(path: pathlib.Path, replace: Callable[..., None], logs: Logs) -> None:
+async def test_a_new_file_is_applied_after_any_way_of_replacing_it(
+    path: pathlib.Path, replace: Callable[..., None], logs: Logs
+) -> None:
     if replace is swap:
         swap(path)
     process = Process(path)
@@ -127,7 +129,7 @@ async def test_however_the_file_is_replaced_it_is_applied(path: pathlib.Path, re
     assert {"event": "configuration_changed", "log_level": "info", "applied": ["ipvs.scheduler"]} in logs
 
 
-async def test_a_file_that_changes_unseen_is_found_all_the_same(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_without_a_report_is_noticed_by_a_poll(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reload, "POLL_S", 0.05)
     monkeypatch.setattr("ipvsproxy.daemon.base.inotify._libc.inotify_init1", lambda _: -1, raising=False)
     process = Process(path)
@@ -136,15 +138,15 @@ async def test_a_file_that_changes_unseen_is_found_all_the_same(path: pathlib.Pa
         assert (await process.until_applied()).ipvs.scheduler == "wrr"
 
 
-async def test_a_refused_file_leaves_the_one_before_in_force_and_names_field_and_line(path: pathlib.Path, logs: Logs) -> None:
+async def test_a_refused_file_leaves_the_former_one_in_force_and_names_field_and_line(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
     await process.reloader.check(path)
     write(path, "oomScoreAdj: x")
     await process.reloader.check(path)
     await process.reloader.check(path)
-    (told,) = logs
-    assert told["event"] == "configuration_refused"
-    assert told["error"] == f"{path}:4: oomScoreAdj: 'x' must be a whole number"
+    (line,) = logs
+    assert line["event"] == "configuration_refused"
+    assert line["error"] == f"{path}:4: oomScoreAdj: 'x' must be a whole number"
     assert process.applied == []
     remove(path)
     await process.reloader.check(path)
@@ -154,7 +156,7 @@ async def test_a_refused_file_leaves_the_one_before_in_force_and_names_field_and
     assert [config.oom_score_adj for config in process.applied] == [5]
 
 
-async def test_a_file_that_could_not_be_read_just_now_is_read_again_though_it_does_not_change(
+async def test_a_file_that_could_not_be_read_is_read_again_without_a_change(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs
 ) -> None:
     monkeypatch.setattr(reload, "LONGEST_RETRY_S", 0.0)
@@ -163,7 +165,7 @@ async def test_a_file_that_could_not_be_read_just_now_is_read_again_though_it_do
     content = FileOf(await asyncio.to_thread(path.read_bytes))
     remove(path)
     for _ in range(3):
-        await process.reloader.check(content)  # type: ignore[arg-type]  # it could be read a moment before
+        await process.reloader.check(content)  # type: ignore[arg-type]  # its content a moment before
     write(path, "ipvs: {scheduler: wrr}")
     await process.reloader.check(path)
     assert [config.ipvs.scheduler for config in process.applied] == ["wrr"]
@@ -171,7 +173,7 @@ async def test_a_file_that_could_not_be_read_just_now_is_read_again_though_it_do
     assert [line["event"] for line in logs] == ["configuration_refused", "configuration_changed"]
 
 
-async def test_who_takes_a_refused_file_back_is_told_that_all_is_as_before(path: pathlib.Path, logs: Logs) -> None:
+async def test_a_refused_file_that_is_taken_back_is_logged_as_unchanged(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
     await process.reloader.check(path)
     write(path, "oomScoreAdj: x")
@@ -179,20 +181,20 @@ async def test_who_takes_a_refused_file_back_is_told_that_all_is_as_before(path:
     write(path)
     await process.reloader.check(path)
     await process.reloader.check(path)
-    assert [told["event"] for told in logs] == [
+    assert [line["event"] for line in logs] == [
         "configuration_refused",
         "configuration_unchanged",
     ]
     assert process.applied == []
 
 
-async def test_what_cannot_be_applied_leaves_the_one_before_in_force_and_each_reason_is_told_once(
+async def test_a_failed_configuration_leaves_the_former_one_in_force_and_each_reason_is_logged_once(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs
 ) -> None:
     monkeypatch.setattr(reload, "LONGEST_RETRY_S", 0.0)
     process = Process(path)
     before = process.reloader.config
-    process.in_the_way = ["no memory", "no memory", "no buffers"]
+    process.failures = ["no memory", "no memory", "no buffers"]
     write(path, "ipvs: {scheduler: wrr}", "metricsBindAddress: 127.0.0.1:1")
     for _ in range(3):
         await process.reloader.check(path)
@@ -212,13 +214,13 @@ async def test_what_cannot_be_applied_leaves_the_one_before_in_force_and_each_re
 
 
 @pytest.mark.parametrize("how", ["asked", "changed"])
-async def test_what_cannot_be_applied_is_not_tried_again_before_its_time_unless_somebody_does_something(
+async def test_a_failed_configuration_waits_for_its_next_attempt_unless_there_is_a_change_or_a_signal(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs, how: str
 ) -> None:
     monkeypatch.setattr(reload, "FIRST_RETRY_S", 1000.0)
     monkeypatch.setattr(reload, "LONGEST_RETRY_S", 1000.0)
     process = Process(path)
-    process.in_the_way = ["no memory"]
+    process.failures = ["no memory"]
     write(path, "ipvs: {scheduler: wrr}")
     await process.reloader.check(path)
     await process.reloader.check(path)
@@ -232,23 +234,23 @@ async def test_what_cannot_be_applied_is_not_tried_again_before_its_time_unless_
     assert [config.ipvs.scheduler for config in process.applied] == ["wrr"]
 
 
-async def test_a_file_that_changes_while_it_is_read_is_told_of_once(path: pathlib.Path, logs: Logs) -> None:
+async def test_a_file_that_changes_while_it_is_read_is_logged_once(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
-    process.in_the_way = ["no memory"] * 3
+    process.failures = ["no memory"] * 3
     content = HEAD.encode()
     write(path, "ipvs: {scheduler: wrr}")
-    await process.reloader.check(FileOf(content))  # type: ignore[arg-type]  # what was there a moment before
+    await process.reloader.check(FileOf(content))  # type: ignore[arg-type]  # its content a moment before
     await process.reloader.check(path)
     assert process.outcomes == [False, False]
     assert [line["event"] for line in logs] == ["reload_failed"]
     process.reloader.ask()
     await process.reloader.check(path)
-    assert [line["event"] for line in logs] == ["reload_failed"] * 2, "who asks is answered"
+    assert [line["event"] for line in logs] == ["reload_failed"] * 2, "a signal has a line"
 
 
-async def test_what_cannot_be_applied_and_is_taken_back_is_forgotten(path: pathlib.Path, logs: Logs) -> None:
+async def test_a_failed_configuration_that_is_taken_back_is_forgotten(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
-    process.in_the_way = ["no memory"] * 3
+    process.failures = ["no memory"] * 3
     for line in ("", "oomScoreAdj: x", ""):
         write(path, "ipvs: {scheduler: wrr}")
         await process.reloader.check(path)
@@ -261,7 +263,7 @@ async def test_what_cannot_be_applied_and_is_taken_back_is_forgotten(path: pathl
     assert (process.outcomes, process.applied) == ([False, True, False, False, False, True], [])
 
 
-async def test_what_needs_a_restart_keeps_its_value_and_is_named(path: pathlib.Path, logs: Logs) -> None:
+async def test_a_setting_that_needs_a_restart_keeps_its_value_and_is_named(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
     write(path, "hostnameOverride: other", "metricsBindAddress: 127.0.0.1:1", "ipvs: {strictARP: true}")
     await process.reloader.check(path)
@@ -277,7 +279,7 @@ async def test_what_needs_a_restart_keeps_its_value_and_is_named(path: pathlib.P
     }
 
 
-async def test_a_flag_that_beats_the_file_goes_on_doing_so(path: pathlib.Path, logs: Logs) -> None:
+async def test_a_flag_overrides_a_changed_file_as_well(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path, "--hostname-override=node-b", "-v=2")
     write(path, "hostnameOverride: other", "logging: {verbosity: 9}", "iptables: {masqueradeBit: 15}")
     await process.reloader.check(path)
@@ -286,7 +288,7 @@ async def test_a_flag_that_beats_the_file_goes_on_doing_so(path: pathlib.Path, l
     assert logs[-1]["applied"] == ["iptables.masqueradeBit"]
 
 
-async def test_a_signal_has_the_file_read_though_it_has_not_changed(path: pathlib.Path, logs: Logs) -> None:
+async def test_a_signal_has_an_unchanged_file_read(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
     await process.reloader.check(path)
     assert logs == []
@@ -295,7 +297,7 @@ async def test_a_signal_has_the_file_read_though_it_has_not_changed(path: pathli
     assert [line["event"] for line in logs] == ["configuration_unchanged"]
 
 
-async def test_without_a_file_a_signal_is_answered(logs: Logs) -> None:
+async def test_without_a_file_a_signal_is_logged(logs: Logs) -> None:
     config = load.load(["--proxy-mode=ipvs"], hostname="node-a", read_file=lambda _: b"")
 
     async def apply(_: Config) -> None:
@@ -309,7 +311,7 @@ async def test_without_a_file_a_signal_is_answered(logs: Logs) -> None:
     assert logs[0]["event"] == "no_configuration_file"
 
 
-def test_every_own_field_but_the_applied_ones_needs_a_restart() -> None:
+def test_every_field_of_ipvsproxy_except_applied_ones_needs_a_restart() -> None:
     assert reload.needs_restart("ipvsproxy.manifests")
     assert not reload.needs_restart("ipvsproxy.drainDeadline")
     assert not reload.needs_restart("ipvs.scheduler")

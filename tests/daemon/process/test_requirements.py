@@ -1,4 +1,4 @@
-"""What must be there: the lock of the node, and which iptables is used. How it is told what is missing is in ``test_app``."""
+"""Covers the lock of the node, the variant of iptables, and slow steps. ``test_app`` covers missing requirements."""
 
 import asyncio
 import collections
@@ -21,7 +21,7 @@ NAME = "\0ipvsproxy-test-requirements"
 
 @pytest.fixture(autouse=True)
 def name(monkeypatch: pytest.MonkeyPatch, worker: str) -> str:
-    """A lock that no other test takes."""
+    """A lock of this test alone."""
     own = f"{NAME}-{worker}"
     monkeypatch.setattr(requirements, "Instance", lambda: instance.Instance(own))
     return own
@@ -42,7 +42,9 @@ async def test_the_lock_is_held_for_as_long_as_the_block_runs() -> None:
         pass
 
 
-async def test_a_stranger_who_holds_the_lock_is_named_and_passed_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_program_with_the_lock_is_named_and_does_not_stop_the_start(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1)
     monkeypatch.setattr(instance, "_CREDENTIALS", FakeCredentials())
     with (
@@ -55,7 +57,7 @@ async def test_a_stranger_who_holds_the_lock_is_named_and_passed_by(name: str, m
 
 
 class FakeCredentials:
-    """Another user's."""
+    """Credentials of another user."""
 
     size = 12
 
@@ -64,7 +66,7 @@ class FakeCredentials:
 
 
 @pytest.mark.parametrize(("left_behind", "warnings"), [(None, 0), (Variant.LEGACY, 1)])
-async def test_the_chosen_variant_is_used_and_told_and_so_is_what_stands_in_the_other(
+async def test_the_chosen_variant_is_used_and_logged_as_are_rules_in_the_other_one(
     monkeypatch: pytest.MonkeyPatch, left_behind: Variant | None, warnings: int
 ) -> None:
     made: list[object] = []
@@ -100,18 +102,18 @@ def test_a_slow_kernel_is_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Log:
-    """Remembers which events were logged."""
+    """A log that remembers its events."""
 
     def __init__(self) -> None:
-        self.said: collections.defaultdict[str, asyncio.Event] = collections.defaultdict(asyncio.Event)
+        self.logged: collections.defaultdict[str, asyncio.Event] = collections.defaultdict(asyncio.Event)
 
     def info(self, event: str, **_: object) -> None:
-        self.said[event].set()
+        self.logged[event].set()
 
     warning = info
 
 
-async def test_a_kernel_that_does_not_answer_is_logged_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_kernel_that_does_not_answer_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
 
     class Silent:
@@ -130,18 +132,16 @@ async def test_a_kernel_that_does_not_answer_is_logged_by_the_program(monkeypatc
     monkeypatch.setattr(requirements, "log", log := Log())
     async with requirements.running_kernel() as kernel:
         waiting = asyncio.create_task(kernel.call(lambda _: answers.wait(10)))
-        await asyncio.wait_for(log.said["kernel_slow"].wait(), 10)
+        await asyncio.wait_for(log.logged["kernel_slow"].wait(), 10)
         assert not waiting.done()
         answers.set()
         assert await waiting
 
 
 @pytest.mark.parametrize("step", ["load_modules", "choose_iptables_variant", "open_kernel_sockets"])
-async def test_a_step_of_the_start_that_takes_long_is_logged_by_its_name_while_it_does(
-    monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+async def test_a_slow_step_of_the_start_is_logged_by_name_before_its_end(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     may_end = threading.Event()
-    told: list[tuple[object, object]] = []
+    logged: list[tuple[object, object]] = []
 
     def at(this: str) -> None:
         assert this != step or may_end.wait(10)
@@ -159,7 +159,7 @@ async def test_a_step_of_the_start_that_takes_long_is_logged_by_its_name_while_i
         return Choice(iptables.COMMANDS, Variant.LEGACY, "it is the only one")
 
     def note(event: str, **keys: object) -> None:
-        told.append((event, keys["step"]))
+        logged.append((event, keys["step"]))
         if keys["step"] == step:
             may_end.set()
 
@@ -172,4 +172,4 @@ async def test_a_step_of_the_start_that_takes_long_is_logged_by_its_name_while_i
     monkeypatch.setattr(requirements, "log", log := Log())
     monkeypatch.setattr(log, "warning", note)
     async with requirements.running_kernel():
-        assert ("start_step_waits", step) in told, "only this lets the step end"
+        assert ("start_step_waits", step) in logged, "only this line lets the step end"

@@ -1,4 +1,4 @@
-"""Signals of this very process. That the whole program ends in time is in ``tests/test_program.py`` and ``test_running.py``."""
+"""Covers signals of this process. ``tests/test_program.py`` and ``test_running.py`` cover the end of the whole program."""
 
 import asyncio
 import os
@@ -24,12 +24,12 @@ async def test_a_process_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyP
     installed.install(lambda: None)
     os.kill(os.getpid(), number)
     await asyncio.wait_for(installed.stopping.wait(), 5)
-    os.kill(os.getpid(), number)  # somebody is impatient
+    os.kill(os.getpid(), number)  # an impatient second signal
     assert await asyncio.to_thread(is_over.wait, 5)
     assert statuses == [0]
 
 
-async def test_a_process_that_has_stopped_is_left_to_end_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_stops_in_time_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "STOP_WITHIN_S", 0.05)
     statuses: list[int] = []
     installed = signals.Signals(statuses.append)
@@ -42,7 +42,7 @@ async def test_a_process_that_has_stopped_is_left_to_end_by_itself(monkeypatch: 
     assert statuses == []
 
 
-async def test_a_hangup_calls_what_was_installed_last_and_stops_nothing() -> None:
+async def test_a_hangup_calls_the_last_callback_and_does_not_stop_the_process() -> None:
     called = asyncio.Event()
     installed = signals.Signals()
     installed.install(lambda: None)
