@@ -263,7 +263,7 @@ async def test_a_new_service_is_served_while_the_lock_of_iptables_is_held_and_it
             await until(lambda: "198.51.100.9" in str(read_state()["addresses"]))
             seen = read_state()
             assert "KUBE-EXTERNAL-IP" not in str(seen["iptables"]["v4/nat/KUBE-SERVICES"]), "the lock is held"
-            await until(lambda: any("still at it" in line for line in program.log))
+            await until(lambda: any("still running" in line for line in program.log))
             free()
         await until(lambda: "KUBE-EXTERNAL-IP" in str(read_state()["iptables"]["v4/nat/KUBE-SERVICES"]))
         reading.cancel()

@@ -173,7 +173,7 @@ def test_a_second_one_on_the_same_node_refuses_to_start(folder: pathlib.Path) ->
         program.wait_until_synced()
         reason, outcome = ipvsproxy(folder, *FLAGS, status=2).splitlines()[-2:]
         other = f"another ipvsproxy (process {program.process.pid})"
-        assert reason == f"ipvsproxy: {other} is running in this network namespace; stop that one first"
+        assert reason == f"ipvsproxy: {other} is running in this network namespace; stop it first"
         assert outcome == "ipvsproxy: nothing was programmed"
         assert "is running in this network namespace" in ipvsproxy(folder, "--cleanup", status=1)
         assert program.stop() == 0

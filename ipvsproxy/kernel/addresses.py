@@ -152,7 +152,7 @@ class AddressDriver:
             return Outcome(operation, surprise=number == expected)
         reason = netlink.explain(number)
         if number == errno.EOPNOTSUPP:
-            reason = "the kernel knows no dummy devices: the module dummy is not there or cannot be loaded"
+            reason = "this kernel has no dummy devices: the module dummy is missing or cannot be loaded"
         return Outcome(operation, f"{operation}: {reason}", max(number, 0))
 
     def _apply_addresses(self, operations: Sequence[Operation]) -> Mapping[Operation, Outcome]:
@@ -189,7 +189,7 @@ class AddressDriver:
 
     def _find(self) -> _Link | None:
         try:
-            reply = self._channel.ask(_link_message(RTM_GETLINK, self._device, 0), f"look for {self._device}")
+            reply = self._channel.ask(_link_message(RTM_GETLINK, self._device, 0), f"find {self._device}")
         except KernelError as error:
             if error.errno == errno.ENODEV:
                 return None
@@ -208,7 +208,7 @@ class AddressDriver:
         if link.kind != KIND:
             what = f"a {link.kind} device" if link.kind else "a device of another kind"
             detail = f"{link.name} is {what}, not a {KIND}: remove or rename it"
-            raise KernelError(action=f"look for {link.name}", errno=errno.EEXIST, detail=detail)
+            raise KernelError(action=f"find {link.name}", errno=errno.EEXIST, detail=detail)
 
 
 def _outcome(operation: Operation, number: int) -> Outcome:

@@ -92,7 +92,7 @@ class ConntrackDriver:
                 self._listing.gather(_query(family, []), action, delete_stale)  # the filter may be the reason
         except KernelError as error:
             if error.errno in _REFUSALS:
-                detail = "the kernel cannot list connections: the module nf_conntrack_netlink is not there or cannot be loaded"
+                detail = "the kernel cannot list connections: the module nf_conntrack_netlink is missing or cannot be loaded"
                 raise KernelError(action=action, errno=error.errno, detail=detail) from error
             raise
 

@@ -142,7 +142,7 @@ def listeners(ports: Collection[int], proc: pathlib.Path = pathlib.Path("/proc")
             port = int(fields[1].rpartition(":")[2], 16)
             if fields[3] == _LISTENING and port in ports:
                 inodes[f"socket:[{fields[9]}]"] = port
-    names = dict.fromkeys(inodes.values(), "a process that cannot be seen from here")
+    names = dict.fromkeys(inodes.values(), "a process that is not visible here")
     for process, target in _open_sockets(proc) if inodes else ():
         if target in inodes:
             names[inodes[target]] = f"{_name(process)} (process {process.name})"

@@ -38,13 +38,13 @@ MODULES = (
 )
 """The modules that IPVS, ipsets and the rules need. The kernel does not always load them by itself."""
 
-_PRIVILEGED = "have a privileged container run ipvsproxy --init-only before this one, or set the value on the host"
+_PRIVILEGED = "run ipvsproxy --init-only in a privileged container before this one, or set the value on the host"
 _REMEDIES: Mapping[int, str] = {
     errno.EROFS: f"it is mounted read-only; {_PRIVILEGED}",
     errno.EACCES: _PRIVILEGED,
     errno.EPERM: _PRIVILEGED,
-    errno.ENOENT: "this kernel has no such setting: load the module that brings it, or use a kernel that has it",
-    errno.EINVAL: "the kernel does not take this value",
+    errno.ENOENT: "this kernel has no such setting: load the module that provides it, or use a kernel that has it",
+    errno.EINVAL: "the kernel refuses this value",
 }
 
 
@@ -143,7 +143,7 @@ def load_modules(modules: Sequence[str] = MODULES, sys: pathlib.Path = pathlib.P
             (path, "-a", *absent), capture_output=True, text=True, errors="replace", timeout=MODPROBE_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"modprobe was ended after {MODPROBE_TIMEOUT_S} s without an answer"
+        return f"modprobe was killed because it did not end within {MODPROBE_TIMEOUT_S} s"
     except OSError as error:
         return f"{path}: {error.strerror}"
     return "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
@@ -165,7 +165,7 @@ def missing_privileges(
         return (
             Missing(
                 "this process cannot run iptables (it has no CAP_NET_RAW)",
-                "grant it; or install ipvsproxy where there is a C compiler: its image does without",
+                "grant it; or use the image of ipvsproxy, or install with a C compiler: then it is not needed",
             ),
         )
     return ()
@@ -210,7 +210,7 @@ def _is_off(setting: pathlib.Path) -> bool:
         return False
 
 
-_ASK_SETS = "ask for the types of sets"
+_READ_TYPES = "read the types of sets"
 _NO_IPSET = frozenset({errno.EINVAL, errno.ENOENT, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT})
 """The errors by which nfnetlink refuses a subsystem that the kernel neither has nor can load (nfnetlink_rcv_msg)."""
 _IPSET_ERRORS = 4096
@@ -228,9 +228,9 @@ def missing_set_types() -> tuple[Missing, ...]:
     try:
         return _missing_set_types()
     except NetlinkError as error:
-        raise KernelError(action=_ASK_SETS, errno=error.code) from error
+        raise KernelError(action=_READ_TYPES, errno=error.code) from error
     except OSError as error:
-        raise KernelError(action=_ASK_SETS, errno=error.errno or 0) from error
+        raise KernelError(action=_READ_TYPES, errno=error.errno or 0) from error
 
 
 def _missing_set_types() -> tuple[Missing, ...]:
@@ -254,13 +254,13 @@ def _missing_protocol(ipset: IPSet) -> tuple[Missing, ...]:
     except NetlinkError as error:
         if error.code not in _NO_IPSET:
             raise
-        what = f"this kernel's ipset does not tell which protocol it speaks ({os.strerror(error.code)})"
+        what = f"this kernel's ipset does not report its protocol ({os.strerror(error.code)})"
         return (Missing(what, "run modprobe ip_set on the host, or use a kernel with CONFIG_IP_SET"),)
     newest = int(answer.get_attr("IPSET_ATTR_PROTOCOL") or 0)
     oldest = int(answer.get_attr("IPSET_ATTR_PROTOCOL_MIN") or newest)
     if oldest <= IPSET_PROTOCOL <= newest:
         return ()
-    what = f"this kernel's ipset speaks protocol {oldest} to {newest}, not {IPSET_PROTOCOL}"
+    what = f"this kernel's ipset supports protocol {oldest} to {newest}, not {IPSET_PROTOCOL}"
     return (Missing(what, "use a kernel of version 2.6.39 or later, whose ipset is at least version 6"),)
 
 

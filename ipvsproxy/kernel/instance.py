@@ -82,5 +82,5 @@ def _describe_squatter(name: str) -> str:
     which = f" (process {process})" if process else " (in another container)"
     raise KernelError(
         action="take the lock of this node",
-        detail=f"another ipvsproxy{which} is running in this network namespace; stop that one first",
+        detail=f"another ipvsproxy{which} is running in this network namespace; stop it first",
     )

@@ -166,7 +166,7 @@ class IpsetDriver:
         if number != errno.EEXIST:
             raise KernelError(action=action, errno=max(number, 0), detail=ipset_batch.explain(number, ip_set.type))
         observed = self._observe(ip_set.name, header_only=True)
-        difference = observed.differs_from(ip_set) if observed else "it came and went meanwhile"
+        difference = observed.differs_from(ip_set) if observed else "it was created and destroyed meanwhile"
         if difference:
             raise KernelError(action=action, errno=number, detail=f"a set of this name exists, and {difference}")
         return True
@@ -183,13 +183,13 @@ class IpsetDriver:
         kind = (ip_set.type, ip_set.family)
         if kind not in self._revisions:
             try:
-                data, start, end = self._channel.ask(ipset_message.type_query(*kind), f"look for {ip_set.type}")
+                data, start, end = self._channel.ask(ipset_message.type_query(*kind), f"find {ip_set.type}")
             except KernelError as error:
                 if error.errno == 0:
                     raise
-                detail = f"the kernel does not know {ip_set.type}: its module is not there or cannot be loaded"
+                detail = f"this kernel has no set type {ip_set.type}: its module is missing or cannot be loaded"
                 raise KernelError(action=error.action, errno=error.errno, detail=detail) from error
-            with netlink.parsing(f"look for {ip_set.type}"):
+            with netlink.parsing(f"find {ip_set.type}"):
                 attributes = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
                 lowest = _byte(data, attributes[ipset_message.LOWEST_REVISION])
                 newest = _byte(data, attributes[ipset_message.REVISION])

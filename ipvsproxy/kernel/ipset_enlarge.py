@@ -30,7 +30,7 @@ def enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Col
     """
     action = f"enlarge {ip_set}"
     if capacity * 2 > LARGEST:
-        raise KernelError(action=action, detail=f"it holds {capacity} entries already")
+        raise KernelError(action=action, detail=f"its capacity is already {capacity} entries")
     channel.do(ipset_message.destruction(_COPY))  # the copy of a process that was killed here
     _do(channel, ipset_message.creation(ip_set, revision, name=_COPY, capacity=capacity * 2), action)
     try:

@@ -231,7 +231,7 @@ class IptablesDriver:
             raise KernelError(action=f"{self._commands[skeleton.family]}-save", errno=0, detail=describe_hidden(listing.hidden))
         self.restore(skeleton.family, iptables_text.render_removal(skeleton, listing))
         return "; ".join(
-            f"{key} was only emptied: the rule {listing.foreign_jumps[key]!r} leads to it"
+            f"{key} is empty, but stays: the rule {listing.foreign_jumps[key]!r} leads to it"
             for key in skeleton.chains
             if key in listing.foreign_jumps
         )
@@ -303,7 +303,7 @@ class IptablesDriver:
 def describe_hidden(tables: Collection[str]) -> str:
     """One sentence for the operator about tables that iptables does not show."""
     names = " and ".join(sorted(tables))
-    return f"table {names} holds rules of nft that iptables cannot show: look at it with nft list ruleset, and remove them there"
+    return f"table {names} holds rules of nft that iptables cannot show: list them with nft list ruleset, and remove them there"
 
 
 def _with_jumps(skeleton: Skeleton) -> Listing:
@@ -323,7 +323,7 @@ def parse_version(text: str) -> Program:
     """
     match = re.search(r"v(\d+)\.(\d+)(?:\.(\d+))?", text)
     if match is None:
-        raise KernelError(action="iptables --version", errno=0, detail=f"it answers {text[:80]!r}, which names no version")
+        raise KernelError(action="iptables --version", errno=0, detail=f"its output {text[:80]!r} contains no version")
     return Program(
         version=tuple(int(number or 0) for number in match.groups()),
         variant="nf_tables" if "nf_tables" in text else "legacy",

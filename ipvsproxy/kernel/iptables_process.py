@@ -33,7 +33,7 @@ def run(command: str, *arguments: str, stdin: str = "") -> str:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        detail = f"it was ended after {TIMEOUT_S} s without an answer"
+        detail = f"it was killed because it did not end within {TIMEOUT_S} s"
         raise KernelError(action=command, errno=errno.ETIMEDOUT, detail=detail) from error
     except OSError as error:
         raise KernelError(action=command, errno=error.errno or errno.EIO, detail=f"{path}: {error.strerror}") from error

@@ -79,11 +79,11 @@ def choose(chains: Collection[ChainKey]) -> Choice:
     """
     variants = installed()
     if len(variants) < len(Variant):
-        return Choice(iptables.COMMANDS, _default(), "it is the one in PATH")
+        return Choice(iptables.COMMANDS, _default(), "it is the variant in PATH")
     choice = decide({variant: _gather_evidence(variant, chains) for variant in variants}, _default())
     other = other_than(choice.variant)
     if choice.commands == iptables.COMMANDS and not _takes_rules(choice.variant) and _takes_rules(other):
-        return Choice(commands(other), other, f"this kernel takes no rules of {choice.variant}, which is the one in PATH")
+        return Choice(commands(other), other, f"this kernel takes no rules of {choice.variant}, the variant in PATH")
     return choice
 
 
@@ -92,15 +92,17 @@ def decide(evidence: Mapping[Variant, Evidence], default: Variant) -> Choice:
     nf_tables, legacy = evidence[Variant.NF_TABLES], evidence[Variant.LEGACY]
     hinted = [variant for variant in Variant if evidence[variant].hint]
     if hinted:
-        variant, reason = hinted[0], f"the kubelet's chain {evidence[hinted[0]].hint} is there"
+        variant, reason = hinted[0], f"the kubelet's chain {evidence[hinted[0]].hint} is in it"
     elif nf_tables.others != legacy.others:
         variant = Variant.NF_TABLES if nf_tables.others > legacy.others else Variant.LEGACY
-        reason = f"most rules are there ({evidence[variant].others} of {nf_tables.others + legacy.others})"
+        reason = f"most rules are in it ({evidence[variant].others} of {nf_tables.others + legacy.others})"
     elif bool(nf_tables.ours) is not bool(legacy.ours):
         variant = Variant.NF_TABLES if nf_tables.ours else Variant.LEGACY
-        reason = "our own rules are there already"
+        reason = "our rules are already in it"
     else:
-        return Choice(iptables.COMMANDS, default, "it is the one in PATH", other_than(default) if _both_ours(evidence) else None)
+        return Choice(
+            iptables.COMMANDS, default, "it is the variant in PATH", other_than(default) if _both_ours(evidence) else None
+        )
     other = other_than(variant)
     return Choice(commands(variant), variant, reason, other if evidence[other].ours else None)
 

@@ -156,7 +156,7 @@ class IpvsDriver:
         data, start, end = self._channel.ask(self._encoder.configuration(), action)
         values = _TIMEOUTS.read(data, start + ipvs_message.GENERIC_HEADER, end)
         if values is None:
-            raise KernelError(action=action, detail="the answer is not complete")
+            raise KernelError(action=action, detail="the answer is incomplete")
         return Timeouts(*values)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
@@ -275,7 +275,7 @@ class IpvsDriver:
         return dict(self._gather(ipvs_message.Encoder.all_services, "list the virtual servers", _read_settings))
 
     def _virtual_server(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
-        action = f"look for {key}"
+        action = f"read {key}"
         try:
             data, start, end = self._channel.ask(self._encoder.service(key), action)
         except KernelError as error:
@@ -288,7 +288,7 @@ class IpvsDriver:
                 for real_server, (method, weight) in self._real_servers(key, _REAL_SERVER)
             }
             return ObservedVirtualServer(settings, weights)
-        raise KernelError(action=action, detail="the answer is not complete")
+        raise KernelError(action=action, detail="the answer is incomplete")
 
     def _connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections]:
         counts = self._counts.read(key)

@@ -109,7 +109,7 @@ def pieces(path: pathlib.Path) -> Iterator[bytes]:
         size = file.readinto(buffer)
         title = _TITLE.match(buffer[:size])
         if title is None:
-            raise ValueError("the heading is missing")
+            raise ValueError("the title is missing")
         text = bytes(buffer[title.end() : size])  # empty if the first virtual server does not fit in behind the title
         while size:
             end = _begin_of_last(text) if size == READ_SIZE else len(text)
@@ -180,10 +180,10 @@ def heading(line: bytes) -> Heading | None:
     """Parse the line of a virtual server; None for one that is never ours: by firewall mark, or of another protocol.
 
     Raises:
-        ValueError: the line is not understood; the message contains it.
+        ValueError: the line cannot be parsed; the message contains it.
     """
     if line.startswith(_ARROW[1:]):
-        raise _not_understood(line)
+        raise _unparsable(line)
     words = line.split()
     try:
         where, scheduler, flags = words[1], words[2].decode("ascii"), words[3:]
@@ -193,7 +193,7 @@ def heading(line: bytes) -> Heading | None:
             return None
         key = VirtualServerKey(protocol, Address(_packed(where)), _port(where))
     except (ValueError, IndexError) as error:
-        raise _not_understood(line) from error
+        raise _unparsable(line) from error
     return Heading(key, scheduler, b"ops" in flags, ticks)
 
 
@@ -203,7 +203,7 @@ def weights(text: bytes) -> Mapping[RealServerKey, int]:
     ``NOT_MASQUERADED`` is the weight of a real server with another forwarding method.
 
     Raises:
-        ValueError: a line is not understood; the message contains it.
+        ValueError: a line cannot be parsed; the message contains it.
     """
     columns = _columns(text)
     if columns is not None and text:
@@ -220,7 +220,7 @@ def connections(text: bytes) -> Mapping[RealServerKey, Connections]:
     """The connections of a block's real servers.
 
     Raises:
-        ValueError: a line is not understood; the message contains it.
+        ValueError: a line cannot be parsed; the message contains it.
     """
     return {key: counts for key, _, counts in _words(text)}
 
@@ -232,7 +232,7 @@ def _words(text: bytes) -> Iterator[tuple[RealServerKey, int, Connections]]:
             key = RealServerKey.of(Address(_packed(where)), _port(where))
             yield key, int(weight) if method == _MASQUERADED else NOT_MASQUERADED, Connections(int(active), int(inactive))
         except ValueError as error:
-            raise _not_understood(_ARROW[1:] + line) from error
+            raise _unparsable(_ARROW[1:] + line) from error
 
 
 def _packed(where: bytes) -> bytes:
@@ -250,5 +250,5 @@ def _port(where: bytes) -> int:
     return int.from_bytes(binascii.unhexlify(where[-4:]), "big")
 
 
-def _not_understood(line: bytes) -> ValueError:
-    return ValueError(f"the line {line[:120].decode('ascii', 'replace').rstrip()!r} is not understood")
+def _unparsable(line: bytes) -> ValueError:
+    return ValueError(f"the line {line[:120].decode('ascii', 'replace').rstrip()!r} cannot be parsed")

@@ -202,7 +202,7 @@ class Encoder:
                 return self._removal(len(address))(key)
             scheduler, flags, timeout_s = item.settings
             if not 0 < len(scheduler) <= SCHEDULER_NAME_LIMIT:
-                raise ValueError(f"a scheduler's name has 1 to {SCHEDULER_NAME_LIMIT} characters")
+                raise ValueError(f"the name of a scheduler has 1 to {SCHEDULER_NAME_LIMIT} characters")
             encode = self._service(verb is _ADD, len(address), scheduler)
             return encode((*key, _pack_u32(flags & ~HASHED), _pack_u32(timeout_s)))
         if isinstance(item, Timeouts):

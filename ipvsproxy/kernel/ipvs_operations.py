@@ -140,7 +140,7 @@ def explain(operation: Operation, failure: Failure) -> str:
     item = operation.item
     if isinstance(item, VirtualServer) and failure.number == errno.ENOENT:
         name = item.settings.scheduler
-        return f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is not there or cannot be loaded"
+        return f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is missing or cannot be loaded"
     if isinstance(item, RealServers) and failure.number == errno.ESRCH:
         return "its virtual server is missing"
     return netlink.explain(failure.number)

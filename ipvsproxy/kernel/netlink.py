@@ -204,7 +204,7 @@ class Channel:
                         raise KernelError(action=action, errno=-_INTEGER.unpack_from(data[:end], start)[0])
                 return Reply(data, start, end)
         self.close()
-        raise KernelError(action=action, detail="the answer is not complete")
+        raise KernelError(action=action, detail="the answer is incomplete")
 
     def dump(self, request: bytes, action: str) -> list[Reply]:
         """All messages of a dump. It is read to its end before any message counts.
@@ -228,7 +228,7 @@ class Channel:
                 results = self._gather(request, action, read)
             except OSError as error:
                 self.close()
-                number, detail = error.errno or 0, f"the listing broke off: {os.strerror(error.errno or 0)}"
+                number, detail = error.errno or 0, f"the dump broke off: {os.strerror(error.errno or 0)}"
                 lost += 1
                 continue
             except KernelError:  # a refusal is an answer
@@ -237,7 +237,7 @@ class Channel:
             self._loses_answers = False
             if results is not None:
                 return results
-            number, detail = errno.EINTR, "what is listed changed each time while it was listed"
+            number, detail = errno.EINTR, "the data changed during each attempt"
         self._loses_answers = lost == len(pauses_s)
         raise KernelError(action=action, errno=number, detail=detail)
 
@@ -362,7 +362,7 @@ def parsing(action: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, ValueError, struct.error) as error:
-        raise KernelError(action=action, detail="the kernel's answer is not understood") from error
+        raise KernelError(action=action, detail="the kernel's answer cannot be parsed") from error
 
 
 def explain(number: int) -> str:
@@ -383,12 +383,12 @@ def resolve_family(channel: Channel, name: str, module: str) -> int:
     request["version"] = 1
     request["attrs"] = [["CTRL_ATTR_FAMILY_NAME", name]]
     try:
-        data, start, end = channel.ask(message.encode(request, _GENERIC_CONTROL, REQUEST), f"look for {name}")
+        data, start, end = channel.ask(message.encode(request, _GENERIC_CONTROL, REQUEST), f"find {name}")
     except KernelError as error:
         if error.errno == errno.ENOENT:
-            detail = f"this kernel has no {name}: the module {module} is not there or cannot be loaded"
+            detail = f"this kernel has no {name}: the module {module} is missing or cannot be loaded"
             raise KernelError(action=error.action, errno=error.errno, detail=detail) from error
         raise
-    with parsing(f"look for {name}"):
+    with parsing(f"find {name}"):
         first, last = message.attributes(data, start + 4, end)[_FAMILY_ID]
         return struct.unpack_from("=H", data[:last], first)[0]  # type: ignore[no-any-return]  # struct values are untyped

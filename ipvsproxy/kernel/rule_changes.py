@@ -77,7 +77,7 @@ class RuleChanges:
         data, start, end = self._channel.ask(request, action)
         found = message.attributes(data, start + _NETFILTER_HEADER, end)
         if _GENERATION_ID not in found:
-            raise KernelError(action=action, detail="the answer is not complete")
+            raise KernelError(action=action, detail="the answer is incomplete")
         return int.from_bytes(data[slice(*found[_GENERATION_ID])], "big")
 
 

@@ -164,7 +164,9 @@ class RulesDriver:
 
 
 def _in_progress(family: Family) -> KernelError:
-    detail = f"a program of {family.label} is still at it: it waits for the lock of iptables, or hangs; nothing else waits for it"
+    detail = (
+        f"a program of {family.label} is still running: it waits for the lock of iptables, or hangs; nothing else waits for it"
+    )
     return KernelError(action="iptables", errno=errno.EINPROGRESS, detail=detail)
 
 

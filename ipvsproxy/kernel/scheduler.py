@@ -21,7 +21,7 @@ PROBE_ADDRESS = parse_address("198.51.100.0")
 FIRST_PROBE_PORT = 20000
 """The probe has the first free port from here on, so that a virtual server of another program is left alone."""
 
-_ACTION = "find out which schedulers there are"
+_ACTION = "find the schedulers of this kernel"
 
 
 class Ipvs(Interface):
@@ -43,7 +43,7 @@ def why_unusable(ipvs: Ipvs, scheduler: str) -> str:
     Raises:
         KernelError: virtual servers cannot be listed, added or removed, whatever their scheduler.
     """
-    missing = f"the kernel has no scheduler {scheduler!r}: the module ip_vs_{scheduler} is not there or cannot be loaded"
+    missing = f"the kernel has no scheduler {scheduler!r}: the module ip_vs_{scheduler} is missing or cannot be loaded"
     if len(scheduler) > SCHEDULER_NAME_LIMIT:
         return missing
     refusal = ipvs.refusal_with(scheduler)

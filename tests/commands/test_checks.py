@@ -44,7 +44,7 @@ FINE = Facts(
     modules={"ip_vs": ModuleState.LOADED, "ip_vs_rr": ModuleState.LOADABLE, "dummy": ModuleState.BUILT_IN},
     sysctls=SYSCTLS,
     sysctls_writable=True,
-    iptables_choice=Choice({}, Variant.NF_TABLES, "it is the one in PATH"),
+    iptables_choice=Choice({}, Variant.NF_TABLES, "it is the variant in PATH"),
     unserved={},
     chains=frozenset({ChainKey("nat", "KUBE-SERVICES"), ChainKey("filter", "INPUT")}),
     nft_tables=(),
@@ -97,7 +97,7 @@ def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
         ({"sysctls": {"net/ipv6/conf/all/forwarding": "0"}}, Level.WARN, "sysctl", "net/ipv6/conf/all/forwarding is 0"),
         ({"iptables_choice": None}, Level.FAIL, "iptables", "there is no iptables in PATH"),
         (
-            {"iptables_choice": Choice({}, Variant.LEGACY, "most rules are there", Variant.NF_TABLES)},
+            {"iptables_choice": Choice({}, Variant.LEGACY, "most rules are in it", Variant.NF_TABLES)},
             Level.WARN,
             "iptables",
             "rules of ours stand in nf_tables, too",

@@ -44,7 +44,7 @@ metadata: {name: web}
 spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
 """
 PROGRAM = Program((1, 8, 9), "nf_tables")
-CHOICE = Choice(COMMANDS, Variant.NF_TABLES, "it is the one in PATH")
+CHOICE = Choice(COMMANDS, Variant.NF_TABLES, "it is the variant in PATH")
 
 
 class Kernel(FakeKernel):
@@ -389,7 +389,7 @@ def test_another_kind_of_device_with_our_name_is_named_and_ends_the_program(
 ) -> None:
     def interface_addresses(_: object) -> Sequence[object]:
         detail = "kube-ipvs0 is a bridge device, not a dummy: remove or rename it"
-        raise KernelError(action="look for kube-ipvs0", errno=errno.EEXIST, detail=detail)
+        raise KernelError(action="find kube-ipvs0", errno=errno.EEXIST, detail=detail)
 
     bare.setattr(Kernel, "interface_addresses", interface_addresses)
     expected = ["kube-ipvs0 is a bridge device, not a dummy: remove or rename it"]

@@ -209,7 +209,7 @@ def test_an_interface_or_address_that_is_cut_off_is_an_error_of_the_kernel(body:
         return [fake_netlink.message(sequence, body), fake_netlink.done(sequence)]
 
     driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
-    with pytest.raises(KernelError, match="not understood"):
+    with pytest.raises(KernelError, match="cannot be parsed"):
         driver.observe()
 
 
@@ -232,4 +232,4 @@ def test_a_kernel_without_dummy_devices_is_explained() -> None:
 
     driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
     (outcome,) = apply(driver, Verb.ADD, Device(DEVICE))
-    assert "the module dummy is not there or cannot be loaded" in outcome.error
+    assert "the module dummy is missing or cannot be loaded" in outcome.error

@@ -184,7 +184,7 @@ def test_a_kernel_that_cannot_list_flows_is_explained_and_the_other_family_is_cl
 
     driver = conntrack.ConntrackDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
     four, six = driver.apply([cleaning(Family.IPV4), cleaning(Family.IPV6)])
-    assert "the module nf_conntrack_netlink is not there or cannot be loaded" in four.error
+    assert "the module nf_conntrack_netlink is missing or cannot be loaded" in four.error
     assert (six.error, six.removed) == ("", 0)
 
 
@@ -296,7 +296,7 @@ def test_a_listing_that_is_never_whole_is_an_error_that_says_how_many_were_delet
     monkeypatch.setattr(netlink, "DUMP_PAUSES_S", (0.0, 0.0))
     table = Table(lost(fake_flow(5)), lost())
     (outcome,) = conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])
-    assert "the listing broke off" in outcome.error
+    assert "the dump broke off" in outcome.error
     assert (outcome.errno, outcome.removed) == (errno.ENOBUFS, 1)
 
 

@@ -83,7 +83,7 @@ def test_a_setting_that_does_not_exist_is_not_made_up(proc: pathlib.Path) -> Non
     assert outcome.errno == errno.ENOENT
     assert outcome.error == (
         "net/ipv4/vs/none = 1: No such file or directory; "
-        "this kernel has no such setting: load the module that brings it, or use a kernel that has it"
+        "this kernel has no such setting: load the module that provides it, or use a kernel that has it"
     )
     assert not (proc / "sys/net/ipv4/vs/none").exists()
 
@@ -144,7 +144,7 @@ def test_without_raw_sockets_the_library_that_does_without_has_to_be_there(proc:
     (proc / "self/status").write_text("CapEff:\t0000000000001000\n")
     (missing,) = host.missing_privileges(proc, library=tmp_path / "datagram.so")
     assert "it has no CAP_NET_RAW" in missing.what
-    assert "where there is a C compiler" in missing.remedy
+    assert "with a C compiler" in missing.remedy
     (tmp_path / "datagram.so").touch()
     assert host.missing_privileges(proc, library=tmp_path / "datagram.so") == ()
 
@@ -225,10 +225,10 @@ def test_an_ipset_that_speaks_our_protocol_lacks_nothing(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("numbers", "what"),
     [
-        ((5,), "this kernel's ipset speaks protocol 5 to 5, not 6"),
-        ((5, 4), "this kernel's ipset speaks protocol 4 to 5, not 6"),
-        ((9, 7), "this kernel's ipset speaks protocol 7 to 9, not 6"),
-        ((), "this kernel's ipset does not tell which protocol it speaks (No such file or directory)"),
+        ((5,), "this kernel's ipset supports protocol 5 to 5, not 6"),
+        ((5, 4), "this kernel's ipset supports protocol 4 to 5, not 6"),
+        ((9, 7), "this kernel's ipset supports protocol 7 to 9, not 6"),
+        ((), "this kernel's ipset does not report its protocol (No such file or directory)"),
     ],
 )
 def test_an_ipset_of_another_protocol_is_refused_with_a_sentence(

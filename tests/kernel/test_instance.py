@@ -29,7 +29,7 @@ def test_the_second_one_is_told_who_the_first_one_is() -> None:
         with pytest.raises(KernelError) as caught:
             instance.Instance(NAME)
         assert caught.value.detail == (
-            f"another ipvsproxy (process {os.getpid()}) is running in this network namespace; stop that one first"
+            f"another ipvsproxy (process {os.getpid()}) is running in this network namespace; stop it first"
         )
     instance.Instance(NAME).close()
 

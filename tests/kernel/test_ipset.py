@@ -220,7 +220,7 @@ def test_one_refused_entry_does_not_keep_the_others_out(driver: ipset.IpsetDrive
     unfit = SetEntry(ip_set.name, address, Protocol.TCP, 5, parse_address("10.0.0.0"), 8)
     outcomes = apply(driver, Verb.ADD, ip_set, good[0], bad, good[1], unfit, good[2])
     assert [outcome.errno for outcome in outcomes] == [0, 0, 4104, 0, errno.EINVAL, 0]
-    assert "two /1 ranges say the same" in outcomes[2].error
+    assert "two /1 ranges are the same" in outcomes[2].error
     assert len(members(ip_set.name)) == 3
 
 
@@ -280,7 +280,7 @@ def test_a_kernel_without_the_type_is_explained() -> None:
     )
     (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
     assert outcome.error == (
-        "add set KUBE-CLUSTER-IP: the kernel does not know hash:ip,port: its module is not there or cannot be loaded"
+        "add set KUBE-CLUSTER-IP: this kernel has no set type hash:ip,port: its module is missing or cannot be loaded"
     )
 
 
@@ -341,4 +341,4 @@ def test_a_revision_that_is_not_one_byte_is_an_error_of_the_kernel(revision: byt
 
     driver = ipset.IpsetDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
     (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
-    assert "the kernel's answer is not understood" in outcome.error
+    assert "the kernel's answer cannot be parsed" in outcome.error

@@ -249,7 +249,7 @@ def test_chain_that_a_strange_rule_leads_to_is_emptied_and_named() -> None:
     change(driver, Verb.SET, skeleton)
     run("iptables", "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-j", MARK.chain)
     assert change(driver, Verb.REMOVE, skeleton) == (
-        "nat/KUBE-MARK-MASQ was only emptied: the rule '-A OUTPUT -p tcp -j KUBE-MARK-MASQ' leads to it"
+        "nat/KUBE-MARK-MASQ is empty, but stays: the rule '-A OUTPUT -p tcp -j KUBE-MARK-MASQ' leads to it"
     )
     assert driver.observe(Family.IPV4).chains == {MARK: ()}
 

@@ -21,13 +21,13 @@ PROGRAMS = tuple(f"{command}-{kind}" for command in ("iptables", "ip6tables") fo
 @pytest.mark.parametrize(
     ("nft", "legacy", "variant", "reason"),
     [
-        (Evidence(hint="KUBE-IPTABLES-HINT"), Evidence(others=9), NFT, "the kubelet's chain KUBE-IPTABLES-HINT is there"),
-        (Evidence(others=9), Evidence(hint="KUBE-KUBELET-CANARY"), LEGACY, "the kubelet's chain KUBE-KUBELET-CANARY is there"),
+        (Evidence(hint="KUBE-IPTABLES-HINT"), Evidence(others=9), NFT, "the kubelet's chain KUBE-IPTABLES-HINT is in it"),
+        (Evidence(others=9), Evidence(hint="KUBE-KUBELET-CANARY"), LEGACY, "the kubelet's chain KUBE-KUBELET-CANARY is in it"),
         (Evidence(hint="KUBE-KUBELET-CANARY"), Evidence(hint="KUBE-KUBELET-CANARY"), NFT, "the kubelet's chain"),
-        (Evidence(others=3), Evidence(others=1), NFT, "most rules are there (3 of 4)"),
-        (Evidence(others=1), Evidence(others=3, ours=9), LEGACY, "most rules are there (3 of 4)"),
-        (Evidence(ours=1), NOTHING, NFT, "our own rules are there already"),
-        (Evidence(others=2), Evidence(others=2, ours=1), LEGACY, "our own rules are there already"),
+        (Evidence(others=3), Evidence(others=1), NFT, "most rules are in it (3 of 4)"),
+        (Evidence(others=1), Evidence(others=3, ours=9), LEGACY, "most rules are in it (3 of 4)"),
+        (Evidence(ours=1), NOTHING, NFT, "our rules are already in it"),
+        (Evidence(others=2), Evidence(others=2, ours=1), LEGACY, "our rules are already in it"),
     ],
 )
 def test_the_rules_of_the_node_decide(nft: Evidence, legacy: Evidence, variant: Variant, reason: str) -> None:
@@ -42,7 +42,7 @@ def test_the_rules_of_the_node_decide(nft: Evidence, legacy: Evidence, variant: 
 def test_without_any_sign_it_is_the_one_in_path(both: Evidence) -> None:
     for default in Variant:
         choice = iptables_variant.decide({NFT: both, LEGACY: both}, default)
-        assert (choice.variant, choice.reason, choice.commands) == (default, "it is the one in PATH", iptables.COMMANDS)
+        assert (choice.variant, choice.reason, choice.commands) == (default, "it is the variant in PATH", iptables.COMMANDS)
 
 
 @pytest.mark.parametrize("hinted", Variant)
@@ -79,7 +79,7 @@ def test_a_host_with_plain_programs_only_uses_them(tmp_path: pathlib.Path, monke
     program.write_text("#!/bin/sh\necho 'iptables v1.8.9 (nf_tables)'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}")
-    assert iptables_variant.choose(CHAINS) == (iptables.COMMANDS, NFT, "it is the one in PATH", None)
+    assert iptables_variant.choose(CHAINS) == (iptables.COMMANDS, NFT, "it is the variant in PATH", None)
 
 
 def test_a_host_without_iptables_says_what_to_install(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,7 @@ def test_a_prepared_virtual_server_whose_scheduler_does_not_exist_is_an_error(
 def test_errors_name_the_object_and_the_reason(driver: ipvs.IpvsDriver) -> None:
     one = server("10.96.0.1", scheduler="dice")
     outcomes = driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1"), real(one, "fd00::1")))
-    no_scheduler = "the kernel has no scheduler 'dice': the module ip_vs_dice is not there or cannot be loaded"
+    no_scheduler = "the kernel has no scheduler 'dice': the module ip_vs_dice is missing or cannot be loaded"
     assert [(outcome.error, outcome.errno) for outcome in outcomes] == [
         (f"add virtual_server TCP 10.96.0.1:80: {no_scheduler}", errno.ENOENT),
         ("add real_server TCP 10.96.0.1:80 -> 10.1.0.1:8080: its virtual server is missing", errno.ESRCH),

@@ -92,7 +92,7 @@ def test_a_missing_listing_is_an_error(tmp_path: pathlib.Path) -> None:
     ("answer", "reason"),
     [
         (lambda sequence: fake_netlink.error(sequence, errno.EPERM), "Operation not permitted"),
-        (lambda sequence: fake_netlink.message(sequence, bytes(4)), "the answer is not complete"),
+        (lambda sequence: fake_netlink.message(sequence, bytes(4)), "the answer is incomplete"),
     ],
     ids=["refused", "incomplete"],
 )
@@ -106,7 +106,7 @@ def test_what_the_listing_lacks_and_the_kernel_does_not_tell_of_is_an_error(
     driver.apply(operations(Verb.ADD, server("10.96.0.1")))
     kernel.answer = answer
     for _ in range(2):  # it is not forgotten by the failure
-        with pytest.raises(KernelError, match=f"look for TCP 10.96.0.1:80: .*{reason}"):
+        with pytest.raises(KernelError, match=f"read TCP 10.96.0.1:80: .*{reason}"):
             read(driver)
     kernel.answer = lambda sequence: fake_netlink.error(sequence, errno.ESRCH)
     assert not any(read(driver).values())

@@ -199,7 +199,7 @@ def test_a_dump_that_was_disturbed_is_begun_again_and_the_disturbed_one_does_not
 
 def test_a_dump_that_is_disturbed_each_time_is_given_up() -> None:
     tested, opened = channel(lambda data: [done(sequences(data)[0], flags=INTERRUPTED)])
-    with pytest.raises(KernelError, match="list the things: what is listed changed each time") as caught:
+    with pytest.raises(KernelError, match="list the things: the data changed during each attempt") as caught:
         tested.dump(message(0), "list the things")
     assert caught.value.errno == errno.EINTR
     assert len(opened[0].sent) == len(netlink.DUMP_PAUSES_S)
@@ -299,13 +299,13 @@ def _with_half_a_number(data: bytes) -> list[Answer]:
 @pytest.mark.parametrize("answer", [_cut_off, _without_a_number, _an_error_without_its_number, _with_half_a_number])
 def test_an_answer_that_makes_no_sense_is_an_error_of_the_kernel(answer: Callable[[bytes], list[Answer]]) -> None:
     tested, _ = channel(answer)
-    with pytest.raises(KernelError, match=r"look for IPVS: .*(understood|Bad message)"):
+    with pytest.raises(KernelError, match=r"find IPVS: .*(parsed|Bad message)"):
         netlink.resolve_family(tested, "IPVS", "ip_vs")
 
 
 def test_an_unknown_family_is_explained_with_its_module() -> None:
     tested, _ = channel(lambda data: [error(sequences(data)[0], errno.ENOENT)])
-    with pytest.raises(KernelError, match="this kernel has no IPVS: the module ip_vs is not there or cannot be loaded"):
+    with pytest.raises(KernelError, match="this kernel has no IPVS: the module ip_vs is missing or cannot be loaded"):
         netlink.resolve_family(tested, "IPVS", "ip_vs")
 
 

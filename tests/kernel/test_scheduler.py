@@ -89,7 +89,7 @@ def test_one_that_somebody_has_made_meanwhile_is_not_removed() -> None:
 @pytest.mark.checklist(95)
 @pytest.mark.parametrize("verb", [Verb.ADD, Verb.REMOVE])
 def test_a_virtual_server_that_cannot_be_added_or_removed_is_an_error(verb: Verb) -> None:
-    with pytest.raises(KernelError, match="which schedulers there are: it says no") as raised:
+    with pytest.raises(KernelError, match="find the schedulers of this kernel: it says no") as raised:
         why_unusable(Ipvs(failures={verb: errno.EPERM}), "rr")
     assert raised.value.errno == errno.EPERM
 
@@ -123,7 +123,7 @@ def test_the_kernel_looks_for_the_scheduler_before_it_refuses_the_rest(driver: I
 @pytest.mark.parametrize("name", ["nosuch", "x" * 40])
 def test_a_scheduler_that_the_kernel_has_not_is_named_with_its_module(driver: IpvsDriver, name: str) -> None:
     assert scheduler.why_unusable(driver, name) == (
-        f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is not there or cannot be loaded"
+        f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is missing or cannot be loaded"
     )
     assert listing() == ""
 
