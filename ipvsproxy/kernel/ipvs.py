@@ -168,7 +168,7 @@ class IpvsDriver:
         """
         for _, item in operations:
             # Whatever the outcome is: the next reading returns it, and asks for it before it counts as gone.
-            if type(item) is VirtualServer:
+            if isinstance(item, VirtualServer):
                 self._table.note(item.key, is_there=True)
             elif isinstance(item, RealServers):
                 self._table.note(item.virtual_server, is_there=True)
@@ -193,7 +193,7 @@ class IpvsDriver:
                     operation, f"{operation}: {ipvs_operations.explain(operation, failure)}", max(failure.number, 0)
                 )
         for position, (verb, item) in enumerate(operations):
-            if type(item) is VirtualServer and verb is Verb.REMOVE:
+            if isinstance(item, VirtualServer) and verb is Verb.REMOVE:
                 outcome = reported.get(ipvs_operations.Place(position))
                 if outcome is None or not outcome.error:
                     self._table.note(item.key, is_there=False)

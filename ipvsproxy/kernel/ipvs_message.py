@@ -27,7 +27,7 @@ SCHEDULER_NAME_LIMIT = 15
 
 _ALL_FLAGS = 0xFFFFFFFF
 _MASQUERADE = 0
-_FAMILIES: Mapping[int, Family] = {family.bits // 8: family for family in Family}
+_ADDRESS_SIZES = frozenset(family.bits // 8 for family in Family)
 _ADDRESSES: Mapping[Family, message.Sample] = {
     Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
     Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
@@ -44,7 +44,6 @@ _DESTINATION_COMMANDS: Mapping[Verb, int] = {
     Verb.SET: ipvs.IPVS_CMD_SET_DEST,
     Verb.REMOVE: ipvs.IPVS_CMD_DEL_DEST,
 }
-_ADD, _REMOVE = Verb.ADD, Verb.REMOVE  # an access through the class takes ten times as long
 _UNNUMBERED = bytes(4)
 _pack_port = struct.Struct(">H").pack
 _pack_u16 = struct.Struct("=H").pack
@@ -76,7 +75,6 @@ class Encoder:
 
     def __init__(self, family_number: int) -> None:
         self._number = family_number
-        # Cached by the length of an address, which is faster to get and to hash than its family.
         self._service = functools.cache(self._service_template)
         self._removal = functools.cache(self._removal_template)
         self._destination = functools.cache(self._destination_template)
@@ -91,20 +89,21 @@ class Encoder:
                 server, or a value does not fit its field.
         """
         messages = [b""] * len(sequences)
-        several: dict[int, list[tuple[int, int, VirtualServerKey, EvenWeights]]] = {}
+        several: dict[Family, list[tuple[int, int, VirtualServerKey, EvenWeights]]] = {}
         last: tuple[VirtualServerKey | None, Verb | None, int] = (None, None, 0)
         head = middle = between = tail = b""
         position = size = 0
         for verb, item in operations:
-            if type(item) is not RealServers:
+            if not isinstance(item, RealServers):
                 messages[position] = self._encode_other(verb, item, _pack_u32(sequences[position]))
                 position += 1
                 continue
             key, keys, weight = item
-            if isinstance(keys, EvenWeights) and verb is _ADD:
-                several.setdefault(len(key.address), []).append((position, len(keys), key, keys))
+            if verb is Verb.ADD and isinstance(keys, EvenWeights):
+                several.setdefault(key.address.family, []).append((position, len(keys), key, keys))
                 position += len(keys)
                 continue
+            # Operations on one virtual server follow each other. To join their common bytes anew takes 0.6 µs for each.
             if key is not last[0] or verb is not last[1] or weight != last[2]:
                 head, middle, between, tail = self._around_real_server(key, verb, weight)
                 size = len(key.address)
@@ -114,19 +113,27 @@ class Encoder:
                 if len(real_server) == size + PORT_SIZE:
                     parts = head, sequence, middle, real_server[:size], between, real_server[size:], tail
                     messages[position] = b"".join(parts)
-                elif verb is _REMOVE and len(real_server) - PORT_SIZE in _FAMILIES:
+                elif verb is Verb.REMOVE and len(real_server) - PORT_SIZE in _ADDRESS_SIZES:
                     messages[position] = self._removal_of_other_family(key, real_server, sequence)
                 else:
                     raise ValueError("the real server's address is not of the virtual server's family")
                 position += 1
-        for size, items in several.items():
-            self._encode_several(size, items, sequences, messages)
+        for family, items in several.items():
+            self._encode_several(family, items, sequences, messages)
         return messages
 
     def _encode_several(
-        self, size: int, items: Sequence[tuple[int, int, VirtualServerKey, EvenWeights]], sequences: range, messages: list[bytes]
+        self,
+        family: Family,
+        items: Sequence[tuple[int, int, VirtualServerKey, EvenWeights]],
+        sequences: range,
+        messages: list[bytes],
     ) -> None:
-        """Encode the real servers of new virtual servers. An item begins with the index of its first message and their number."""
+        """Encode the real servers of new virtual servers, which are very many at a start.
+
+        An item has the index of its first message and the number of its messages, then its virtual and its real servers. A
+        message takes 0.25 µs by columns, and 0.5 µs one by one.
+        """
         numbers: list[bytes] = []
         virtual_servers: list[bytes] = []
         real_servers: list[bytes] = []
@@ -137,10 +144,10 @@ class Encoder:
             else:
                 numbers.append(array.array("I", sequences[position : position + count]).tobytes())
             real_servers.append(keys.packed)
-            if len(keys.packed) != count * (size + PORT_SIZE):
+            if len(keys.packed) != count * (family.bits // 8 + PORT_SIZE):
                 raise ValueError("the real server's address is not of the virtual server's family")
-        template = self._destination(Verb.ADD, size)
-        total = sum([count for _, count, _, _ in items])
+        template = self._destination(Verb.ADD, family)
+        total = sum(count for _, count, _, _ in items)
         columns = (*map(b"".join, (numbers, virtual_servers, real_servers)), _pack_u32(1) * total)
         encoded = packed.pieces(template.encode_all(total, columns), template.size)
         first = 0
@@ -151,7 +158,7 @@ class Encoder:
     def _around_real_server(self, key: VirtualServerKey, verb: Verb, weight: int) -> tuple[bytes, bytes, bytes, bytes]:
         """The bytes before the sequence number, before a real server's address, after it, and after its port."""
         protocol, address, port = key.protocol, key.address, key.port
-        head, first, second, third, last, between, *behind = self._destination(verb, len(address)).fixed
+        head, first, second, third, last, between, *behind = self._destination(verb, address.family).fixed
         middle = b"".join((first, _pack_u16(protocol), second, address, third, _pack_port(port), last))
         return head, middle, between, behind[0] if verb is Verb.REMOVE else _pack_u32(weight).join(behind)
 
@@ -188,22 +195,22 @@ class Encoder:
 
     def destinations(self, key: VirtualServerKey) -> bytes:
         """The request for a dump of one virtual server's real servers."""
-        return self._listing(len(key.address))((_UNNUMBERED, _pack_u16(key.protocol), key.address, _pack_port(key.port)))
+        return self._listing(key.address.family)((_UNNUMBERED, _pack_u16(key.protocol), key.address, _pack_port(key.port)))
 
     def service(self, key: VirtualServerKey) -> bytes:
         """The request for one virtual server."""
-        return self._question(len(key.address))((_UNNUMBERED, _pack_u16(key.protocol), key.address, _pack_port(key.port)))
+        return self._question(key.address.family)((_UNNUMBERED, _pack_u16(key.protocol), key.address, _pack_port(key.port)))
 
     def _encode_other(self, verb: Verb, item: object, sequence: bytes) -> bytes:
         if isinstance(item, VirtualServer):
             address = item.key.address
             key = sequence, _pack_u16(item.key.protocol), address, _pack_port(item.key.port)
-            if verb is _REMOVE:
-                return self._removal(len(address))(key)
+            if verb is Verb.REMOVE:
+                return self._removal(address.family)(key)
             scheduler, flags, timeout_s = item.settings
             if not 0 < len(scheduler) <= SCHEDULER_NAME_LIMIT:
                 raise ValueError(f"the name of a scheduler has 1 to {SCHEDULER_NAME_LIMIT} characters")
-            encode = self._service(verb is _ADD, len(address), scheduler)
+            encode = self._service(verb, address.family, scheduler)
             return encode((*key, _pack_u32(flags & ~HASHED), _pack_u32(timeout_s)))
         if isinstance(item, Timeouts):
             return self._timeouts(item, sequence)
@@ -215,9 +222,8 @@ class Encoder:
         data = self._message(ipvs.IPVS_CMD_SET_CONFIG, attributes, netlink.REQUEST, _Configuration())
         return message.numbered(data, sequence)
 
-    def _service_template(self, new: bool, size: int, scheduler: str) -> Encode:  # noqa: FBT001 - hashed faster than a verb
-        family = _FAMILIES[size]
-        command = ipvs.IPVS_CMD_NEW_SERVICE if new else ipvs.IPVS_CMD_SET_SERVICE
+    def _service_template(self, verb: Verb, family: Family, scheduler: str) -> Encode:
+        command = ipvs.IPVS_CMD_NEW_SERVICE if verb is Verb.ADD else ipvs.IPVS_CMD_SET_SERVICE
 
         def build(protocol: int, address: str, port: int, flags: int, timeout: int) -> bytes:
             service = [
@@ -231,26 +237,23 @@ class Encoder:
 
         return message.Template(build, {**_key_samples(family), "flags": _U32, "timeout": _U32}).encode
 
-    def _removal_template(self, size: int) -> Encode:
-        return self._key_template(ipvs.IPVS_CMD_DEL_SERVICE, size, netlink.REQUEST)
+    def _removal_template(self, family: Family) -> Encode:
+        return self._key_template(ipvs.IPVS_CMD_DEL_SERVICE, family, netlink.REQUEST)
 
-    def _listing_template(self, size: int) -> Encode:
-        return self._key_template(ipvs.IPVS_CMD_GET_DEST, size, netlink.REQUEST | netlink.DUMP)
+    def _listing_template(self, family: Family) -> Encode:
+        return self._key_template(ipvs.IPVS_CMD_GET_DEST, family, netlink.REQUEST | netlink.DUMP)
 
-    def _question_template(self, size: int) -> Encode:
-        return self._key_template(ipvs.IPVS_CMD_GET_SERVICE, size, netlink.REQUEST)
+    def _question_template(self, family: Family) -> Encode:
+        return self._key_template(ipvs.IPVS_CMD_GET_SERVICE, family, netlink.REQUEST)
 
-    def _key_template(self, command: int, size: int, flags: int) -> Encode:
-        family = _FAMILIES[size]
-
+    def _key_template(self, command: int, family: Family, flags: int) -> Encode:
         def build(protocol: int, address: str, port: int) -> bytes:
             service = _key(family, protocol, address, port)
             return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]], flags)
 
         return message.Template(build, _key_samples(family)).encode
 
-    def _destination_template(self, verb: Verb, size: int) -> message.Template:
-        family = _FAMILIES[size]
+    def _destination_template(self, verb: Verb, family: Family) -> message.Template:
         command = _DESTINATION_COMMANDS[verb]
         samples: dict[str, message.Sample] = {
             "protocol": _U16,

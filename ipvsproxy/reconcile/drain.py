@@ -271,7 +271,7 @@ def removals(
     operations: list[Operation] = []
     for operation, error, *_ in outcomes:
         verb, item = operation
-        if verb is Verb.SET and type(item) is RealServers and item.weight == 0 and not error:
+        if verb is Verb.SET and isinstance(item, RealServers) and item.weight == 0 and not error:
             connections = counts.get(item.virtual_server)
             if connections is not None:
                 empty = (key for key in item.keys if connections.get(key, _NONE) == _NONE)

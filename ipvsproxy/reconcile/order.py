@@ -47,7 +47,7 @@ def rank(operation: Operation) -> Stage:
     verb, item = operation
     if isinstance(item, SetEntries):
         return _STAGES_OF_ENTRIES.get((verb, item.set)) or _STAGES[verb, type(item)]
-    if verb is Verb.SET and type(item) is RealServers and item.weight == 0:
+    if verb is Verb.SET and isinstance(item, RealServers) and item.weight == 0:
         return Stage.REAL_SERVER_REMOVALS
     return _STAGES[verb, type(item)]
 

@@ -28,7 +28,7 @@ def desired_operations(tables: Tables, drains: Drains, *, together: bool = True)
             desired, observed = virtual_servers.desired[key], virtual_servers.observed.get(key)
             operations = diff.virtual_server_operations(key, desired, observed, drains.is_over)
             yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
-    addresses = tuple([address for address in tables.addresses.pending if precondition.may_be_bound(tables, address)])
+    addresses = tuple(address for address in tables.addresses.pending if precondition.may_be_bound(tables, address))
     if addresses:
         yield from _split(Operation(Verb.ADD, BoundAddresses(addresses)), together=together)
     for flow in tables.flows.pending:

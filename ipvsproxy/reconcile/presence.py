@@ -38,9 +38,8 @@ class Present(MutableMapping[K, bool]):
         raise KeyError(key)
 
     def get(self, key: K, default: Any = None) -> Any:
-        """As that of a dictionary, without a second call: it is called for each key of each listing."""
-        is_there = key not in self._pending if key in self._desired else key in self.undesired
-        return True if is_there else default
+        """As of a dictionary. The inherited method takes 0.5 µs more for an absent key, and a first reading has many."""
+        return True if key in self else default
 
     def __setitem__(self, key: K, value: bool) -> None:
         if key in self._pending:
@@ -80,16 +79,9 @@ class PresenceTable(table.Table[K, Owner, bool]):
 
     def desire(self, key: K, owner: Owner, value: Owner) -> Owner | None:
         """As in ``Table``; an observed, undesired key stays observed."""
-        if key in self._desired:
-            return super().desire(key, owner, value)
-        self._desired[key] = value
-        if self._present.undesired and key in self._present.undesired:
-            self._present.forget(key)
-            self.touch(key)
-        else:
-            self._pending[key] = None
-            self._unequal[self] = None
-        return None
+        loser = super().desire(key, owner, value)
+        self._present.forget(key)
+        return loser
 
     def release(self, key: K, owner: Owner) -> Owner | None:
         """As in ``Table``; an observed key stays observed."""
@@ -101,7 +93,10 @@ class PresenceTable(table.Table[K, Owner, bool]):
         return heir
 
     def confirm_all(self, keys: Iterable[K], value: bool) -> None:  # noqa: FBT001 - as in ``Table``
-        """As in ``Table``. A foreign key is observed, so it is not pending."""
+        """As in ``Table``. A foreign key is observed, so it is not pending.
+
+        A key takes 0.1 µs here, and 0.7 µs in ``confirm``: a start confirms several entries of each Service.
+        """
         pending = self._pending
         for key in keys:
             if key in pending:
