@@ -170,10 +170,10 @@ class _Reader:
             "from": client.value,
             "masqueraded": found.is_masqueraded,
             "rules": [
-                f"-t {step.chain.table} -A {step.chain.chain} {iptables_rule.render(step.rule, key.address.family)}"
-                for step in found.steps
+                f"-t {applied.chain.table} -A {applied.chain.chain} {iptables_rule.render(applied.rule, key.address.family)}"
+                for applied in found.applied_rules
             ],
-            "sets": [step.rule.set.set for step in found.steps if step.rule.set],
+            "sets": [applied.rule.set.set for applied in found.applied_rules if applied.rule.set],
         }
 
     def _kernel(self, key: VirtualServerKey, wanted: VirtualServer | None) -> Document | None:

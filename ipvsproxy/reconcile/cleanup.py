@@ -1,8 +1,7 @@
-"""Removing all that is ours, and nothing else: for ``--cleanup``.
+"""The removal of all our kernel objects, and no others, for ``--cleanup``.
 
-Rule 1: virtual servers first, so that nobody is led through rules that are half gone; then rules, the sets that they name, and
-the device.
-Rule 2: what witnesses that a virtual server is ours (see ``ownership``) outlives it, or no later run would know it for ours.
+Rule 1: virtual servers go first, so that no packet meets a part of the rules; then rules, the sets that they name, the device.
+Rule 2: a witness (see ``ownership``) stays as long as its virtual server. Otherwise no later run would recognise it as ours.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -17,7 +16,7 @@ from ipvsproxy.reconcile import ownership
 
 
 class Cleanup(NamedTuple):
-    """What has to be done, in this order. The ``witnesses`` only once every virtual server of ours is gone."""
+    """The removals, in this order. ``witnesses`` must wait until all our virtual servers are gone."""
 
     virtual_servers: tuple[Operation, ...]
     rules: tuple[Operation, ...]
@@ -25,7 +24,7 @@ class Cleanup(NamedTuple):
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """All of it."""
+        """All removals."""
         return (*self.virtual_servers, *self.rules, *self.witnesses)
 
 
@@ -35,9 +34,10 @@ def plan(
     excluded: Collection[Network],
     node_port_ranges: Collection[Network] = ownership.EVERYWHERE,
 ) -> Cleanup:
-    """What is there of ours.
+    """The removals of all observed objects that are ours.
 
-    ``skeletons`` name our chains and jumps; virtual servers in ``excluded`` ranges stay. ``node_port_ranges``: see ``ownership``.
+    ``skeletons`` name our chains and jumps. Virtual servers in ``excluded`` ranges stay. ``node_port_ranges`` are as in
+    ``ownership``.
     """
     return Cleanup(
         virtual_servers=tuple(_virtual_servers(observed, excluded, node_port_ranges)),
@@ -47,12 +47,12 @@ def plan(
 
 
 def may_remove_witnesses(observed: Observation) -> bool:
-    """Whether enough could be read to know every virtual server of ours."""
+    """Whether all parts were read that show which virtual servers are ours."""
     return None not in (observed.virtual_servers, observed.sets, observed.addresses, observed.interface_addresses)
 
 
 def rules(observed: Observation, skeletons: Mapping[Family, Skeleton]) -> tuple[Operation, ...]:
-    """The removal of our rules of those families that hold any."""
+    """The removals of our rules, for each family that has any."""
     return tuple(
         Operation(Verb.REMOVE, skeletons[family])
         for family, image in sorted(observed.skeletons.items())

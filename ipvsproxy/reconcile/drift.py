@@ -34,7 +34,7 @@ class News(NamedTuple):
     The number of a place is how often its desired value was undone.
     """
 
-    found: Mapping[str, int]
+    drifted: Mapping[str, int]
     left_alone: Mapping[Place, int]
 
 
@@ -49,7 +49,7 @@ class Drifts:
     """All recent places of drift."""
 
     def __init__(self) -> None:
-        self._found: Counter[str] = Counter()
+        self._drifted: Counter[str] = Counter()
         self._left_alone: dict[Place, int] = {}
         self._places: dict[Place, _History] = {}
         self._contested: set[Place] = set()
@@ -60,8 +60,8 @@ class Drifts:
         return bool(self._contested)
 
     def note(self, place: Place, desired: object, now: float) -> None:
-        """Take note of drift at a place. ``desired`` None: nothing should be there."""
-        self._found[place.kind] += 1
+        """Record drift at a place. ``desired`` None: nothing is desired there."""
+        self._drifted[place.kind] += 1
         last = self._places.get(place)
         again = last is not None and last.desired == desired and now - last.last_s <= CALM_S
         times = last.times + 1 if last is not None and again else 1
@@ -101,6 +101,6 @@ class Drifts:
 
     def take_news(self) -> News:
         """The drift since the last call."""
-        news = News(self._found, self._left_alone)
-        self._found, self._left_alone = Counter(), {}
+        news = News(self._drifted, self._left_alone)
+        self._drifted, self._left_alone = Counter(), {}
         return news

@@ -1,13 +1,14 @@
-"""Rules to remove once ours are in force: kube-proxy's of its iptables mode, and ours in the other variant of iptables.
+"""Leftover rules, to be removed once ours are in force: kube-proxy's iptables mode, and ours in the unused variant of iptables.
 
 Names and comments are those of pkg/proxy/iptables/proxier.go and cleanup.go (kubernetes/kubernetes).
 
-Rule 1: a chain goes if its name belongs to the iptables mode alone, or if it is one of ours in the variant that is not used.
-Rule 2: a rule of a built-in chain goes if it leads to the chain that kube-proxy's, or ours, of that comment leads to.
-Rule 3: a chain that a rule of anybody else leads to is emptied, and stays. The one that marks packets to masquerade stays as it
-is: the port mapping of network plug-ins leads there, and our rules masquerade what it marks, in either variant.
-Rule 4: nothing goes while a chain of ours that is used leads to one that is to go: then ours are not in force.
-Rule 5: what returned ``FREE_RETURNS`` times is written by somebody who runs: it is removed every ``PATIENCE_S`` from then on.
+Rule 1: a chain is removed if only the iptables mode has a chain of this name, or if it is ours and its variant is not used.
+Rule 2: a rule of a built-in chain is removed if kube-proxy, or ipvsproxy, writes a rule with its target and comment there.
+Rule 3: a chain with a reference of another program is emptied, and stays. The chain that marks packets for masquerading keeps its
+rules as well: port mappings of network plug-ins lead to it, and our rules masquerade the marked packets in either variant.
+Rule 4: nothing is removed while a used chain of ours leads to a leftover chain: then our rules are not in force.
+Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes them. From then on, they are removed once every
+``PATIENCE_S``.
 """
 
 import dataclasses
@@ -22,10 +23,10 @@ from ipvsproxy.model.rules import ChainKey, Jump
 FREE_RETURNS = 2
 PATIENCE_S = 600.0
 CALM_S = 900.0
-"""What did not return for so long after its removal is gone. A kube-proxy looks at its rules once in a sync period (30 s)."""
+"""Rules that have not come back for so long are gone. A kube-proxy checks its rules once in a sync period (30 s)."""
 
 TABLES = frozenset({"nat", "filter"})
-"""Those that packets of Services meet. In ``mangle`` kube-proxy has a chain without rules only."""
+"""The tables that affect packets of Services. In ``mangle``, kube-proxy only has a chain without rules."""
 
 _MARKS = ChainKey("nat", "KUBE-MARK-MASQ")
 _CANARY = "KUBE-PROXY-CANARY"
@@ -39,7 +40,7 @@ _CHAINS = frozenset(
     }
 )
 _CHAIN_OF_SERVICE = re.compile(r"KUBE-(?:SVC|SVL|SEP|EXT|FW|XLB)-[A-Z2-7]{16}")
-"""Of a Service port or an endpoint; what follows the prefix is the beginning of a hash, in base 32."""
+"""The name of the chain of a Service port or an endpoint: a prefix, and the first digits of a hash in base 32."""
 _COMMENTS = (
     ("KUBE-EXTERNAL-SERVICES", ("INPUT", "FORWARD"), "kubernetes externally-visible service portals"),
     ("KUBE-NODEPORTS", ("INPUT",), "kubernetes health check service ports"),
@@ -47,22 +48,23 @@ _COMMENTS = (
     ("KUBE-PROXY-FIREWALL", ("INPUT", "FORWARD", "OUTPUT"), "kubernetes load balancer firewall"),
 )
 JUMPS = tuple(Jump("filter", source, target, comment) for target, sources, comment in _COMMENTS for source in sources)
-"""The ways into the rules of the iptables mode, but for those that are ours, too.
+"""The jumps to the rules of the iptables mode, without jumps that we have, too.
 
-The last chain is one of ours as well. Through these jumps of its own, the iptables mode has it refuse the host's connections.
+The last chain is also one of ours. With these jumps, the iptables mode lets it refuse connections of the host.
 """
 
 
 def is_of_iptables_mode(key: ChainKey) -> bool:
-    """Whether a chain belongs to kube-proxy's iptables mode alone: the kubelet, network plug-ins and IPVS mode have none such."""
+    """Whether only kube-proxy's iptables mode has such a chain: not the kubelet, network plug-ins, or the IPVS mode."""
     return key in _CHAINS or (key.table == "nat" and _CHAIN_OF_SERVICE.fullmatch(key.chain) is not None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What is looked for in the rules of one family in one variant of iptables.
+    """The definition of leftover rules in one family and one variant of iptables.
 
-    ``used`` are our chains if this variant is used, ``unused`` if it is not; the other one is empty. ``own_jumps`` lead to them.
+    ``used`` are our chains if the variant is used, ``unused`` are our chains if it is not; the other field is empty.
+    ``own_jumps`` are the jumps to ``unused``.
     """
 
     used: frozenset[ChainKey] = frozenset()
@@ -70,22 +72,22 @@ class Scope:
     own_jumps: tuple[Jump, ...] = ()
 
     def concerns(self, key: ChainKey) -> bool:
-        """Whether ``removal`` has to know of this chain, and of the rules that lead to it."""
+        """Whether ``removal`` needs this chain and the references to it."""
         return self.is_left(key) or any(key == (jump.table, jump.target) for jump in JUMPS)
 
     def is_left(self, key: ChainKey) -> bool:
-        """Whether this chain is to go."""
+        """Whether this chain is a leftover."""
         return key in self.unused or is_of_iptables_mode(key)
 
 
 def scope(chains: Collection[ChainKey], jumps: tuple[Jump, ...], *, is_used: bool) -> Scope:
-    """What is looked for in a variant of iptables that is used, or is not; ``chains`` and ``jumps`` are ours."""
+    """The scope for a variant of iptables that is used, or is not. ``chains`` and ``jumps`` are ours."""
     return Scope(used=frozenset(chains)) if is_used else Scope(unused=frozenset(chains), own_jumps=jumps)
 
 
 def removal(observed: LeftRules, scope: Scope) -> Removal:
-    """What of it is to be removed. Chains that are empty and have to stay are left as they are."""
-    known: dict[tuple[ChainKey, ChainKey], list[str]] = {}  # to a chain that both have, each comes with a comment of its own
+    """The removal of all observed leftover rules. Empty chains that must stay are not in it."""
+    known: dict[tuple[ChainKey, ChainKey], list[str]] = {}  # both modes lead to some chains, each with a comment of its own
     for jump in (*JUMPS, *scope.own_jumps):
         ends = ChainKey(jump.table, jump.source), ChainKey(jump.table, jump.target)
         known.setdefault(ends, []).append(f'--comment "{jump.comment}"')
@@ -105,30 +107,30 @@ def removal(observed: LeftRules, scope: Scope) -> Removal:
 
 
 class _Removed(NamedTuple):
-    """How often something was removed, always within ``CALM_S`` of the last time, and when that was."""
+    """The number of removals, each within ``CALM_S`` after the one before, and the time of the last one."""
 
     times: int
     last_s: float
 
 
 class Returns:
-    """What was removed, and whether it came back. ``place`` says where: any value that tells one from another."""
+    """The removals of leftover rules by place, to notice rules that come back. A place is any value that identifies it."""
 
     def __init__(self) -> None:
         self._removed: dict[Hashable, _Removed] = {}
 
     def remove(self, place: Hashable, now: float) -> None:
-        """It was removed."""
+        """Record a removal."""
         last = self._removed.get(place)
         again = last is not None and now - last.last_s <= CALM_S
         self._removed[place] = _Removed(last.times + 1 if last is not None and again else 1, now)
 
     def due_s(self, place: Hashable) -> float:
-        """From when on it may be removed if it is found now."""
+        """The time from which rules at this place may be removed again."""
         last = self._removed.get(place)
         return last.last_s + PATIENCE_S if last is not None and last.times >= FREE_RETURNS else -math.inf
 
     def comes_back(self, place: Hashable, now: float) -> bool:
-        """Whether it was removed so often lately that somebody who runs writes it, if it is found now."""
+        """Whether rules that are observed here now were removed so often lately that a running program must write them."""
         last = self._removed.get(place)
         return last is not None and last.times >= FREE_RETURNS and now - last.last_s <= CALM_S

@@ -1,7 +1,7 @@
 """How many real servers may be removed now without making additions slow.
 
-The kernel keeps a removed real server on a list for two to three minutes. Each addition walks the whole list, with packets held
-off meanwhile (``ip_vs_trash_get_dest`` and ``IP_VS_DEST_TRASH_PERIOD``, net/netfilter/ipvs/ip_vs_ctl.c): 0.05 to 0.1 µs for each
+The kernel keeps a removed real server on a list for two to three minutes. Each addition walks the whole list, and packets wait
+meanwhile (``ip_vs_trash_get_dest`` and ``IP_VS_DEST_TRASH_PERIOD``, net/netfilter/ipvs/ip_vs_ctl.c): 0.05 to 0.1 µs for each
 entry. After a minute of a thousand replaced endpoints a second, each addition takes 4 ms.
 
 A pace of removals helps in a burst. In a longer storm all real servers that may wait do so already, and the list grows as without
@@ -72,7 +72,7 @@ class Pace:
         self._removed = _Window(KEPT_S)
 
     def note(self, *, added: int, removed: int, now: float) -> None:
-        """Take note of real servers that were added and removed, also with their virtual server."""
+        """Record added and removed real servers, also those that went with their virtual server."""
         if added:
             self._added.add(added, now)
         if removed:

@@ -27,7 +27,7 @@ class Present(MutableMapping[K, bool]):
         self._desired = desired
         self._pending = pending
         self.undesired: dict[K, None] = {}
-        """The observed keys that nobody desires."""
+        """The observed keys without an owner."""
 
     def __contains__(self, key: object) -> bool:
         return key not in self._pending if key in self._desired else key in self.undesired

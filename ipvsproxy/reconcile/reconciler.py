@@ -74,7 +74,7 @@ class Reconciler:
         )
         self._observer = observer.Observer(self._tables, self._drains, self._drifts)
         self.survey = survey.Survey(self._tables, self._drains)
-        """Answers questions about both sides; nobody else reads the tables."""
+        """Answers questions about both sides; no other object reads the tables."""
 
     def _is_excluded(self, key: VirtualServerKey) -> bool:
         return any(item.contains(key.address) for item in self._policy.excluded)
@@ -147,11 +147,11 @@ class Reconciler:
 
     @property
     def has_newcomers(self) -> bool:
-        """Whether the reading under way has found virtual servers of which it is not known yet whether they are ours."""
+        """Whether the current reading has observed entries or addresses that may be witnesses of virtual servers not yet read."""
         return bool(self._observer.newcomers)
 
     def take_drift_news(self) -> News:
-        """The drift that was found, and left alone, since the last call."""
+        """The drift since the last call, and the places that are left alone."""
         return self._drifts.take_news()
 
     @property

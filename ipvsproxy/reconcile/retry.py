@@ -36,13 +36,13 @@ class Retries:
         return len(self._failures)
 
     def fail(self, key: object, desired: object, now: float) -> None:
-        """Take note of a failure."""
+        """Record a failure."""
         last = self._failures.get(key)
         attempts = last.attempts + 1 if last and last.desired == desired else 1
         self._failures[key] = _Failure(desired, attempts, now + delay_s(attempts))
 
     def wait(self, key: object, desired: object, now: float) -> None:
-        """Take note of an operation that is still under way until ``hasten``; it is no further failure."""
+        """Record an operation that is still running; it waits for ``hasten``, and does not count as another failure."""
         last = self._failures.get(key)
         attempts = last.attempts if last and last.desired == desired else 0
         self._failures[key] = _Failure(desired, attempts, now + LONGEST_DELAY_S)

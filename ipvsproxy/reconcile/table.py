@@ -4,7 +4,7 @@ Rule 1: a key whose two sides differ is pending or surplus, whatever made them d
 other memory of work to do.
 Rule 2: if several owners desire one key, the owner of the lowest rank has it and the others wait; when it leaves, the next one
 has the key. The rank is the owner itself, unless the table gets a function for it.
-Rule 3: an observed key that nobody desires is removed only if it is ours, and not protected.
+Rule 3: an observed key without an owner is removed only if it is ours, and not protected.
 """
 
 import itertools
@@ -89,7 +89,7 @@ class Table(Generic[K, V, W]):
 
     @property
     def surplus(self) -> Collection[K]:
-        """Observed keys of ours that nobody desires, oldest first. At a start these may be all keys, so they are kept apart."""
+        """Observed keys of ours without an owner, oldest first. At a start these may be all keys, so they are kept apart."""
         return self._surplus
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -98,7 +98,7 @@ class Table(Generic[K, V, W]):
             yield Conflict(key, self._owner_of(self._desired[key]), tuple(self._in_turn(key, waiting)))
 
     def replace(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> set[Owner]:
-        """Replace the former desired values of an owner (``before``). Returns the other owners who gained or lost a key."""
+        """Replace the former desired values of an owner (``before``). Returns the other owners that gained or lost a key."""
         affected: set[Owner | None] = set()
         for key in before:
             if key not in after:
@@ -114,7 +114,7 @@ class Table(Generic[K, V, W]):
         return bool(self._waiting)
 
     def desire(self, key: K, owner: Owner, value: V) -> Owner | None:
-        """Let an owner desire a key. Returns the owner who loses it by this, if any."""
+        """Let an owner desire a key. Returns the owner that loses it, if any."""
         if key not in self._observed and self._desired.setdefault(key, value) is value:
             # The keys of a new Service have nothing to compare. This takes 0.4 µs less for each.
             self._pending[key] = None
@@ -133,7 +133,7 @@ class Table(Generic[K, V, W]):
         return loser
 
     def release(self, key: K, owner: Owner) -> Owner | None:
-        """End an owner's desire for a key. Returns the owner who gains it by this, if any."""
+        """End an owner's desire for a key. Returns the owner that gains it, if any."""
         waiting, heir = self._waiting.get(key), None
         if waiting is None:
             self._desired.pop(key, None)
@@ -146,7 +146,7 @@ class Table(Generic[K, V, W]):
         return heir
 
     def rank_again(self, key: K) -> set[Owner]:
-        """Give a key to its owner of the lowest rank after ranks have changed. Returns the owners who lost and gained it."""
+        """Give a key to its owner of the lowest rank after ranks have changed. Returns the owners that lost and gained it."""
         waiting = self._waiting.get(key)
         if waiting is None:
             return set()
@@ -163,7 +163,7 @@ class Table(Generic[K, V, W]):
         return sorted(owners, key=lambda owner: self._rank(key, owner))
 
     def owner_of(self, key: K) -> Owner | None:
-        """The owner who has the key."""
+        """The owner that has the key."""
         desired = self._desired.get(key)
         return None if desired is None else self._owner_of(desired)
 
@@ -172,7 +172,7 @@ class Table(Generic[K, V, W]):
         return self.owner_of(key) == owner
 
     def owners_of(self, key: K) -> Sequence[Owner]:
-        """All owners who desire a key; the first one has it."""
+        """All owners that desire a key; the first one has it."""
         desired = self._desired.get(key)
         if desired is None:
             return ()

@@ -328,7 +328,7 @@ class Tables:
         return frozenset(desired | going)
 
     def is_going(self, key: VirtualServerKey) -> bool:
-        """Whether a virtual server is still observed although nobody desires it."""
+        """Whether a virtual server is still observed although it is no longer desired."""
         return key in self.virtual_servers.surplus
 
     def conflicts(self) -> Iterator[Conflict]:

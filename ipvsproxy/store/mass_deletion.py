@@ -1,10 +1,10 @@
-"""A list that is suddenly much shorter is doubted: an API server that has just started may give an empty one.
+"""Doubts about lists that are suddenly much shorter: an API server that has just started may return an empty one.
 
 Rule 1: if one complete list lacks more than a share of all objects, none of them is removed.
 Rule 2: a second complete list, ``CONFIRMED_AFTER_S`` later or more, that also lacks too much confirms the first.
 Rule 3: an empty first list is doubted, since every API server has at least the Service of its own address. Until it is confirmed,
 observed objects of the kernel stay.
-Rule 4: deletions that a watch reports one by one are believed.
+Rule 4: deletions that a watch reports one by one are always accepted.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ CONFIRMED_AFTER_S = 60.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """A doubted list: since when (in the clock of the caller), and how much was missing of how much.
+    """A doubted list: its time (by the caller's clock), and the numbers of missing and of known objects.
 
     ``is_first``: it is an empty first list, so the number of missing objects is unknown.
     """

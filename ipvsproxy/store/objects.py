@@ -2,7 +2,7 @@
 
 Rule 1: an object that equals the known one changes nothing.
 Rule 2: a complete list replaces all objects of its kind.
-Rule 3: an object that cannot be read leaves its known form in force.
+Rule 3: if an object cannot be parsed, its known version stays in force.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Trigger(NamedTuple):
 
 
 class Complaint(NamedTuple):
-    """An object and its unused parts, reported once per change. ``where`` is a file, or empty."""
+    """An object and its unused parts, reported once for each change. ``where`` is a file, or empty."""
 
     kind: ObjectKind
     name: str
@@ -135,7 +135,7 @@ class Store:
                     if event.kind is ObjectKind.ENDPOINT_SLICE:
                         self._shrunk = {}
                 case Listed():
-                    self._listen_to(event, now)
+                    self._take_list(event, now)
                     self._listed.add(event.kind)
                 case Rejected():
                     self._reject(event)
@@ -152,7 +152,7 @@ class Store:
         """Whether a first list is doubted. Then observed kernel objects may be desired although no known Service has them."""
         return self._guard.doubts_the_first
 
-    def _listen_to(self, event: Listed, now: float) -> None:
+    def _take_list(self, event: Listed, now: float) -> None:
         kind = event.kind
         missing = (self._keys(kind) | self._rejected[kind].keys()) - event.keys
         shrunk: Mapping[EndpointSliceName, EndpointSlice] = {}
@@ -161,10 +161,10 @@ class Store:
         if kind is not ObjectKind.NODE:
             lost, of = self._weight(kind, missing), self._weight(kind, self._keys(kind))
             lost += sum(len(self._slices[name].conditions) - len(item.conditions) for name, item in shrunk.items())
-            is_believed = self._believes(event, lost, of, now)
+            is_accepted = self._accepts(event, lost, of, now)
             if kind is ObjectKind.SERVICE:
-                self._only_remember(() if is_believed else missing, now)
-            if not is_believed:
+                self._only_remember(() if is_accepted else missing, now)
+            if not is_accepted:
                 return
         for item in shrunk.values():
             self._put(item, now)
@@ -177,7 +177,7 @@ class Store:
             self._dirty.setdefault(name, now)
         self._remembered = lacking
 
-    def _believes(self, event: Listed, lost: int, of: int, now: float) -> bool:
+    def _accepts(self, event: Listed, lost: int, of: int, now: float) -> bool:
         is_first = event.kind not in self._listed
         doubt = self._guard.doubts.get(event.kind)
         if is_first or (doubt and doubt.is_first):
@@ -259,7 +259,7 @@ class Store:
             self._complain(ObjectKind.ENDPOINT_SLICE, item, before)
 
     def _known_name(self, name: ServiceName) -> ServiceName:
-        """The equal name that is kept already: a name of its own for each slice would be 13 MB for 100,000."""
+        """The equal name that is stored already. 100,000 slices with names of their own would take 13 MB."""
         if service := self._services.get(name):
             return service.name
         slices = self.slices_of(name)

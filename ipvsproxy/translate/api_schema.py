@@ -1,16 +1,16 @@
 """The schema of the API's JSON, as far as it is read. Unknown fields are ignored; null counts as absent.
 
-These types exist between ``decode`` and ``parse`` or ``parse_endpoints`` alone.
+Only ``decode``, ``parse`` and ``parse_endpoints`` use these types.
 """
 
 import msgspec
 
 
 class Schema(msgspec.Struct, rename="camel", frozen=True, gc=False):
-    """The base of all: camelCase in JSON, frozen, and without garbage-collector tracking, since no value refers back.
+    """The base of all types: camelCase in JSON, frozen, and not tracked by the garbage collector, because there are no cycles.
 
-    A value without lists can be a key, so that equal values are parsed once. Hence fields which many objects share are tuples,
-    where the API has lists.
+    A value without lists can be a key, so that equal values are parsed once. So fields that many objects share are tuples where
+    the API has lists.
     """
 
 

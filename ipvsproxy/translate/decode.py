@@ -1,4 +1,4 @@
-"""From the API's bytes to events. msgspec reads them; an object that breaks its schema is rejected, and no other."""
+"""From the API's bytes to events, by msgspec. Only an object that breaks its schema is rejected."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ GONE = 410
 """HTTP status, and code of an ERROR event: the resource version is too old, and the kind must be listed again."""
 
 _MISSHAPEN = (msgspec.ValidationError, UnicodeDecodeError)
-"""The errors of msgspec for JSON that breaks the schema, or for text that is not UTF-8: perhaps in one object only."""
+"""The errors of msgspec for JSON that breaks the schema, or text that is not UTF-8. A single object may be the cause."""
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """All errors of msgspec for bytes, also for bytes that are not JSON, or JSON nested too deeply for the interpreter."""
 
@@ -22,7 +22,7 @@ K = TypeVar("K", bound=ObjectKey)
 
 
 class UndecodableError(Exception):
-    """The whole of a body or line is unusable; the message says why. The stream must be listed again."""
+    """A whole body or line is unusable; the message is the reason. The kind must be listed again."""
 
 
 class ListPage(NamedTuple):
@@ -264,6 +264,6 @@ def _manifest_service(raw: api_schema.Service, key: ObjectKey, where: str) -> Pu
     service = parse.parse_service(raw, ServiceName(key.namespace, key.name))
     spec = raw.spec or api_schema.ServiceSpec()
     if spec.type != "ExternalName" and not spec.cluster_ip and not spec.cluster_ips:
-        reason = "spec.clusterIP: is missing, and without an API server nobody allots one"
+        reason = "spec.clusterIP: is missing, and only an API server allots one"
         return Rejected(ObjectKind.SERVICE, key, where, reason)
     return Put(ObjectKind.SERVICE, key, service)

@@ -45,13 +45,15 @@ def find_endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Endpoi
     The slices must be of one family. An address counts once: a later entry replaces an earlier one, unless the later one is
     terminating. A new pod may have the address of a terminating one.
     """
-    found = [(item, one.port) for item in slices for one in item.ports if one.name == port.name and one.protocol is port.protocol]
-    numbers = {number for _, number in found}
+    matching = [
+        (item, one.port) for item in slices for one in item.ports if one.name == port.name and one.protocol is port.protocol
+    ]
+    numbers = {number for _, number in matching}
     if len(numbers) == 1:
-        stems, conditions = _joined([item for item, _ in found])
+        stems, conditions = _joined([item for item, _ in matching])
         if len(set(stems)) == len(stems):
             return Endpoints(stems, conditions, numbers.pop().to_bytes(PORT_SIZE, "big"))
-    return _one_by_one(found)
+    return _one_by_one(matching)
 
 
 def _joined(slices: Sequence[EndpointSlice]) -> tuple[Sequence[bytes], Sequence[Conditions]]:
@@ -64,9 +66,9 @@ def _addresses(item: EndpointSlice) -> Sequence[bytes]:
     return pieces(item.addresses, item.family.bits // 8) if item.family else ()
 
 
-def _one_by_one(found: Iterable[tuple[EndpointSlice, int]]) -> Endpoints:
+def _one_by_one(slices_and_ports: Iterable[tuple[EndpointSlice, int]]) -> Endpoints:
     by_key: dict[bytes, Conditions] = {}
-    for item, number in found:
+    for item, number in slices_and_ports:
         suffix = number.to_bytes(PORT_SIZE, "big")
         for address, conditions in zip(_addresses(item), item.conditions, strict=True):
             key = address + suffix

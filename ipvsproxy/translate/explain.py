@@ -95,10 +95,10 @@ def _port_use(
     desired: ServiceState, service: Service, port: ServicePort, slices: Iterable[EndpointSlice], view: NodeView, *, family: Family
 ) -> PortUse:
     mine = [item for item in slices if item.family is family]
-    found = endpoints.find_endpoints(mine, port)
-    choice = state.choose(service, port, family, found, view)
+    all_endpoints = endpoints.find_endpoints(mine, port)
+    choice = state.choose(service, port, family, all_endpoints, view)
     explained: set[RealServerKey] = set()
-    by_key = found.by_key()
+    by_key = all_endpoints.by_key()
     uses = [use for item in mine for use in _uses(item, port, by_key, choice, explained)]
     frontends = _frontends(service, desired, port, view.node_port_addresses[family], family)
     return PortUse(port=port, family=family, frontends=tuple(frontends), endpoints=tuple(uses))

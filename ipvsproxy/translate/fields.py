@@ -37,15 +37,15 @@ def networks(field: str, texts: Iterable[str], skipped: list[Skipped]) -> tuple[
 
 
 def _parsed(field: str, texts: Iterable[str], read: Callable[[str], T], skipped: list[Skipped]) -> tuple[T, ...]:
-    found: dict[T, None] = {}
+    values: dict[T, None] = {}
     for text in texts:
         bare = text.strip()
         if bare:
             try:
-                found[read(bare)] = None
+                values[read(bare)] = None
             except ValueError as error:
                 skipped.append(Skipped(field, str(error)))
-    return tuple(found)
+    return tuple(values)
 
 
 def shown(text: str | None) -> str:

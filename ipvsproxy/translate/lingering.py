@@ -36,7 +36,7 @@ class Lingering:
         return any(until_s <= now for until_s in self.until_s.values())
 
     def after(self, addresses: Iterable[Address], now: float) -> "Lingering":
-        """The next value, after a reading that found these addresses and no others."""
+        """The next value, after a reading with exactly these addresses."""
         present = frozenset(addresses)
         staying = {one: until_s for one, until_s in self.until_s.items() if one not in present and now < until_s}
         return Lingering(present, staying | dict.fromkeys(sorted(self.present - present), now + GRACE_S))

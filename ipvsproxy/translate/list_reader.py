@@ -16,7 +16,7 @@ from ipvsproxy.translate.decode import ListPage, UndecodableError
 MOST_BYTES_BEFORE_ITEMS = 1 << 16
 """In a list of an API server, ``kind``, ``apiVersion`` and ``metadata`` stand before the items."""
 MOST_FALSE_ENDS = 100
-"""So often what looks like the end of an item may be none. Each time, the item is read from its beginning."""
+"""The most places in an item that look like its end and are not. After each of them, the item is read from its start."""
 
 _BEFORE_ITEMS = re.compile(rb'"items":\[')
 _BEGINNING = re.compile(rb'\{"[^"\\]{1,64}":')
@@ -27,7 +27,7 @@ class ListReader:
 
     def __init__(self, kind: ObjectKind) -> None:
         self.resource_version = ""
-        """Of the items that ``feed`` returns; known before the first of them."""
+        """The resource version of the list, which is known before ``feed`` returns an item."""
         self._kind = kind
         self._buffer = bytearray()
         self._before_items = b""
@@ -69,13 +69,13 @@ class ListReader:
         return decode.decode_list(self._kind, self._before_items + self._buffer)
 
     def _begin(self) -> bool:
-        """Take what stands before the items out of the buffer; False while the first item has not begun."""
-        found = _BEFORE_ITEMS.search(self._buffer, 0, MOST_BYTES_BEFORE_ITEMS)
-        item = _BEGINNING.match(self._buffer, found.end()) if found else None
-        if found is None or item is None:
+        """Take the part before the items out of the buffer; False while the first item has not begun."""
+        before_items = _BEFORE_ITEMS.search(self._buffer, 0, MOST_BYTES_BEFORE_ITEMS)
+        item = _BEGINNING.match(self._buffer, before_items.end()) if before_items else None
+        if before_items is None or item is None:
             self._is_in_one_piece = len(self._buffer) > MOST_BYTES_BEFORE_ITEMS
             return False
-        before = bytes(self._buffer[: found.end()])
+        before = bytes(self._buffer[: before_items.end()])
         try:
             self.resource_version = decode.decode_list(self._kind, before + b"]}").resource_version
         except UndecodableError:  # other brackets are open: these items are not those of the list; or what follows belongs to it
@@ -83,5 +83,5 @@ class ListReader:
             return False
         self._before_items = before
         self._end_of_item = b"}," + item[0]
-        del self._buffer[: found.end()]
+        del self._buffer[: before_items.end()]
         return True

@@ -1,6 +1,6 @@
 """From the API schema to the model: Services and Nodes. EndpointSlices: ``parse_endpoints``.
 
-Untyped in, typed out, with a ``Skipped(field, reason)`` for the smallest part that is wrong: a port, an address, a range.
+The smallest invalid part, such as a port, an address or a range, is left out, with a ``Skipped(field, reason)``.
 Field rules are those of the Kubernetes API reference (Service v1, Node v1).
 """
 
@@ -108,13 +108,13 @@ def _why_not_served(kind: ServiceType, labels: api_schema.ObjectLabels, spec: ap
 
 def _cluster_addresses(spec: api_schema.ServiceSpec, skipped: list[Skipped]) -> tuple[Address, ...]:
     texts = spec.cluster_ips or ([spec.cluster_ip] if spec.cluster_ip else [])
-    found = fields.addresses("spec.clusterIPs", texts, skipped)
-    if len(found) == 1:
-        return found
-    first = {address.family: address for address in reversed(found)}
-    more = [address for address in found if first[address.family] is not address]
+    addresses = fields.addresses("spec.clusterIPs", texts, skipped)
+    if len(addresses) == 1:
+        return addresses
+    first_of_family = {address.family: address for address in reversed(addresses)}
+    more = [address for address in addresses if first_of_family[address.family] is not address]
     skipped.extend(Skipped("spec.clusterIPs", f"{address}: a second address of one family") for address in more)
-    return tuple(address for address in found if address not in more)
+    return tuple(address for address in addresses if address not in more)
 
 
 def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Address]) -> Iterable[Skipped]:
@@ -137,9 +137,9 @@ def _shared_service_ports(ports: tuple[api_schema.ServicePort, ...]) -> tuple[tu
 
 
 def _read_service_ports(ports: tuple[api_schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
-    found: list[ServicePort] = []
+    usable: list[ServicePort] = []
     skipped: list[Skipped] = []
-    seen: set[tuple[str, Protocol]] = set()
+    names: set[tuple[str, Protocol]] = set()
     used: set[tuple[Protocol, int]] = set()
     for number, raw in enumerate(ports):
         field = f"spec.ports[{number}]"
@@ -150,16 +150,16 @@ def _read_service_ports(ports: tuple[api_schema.ServicePort, ...]) -> tuple[tupl
             skipped.append(Skipped(f"{field}.protocol", f"{fields.shown(raw.protocol)} is none of TCP, UDP, SCTP"))
         elif not 0 < port <= fields.HIGHEST_PORT:
             skipped.append(Skipped(f"{field}.port", f"{port} is outside 1..{fields.HIGHEST_PORT}"))
-        elif (name, protocol) in seen:
-            skipped.append(Skipped(f"{field}.name", f"{fields.shown(name)} stands there twice"))
+        elif (name, protocol) in names:
+            skipped.append(Skipped(f"{field}.name", f"{fields.shown(name)} is a duplicate"))
         elif (protocol, port) in used:
-            skipped.append(Skipped(f"{field}.port", f"{protocol.name} {port} stands there twice"))
+            skipped.append(Skipped(f"{field}.port", f"{protocol.name} {port} is a duplicate"))
         else:
-            seen.add((name, protocol))
+            names.add((name, protocol))
             used.add((protocol, port))
             node_port = _port(f"{field}.nodePort", raw.node_port or 0, skipped)
-            found.append(ServicePort(name=name, protocol=protocol, port=port, node_port=node_port))
-    return tuple(found), tuple(skipped)
+            usable.append(ServicePort(name=name, protocol=protocol, port=port, node_port=node_port))
+    return tuple(usable), tuple(skipped)
 
 
 def _bounded_ports(
@@ -194,13 +194,13 @@ def _load_balancer_addresses(ingress: Iterable[api_schema.LoadBalancerIngress], 
 
 
 def _source_ranges(texts: Collection[str], skipped: list[Skipped]) -> tuple[tuple[Network, ...], bool]:
-    """The source ranges, and whether they admit nobody: a typing error must not open a Service to everybody."""
+    """The source ranges, and whether they admit no client: a typing error must not open a Service to all clients."""
     field = "spec.loadBalancerSourceRanges"
-    found = fields.networks(field, texts, skipped)
-    admits_nobody = not found and any(text.strip() for text in texts)
+    ranges = fields.networks(field, texts, skipped)
+    admits_nobody = not ranges and any(text.strip() for text in texts)
     if admits_nobody:
-        skipped.append(Skipped(field, "none can be read: nobody is let in by the load balancer's addresses"))
-    return found, admits_nobody
+        skipped.append(Skipped(field, "none is valid, so the load balancer's addresses admit no client"))
+    return ranges, admits_nobody
 
 
 def _affinity_timeout(spec: api_schema.ServiceSpec, skipped: list[Skipped]) -> int:

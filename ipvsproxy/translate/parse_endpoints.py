@@ -1,6 +1,6 @@
 """From the API schema to the model: EndpointSlices. Services and Nodes: ``parse``.
 
-Untyped in, typed out, with a ``Skipped(field, reason)`` for the smallest part that is wrong: a port, an endpoint.
+The smallest invalid part, such as a port or an endpoint, is left out, with a ``Skipped(field, reason)``.
 Field rules are those of the Kubernetes API reference (EndpointSlice discovery/v1).
 Slices share equal ports and equal conditions as one object.
 """
@@ -72,7 +72,7 @@ def _shared_endpoint_ports(
 def _read_endpoint_ports(
     ports: tuple[api_schema.EndpointPort, ...],
 ) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
-    found: list[EndpointPort] = []
+    usable: list[EndpointPort] = []
     skipped: list[Skipped] = []
     for number, raw in enumerate(ports):
         protocol = fields.PROTOCOLS.get(raw.protocol or "TCP")
@@ -84,8 +84,8 @@ def _read_endpoint_ports(
         elif not 0 < port <= fields.HIGHEST_PORT:
             skipped.append(Skipped(f"ports[{number}].port", f"{raw.port} is outside 1..{fields.HIGHEST_PORT}"))
         else:
-            found.append(EndpointPort(raw.name, protocol, port))
-    return tuple(found), tuple(skipped)
+            usable.append(EndpointPort(raw.name, protocol, port))
+    return tuple(usable), tuple(skipped)
 
 
 def _bounded(endpoints: list[api_schema.Endpoint], skipped: list[Skipped]) -> list[api_schema.Endpoint]:
@@ -98,7 +98,7 @@ def _bounded(endpoints: list[api_schema.Endpoint], skipped: list[Skipped]) -> li
 def _endpoints(
     endpoints: list[api_schema.Endpoint], family: Family, skipped: list[Skipped]
 ) -> tuple[bytes, tuple[Conditions, ...]]:
-    # The fast way, for a first list of a hundred thousand endpoints: nearly all slices are valid in each endpoint.
+    # Faster for a first list of a hundred thousand endpoints, because all endpoints of nearly all slices are valid.
     packed = pack_addresses(family, [raw.addresses[0] if raw.addresses else "" for raw in endpoints])
     if packed is not None:
         conditions = [_shared_conditions(raw.conditions, raw.node_name, raw.hints) for raw in endpoints]

@@ -51,19 +51,19 @@ def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service
 
 def _refused(service: Service, view: NodeView, settings: Settings) -> dict[tuple[str, Address], str]:
     """The reason for each refused address, by field and address."""
-    found = {("spec.clusterIPs", one): _why_not_cluster(one, view) for one in service.cluster_addresses}
+    reasons = {("spec.clusterIPs", one): _why_not_cluster(one, view) for one in service.cluster_addresses}
     options = service.options
     if options.external_addresses or options.load_balancer_addresses:
         for field, addresses in (
             ("spec.externalIPs", options.external_addresses),
             ("status.loadBalancer", options.load_balancer_addresses),
         ):
-            found |= {(field, one): _why_not_external(service, one, view, settings) for one in addresses}
-    if not any(found.values()):
+            reasons |= {(field, one): _why_not_external(service, one, view, settings) for one in addresses}
+    if not any(reasons.values()):
         return {}
     return {
         (field, address): reason
-        for (field, address), reason in found.items()
+        for (field, address), reason in reasons.items()
         if reason and not _is_in(address, settings.allowed_addresses)
     }
 

@@ -1,4 +1,4 @@
-"""Whether a connection is masqueraded, and by which rules: its way through the rules themselves.
+"""Whether a connection is masqueraded, and by which rules: its path through the rules themselves.
 
 Only the vocabulary of ``skeleton`` is understood: each field of ``Rule``, and the targets of the ``nat`` table.
 """
@@ -34,7 +34,7 @@ class Connection(NamedTuple):
     is_from_pod_interface: bool = False
 
 
-class Step(NamedTuple):
+class AppliedRule(NamedTuple):
     """A rule that applies to a connection, and its chain."""
 
     chain: ChainKey
@@ -45,7 +45,7 @@ class Trace(NamedTuple):
     """The verdict on a connection, and the rules that decide it, in their order. If no rule decides, it is not masqueraded."""
 
     is_masqueraded: bool
-    steps: tuple[Step, ...]
+    applied_rules: tuple[AppliedRule, ...]
 
 
 def connection_of(client: Client, key: VirtualServerKey, settings: Settings, view: NodeView) -> Connection:
@@ -75,9 +75,9 @@ def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
 
 def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: Connection) -> Trace:
     """Follow a connection until it is marked for masquerading, or nothing more can happen to it."""
-    steps: list[Step] = []
-    is_marked = _walk(rules, ChainKey("nat", skeleton.SERVICES), is_in_set, connection, steps) is _Verdict.MARKED
-    return Trace(is_marked, tuple(steps))
+    applied_rules: list[AppliedRule] = []
+    is_marked = _walk(rules, ChainKey("nat", skeleton.SERVICES), is_in_set, connection, applied_rules) is _Verdict.MARKED
+    return Trace(is_marked, tuple(applied_rules))
 
 
 class _Verdict(enum.Enum):
@@ -90,31 +90,31 @@ def _walk(
     chain: ChainKey,
     is_in_set: Callable[[SetEntry], bool],
     connection: Connection,
-    steps: list[Step],
+    applied_rules: list[AppliedRule],
 ) -> _Verdict | None:
-    """Follow one chain. None: back to the calling chain; ``steps`` keeps rules that led to a verdict or ended a chain."""
+    """Follow one chain. None: back to the calling chain; ``applied_rules`` keeps rules that led to a verdict or ended a chain."""
     for rule in rules.chains.get(chain, ()):
         if not all(_conditions(rule, is_in_set, connection)):
             continue
-        step = Step(chain, rule)
+        applied_rule = AppliedRule(chain, rule)
         match rule.target:
             case JumpTo(skeleton.MARK_MASQUERADE):
-                steps.append(step)
+                applied_rules.append(applied_rule)
                 return _Verdict.MARKED
             case Verdict.ACCEPT:
-                steps.append(step)
+                applied_rules.append(applied_rule)
                 return _Verdict.ACCEPTED
             case Verdict.RETURN:
-                steps.append(step)
+                applied_rules.append(applied_rule)
                 return None
             case JumpTo(target):
-                before = len(steps)
-                steps.append(step)
-                verdict = _walk(rules, ChainKey(chain.table, target), is_in_set, connection, steps)
+                before = len(applied_rules)
+                applied_rules.append(applied_rule)
+                verdict = _walk(rules, ChainKey(chain.table, target), is_in_set, connection, applied_rules)
                 if verdict:
                     return verdict
-                if len(steps) == before + 1:
-                    del steps[before:]  # no rule of that chain applied
+                if len(applied_rules) == before + 1:
+                    del applied_rules[before:]  # no rule of that chain applied
     return None
 
 

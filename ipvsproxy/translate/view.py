@@ -1,4 +1,4 @@
-"""This node, as translation sees it: the operator's settings, name, zone, and addresses."""
+"""The properties of this node that matter for Services: the operator's settings, name, zone, and addresses."""
 
 import dataclasses
 import enum
@@ -54,7 +54,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """This node as the Services see it.
+    """The properties of this node that matter for Services.
 
     ``primary_addresses`` is the node's own address per family, a loopback one where it is not known.
     ``node_port_addresses`` are those on which node ports answer, ``health_check_addresses`` those on which health-check ports
@@ -81,7 +81,7 @@ def view_node(
     *,
     lingering: Iterable[Address] = (),
 ) -> NodeView:
-    """The node as the Node object, the host's interfaces, and the endpoints of the API servers' own Service describe it.
+    """The view from the Node object, the host's interfaces, and the endpoints of the API servers' own Service.
 
     ``lingering`` are lost addresses on which node ports and health-check ports stay for a while.
     """
@@ -103,7 +103,7 @@ def view_node(
 
 
 def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ...]:
-    """The ranges whose addresses answer on node ports, of both families; a /0 range where every address does."""
+    """The ranges whose addresses answer on node ports, of both families; a /0 range if every address does."""
     primary = _primary_addresses(settings, node)
     return tuple(
         item
@@ -114,12 +114,12 @@ def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ..
 
 def _primary_addresses(settings: Settings, node: Node | None) -> Mapping[Family, Address]:
     """The first InternalIP of each family, else the first ExternalIP; a concrete bind address beats both."""
-    found = dict(LOOPBACK)
+    addresses = dict(LOOPBACK)
     for address in reversed(node.addresses if node else ()):
-        found[address.family] = address
+        addresses[address.family] = address
     if settings.bind_address and not settings.bind_address.is_unspecified:
-        found[settings.bind_address.family] = settings.bind_address
-    return found
+        addresses[settings.bind_address.family] = settings.bind_address
+    return addresses
 
 
 def without_local_pods(settings: Settings, pod_networks: Sequence[Network]) -> frozenset[Family]:
@@ -160,7 +160,7 @@ def _node_port_networks(settings: Settings, family: Family, primary: Mapping[Fam
 
 
 def _node_port_addresses(networks: Sequence[Network], ours: Iterable[Address]) -> tuple[Address, ...]:
-    """Those inside the ranges, or all but IPv6 link-local ones without any; never loopback."""
+    """The addresses inside the ranges; without ranges, all except IPv6 link-local ones. Never loopback addresses."""
     candidates = dict.fromkeys(address for address in ours if not address.is_loopback)
     if not networks:
         return tuple(address for address in candidates if not address.is_link_local_v6)
@@ -168,7 +168,7 @@ def _node_port_addresses(networks: Sequence[Network], ours: Iterable[Address]) -
 
 
 def _health_check_addresses(family: Family, networks: Sequence[Network], ours: Iterable[Address]) -> tuple[Address, ...]:
-    """Those inside the ranges, loopback included; a link-local address cannot be listened on without its interface."""
+    """The addresses inside the ranges, with loopback, but without link-local ones: a listener there would need the interface."""
     if not networks:
         return (Address(bytes(family.bits // 8)),)
     candidates = dict.fromkeys(address for address in ours if not address.is_link_local_v6)

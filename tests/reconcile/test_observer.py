@@ -236,7 +236,7 @@ def test_what_a_look_shows_as_it_is_believed_to_be_stays_the_object_that_it_is()
 def test_what_a_look_tells_to_be_otherwise_is_drift_and_healed() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     poll(node, {KEY: examples.observed({ONE: 1, TWO: 7})})
-    assert node.reconciler._drifts.take_news().found == {"virtual_server": 1}
+    assert node.reconciler._drifts.take_news().drifted == {"virtual_server": 1}
     assert node.plan().operations == [set_weight(TWO, 1)]
     poll(node, {KEY: None})
     assert Operation(Verb.ADD, node.reconciler._tables.virtual_servers.desired[KEY]) in node.plan().operations

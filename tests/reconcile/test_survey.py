@@ -154,8 +154,8 @@ def test_a_reading_in_parts_tells_of_drift_once_and_of_newcomers_until_it_is_con
     list(reconciler.observing(seen, node.now))
     list(reconciler.concluding(node.now))
     assert not reconciler.has_newcomers
-    assert reconciler.take_drift_news().found
-    assert not reconciler.take_drift_news().found
+    assert reconciler.take_drift_news().drifted
+    assert not reconciler.take_drift_news().drifted
 
 
 def test_timeouts_that_another_program_has_set_differ(node: simulation.SimulatedNode) -> None:

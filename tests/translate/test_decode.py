@@ -257,7 +257,7 @@ def test_a_manifest_of_another_kind_is_not_ours(head: dict[str, str]) -> None:
         (
             MANIFEST | {"spec": {"ports": [{"port": 80}]}},
             KEY,
-            "spec.clusterIP: is missing, and without an API server nobody allots one",
+            "spec.clusterIP: is missing, and only an API server allots one",
         ),
     ],
 )

@@ -158,8 +158,8 @@ def test_few_ports_and_many_are_read_alike(count: int) -> None:
         ({"name": "b"}, "spec.ports[1].port: 0 is outside 1..65535"),
         ({"name": "b", "port": 65536}, "spec.ports[1].port: 65536 is outside 1..65535"),
         ({"name": "b", "port": -1}, "spec.ports[1].port: -1 is outside 1..65535"),
-        ({"name": "a", "port": 81}, "spec.ports[1].name: 'a' stands there twice"),
-        ({"name": "b", "port": 80}, "spec.ports[1].port: TCP 80 stands there twice"),
+        ({"name": "a", "port": 81}, "spec.ports[1].name: 'a' is a duplicate"),
+        ({"name": "b", "port": 80}, "spec.ports[1].port: TCP 80 is a duplicate"),
     ],
 )
 def test_a_bad_port_costs_itself_only(port: dict[str, Any], reason: str) -> None:
@@ -220,7 +220,7 @@ def test_source_ranges_of_which_none_can_be_read_admit_nobody() -> None:
     assert service.options.source_ranges == ()
     assert service.options.admits_nobody
     assert _reasons(service)[-1] == (
-        "spec.loadBalancerSourceRanges: none can be read: nobody is let in by the load balancer's addresses"
+        "spec.loadBalancerSourceRanges: none is valid, so the load balancer's addresses admit no client"
     )
 
 

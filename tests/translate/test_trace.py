@@ -42,9 +42,9 @@ def test_what_does_not_come_from_pods_of_this_node_is_masqueraded_to_a_cluster_i
 ) -> None:
     found = _trace(builders.service(), CLUSTER, client, settings)
     assert found.is_masqueraded is expected
-    assert found.steps[-1].rule.target == (JumpTo("KUBE-MARK-MASQ") if expected else Verdict.ACCEPT)
-    assert found.steps[-1].rule.set is not None
-    assert found.steps[-1].rule.set.set == "KUBE-CLUSTER-IP"
+    assert found.applied_rules[-1].rule.target == (JumpTo("KUBE-MARK-MASQ") if expected else Verdict.ACCEPT)
+    assert found.applied_rules[-1].rule.set is not None
+    assert found.applied_rules[-1].rule.set.set == "KUBE-CLUSTER-IP"
 
 
 @pytest.mark.parametrize(("client", "expected"), [(Client.POD, False), (Client.HOST, True), (Client.OUTSIDE, False)])
@@ -64,7 +64,7 @@ def test_a_node_port_is_masqueraded_unless_its_traffic_stays_here(protocol: Prot
     service = builders.service("web", port, kind=ServiceType.NODE_PORT, external_local=local)
     found = _trace(service, builders.frontend(builders.NODE_ADDRESS, 30080, protocol), Client.OUTSIDE)
     assert found.is_masqueraded is not local
-    assert [step.chain.chain for step in found.steps][:2] == ["KUBE-SERVICES", "KUBE-NODE-PORT"]
+    assert [applied.chain.chain for applied in found.applied_rules][:2] == ["KUBE-SERVICES", "KUBE-NODE-PORT"]
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -72,7 +72,7 @@ def test_a_load_balancer_address_is_masqueraded_unless_its_traffic_stays_here(*,
     service = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], external_local=local)
     found = _trace(service, builders.frontend("192.0.2.80", 80), Client.OUTSIDE)
     assert found.is_masqueraded is not local
-    assert found.steps[1].chain.chain == "KUBE-LOAD-BALANCER"
+    assert found.applied_rules[1].chain.chain == "KUBE-LOAD-BALANCER"
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -117,7 +117,7 @@ def test_what_was_accepted_sees_no_later_rule_in_whatever_chain_that_was() -> No
     accept = Rule(target=Verdict.ACCEPT)
     assert _follow(("KUBE-SERVICES", (accept, MARK))) == (False, ((ChainKey("nat", "KUBE-SERVICES"), accept),))
     found = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (accept, MARK)))
-    assert (found.is_masqueraded, [step.rule for step in found.steps]) == (False, [TO_OTHER, accept])
+    assert (found.is_masqueraded, [applied.rule for applied in found.applied_rules]) == (False, [TO_OTHER, accept])
 
 
 @pytest.mark.parametrize("is_from_host", [False, True])
@@ -128,12 +128,12 @@ def test_a_rule_for_what_comes_from_elsewhere_is_none_for_the_host(*, is_from_ho
 
 def test_a_chain_that_decides_nothing_is_no_step_and_one_that_was_ended_is() -> None:
     nothing = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (Rule(target=Verdict.ACCEPT, protocol=Protocol.UDP),)))
-    assert (nothing.is_masqueraded, [step.rule for step in nothing.steps]) == (True, [MARK])
+    assert (nothing.is_masqueraded, [applied.rule for applied in nothing.applied_rules]) == (True, [MARK])
     back = Rule(target=Verdict.RETURN)
     ended = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (back, MARK)))
-    assert (ended.is_masqueraded, [step.rule for step in ended.steps]) == (True, [TO_OTHER, back, MARK])
+    assert (ended.is_masqueraded, [applied.rule for applied in ended.applied_rules]) == (True, [TO_OTHER, back, MARK])
 
 
 def test_a_target_that_decides_nothing_is_no_step() -> None:
     found = _follow(("KUBE-SERVICES", (Rule(target=SetMark(0x8)), MARK)))
-    assert (found.is_masqueraded, [step.rule for step in found.steps]) == (True, [MARK])
+    assert (found.is_masqueraded, [applied.rule for applied in found.applied_rules]) == (True, [MARK])

@@ -168,8 +168,8 @@ class Journal:
 
     def log_drift(self, news: News) -> None:
         """Log drift, and drift that is left alone for a while because it returns again and again."""
-        if news.found:
-            log.warning("drift_found", **news.found)
+        if news.drifted:
+            log.warning("drift_found", **news.drifted)
         for place, times in itertools.islice(news.left_alone.items(), PLACES_SHOWN):
             log.warning(
                 "drift_returns",

@@ -197,7 +197,7 @@ class KernelReader:
         await in_slices(self._reconciler.observing(part, now), self._clock, now)
         news = self._reconciler.take_drift_news()
         self._journal.log_drift(news)
-        self._has_drifted |= bool(news.found)
+        self._has_drifted |= bool(news.drifted)
         if part.interface_addresses is not None:
             self._addresses = part.interface_addresses
 
