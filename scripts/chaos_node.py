@@ -1,4 +1,4 @@
-"""Histories, one after the other, in one laboratory; started by ``scripts/chaos``. Exit status 1 when anything was violated."""
+"""Runs histories, one after the other, in one lab; started by ``scripts/chaos``. Exit status 1 after a violation."""
 
 import argparse
 import itertools
@@ -26,7 +26,7 @@ def main() -> int:
             if time.monotonic() > deadline_s:
                 break
             _run(f"{arguments.seed}:{number}", number, node, figures, arguments)
-            if arguments.json:  # each time: a run that is stopped has figures as well
+            if arguments.json:  # after each history, so that a stopped run has figures, too
                 arguments.json.write_text(json.dumps(figures.report(), indent=2) + "\n")
     print(*figures.lines(), sep="\n")
     return 1 if figures.violations else 0
@@ -43,7 +43,7 @@ def _run(seed: str, number: int, node: lab.Lab, figures: Figures, arguments: arg
         except (Violation, ProgramError) as violation:
             again = f"scripts/chaos --seed {arguments.seed} --first {number} --histories 1 --steps {arguments.steps}"
             figures.violations.append(str(violation))
-            verdict = f"VIOLATION: {violation}\n  again: {again}"
+            verdict = f"VIOLATION: {violation}\n  repeat it: {again}"
     figures.histories += 1
     print(f"history {number}: {len(history.diary)} events, {time.monotonic() - began_s:.0f} s, {verdict}", flush=True)
     if arguments.diary:
@@ -51,15 +51,15 @@ def _run(seed: str, number: int, node: lab.Lab, figures: Figures, arguments: arg
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/chaos", description="Live through random histories on a real kernel.")
-    parser.add_argument("--seed", type=int, default=1, help="what everything follows from (default: %(default)s)")
-    parser.add_argument("--histories", type=int, default=5, help="how many (default: %(default)s)")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first one, to see a later one again")
-    parser.add_argument("--steps", type=int, default=15, help="of each history (default: %(default)s)")
+    parser = argparse.ArgumentParser(prog="scripts/chaos", description="Run random histories on a real kernel.")
+    parser.add_argument("--seed", type=int, default=1, help="determines the histories (default: %(default)s)")
+    parser.add_argument("--histories", type=int, default=5, help="number of histories (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first history, to repeat a later one")
+    parser.add_argument("--steps", type=int, default=15, help="steps of each history (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=0, help="begin no further history after this time (default: no limit)")
-    parser.add_argument("--quick", action="store_true", help="ask verify only at the end of each history")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too, after each history")
-    parser.add_argument("--diary", action="store_true", help="print what happened in each history")
+    parser.add_argument("--quick", action="store_true", help="run verify only at the end of each history")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file, after each history")
+    parser.add_argument("--diary", action="store_true", help="print the events of each history")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
-"""The demo's second half, on a kernel with ip_vs: builds a node, runs ipvsproxy on manifests/demo, sends packets, sums up.
+"""Runs the demo on a kernel with ip_vs: builds a node, runs ipvsproxy on manifests/demo, sends packets, prints a summary.
 
-Every line of the summary was asked of the kernel or of a backend in this run. Exit status 0 if all was as expected, else 1.
+Every line of the summary comes from the kernel or from a backend in this run. Exit status 0 if all is as expected, else 1.
 """
 
 import pathlib
@@ -36,7 +36,10 @@ PAGE = """
 
 
 class Question(NamedTuple):
-    """Requests to send, why they are worth watching, and what must be seen: who answers, and who those believe is asking."""
+    """Requests to send, their explanation, and the expected result.
+
+    The answering pods, and the client addresses that they observe.
+    """
 
     title: str
     why: str
@@ -47,9 +50,9 @@ class Question(NamedTuple):
 class Line(NamedTuple):
     """One line of the summary."""
 
-    what: str
+    check: str
     expected: str
-    seen: str
+    observed: str
     good: bool
 
 
@@ -64,25 +67,25 @@ def _answered(backends: Collection[str], sources: Collection[str]) -> lab.Seen:
 QUESTIONS = (
     Question(
         "pod p2 → ClusterIP of web",
-        "A pod asks a Service. All three pods behind it answer in turn, and see the asking pod's own address.",
+        "A pod sends requests to a Service. Its three pods answer in turn, and observe the client pod's own address.",
         _ask("p2", "TCP", "10.96.0.80", 80),
         _answered(["10.244.0.11", "10.244.1.11", "10.244.1.12"], ["10.244.0.12"]),
     ),
     Question(
         "host → ClusterIP of web",
-        "The node itself asks. It has no pod address, so the pods are asked by its address on their side.",
+        "The node itself is the client. It has no pod address, so the pods observe its address on their side.",
         _ask("host", "TCP", "10.96.0.80", 80),
         _answered(["10.244.0.11", "10.244.1.11", "10.244.1.12"], ["10.244.0.1", "172.18.0.2"]),
     ),
     Question(
         "outside → NodePort of shop",
-        "Somebody outside asks port 30080 of the node. The pods answer to the node, and the node to whom it was asked by.",
+        "A client outside uses port 30080 of the node. The pods answer the node, and the node answers the client.",
         _ask("client", "TCP", "172.18.0.2", 30080),
         _answered(["10.244.0.12", "10.244.1.12"], ["10.244.0.1", "172.18.0.2"]),
     ),
     Question(
         "pod p1 → itself, through mirror",
-        "The only pod behind the Service is the one that asks. Its own answer must come back through the node.",
+        "The only pod of the Service is the client itself. Its own reply must return through the node.",
         _ask("p1", "TCP", "10.96.0.70", 80),
         _answered(["10.244.0.11"], ["10.244.0.1"]),
     ),
@@ -106,7 +109,7 @@ QUESTIONS = (
     ),
     Question(
         "outside → ssh on a ClusterIP",
-        "The node holds the address of web, and an ssh server listens on all addresses. It must not be reached this way.",
+        "The node has the address of web, and an ssh server that listens on all addresses. This address must not lead to it.",
         _ask("client", "TCP", "10.96.0.80", 22),
         lab.Seen("refused", (), ()),
     ),
@@ -114,7 +117,7 @@ QUESTIONS = (
 
 
 class Screen:
-    """What the person sees. Colours only on a terminal."""
+    """The printed output. Colours only on a terminal."""
 
     def __init__(self) -> None:
         self._colours = sys.stdout.isatty()
@@ -124,44 +127,46 @@ class Screen:
         return f"\033[{code}m{text}\033[0m" if self._colours else text
 
     def print(self, text: str = "", indent: str = "   ") -> None:
-        """Some lines, at once."""
+        """Print lines, unbuffered."""
         print(textwrap.indent(text, indent), flush=True)
 
     def step(self, title: str, why: str = "") -> None:
-        """The headline of what comes now."""
+        """Print the headline of the next part."""
         self._step += 1
         print(f"\n{self._paint('1;36', f'{self._step}. {title}')}", flush=True)
         if why:
             self.print(why)
 
     def command(self, command: str, output: str = "") -> None:
-        """A command as typed at a prompt, and what it printed."""
+        """Print a command as at a prompt, and its output."""
         self.print(self._paint("1", f"$ {command}"))
         if output:
             self.print(output.rstrip())
 
-    def mark(self, good: bool) -> str:  # noqa: FBT001 - the only thing that it is about
-        """A tick or a cross."""
+    def mark(self, good: bool) -> str:  # noqa: FBT001 - its only argument
+        """``ok`` or ``NO``, coloured."""
         return self._paint("32", "ok") if good else self._paint("1;31", "NO")
 
-    def question(self, question: Question, seen: lab.Seen) -> None:
-        """One question and its answer."""
-        good = seen == question.expected
+    def question(self, question: Question, observed: lab.Seen) -> None:
+        """Print a question and its result."""
+        good = observed == question.expected
         self.print(f"\n{self._paint('1', question.title)}\n{self._paint('2', question.why)}")
-        self.print(f"{self.mark(good)}  {_describe(seen)}" + ("" if good else f"\n    expected: {_describe(question.expected)}"))
+        self.print(
+            f"{self.mark(good)}  {_describe(observed)}" + ("" if good else f"\n    expected: {_describe(question.expected)}")
+        )
 
     def summary(self, lines: Collection[Line]) -> None:
-        """The table at the end."""
-        heads = Line("what", "expected", "seen", True)
+        """Print the table at the end."""
+        heads = Line("check", "expected", "observed", True)
         widths = [max(map(len, texts)) for texts in zip(*(line[:2] for line in (heads, *lines)), strict=True)]
         print()
         for line in (heads, *lines):
-            text = f"{line.what:{widths[0]}}   {line.expected:{widths[1]}}   {line.seen}"
+            text = f"{line.check:{widths[0]}}   {line.expected:{widths[1]}}   {line.observed}"
             print(f"    {self._paint('1', text)}" if line is heads else f"{self.mark(line.good)}  {text}", flush=True)
 
 
 def _describe(seen: lab.Seen) -> str:
-    """All that was seen: outcome, backends, sources."""
+    """The whole result: outcome, backends, sources."""
     if not seen.backends:
         return seen.outcome
     prefix = "" if seen.outcome == "ok" else f"{seen.outcome}; "
@@ -169,7 +174,7 @@ def _describe(seen: lab.Seen) -> str:
 
 
 def _abridge(seen: lab.Seen) -> str:
-    """The same for a column of a table."""
+    """The result, short enough for a column."""
     if seen.outcome != "ok":
         return seen.outcome
     pods = f"{len(seen.backends)} pod{'s' if len(seen.backends) > 1 else ''}"
@@ -204,7 +209,7 @@ def _is_user_mode() -> bool:
 def _demonstrate(screen: Screen, node: lab.Lab, manifests: pathlib.Path, log: pathlib.Path) -> list[Line]:
     screen.step(
         "ipvsproxy programs the kernel",
-        f"It is given the {len(list(manifests.iterdir()))} files of manifests/demo instead of an API server.",
+        f"Its source is the {len(list(manifests.iterdir()))} files of manifests/demo instead of an API server.",
     )
     running = program.Program(manifests, log, *FLAGS)
     screen.command(f"ipvsproxy --proxy-mode=ipvs --manifests={MANIFESTS} {' '.join(FLAGS)}")
@@ -215,23 +220,23 @@ def _demonstrate(screen: Screen, node: lab.Lab, manifests: pathlib.Path, log: pa
         screen.command("ipvsadm -Ln", node.run("node", "ipvsadm", "-Ln"))
         screen.step(
             "Requests",
-            f"Each is sent {REQUESTS} times. Every pod answers with its own address and that of whom it was asked by.",
+            f"Each is sent {REQUESTS} times. Every pod answers with its own address and the client address that it observes.",
         )
         lines = [_put(screen, node, question) for question in QUESTIONS]
         screen.step(
             f"An endpoint of web leaves while requests run ({LEAVING})",
-            "Pod p2 asks some fifty times a second. The endpoint is deleted from manifests/demo/web.yaml; no request may fail.",
+            "Pod p2 sends some fifty requests a second. The endpoint leaves manifests/demo/web.yaml; no request may fail.",
         )
         lines += _scale_down(screen, node, running, manifests / "web.yaml")
-    screen.step("ipvsproxy is stopped", "It only programs the kernel, packets never pass through it. So they go on flowing.")
+    screen.step("ipvsproxy is stopped", "ipvsproxy only programs the kernel; packets never pass through it. So they flow on.")
     lines.append(_put(screen, node, QUESTIONS[2], "after the stop: "))
     return lines
 
 
 def _put(screen: Screen, node: lab.Lab, question: Question, prefix: str = "") -> Line:
-    seen = node.probe_all([question.probe])[0]
-    screen.question(question, seen)
-    return Line(prefix + question.title, _abridge(question.expected), _abridge(seen), seen == question.expected)
+    observed = node.probe_all([question.probe])[0]
+    screen.question(question, observed)
+    return Line(prefix + question.title, _abridge(question.expected), _abridge(observed), observed == question.expected)
 
 
 def _scale_down(screen: Screen, node: lab.Lab, running: program.Program, path: pathlib.Path) -> list[Line]:
@@ -280,7 +285,7 @@ def _remove_endpoint(path: pathlib.Path) -> None:
 
 
 def _is_chosen(node: lab.Lab) -> bool:
-    """Whether the leaving endpoint is still given new connections: it is listed, with a weight."""
+    """Whether the leaving endpoint still gets new connections: it is listed with a weight above 0."""
     listing = node.run("node", "ipvsadm", "-Ln", "-t", "10.96.0.80:80")
     rows = [line.split() for line in listing.splitlines() if f"{LEAVING}:" in line]
     return any(row[3] != "0" for row in rows)

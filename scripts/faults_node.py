@@ -1,4 +1,4 @@
-"""Each act of a start fails, one start for each; started by ``scripts/faults``. Exit status 1 when anything was wrong."""
+"""Fails each act of a start, in a start of its own; started by ``scripts/faults``. Exit status 1 if anything was wrong."""
 
 import argparse
 import sys
@@ -21,29 +21,32 @@ def main() -> int:
             began_s = time.monotonic()
             ending = node.start(order)
             wrong = starts.judge(order, ending)
-            what = (
-                "wrong" if wrong else "not met with" if not ending.has_failed else "ended" if ending.status is not None else "ok"
+            verdict = (
+                "wrong" if wrong else "not reached" if not ending.has_failed else "ended" if ending.status is not None else "ok"
             )
-            verdicts[what] += 1
+            verdicts[verdict] += 1
             when = f"time {order.time}" if order.time else "each time"
-            print(f"{what:12} {time.monotonic() - began_s:5.1f} s  {order.name}: {order.failure}, {when}", flush=True)
+            print(f"{verdict:12} {time.monotonic() - began_s:5.1f} s  {order.name}: {order.failure}, {when}", flush=True)
             for sentence in wrong:
                 print(f"    {sentence}", flush=True)
-            if what == "ended" or arguments.log:
+            if verdict == "ended" or arguments.log:
                 print(
                     *(f"    {line}" for line in (ending.log.splitlines() if arguments.log else ending.warnings)),
                     sep="\n",
                     flush=True,
                 )
-    print(", ".join(f"{what}: {count}" for what, count in verdicts.items()))
+    print(", ".join(f"{verdict}: {count}" for verdict, count in verdicts.items()))
     return 1 if verdicts["wrong"] else 0
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/faults", description="Let each act of a start fail, on a node that serves.")
-    parser.add_argument("--only", default="", metavar="TEXT", help="acts whose name holds this text")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="each Nth start only (default: %(default)s)")
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="leave out so many at the beginning")
+    parser = argparse.ArgumentParser(
+        prog="scripts/faults",
+        description="Fail each act of a start, on a serving node. An act is an interaction with the system.",
+    )
+    parser.add_argument("--only", default="", metavar="TEXT", help="only acts whose name contains this text")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth start (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="skip the first N starts")
     parser.add_argument("--log", action="store_true", help="print the log of each start")
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""One target of tests/fuzz under atheris; ``scripts/fuzz`` starts it. The rest of the arguments are libFuzzer's."""
+"""Runs one target of tests/fuzz under atheris; started by ``scripts/fuzz``. All other arguments are libFuzzer's."""
 
 import pathlib
 import sys
@@ -12,7 +12,7 @@ def main() -> None:
     """Fuzz until libFuzzer ends the process."""
     name = sys.argv.pop(1)
     with atheris.instrument_imports(include=["ipvsproxy"], enable_loader_override=False):
-        from tests.fuzz import targets, words  # noqa: PLC0415 - what is imported here is instrumented
+        from tests.fuzz import targets, words  # noqa: PLC0415 - atheris instruments imports in this block
     WORDS.write_text("".join(f'"{word}"\n' for word in words.ALL))
     atheris.Setup([*sys.argv, f"-dict={WORDS}"], targets.TARGETS[name])
     atheris.Fuzz()

@@ -1,8 +1,8 @@
-/* Loaded into user-mode Linux by scripts/kernel, where the processor's extended registers take more room than it has for them.
+/* scripts/kernel loads this into user-mode Linux if the processor's extended registers are larger than its buffer.
  *
  * User-mode Linux 6.1 reads and writes 2,696 bytes of a process's extended registers: all of AVX-512. A processor with AMX has
  * 8 KiB more, and the host refuses to write a part (xstateregs_set, arch/x86/kernel/fpu/regset.c), so the guest's first process
- * dies. Here the missing bytes are added: they are zero, for no process uses AMX before it has asked for it (arch_prctl(2)).
+ * dies. This library adds the missing bytes as zeros: no process uses AMX before it has requested it (arch_prctl(2)).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -16,7 +16,7 @@
 
 typedef long ptrace_function(int request, pid_t pid, void *address, void *data);
 
-/* Static: the stacks that this runs on have 16 KiB. User-mode Linux has one thread that calls ptrace. */
+/* Static, because the stacks that call this have 16 KiB. User-mode Linux has one thread that calls ptrace. */
 static char registers[1 << 16];
 static size_t registers_size;
 static ptrace_function *next;

@@ -1,4 +1,7 @@
-"""A program, a cluster that never rests, and clients; started by ``scripts/soak``. Exit status 1 when anything was wrong."""
+"""Runs the program with a cluster that always changes, and clients.
+
+Started by ``scripts/soak``. Exit status 1 if anything was wrong.
+"""
 
 import argparse
 import itertools
@@ -27,18 +30,18 @@ METRICS_PORT, HEALTHZ_PORT = 10249, 10256
 METRICS = f"http://127.0.0.1:{METRICS_PORT}/metrics"
 SETTLED_WITHIN_S = 60.0
 TAKE_OVERS_AT_ONCE = 10
-"""So many are one round: what the clients met with is told after each."""
+"""Take-overs in one round; the clients' results are printed after each."""
 REQUESTS_S = 0.05
-"""Between two requests of a client."""
+"""Time between two requests of a client."""
 
 
 class Soak:
-    """One run. ``wrong`` are sentences about what must not be."""
+    """One run. ``wrong`` has a sentence for each fault."""
 
     def __init__(self, node: lab.Lab, directory: Path, arguments: argparse.Namespace) -> None:
         self.wrong: list[str] = []
         self._arguments = arguments
-        dice = random.Random(arguments.seed)  # noqa: S311 - seeded chance is not for secrets
+        dice = random.Random(arguments.seed)  # noqa: S311 - seeded, not for secrets
         self._world = world.World(dice)
         self._churn = soak.Churn(dice, arguments.services, arguments.endpoints)
         self._figures = Figures()
@@ -70,7 +73,7 @@ class Soak:
         print(json.dumps(self._summary()), flush=True)
 
     def _live(self) -> None:
-        """Change, look and ask until the time is over."""
+        """Change objects, sample and send requests until the time is over."""
         ends_s = self._began_s + self._arguments.minutes * 60
         sample_s = cut_s = self._began_s
         for number in itertools.count(1):
@@ -105,28 +108,28 @@ class Soak:
         self._clients.open()
         with urllib.request.urlopen(METRICS, timeout=20) as answer:
             size = len(answer.read())
-        found = usage.read(self._running.process_id, self._tasks)
-        self._samples.append(found)
-        line = {"seconds": round(time.monotonic() - self._began_s), "changes": self._changes, **found._asdict()}
+        sample = usage.read(self._running.process_id, self._tasks)
+        self._samples.append(sample)
+        line = {"seconds": round(time.monotonic() - self._began_s), "changes": self._changes, **sample._asdict()}
         print(json.dumps(line | {"metrics_bytes": size, "also": what}), flush=True)
 
     def _verify(self) -> None:
-        """At the end the kernel must hold what the API asks for."""
+        """At the end the kernel must be in the desired state."""
         deadline_s = time.monotonic() + SETTLED_WITHIN_S
         while True:
-            status, said = verifying.verify(self._flags)
+            status, output = verifying.verify(self._flags)
             if status == 0:
                 return
             if time.monotonic() > deadline_s:
-                self.wrong.append(f"verify: status {status}: {said[-2000:]}")
+                self.wrong.append(f"verify: status {status}: {output[-2000:]}")
                 return
 
     def _compare_ports(self) -> None:
-        """At the end the program must listen on the ports that the Services ask for, and on its own."""
-        found = usage.listening_ports(self._running.process_id)
-        wanted = self._world.health_check_ports() | {METRICS_PORT, HEALTHZ_PORT}
-        if found != wanted:
-            self.wrong.append(f"it listens on the ports {sorted(found)}, and not on {sorted(wanted)}")
+        """At the end the program must listen on the Services' health-check ports and on its own ports, and on no other."""
+        observed = usage.listening_ports(self._running.process_id)
+        expected = self._world.health_check_ports() | {METRICS_PORT, HEALTHZ_PORT}
+        if observed != expected:
+            self.wrong.append(f"it listens on the ports {sorted(observed)} instead of {sorted(expected)}")
 
     def _summary(self) -> dict[str, object]:
         first, last = self._samples[0], self._samples[-1]
@@ -144,7 +147,7 @@ class Soak:
 
 
 def _take_over(node: lab.Lab, directory: Path, arguments: argparse.Namespace) -> int:
-    """Take over again and again, and print a line for each round; returns how many requests were not answered."""
+    """Take over again and again, and print a line per round; returns the number of unanswered requests and differences."""
     run = take_overs.TakeOvers(node, directory, interval_s=REQUESTS_S)
     remaining = arguments.take_overs
     while remaining:
@@ -173,7 +176,7 @@ def _take_over(node: lab.Lab, directory: Path, arguments: argparse.Namespace) ->
 
 
 def main() -> int:
-    """Run it in a laboratory of its own."""
+    """Run it in a lab of its own."""
     arguments = _parse()
     if arguments.take_overs:
         with tempfile.TemporaryDirectory() as name, lab.Lab() as node:
@@ -186,15 +189,17 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/soak", description="Churn without a pause, and see whether anything grows.")
-    parser.add_argument("--minutes", type=float, default=60, help="how long (default: %(default)s)")
-    parser.add_argument("--services", type=int, default=1000, help="how many (default: %(default)s)")
-    parser.add_argument("--endpoints", type=int, default=10, help="of each Service (default: %(default)s)")
-    parser.add_argument("--rate", type=int, default=50, help="changes in a second (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="scripts/soak", description="Change objects without a pause, and check that nothing grows."
+    )
+    parser.add_argument("--minutes", type=float, default=60, help="duration (default: %(default)s)")
+    parser.add_argument("--services", type=int, default=1000, help="number of Services (default: %(default)s)")
+    parser.add_argument("--endpoints", type=int, default=10, help="endpoints of each Service (default: %(default)s)")
+    parser.add_argument("--rate", type=int, default=50, help="changes per second (default: %(default)s)")
     parser.add_argument("--interval", type=float, default=30, help="seconds between samples (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="what the changes follow from (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="determines the changes (default: %(default)s)")
     parser.add_argument(
-        "--take-overs", type=int, default=0, metavar="N", help="instead: take over from kube-proxy so often, under traffic"
+        "--take-overs", type=int, default=0, metavar="N", help="instead: take over from kube-proxy N times, under traffic"
     )
     return parser.parse_args()
 

@@ -1,6 +1,6 @@
-"""The demo: what it says about itself, that it passes on a kernel with ip_vs, and that it fails when an answer is wrong.
+"""The demo: its help, its success on a kernel with ip_vs, and its failure when an answer is wrong.
 
-The installing of packages is left out: it needs a fresh machine.
+Not tested: the installation of packages, which needs a fresh machine.
 """
 
 import shutil
@@ -22,7 +22,7 @@ def _demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([ROOT / "scripts/demo", *arguments], capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_help_says_what_it_needs_and_how_it_ends() -> None:
+def test_help_states_requirements_and_exit_status() -> None:
     shown = _demo("--help")
     assert shown.returncode == 0
     assert "needs root on Debian 12" in shown.stdout
@@ -32,10 +32,10 @@ def test_help_says_what_it_needs_and_how_it_ends() -> None:
 def test_an_unknown_argument_is_refused_in_one_line_on_stderr() -> None:
     refused = _demo("--fast")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr == "scripts/demo: unknown argument '--fast'; scripts/demo --help tells what there is\n"
+    assert refused.stderr == "scripts/demo: unknown argument '--fast'; see scripts/demo --help\n"
 
 
-def test_every_endpoint_of_the_demo_is_a_pod_of_the_laboratory_that_listens() -> None:
+def test_every_endpoint_of_the_demo_is_a_listening_pod_of_the_lab() -> None:
     slices = [
         manifest
         for path in (ROOT / "manifests/demo").iterdir()
@@ -53,7 +53,7 @@ def _run_on_this_kernel(directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.kernel
-def test_the_demo_passes_and_shows_what_the_kernel_holds() -> None:
+def test_the_demo_passes_and_prints_the_kernels_table() -> None:
     shown = _run_on_this_kernel(ROOT)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert "TCP  10.96.0.80:80 rr" in shown.stdout
@@ -62,7 +62,7 @@ def test_the_demo_passes_and_shows_what_the_kernel_holds() -> None:
 
 
 @pytest.mark.kernel
-def test_the_demo_fails_and_says_where_when_an_answer_is_not_the_expected_one(tmp_path: Path) -> None:
+def test_the_demo_fails_and_names_the_check_if_an_answer_is_wrong(tmp_path: Path) -> None:
     for name in ("ipvsproxy", "scripts", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "manifests/demo", tmp_path / "manifests/demo")

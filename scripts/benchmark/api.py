@@ -1,4 +1,4 @@
-"""An API server in memory: the program's own lists and watches, with everything measured but HTTP."""
+"""An in-memory API server: the program runs its own lists and watches; only HTTP is left out."""
 
 import asyncio
 import contextlib
@@ -13,32 +13,33 @@ from ipvsproxy.model.service import Event, ObjectKind
 from scripts.benchmark import workload
 
 CHUNK_BYTES = 1 << 16
-"""So much is read from a socket at once."""
+"""How much one read from a socket returns."""
 
 
 class MemoryApi:
-    """Answers lists with pages from a directory, and watches with what ``tell`` is given.
+    """Answers lists with pages from a directory, and watches with what ``send`` is given.
 
-    All pages are read into one buffer, piece by piece. In service, fresh memory for each is the HTTP client's, which is left out.
+    All pages are read into one buffer, piece by piece: the fresh memory of each page belongs to the HTTP client, which is left
+    out.
 
-    ``first_byte_s`` is when the first page was handed out; ``told`` counts the lines that a watch has handed out.
+    ``first_byte_s`` is the time of the first page; ``sent_lines`` counts the lines sent to watches.
     """
 
     def __init__(self, pages: pathlib.Path) -> None:
         self.first_byte_s = 0.0
-        self.told = 0
+        self.sent_lines = 0
         self._pages = pages
-        self._buffer = bytearray(b" ") * CHUNK_BYTES  # written, so that it is there
+        self._buffer = bytearray(b" ") * CHUNK_BYTES  # written, so that the memory is allocated
         self._watches: dict[str, asyncio.Queue[tuple[bytes, int] | asyncio.StreamReader]] = {
             kind: asyncio.Queue() for kind in workload.KINDS
         }
 
-    def tell(self, kind: str, chunk: bytes, lines: int) -> None:
-        """Have the watch of this kind hand out this chunk of whole lines."""
+    def send(self, kind: str, chunk: bytes, lines: int) -> None:
+        """Send this chunk of whole lines to the watch of this kind."""
         self._watches[kind].put_nowait((chunk, lines))
 
     def feed(self, kind: str, lines: asyncio.StreamReader) -> None:
-        """Have the watch of this kind hand out what comes from there, as a client reads it from its socket, until that ends."""
+        """Send everything from a stream to the watch of this kind, until the stream ends."""
         self._watches[kind].put_nowait(lines)
 
     async def body(self, path: str) -> AsyncGenerator[bytes, None]:
@@ -48,9 +49,9 @@ class MemoryApi:
         self.first_byte_s = self.first_byte_s or time.perf_counter()
         with (self._pages / f"{_kind(asked.path)}-{page}").open("rb", buffering=0) as file:
             while size := file.readinto(self._buffer):
-                # All kinds share the buffer: nobody else may have a turn before this piece is taken in.
+                # All kinds share the buffer: no other task may run before the caller has read this piece.
                 yield cast("bytes", memoryview(self._buffer)[:size])
-                await asyncio.sleep(0)  # as a socket would, it lets others have their turn
+                await asyncio.sleep(0)  # like a socket, lets other tasks run
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         """A watch; it never ends."""
@@ -61,16 +62,16 @@ class MemoryApi:
             next_one = await queue.get()
             if isinstance(next_one, asyncio.StreamReader):
                 while chunk := await next_one.read(CHUNK_BYTES):
-                    self.told += chunk.count(b"\n")
+                    self.sent_lines += chunk.count(b"\n")
                     yield chunk
             else:
                 chunk, lines = next_one
-                self.told += lines
+                self.sent_lines += lines
                 yield chunk
 
     @property
     def waiting(self) -> int:
-        """Chunks that no watch has handed out yet."""
+        """How many chunks are not sent yet."""
         return sum(queue.qsize() for queue in self._watches.values())
 
 
@@ -95,16 +96,16 @@ class Source:
                 group.create_task(each.list_and_watch(deliver))
 
     def describe(self) -> str:
-        """What this is."""
+        """A name for the log."""
         return "API server in memory"
 
     @property
     def post(self) -> None:
-        """Events are not posted."""
+        """None: Kubernetes events are not posted."""
 
     @property
     def statuses(self) -> Mapping[ObjectKind, reflector.WatchStatus]:
-        """How each watch is doing."""
+        """The status of each watch."""
         return {kind: each.status for kind, each in self._reflectors.items()}
 
 

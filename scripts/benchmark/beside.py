@@ -1,6 +1,6 @@
-"""kube-proxy and ipvsproxy by the same measure: a process of its own, against the API server of the tests, seen from outside.
+"""Measures kube-proxy and ipvsproxy alike: a process of its own, against the tests' API server, observed from outside.
 
-What counts is what the kernel shows (``/proc/net/ip_vs``), read as seldom as the figures allow.
+Only the kernel's table counts (``/proc/net/ip_vs``), which is read as rarely as the figures allow.
 """
 
 import asyncio
@@ -20,40 +20,40 @@ Figures = dict[str, Any]
 FIRST_POLL_S = 0.5
 CHANGE_POLL_S = 0.02
 STORM_POLL_S = 0.25
-"""While much changes: latencies are exact to this and to what reading the table takes."""
+"""In storms: latencies are exact to this plus the time of reading the table."""
 RESTART_POLL_S = 0.25
 _NEVER_BEFORE = 20_000
-"""New pods begin so far behind those that are there at first."""
+"""Distance of the numbers of new pods from those of the first pods."""
 
 
 class Size(NamedTuple):
-    """How large the cluster is, and how much is done in it."""
+    """The size of the cluster, and the number of changes."""
 
     services: int
     endpoints: int
     changes: int = 5
     change_pause_s: float = 2.0
-    """Between two changes: longer than the shortest time between two syncs, which is a setting and no cost."""
+    """Between two changes: longer than the shortest time between two syncs, which is a setting, not a cost."""
     churn_changes: int = 300
     churn_per_s: float = 50.0
     rolling_endpoints: int = 1000
     rolling_changes: int = 100
-    """Changes of one slice each, which together replace all endpoints, or nearly so."""
+    """Changes of one slice each, which together replace nearly all endpoints."""
     rolling_per_s: float = 10.0
     scrapes: int = 3
     scrape_pause_s: float = 2.5
     """Longer than ipvsproxy keeps the kernel's counters for another scrape."""
     idle_s: float = 35.0
-    """Longer than kube-proxy's and our own sync period of 30 s, so that one of each is among it."""
+    """Longer than the sync period of both proxies, 30 s, so that each has a periodic sync in it."""
 
 
 def run(command: str, services: int, endpoints: int, places: outside.Places | None = None, **others: float) -> Figures:
-    """Measure what ``command`` (empty: ipvsproxy) makes of a cluster of this size; ``others`` are those of ``Size``.
+    """Measure ``command`` (empty: ipvsproxy) with a cluster of this size; ``others`` are fields of ``Size``.
 
     Raises:
-        RuntimeError: it has ended, or did not come to an end.
+        RuntimeError: the process has ended, or a phase did not end in time.
     """
-    size = Size(services, endpoints, **others)  # type: ignore[arg-type]  # whoever gives them knows which are whole numbers
+    size = Size(services, endpoints, **others)  # type: ignore[arg-type]  # callers know which are whole numbers
     return asyncio.run(_run(command or f"{sys.executable} -m ipvsproxy", size, places or outside.Places()))
 
 
@@ -66,14 +66,14 @@ async def _run(command: str, size: Size, places: outside.Places) -> Figures:
             figures = await measured.start()
             figures |= await measured.change()
             figures |= await measured.scrape()
-            figures |= await measured.idle()  # before the storms: what they remove may go a few at a time, for minutes
+            figures |= await measured.idle()  # before the storms, whose removals may take minutes
             figures |= await measured.churn()
             figures |= await measured.rolling()
         async with outside.running(command, server.url, places) as proxy:
             await proxy.until_in_sync(RESTART_POLL_S)
             spent = proxy.spent().since(proxy.began)
-            wanted = cluster.wanted()
-            await proxy.until(lambda table: outside.serving(table) >= wanted, FIRST_POLL_S)
+            pod_addresses = cluster.pod_addresses()
+            await proxy.until(lambda table: outside.serving(table) >= pod_addresses, FIRST_POLL_S)
     return figures | {
         "restart_s": spent.at_s,
         "restart_processor_s": spent.processor_s,
@@ -82,20 +82,20 @@ async def _run(command: str, size: Size, places: outside.Places) -> Figures:
 
 
 class _Replaced(NamedTuple):
-    """Addresses as the kernel writes them: gone ones, and those that have come in their place."""
+    """Removed addresses and their replacements, as the kernel writes them."""
 
     gone: set[str]
     come: set[str]
 
 
 class _Cluster:
-    """What the API server has: Services of one slice each, and later one of many slices."""
+    """The objects of the API server: Services of one slice each, and later one of many slices."""
 
     def __init__(self, server: ApiServer, size: Size) -> None:
         self._server = server
         self._new_pods = itertools.count(size.services * size.endpoints + _NEVER_BEFORE)
         self._pods: dict[tuple[int, int], list[int]] = {}
-        """By number of the Service, and of the slice."""
+        """By the numbers of the Service and of the slice."""
         server.store.put(NODES, workload.node())
         for number in range(size.services):
             first = number * size.endpoints
@@ -104,7 +104,7 @@ class _Cluster:
             server.store.put(ENDPOINT_SLICES, workload.endpoint_slice(number, 0, self._pods[number, 0]))
 
     def add(self, number: int, endpoints: int) -> int:
-        """A Service of so many endpoints; returns the number of its slices."""
+        """Add a Service with this number of endpoints; returns the number of its slices."""
         self._server.put(SERVICES, workload.service(number))
         parts = -(-endpoints // workload.SLICE_ENDPOINTS)
         for part in range(parts):
@@ -114,20 +114,20 @@ class _Cluster:
         return parts
 
     def replace(self, number: int, part: int, count: int) -> _Replaced:
-        """Put new pods in the place of the ``count`` oldest of a slice."""
+        """Replace the ``count`` oldest pods of a slice by new ones."""
         pods = self._pods[number, part]
         gone, come = pods[:count], list(itertools.islice(self._new_pods, len(pods[:count])))
         pods[:] = [*pods[count:], *come]
         self._server.put(ENDPOINT_SLICES, workload.endpoint_slice(number, part, pods))
         return _Replaced(set(map(_digits, gone)), set(map(_digits, come)))
 
-    def wanted(self) -> set[str]:
+    def pod_addresses(self) -> set[str]:
         """The addresses of all pods."""
         return {_digits(pod) for pods in self._pods.values() for pod in pods}
 
 
 class _Measured:
-    """One process, phase after phase."""
+    """One process, measured phase by phase."""
 
     def __init__(self, proxy: outside.Proxy, cluster: _Cluster, size: Size) -> None:
         self._proxy = proxy
@@ -135,7 +135,7 @@ class _Measured:
         self._size = size
 
     async def start(self) -> Figures:
-        """From its start until all is programmed."""
+        """From its start until everything is programmed."""
         lines = 3 + self._size.services * (1 + self._size.endpoints)
         await self._proxy.until(lambda table: table.count("\n") >= lines, FIRST_POLL_S)
         spent = self._proxy.spent().since(self._proxy.began)
@@ -147,7 +147,7 @@ class _Measured:
         }
 
     async def change(self) -> Figures:
-        """One endpoint is replaced, again and again, with a pause between."""
+        """One endpoint is replaced, again and again, with pauses."""
         before, changes_s = self._proxy.spent(), []
         for change in range(self._size.changes):
             await asyncio.sleep(self._size.change_pause_s)
@@ -163,7 +163,7 @@ class _Measured:
         }
 
     async def scrape(self) -> Figures:
-        """Its metrics are read."""
+        """Metrics are scraped."""
         before, scrapes_s, text = self._proxy.spent(), [], ""
         for _ in range(self._size.scrapes):
             await asyncio.sleep(self._size.scrape_pause_s)
@@ -191,18 +191,18 @@ class _Measured:
         return {f"churn_{key}": value for key, value in seen.items()} | {"churn_resident_mb": self._proxy.resident_mb()}
 
     async def rolling(self) -> Figures:
-        """All endpoints of a large Service are replaced, some of one slice at a time."""
+        """All endpoints of a large Service are replaced, a few of one slice at a time."""
         number = self._size.services
         parts = self._cluster.add(number, self._size.rolling_endpoints)
-        wanted = self._cluster.wanted()
-        await self._proxy.until(lambda table: outside.serving(table) >= wanted, FIRST_POLL_S)
+        pod_addresses = self._cluster.pod_addresses()
+        await self._proxy.until(lambda table: outside.serving(table) >= pod_addresses, FIRST_POLL_S)
         each = -(-self._size.rolling_endpoints // self._size.rolling_changes)
         changes = ((number, change % parts, each) for change in range(self._size.rolling_changes))
         seen = await self._storm(changes, self._size.rolling_per_s)
         return {f"rolling_{key}": value for key, value in seen.items()}
 
     async def _storm(self, changes: Iterator[tuple[int, int, int]], per_s: float) -> Figures:
-        """Make these changes, and wait until the kernel has the new ones at work and none of the old ones."""
+        """Make these changes, and wait until all new endpoints serve in the kernel, and no old one."""
         before, began_s = self._proxy.spent(), time.perf_counter()
         made_s: dict[str, float] = {}
         gone: set[str] = set()
@@ -214,7 +214,7 @@ class _Measured:
                 replaced = self._cluster.replace(service, part, count)
                 gone.update(replaced.gone)
                 for address in replaced.gone:
-                    made_s.pop(address, None)  # replaced before it was seen: nobody waits for it any more
+                    made_s.pop(address, None)  # replaced before it was observed: no longer awaited
                 made_s.update(dict.fromkeys(replaced.come, time.perf_counter()))
             return time.perf_counter()
 
@@ -223,7 +223,7 @@ class _Measured:
         def is_over(table: str) -> bool:
             now_s, at_work = time.perf_counter(), outside.serving(table)
             latencies_s.extend(now_s - made_s.pop(address) for address in made_s.keys() & at_work)
-            return making.done() and making.result() > 0 and not made_s and not gone & at_work  # or what it has failed by
+            return making.done() and making.result() > 0 and not made_s and not gone & at_work  # or raises the error of the task
 
         try:
             await self._proxy.until(is_over, STORM_POLL_S)

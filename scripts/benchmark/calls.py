@@ -1,6 +1,6 @@
-"""System calls of the program: on netlink sockets, one by one, and reads and writes of files, of which the kernel keeps count.
+"""Counts the program's system calls: each one on netlink sockets; reads and writes of files by the kernel's own counts.
 
-A system call that is not among them, such as waiting for something to read, is in no figure.
+No figure includes other system calls, such as waiting for input.
 """
 
 import functools
@@ -13,20 +13,20 @@ from typing import Any, Protocol
 from ipvsproxy.kernel import netlink, notify, sockopt
 
 SENDS, RECEIVES, QUESTIONS, HEARD = NETLINK = ("sends", "receives", "questions", "heard")
-"""By what is called. Questions are ``getsockopt``, on whatever socket; what is heard are the calls of the socket that listens."""
+"""Names of the counts. Questions are ``getsockopt`` on any socket; ``heard`` counts calls of the listening socket."""
 _IO = pathlib.Path("/proc/self/io")
 _reads_before = itertools.count()
 
 
 class Make(Protocol):
-    """Makes a system call, and counts it under this name."""
+    """Makes a system call, and counts it by name."""
 
     def __call__(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What the call returns."""
+        """Return the result of the call."""
 
 
 class CountedSocket:
-    """A socket whose calls are made by ``make``: what a ``netlink.Channel`` uses of one."""
+    """A socket that makes its calls through ``make``; has the methods that ``netlink.Channel`` uses."""
 
     def __init__(self, opened: netlink.Socket, make: Make) -> None:
         self._opened = opened
@@ -53,7 +53,7 @@ class CountedSocket:
 
 
 class _ListeningSocket:
-    """Counts by itself: it belongs to another thread than the channels."""
+    """Has a counter of its own, because another thread owns it."""
 
     def __init__(self, opened: Any, counts: Counter[str]) -> None:
         self._opened = opened
@@ -72,16 +72,16 @@ class _ListeningSocket:
 
 
 def cover(make: Make, counts: Counter[str]) -> None:
-    """From now on the calls of each new channel, and each question, go through ``make``; those that listen are counted."""
+    """Route the calls of each new channel, and each question, through ``make``; count those of listening sockets."""
     netlink.Channel.__init__ = _connecting(netlink.Channel.__init__, make)  # type: ignore[method-assign]  # to see what it does
     notify.ChangeListener.__init__ = _listening(notify.ChangeListener.__init__, counts)  # type: ignore[method-assign]  # likewise
     sockopt._libc.getsockopt = functools.partial(make, QUESTIONS, sockopt._libc.getsockopt)
 
 
 def file_calls() -> Mapping[str, int]:
-    """Reads and writes of this process, and of those that it started and waited for; empty where the kernel keeps no count.
+    """Reads and writes of this process and its finished children; empty if the kernel keeps no count.
 
-    The calls by which this function reads are not among them.
+    This function's own calls are subtracted.
     """
     try:
         with _IO.open("rb", buffering=0) as file:
@@ -106,7 +106,7 @@ def _listening(make_listener: Callable[..., None], counts: Counter[str]) -> Call
     @functools.wraps(make_listener)
     def made(listener: notify.ChangeListener, **named: Any) -> None:
         make_listener(listener, **named)
-        counts[HEARD] += 1  # as it is made, it asks for the names of interfaces
+        counts[HEARD] += 1  # the new socket requests the names of interfaces
         listener._socket = _ListeningSocket(listener._socket, counts)  # type: ignore[assignment]  # alike as far as it is used
 
     return made

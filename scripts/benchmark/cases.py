@@ -1,4 +1,4 @@
-"""What is measured for which figure, and what is wanted of it."""
+"""The cases: which measurements each has, and the figures and targets that follow."""
 
 import dataclasses
 import functools
@@ -12,13 +12,13 @@ from scripts.benchmark.figures import Found, Row
 
 Measurement = tuple[str, Mapping[str, Any]]
 Pick = Callable[[Sequence[float]], float]
-"""Of several values, the one that counts."""
+"""Selects one of several values."""
 MAIN = (10_000, 10)
 LARGEST = (100_000, 1)
 CROWDED = (5_000, 50, 10)
-"""On ten nodes: 25,000 of these pods are on ours, more than two hundred times what a node is made for."""
+"""On ten nodes: 25,000 of these pods are on ours, more than two hundred times a node's usual maximum."""
 OTHERS: Mapping[tuple[int, ...], int] = {(44_125, 2): 3, LARGEST: 1, (5_000, 50): 5, CROWDED: 3}
-"""How often each is measured. One start of the largest and its replay take seven minutes."""
+"""How many times each is measured. One start of the largest with its replay takes seven minutes."""
 SMALL = ((100, 10), (1_000, 10))
 CHANGES = 500
 FLOWS = 1_000_000
@@ -36,7 +36,7 @@ _PHASES = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Measurements on one boot of the kernel, and what their results mean. ``quick`` ones are part of ``--quick``.
+    """Measurements on one boot of the kernel, and the rows made of their results. ``--quick`` runs only ``quick`` cases.
 
     ``timeout_s`` is for all of them together.
     """
@@ -49,10 +49,10 @@ class Case:
 
 
 def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
-    """Every case; ``quick`` shortens some and leaves others out. ``kube_proxy`` is a program to measure ipvsproxy beside."""
+    """All cases; ``quick`` shortens some and leaves out others. ``kube_proxy`` is another program to measure beside ipvsproxy."""
     repeats = 2 if quick else 3
     churn_s = 10 if quick else 60
-    churn = "churn of 10 s" if quick else "churn"  # it is not the same: what grows and what piles up has less time for it
+    churn = "churn of 10 s" if quick else "churn"  # another name, because memory and backlog have less time to grow
     cases = [
         _start(MAIN, repeats=repeats, target=3.0),
         *(_start(size, repeats=1, target=None, quick=False) for size in SMALL),
@@ -82,7 +82,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
 
 
 def related(rows: Sequence[Row]) -> Iterator[Row]:
-    """What only several cases together tell."""
+    """Rows that need the results of several cases."""
     values = {(row.case, row.figure): row.value for row in rows}
     middle = values.get((_change_name(*MAIN), "p50 ms"))
     for size in ((100, 10), LARGEST):
@@ -106,8 +106,8 @@ def _start(size: tuple[int, ...], *, repeats: int, target: float | None, quick: 
     most_relative = None if size == CROWDED else 1.2
 
     def rows(found: Sequence[Found]) -> Iterator[Row]:
-        # Starts and replays in turn: what else the machine does changes from minute to minute. None of them has to record what is
-        # replayed, or to look at clocks: the first one, which counts for the phases alone, has.
+        # Starts and replays take turns, because the machine's load changes from minute to minute. Only the first start, which
+        # counts for the phases alone, records the messages and reads clocks.
         first, starts, replays = found[0], found[1::2], found[2::2]
         start, replay = _typical(starts), _typical(replays)
         least_start, least_replay = _typical(starts, min), _typical(replays, min)
@@ -132,8 +132,8 @@ def _start(size: tuple[int, ...], *, repeats: int, target: float | None, quick: 
             yield Row(name, "resident MB before the lists", first["imported_mb"])
 
     def rows_beside_main(found: Sequence[Found]) -> Iterator[Row]:
-        # In turn with pairs of the main size, in one boot: what the machine can do changes by a third within minutes, and not
-        # alike for all that a start consists of.
+        # In turn with pairs of the main size, in one boot: the speed of the machine changes by a third within minutes, and
+        # differently for each part of a start.
         firsts, rounds = found[:2], [found[at : at + 4] for at in range(2, len(found), 4)]
         yield from rows([firsts[1], *(one for of_round in rounds for one in of_round[2:])])
         sides = list(zip(*rounds, strict=True))
@@ -154,7 +154,7 @@ def _recorded(size: Sequence[int]) -> Measurement:
 
 
 def _pair(size: Sequence[int]) -> tuple[Measurement, Measurement]:
-    """A start, and the replay that it is compared with."""
+    """A start and its replay."""
     return ("cold", {"pages": size, "times": False}), ("replay", {"recording": _recording(size)})
 
 
@@ -163,9 +163,9 @@ def _recording(size: Sequence[int]) -> str:
 
 
 def _typical(found: Sequence[Found], pick: Pick = statistics.median) -> Found:
-    """One measurement for several that are alike: of each figure by itself the median, or another one.
+    """Combine repeated measurements: the median of each figure by itself, or another pick.
 
-    Not the median of ratios: a machine that is slow for a second is so for one of both, and a slow replay makes a good ratio.
+    Not the median of ratios: a machine that is slow for a second slows only one of a pair, and a slow replay makes a good ratio.
     """
     return {name: pick([one[name] for one in found]) for name in found[0].keys() & {"wall_s", "addresses"}}
 
@@ -185,7 +185,7 @@ def _most_resident_mb(size: tuple[int, ...]) -> float | None:
 
 
 def _without_addresses(start: Found, replay: Found) -> float:
-    """The ratio of what is left of both when the kernel's time for addresses, which is quadratic and the same, is taken off."""
+    """The ratio without the kernel's time for addresses, which is quadratic and the same on both sides."""
     return float((start["wall_s"] - replay["addresses"]) / (replay["wall_s"] - replay["addresses"]))
 
 
@@ -220,7 +220,7 @@ def _steady(
 def _restart(found: Sequence[Found]) -> Iterator[Row]:
     colds, restarts = found[0::2], found[1::2]
     yield Row("restart", "operations", max(one["operations"] for one in restarts), 0)
-    # What was sent counts, whatever became of it: one that is refused because it is there already should not have been sent.
+    # Every sent message counts, even if refused: a message for an existing object should not have been sent.
     yield Row("restart", "netlink messages that wrote", max(one["counts"].get("written", 0) for one in restarts), 0)
     yield Row("restart", "failed operations", sum(one["failed"] for one in restarts), 0)
     yield Row("restart", "wall s, median", statistics.median(one["wall_s"] for one in restarts))

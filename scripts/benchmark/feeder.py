@@ -1,4 +1,4 @@
-"""Feeds a watch from a process of its own, in time, whatever becomes of what was fed before: its own work is nobody else's.
+"""Feeds a watch on time from a process of its own, so that its work does not count as the program's.
 
 python -m scripts.benchmark.feeder DESCRIPTOR BEGINS_S PER_S < LINES
 """
@@ -13,11 +13,11 @@ from typing import BinaryIO
 
 TICK_S = 0.004
 BUFFER_BYTES = 4 << 20
-"""Of the socket: a second of lines, so that the feeder does not wait for the one who reads."""
+"""Of the socket: a second of lines, so that the feeder does not wait for the reader."""
 
 
 def start(lines: BinaryIO, *, begins_s: float, per_s: int) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
-    """Feed these lines; the socket is at its end after the last one. ``begins_s`` is a time of ``time.perf_counter``."""
+    """Feed these lines; the socket ends after the last one. ``begins_s`` is a time of ``time.perf_counter``."""
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.setsockopt(socket.SOL_SOCKET, 32, BUFFER_BYTES)  # SO_SNDBUFFORCE
@@ -28,7 +28,7 @@ def start(lines: BinaryIO, *, begins_s: float, per_s: int) -> tuple[socket.socke
 
 
 def main(arguments: Sequence[str]) -> None:
-    """As the command line says."""
+    """Feed as the command line says."""
     begins_s, per_s = float(arguments[1]), int(arguments[2])
     with socket.socket(fileno=int(arguments[0])) as reader:
         fed = 0

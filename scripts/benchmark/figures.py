@@ -1,4 +1,4 @@
-"""What the figures of one measurement are called, and what is wanted of them."""
+"""The names and targets of the figures of each measurement."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,13 +12,13 @@ COUNTED = (
     ("system calls", "system calls"),
     ("processes started", "processes"),
 )
-"""Figure, and what it is among counts."""
+"""Each figure and its key among counts."""
 
 
 class Row(NamedTuple):
-    """One figure. ``target`` is None where there is none; otherwise the figure must not be greater.
+    """One figure. It must not be greater than ``target``; None: no target.
 
-    ``value`` is None where it could not be measured, which is never ``ok``.
+    ``value`` is None if it could not be measured, which is never ``ok``.
     """
 
     case: str
@@ -28,19 +28,19 @@ class Row(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the target is reached."""
+        """Whether the target is met."""
         return self.value is not None and (self.target is None or self.value <= self.target)
 
 
 def unmeasured(case: str) -> Row:
-    """The only row of a case that failed, or was not reached: without it a list of figures would look complete."""
+    """The only row of a case that failed or did not run, so that a list of figures does not look complete without it."""
     return Row(case, "could not be measured", None)
 
 
 def counted(
     name: str, counts: Mapping[str, float], *, of: int = 1, before: str = "", after: str = "", most_processes: int | None = None
 ) -> Iterator[Row]:
-    """What was asked of the kernel, divided by ``of``. Calls for files are known where the kernel keeps count of them."""
+    """Counts of messages, calls and processes, divided by ``of``. File calls are included if the kernel counts them."""
     for figure, key in COUNTED:
         target = most_processes if key == "processes" else None
         if key in counts or key not in ("reads", "writes"):
@@ -48,7 +48,7 @@ def counted(
 
 
 def change(name: str, most_resident_mb: float | None, found: Sequence[Found]) -> Iterator[Row]:
-    """Of one endpoint changing, again and again. Counts are of one change, medians."""
+    """Rows of single changes. Counts are medians per change."""
     seen = found[0]["change"]
     yield Row(name, "p50 ms", seen["p50_ms"])
     yield Row(name, "p99 ms", seen["p99_ms"])
@@ -65,7 +65,7 @@ def change(name: str, most_resident_mb: float | None, found: Sequence[Found]) ->
 
 
 def churn(name: str, found: Sequence[Found]) -> Iterator[Row]:
-    """Of a thousand changes a second."""
+    """Rows of a thousand changes a second."""
     seen = found[0]["churn"]
     yield Row(name, "p50 ms", seen["p50_ms"])
     yield Row(name, "p99 ms", seen["p99_ms"], 250)
@@ -83,7 +83,7 @@ def churn(name: str, found: Sequence[Found]) -> Iterator[Row]:
 
 
 def rolling(found: Sequence[Found]) -> Iterator[Row]:
-    """Of a Service of a thousand endpoints, one of which changes in each event."""
+    """Rows of a Service of a thousand endpoints, one of which changes in each event."""
     seen = found[0]["rolling"]
     yield Row("rolling", "operations per slice event, median", seen["operations_p50"], 3)
     yield Row("rolling", "operations per slice event, most", seen["operations_most"])
@@ -92,15 +92,15 @@ def rolling(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def idle(found: Sequence[Found]) -> Iterator[Row]:
-    """Of nothing changing."""
+    """Rows of a time without changes."""
     yield Row("idle", "processor %", found[0]["idle"]["cpu_percent"], 0.2)
-    yield Row("idle", "processor %, with the looks of a minute", found[0]["idle"]["looking_percent"])
+    yield Row("idle", "processor %, with the polls of a minute", found[0]["idle"]["polling_percent"])
     yield from counted("idle", found[0]["idle"]["counts"], most_processes=0)
-    yield from counted("idle", found[0]["idle"]["looking"]["counts"], after=", with the looks of a minute")
+    yield from counted("idle", found[0]["idle"]["polling"]["counts"], after=", with the polls of a minute")
 
 
 def audit(found: Sequence[Found]) -> Iterator[Row]:
-    """Of audits, and of looks. Counts are of one of them."""
+    """Rows of audits and polls. Counts are per audit or poll."""
     seen = found[0]["audit"]
     yield Row("audit", "wall s", seen["wall_s"], 2)
     yield Row("audit", "processor s", seen["cpu_s"])
@@ -109,16 +109,16 @@ def audit(found: Sequence[Found]) -> Iterator[Row]:
     yield Row("audit", "loop held ms, best of the longest", seen["held_best_ms"])
     yield Row("audit", "operations", seen["operations"], 0)
     yield from counted("audit", seen["counts"], of=seen["times"], after=", each")
-    look = seen["poll"]
-    yield Row("audit", "a look: wall s", look["wall_s"])
-    yield Row("audit", "a look: processor s", look["cpu_s"])
-    yield Row("audit", "a look: loop held ms, longest of all", look["held_most_ms"], 20)
-    yield Row("audit", "a look: loop held ms, median of the longest", look["held_ms"])
-    yield from counted("audit", look["counts"], of=look["times"], before="a look: ", most_processes=0)
+    poll = seen["poll"]
+    yield Row("audit", "a poll: wall s", poll["wall_s"])
+    yield Row("audit", "a poll: processor s", poll["cpu_s"])
+    yield Row("audit", "a poll: loop held ms, longest of all", poll["held_most_ms"], 20)
+    yield Row("audit", "a poll: loop held ms, median of the longest", poll["held_ms"])
+    yield from counted("audit", poll["counts"], of=poll["times"], before="a poll: ", most_processes=0)
 
 
 def scrape(found: Sequence[Found]) -> Iterator[Row]:
-    """Of scrapes. Counts are of one of them."""
+    """Rows of scrapes. Counts are per scrape."""
     seen = found[0]["scrape"]
     yield Row("scrape", "wall s", seen["wall_s"], 1)
     yield Row("scrape", "loop held ms, longest of all", seen["held_most_ms"], 20)

@@ -1,7 +1,7 @@
-"""Cleaning the flows of one UDP endpoint while very many are tracked, on a kernel that lists all of them.
+"""Cleans the flows of one UDP endpoint among very many tracked flows, on a kernel that lists all of them.
 
-The kernel is played: a socket that answers with recorded parts of a listing again and again, as a kernel before 5.8 lists them,
-which knows no filter. Nothing of it is timed: what is measured is the driver alone.
+A socket plays the kernel: it answers with recorded parts of a listing again and again, like a kernel before 5.8, which has no
+filter. Its own time is subtracted: the figures are the driver's alone.
 """
 
 import itertools
@@ -17,16 +17,16 @@ from ipvsproxy.model.real_servers import RealServerKey
 from tests.support import fake_netlink
 
 PART_SIZE = 32_000
-"""The kernel fills at most 32 KiB at once."""
+"""The kernel sends at most 32 KiB at once."""
 PARTS = 8
-"""So many are recorded, and played in turn."""
+"""Number of recorded parts, which are played in turn."""
 SERVICE, POD, GONE = (parse_address(text) for text in ("10.96.0.10", "10.244.0.5", "10.244.0.6"))
 _SEQUENCE = struct.Struct("=I")
 _LISTING = 0x101
 
 
 def clean(flows: int) -> dict[str, float]:
-    """What a cleaning takes while so many are tracked."""
+    """Time and memory of one cleaning with this number of tracked flows."""
     played = _Socket(flows)
     keep = frozenset({RealServerKey.of(POD, 53)})
     driver = conntrack.ConntrackDriver(lambda _protocol: played)
@@ -45,7 +45,7 @@ def clean(flows: int) -> dict[str, float]:
 
 
 class _Socket:
-    """Plays a listing of so many flows, or some more, and says that each deletion was done; ``spent_s`` is its own time."""
+    """Plays a listing of at least this many flows, and acknowledges each deletion; ``spent_s`` is its own time."""
 
     def __init__(self, flows: int) -> None:
         self.listed = 0
@@ -89,7 +89,7 @@ class _Socket:
 
 
 def _part(number: int, sequence: int) -> tuple[int, bytes]:
-    """Some flows and how many they are. The first one goes to the frontend that is cleaned, and to a real server that is gone."""
+    """Some flows and their number. The first goes through the cleaned frontend to a removed real server."""
     flows: list[bytes] = []
     size = 0
     for at in itertools.count():
@@ -102,7 +102,7 @@ def _part(number: int, sequence: int) -> tuple[int, bytes]:
 
 
 def _flow(number: int, sequence: int, *, is_stale: bool) -> bytes:
-    """A UDP flow with what Linux 6.1 tells of one: both tuples, status, timeout, mark, id, use."""
+    """A UDP flow with the attributes that Linux 6.1 sends: both tuples, status, timeout, mark, id, use."""
     client = (0x0AF40000 + number % 0xFFFF).to_bytes(4, "big")
     service = SERVICE if is_stale else (0x0A600100 + number % 5000).to_bytes(4, "big")
     ports = (1024 + number % 60_000).to_bytes(2, "big"), (53).to_bytes(2, "big")

@@ -1,10 +1,10 @@
-"""Runs measurements on the kernel that this process is on, each in a fresh network namespace, and tells what each found.
+"""Runs measurements on this kernel, each in a fresh network namespace, and prints each result.
 
     scripts/kernel .venv/bin/python -m scripts.benchmark.guest '[["cold", {"pages": [10000, 10]}], …]'
 
 A measurement is a name of ``measure`` and its arguments. ``pages`` there is a number of Services, one of endpoints each, and
-perhaps one of nodes; ``recording`` is the name of a file. One named ``restart`` gets the namespace of the one before it, as that
-left it. Each line of output is JSON: what was found, or ``error``.
+perhaps one of nodes; ``recording`` is the name of a file. A measurement ``restart`` runs in the namespace of the one before, in
+the state that it left. Each line of output is JSON: a result, or ``error``.
 """
 
 import json
@@ -24,13 +24,13 @@ LONGEST_REST_S = 30.0
 
 
 def main() -> None:
-    """Run what the command line lists."""
+    """Run the measurements of the command line."""
     with tempfile.TemporaryDirectory() as directory:
         run(pathlib.Path(directory))
 
 
 def run(directory: pathlib.Path) -> None:
-    """As ``main``, with a directory for what lies between."""
+    """As ``main``, with a directory for intermediate files."""
     quiet("ip", "link", "set", "lo", "up")
     for what, arguments in json.loads(sys.argv[1]):
         if what not in ("restart", *cases.WITHOUT_KERNEL):
@@ -51,7 +51,7 @@ def run(directory: pathlib.Path) -> None:
 def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> dict[str, Any]:
     """Run one measurement in the namespace."""
     log = directory / "log"
-    # What pretends to have a kernel is in a namespace of its own already, and leaves nothing there.
+    # Measurements without a kernel run in a namespace already, and leave nothing in it.
     inside = [] if what in cases.WITHOUT_KERNEL else ["ip", "netns", "exec", NAMESPACE]
     command = [*inside, sys.executable, "-m", "scripts.benchmark.measure", what, json.dumps(arguments)]
     if profile := os.environ.get("IPVSPROXY_PROFILE"):
@@ -65,7 +65,7 @@ def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> di
 
 
 def pages(directory: pathlib.Path, *size: int) -> pathlib.Path:
-    """The pages of a cluster of this size, which are made when they are asked for first."""
+    """The pages of a cluster of this size, made at the first call."""
     numbers = list(map(str, size))
     wanted = directory / "-".join(["pages", *numbers])
     if not wanted.exists():
@@ -76,15 +76,15 @@ def pages(directory: pathlib.Path, *size: int) -> pathlib.Path:
 
 
 def quiet(*command: str) -> None:
-    """Run a command, whatever becomes of it."""
+    """Run a command, and ignore its result."""
     subprocess.run(command, check=False, capture_output=True)
 
 
 def rest() -> None:
-    """Wait until the kernel's threads have cleared away what the last namespace held."""
+    """Wait until the kernel's threads have cleaned up the last namespace."""
     deadline_s = time.monotonic() + LONGEST_REST_S
     calm = 0
-    while calm < 2 and time.monotonic() < deadline_s:  # noqa: PLR2004 - once may be chance
+    while calm < 2 and time.monotonic() < deadline_s:  # noqa: PLR2004 - once may be a coincidence
         before = processor_times()
         time.sleep(0.3)
         spent = [after - then for after, then in zip(processor_times(), before, strict=True)]

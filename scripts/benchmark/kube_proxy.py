@@ -1,6 +1,6 @@
-"""The kube-proxy that is measured beside ipvsproxy: whether it can be started where that is done, and the figures of both.
+"""Finds the kube-proxy to measure beside ipvsproxy, and names the figures of both.
 
-Of the standard library alone: scripts/bench reads this before anything is measured.
+Imports the standard library only, because scripts/bench imports it before .venv is needed.
 """
 
 import os
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-EMPTY = tuple(pathlib.Path(name) for name in ("/tmp", "/run", "/dev/shm"))  # noqa: S108 - they are asked about, not used
-"""scripts/kernel gives the command fresh ones; of what is in them only this directory tree is kept."""
+EMPTY = tuple(pathlib.Path(name) for name in ("/tmp", "/run", "/dev/shm"))  # noqa: S108 - compared, not used
+"""scripts/kernel replaces these directories by empty ones; only this directory tree is kept."""
 FIGURES = (
     ("programmed_s", "s from its start until all is programmed"),
     ("processor_s", "processor s until then"),
@@ -41,18 +41,20 @@ FIGURES = (
     ("restart_processor_s", "restart: processor s until then"),
     ("restart_started", "restart: processes and threads started until then"),
 )
-"""What ``beside`` finds of a proxy, and how it is called in a row."""
+"""Each result of ``beside`` and its name in a row."""
 
 
 class UnusableError(Exception):
-    """The program cannot be measured; the message is one sentence for a person, and says what to do."""
+    """The program cannot be measured; the message is one sentence that says what to do."""
 
 
 def find(command: str, *, directory: pathlib.Path, empty: Sequence[pathlib.Path] = EMPTY) -> str:
-    """The command with the whole path of its program; empty as given. Names are looked up from ``directory`` and in PATH.
+    """Return the command with the absolute path of its program; an empty command stays empty.
+
+    The program is found relative to ``directory``, or in PATH.
 
     Raises:
-        UnusableError: it is no command, not there, not executable, or not to be seen from where it would be started.
+        UnusableError: the command is malformed, or the program is missing, not executable, or not visible on the test kernel.
     """
     try:
         words = shlex.split(command)
@@ -67,20 +69,20 @@ def find(command: str, *, directory: pathlib.Path, empty: Sequence[pathlib.Path]
         raise UnusableError(f"KUBE_PROXY={command}: {named} is no file")
     if not os.access(named, os.X_OK):
         raise UnusableError(f"KUBE_PROXY={command}: {named} is not executable; chmod +x helps")
-    program = pathlib.Path(os.path.abspath(named))  # noqa: PTH100 - a link keeps its name: some programs look at it
+    program = pathlib.Path(os.path.abspath(named))  # noqa: PTH100 - keeps the name of a link, which some programs depend on
     for path in (program, *(pathlib.Path(word) for word in words[1:] if word.startswith("/"))):
-        for seen in (path, path.resolve()):
-            hidden = next((one for one in empty if seen.is_relative_to(one)), None)
-            if hidden and not seen.is_relative_to(ROOT):
-                wanted = f"put it elsewhere, /usr/local/bin or {ROOT / 'build'} for example"
+        for place in (path, path.resolve()):
+            hidden = next((one for one in empty if place.is_relative_to(one)), None)
+            if hidden and not place.is_relative_to(ROOT):
+                advice = f"put it elsewhere, /usr/local/bin or {ROOT / 'build'} for example"
                 raise UnusableError(
-                    f"KUBE_PROXY={command}: {seen} cannot be seen on the test kernel, where {hidden} is empty: {wanted}"
+                    f"KUBE_PROXY={command}: {place} does not exist on the test kernel, where {hidden} is empty: {advice}"
                 )
     return shlex.join([str(program), *words[1:]])
 
 
 def compared(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Figures by name: of ipvsproxy, of kube-proxy, and how many times as much that is."""
+    """Figures by name: ipvsproxy's, kube-proxy's, and the ratio of the latter to the former."""
     for key, figure in FIGURES:
         yield f"ipvsproxy: {figure}", ours[key]
         yield f"kube-proxy: {figure}", theirs[key]

@@ -1,4 +1,4 @@
-"""What is measured, each in a process and a network namespace of its own: one line of JSON with what was found.
+"""The measurements. Each runs in a process and a network namespace of its own, and prints one line of JSON.
 
 python -m scripts.benchmark.measure WHAT '{"argument": …}'
 """
@@ -25,7 +25,10 @@ FEW_FLOWS = 10_000
 
 
 def cold(pages: str, recording: str = "", *, times: bool = True) -> Figures:
-    """From the first byte of the lists until everything is programmed. ``recording`` and ``times`` take a tenth of a second."""
+    """From the first byte of the lists until everything is programmed.
+
+    ``recording`` and ``times`` each cost a tenth of a second.
+    """
     measured = meter.Meter()
     measured.times = times
     if recording:
@@ -58,19 +61,19 @@ def cold(pages: str, recording: str = "", *, times: bool = True) -> Figures:
 
 
 def restart(pages: str) -> Figures:
-    """As ``cold``, where the kernel holds everything already."""
+    """As ``cold``, on a kernel that holds everything already."""
     return cold(pages)
 
 
 def own(what: str, arguments: Figures) -> Figures:
-    """Another measurement without a kernel: only the program's own time counts."""
+    """Another measurement without a kernel, for the program's own time."""
     with pretence.kernel():
         found: Figures = MEASUREMENTS[what](**arguments)
     return found
 
 
 def replay(recording: str) -> Figures:
-    """What the kernel itself takes: recorded messages from a file by a minimal loop, and one iptables-restore."""
+    """The kernel's own share: a minimal loop sends recorded messages from a file, and runs one iptables-restore."""
     chunks, rules = recordings.read(pathlib.Path(recording))
     sockets = {}
     for protocol in sorted({protocol for protocol, _ in chunks}):
@@ -120,7 +123,7 @@ def tools(services: int, endpoints: int) -> Figures:
 
 
 def flows(flows: int) -> Figures:
-    """Clean once while a tenth of ``flows`` are tracked, and once while all are; memory is what the process grew by at most."""
+    """Clean with a tenth of ``flows`` tracked, then with all of them; memory is the most by which the process grew."""
     tracked.clean(FEW_FLOWS)
     first_mb = meter.resident_mb("VmHWM")
     tenth = tracked.clean(flows // 10)

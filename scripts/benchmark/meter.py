@@ -1,7 +1,7 @@
-"""What the program spends its time with, and what it asks of the kernel, seen from inside the process.
+"""Measures from inside the process where its time goes, and what it sends to the kernel.
 
-A phase is a function of the program whose calls are timed, by the clock on the wall and by the processor time of the thread that
-runs it. Those that are timed are called once per page, chunk or sync, none of them once per object.
+A phase is a function of the program whose calls are timed, by wall-clock time and by the processor time of its thread. Phases run
+once per page, chunk or sync, never once per object.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from ipvsproxy.translate import list_reader
 from scripts.benchmark import calls, recording
 
 PROTOCOLS = {0: "addresses", 12: "ipset and conntrack", 16: "ipvs"}
-"""By number of netlink protocol."""
+"""Names by number of the netlink protocol."""
 
 
 @dataclasses.dataclass
 class Phase:
-    """Calls of one function, and the seconds they took."""
+    """The calls of one function, and their seconds."""
 
     calls: int = 0
     wall_s: float = 0.0
@@ -35,11 +35,11 @@ class Phase:
 
 
 class Meter:
-    """Counts from the moment it is made; ``reset`` begins anew. One per process.
+    """Counts from its creation, or from the last ``reset``. One per process.
 
-    Without ``times`` only the kernel's part is timed, which are the system calls that hand it changes and take its answers: where
-    single changes are measured, the other clocks would be a tenth of what they measure, and a quarter on the test kernel, where
-    each look at a clock is a system call of 17 µs. ``acknowledged_s`` is when the last of these calls was over, for each batch.
+    Without ``times``, only the kernel's part is timed: the system calls that send changes and receive answers. For single
+    changes, the other clocks would cost a tenth of the figure, and a quarter on the test kernel, where reading a clock is a
+    system call of 17 µs. ``acknowledged_s`` has the end of the last of these calls, for each batch.
     """
 
     def __init__(self) -> None:
@@ -49,33 +49,33 @@ class Meter:
         self.acknowledged_s: list[float] = []
         self.recording: recording.Recording | None = None
         self._handling: Phase | None = None
-        """That of the batch that is with the kernel's thread just now."""
+        """Of the batch that the kernel thread has at present."""
         self._answered_s = 0.0
         self._asks = False
-        """What is sent as a change is a question, which the kernel refuses in any case."""
+        """Whether the message that is sent as a change is a query, which the kernel always refuses."""
         self._file_calls = calls.file_calls()
         self._cover()
 
     def reset(self) -> None:
-        """Forget what was counted."""
+        """Forget all counts."""
         self.phases.clear()
         self.counts.clear()
         self.acknowledged_s.clear()
         self._file_calls = calls.file_calls()
 
     def kernel_s(self) -> float:
-        """How long the system calls took by which the kernel was given changes, on the wall."""
+        """Wall-clock time of the system calls that sent changes to the kernel."""
         return sum(phase.wall_s for name, phase in self.phases.items() if name.startswith("kernel"))
 
     def figures(self) -> dict[str, Any]:
-        """All of it as a value that JSON takes."""
+        """All figures, as a value for JSON."""
         return {
             "phases": {name: dataclasses.asdict(phase) for name, phase in self.phases.items()},
             "counts": self.all_counts(),
         }
 
     def all_counts(self) -> dict[str, int]:
-        """What was counted, ``calls`` on netlink sockets, and ``reads`` and ``writes`` of files where the kernel counts them.
+        """All counts, with ``calls`` on netlink sockets, and ``reads`` and ``writes`` of files if the kernel counts them.
 
         ``system calls`` is the sum of both.
         """
@@ -162,7 +162,7 @@ class Meter:
                 failed = run(channel, messages)
             finally:
                 self._handling = None
-            self.acknowledged_s.append(self._answered_s or time.perf_counter())  # where no kernel is, nothing is called
+            self.acknowledged_s.append(self._answered_s or time.perf_counter())  # without a kernel there are no calls
             self.counts["messages"] += len(messages)
             self.counts["refused"] += len(failed)
             self.counts["written"] += 0 if self._asks else len(messages)
@@ -172,7 +172,7 @@ class Meter:
         return measured
 
     def _made(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """A system call, by the thread that has the channels. Two looks at a clock, if it belongs to a batch of changes."""
+        """Make a system call, on the thread that owns the channels. Reads the clock twice for calls of a batch of changes."""
         self.counts[name] += 1
         phase = self._handling
         if phase is None:
@@ -222,7 +222,7 @@ class Meter:
 
 
 class Heartbeat:
-    """How long the loop was held: the longest delay of a beat that is due every two milliseconds."""
+    """Measures how long the loop was held: the longest delay of a beat due every two milliseconds."""
 
     PERIOD_S = 0.002
 
@@ -237,14 +237,14 @@ class Heartbeat:
             self.delays_s.append(max(0.0, time.perf_counter() - due_s))
 
     def longest_s(self) -> float:
-        """Since this was asked last."""
+        """The longest hold since the last call."""
         longest = max(self.delays_s, default=0.0)
         self.delays_s.clear()
         return longest
 
 
 def resident_mb(field: str = "VmRSS") -> float:
-    """Memory of this process in MB (10^6 bytes); ``VmHWM`` is the most it ever was."""
+    """Memory of this process in MB (10^6 bytes); ``VmHWM`` is the peak."""
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024 / 1e6

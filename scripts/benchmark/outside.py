@@ -1,6 +1,6 @@
-"""A proxy as a process of its own, as it is seen from outside: the kernel's table, its HTTP servers, and ``/proc``.
+"""Observes a proxy from outside: the kernel's table, its HTTP servers, and ``/proc``.
 
-What cannot be seen from there: operations, netlink messages, and how long anything inside has waited.
+Not visible from there: operations, netlink messages, and waiting times inside the process.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Places(NamedTuple):
-    """Where a proxy shows what it does: a file like ``/proc/net/ip_vs``, and its ports of 127.0.0.1."""
+    """Where to observe a proxy: a file like ``/proc/net/ip_vs``, and its ports on 127.0.0.1."""
 
     table: pathlib.Path = pathlib.Path("/proc/net/ip_vs")
     metrics_port: int = 10249
@@ -37,10 +37,10 @@ class Places(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What was used by a moment; by itself only differences mean anything.
+    """Resources used up to a moment; only differences are meaningful.
 
-    ``processor_s`` is that of the process, and of those that it has started and waited for. ``started`` counts processes and
-    threads of the whole machine, the kernel's own among them: nothing tells afterwards whose they were.
+    ``processor_s`` is that of the process and of its finished children. ``started`` counts processes and threads of the whole
+    machine, including the kernel's own, because their owner is not known afterwards.
     """
 
     at_s: float
@@ -48,12 +48,12 @@ class Spent(NamedTuple):
     started: int
 
     def since(self, before: Self) -> "Spent":
-        """What was used between."""
+        """The difference to an earlier moment."""
         return Spent(self.at_s - before.at_s, self.processor_s - before.processor_s, self.started - before.started)
 
 
 class Proxy:
-    """A proxy that runs."""
+    """A running proxy."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: pathlib.Path, places: Places) -> None:
         self.began = Spent(time.perf_counter(), 0.0, _started())
@@ -62,7 +62,7 @@ class Proxy:
         self._places = places
 
     def spent(self) -> Spent:
-        """What was used until now.
+        """Resources used until now.
 
         Raises:
             RuntimeError: the proxy has ended.
@@ -71,7 +71,7 @@ class Proxy:
         return Spent(time.perf_counter(), sum(int(field) for field in fields[11:15]) / _TICKS_PER_S, _started())
 
     def resident_mb(self) -> float:
-        """Memory of the process, without those that it has started, in MB (10^6 bytes).
+        """Memory of the process without its children, in MB (10^6 bytes).
 
         Raises:
             RuntimeError: the proxy has ended.
@@ -85,7 +85,7 @@ class Proxy:
             raise RuntimeError(f"it has ended: {self._last_words()}") from error
 
     async def until(self, holds: Callable[[str], bool], poll_s: float) -> None:
-        """Read the kernel's table until this holds of it; reading costs the machine something, so as seldom as may be.
+        """Read the kernel's table until the condition holds. Each reading costs time, so choose a long ``poll_s``.
 
         Raises:
             RuntimeError: the proxy has ended, or it takes longer than ``LONGEST_S``.
@@ -96,7 +96,7 @@ class Proxy:
             await asyncio.sleep(poll_s)
 
     async def until_in_sync(self, poll_s: float) -> None:
-        """Ask until its metrics tell of a sync of IPv4 that is over, and ``/healthz`` says that it is well.
+        """Poll until its metrics show a finished IPv4 sync, and ``/healthz`` is healthy.
 
         Raises:
             RuntimeError: as ``until``.
@@ -108,18 +108,18 @@ class Proxy:
 
     async def _is_in_sync(self) -> bool:
         try:
-            # kube-proxy is well before its first sync, too, so that health alone would tell nothing.
+            # kube-proxy is healthy before its first sync, too, so health alone proves nothing.
             synced = has_synced(await self.scrape())
             await self._ask(self._places.health_port, "/healthz")
         except RuntimeError:
-            return False  # its servers are not there yet, or it is not well
+            return False  # its servers do not listen yet, or it is not healthy
         return synced
 
     async def scrape(self) -> str:
-        """Its metrics, as Prometheus asks for them.
+        """Scrape its metrics as Prometheus does.
 
         Raises:
-            RuntimeError: it does not answer, or not with 200.
+            RuntimeError: no answer, or not status 200.
         """
         return await self._ask(self._places.metrics_port, "/metrics")
 
@@ -151,19 +151,19 @@ def serving(table: str) -> set[str]:
 
 
 def has_synced(metrics: str) -> bool:
-    """Whether a sync of IPv4 is over; older ones of kube-proxy do not tell the families apart."""
+    """Whether an IPv4 sync has finished; older kube-proxies do not distinguish families."""
     return any(float(at) for labels, at in _LAST_SYNC.findall(metrics) if "IPv6" not in labels)
 
 
 async def start_once(command: str) -> None:
-    """Have its files in memory: who is measured first would pay for that."""
+    """Load its files into the page cache, so that the first measurement does not pay for that."""
     first = await asyncio.create_subprocess_exec(*shlex.split(command), "--version", stdout=asyncio.subprocess.DEVNULL)
     await first.wait()
 
 
 @contextlib.asynccontextmanager
 async def running(command: str, url: str, places: Places) -> AsyncIterator[Proxy]:
-    """Start it by this command (a program, and what stands before kube-proxy's flags); it is asked to stop in the end."""
+    """Start it by this command (a program, and words before kube-proxy's flags); stop it at the end."""
     with tempfile.TemporaryDirectory() as directory:
         folder = pathlib.Path(directory)
         flags = (
@@ -171,14 +171,14 @@ async def running(command: str, url: str, places: Places) -> AsyncIterator[Proxy
             f"--kubeconfig={write_kubeconfig(folder / 'kubeconfig', url)}",
             f"--hostname-override={workload.NODE}",
             "--cluster-cidr=10.128.0.0/10",
-            "--conntrack-max-per-core=0",  # may only be set in the host's first network namespace
+            "--conntrack-max-per-core=0",  # writable only in the host's first network namespace
             "--kube-api-content-type=application/json",
             f"--healthz-bind-address=127.0.0.1:{places.health_port}",
             f"--metrics-bind-address=127.0.0.1:{places.metrics_port}",
         )
         log = folder / "log"
         with log.open("w") as opened:
-            environment = {**os.environ, "KUBE_FEATURE_WatchListClient": "false"}  # the API server of the tests only lists
+            environment = {**os.environ, "KUBE_FEATURE_WatchListClient": "false"}  # the tests' API server supports lists only
             words = [*shlex.split(command), *flags]
             process = await asyncio.create_subprocess_exec(*words, stdout=opened, stderr=opened, env=environment)
         try:

@@ -1,7 +1,7 @@
-"""The program without a kernel: every message is encoded, and counts as handled as soon as it should be sent.
+"""Runs the program without a kernel: every message is encoded, and counts as acknowledged when it should be sent.
 
-What is left is its own time, on a machine where memory and system calls cost what they usually do. Nothing of the machine is read
-or written. And traffic that never was, on any kernel.
+Only the program's own time remains, on a machine with usual costs of memory and system calls. The machine is neither read nor
+written. Also invents traffic, on any kernel.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ SAVED = "".join(f"*{table}\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n" for table in ("n
 
 @contextlib.contextmanager
 def kernel() -> Iterator[None]:
-    """Pretend inside the block that there is a kernel, and that it is empty."""
+    """Pretend inside the block that there is an empty kernel."""
 
     def run(command: str, *arguments: str, stdin: str = "") -> str:
         del stdin
@@ -53,15 +53,15 @@ def kernel() -> Iterator[None]:
 
 @contextlib.contextmanager
 def traffic(virtual_servers: Collection[VirtualServerKey]) -> Iterator[None]:
-    """Pretend inside the block that each of these has counted more whenever counters are read; the kernel is read, too."""
+    """Pretend inside the block that the counters of these grow with each reading; the kernel is read, too."""
     read, numbers, every = ipvs_traffic.TrafficReader.services, itertools.count(1), frozenset(virtual_servers)
 
     def counted(reader: ipvs_traffic.TrafficReader, _: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
         left, counters = list(virtual_servers), Counters._make([next(numbers)] * len(Counters._fields))
         for part in read(reader, every):
-            told, left = left[: len(part)], left[len(part) :]
-            yield dict.fromkeys(told, counters)
-        yield dict.fromkeys(left, counters)  # where there is no kernel
+            part_keys, left = left[: len(part)], left[len(part) :]
+            yield dict.fromkeys(part_keys, counters)
+        yield dict.fromkeys(left, counters)  # without a kernel
 
     with mock.patch.object(ipvs_traffic.TrafficReader, "services", counted):
         yield

@@ -1,4 +1,4 @@
-"""The whole program in this process, on the real kernel, with an API server in memory."""
+"""Runs the whole program in this process, on the real kernel, with an in-memory API server."""
 
 import asyncio
 import contextlib
@@ -24,16 +24,16 @@ METRICS_PORT = 10249
 
 
 class Sync(NamedTuple):
-    """A sync that is over. ``told`` is how many lines the watches had handed out when it began."""
+    """A finished sync. ``sent_lines`` counts the lines sent to watches before it began."""
 
     began_s: float
     ended_s: float
-    told: int
+    sent_lines: int
     summary: SyncSummary
 
 
 class Watching:
-    """The program's own watcher, and a list of what it was told."""
+    """The program's own observer, and a list of its syncs."""
 
     def __init__(self, watcher: Watcher, api: MemoryApi) -> None:
         self.syncs: list[Sync] = []
@@ -41,35 +41,35 @@ class Watching:
         self._watcher = watcher
         self._api = api
         self._began_s = 0.0
-        self._told = 0
+        self._sent_lines = 0
 
     def queued(self, now: float) -> None:
-        """There is something to do."""
+        """A change waits."""
         self._watcher.queued(now)
 
     def syncing(self, now: float) -> None:
         """A sync begins."""
-        self._began_s, self._told = time.perf_counter(), self._api.told
+        self._began_s, self._sent_lines = time.perf_counter(), self._api.sent_lines
         self._watcher.syncing(now)
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync is over."""
+        """A sync has finished."""
         self._watcher.synced(summary)
-        # Without what the program does not keep either: of a hundred thousand Services it would be five megabytes.
+        # Without the parts that the program drops, too: of a hundred thousand Services they are five megabytes.
         kept = dataclasses.replace(summary, changes=Changes())
-        self.syncs.append(Sync(self._began_s, time.perf_counter(), self._told, kept))
+        self.syncs.append(Sync(self._began_s, time.perf_counter(), self._sent_lines, kept))
         self.synced_event.set()
 
 
 class Running(NamedTuple):
-    """The program while it runs."""
+    """The running program."""
 
     engine: Engine
     watching: Watching
     api: MemoryApi
 
     async def synced(self) -> Sync:
-        """The next sync that ends."""
+        """Wait for the next sync to finish."""
         self.watching.synced_event.clear()
         await self.watching.synced_event.wait()
         return self.watching.syncs[-1]
@@ -77,7 +77,7 @@ class Running(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def running(api: MemoryApi, *flags: str) -> AsyncIterator[Running]:
-    """Start it; it is over its first sync when the block begins."""
+    """Start it; the block begins after its first sync."""
     made: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
 
     class MeasuredEngine(Engine):
@@ -89,7 +89,7 @@ async def running(api: MemoryApi, *flags: str) -> AsyncIterator[Running]:
     async def make_source(*_: object) -> Source:
         return Source(api)
 
-    importlib.import_module("ipvsproxy.daemon.sources.watch")  # which is there when an API server is: its memory counts
+    importlib.import_module("ipvsproxy.daemon.sources.watch")  # imported in service, so its memory counts
     with (
         mock.patch.object(app, "Engine", MeasuredEngine),
         mock.patch.object(sources, "make", make_source),
@@ -115,14 +115,14 @@ async def _first(wanted: asyncio.Future[Any], task: "asyncio.Task[int]") -> None
 
 
 def configuration(*flags: str) -> Config:
-    """What the command line would make of these flags."""
+    """The configuration of a command line with these flags."""
     arguments = [
         "--proxy-mode=ipvs",
         f"--hostname-override={workload.NODE}",
         "--cluster-cidr=10.128.0.0/10",
         "--ipvs-min-sync-period=0s",
-        "--ipvs-sync-period=24h",  # what reads the whole kernel is measured by itself
-        "--conntrack-max-per-core=0",  # may only be set in the host's first network namespace
+        "--ipvs-sync-period=24h",  # audits are measured by themselves
+        "--conntrack-max-per-core=0",  # writable only in the host's first network namespace
         *flags,
     ]
     return load.load(arguments, hostname=workload.NODE, read_file=lambda _: b"")

@@ -1,6 +1,6 @@
-"""The netlink messages of a run, in a file: what ``replay`` sends again.
+"""The netlink messages of a run, in a file, for ``replay``.
 
-They are written as they go. Kept in memory, they would be the program's in each figure of memory, page faults and time.
+They are written as they go: in memory, they would count as the program's in each figure of memory, page faults and time.
 """
 
 import os
@@ -13,14 +13,14 @@ from ipvsproxy.kernel import netlink
 
 
 class Recorded(NamedTuple):
-    """Chunks as they went to the kernel, each with its netlink protocol; and the rules, as command line and standard input."""
+    """Chunks as sent to the kernel, each with its netlink protocol; and the rules, as command line and standard input."""
 
     chunks: Sequence[tuple[int, bytes]]
     rules: Sequence[tuple[str, ...]]
 
 
 class Recording:
-    """Writes what it is told to one file, and where the chunks are to another one."""
+    """Writes chunks to one file, and their positions to another."""
 
     def __init__(self, file: pathlib.Path) -> None:
         self._index = file.with_suffix(".index")
@@ -29,7 +29,7 @@ class Recording:
         self.rules: list[tuple[str, ...]] = []
 
     def add(self, protocol: int, messages: Sequence[bytes]) -> None:
-        """One chunk, with the flag that has its last message acknowledged."""
+        """Add a chunk, with the flag that requests an acknowledgement of its last message."""
         final = bytearray(messages[-1])
         final[6] |= netlink.ACKNOWLEDGE
         length = sum(map(len, messages))
@@ -38,14 +38,14 @@ class Recording:
         self._chunks.append((protocol, length))
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Finish both files."""
         self._file.close()
         self._index.write_bytes(pickle.dumps((self._chunks, self.rules)))
 
 
 def read(file: pathlib.Path) -> Recorded:
-    """All of a recording."""
-    lengths, rules = pickle.loads(file.with_suffix(".index").read_bytes())  # noqa: S301 - we wrote it ourselves a moment ago
+    """Read a whole recording."""
+    lengths, rules = pickle.loads(file.with_suffix(".index").read_bytes())  # noqa: S301 - this program wrote it
     data, chunks, position = file.read_bytes(), [], 0
     for protocol, length in lengths:
         chunks.append((protocol, data[position : position + length]))

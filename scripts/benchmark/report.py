@@ -1,4 +1,4 @@
-"""Figures as a table, beside those of a run before, and as a picture."""
+"""Prints figures as a table, beside those of an earlier run, and as a picture."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,13 +13,13 @@ SERIES: tuple[tuple[str, str, tuple[str, ...], float, str], ...] = (
     ("ipvsadm -R and ipset restore", "tools", ("ipvsadm -R s", "ipset restore s"), 1.0, "#d29922"),
     ("one endpoint changes", "change", ("p50 ms",), 1e-3, "#2da44e"),
 )
-"""Label, first word of the case, figures that are added, seconds in one unit of them, colour."""
+"""Label, first word of the case, figures to add up, seconds in one of their units, colour."""
 ENDPOINTS = {"10", "1"}
-"""The picture shows cases with so many endpoints for each Service: only one fits a hundred thousand."""
+"""Endpoints per Service of the cases in the picture: a hundred thousand Services are measured with one only."""
 
 
 def table(rows: Iterable[Row], before: Mapping[tuple[str, str], float]) -> Iterator[str]:
-    """One line per figure; the last column is the value relative to the one before."""
+    """One line per figure; the last column is the value relative to the earlier one."""
     yield f"{'case':<18} {'figure':<44} {'value':>12} {'target':>8}  {'':<4} {'before':>12}  relative"
     for row in rows:
         target = "" if row.target is None else f"{row.target:g}"

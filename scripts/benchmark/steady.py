@@ -1,4 +1,4 @@
-"""What a running program does, measured in one process: changes, churn, a rolling update, nothing, audits, scrapes."""
+"""Measures a running program in one process: changes, churn, a rolling update, idling, audits, scrapes."""
 
 import asyncio
 import gc
@@ -16,19 +16,19 @@ from ipvsproxy.daemon.metrics import traffic
 from scripts.benchmark import api, feeder, meter, pretence, program, workload
 
 LATENCY_PERIOD_S = 0.06
-"""Between single changes: longer than the longest rest after a sync, or they would be a storm."""
+"""Between single changes: longer than the longest rest after a sync, so that they are no storm."""
 CHURN_PER_S = 1000
 CHURN_DELAY_S = 3.0
-"""After the feeder was started."""
+"""After the start of the feeder."""
 LONGEST_SILENCE_S = 120.0
 AUDITS = 5
-"""And as many looks."""
+"""Also the number of polls."""
 SCRAPES = 5
 SCRAPE_PAUSE_S = 0.2
 SCRAPE_LEAD_S = 0.01
-"""Before a change that comes while a scrape is under way: by then the kernel's counters are being read."""
+"""From the start of a scrape to a change during it: by then the scrape reads the kernel's counters."""
 ROLLING = 999_000
-"""Number of the Service that has a thousand endpoints."""
+"""Number of the Service with a thousand endpoints."""
 
 _READ_SIZE = 16384
 _SERIES = b"\nipvsproxy_service_"
@@ -36,7 +36,7 @@ Figures = dict[str, Any]
 
 
 def measure(*, pages: str, services: int, endpoints: int, parts: Sequence[str], churn_s: float, changes: int) -> Figures:
-    """What a running program does: a change, churn, a rolling update, nothing, an audit, a scrape."""
+    """Run the program and measure the given parts."""
     measured = meter.Meter()
 
     async def run() -> Figures:
@@ -44,7 +44,7 @@ def measure(*, pages: str, services: int, endpoints: int, parts: Sequence[str], 
             steadily = _Steady(running, measured, services, endpoints)
             figures: Figures = {"resident_mb": meter.resident_mb()}
             await asyncio.sleep(POLL_INTERVAL_S)
-            await steadily.looked()  # the first look after the first sync is told all that was written
+            await steadily.polled()  # the first poll after the first sync gets notifications of all writes
             if "change" in parts:
                 figures["change"] = await steadily.change(changes)
             if "rolling" in parts:
@@ -57,7 +57,7 @@ def measure(*, pages: str, services: int, endpoints: int, parts: Sequence[str], 
                 figures["scrape"] = await steadily.scrape()
             if "churn" in parts:
                 figures["churn"] = await steadily.churn(churn_s)
-            await _scraped()  # as somebody does who watches it
+            await _scraped()  # as in service, where somebody scrapes it
             figures["resident_after_mb"] = meter.resident_mb()
             return figures
 
@@ -73,15 +73,15 @@ class _Steady:
         self._replacements = workload.Replacements(services, endpoints)
         self._heart = meter.Heartbeat()
 
-    async def _told(self, line: bytes) -> None:
-        """Hand out the line, and wait until it is programmed."""
-        wanted = self._running.api.told + 1
-        self._running.api.tell("endpointslices", line, 1)
-        while (await self._running.synced()).told < wanted:
+    async def _send_and_wait(self, line: bytes) -> None:
+        """Send the line, and wait until it is programmed."""
+        awaited = self._running.api.sent_lines + 1
+        self._running.api.send("endpointslices", line, 1)
+        while (await self._running.synced()).sent_lines < awaited:
             pass
 
     async def change(self, changes: int) -> Figures:
-        """One endpoint changes, again and again, with a pause between."""
+        """One endpoint changes, again and again, with pauses."""
         lines = [self._replacements.line(number * 7919 % self._services) for number in range(changes)]
         gc.collect()
         self._meter.times = False
@@ -95,7 +95,7 @@ class _Steady:
             self._meter.acknowledged_s.clear()
             kernel_s = self._meter.kernel_s()
             cpu, began_s = time.process_time(), time.perf_counter()
-            await self._told(line)
+            await self._send_and_wait(line)
             cpu_s.append(time.process_time() - cpu)
             latencies_s.append(self._meter.acknowledged_s[-1] - began_s)
             own_s.append(latencies_s[-1] - (self._meter.kernel_s() - kernel_s))
@@ -117,14 +117,16 @@ class _Steady:
         }
 
     async def rolling(self) -> Figures:
-        """A Service of a thousand endpoints in ten slices, of which one at a time is replaced."""
+        """A Service has a thousand endpoints in ten slices; they are replaced one at a time."""
         number, first = ROLLING, 3_000_000
         service = workload.service(number, self._version + 1)
         service["spec"] |= {"clusterIP": "10.111.255.254", "clusterIPs": ["10.111.255.254"]}
         slices = [list(range(first + part * 100, first + part * 100 + 100)) for part in range(10)]
-        self._running.api.tell("services", workload.line("ADDED", service), 1)
+        self._running.api.send("services", workload.line("ADDED", service), 1)
         for part, pods in enumerate(slices):
-            await self._told(workload.line("ADDED", workload.endpoint_slice(number, part, pods, self._version + part + 1)))
+            await self._send_and_wait(
+                workload.line("ADDED", workload.endpoint_slice(number, part, pods, self._version + part + 1))
+            )
         self._version += 100
         lines = []
         for step in range(100):
@@ -136,7 +138,7 @@ class _Steady:
         operations, cpu_s = [], []
         for line in lines:
             synced, cpu = len(self._running.watching.syncs), time.process_time()
-            await self._told(line)
+            await self._send_and_wait(line)
             cpu_s.append(time.process_time() - cpu)
             reports = [sync.summary.report for sync in self._running.watching.syncs[synced:]]
             operations.append(sum(sum(report.done.values()) for report in reports))
@@ -148,33 +150,33 @@ class _Steady:
             **self._meter.figures(),
         }
 
-    async def looked(self) -> None:
-        """Wait for the end of the look that is due or under way."""
+    async def polled(self) -> None:
+        """Wait for the end of the poll that is due or under way."""
         while self._running.engine._reader.next_part_s <= time.monotonic():  # noqa: ASYNC110 - a look is no event
             await asyncio.sleep(0.005)
 
     async def idle(self) -> Figures:
-        """Nothing changes: with the looks that fall into a minute, and in a time in which there is neither audit nor look."""
+        """Nothing changes: a minute with its polls, and a time without audits and polls."""
         await asyncio.sleep(1)
         reader = self._running.engine._reader
         await self._nothing_read()
         reader._audit_due_s = time.monotonic() + 3600
         self._meter.reset()
-        share, looking = await self._processor_share(60), self._meter.figures()
+        share, polling = await self._processor_share(60), self._meter.figures()
         await self._nothing_read()
         reader._poll_due_s = reader._audit_due_s
-        self._running.engine.changed(time.monotonic())  # so that it waits for these times
+        self._running.engine.changed(time.monotonic())  # the loop then waits for these times
         await self._running.synced()
         self._meter.reset()
         return {
             "cpu_percent": await self._processor_share(10) * 100,
-            "looking_percent": share * 100,
-            "looking": looking,
+            "polling_percent": share * 100,
+            "polling": polling,
             **self._meter.figures(),
         }
 
     async def _nothing_read(self) -> None:
-        """Wait for the end of the audit or look that is under way: at its end it sets the times of the next ones anew."""
+        """Wait for the end of the audit or poll under way, which then sets the times of the next ones."""
         while self._running.engine._reader.is_reading:  # noqa: ASYNC110 - a look is no event
             await asyncio.sleep(0.005)
 
@@ -184,7 +186,7 @@ class _Steady:
         return (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
 
     async def audit(self) -> Figures:
-        """Reads of the whole kernel against the model, one after the other, and then looks at what may have changed."""
+        """Audits, one after the other, then polls."""
         beating = asyncio.create_task(self._heart.run())
         found: Figures = {"poll": {}}
         for whole in (True, False):
@@ -199,7 +201,7 @@ class _Steady:
                 if whole:
                     reader._audit_due_s = 0.0
                 self._running.engine.kernel_changed()
-                await (self._running.synced() if whole else self.looked())
+                await (self._running.synced() if whole else self.polled())
                 walls_s.append(time.perf_counter() - began_s)
                 cpus_s.append(time.process_time() - cpu_s)
                 await asyncio.sleep(0.05)
@@ -220,7 +222,7 @@ class _Steady:
         return found
 
     async def scrape(self) -> Figures:
-        """Scrapes of the metrics server, where each Service has had traffic since the one before; then changes meanwhile."""
+        """Scrapes, with traffic of each Service since the one before; then changes during scrapes."""
         lines = [self._replacements.line(number) for number in range(SCRAPES)]
         beating = asyncio.create_task(self._heart.run())
         walls_s, held_s, changes_s, page = [], [], [], _Page(0, 0)
@@ -241,7 +243,7 @@ class _Steady:
                 scraping = asyncio.create_task(_scraped())
                 await asyncio.sleep(SCRAPE_LEAD_S)
                 began_s = time.perf_counter()
-                await self._told(line)
+                await self._send_and_wait(line)
                 changes_s.append(self._meter.acknowledged_s[-1] - began_s)
                 await scraping
         beating.cancel()
@@ -258,9 +260,9 @@ class _Steady:
         }
 
     async def churn(self, seconds: float) -> Figures:
-        """A thousand changes of endpoints a second, told in time by another process, whatever becomes of those before."""
+        """A thousand changes of endpoints a second. Another process sends them on time, even if the program is behind."""
         count = int(seconds * CHURN_PER_S)
-        with tempfile.TemporaryFile() as lines:  # in memory they would be taken for the program's
+        with tempfile.TemporaryFile() as lines:  # in memory they would count as the program's
             for number in range(count):
                 lines.write(self._replacements.line(number * 7919 % self._services))
             lines.seek(0)
@@ -274,7 +276,7 @@ class _Steady:
                 return await self._churn(begins_s, count)
             finally:
                 writer.close()
-                process.kill()  # it is over, or else waits for a reader, and the one who waits for it keeps the loop
+                process.kill()  # it has ended, or waits for a reader; waiting for it would hold the loop
                 process.wait()
 
     async def _churn(self, began_s: float, count: int) -> Figures:
@@ -283,9 +285,9 @@ class _Steady:
         self._meter.reset()
         watching = self._running.watching
         watching.syncs.clear()
-        told_before = self._running.api.told
+        sent_before = self._running.api.sent_lines
         cpu_s = time.process_time()
-        while not watching.syncs or watching.syncs[-1].told - told_before < count:
+        while not watching.syncs or watching.syncs[-1].sent_lines - sent_before < count:
             async with asyncio.timeout(LONGEST_SILENCE_S):  # the feeder may have failed
                 await self._running.synced()
         cpu_s = time.process_time() - cpu_s
@@ -295,7 +297,7 @@ class _Steady:
         for sync in watching.syncs:
             due = min(count, int((sync.ended_s - began_s) * CHURN_PER_S) + 1)
             backlog = max(backlog, due - len(latencies_s))
-            upto = sync.told - told_before
+            upto = sync.sent_lines - sent_before
             latencies_s += [sync.ended_s - began_s - number / CHURN_PER_S for number in range(len(latencies_s), upto)]
         return {
             **_distribution(latencies_s),
@@ -313,14 +315,14 @@ class _Steady:
 
 
 class _Page(NamedTuple):
-    """A page of metrics, in bytes and in series of Services."""
+    """The size of a page of metrics, in bytes and in series of Services."""
 
     size: int
     series: int
 
 
 async def _scraped() -> _Page:
-    """Have the metrics; they are counted as they come, for what holds the loop is to be the program's."""
+    """Scrape; counts piece by piece, so that only the program holds the loop."""
     reader, writer = await asyncio.open_connection("127.0.0.1", program.METRICS_PORT)
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     size, series, rest = 0, 0, b""

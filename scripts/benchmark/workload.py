@@ -1,10 +1,10 @@
-"""A cluster of a given size as an API server would tell it: pages of lists, and lines of watches.
+"""Makes a cluster of a given size, as pages of lists and lines of watches.
 
     python -m scripts.benchmark.workload DIRECTORY SERVICES ENDPOINTS [NODES]
 
-writes the pages into a directory, so that they take no memory of the process that reads them. Objects carry what real ones
-carry, managed fields included: a slice of ten endpoints has about 4 kB. Pods are spread evenly over the nodes; unless told
-otherwise, there are as many of these as they need, and ten at least.
+writes the pages into a directory, so that they take no memory of the process that reads them. Objects have all fields of real
+ones, managed fields included: a slice of ten endpoints has about 4 kB. Pods are spread evenly over the nodes; by default, there
+are as many nodes as the pods need, ten at least.
 """
 
 import itertools
@@ -18,9 +18,9 @@ from typing import Any
 NODE = "node-0"
 PAGE_ITEMS = 500
 SLICE_ENDPOINTS = 100
-"""Most endpoints in a slice, as the slice controller makes them."""
+"""The slice controller's maximum of endpoints in a slice."""
 PODS_PER_NODE = 110
-"""Most on one node, by the kubelet's default (maxPods) and in Kubernetes' own limits for large clusters."""
+"""Maximum of pods on a node: the kubelet's default (maxPods), and Kubernetes' limit for large clusters."""
 FEWEST_NODES = 10
 KINDS = ("services", "endpointslices", "nodes")
 _NAMESPACES = 50
@@ -29,12 +29,12 @@ _TRIGGER = "2026-01-01T00:00:05.123456Z"
 
 
 def cluster_address(number: int) -> str:
-    """The cluster IP of the Service of this number; the first ones of the range are left out."""
+    """The cluster IP of the Service with this number; the first addresses of the range are left out."""
     return f"10.{96 + (number + 10 >> 16)}.{number + 10 >> 8 & 255}.{number + 10 & 255}"
 
 
 def pod_address(number: int) -> str:
-    """The address of the pod of this number."""
+    """The address of the pod with this number."""
     return f"10.{128 + (number + 10 >> 16)}.{number + 10 >> 8 & 255}.{number + 10 & 255}"
 
 
@@ -57,12 +57,12 @@ def service(number: int, version: int = 1) -> dict[str, Any]:
 
 
 def nodes_for(pods: int) -> int:
-    """How many nodes so many pods need, and never fewer than ``FEWEST_NODES``."""
+    """How many nodes this number of pods needs, at least ``FEWEST_NODES``."""
     return max(FEWEST_NODES, -(-pods // PODS_PER_NODE))
 
 
 def endpoint_slice(number: int, part: int, pods: list[int], version: int = 1, nodes: int = FEWEST_NODES) -> dict[str, Any]:
-    """One slice of a Service, with these pods as endpoints, in a cluster of so many nodes."""
+    """One slice of a Service, with these pods as endpoints, in a cluster of this number of nodes."""
     name = _name(number)
     labels = {
         "app": name,
@@ -89,7 +89,7 @@ def node() -> dict[str, Any]:
 
 
 def slices(number: int, endpoints: int, nodes: int) -> Iterator[dict[str, Any]]:
-    """The slices of a Service with this many endpoints, in a cluster of so many nodes."""
+    """The slices of a Service with this many endpoints, in a cluster of this number of nodes."""
     first = number * endpoints
     for start in range(0, endpoints, SLICE_ENDPOINTS):
         pods = range(first + start, first + min(start + SLICE_ENDPOINTS, endpoints))
@@ -97,14 +97,14 @@ def slices(number: int, endpoints: int, nodes: int) -> Iterator[dict[str, Any]]:
 
 
 def node_of(pod: int, nodes: int) -> str:
-    """The name of the node, one of so many, on which the pod of this number is; the first of them is ours."""
+    """The name of the node of the pod with this number; the first node is ours."""
     return f"node-{pod % nodes}"
 
 
 class Replacements:
-    """Watch lines of a cluster of this size in each of which one endpoint is replaced by another one.
+    """Watch lines of a cluster of this size, each of which replaces one endpoint by another.
 
-    Neither is on our node: one that is has an entry of a set besides, so how much work a change is would depend on the number of
+    Neither is on our node: a local endpoint also has a set entry, so the work of a change would depend on the number of
     endpoints.
     """
 
@@ -117,7 +117,7 @@ class Replacements:
         self._pods: dict[int, deque[int]] = {}
 
     def line(self, number: int) -> bytes:
-        """The oldest endpoint elsewhere in the first slice of this Service, or of the next one if it has none, is replaced.
+        """Replace the oldest remote endpoint in the first slice of this Service, or of the next Service if it has none.
 
         Raises:
             ValueError: the next one has none either.
@@ -137,7 +137,7 @@ class Replacements:
         return node_of(pod, self._nodes) == NODE
 
     def forget(self) -> None:
-        """No more lines are asked for: what was replaced takes memory."""
+        """Free the memory of replaced endpoints; call no ``line`` afterwards."""
         self._pods.clear()
 
 
@@ -147,7 +147,7 @@ def line(what: str, item: dict[str, Any]) -> bytes:
 
 
 def write(directory: pathlib.Path, services: int, endpoints: int, nodes: int = 0) -> None:
-    """Write ``services-0``, ``services-1``…, ``endpointslices-0``…, ``nodes-0``. ``nodes`` is 0 for as many as are needed."""
+    """Write ``services-0``, ``services-1``…, ``endpointslices-0``…, ``nodes-0``. ``nodes`` is 0 for as many as the pods need."""
     nodes = nodes or nodes_for(services * endpoints)
     lists: tuple[tuple[str, Iterator[dict[str, Any]]], ...] = (
         ("services", map(service, range(services))),

@@ -1,8 +1,8 @@
-"""Does in a file what a proxy does in the kernel: the least that scripts/benchmark/beside.py can measure.
+"""Writes to a file what a proxy programs in the kernel: the least that scripts/benchmark/beside.py can measure.
 
     python fake_proxy.py --table FILE [kube-proxy's flags]
 
-Each change has the whole file written anew, and a process started, so that there is one to be counted.
+Each change rewrites the whole file, and starts a process to be counted.
 """
 
 import argparse
@@ -26,7 +26,7 @@ Object = dict[str, Any]
 
 
 class Table:
-    """Services and slices, and the file that shows them."""
+    """Services and slices, and the file with the resulting table."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
@@ -60,7 +60,7 @@ def digits(address: str) -> str:
 
 
 def follow(server: str, kind: str, version: str, table: Table) -> None:
-    with urllib.request.urlopen(f"{server}{kind}?watch=1&resourceVersion={version}") as lines:  # noqa: S310 - of the API server of the tests
+    with urllib.request.urlopen(f"{server}{kind}?watch=1&resourceVersion={version}") as lines:  # noqa: S310 - the tests' API server
         for line in lines:
             table.put(kind, [json.loads(line)["object"]])
             table.write()

@@ -1,4 +1,4 @@
-"""The benchmark measures the program as it is now, and says what it found. What it finds is nobody's assertion."""
+"""The benchmark measures the current program and reports. No test asserts a figure."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ SERVICES, ENDPOINTS = 20, 3
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> types.ModuleType:
-    """``scripts/bench``, which keeps its figures in ``tmp_path``."""
+    """``scripts/bench``, which saves its figures in ``tmp_path``."""
     loader = importlib.machinery.SourceFileLoader("bench", str(ROOT / "scripts/bench"))
     found = importlib.util.spec_from_loader("bench", loader)
     assert found is not None
@@ -50,8 +50,10 @@ def test_the_whole_program_is_measured_without_a_kernel() -> None:
     assert started["counts"]["messages"] > SERVICES * (1 + ENDPOINTS), "each virtual and real server has a message"
     assert served["change"]["messages"] >= 3, "one added, one set to weight 0, one removed"
     assert served["rolling"]["events"] == 100
-    assert served["rolling"]["operations_p50"] == 3, "of a thousand endpoints only what changed"
-    assert served["scrape"]["series"] == 5 * (SERVICES + 1), "each Service has had traffic, that of the rolling update as well"
+    assert served["rolling"]["operations_p50"] == 3, "only the change, of a thousand endpoints"
+    assert served["scrape"]["series"] == 5 * (SERVICES + 1), (
+        "each Service has had traffic, including the one of the rolling update"
+    )
     assert served["churn"]["backlog"] >= 0
     assert served["churn"]["waiting"] >= 0
     for part in parts:
@@ -69,7 +71,7 @@ def test_a_figure_beyond_its_target_is_a_miss() -> None:
     assert "MISS" in missing
 
 
-def test_the_picture_has_a_line_for_each_series_that_was_measured() -> None:
+def test_the_picture_has_a_line_for_each_measured_series() -> None:
     rows = [
         *(figures.Row(f"start {size}x10", "wall s, best", size / 1000) for size in (100, 1000, 10000)),
         *(figures.Row(f"change {size}x10", "p50 ms", 1.0) for size in (100, 10000)),
@@ -81,7 +83,7 @@ def test_the_picture_has_a_line_for_each_series_that_was_measured() -> None:
     assert report.picture([figures.Row("idle", "processor %", 0.1)]) == ""
 
 
-def test_what_several_cases_tell_together_is_relative_to_the_main_one() -> None:
+def test_rows_of_several_cases_are_relative_to_the_main_case() -> None:
     rows = [figures.Row("change 10000x10", "p50 ms", 3.0), figures.Row("change 100x10", "p50 ms", 3.3)]
     (row,) = cases.related(rows)
     assert row.value is not None
@@ -101,7 +103,7 @@ def test_figures_are_written_as_rows_of_five_fields(bench: types.ModuleType) -> 
     ]
 
 
-def test_what_cases_of_several_runs_tell_together_is_of_those_that_are_kept(bench: types.ModuleType) -> None:
+def test_rows_of_several_cases_are_recomputed_from_the_saved_rows(bench: types.ModuleType) -> None:
     bench.save([figures.Row("change 10000x10", "p50 ms", 3.2), figures.Row("change 100000x1", "p50 ms", 1.6)])
     bench.save([figures.Row("change 10000x10", "p50 ms", 2.0)])
     kept = {(row["case"], row["figure"]): row["value"] for row in bench.stored()}
@@ -112,7 +114,7 @@ def test_what_cases_of_several_runs_tell_together_is_of_those_that_are_kept(benc
     assert len(kept) == len(bench.stored()), "each figure once"
 
 
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
+def test_a_file_that_cannot_be_written_is_reported_before_anything_is_measured(
     bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["scripts/bench", "--json", "/nowhere/figures.json"])
@@ -120,11 +122,11 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
     with pytest.raises(SystemExit) as left:
         bench.main()
     assert left.value.code == 2
-    assert "/nowhere is no directory" in capsys.readouterr().err
+    assert "/nowhere is not a directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("the kernel died"), KeyError("wall_s")])
-def test_a_case_that_cannot_be_measured_has_a_row_and_the_others_are_written(
+def test_a_case_that_cannot_be_measured_has_a_row_and_the_others_are_saved(
     bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, failure: Exception
 ) -> None:
     assert _run(bench, monkeypatch, tmp_path, failure) == 2
@@ -135,7 +137,7 @@ def test_a_case_that_cannot_be_measured_has_a_row_and_the_others_are_written(
     ]
 
 
-def test_what_was_measured_is_written_when_somebody_interrupts(
+def test_an_interrupted_run_saves_the_measured_cases(
     bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bench.save([figures.Row("own change", "p50 ms", 1.25)])
@@ -143,11 +145,11 @@ def test_what_was_measured_is_written_when_somebody_interrupts(
     found = [(row["case"], row["value"], row["ok"]) for row in json.loads((tmp_path / "figures.json").read_text())]
     assert found == [("own", 7, True), ("own change", None, False), ("own churn of 10 s", None, False)]
     kept = [(row["case"], row["figure"], row["value"]) for row in bench.stored()]
-    assert kept == [("own", "page faults", 7), ("own change", "p50 ms", 1.25)], "figures of before stay where there are none"
+    assert kept == [("own", "page faults", 7), ("own change", "p50 ms", 1.25)], "cases without new figures keep the saved ones"
     assert "interrupted; not measured: own change, own churn of 10 s" in capsys.readouterr().err
 
 
-def test_a_kernel_that_is_not_there_is_told_before_anything_is_measured(
+def test_a_missing_kernel_is_reported_before_anything_is_measured(
     bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if os.geteuid() != 0:
@@ -165,12 +167,12 @@ def test_a_kernel_that_is_not_there_is_told_before_anything_is_measured(
     assert "sudo" in capsys.readouterr().err
 
 
-def test_the_program_that_measures_needs_nothing_but_the_standard_library() -> None:
+def test_the_benchmark_script_needs_only_the_standard_library() -> None:
     done = subprocess.run([sys.executable, "-I", "-S", str(ROOT / "scripts/bench"), "--list"], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_short_churn_does_not_go_by_the_name_of_the_long_one() -> None:
+def test_a_short_churn_has_another_name_than_the_long_one() -> None:
     quick, full = ({case.name for case in cases.all_cases(quick=quick) if "churn" in case.name} for quick in (True, False))
     assert (quick, full) == ({"churn of 10 s", "own churn of 10 s"}, {"churn", "own churn"})
 
@@ -180,7 +182,7 @@ def _page_faults(name: str, _found: Sequence[figures.Found]) -> Iterator[figures
 
 
 def _run(bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, place: pathlib.Path, failure: BaseException) -> int:
-    """Run three cases, the second of which fails so; returns the exit status."""
+    """Run three cases, the second of which fails with this error; returns the exit status."""
 
     def measure(case: cases.Case, _kernel: str) -> list[object]:
         if case.name == "own change":

@@ -1,4 +1,4 @@
-"""What the figures of a case are made of."""
+"""How the rows of a case follow from its measurements."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from scripts.benchmark import cases, figures, flows
 
 
-def test_ratios_of_a_start_are_of_medians_and_of_the_best_so_that_a_slow_replay_makes_none_good() -> None:
+def test_ratios_of_a_start_use_medians_and_best_values_so_that_a_slow_replay_does_not_improve_them() -> None:
     found = [_start(99.0), _start(4.0), _replay(2.0), _start(5.0), _replay(2.0), _start(12.0, pending=2), _replay(9.0)]
     rows = _rows("start 10000x10", found)
     assert rows["ratio to replay"].value == 2.5
@@ -20,8 +20,8 @@ def test_ratios_of_a_start_are_of_medians_and_of_the_best_so_that_a_slow_replay_
 def test_another_size_is_relative_to_the_main_one_in_the_same_rounds() -> None:
     rounds = [
         [_start(4.0), _replay(2.0), _start(6.0), _replay(2.0)],
-        [_start(9.0), _replay(2.0), _start(6.0), _replay(2.0)],  # one start is slow
-        [_start(5.0), _replay(2.0), _start(6.0, pending=1), _replay(4.0)],  # one replay is
+        [_start(9.0), _replay(2.0), _start(6.0), _replay(2.0)],  # one slow start
+        [_start(5.0), _replay(2.0), _start(6.0, pending=1), _replay(4.0)],  # one slow replay
     ]
     rows = _rows("start 5000x50", [_start(88.0), _start(99.0), *(one for of_round in rounds for one in of_round)])
     relative = rows["ratio, relative to that of 10000x10"]
@@ -33,13 +33,13 @@ def test_another_size_is_relative_to_the_main_one_in_the_same_rounds() -> None:
     assert (rows["processor s: all"].value, rows["failed or pending"].value) == (99.0, 1)
 
 
-def test_a_node_with_more_pods_than_it_can_have_is_measured_and_has_no_target() -> None:
+def test_a_node_with_impossibly_many_pods_is_measured_without_a_target() -> None:
     one_round = [_start(4.0), _replay(2.0), _start(12.0), _replay(4.0)]
     row = _rows("start 5000x50 crowded", [_start(88.0), _start(99.0), *one_round])["ratio, relative to that of 10000x10"]
     assert (row.value, row.target) == (1.5, None)
 
 
-def test_starts_are_measured_in_several_pairs_but_the_one_that_takes_minutes() -> None:
+def test_starts_are_measured_in_several_pairs_except_the_one_that_takes_minutes() -> None:
     measured = {
         case.name: [
             len([1 for what, given in case.measurements if what == "replay" and given["recording"] == f"recording-{size}"])
@@ -59,7 +59,7 @@ def test_starts_are_measured_in_several_pairs_but_the_one_that_takes_minutes() -
     }
 
 
-def test_memory_after_changes_has_a_target_where_one_is_set() -> None:
+def test_memory_after_changes_has_a_target_if_the_case_sets_one() -> None:
     spread = {"p50_ms": 1.0, "p99_ms": 2.0}
     counts = {"page_faults": 0, "messages": 3, "calls": 6, "system_calls": 9, "processes": 0}
     found = [{"change": {**spread, "own": spread, "cpu_ms": 1.0, "kernel_ms": 0.2, **counts}, "resident_after_mb": 251.0}]
@@ -68,7 +68,7 @@ def test_memory_after_changes_has_a_target_where_one_is_set() -> None:
         assert (row.value, row.target) == (251.0, target)
 
 
-def test_a_restart_that_sends_what_is_there_already_has_written() -> None:
+def test_a_restart_that_sends_existing_objects_counts_as_writing() -> None:
     quiet, loud = _start(3.0), _start(3.0)
     loud = {**loud, "failed": 1, "counts": {**loud["counts"], "written": 7, "refused": 7}}
     found = [
@@ -84,7 +84,7 @@ def test_a_restart_that_sends_what_is_there_already_has_written() -> None:
     assert (rows["failed operations"].value, rows["failed operations"].ok) == (1, False)
 
 
-def test_the_longest_of_all_holds_must_be_short_whatever_the_median() -> None:
+def test_the_longest_hold_has_a_target_whatever_the_median() -> None:
     held = {"held_ms": 9.0, "held_best_ms": 8.0, "held_most_ms": 31.0, "wall_s": 0.5, "cpu_s": 0.5, "times": 5, "counts": {}}
     scrape = {**held, "change_ms": 2.0, "series": 5, "bytes": 100}
     audit = {**held, "operations": 0, "poll": held}
@@ -95,7 +95,7 @@ def test_the_longest_of_all_holds_must_be_short_whatever_the_median() -> None:
     ]
     assert missed == [
         ("audit", "loop held ms, longest of all"),
-        ("audit", "a look: loop held ms, longest of all"),
+        ("audit", "a poll: loop held ms, longest of all"),
         ("scrape", "loop held ms, longest of all"),
     ]
 
@@ -139,7 +139,7 @@ def test_time_for_each_flow_and_memory_have_targets_of_their_own() -> None:
     }
 
 
-def test_the_played_kernel_lists_as_many_flows_as_it_should_and_some_are_deleted() -> None:
+def test_the_played_kernel_lists_the_given_number_of_flows_and_some_are_deleted() -> None:
     found = flows.clean(1_000)
     assert 1_000 <= found["flows"] < 1_000 + flows.PART_SIZE / 100
     assert 0 < found["removed"] < found["flows"] / 50

@@ -1,4 +1,4 @@
-"""What the benchmark counts and times: in a process of its own, for a meter covers the program for good."""
+"""The benchmark's counts and times, in a process of their own, because a meter patches the program permanently."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from scripts.benchmark import meter
 SLOW_S = 0.05
 
 class Slow:
-    # A kernel that takes its time for a batch, and more of it for the answer.
+    # A kernel that is slow to take a batch, and slower to answer.
     def send(self, data):
         self.sequence = netlink._HEADER.unpack_from(data, len(data) - 16)[3]
         time.sleep(SLOW_S)
@@ -63,7 +63,7 @@ driver = ipvs.IpvsDriver.__new__(ipvs.IpvsDriver)
 driver._channel, driver._encoder = channel, Encoder()
 assert driver.refusal_with("rr") == 0
 counts = measured.all_counts()
-assert (counts["messages"], counts["written"]) == (3, 2), "a question whether there is a scheduler writes nothing"
+assert (counts["messages"], counts["written"]) == (3, 2), "asking for a scheduler writes nothing"
 
 netlink._messages = understood
 measured.reset()
@@ -73,7 +73,7 @@ assert real.dump(request, "list interfaces")
 counts = measured.all_counts()
 assert counts["dumps"] == counts["sends"] == counts["messages"] == 1, counts
 assert counts["receives"] >= 2, counts
-assert measured.kernel_s() == 0, "a dump is no change"
+assert measured.kernel_s() == 0, "a dump is not a change"
 
 measured.reset()
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
@@ -90,7 +90,7 @@ assert measured.all_counts()["heard"] > heard >= 1
 
 before = measured.all_counts()
 after = measured.all_counts()
-assert before == after, "what the meter reads itself is not counted"
+assert before == after, "the meter does not count its own reads"
 if "reads" in before:
     with open("/proc/self/stat", "rb", buffering=0) as file:
         file.read(10)
@@ -98,7 +98,7 @@ if "reads" in before:
 """
 
 
-def test_the_kernels_part_are_the_system_calls_alone_and_each_is_counted() -> None:
+def test_the_kernels_part_is_system_calls_alone_and_each_is_counted() -> None:
     if os.geteuid() != 0:
         pytest.skip("a network namespace needs root")
     command = ["unshare", "--net", sys.executable, "-c", PROBE]

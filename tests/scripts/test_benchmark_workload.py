@@ -1,4 +1,4 @@
-"""What the benchmark has the program do is alike at every size, or figures of two sizes tell nothing about the size."""
+"""The benchmark's workload is alike at every size, so that figures of two sizes can be compared."""
 
 import collections
 import json
@@ -10,16 +10,16 @@ from scripts.benchmark import workload
 
 
 @pytest.mark.parametrize(("services", "endpoints"), [(100, 10), (10_000, 10), (5_000, 50), (1_000, 200), (100_000, 1)])
-def test_what_is_replaced_is_on_another_node_at_every_size(services: int, endpoints: int) -> None:
+def test_replaced_endpoints_are_on_another_node_at_every_size(services: int, endpoints: int) -> None:
     replacements = workload.Replacements(services, endpoints)
     names: dict[str, set[tuple[str, bool]]] = {}
     for change in range(500):
-        told = json.loads(replacements.line(change * 7919 % services))["object"]
-        name = told["metadata"]["name"]
+        modified = json.loads(replacements.line(change * 7919 % services))["object"]
+        name = modified["metadata"]["name"]
         number = int(name.split("-")[1])
         (first, *_) = workload.slices(number, endpoints, workload.nodes_for(services * endpoints))
         before = names.get(name, _endpoints(first))
-        names[name] = after = _endpoints(told)
+        names[name] = after = _endpoints(modified)
         (gone,), (come,) = before - after, after - before
         assert not gone[1]
         assert not come[1]
@@ -34,7 +34,7 @@ def test_a_cluster_without_an_endpoint_on_another_node_has_nothing_to_replace() 
 @pytest.mark.parametrize(
     ("arguments", "nodes", "ours"), [((20, 50), 10, 100), ((110, 20), 20, 110), ((110, 20, 5), 5, 440), ((1, 3), 3, 1)]
 )
-def test_pods_are_on_as_many_nodes_as_they_need_unless_told_otherwise(
+def test_pods_are_on_as_many_nodes_as_they_need_by_default(
     tmp_path: pathlib.Path, arguments: tuple[int, ...], nodes: int, ours: int
 ) -> None:
     workload.write(tmp_path, *arguments)

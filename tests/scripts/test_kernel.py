@@ -1,7 +1,7 @@
-"""What scripts/kernel promises: status, output, surroundings, and nothing left behind.
+"""The guarantees of scripts/kernel: status, output, environment, and nothing left behind.
 
-Each run of the user-mode Linux costs seconds, so one run answers several questions. The host's kernel is tried in the same way
-even where it has no ip_vs, which none of these tests uses. Left out: a terminal as stdout, and launchers that are killed.
+Each run of the user-mode Linux costs seconds, so one run answers several questions. The host's kernel is tested
+even without ip_vs, which none of these tests uses. Not tested: a terminal as stdout, and killed launchers.
 """
 
 import os
@@ -18,7 +18,7 @@ import pytest
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts/kernel"
 
-# The script itself, on a host that is believed to have ip_vs.
+# The script itself, made to assume that the host has ip_vs.
 ON_HOST = f"""
 import importlib.machinery, importlib.util, sys
 loader = importlib.machinery.SourceFileLoader("kernel", {str(SCRIPT)!r})
@@ -76,7 +76,7 @@ def test_status_output_and_files_of_the_command_arrive(launcher: list[str], plac
     beside.rmdir()
 
 
-def test_surroundings_are_clean(launcher: list[str], place: pathlib.Path) -> None:
+def test_the_environment_is_clean(launcher: list[str], place: pathlib.Path) -> None:
     script = """
         id -u; cat; echo "$IPVSPROXY_WORD/$UNRELATED"; test -t 1 || echo no terminal; ls -A $HOME
         ip -brief address; date +%s; ip link add name d type dummy && echo device
@@ -90,39 +90,39 @@ def test_surroundings_are_clean(launcher: list[str], place: pathlib.Path) -> Non
         assert rest == ["device"]
 
 
-def test_command_that_does_not_exist_is_said_and_has_the_shells_status(launcher: list[str], place: pathlib.Path) -> None:
+def test_a_missing_command_is_reported_with_the_shells_status(launcher: list[str], place: pathlib.Path) -> None:
     ended = subprocess.run([*launcher, "no-such-command"], cwd=place, capture_output=True, check=False, timeout=60)
     assert ended.returncode == 127
     assert b"no-such-command: not found" in ended.stderr
 
 
-def test_time_limit_ends_all_and_says_so(launcher: list[str], place: pathlib.Path) -> None:
+def test_the_time_limit_ends_all_processes_and_is_reported(launcher: list[str], place: pathlib.Path) -> None:
     ended = run(launcher, "sleep 300", place, "--timeout", "1")
     assert ended.returncode == 124
-    assert ended.stderr == b"scripts/kernel: stopped: no end after 1 s\n"
+    assert ended.stderr == b"scripts/kernel: stopped: not finished after 1 s\n"
 
 
-def test_output_comes_while_the_command_runs_and_an_interrupt_ends_it(launcher: list[str], place: pathlib.Path) -> None:
+def test_output_arrives_while_the_command_runs_and_an_interrupt_ends_it(launcher: list[str], place: pathlib.Path) -> None:
     command = [*launcher, "bash", "-c", "echo ready; sleep 300"]
     with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGINT)
-        # The end of the output means that no process is left that could write to it.
+        # The output ends once no process is left that could write to it.
         assert process.stdout.read() == b""
         assert process.stderr.read() == b"scripts/kernel: stopped by SIGINT\n"
         assert process.wait() == 128 + signal.SIGINT
 
 
 @uses_uml
-def test_panic_of_the_kernel_is_one_line_and_a_status_of_its_own(place: pathlib.Path) -> None:
+def test_a_kernel_panic_gives_one_line_and_its_own_status(place: pathlib.Path) -> None:
     ended = run([str(SCRIPT), "--kernel", "uml"], "echo c >/proc/sysrq-trigger; sleep 300", place)
     assert ended.returncode == 125
     assert ended.stderr == b"scripts/kernel: the user-mode Linux died: Kernel panic - not syncing: sysrq triggered crash\n"
 
 
-def test_directory_that_would_vanish_is_refused() -> None:
+def test_a_working_directory_that_would_vanish_is_refused() -> None:
     ended = run([str(SCRIPT)], "true", pathlib.Path("/tmp"))  # noqa: S108 - the directory in question
     assert ended.returncode == 125
     assert b"the working directory cannot be /tmp itself" in ended.stderr
@@ -132,4 +132,4 @@ def test_directory_that_would_vanish_is_refused() -> None:
 def test_memory_without_a_unit_is_refused(place: pathlib.Path) -> None:
     ended = run([str(SCRIPT), "--kernel", "uml"], "true", place, "--memory", "1024")
     assert ended.returncode == 125
-    assert ended.stderr == b"scripts/kernel: --memory 1024: want a number with K, M or G behind it\n"
+    assert ended.stderr == b"scripts/kernel: --memory 1024: must be a number followed by K, M or G\n"

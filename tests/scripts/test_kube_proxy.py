@@ -1,4 +1,4 @@
-"""A kube-proxy that cannot be measured is told at once, in one sentence, and not after half an hour."""
+"""A kube-proxy that cannot be measured is reported at once, in one sentence, not after half an hour."""
 
 import pathlib
 import sys
@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture
 def program(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A program that could be started."""
+    """A program that can be started."""
     path = tmp_path / "kube-proxy"
     path.write_text("#!/bin/sh\n")
     path.chmod(0o755)
@@ -37,7 +37,7 @@ def test_a_program_in_a_directory_that_is_empty_on_the_kernel_is_refused(
         with pytest.raises(kube_proxy.UnusableError, match=r"where .* is empty: put it elsewhere, /usr/local/bin"):
             kube_proxy.find(command, directory=program.parent, empty=(program.parent,))
     monkeypatch.setattr(kube_proxy, "ROOT", program.parent)
-    assert kube_proxy.find(str(program), directory=program.parent, empty=(program.parent,)), "what is kept of it is there"
+    assert kube_proxy.find(str(program), directory=program.parent, empty=(program.parent,)), "the kept directory is visible"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_program_in_a_directory_that_is_empty_on_the_kernel_is_refused(
         ("'kube-proxy", "no command: no closing quotation"),
     ],
 )
-def test_a_program_that_cannot_be_started_is_told_before_anything_is_measured(
+def test_a_program_that_cannot_be_started_is_reported_before_anything_is_measured(
     command: str,
     complaint: str,
     bench: types.ModuleType,  # noqa: F811 - the fixture
@@ -62,7 +62,7 @@ def test_a_program_that_cannot_be_started_is_told_before_anything_is_measured(
     monkeypatch.setattr(sys, "argv", ["scripts/bench"])
     monkeypatch.setattr(bench, "measure", lambda *_: pytest.fail("it measures"))
     assert bench.main() == 2
-    told = capsys.readouterr()
-    assert complaint in told.err
-    assert told.err.count("\n") == 1, "one sentence"
-    assert told.out == ""
+    printed = capsys.readouterr()
+    assert complaint in printed.err
+    assert printed.err.count("\n") == 1, "one sentence"
+    assert printed.out == ""
