@@ -202,7 +202,7 @@ class IptablesDriver:
         )
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """All rules with this text, whoever wrote them, as iptables-save prints them; none of an unreadable family."""
+        """All rules with this text, of any program, as iptables-save prints them; none of an unreadable family."""
         rules: list[str] = []
         for family in families:
             with contextlib.suppress(KernelError):

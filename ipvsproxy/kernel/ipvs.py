@@ -90,7 +90,7 @@ class IpvsDriver:
     def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
         """All virtual servers by key: settings from a netlink dump, real servers from ``/proc/net/ip_vs``.
 
-        Virtual servers that the file skips (see ``ipvs_table``) are asked for one by one.
+        Virtual servers that the file skips (see ``ipvs_table``) are read one by one by netlink.
 
         Raises:
             KernelError: a part could not be read.
@@ -114,7 +114,7 @@ class IpvsDriver:
     def observe_changed(self) -> Iterator[ipvs_table.Reading]:
         """As ``observe_in_parts``, but only virtual servers that have changed or were written since they were last returned.
 
-        This is cheap, but does not show scheduler flags. Virtual servers that the file skips (see ``ipvs_table``) are asked for
+        This is cheap, but does not show scheduler flags. Virtual servers that the file skips (see ``ipvs_table``) are read
         one by one if they are known or were added here; one that another program has added waits for ``observe``.
 
         Raises:
@@ -167,7 +167,7 @@ class IpvsDriver:
         servers also has one outcome for each real server that was not simply added.
         """
         for _, item in operations:
-            # Whatever the outcome is: the next reading returns it, and asks for it before it counts as gone.
+            # With any outcome, the next reading returns it, and reads it by netlink before it counts as gone.
             if isinstance(item, VirtualServer):
                 self._table.note(item.key, is_there=True)
             elif isinstance(item, RealServers):

@@ -4,7 +4,7 @@ The file may leave out virtual servers that exist. Each ``read`` continues at a 
 network namespaces, but looks this position up among those of its own (net/netfilter/ipvs/ip_vs_ctl.c, ``ip_vs_info_seq_next`` and
 ``ip_vs_info_array``, Linux 6.1). So the file skips some of ours if another namespace of the kernel has virtual servers, or if an
 earlier one is removed between two reads. Therefore absence from the file proves nothing: a virtual server that the last reading
-showed, or that was added since, is asked for by netlink before it counts as gone.
+showed, or that was added since, is read by netlink before it counts as gone.
 
 Other calls may write between two parts. So each part only describes what it has read itself, at its own moment.
 """
@@ -27,7 +27,7 @@ PART_BYTES = 48 << 10
 PART_S = 0.003
 """The longest time of a part: the later a page of the file is, the longer the kernel takes to find it."""
 ASKED_AT_ONCE = 200
-"""The most skipped virtual servers that a poll asks for, as long as all of them exist: 20 ms. They take turns."""
+"""The most skipped virtual servers that a poll reads by netlink, as long as all of them exist: 20 ms. They take turns."""
 
 _UNKNOWN: Final = None
 _WRITTEN: Final = -1
@@ -87,8 +87,8 @@ class TableReader:
     def read(self) -> Iterator[Reading]:
         """Read, part by part, the virtual servers that have changed since they were last returned, or were written meanwhile.
 
-        Scheduler flags are unknown. Of many virtual servers that the file skips, each call asks for some, and does not return the
-        others.
+        Scheduler flags are unknown. Of many virtual servers that the file skips, each call reads some by netlink, and does not
+        return the others.
 
         Raises:
             KernelError: the file, or a skipped virtual server, could not be read. The parts before it are valid.
@@ -105,15 +105,15 @@ class TableReader:
             if not has_gone:
                 break
         if self._remaining:
-            # Virtual servers that were not asked for go before the others, so that the next reading asks for them first.
+            # Virtual servers that were not read go before the others, so that the next reading reads them first.
             self._texts = self._remaining | self._texts
         self._remaining = {}  # an emptied dictionary would keep its memory, 5 MB for 100,000
 
     def read_with(self, settings: Settings) -> Iterator[Reading]:
         """Read all virtual servers, part by part, with these settings, which were read just before.
 
-        A virtual server that is known, or has settings, but is not in the file is asked for: a dump of settings, too, skips some
-        when another namespace removes others. The next reading returns virtual servers that were written or added after the
+        A known virtual server, or one with settings, that is not in the file is read by netlink. A dump of settings, too, skips
+        some if another namespace removes others. The next reading returns virtual servers that were written or added after the
         settings were read.
 
         Raises:
@@ -166,7 +166,7 @@ class TableReader:
         return not self._ticks_per_second or round(heading.timeout_ticks / self._ticks_per_second) in (0, value.timeout_s)
 
     def _note_written(self) -> None:
-        """Take in the writes between two parts: the reading has seen these virtual servers, if at all, as they were before."""
+        """Take in the writes between two parts: the reading has these virtual servers, if at all, as they were before."""
         for key, is_there in self._written.items():
             name = ipvs_listing.name_of(key)
             if not is_there:

@@ -97,11 +97,11 @@ class LeftoverRules:
         self._driver(place).restore(place.family, iptables_text.render_left_removal(removal))
 
     def _driver(self, place: Place) -> IptablesDriver:
-        """Raises KernelError: the variant in use cannot be told, or is another one by now."""
+        """Raises KernelError: the variant in use is unknown, or has changed."""
         program = self._used.program(place.family)
         if (program.variant == place.variant) is not place.is_used:
             detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"
-            raise KernelError(action=f"look at rules of {place}", detail=detail)
+            raise KernelError(action=f"read the rules of {place}", detail=detail)
         return self._used if place.is_used else self._others[place.variant]
 
     def _legacy_tables(self, family: Family) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ class RuleChanges:
         return self._generation() if variant == "nf_tables" else tuple(_digest(family, table) for table in tables)
 
     def _generation(self) -> int:
-        action = "ask for the generation of nf_tables"
+        action = "read the generation of nf_tables"
         request = struct.pack("=IHHIIBBH", 20, _GET_GENERATION, netlink.REQUEST, 0, 0, socket.AF_UNSPEC, 0, 0)
         data, start, end = self._channel.ask(request, action)
         attributes = message.attributes(data, start + _NETFILTER_HEADER, end)

@@ -50,7 +50,7 @@ def conntrack_maximum(choices: ConntrackChoices, processors: int) -> int:
 
 
 def conntrack_sysctls(choices: ConntrackChoices, processors: int) -> Iterator[Sysctl]:
-    """The settings of connection tracking. A larger maximum than ours stays: somebody has chosen it."""
+    """The settings of connection tracking. A larger maximum than ours stays: an administrator has chosen it."""
     maximum = conntrack_maximum(choices, processors)
     if maximum:
         yield Sysctl("net/netfilter/nf_conntrack_max", str(maximum), at_least=True)

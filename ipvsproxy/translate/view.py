@@ -48,7 +48,7 @@ class Settings:
 
     @property
     def mark(self) -> int:
-        """The packet mark by which rules ask for masquerading."""
+        """The packet mark with which rules request masquerading."""
         return 1 << self.masquerade_bit
 
 

@@ -89,7 +89,7 @@ def test_a_kernel_without_nf_tables_has_a_mark_and_one_that_could_not_say_has_no
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, mark: object
 ) -> None:
     def refuse(*_: object) -> object:
-        raise KernelError(action="ask for the generation of nf_tables", errno=number)
+        raise KernelError(action="read the generation of nf_tables", errno=number)
 
     monkeypatch.setattr(RuleChanges, "mark", refuse)
     assert rules(programs).mark(NFT) == mark
