@@ -170,7 +170,7 @@ async def following(
 
     task = asyncio.create_task(source.run(deliver))
     waiting = asyncio.create_task(listed.wait())
-    patience = asyncio.create_task(first_lists.wait(store, source, silent=silent, waiting=first_lists.say))
+    patience = asyncio.create_task(first_lists.wait(store, source, silent=silent, waiting=first_lists.show_progress))
     try:
         done, _ = await asyncio.wait({task, waiting, patience}, return_when=asyncio.FIRST_COMPLETED)
         for one in done:

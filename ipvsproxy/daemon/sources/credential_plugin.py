@@ -1,7 +1,7 @@
-"""Runs a credential plugin of a kubeconfig: one at a time, for a bounded time, and with nothing of its process group left behind.
+"""Runs a credential plugin of a kubeconfig: one at a time, for a bounded time, and without a leftover of its process group.
 
-The protocol is that of the page "Authenticating", section "client-go credential plugins". The client library has a runner of its
-own, which starts a program and forgets it where it hangs.
+The protocol is on the page "Authenticating", section "client-go credential plugins". The client library has a runner of its own,
+which does not end a program that hangs.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from typing import Annotated
 import msgspec
 
 TIMEOUT_S = 15.0
-"""Shorter than the patience of a command with its first lists, so that its last words name the plugin."""
+"""Shorter than the wait of a command for its first lists, so that its last message names the plugin."""
 
 
 class PluginError(Exception):
-    """The plugin gave no credentials; the message names it."""
+    """The plugin has given no credentials. The message names it."""
 
 
 class Variable(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Variable(msgspec.Struct, frozen=True):
 
 
 class Plugin(msgspec.Struct, frozen=True, rename="camel"):
-    """The entry ``exec`` of a user of a kubeconfig, as far as it is used."""
+    """The used fields of the entry ``exec`` of a user of a kubeconfig."""
 
     api_version: str
     command: Annotated[str, msgspec.Meta(min_length=1)]
@@ -52,17 +52,17 @@ class _Answer(msgspec.Struct, rename="camel"):
 
 
 class Runner:
-    """Has at most one plugin running. Callers that ask the same plugin meanwhile share its answer."""
+    """Runs at most one plugin. Callers that ask the same plugin at the same time share its answer."""
 
     def __init__(self) -> None:
         self._plugin: Plugin | None = None
         self._run: asyncio.Task[Status] | None = None
 
     async def ask(self, plugin: Plugin) -> Status:
-        """The credentials that it gives now.
+        """The present credentials of a plugin.
 
         Raises:
-            PluginError: it cannot be run, fails, does not end in time, or gives none.
+            PluginError: the plugin cannot be run, fails, does not end in time, or gives no credentials.
         """
         while self._run and not self._run.done() and self._plugin != plugin:
             await asyncio.wait([self._run])
@@ -75,17 +75,17 @@ async def _ask(plugin: Plugin) -> Status:
     name = f"credential plugin {plugin.command}"
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            status, told, complained = await _output(plugin)
+            status, output, errors = await _output(plugin)
     except TimeoutError as error:
         raise PluginError(f"{name} has not ended after {TIMEOUT_S:.0f} s, and was killed") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else ""
         raise PluginError(f"{name} cannot be run: {reason or type(error).__name__}") from error
     if status:
-        raise PluginError(f"{name}: exit status {status}. {complained.decode(errors='replace').strip()}")
+        raise PluginError(f"{name}: exit status {status}. {errors.decode(errors='replace').strip()}")
     try:
-        answer = msgspec.json.decode(told, type=_Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # Not repeated: it may hold what is secret.
+        answer = msgspec.json.decode(output, type=_Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # Not repeated: it may contain secrets.
         raise PluginError(f"{name}: its answer is no ExecCredential with a status") from error
     if answer.api_version != plugin.api_version:
         raise PluginError(f"{name}: its answer is not of version {plugin.api_version}")
@@ -95,7 +95,7 @@ async def _ask(plugin: Plugin) -> Status:
 
 
 async def _output(plugin: Plugin) -> tuple[int, bytes, bytes]:
-    """Exit status, standard output, standard error. However this ends, it kills the plugin's process group."""
+    """Exit status, standard output, standard error. Kills the plugin's process group in any case."""
     info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
     given = {variable.name: variable.value for variable in plugin.env or ()}
     process = await asyncio.create_subprocess_exec(
@@ -108,9 +108,9 @@ async def _output(plugin: Plugin) -> tuple[int, bytes, bytes]:
         start_new_session=True,
     )
     try:
-        told, complained = await process.communicate()
+        output, errors = await process.communicate()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-    return process.returncode or 0, told, complained
+    return process.returncode or 0, output, errors

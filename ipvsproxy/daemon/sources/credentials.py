@@ -1,7 +1,7 @@
-"""Where the API server is and how it is spoken to: kubeconfig, ``--master``, or the pod's service account.
+"""Address and credentials of the API server: from a kubeconfig, ``--master``, or the service account of the pod.
 
-kubernetes-asyncio reads them, but for credential plugins: what these answer is put into the kubeconfig before. What its messages,
-and YAML's, could repeat of secrets is not told.
+kubernetes-asyncio reads them, except for credential plugins: their answers are put into the kubeconfig before. Messages of the
+library and of YAML that may repeat secrets are not shown.
 """
 
 import base64
@@ -19,13 +19,14 @@ LONGEST_MESSAGE = 300
 
 
 class SourceError(Exception):
-    """The configuration cannot work; one sentence for the operator."""
+    """The configuration cannot work. The message is one sentence for the operator."""
 
 
 class Credentials:
-    """What the operator named: files that are read again each time.
+    """The operator's files, which are read again each time.
 
-    ``kubeconfig`` is a path; ``master`` a URL that goes before the kubeconfig's; with neither, the service account is used.
+    ``kubeconfig`` is a path; ``master`` is a URL that overrides the one of the kubeconfig; without both, the service account is
+    used.
     """
 
     def __init__(self, kubeconfig: str, master: str, service_account: pathlib.Path) -> None:
@@ -35,18 +36,18 @@ class Credentials:
         self._plugins = credential_plugin.Runner()
 
     async def check(self) -> kubernetes_client.Configuration:
-        """As ``read``, without a credential plugin: one that fails is waited for, like an API server that does not answer.
+        """As ``read``, without a credential plugin, which may fail at the start like an API server that does not answer.
 
         Raises:
-            SourceError: they cannot work, whatever a plugin answers.
+            SourceError: the credentials cannot work with any answer of a plugin.
         """
         return await self._load(None)
 
     async def read(self) -> kubernetes_client.Configuration:
-        """What the library makes of them now.
+        """The library's configuration from the present files.
 
         Raises:
-            SourceError: they cannot work.
+            SourceError: the credentials cannot work.
         """
         return await self._load(self._plugins)
 
@@ -57,7 +58,7 @@ class Credentials:
         elif not self._master:
             _load_service_account(self._service_account, configuration)
         host = (self._master or configuration.host or "").rstrip("/")
-        if any(mark in host for mark in "@?#"):  # Not repeated: it would be in every log line, with the password.
+        if any(mark in host for mark in "@?#"):  # The URL is not repeated: the password would be in every log line.
             raise SourceError(f"{self._kubeconfig or '--master'}: the API server's URL must not hold credentials, or a query")
         if not host.startswith(("http://", "https://")):
             raise SourceError(f"{self._kubeconfig or '--master'}: {host!r} is not the URL of an API server")
@@ -82,12 +83,12 @@ async def _load_kubeconfig(
     except msgspec.ValidationError as error:
         raise SourceError(f"kubeconfig {path}: the user's exec: {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
-        # What the library does with an entry of a wrong type; its text may hold the entry.
+        # The library raises these for an entry of a wrong type; their message may contain the entry.
         raise SourceError(f"kubeconfig {path}: an entry is empty or of a wrong type ({type(error).__name__})") from error
 
 
 def _content(path: pathlib.Path) -> dict[str, Any]:
-    # The file is read here, because messages of the library's own reader, and of YAML's, may repeat lines with secrets.
+    # Read here, because messages of the library's own reader and of YAML may repeat lines with secrets.
     try:
         content: Any = yaml.safe_load(path.read_text())
     except yaml.MarkedYAMLError as error:
@@ -105,9 +106,9 @@ def _loader(path: pathlib.Path, content: dict[str, Any]) -> kubernetes_client.Ku
 
 
 async def _put_answer(content: dict[str, Any], plugins: credential_plugin.Runner | None) -> None:
-    """Put what the current user's plugin answers in its place; without ``plugins``, nothing."""
+    """Replace the plugin of the current user by its answer; without ``plugins``, by nothing."""
     user = _current_user(content)
-    if "exec" not in user or "auth-provider" in user:  # as the library, for which the provider goes first
+    if "exec" not in user or "auth-provider" in user:  # as in the library, which prefers the provider
         return
     plugin = msgspec.convert(user.pop("exec"), credential_plugin.Plugin)
     if plugins is None:
@@ -122,7 +123,7 @@ async def _put_answer(content: dict[str, Any], plugins: credential_plugin.Runner
 
 
 def _current_user(content: dict[str, Any]) -> dict[str, Any]:
-    """The user of the current context; empty where there is none, which the library has words for."""
+    """The user of the current context; empty without one, which the library reports."""
     context = _named(content, "contexts", content.get("current-context")).get("context")
     user = _named(content, "users", context.get("user") if isinstance(context, dict) else None).get("user")
     return user if isinstance(user, dict) else {}
@@ -151,5 +152,5 @@ def _load_service_account(directory: pathlib.Path, configuration: kubernetes_cli
 
 
 def one_line(text: str) -> str:
-    """What others wrote, as it may stand in a log line."""
+    """A foreign text in a form for log lines: printable, and bounded."""
     return "".join(character if character.isprintable() else " " for character in text)[:LONGEST_MESSAGE]

@@ -1,7 +1,7 @@
 """The directory source: Services, EndpointSlices and Nodes from manifests in files, without an API server.
 
-Files are best replaced by renaming a complete one into place, as ConfigMaps and careful editors do. Changes are read when the
-directory has been quiet for a moment, so that a file written in place is mostly seen whole.
+The best way to replace a file is to rename a complete one into place, as ConfigMaps and careful editors do. Changes are read
+after the directory has been quiet for a moment, so that a file written in place is usually complete.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 class Stamp(NamedTuple):
-    """What tells one state of a file from another; all zero for one that is not there."""
+    """The mark of a state of a file; all zero for an absent file."""
 
     modified_ns: int = 0
     changed_ns: int = 0
@@ -35,9 +35,9 @@ class Stamp(NamedTuple):
 
 
 class DirectorySource:
-    """A directory of manifests: files ending in .yaml, .yml or .json; hidden files and sub-directories are passed over.
+    """A directory of manifests: files ending in .yaml, .yml or .json, without hidden files and subdirectories.
 
-    ``settle_s``: how long nothing must have happened before changes are read.
+    ``settle_s`` is the time without changes before the directory is read.
     """
 
     def __init__(self, directory: str, *, settle_s: float = SETTLE_S, poll_s: float = POLL_S) -> None:
@@ -50,39 +50,39 @@ class DirectorySource:
         self._problem = ""
 
     def list_again(self, kind: ObjectKind, at_s: float) -> None:
-        """Nothing: what is not in the directory has been deleted there."""
+        """Do nothing: an object without a manifest has certainly been deleted."""
 
     def describe(self) -> str:
-        """Where the manifests are, and what is wrong with the place, if anything."""
+        """The directory and, if it cannot be read, its problem."""
         return f"directory {self._directory}" + (f": {self._problem}" if self._problem else "")
 
     @property
     def post(self) -> None:
-        """Nobody takes what we might write."""
+        """None, because a directory does not take objects."""
 
     @property
     def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
-        """Of watches there are none."""
+        """Empty, because a directory has no watches."""
         return {}
 
     async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
-        """Deliver events for ever: first all objects and that this is all, then differences."""
+        """Deliver events for ever: first all objects and the ends of their lists, then differences."""
         with inotify.DirectoryChanges(self._directory, self._poll_s) as changes:
             await self.read(deliver)
             while True:
-                await self._quiet(changes)
+                await self._wait(changes)
                 await self.read(deliver)
 
     async def read(self, deliver: Callable[[Sequence[Event]], None]) -> None:
-        """Read what is new in the directory and deliver what that changes. If it cannot be read, nothing changes."""
+        """Read new and changed files, and deliver the differences. A directory that cannot be read has none."""
         try:
             # In a thread: thousands of manifests take seconds.
-            read, present = await asyncio.to_thread(self._look)
+            read, present = await asyncio.to_thread(self._read_changed)
         except OSError as error:
             problem = error.strerror or str(error)
             if problem != self._problem:
                 self._problem = problem
-                log.error("manifests_unreadable", directory=self._directory, error=problem, hint="what is known stays served")
+                log.error("manifests_unreadable", directory=self._directory, error=problem, hint="its known Services stay served")
             return
         self._problem = ""
         events = self._manifests.update(read, present)
@@ -93,8 +93,8 @@ class DirectorySource:
         if events:
             deliver(events)
 
-    def _look(self) -> tuple[Mapping[str, manifests.FileContent], Collection[str]]:
-        """New and changed files, and the names of all. Raises OSError when the directory cannot be listed."""
+    def _read_changed(self) -> tuple[Mapping[str, manifests.FileContent], Collection[str]]:
+        """New and changed files, and the names of all files. Raises OSError if the directory cannot be listed."""
         with os.scandir(self._directory) as entries:
             paths = [pathlib.Path(entry) for entry in entries if manifests.is_manifest(entry.name) and not entry.is_dir()]
         stamps = {path.name: _stamp(path) for path in paths}
@@ -103,15 +103,15 @@ class DirectorySource:
         self._stamps = stamps
         return read, stamps.keys()
 
-    async def _quiet(self, changes: inotify.DirectoryChanges) -> None:
-        """Returns when something has changed and then nothing more for a while."""
+    async def _wait(self, changes: inotify.DirectoryChanges) -> None:
+        """Wait for a change, and then until the directory is quiet."""
         await changes.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LONGEST_SETTLE_S):
-                while await self._stirs(changes):
+                while await self._changes_again(changes):
                     pass
 
-    async def _stirs(self, changes: inotify.DirectoryChanges) -> bool:
+    async def _changes_again(self, changes: inotify.DirectoryChanges) -> bool:
         try:
             async with asyncio.timeout(self._settle_s):
                 await changes.wait()
@@ -122,7 +122,7 @@ class DirectorySource:
 
 def _stamp(path: pathlib.Path) -> Stamp:
     try:
-        found = path.stat()
-    except OSError:  # A link that leads nowhere; reading it will say so.
+        status = path.stat()
+    except OSError:  # A dangling link, which ``read_file`` reports.
         return Stamp()
-    return Stamp(found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+    return Stamp(status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)

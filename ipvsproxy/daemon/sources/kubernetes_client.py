@@ -1,10 +1,10 @@
 """The parts of kubernetes-asyncio that ``watch`` uses, without the 800 modules of its models and APIs.
 
-The library's package ``client`` imports all of these, and whatever is imported from the library imports that: 34 MB and 0.3 to
-1 s, for classes that nobody asks for. It does nothing else, so it need not be executed (see ``packages``). Who else imports the
-library gets all of it.
+The library's package ``client`` imports all of these, and every module of the library imports ``client``: 34 MB and 0.3 to 1 s
+for unused classes. The package does nothing else, so it need not be executed (see ``packages``). Other importers of the library
+still get all of it.
 
-A version of the library that cannot be taken apart like this is imported as usual, which costs memory and nothing else.
+A version of the library that cannot be imported in parts is imported as usual, which costs only memory and time.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ PARTS = (f"{LIBRARY}.client.rest", f"{LIBRARY}.config.incluster_config", f"{LIBR
 
 @contextlib.contextmanager
 def _in_parts() -> Iterator[None]:
-    """In here the parts can be imported, one way or the other."""
+    """Lets the block import the parts, in either way."""
     if LIBRARY not in sys.modules:
         try:
             _import_parts()
-        except Exception:  # noqa: BLE001  # whatever another version does: the usual import is still to be tried
+        except Exception:  # noqa: BLE001  # of any kind, from another version: the usual import may still work
             for name in [name for name in sys.modules if name.partition(".")[0] == LIBRARY]:
                 del sys.modules[name]
     yield
@@ -34,7 +34,7 @@ def _import_parts() -> None:
     packages.defer(LIBRARY)
     names = vars(packages.defer(f"{LIBRARY}.client"))
     names["Configuration"] = importlib.import_module(f"{LIBRARY}.client.configuration").Configuration
-    names["ApiClient"] = type("ApiClient", (), {})  # functions of kube_config that nobody calls here would make one
+    names["ApiClient"] = type("ApiClient", (), {})  # unused functions of kube_config name it
     for part in PARTS:
         importlib.import_module(part)
     del names["ApiClient"]

@@ -1,7 +1,7 @@
-"""Files of manifests, to events.
+"""Makes events from files of manifests.
 
-Rule 1: while anything in a file cannot be read, nothing that was known from this file is taken back.
-Rule 2: an object that stands in two files is taken from the one whose name comes first.
+Rule 1: while any part of a file cannot be read, all known objects of this file stay.
+Rule 2: an object in two files is taken from the file whose name comes first.
 """
 
 import json
@@ -17,9 +17,9 @@ from ipvsproxy.translate import decode
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 
 DEEPEST = 100
-"""Levels of nesting in a document; a Service has six."""
+"""The most levels of nesting in a document; a Service has six."""
 
-# What the label selectors of a watch leave out.
+# The labels of objects that the selectors of a watch leave out.
 NOT_OURS: Mapping[str, str] = {
     "Service": "service.kubernetes.io/service-proxy-name",
     "EndpointSlice": "service.kubernetes.io/headless",
@@ -27,35 +27,35 @@ NOT_OURS: Mapping[str, str] = {
 
 
 class Identity(NamedTuple):
-    """What names one object of all kinds."""
+    """The identity of an object among all kinds."""
 
     kind: ObjectKind
     key: ObjectKey
 
 
 class FileContent(NamedTuple):
-    """What stands in one file, and what of it could not be read."""
+    """The objects of a file, and its parts that could not be read."""
 
     objects: Mapping[Identity, Put]
     rejected: tuple[Rejected, ...]
 
 
 class _Loader(yaml.CSafeLoader):
-    """YAML as the API's JSON has it: a timestamp is a string, and nesting has a bound.
+    """YAML with the types of the API's JSON: a timestamp is a string. Nesting has a bound.
 
     libyaml's composer recurses in C: without the bound, some thousand brackets overflow the stack and end the process.
     """
 
     _depth = 0
 
-    def descend_resolver(self, current_node: Any, current_index: Any) -> None:  # noqa: ARG002  # the base class's
-        """Called by the composer at the beginning of each node; the base class has nothing to do here for us."""
+    def descend_resolver(self, current_node: Any, current_index: Any) -> None:  # noqa: ARG002  # of the base class
+        """Count a level. The composer calls this at the beginning of each node; the base class does nothing that is needed."""
         self._depth += 1
         if self._depth > DEEPEST:
             raise yaml.YAMLError(f"is nested more than {DEEPEST} levels deep")
 
     def ascend_resolver(self) -> None:
-        """Called at the end of each node."""
+        """Leave a level. The composer calls this at the end of each node."""
         self._depth -= 1
 
 
@@ -66,12 +66,12 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def is_manifest(name: str) -> bool:
-    """Whether a file of this name is read: by its suffix, and not if it is hidden."""
+    """Whether a file of this name is read: it has the suffix of a manifest, and is not hidden."""
     return not name.startswith(".") and pathlib.PurePath(name).suffix in SUFFIXES
 
 
 def read_file(path: pathlib.Path) -> FileContent:
-    """All manifests of a file, each document and each item of a List for itself. Kinds that are not ours are passed over."""
+    """All manifests of a file: its documents, and the items of its Lists. Other kinds are skipped."""
     objects: dict[Identity, Put] = {}
     rejected: list[Rejected] = []
     try:
@@ -98,14 +98,14 @@ def read_file(path: pathlib.Path) -> FileContent:
 
 
 def _unread(path: pathlib.Path, reason: str) -> Rejected:
-    # Nobody knows what stood there; Services are what a reader will miss.
+    # The kind is unknown; Service, because a reader misses Services first.
     return Rejected(ObjectKind.SERVICE, None, path.name, reason)
 
 
 def _documents(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
     text = path.read_bytes()
-    found = [json.loads(text)] if path.suffix == ".json" else yaml.load_all(text, Loader=_Loader)
-    for number, document in enumerate(found, 1):
+    documents = [json.loads(text)] if path.suffix == ".json" else yaml.load_all(text, Loader=_Loader)
+    for number, document in enumerate(documents, 1):
         where = f"{path.name}, document {number}"
         if isinstance(document, dict) and str(document.get("kind")).endswith("List") and isinstance(document.get("items"), list):
             for place, item in enumerate(document["items"], 1):
@@ -122,15 +122,15 @@ def _is_ours(document: Any) -> bool:
 
 
 class Manifests:
-    """What all files say together, and what was told of it."""
+    """The merged objects of all files, as last delivered."""
 
     def __init__(self) -> None:
         self._files: dict[str, Mapping[Identity, Put]] = {}
-        self._told: dict[Identity, Put] = {}
+        self._delivered: dict[Identity, Put] = {}
         self._conflicts: set[Rejected] = set()
 
     def update(self, read: Mapping[str, FileContent], present: Collection[str]) -> list[Event]:
-        """What has changed. ``read``: the content of new and changed files by name; ``present``: the names of all files."""
+        """The changes. ``read`` has the content of new and changed files by name; ``present`` has the names of all files."""
         events: list[Event] = []
         for name in set(self._files) - set(present):
             del self._files[name]
@@ -138,28 +138,28 @@ class Manifests:
             events += content.rejected
             kept = self._files.get(name, {}) if content.rejected else {}
             self._files[name] = {**kept, **content.objects}
-        wanted, conflicts = self._merge()
+        merged, conflicts = self._merge()
         events += sorted(conflicts - self._conflicts)
-        events += [put for identity, put in wanted.items() if self._told.get(identity) != put]
-        events += [Gone(identity.kind, identity.key) for identity in self._told.keys() - wanted.keys()]
-        self._told, self._conflicts = wanted, conflicts
+        events += [put for identity, put in merged.items() if self._delivered.get(identity) != put]
+        events += [Gone(identity.kind, identity.key) for identity in self._delivered.keys() - merged.keys()]
+        self._delivered, self._conflicts = merged, conflicts
         return events
 
     def listed(self, events: Collection[Event]) -> list[Event]:
-        """The end of the first delivery, which consisted of these events."""
+        """The ends of all lists after the first delivery, which had these events."""
         rejected = {Identity(event.kind, event.key) for event in events if isinstance(event, Rejected) and event.key}
-        found = self._told.keys() | rejected
-        return [Listed(kind, frozenset(one.key for one in found if one.kind is kind)) for kind in ObjectKind]
+        present = self._delivered.keys() | rejected
+        return [Listed(kind, frozenset(one.key for one in present if one.kind is kind)) for kind in ObjectKind]
 
     def _merge(self) -> tuple[dict[Identity, Put], set[Rejected]]:
-        wanted: dict[Identity, Put] = {}
+        merged: dict[Identity, Put] = {}
         source: dict[Identity, str] = {}
         conflicts: set[Rejected] = set()
         for name, objects in sorted(self._files.items()):
             for identity, put in objects.items():
-                if identity in wanted:
+                if identity in merged:
                     reason = f"stands in {source[identity]} too, which comes first and is used"
                     conflicts.add(Rejected(identity.kind, identity.key, name, reason))
                 else:
-                    wanted[identity], source[identity] = put, name
-        return wanted, conflicts
+                    merged[identity], source[identity] = put, name
+        return merged, conflicts

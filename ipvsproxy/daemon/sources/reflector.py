@@ -1,21 +1,20 @@
-"""List and watch of one kind of API objects: what is asked, in which order, and what follows each kind of trouble.
+"""List and watch of one kind of API objects: the requests, their order, and the reaction to each kind of trouble.
 
-Rule 1: a list is told as complete (``Listed``) only when its last page has been read.
-Rule 2: a watch goes on from the last resource version that was read. Where the server cannot do that (410), or a line
-could not be read and so a change was missed, everything is listed again.
-Rule 3: a server that was restored from a backup does not know the version that we have. It says so (504), or has the watch
-wait without a word until it has come that far again, and what changes meanwhile is never told. So where a watch broke off, or
-lasted its time without a line (bookmarks come once a minute), the server is asked first how far it is.
-Rule 4: once bookmarks have come, a watch that is silent for ``LONGEST_SILENCE_S`` is broken, whatever keepalives say: a proxy
-on the way may answer them in the server's place.
-Rule 5: nothing is tried again at once, except after the ordinary end of a watch and the first 410 in a while. Watches that broke
-off together are begun anew over ``BROKEN_WATCH_SPREAD_S``: all nodes lose theirs when an API server is restarted.
-Rule 6: lists come out of the server's watch cache. The first one names version 0, and so may be old; later ones name the last
-version that was read, also of a list that broke off, and are not older. The latest state costs a quorum read of etcd. It is asked
-for where the server cannot list from our version on, and while a list is doubted: a cache that is behind cannot confirm itself.
+Rule 1: a list is delivered as complete (``Listed``) only after its last page has been read.
+Rule 2: a watch continues from the last resource version that was read. Everything is listed again if the server cannot do that
+(410), or if a line could not be read and so a change was missed.
+Rule 3: a server that was restored from a backup does not know our version. It reports that (504), or lets the watch wait silently
+until it reaches our version again, and never sends the changes until then. So after a broken watch, or one without a line in all
+of its time (bookmarks come once a minute), a request for the version of the server comes first.
+Rule 4: after the first bookmark, a watch that is silent for ``LONGEST_SILENCE_S`` is broken. Keepalives do not count, because a
+proxy on the way may answer them for the server.
+Rule 5: nothing is tried again at once, except after the regular end of a watch and the first 410 in a while. Watches that broke
+together begin again within ``BROKEN_WATCH_SPREAD_S``, because the restart of an API server breaks those of all nodes.
+Rule 6: lists come from the watch cache of the server. The first one names version 0, and so may be old; later ones name the last
+version that was read, also by an incomplete list, and are not older. The latest state costs a quorum read of etcd. It is
+requested if the server cannot list from our version on, and while a list is doubted: a cache that lags cannot confirm itself.
 
-The rules of the wire are those of the page "Kubernetes API Concepts"; figures are those of client-go's reflector where it has
-them.
+The protocol is on the page "Kubernetes API Concepts"; figures are those of client-go's reflector where it has them.
 """
 
 import asyncio
@@ -35,31 +34,31 @@ from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKey, Obj
 from ipvsproxy.translate import decode, list_reader
 
 PAGE_ITEMS = 500
-"""Of a page, and of a part of a list out of the watch cache, which may come as one page, whatever was asked for."""
+"""The size of a page, and of a part of a list from the watch cache, which may ignore the limit and come as one page."""
 ANY_VERSION, LATEST = "0", ""
 FIRST_DELAY_S = 0.8
 LONGEST_DELAY_S = 30.0
 LONGEST_RETRY_AFTER_S = 300.0
 CALM_S = 60.0
-"""A list that must be repeated later than this after it ended is no part of a series of failures."""
+"""A list that is repeated later than this after its end does not continue a series of failures."""
 SHORTEST_WATCH_S = 1.0
-"""A watch that ends in order before this counts as failed: without a pause the next one would end as fast."""
+"""A watch that ends regularly before this counts as failed: without a pause, the next one would end as fast."""
 LONGEST_SILENCE_S = 150.0
-"""Of a watch, once bookmarks have come, of which the API server sends one a minute: two may be late or lost, not three."""
+"""The longest silence of a watch after its first bookmark. There is one a minute: two may be late or lost, three may not."""
 BROKEN_WATCH_SPREAD_S = 4.0
-"""The kinds of all nodes come back over this time to a server that broke their watches off, after the first back-off of each."""
+"""The watches of all nodes return within this time to a server that broke them, after the first back-off of each."""
 CONFIRMATION_SPREAD_S = 45.0
-"""Where all nodes doubt the same list, their second lists are spread over this time."""
+"""If all nodes doubt the same list, their second lists are spread over this time."""
 GATEWAY_TIMEOUT, TOO_LARGE = 504, "Too large resource version"
-"""How a server says that it has not come as far as the version that it is asked for (page "Kubernetes API Concepts")."""
+"""The answer of a server that has not reached the requested version (page "Kubernetes API Concepts")."""
 
 Deliver = Callable[[Sequence[Event]], None]
 Post = Callable[[str, Mapping[str, object]], Awaitable[None]]
-"""Asks the API server to create an object, given its path and its body. Raises ApiError."""
+"""Creates an object on the API server from its path and its body. Raises ApiError."""
 
 
 class Trouble(enum.StrEnum):
-    """Why a list or watch had to be started again; the label of the metric."""
+    """The reason why a list or watch starts again; the label of the metric."""
 
     ENDED = "ended"
     EXPIRED = "expired"
@@ -77,13 +76,13 @@ class Trouble(enum.StrEnum):
 
 
 MAY_BE_ANOTHER = frozenset({Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR})
-"""After these the server may have been restored meanwhile."""
+"""After these, the server may be a restored one."""
 LIST_AGAIN = frozenset({Trouble.EXPIRED, Trouble.GARBLED, Trouble.REFUSED, Trouble.DOUBTED})
-"""After these a watch cannot go on from where it was."""
+"""After these, a watch cannot continue from its last version."""
 
 
 class ApiError(Exception):
-    """A request failed, or the stream that it opened. ``retry_after_s`` is what the server asked for, 0 if nothing."""
+    """A request or its stream has failed. ``retry_after_s`` is the pause that the server demands, 0 without one."""
 
     def __init__(self, trouble: Trouble, message: str, retry_after_s: float = 0) -> None:
         super().__init__(message)
@@ -101,48 +100,48 @@ class ApiError(Exception):
 
 
 class BehindError(ApiError):
-    """The server has not come as far as the version that it is asked for: it was restored, or it is late."""
+    """The server has not reached the requested version: it was restored, or it lags."""
 
     def __init__(self, message: str, retry_after_s: float = 0) -> None:
         super().__init__(Trouble.EXPIRED, message, retry_after_s)
 
 
 class Connection(Protocol):
-    """An authenticated way to the API server. Both methods raise ApiError, and nothing else."""
+    """An authenticated connection to the API server. Both methods raise only ApiError."""
 
     def body(self, path: str) -> AsyncGenerator[bytes, None]:
-        """The body of an answer, in pieces as it arrives."""
+        """The body of an answer in pieces, as they arrive."""
 
     def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
-        """A body that goes on, as it arrives; an empty chunk says that the request was accepted.
+        """An endless body in chunks, as they arrive. A first empty chunk means that the request was accepted.
 
         SILENT after ``idle_s`` without data.
         """
 
 
 Connect = Callable[[], contextlib.AbstractAsyncContextManager[Connection]]
-"""Makes a connection with credentials read at that moment; raises ApiError."""
+"""Makes a connection with newly read credentials; raises ApiError."""
 
 
 class Resource(NamedTuple):
-    """Where the objects of a kind are, and which of them are ours."""
+    """The path of the objects of a kind, and the selectors of our objects."""
 
     path: str
     label_selector: str = ""
     field_selector: str = ""
 
     def list_query(self, version: str, *, limit: int, continue_token: str = "") -> str:
-        """One page; ``limit`` 0 means all.
+        """The query for one page; ``limit`` 0 means all objects.
 
-        ``version`` is ``LATEST``, ``ANY_VERSION``, or one that the answer must not be older than: that one without a limit, with
-        which the server would take it for the exact version that is asked for.
+        ``version`` is ``LATEST``, ``ANY_VERSION``, or the oldest version of the answer. The last one goes without a limit,
+        because with one the server would take it for the exact version.
         """
         return self._query({"limit": str(limit) if limit else "", "continue": continue_token, "resourceVersion": version})
 
     def probe_query(self, version: str) -> str:
-        """One object at most, out of the watch cache, by a server that has come as far as this version.
+        """The query for one object at most, from the watch cache of a server that has reached this version.
 
-        By namespace and name, as far as the kind has them, the cache finds it without a look at others. It need not exist.
+        By namespace and name, if the kind has them, the cache finds it without a scan. It need not exist.
         """
         if not self.field_selector.startswith("metadata.name="):
             parent, _, plural = self.path.rpartition("/")
@@ -151,7 +150,7 @@ class Resource(NamedTuple):
         return self.list_query(version, limit=0)
 
     def watch_query(self, version: str, timeout_s: float) -> str:
-        """All changes after this version. The server is asked to end the watch after ``timeout_s``."""
+        """The query for all changes after this version. The server should end the watch after ``timeout_s``."""
         timeout = str(max(1, round(timeout_s)))
         return self._query({"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": timeout})
 
@@ -162,7 +161,7 @@ class Resource(NamedTuple):
 
 
 def resources(node_name: str) -> Mapping[ObjectKind, Resource]:
-    """What a node's proxy watches, with the selectors of kube-proxy (``cmd/kube-proxy/app/server.go``)."""
+    """The resources that the proxy of a node watches, with kube-proxy's selectors (``cmd/kube-proxy/app/server.go``)."""
     return {
         ObjectKind.SERVICE: Resource("/api/v1/services", "!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"),
         ObjectKind.ENDPOINT_SLICE: Resource("/apis/discovery.k8s.io/v1/endpointslices", "!service.kubernetes.io/headless"),
@@ -172,10 +171,10 @@ def resources(node_name: str) -> Mapping[ObjectKind, Resource]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Time, waiting and chance, and how long watches last.
+    """Clock, sleep, chance, and the duration of watches.
 
-    The server is asked to end a watch after a random time between ``shortest_watch_s`` and ``longest_watch_s``. One that was
-    silent for that long and ``grace_s`` more is dead: even without changes it should have ended.
+    The server should end a watch after a random time between ``shortest_watch_s`` and ``longest_watch_s``. One that is silent for
+    ``grace_s`` longer than that is dead, because it should have ended also without changes.
     """
 
     shortest_watch_s: float = 300
@@ -188,10 +187,10 @@ class Pace:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class WatchStatus:
-    """How the watch of one kind is doing, in times of ``Pace.now``. Only its reflector writes it.
+    """The status of the watch of one kind, in times of ``Pace.now``. Only its reflector writes it.
 
-    ``connected``: a watch is open. ``listed_s``: when a list was last complete. ``contact_s``: when anything last came from
-    the server. ``event_s``: when a change last came. ``restarts`` counts by reason.
+    ``connected``: a watch is open. ``listed_s``: the time of the last complete list. ``contact_s``: the time of the last data
+    from the server. ``event_s``: the time of the last change. ``restarts`` counts by reason.
     """
 
     connected: bool = False
@@ -202,7 +201,7 @@ class WatchStatus:
 
 
 class Observer(Protocol):
-    """Who is told how it goes, for log and metrics."""
+    """Observes the lists and watches of reflectors, for log and metrics."""
 
     def listed(self, kind: ObjectKind, objects: int) -> None:
         """A list was read completely."""
@@ -211,11 +210,11 @@ class Observer(Protocol):
         """A watch was accepted."""
 
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
-        """A list or watch failed or ended; it is tried again after the delay."""
+        """A list or watch has failed or ended. It starts again after the delay."""
 
 
 class Reflector:
-    """One kind's list and watches."""
+    """The lists and watches of one kind."""
 
     def __init__(self, kind: ObjectKind, resource: Resource, connect: Connect, observer: Observer, pace: Pace) -> None:
         self.status = WatchStatus()
@@ -227,29 +226,29 @@ class Reflector:
         self._version = ""
         self._is_known_there = True
         self._needs_latest = False
-        self._was_open = False  # the watch that ended last
+        self._was_open = False  # the last watch
         self._gets_bookmarks = False
-        self._heard_s = -math.inf  # in the watch that is open, or when that was begun
+        self._contact_s = -math.inf  # of the open watch, or its beginning
         self._asked_for_s = math.inf
         self._list_again_at_s = math.inf
         self._freshness = stream.Freshness()
         self._retries = backoff.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
-        # A sequence of its own: a list that succeeds resets the other one, and lists are what must not come in a tight loop.
+        # A sequence of its own: a list that succeeds resets the other one, but lists must not be repeated in a tight loop.
         self._repeated_lists = backoff.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
 
     def list_again(self, at_s: float) -> None:
         """List once more, at this time (of ``Pace.now``) or at most ``CONFIRMATION_SPREAD_S`` later.
 
-        A list that ends serves the request, whenever it began. While that list leaves the doubt, the request is to be made again.
+        Any list that ends serves the request, also one that began before it. If that list leaves the doubt, call this again.
         """
         if at_s != self._asked_for_s or self._list_again_at_s == math.inf:
             self._asked_for_s = at_s
             self._list_again_at_s = at_s + self._pace.dice.uniform(0, CONFIRMATION_SPREAD_S)
 
     async def list_and_watch(self, deliver: Deliver) -> None:
-        """One list, then watches from it. Returns, after a pause, when the list has failed or must be repeated.
+        """List once, then watch from there. Returns after a pause when the list has failed or must be repeated.
 
-        Events are delivered as they are read: page by page, and all lines that arrived together as one batch.
+        Events are delivered when they are read: page by page, and all lines that arrived together as one batch.
         """
         try:
             await self._list(deliver)
@@ -279,7 +278,7 @@ class Reflector:
             except ApiError as error:
                 if error.trouble is not Trouble.EXPIRED:
                     raise
-                # The server is not as far as our version, or the token died before the last page: in one piece none is needed.
+                # The server has not reached our version, or the token expired before the last page: one piece needs no token.
                 self._needs_latest = True
                 await self._pause(error, 0)
                 keys = await self._pages(connection, LATEST, 0, deliver)
@@ -287,17 +286,17 @@ class Reflector:
         self._retries.reset()
         self.status.listed_s = self._pace.now()
         self._observer.listed(self._kind, len(keys))
-        self._list_again_at_s = math.inf  # Before the delivery, in which another list may be asked for.
+        self._list_again_at_s = math.inf  # Before the delivery, which may request another list.
         deliver((Listed(self._kind, keys),))
 
     async def _pages(self, connection: Connection, version: str, limit: int, deliver: Deliver) -> frozenset[ObjectKey]:
-        """Reads a whole list; the keys of all that it holds, also of objects that cannot be read."""
+        """Read a whole list; returns the keys of all of its objects, also of those that cannot be read."""
         keys: set[ObjectKey] = set()
         begins: tuple[Event, ...] = (Listing(self._kind),)
 
         def deliver_some(events: Sequence[Put | Rejected], version: str) -> None:
             nonlocal begins
-            self._version = version  # before the list is complete: should it break off, the next one must not take these back
+            self._version = version  # before the list is complete: if it breaks, the next one must not be older than these events
             self.status.contact_s = self._pace.now()
             keys.update(event.key for event in events if event.key)
             deliver((*begins, *events))
@@ -315,7 +314,7 @@ class Reflector:
     async def _page(
         self, connection: Connection, query: str, deliver: Callable[[Sequence[Put | Rejected], str], None]
     ) -> decode.ListPage:
-        """Reads one answer, and delivers items in parts of ``PAGE_ITEMS`` or a little more, with the version of the list."""
+        """Read one answer; delivers items in parts of ``PAGE_ITEMS`` or a little more, with the version of the list."""
         reader = list_reader.ListReader(self._kind)
         events: list[Put | Rejected] = []
         async with contextlib.aclosing(connection.body(query)) as pieces:
@@ -335,15 +334,15 @@ class Reflector:
         return page
 
     async def _watch(self, deliver: Deliver) -> None:
-        """One watch. Always ends with an ApiError: ENDED if the server ended it in order."""
+        """Watch once. Always raises ApiError: ENDED if the server has ended the watch regularly."""
         timeout_s = self._pace.dice.uniform(self._pace.shortest_watch_s, self._pace.longest_watch_s)
         query = self._resource.watch_query(self._version, timeout_s)
-        self._freshness.all_told(self._version)
+        self._freshness.has_all_up_to(self._version)
         lines = stream.LineBuffer()
         if not self._is_known_there:
             async with self._connect() as connection:
                 await self._require_known(connection)
-        self._heard_s = began_s = self._pace.now()
+        self._contact_s = began_s = self._pace.now()
         async with (
             self._connect() as connection,
             contextlib.aclosing(connection.stream(query, timeout_s + self._pace.grace_s)) as chunks,
@@ -352,7 +351,7 @@ class Reflector:
                 async with asyncio.timeout(None) as limit:
                     self._bound(limit)
                     async for chunk in chunks:
-                        self._contact()
+                        self._note_contact()
                         self._read(lines, chunk, deliver)
                         self._bound(limit)
             except TimeoutError as error:
@@ -367,35 +366,35 @@ class Reflector:
 
     @property
     def _silent_at_s(self) -> float:
-        return self._heard_s + LONGEST_SILENCE_S if self._gets_bookmarks else math.inf
+        return self._contact_s + LONGEST_SILENCE_S if self._gets_bookmarks else math.inf
 
     def _bound(self, limit: asyncio.Timeout) -> None:
-        """Have the watch end when a list is due, or when it has been silent for too long from now on."""
+        """Bound the watch by the time of a due list, and by the longest silence from now on."""
         end_s = min(self._list_again_at_s, self._silent_at_s)
         if end_s < math.inf:
             limit.reschedule(asyncio.get_running_loop().time() + end_s - self._pace.now())
 
     def _out_of_time(self) -> ApiError:
         if self._list_again_at_s <= self._silent_at_s:
-            return ApiError(Trouble.DOUBTED, "the last list lacked too much to be believed")
+            return ApiError(Trouble.DOUBTED, "the last list lacked too many objects, and is doubted")
         return ApiError(Trouble.SILENT, f"nothing was received for {LONGEST_SILENCE_S:.0f} s, and bookmarks come once a minute")
 
     async def _require_known(self, connection: Connection) -> None:
-        """Raises ApiError: EXPIRED if the server has not come as far as our version."""
+        """Raise ApiError: EXPIRED if the server has not reached our version."""
         page = await self._page(connection, self._resource.probe_query(self._version), lambda _, __: None)
         if stream.number(page.resource_version) < stream.number(self._version):
             raise BehindError(f"the server is at version {page.resource_version} again, after {self._version}")
         self._is_known_there = True
 
-    def _contact(self) -> None:
-        self.status.contact_s = self._heard_s = self._pace.now()
+    def _note_contact(self) -> None:
+        self.status.contact_s = self._contact_s = self._pace.now()
         if not self.status.connected:
             self.status.connected = self._was_open = True
             self._is_known_there = False
             self._observer.watching(self._kind)
 
     def _read(self, lines: stream.LineBuffer, chunk: bytes, deliver: Deliver) -> None:
-        """Delivers what the chunk completes, up to the first line that ends the watch; raises ApiError for that."""
+        """Deliver the lines that a chunk completes, up to the first one that ends the watch; raises ApiError for that one."""
         events: list[Event] = []
         try:
             for line in lines.feed(chunk):
@@ -417,13 +416,13 @@ class Reflector:
                     raise BehindError(f"a bookmark of version {read.resource_version}, after {self._version}")
                 self._gets_bookmarks = True
                 self._version = read.resource_version or self._version
-                self._freshness.all_told(self._version)
+                self._freshness.has_all_up_to(self._version)
             case decode.Expired(message):
                 raise ApiError(Trouble.EXPIRED, message)
             case decode.ServerError(code, message):
                 raise ApiError.of_status(code, message)
             case Put() | Gone() | Rejected() as event:
-                if event.key is None or self._freshness.is_news(event.key, read.resource_version):
+                if event.key is None or self._freshness.is_new(event.key, read.resource_version):
                     self._version = read.resource_version or self._version
                     events.append(event)
             case never:
@@ -443,7 +442,7 @@ class Reflector:
 
     async def _pause(self, error: ApiError, delay_s: float) -> None:
         self.status.restarts[error.trouble] = self.status.restarts.get(error.trouble, 0) + 1
-        # Added, not the greater of both: all clients are asked to come back after the same second.
+        # The sum, not the maximum: the server names the same second to all clients.
         delay_s += min(error.retry_after_s, LONGEST_RETRY_AFTER_S)
         self._observer.restarting(self._kind, error, delay_s)
         if delay_s:
@@ -451,5 +450,5 @@ class Reflector:
 
 
 def _needs_latest(error: ApiError) -> bool:
-    """Whether the next list must be the latest one. After a 410 one that is not older than our version will do."""
+    """Whether the next list must be the latest one. After a 410, a list not older than our version is enough."""
     return isinstance(error, BehindError) or error.trouble in {Trouble.REFUSED, Trouble.DOUBTED}

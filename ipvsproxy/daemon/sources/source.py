@@ -1,4 +1,4 @@
-"""Where Services, EndpointSlices and the Node come from, as the configuration says."""
+"""The configured source of Services, EndpointSlices and the Node."""
 
 import asyncio
 import pathlib
@@ -12,38 +12,38 @@ from ipvsproxy.model.service import Event, ObjectKind
 
 
 class Source(Protocol):
-    """Where Services, EndpointSlices and the Node come from."""
+    """A source of Services, EndpointSlices and the Node."""
 
     async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
         """Deliver events for ever."""
 
     def list_again(self, kind: ObjectKind, at_s: float) -> None:
-        """List this kind once more at this time (of a monotonic clock), or soon after."""
+        """List a kind once more at this time (of a monotonic clock), or soon after."""
 
     def describe(self) -> str:
-        """Where that is, and, if it does not answer, what was last wrong."""
+        """The place of the source and, if it does not answer, its last problem."""
 
     @property
     def post(self) -> Post | None:
-        """What has an object created, if anything does."""
+        """Creates an object in the source; None if that is impossible."""
 
     @property
     def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
-        """How each watch is doing, if it has any."""
+        """The status of each watch; empty without watches."""
 
 
 class Listener(Protocol):
-    """Who wants to know how requests to an API server fare: metrics."""
+    """Observes requests to an API server: metrics."""
 
     def watch_restarted(self, kind: ObjectKind, trouble: Trouble) -> None:
-        """A list or watch had to be started again."""
+        """A list or watch was started again."""
 
     def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
-        """A request was answered, or was not."""
+        """A request has ended, with or without an answer."""
 
 
 class CannotStartError(Exception):
-    """What is missing, one sentence each."""
+    """Requirements of the start are missing. ``reasons`` has a sentence for each."""
 
     def __init__(self, *reasons: object) -> None:
         self.reasons = tuple(map(str, reasons))
@@ -51,7 +51,7 @@ class CannotStartError(Exception):
 
 
 async def make(config: Config, listener: Listener) -> Source:
-    """The source that is configured.
+    """Make the configured source.
 
     Raises:
         CannotStartError: it cannot work.
@@ -60,7 +60,7 @@ async def make(config: Config, listener: Listener) -> Source:
         if not await asyncio.to_thread(pathlib.Path(config.source.manifests).is_dir):
             raise CannotStartError(f"--manifests: {config.source.manifests} is not a directory")
         return DirectorySource(config.source.manifests)
-    # Not above: the client library takes half a second and 50 MiB, and a directory of manifests does not need it.
+    # Not at the top: the client library takes half a second and 50 MiB, and a directory of manifests does not need it.
     from ipvsproxy.daemon.sources.credentials import SourceError  # noqa: PLC0415
     from ipvsproxy.daemon.sources.watch import KubernetesSource  # noqa: PLC0415
 

@@ -1,8 +1,8 @@
-"""Watches that have not heard of the API server for too long: what this node serves may be out of date.
+"""Detects stale watches: the API server has been silent for too long, so this node may serve outdated Services.
 
-A stale watch is no reason to restart: a new process could not even begin without the API server, while this one serves what
-it knows. It is no reason either, unless the operator says so, to turn load balancers away: when the API server is down for
-everyone, all nodes would go at once, and an outage of the control plane would be one of the traffic.
+A stale watch is no reason for a restart: a new process could not begin without the API server, while this one serves the Services
+that it knows. Load balancers are turned away only if the operator has chosen that: without an API server, all nodes would turn
+them away at once, and an outage of the control plane would become an outage of the traffic.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ import structlog
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.model.service import ObjectKind
 
-LOOK_EVERY_S = 5.0
+CHECK_INTERVAL_S = 5.0
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Staleness:
-    """Tells which watches are stale. ``clock`` is that of the watches; ``limit_s`` 0 means that none ever is."""
+    """Detects stale watches. ``clock`` is the one of the watches. With ``limit_s`` 0, no watch is ever stale."""
 
     def __init__(
         self, watches: Callable[[], Mapping[ObjectKind, WatchStatus]], *, limit_s: float, clock: Callable[[], float]
@@ -28,7 +28,7 @@ class Staleness:
         self._limit_s = limit_s
         self._clock = clock
         self._began_s = clock()
-        self._told: Collection[ObjectKind] = ()
+        self._logged: Collection[ObjectKind] = ()
 
     def stale(self) -> Collection[ObjectKind]:
         """The kinds whose watch is stale now."""
@@ -38,18 +38,18 @@ class Staleness:
         return [kind for kind, one in self._watches().items() if (one.contact_s or self._began_s) <= oldest_s]
 
     def check(self) -> None:
-        """Say which watches have become stale since the last look, and which are not any more."""
+        """Log watches that have become stale since the last check, and watches that are no longer stale."""
         stale = self.stale()
         for kind in stale:
-            if kind not in self._told:
+            if kind not in self._logged:
                 log.error("watch_stale", kind=kind.value, silent_for_s=round(self._limit_s), hint="see watch_failed")
-        for kind in self._told:
+        for kind in self._logged:
             if kind not in stale:
                 log.info("watch_no_longer_stale", kind=kind.value)
-        self._told = stale
+        self._logged = stale
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check for ever."""
         while True:
             self.check()
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)

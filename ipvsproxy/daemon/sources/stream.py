@@ -1,33 +1,33 @@
-"""The bytes of a watch, to lines, and its changes, to those that are news."""
+"""Splits the bytes of a watch into lines, and drops its repeated or outdated changes."""
 
 from ipvsproxy.model.service import ObjectKey
 
 LONGEST_LINE_BYTES = 64 << 20
 MOST_DIGITS = 20
-"""Of a resource version: it is an unsigned 64-bit number."""
+"""The longest resource version, which is an unsigned 64-bit number."""
 
 
 class LineTooLongError(Exception):
-    """A line of a watch exceeds the bound; the message says which."""
+    """A line of a watch exceeds the bound, which the message names."""
 
 
 class LineBuffer:
-    """Bytes as they arrive, to whole lines.
+    """Makes whole lines of chunks.
 
-    Pieces are joined once per line: adding each chunk to one buffer is quadratic for a line of many megabytes.
+    The pieces of a line are joined once: adding each chunk to one buffer takes quadratic time for a line of many megabytes.
     """
 
     def __init__(self, longest_bytes: int = LONGEST_LINE_BYTES) -> None:
         self._pieces: list[bytes] = []
         self._longest_bytes = longest_bytes
         self.pending_bytes = 0
-        """How much has come of a line that has no end yet."""
+        """The number of received bytes of an incomplete line."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that this chunk completes, without their ends and without empty ones.
+        """The lines that a chunk completes, without their ends and without empty lines.
 
         Raises:
-            LineTooLongError: the buffer cannot be used any more.
+            LineTooLongError: a line is too long. The buffer cannot be used any more.
         """
         head, *tail = chunk.split(b"\n")
         self._pieces.append(head)
@@ -43,33 +43,33 @@ class LineBuffer:
 
 
 class Freshness:
-    """Tells changes that are news from those that were told already, or that are older than what was told.
+    """Distinguishes new changes of objects from repeated and outdated ones.
 
-    A server that has just taken over may repeat changes or bring them late. Resource versions of built-in kinds are integers
-    that grow (KEP-5504); where one is not an integer, every change counts as news. Only changes since the last bookmark have
-    to be remembered, because a bookmark says that all up to it have been sent.
+    A server that has just taken over may send changes again or late. Resource versions of built-in kinds are growing integers
+    (KEP-5504); a change with another version always counts as new. Only changes since the last bookmark are remembered,
+    because the server has sent all changes up to a bookmark before it.
     """
 
     def __init__(self) -> None:
         self._floor = 0
-        self._told: dict[ObjectKey, int] = {}
+        self._newest: dict[ObjectKey, int] = {}
 
-    def all_told(self, version: str) -> None:
-        """All changes up to this version have been told, by a list or before a bookmark."""
+    def has_all_up_to(self, version: str) -> None:
+        """Take note that all changes up to this version have arrived, with a list or before a bookmark."""
         self._floor = number(version)
-        self._told.clear()
+        self._newest.clear()
 
-    def is_news(self, key: ObjectKey, version: str) -> bool:
-        """Whether this change is newer than all that was told of the object; if so, it counts as told from now on."""
-        found = number(version)
-        if not found:
+    def is_new(self, key: ObjectKey, version: str) -> bool:
+        """Whether a change is newer than all earlier ones of its object. A new change is remembered."""
+        new = number(version)
+        if not new:
             return True
-        if found <= self._floor or found <= self._told.get(key, 0):
+        if new <= self._floor or new <= self._newest.get(key, 0):
             return False
-        self._told[key] = found
+        self._newest[key] = new
         return True
 
 
 def number(version: str) -> int:
-    """A resource version to compare with others (KEP-5504); 0 where it is not an integer, and so tells nothing."""
+    """A resource version for comparisons (KEP-5504); 0 if it is no integer, and so cannot be compared."""
     return int(version) if version.isdecimal() and len(version) <= MOST_DIGITS else 0

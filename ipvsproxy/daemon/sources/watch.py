@@ -1,10 +1,10 @@
-"""The Kubernetes source: Services, EndpointSlices and our Node, from an API server.
+"""The Kubernetes source: Services, EndpointSlices and our Node from an API server.
 
-kubernetes-asyncio makes the TLS transport. Its model classes are never used: bytes go to ``decode`` as they are.
+kubernetes-asyncio makes the TLS transport. Its model classes are never used: ``decode`` gets the bytes as they are.
 
-Every list and every watch has a connection of its own, made with what configuration and credential files hold at that
-moment. So a rotated token, certificate or authority, and a changed server address, need no treatment of their own: they are in
-force at the next connection, which is the one after a 401.
+Every list and every watch has a connection of its own, made from the files of configuration and credentials at that moment. So a
+rotated token, certificate or authority and a changed server address need no code of their own: they take effect at the next
+connection, which follows a 401.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from ipvsproxy.daemon.sources.reflector import ApiError, Deliver, Trouble
 from ipvsproxy.model.service import ObjectKind
 
 CREDENTIALS_TIMEOUT_S = 30
-"""For files, an issuer of tokens, or a credential plugin, which has a shorter bound of its own."""
+"""The bound for files, an issuer of tokens, or a credential plugin, which has a shorter bound of its own."""
 ANSWER_TIMEOUT_S = 60
-"""Until an answer begins, and between two parts of a list: the API server's own bound on a request."""
+"""The bound until an answer begins, and between two parts of a list: the API server's own bound on a request."""
 KEEPALIVE_AFTER_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 15, 5, 3
-"""A peer that vanished without a word is noticed after 30 s, although a watch may be silent for minutes."""
+"""A peer that has vanished silently is noticed after 30 s, although a watch may be silent for minutes."""
 REPEAT_LOG_S = 300.0
 MOST_MESSAGES = 100
-"""Different ones that are remembered as logged: others write them, so they may be endless."""
+"""The number of logged messages that are remembered: the API server writes them, so there may be any number."""
 HEADERS = {"Accept": "application/json", "User-Agent": "ipvsproxy"}
 
 HINTS: Mapping[Trouble, str] = {
@@ -42,17 +42,17 @@ HINTS: Mapping[Trouble, str] = {
     Trouble.CREDENTIALS: "check the kubeconfig and the files that it names; they are read again before each attempt",
     Trouble.UNREACHABLE: "check address, port and certificate of the API server, and this node's route to it",
     Trouble.SILENT: "check load balancers and firewalls on the way to the API server for dropped connections",
-    Trouble.GARBLED: "check what is on the way to the API server: this was not its language",
+    Trouble.GARBLED: "check proxies and load balancers on the way to the API server: the answer was not in its format",
     Trouble.THROTTLED: "the API server is overloaded or limits us; see its priority and fairness metrics",
     Trouble.SERVER_ERROR: "see the log of the API server",
     Trouble.REFUSED: "see the log of the API server",
 }
 
 NO_ANSWER = "<error>"
-"""What client-go's metrics put in the place of HTTP's code."""
+"""The code in client-go's metrics of a request without an answer."""
 OnRequest = Callable[[str, str, float, str], None]
 
-_USER_INFO = re.compile(r"//[^/\s]*@")  # name and password: a proxy's URL may have them, and texts of aiohttp repeat it
+_USER_INFO = re.compile(r"//[^/\s]*@")  # name and password in the URL of a proxy, which messages of aiohttp repeat
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -60,10 +60,9 @@ log = structlog.stdlib.get_logger(__name__)
 class KubernetesSource:
     """Lists and watches of an API server, with one reflector per kind.
 
-    ``kubeconfig`` is a path; ``master`` a URL that goes before the kubeconfig's; with neither, the pod's service account is
-    used. ``on_restart`` is told each time that a list or watch had to be started again. ``on_request`` is told of each request
-    that was answered, or was not: host, HTTP's code or ``<error>``, how many seconds that took, and the method. ``statuses`` can
-    be read any time.
+    ``kubeconfig`` is a path; ``master`` is a URL that overrides the one of the kubeconfig; without both, the service account of
+    the pod is used. ``on_restart`` is called each time a list or watch starts again. ``on_request`` is called after each request
+    with its host, its code of HTTP or ``<error>``, its duration in seconds, and its method. ``statuses`` can be read at any time.
     """
 
     def __init__(
@@ -91,20 +90,20 @@ class KubernetesSource:
 
     @property
     def statuses(self) -> Mapping[ObjectKind, reflector.WatchStatus]:
-        """How each watch is doing."""
+        """The status of each watch."""
         return {kind: each.status for kind, each in self._reflectors.items()}
 
     def list_again(self, kind: ObjectKind, at_s: float) -> None:
-        """As ``Source`` says."""
+        """As ``Source``."""
         self._reflectors[kind].list_again(at_s)
 
     def describe(self) -> str:
-        """Which API server that is, and what was last wrong with each watch that fails, in one line."""
+        """The API server and the last problem of each failing watch, in one line."""
         problems = "; ".join(dict.fromkeys(self._failing.values()))
         return f"API server {self._server}".rstrip() + (f": {problems}" if problems else "")
 
     async def check(self) -> None:
-        """Read configuration and credentials once, without talking to the API server or to a credential plugin.
+        """Read configuration and credentials once, without the API server and without a credential plugin.
 
         Raises:
             SourceError: they cannot work.
@@ -112,16 +111,16 @@ class KubernetesSource:
         self._server = (await self._credentials.check()).host or ""
 
     async def run(self, deliver: Deliver) -> None:
-        """Deliver events for ever. An API server that is away is asked again and again; only a bug ends this."""
+        """Deliver events for ever. Requests to an absent API server are repeated; only a bug ends this."""
         async with asyncio.TaskGroup() as group:
             for kind, each in self._reflectors.items():
                 group.create_task(_follow(each, deliver), name=f"watch {kind.value}")
 
     async def post(self, path: str, body: Mapping[str, object]) -> None:
-        """Have an object created.
+        """Create an object.
 
         Raises:
-            ApiError: it was not.
+            ApiError: it was not created.
         """
         async with self._connect() as connection:
             await connection.post(path, body)
@@ -139,12 +138,12 @@ class KubernetesSource:
             self._logged.clear()
 
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
-        """As ``Observer`` says. What is wrong is logged once, not once per kind and attempt, and then every few minutes."""
+        """As ``Observer``. A problem is logged once, not for each kind and attempt, and then every few minutes."""
         self._on_restart(kind, error.trouble)
         message = credentials.one_line(str(error))
         event = {"kind": kind.value, "reason": error.trouble.value, "server": self._server, "retry_in_s": round(delay_s, 1)}
         hint = HINTS.get(error.trouble)
-        if not hint:  # Part of the life of a watch.
+        if not hint:  # A regular restart.
             log.debug("watch_restarting", **event, error=message)
             return
         self._failing[kind] = message
@@ -178,7 +177,7 @@ async def _follow(each: reflector.Reflector, deliver: Deliver) -> None:
 
 
 class _HttpConnection:
-    """As ``Connection`` says, over the library's transport."""
+    """A ``Connection`` over the transport of the library."""
 
     def __init__(
         self, transport: kubernetes_client.RESTClientObject, configuration: kubernetes_client.Configuration, on_request: OnRequest
@@ -205,7 +204,7 @@ class _HttpConnection:
             _keep_alive(response)
             yield b""
             with _reading(idle_s):
-                # Not by lines: the reader's bound on a line is far below what a Service with its annotations may have.
+                # Not by lines: the longest line of the reader is far below a Service with its annotations.
                 async for chunk in response.content.iter_any():
                     yield chunk
 
@@ -234,7 +233,7 @@ class _HttpConnection:
             code = NO_ANSWER
             raise ApiError(Trouble.UNREACHABLE, _reason(error)) from error
         finally:
-            if code:  # Not when it was us who gave it up.
+            if code:  # Not after a cancellation by us.
                 self._on_request(urllib.parse.urlsplit(self._host).netloc, code, time.monotonic() - began_s, method)
         async with response:
             if response.status not in (200, 201):

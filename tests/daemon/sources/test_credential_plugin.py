@@ -1,4 +1,4 @@
-"""Covers that one plugin runs at a time, that nothing of it is left, and how its failures are told; with real processes."""
+"""Covers one plugin at a time, its processes at its end, and messages about failures; with real processes."""
 
 import asyncio
 import json
@@ -27,14 +27,12 @@ def answer(**status: str) -> str:
 
 
 def is_running(pid: str) -> bool:
-    """A child that has lost its parent is a zombie until its new parent asks for it."""
+    """Whether a process runs. A child without its parent is a zombie until its new parent waits for it."""
     status = pathlib.Path("/proc", pid, "stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-async def test_a_plugin_that_hangs_is_killed_with_what_it_has_started(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hanging_plugin_is_killed_with_its_children(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids = tmp_path / "pids"
     monkeypatch.setattr(credential_plugin, "TIMEOUT_S", 2.0)
     with pytest.raises(PluginError, match="credential plugin /bin/sh has not ended after 2 s, and was killed"):
@@ -42,7 +40,7 @@ async def test_a_plugin_that_hangs_is_killed_with_what_it_has_started(
     assert [is_running(pid) for pid in pids.read_text().split()] == [False, False]
 
 
-async def test_who_asks_the_same_plugin_meanwhile_shares_its_answer(tmp_path: pathlib.Path) -> None:
+async def test_callers_of_the_same_plugin_share_its_answer(tmp_path: pathlib.Path) -> None:
     runs = tmp_path / "runs"
     plugin = shell(f"echo run >> {runs}; echo '{answer(token='x')}'")
     runner = Runner()
@@ -60,7 +58,7 @@ async def test_another_plugin_waits_until_the_first_has_ended(tmp_path: pathlib.
     assert runs.read_text().split() == ["begin", "end", "begin", "end"]
 
 
-async def test_who_asks_and_leaves_does_not_end_it_for_others(tmp_path: pathlib.Path) -> None:
+async def test_a_cancelled_caller_does_not_end_the_plugin_for_others(tmp_path: pathlib.Path) -> None:
     go = tmp_path / "go"
     plugin = shell(f"while ! test -e {go}; do :; done; echo '{answer(token='x')}'")
     runner = Runner()
@@ -72,11 +70,11 @@ async def test_who_asks_and_leaves_does_not_end_it_for_others(tmp_path: pathlib.
     assert leaves.cancelled()
 
 
-async def test_a_plugin_gets_its_environment_and_what_it_is_asked() -> None:
+async def test_a_plugin_gets_its_environment_and_its_request() -> None:
     script = 'printf \'{"apiVersion":"%s","kind":"ExecCredential","status":{"token":"%s"}}\' "$WHICH" "${#KUBERNETES_EXEC_INFO}"'
     plugin = Plugin(VERSION, "/bin/sh", ("-c", script), (Variable("WHICH", VERSION),))
-    told = json.dumps({"apiVersion": VERSION, "kind": "ExecCredential", "spec": {"interactive": False}})
-    assert await Runner().ask(plugin) == Status(token=str(len(told)))
+    request = json.dumps({"apiVersion": VERSION, "kind": "ExecCredential", "spec": {"interactive": False}})
+    assert await Runner().ask(plugin) == Status(token=str(len(request)))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +105,7 @@ async def test_a_plugin_that_fails_is_named_without_secrets(plugin: Plugin, sent
     assert "secret" not in str(raised.value)
 
 
-async def test_a_plugin_that_fails_at_the_start_is_waited_for_and_told(tmp_path: pathlib.Path) -> None:
+async def test_a_plugin_that_fails_at_the_start_is_tried_again_and_logged(tmp_path: pathlib.Path) -> None:
     plugin = tmp_path / "plugin"
     user = {"exec": {"apiVersion": VERSION, "command": str(plugin), "args": None, "env": None}}
     async with ApiServer(token="from-plugin") as server:

@@ -1,4 +1,4 @@
-"""Covers kubeconfig, service account, tokens, plugins and TLS over the real wire, and that no secret is told."""
+"""Covers kubeconfig, service account, tokens, plugins and TLS over real HTTP, and that no secret is shown."""
 
 import json
 import pathlib
@@ -58,7 +58,7 @@ async def test_tls_is_verified_against_the_authority_of_the_kubeconfig(tmp_path:
             assert running.restarts == []
 
 
-async def test_a_server_with_a_foreign_certificate_is_not_talked_to(tmp_path: pathlib.Path) -> None:
+async def test_a_server_with_a_foreign_certificate_gets_no_request(tmp_path: pathlib.Path) -> None:
     async with ApiServer(tls=api_server.Certificates(tmp_path)) as server:
         kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
         with structlog.testing.capture_logs() as logs:
@@ -83,7 +83,7 @@ async def test_a_pod_uses_its_service_account(tmp_path: pathlib.Path, monkeypatc
             await sink.until(sink.has("web"))
 
 
-async def test_the_master_goes_before_the_server_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:
+async def test_the_master_overrides_the_server_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:
     async with ApiServer() as server:
         server.put(SERVICES, service("web"))
         kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://192.0.2.1:1")

@@ -1,6 +1,6 @@
-"""Covers the directory source on a real directory: first delivery, changes, swaps of links, a place that vanishes.
+"""Covers the directory source on a real directory: first delivery, changes, swaps of links, a directory that vanishes.
 
-What stands in files is tested in ``test_manifests``, what wakes the source in ``test_inotify``.
+``test_manifests`` covers the content of files, ``test_inotify`` the changes that wake the source.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ def manifest(name: str, address: str = "10.0.0.1") -> str:
 
 
 class Sink:
-    """Remembers batches, and can be waited for."""
+    """Remembers batches, and lets tests wait for them."""
 
     def __init__(self) -> None:
         self.batches: list[list[Event]] = []
@@ -46,12 +46,12 @@ class Sink:
                 await self._arrived.wait()
 
     async def batch(self, number: int) -> list[str]:
-        """This batch, when it has come; counted from 0."""
+        """Wait for a batch, counted from 0."""
         await self.until(lambda: len(self.batches) > number)
-        return told(self.batches[number])
+        return described(self.batches[number])
 
 
-def told(events: Sequence[Event]) -> list[str]:
+def described(events: Sequence[Event]) -> list[str]:
     return [
         f"{type(event).__name__} {event.key.name if event.key else '?'}"
         for event in events
@@ -89,7 +89,7 @@ async def test_an_empty_directory_is_a_complete_list(tmp_path: pathlib.Path) -> 
         assert sink.batches == [[Listed(kind, frozenset()) for kind in ObjectKind]]
 
 
-async def test_afterwards_only_differences_are_told(tmp_path: pathlib.Path) -> None:
+async def test_later_deliveries_have_only_differences(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.yaml").write_text(manifest("a"))
     (tmp_path / "b.yaml").write_text(manifest("b"))
     async with following(tmp_path) as sink:
@@ -112,7 +112,7 @@ async def test_changes_in_quick_succession_are_one_delivery(tmp_path: pathlib.Pa
         assert await sink.batch(1) == ["Put a", "Put b", "Put c"]
 
 
-async def test_a_directory_that_always_changes_is_read_all_the_same(
+async def test_a_directory_that_changes_all_the_time_is_still_read(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory, "LONGEST_SETTLE_S", 0.02)
@@ -159,7 +159,7 @@ async def test_a_config_map_is_followed_through_the_swap_of_its_link(tmp_path: p
         assert "10.0.0.2" in str(event.object)
 
 
-async def test_a_directory_that_is_moved_away_takes_nothing_back_and_is_found_again(tmp_path: pathlib.Path) -> None:
+async def test_a_directory_that_is_moved_away_keeps_its_objects_and_is_read_at_its_return(tmp_path: pathlib.Path) -> None:
     place = tmp_path / "manifests"
     place.mkdir()
     (place / "a.yaml").write_text(manifest("a"))
@@ -177,7 +177,7 @@ async def test_a_directory_that_is_moved_away_takes_nothing_back_and_is_found_ag
     assert [line["event"] for line in logs].count("manifests_unreadable") == 1
 
 
-async def test_a_directory_that_is_not_there_yet_is_never_a_complete_list(tmp_path: pathlib.Path) -> None:
+async def test_an_absent_directory_is_not_a_complete_list(tmp_path: pathlib.Path) -> None:
     place = tmp_path / "manifests"
     source = directory.DirectorySource(str(place))
     sink = Sink()
@@ -199,11 +199,11 @@ async def test_files_that_have_not_changed_are_not_read_again(tmp_path: pathlib.
     source = directory.DirectorySource(str(tmp_path))
     await source.read(lambda events: None)
     os.utime(tmp_path / "a.yaml")
-    read, present = source._look()
+    read, present = source._read_changed()
     assert (set(read), set(present)) == ({"a.yaml"}, {"a.yaml", "b.yaml"})
 
 
-async def test_a_file_that_vanishes_is_gone_with_its_objects(tmp_path: pathlib.Path) -> None:
+async def test_a_deleted_file_takes_its_objects_with_it(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.yaml").write_text(manifest("a") + "---\n" + manifest("b"))
     source = directory.DirectorySource(str(tmp_path))
     sink = Sink()

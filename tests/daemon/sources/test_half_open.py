@@ -1,6 +1,6 @@
-"""A connection whose other end is gone without a word: packets are dropped on a real kernel, both ways.
+"""Covers a connection whose peer has vanished silently: a real kernel drops packets in both directions.
 
-That the real pauses add up to 30 s is in ``test_watch``.
+``test_watch`` covers the real pauses, which add up to 30 s.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ def drop(verb: str, port: int) -> None:
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
-async def test_a_half_open_watch_is_given_up_and_what_it_missed_arrives(
+async def test_a_half_open_watch_is_given_up_and_missed_changes_arrive(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("AFTER_S", 1), ("EVERY_S", 1), ("PROBES", 2)):

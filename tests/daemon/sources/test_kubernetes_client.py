@@ -1,4 +1,4 @@
-"""What is imported of kubernetes-asyncio, that it does not come apart in use, and what happens when it cannot be taken apart."""
+"""Covers the imported parts of kubernetes-asyncio, their use, and versions that cannot be imported in parts."""
 
 import base64
 import json
@@ -18,13 +18,13 @@ from tests.support.following import following, service
 
 
 def run(program: str, *, path: str = "") -> Any:
-    """What the program prints, which is JSON; in an interpreter of its own, and with this before its path."""
+    """Run a program in an interpreter of its own, with ``path`` before its path; returns the JSON that it prints."""
     program = f"import json, sys\nsys.path.insert(0, {path!r})\n{program}" if path else f"import json, sys\n{program}"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
     return json.loads(done.stdout)
 
 
-def test_no_model_and_no_api_of_the_client_is_imported(tmp_path: pathlib.Path) -> None:
+def test_no_model_or_api_of_the_client_is_imported(tmp_path: pathlib.Path) -> None:
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1", user={"token": "x"})
     loaded = run(f"""
 import asyncio
@@ -38,7 +38,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("kubernetes_as
     assert len(loaded) < 20
 
 
-def test_who_else_imports_the_library_gets_all_of_it() -> None:
+def test_other_importers_of_the_library_get_all_of_it() -> None:
     assert run("""
 from ipvsproxy.daemon.sources import kubernetes_client
 import kubernetes_asyncio
@@ -49,7 +49,7 @@ print(json.dumps([*whole, kubernetes_client.Configuration is kubernetes_asyncio.
 """) == [True, True, True, True]
 
 
-def test_where_the_library_is_loaded_already_its_own_modules_are_used() -> None:
+def test_a_library_that_is_already_loaded_is_used() -> None:
     assert run("""
 import kubernetes_asyncio
 from ipvsproxy.daemon.sources import kubernetes_client
@@ -82,7 +82,7 @@ class V2Token: pass
     ],
     ids=["a model is imported", "a model is used", "its modules import each other"],
 )
-def test_a_library_that_cannot_be_taken_apart_is_imported_whole(file: str, content: str, tmp_path: pathlib.Path) -> None:
+def test_a_library_that_cannot_be_imported_in_parts_is_imported_whole(file: str, content: str, tmp_path: pathlib.Path) -> None:
     for name, text in (FILES | {file: content}).items():
         path = tmp_path / "kubernetes_asyncio" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,11 +97,11 @@ print(json.dumps([kubernetes_client.Configuration is kubernetes_asyncio.client.C
     )[0]
 
 
-# Ways to credentials that are in neither test_credentials nor test_rotation
+# Sources of credentials that test_credentials and test_rotation do not cover
 
 
 @pytest.mark.parametrize("by_plugin", [False, True])
-async def test_a_client_certificate_of_the_kubeconfig_itself_or_of_a_plugin_is_shown(
+async def test_a_client_certificate_of_the_kubeconfig_itself_or_of_a_plugin_is_used(
     tmp_path: pathlib.Path, *, by_plugin: bool
 ) -> None:
     certificates = Mutual(tmp_path / "tls")

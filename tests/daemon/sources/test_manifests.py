@@ -1,6 +1,6 @@
-"""Covers files to events: documents, Lists, errors, conflicts, and what stays served.
+"""Covers events from files: documents, Lists, errors, conflicts, and objects that stay.
 
-What one manifest may hold is tested in ``test_decode``.
+``test_decode`` covers the content of a manifest.
 """
 
 import json
@@ -26,7 +26,7 @@ def text(*documents: Json) -> str:
 
 
 class World:
-    """Files that are read as a source would."""
+    """Files that are read as by a source."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
@@ -52,7 +52,7 @@ def world(tmp_path: pathlib.Path) -> World:
     return World(tmp_path)
 
 
-def told(events: list[Event]) -> list[str]:
+def described(events: list[Event]) -> list[str]:
     return [f"{type(event).__name__} {event.key}" for event in events if not isinstance(event, Listing | Listed)]
 
 
@@ -72,7 +72,7 @@ def test_files_are_chosen_by_suffix_and_hidden_ones_are_not(name: str, is_one: i
     assert manifests.is_manifest(name) == bool(is_one)
 
 
-def test_a_file_may_hold_several_documents_and_kinds_that_are_not_ours(world: World) -> None:
+def test_a_file_may_have_several_documents_and_other_kinds(world: World) -> None:
     deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}}
     slice_of_web = {
         "apiVersion": "discovery.k8s.io/v1",
@@ -84,16 +84,21 @@ def test_a_file_may_hold_several_documents_and_kinds_that_are_not_ours(world: Wo
     }
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
     events = world.write(all=text(service("web"), deployment, slice_of_web, node) + "---\n")
-    assert told(events) == ["Put default/web", "Put default/web-1", "Put n1"]
+    assert described(events) == ["Put default/web", "Put default/web-1", "Put n1"]
 
 
-def test_a_list_is_its_items(world: World) -> None:
+def test_a_list_counts_as_its_items(world: World) -> None:
     items = [service("a"), service("b", namespace="other")]
-    assert told(world.write(all=text({"apiVersion": "v1", "kind": "List", "items": items}))) == ["Put default/a", "Put other/b"]
-    assert told(world.write(more=text({"apiVersion": "v1", "kind": "ServiceList", "items": [service("c")]}))) == ["Put default/c"]
+    assert described(world.write(all=text({"apiVersion": "v1", "kind": "List", "items": items}))) == [
+        "Put default/a",
+        "Put other/b",
+    ]
+    assert described(world.write(more=text({"apiVersion": "v1", "kind": "ServiceList", "items": [service("c")]}))) == [
+        "Put default/c"
+    ]
 
 
-def test_json_is_read_too(tmp_path: pathlib.Path) -> None:
+def test_json_is_read(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "web.json"
     path.write_text(json.dumps(service("web")))
     assert list(manifests.read_file(path).objects) == [(ObjectKind.SERVICE, ServiceName("default", "web"))]
@@ -113,7 +118,7 @@ def test_a_timestamp_without_quotes_is_read_as_the_api_writes_it(world: World) -
     assert event.object.created_s == 1767323045
 
 
-def test_what_a_watch_would_not_select_is_passed_over(world: World) -> None:
+def test_an_object_that_a_watch_would_not_select_is_skipped(world: World) -> None:
     foreign = service("foreign", labels={"service.kubernetes.io/service-proxy-name": "other"})
     headless = {
         "apiVersion": "discovery.k8s.io/v1",
@@ -153,7 +158,7 @@ def test_a_document_that_cannot_be_read_is_rejected_with_its_place_and_field(wor
     assert isinstance(rejected, Rejected)
     assert (rejected.where, rejected.key) == ("all.yaml, document 2", ServiceName("default", "odd"))
     assert rejected.reason.startswith("spec.ports[")
-    assert told([put]) == ["Put default/web"]
+    assert described([put]) == ["Put default/web"]
 
 
 def test_an_item_of_a_list_is_named_by_its_number(world: World) -> None:
@@ -176,54 +181,54 @@ def test_a_file_that_cannot_be_opened_is_rejected_with_the_reason(tmp_path: path
     assert manifests.read_file(link).rejected == (Rejected(ObjectKind.SERVICE, None, "web.yaml", "No such file or directory"),)
 
 
-# What stays served
+# Objects that stay
 
 
-def test_a_broken_file_takes_nothing_back(world: World) -> None:
+def test_a_broken_file_keeps_its_objects(world: World) -> None:
     world.write(all=text(service("a"), service("b")), other=text(service("c")))
-    assert told(world.write(all="a: [")) == ["Rejected None"]
-    assert told(world.write(all=text(service("b", "10.0.0.2")))) == ["Put default/b", "Gone default/a"]
+    assert described(world.write(all="a: [")) == ["Rejected None"]
+    assert described(world.write(all=text(service("b", "10.0.0.2")))) == ["Put default/b", "Gone default/a"]
 
 
-def test_a_broken_document_leaves_its_object_and_takes_its_neighbours_changes(world: World) -> None:
+def test_a_broken_document_keeps_its_object_and_its_neighbours_are_updated(world: World) -> None:
     world.write(all=text(service("a"), service("b")))
     broken = service("a") | {"spec": "none"}
-    assert told(world.write(all=text(broken, service("b", "10.0.0.2")))) == ["Rejected default/a", "Put default/b"]
-    assert told(world.remove("all")) in (["Gone default/a", "Gone default/b"], ["Gone default/b", "Gone default/a"])
+    assert described(world.write(all=text(broken, service("b", "10.0.0.2")))) == ["Rejected default/a", "Put default/b"]
+    assert described(world.remove("all")) in (["Gone default/a", "Gone default/b"], ["Gone default/b", "Gone default/a"])
 
 
 def test_documents_before_a_syntax_error_are_used(world: World) -> None:
-    assert told(world.write(all=text(service("a")) + "---\na: [")) == ["Rejected None", "Put default/a"]
+    assert described(world.write(all=text(service("a")) + "---\na: [")) == ["Rejected None", "Put default/a"]
 
 
-def test_an_unchanged_object_is_told_once(world: World) -> None:
+def test_an_unchanged_object_is_delivered_once(world: World) -> None:
     world.write(all=text(service("a")))
     assert world.write(all="# only a comment\n" + text(service("a"))) == []
 
 
-def test_a_removed_file_takes_its_objects_back(world: World) -> None:
+def test_a_removed_file_takes_its_objects_with_it(world: World) -> None:
     world.write(a=text(service("a")), b=text(service("b")))
-    assert told(world.remove("a")) == ["Gone default/a"]
+    assert described(world.remove("a")) == ["Gone default/a"]
 
 
 # Conflicts
 
 
-def test_of_two_files_the_first_by_name_goes_first_and_the_other_is_rejected_once(world: World) -> None:
+def test_of_two_files_the_first_by_name_is_used_and_the_other_is_rejected_once(world: World) -> None:
     rejected, put = world.write(b=text(service("web", "10.0.0.2")), a=text(service("web", "10.0.0.1")))
     assert address(put) == "10.0.0.1"
     assert isinstance(rejected, Rejected)
     assert (rejected.where, rejected.reason) == ("b.yaml", "stands in a.yaml too, which comes first and is used")
-    assert told(world.write(c=text(service("other")))) == ["Put default/other"]
+    assert described(world.write(c=text(service("other")))) == ["Put default/other"]
 
 
-def test_the_first_file_by_name_goes_first_also_when_it_comes_later(world: World) -> None:
+def test_the_first_file_by_name_is_used_also_if_it_comes_later(world: World) -> None:
     world.write(b=text(service("web", "10.0.0.2")))
     _, put = world.write(a=text(service("web", "10.0.0.1")))
     assert address(put) == "10.0.0.1"
 
 
-def test_the_second_file_takes_over_when_the_first_is_gone(world: World) -> None:
+def test_the_second_file_is_used_when_the_first_is_gone(world: World) -> None:
     world.write(b=text(service("web", "10.0.0.2")), a=text(service("web", "10.0.0.1")))
     (event,) = world.remove("a")
     assert address(event) == "10.0.0.2"

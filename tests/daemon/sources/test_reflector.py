@@ -1,6 +1,6 @@
-"""Covers what is asked of the API server, in which order, after which pause; over a connection that plays a script.
+"""Covers the requests to the API server, their order and their pauses, over a connection that plays a script.
 
-Time is virtual. The real wire, with an API server at its other end, is in ``test_watch``.
+Time is virtual. ``test_watch`` covers the same over real HTTP with an API server.
 """
 
 import asyncio
@@ -16,23 +16,23 @@ from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Pu
 from tests.support.script import GONE, GONE_LINE, WEB, Answer, ScriptEndError, World, bookmark, line, names, page, service
 from tests.support.virtual_time import in_virtual_time
 
-# What is asked
+# Requests
 
 
 def test_queries_carry_the_selectors_of_kube_proxy() -> None:
-    found = reflector.resources("node-1")
-    assert found[ObjectKind.SERVICE].list_query("", limit=500) == (
+    resources = reflector.resources("node-1")
+    assert resources[ObjectKind.SERVICE].list_query("", limit=500) == (
         "/api/v1/services?labelSelector=%21service.kubernetes.io%2Fservice-proxy-name&fieldSelector=spec.clusterIP%21%3DNone&limit=500"
     )
-    assert found[ObjectKind.ENDPOINT_SLICE].list_query("", limit=0) == (
+    assert resources[ObjectKind.ENDPOINT_SLICE].list_query("", limit=0) == (
         "/apis/discovery.k8s.io/v1/endpointslices?labelSelector=%21service.kubernetes.io%2Fheadless"
     )
-    assert found[ObjectKind.NODE].watch_query("7", 312.4) == (
+    assert resources[ObjectKind.NODE].watch_query("7", 312.4) == (
         "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-1&watch=1&allowWatchBookmarks=true&resourceVersion=7&timeoutSeconds=312"
     )
 
 
-async def test_a_watch_asks_for_an_end_within_its_bounds_and_waits_a_little_longer() -> None:
+async def test_a_watch_requests_an_end_within_its_bounds_and_waits_a_little_longer() -> None:
     world = World(page(), [600.0], [600.0], [600.0])
     await world.run()
     timeouts = [int(path.rpartition("timeoutSeconds=")[2]) for path in world.watches]
@@ -44,7 +44,7 @@ async def test_a_watch_asks_for_an_end_within_its_bounds_and_waits_a_little_long
 # The list
 
 
-async def test_pages_are_delivered_as_they_come_and_the_end_of_the_list_last() -> None:
+async def test_pages_are_delivered_as_they_arrive_and_the_end_of_the_list_last() -> None:
     world = World(page(service("a"), service("b"), more="t1"), page(service("c")))
     await world.run()
     assert names(world.delivered) == ["Put a", "Put b", "Put c"]
@@ -63,7 +63,7 @@ async def test_an_object_that_cannot_be_read_is_among_the_keys_of_the_list() -> 
     assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset({WEB, ServiceName("default", "odd")}))
 
 
-async def test_a_list_that_breaks_off_is_never_told_as_complete() -> None:
+async def test_a_broken_list_is_never_delivered_as_complete() -> None:
     lost = ApiError(Trouble.UNREACHABLE, "gone")
     world = World(page(service("a"), more="t1"), lost, page(service("b"), version=200), [])
     await world.run()
@@ -82,7 +82,7 @@ async def test_a_token_that_expires_between_pages_starts_the_list_again_in_one_p
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>502</html>", b'{"kind": "Status"}', b"[]"])
-async def test_a_body_that_is_no_list_is_asked_for_again_after_a_pause(body: bytes) -> None:
+async def test_a_body_that_is_no_list_is_requested_again_after_a_pause(body: bytes) -> None:
     world = World(body, body, page())
     await world.run()
     assert world.told[:3] == ["garbled", "garbled", "listed 0"]
@@ -107,7 +107,7 @@ async def test_lines_that_arrive_together_are_one_batch() -> None:
     assert world.batches == [1, 3]
 
 
-async def test_a_watch_that_ended_in_order_goes_on_at_once_from_the_last_version() -> None:
+async def test_a_watch_that_ended_regularly_continues_at_once_from_the_last_version() -> None:
     world = World(page(), [line("ADDED", service("a", 105)), 400.0])
     await world.run()
     assert "resourceVersion=105" in world.watches[1]
@@ -115,7 +115,7 @@ async def test_a_watch_that_ended_in_order_goes_on_at_once_from_the_last_version
     assert world.reflector.status.restarts == {Trouble.ENDED: 1}
 
 
-async def test_a_bookmark_moves_the_version_on_and_delivers_nothing() -> None:
+async def test_a_bookmark_advances_the_version_and_delivers_nothing() -> None:
     world = World(page(), [bookmark(140), 400.0])
     await world.run()
     assert "resourceVersion=140" in world.watches[1]
@@ -129,7 +129,7 @@ async def test_a_watch_that_ends_as_soon_as_it_begins_is_not_repeated_without_pa
     assert len(world.sleeps) == 3
 
 
-async def test_a_stream_cut_in_a_line_goes_on_from_the_last_whole_line() -> None:
+async def test_a_stream_cut_in_a_line_continues_from_the_last_whole_line() -> None:
     half = line("ADDED", service("b", 106))[:40]
     world = World(page(), [line("ADDED", service("a", 105)) + half, 400.0], [line("ADDED", service("b", 106)), 400.0])
     await world.run()
@@ -139,7 +139,7 @@ async def test_a_stream_cut_in_a_line_goes_on_from_the_last_whole_line() -> None
 
 
 @pytest.mark.parametrize("trouble", [Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR])
-async def test_a_broken_watch_goes_on_from_its_version_after_a_pause(trouble: Trouble) -> None:
+async def test_a_broken_watch_continues_from_its_version_after_a_pause(trouble: Trouble) -> None:
     world = World(page(), [line("ADDED", service("a", 105)), ApiError(trouble, "broken")])
     await world.run()
     assert "resourceVersion=105" in world.watches[1]
@@ -148,7 +148,7 @@ async def test_a_broken_watch_goes_on_from_its_version_after_a_pause(trouble: Tr
     assert len(world.lists) == 1
 
 
-async def test_pauses_grow_while_it_fails_and_begin_anew_after_a_line() -> None:
+async def test_pauses_grow_with_failures_and_begin_anew_after_a_line() -> None:
     lost = ApiError(Trouble.UNREACHABLE, "no route")
     world = World(page(), *[lost] * 7, [line("ADDED", service("a", 105)), 5.0, lost])
     await world.run()
@@ -158,14 +158,14 @@ async def test_pauses_grow_while_it_fails_and_begin_anew_after_a_line() -> None:
     assert anew <= 0.8 + reflector.BROKEN_WATCH_SPREAD_S
 
 
-async def test_a_repeated_change_is_told_once_and_a_stale_one_never() -> None:
+async def test_a_repeated_change_is_delivered_once_and_an_outdated_one_never() -> None:
     changes = [line("MODIFIED", service("web", version, f"10.0.0.{version}")) for version in (105, 105, 103)]
     world = World(page(), [*changes, line("MODIFIED", service("dns", 104)), 400.0])
     await world.run()
     assert names(world.delivered) == ["Put web", "Put dns"]
 
 
-async def test_a_line_that_holds_an_object_of_wrong_shape_costs_this_object_only() -> None:
+async def test_a_line_with_an_invalid_object_affects_only_this_object() -> None:
     odd = {"metadata": {"name": "odd", "namespace": "default", "resourceVersion": "101"}, "spec": {"ports": "many"}}
     world = World(page(), [line("ADDED", odd), line("ADDED", service("web", 102)), 400.0])
     await world.run()
@@ -173,7 +173,7 @@ async def test_a_line_that_holds_an_object_of_wrong_shape_costs_this_object_only
     assert len(world.lists) == 1
 
 
-async def test_nodes_whose_watches_broke_off_together_do_not_come_back_together() -> None:
+async def test_nodes_whose_watches_broke_together_do_not_return_together() -> None:
     pauses: list[float] = []
     for seed in range(20):
         world = World(page(), [line("ADDED", service("a", 105)), ApiError(Trouble.DROPPED, "reset")])
@@ -185,15 +185,15 @@ async def test_nodes_whose_watches_broke_off_together_do_not_come_back_together(
     assert max(pauses) - min(pauses) > reflector.BROKEN_WATCH_SPREAD_S / 2
 
 
-# Out of the watch cache, or the latest
+# The watch cache, or the latest state
 
 
 def versions(world: World) -> list[str]:
-    """That of each list; ``latest`` where none is given."""
+    """The version of each list; ``latest`` without one."""
     return [dict(urllib.parse.parse_qsl(path.partition("?")[2])).get("resourceVersion", "latest") for path in world.lists]
 
 
-async def test_the_first_list_may_be_of_any_version_and_the_next_is_not_older_than_what_was_read() -> None:
+async def test_the_first_list_may_have_any_version_and_the_next_is_not_older_than_the_last_read_one() -> None:
     world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], page(version=200))
     await world.run()
     assert versions(world) == ["0", "105"]
@@ -201,13 +201,13 @@ async def test_the_first_list_may_be_of_any_version_and_the_next_is_not_older_th
     assert "limit" not in world.lists[1], "with a limit it would be exactly this version"
 
 
-async def test_a_first_list_that_fails_is_of_any_version_again() -> None:
+async def test_a_first_list_after_a_failed_one_may_have_any_version() -> None:
     world = World(ApiError(Trouble.UNREACHABLE, "no route"), page(), [400.0])
     await world.run()
     assert versions(world) == ["0", "0"]
 
 
-async def test_a_list_that_broke_off_is_followed_by_one_that_is_not_older() -> None:
+async def test_a_list_after_a_broken_one_is_not_older() -> None:
     world = World(page(service("a"), more="t1"), ApiError(Trouble.UNREACHABLE, "gone"), page(version=200), [])
     await world.run()
     assert versions(world) == ["0", "latest", "100"], "the second one has the token of a page"
@@ -217,20 +217,20 @@ def long_page(version: int) -> bytes:
     return page(*[service(f"s{number}", version) for number in range(reflector.PAGE_ITEMS + 200)], version=version)
 
 
-async def test_a_list_that_broke_off_in_a_page_is_followed_by_one_that_is_not_older_than_what_was_delivered() -> None:
+async def test_a_list_after_one_that_broke_in_a_page_is_not_older_than_the_delivered_events() -> None:
     world = World(page(version=100), [GONE_LINE], long_page(200)[:-500], page(version=210), [])
     await world.run()
     assert "Put s0" in names(world.delivered)
     assert versions(world) == ["0", "100", "200"]
 
 
-async def test_a_first_list_that_broke_off_in_a_page_is_followed_by_one_that_is_not_older() -> None:
+async def test_a_list_after_a_first_one_that_broke_in_a_page_is_not_older() -> None:
     world = World(long_page(200)[:-500], page(version=210), [])
     await world.run()
     assert versions(world) == ["0", "200"]
 
 
-async def test_the_latest_list_of_a_restored_server_that_broke_off_in_a_page_is_asked_for_again_in_its_latest_state() -> None:
+async def test_after_a_broken_latest_list_of_a_restored_server_the_latest_one_is_requested_again() -> None:
     behind = ApiError.of_status(504, "Too large resource version: 100, current: 42")
     world = World(page(version=100), [GONE_LINE], behind, long_page(42)[:-500], page(version=43), [])
     await world.run()
@@ -238,7 +238,7 @@ async def test_the_latest_list_of_a_restored_server_that_broke_off_in_a_page_is_
 
 
 @pytest.mark.parametrize("answer", [ApiError.of_status(504, "Timeout: Too large resource version: 105, current: 42"), GONE])
-async def test_a_server_that_cannot_list_from_our_version_on_is_asked_for_the_latest_at_once(answer: ApiError) -> None:
+async def test_the_latest_list_is_requested_at_once_if_the_server_cannot_list_from_our_version_on(answer: ApiError) -> None:
     world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], answer, page(version=42), GONE, page(version=50))
     await world.run()
     assert versions(world) == ["0", "105", "latest", "42"]
@@ -246,27 +246,27 @@ async def test_a_server_that_cannot_list_from_our_version_on_is_asked_for_the_la
 
 
 @pytest.mark.parametrize("code", [400, 422])
-async def test_a_refused_list_is_no_reason_to_insist_on_its_version(code: int) -> None:
+async def test_the_list_after_a_refused_one_does_not_name_its_version(code: int) -> None:
     world = World(ApiError.of_status(code, "invalid resource version"), page(), GONE, page())
     await world.run()
     assert versions(world) == ["0", "latest", "100"]
 
 
-async def test_after_a_restored_server_the_latest_is_asked_for() -> None:
+async def test_from_a_restored_server_the_latest_list_is_requested() -> None:
     world = World(page(version=100), ApiError.of_status(504, "Too large resource version: 100, current: 42"), page(version=42))
     await world.run()
     assert versions(world) == ["0", "latest"]
 
 
-async def test_how_far_the_server_is_is_asked_for_one_object_out_of_the_watch_cache() -> None:
-    found = reflector.resources("node-1")
-    assert found[ObjectKind.SERVICE].probe_query("7") == (
+async def test_the_version_of_the_server_comes_from_a_list_of_one_object_of_the_watch_cache() -> None:
+    resources = reflector.resources("node-1")
+    assert resources[ObjectKind.SERVICE].probe_query("7") == (
         "/api/v1/namespaces/default/services?fieldSelector=metadata.name%3Dkubernetes&resourceVersion=7"
     )
-    assert found[ObjectKind.ENDPOINT_SLICE].probe_query("7") == (
+    assert resources[ObjectKind.ENDPOINT_SLICE].probe_query("7") == (
         "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?fieldSelector=metadata.name%3Dkubernetes&resourceVersion=7"
     )
-    assert found[ObjectKind.NODE].probe_query("7") == "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-1&resourceVersion=7"
+    assert resources[ObjectKind.NODE].probe_query("7") == "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-1&resourceVersion=7"
 
 
 async def test_a_long_list_in_one_piece_is_delivered_in_parts() -> None:
@@ -293,7 +293,7 @@ async def test_gone_as_an_answer_lists_again_at_once() -> None:
     assert (world.sleeps, len(world.lists)) == ([], 2)
 
 
-async def test_gone_again_and_again_lists_after_growing_pauses() -> None:
+async def test_repeated_gone_lists_after_growing_pauses() -> None:
     world = World(page(), GONE, page(), GONE, page(), GONE, page(), GONE, page(), GONE)
     await world.run()
     assert len(world.sleeps) == 4
@@ -306,7 +306,7 @@ async def test_gone_after_a_calm_time_lists_at_once_again() -> None:
     assert world.sleeps == []
 
 
-async def test_a_garbled_line_lists_again_after_a_pause_and_keeps_what_came_before_it() -> None:
+async def test_a_garbled_line_lists_again_after_a_pause_and_keeps_the_lines_before_it() -> None:
     world = World(page(), [line("ADDED", service("a", 105)) + b'{"type": "ADD\n' + line("ADDED", service("b", 106))], page())
     await world.run()
     assert names(world.delivered) == ["Put a"]
@@ -314,7 +314,7 @@ async def test_a_garbled_line_lists_again_after_a_pause_and_keeps_what_came_befo
     assert len(world.sleeps) == 1
 
 
-async def test_garbage_without_end_is_no_tight_loop_of_lists() -> None:
+async def test_endless_garbage_is_no_tight_loop_of_lists() -> None:
     script: list[Answer] = [page(), [b"{]\n"]]
     world = World(*script * 6)
     await world.run()
@@ -322,7 +322,7 @@ async def test_garbage_without_end_is_no_tight_loop_of_lists() -> None:
     assert world.sleeps[-1] >= 12
 
 
-async def test_a_refused_watch_is_no_reason_to_insist_on_its_version() -> None:
+async def test_the_list_after_a_refused_watch_does_not_name_its_version() -> None:
     world = World(page(), ApiError.of_status(400, "invalid resource version"), page(version=200))
     await world.run()
     assert "resourceVersion=200" in world.watches[1]
@@ -340,7 +340,7 @@ async def test_a_refused_watch_is_no_reason_to_insist_on_its_version() -> None:
         [bookmark(42)],
     ],
 )
-async def test_a_server_that_does_not_know_our_version_is_listed_at_once(answer: Answer) -> None:
+async def test_a_server_that_does_not_know_our_version_has_a_list_at_once(answer: Answer) -> None:
     world = World(page(version=100), answer, page(version=42))
     await world.run()
     assert (world.sleeps, len(world.lists)) == ([], 2)
@@ -348,14 +348,14 @@ async def test_a_server_that_does_not_know_our_version_is_listed_at_once(answer:
     assert "resourceVersion=42" in world.watches[1]
 
 
-async def test_any_other_gateway_timeout_is_no_reason_to_list() -> None:
+async def test_another_gateway_timeout_does_not_cause_a_list() -> None:
     world = World(page(), ApiError.of_status(504, "gateway timeout"), [400.0])
     await world.run()
     assert (world.told[1], len(world.lists)) == ("server_error", 1)
 
 
 @pytest.mark.parametrize("trouble", [Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR])
-async def test_after_a_broken_watch_the_server_is_asked_how_far_it_is(trouble: Trouble) -> None:
+async def test_after_a_broken_watch_the_version_of_the_server_is_requested(trouble: Trouble) -> None:
     world = World(page(), [line("ADDED", service("a", 105)), ApiError(trouble, "broken")], page(version=90))
     world.served_versions = [90]
     await world.run()
@@ -364,14 +364,14 @@ async def test_after_a_broken_watch_the_server_is_asked_how_far_it_is(trouble: T
     assert "resourceVersion=90" in world.watches[1]
 
 
-async def test_a_watch_that_was_silent_to_its_end_is_not_trusted_and_one_with_bookmarks_is() -> None:
+async def test_a_watch_that_was_silent_to_its_end_is_checked_and_one_with_bookmarks_is_not() -> None:
     world = World(page(), [bookmark(110), 400.0], [400.0], page(version=50))
     world.served_versions = [50]
     await world.run()
     assert (world.probes, len(world.watches), len(world.lists)) == (1, 3, 2)
 
 
-async def test_a_server_that_is_as_far_as_we_are_is_watched_on_and_asked_once() -> None:
+async def test_a_server_that_has_reached_our_version_is_watched_after_one_check() -> None:
     world = World(page(version=100), ApiError(Trouble.UNREACHABLE, "no route"), ApiError.of_status(429, "too many"), [400.0])
     world.served_versions = [100]
     await world.run()
@@ -412,10 +412,10 @@ async def test_each_attempt_has_a_connection_and_so_credentials_of_its_own() -> 
     assert (world.connections, len(world.asked), world.probes) == (6, 5, 1)
 
 
-# What is told
+# Status
 
 
-async def test_status_tells_contact_changes_and_reasons() -> None:
+async def test_the_status_has_contact_changes_and_reasons() -> None:
     world = World(page(), [10.0, line("ADDED", service("a", 105)), 20.0, bookmark(110), ApiError(Trouble.SILENT, "")])
     status = world.reflector.status
     await world.run()
@@ -427,14 +427,14 @@ async def test_status_tells_contact_changes_and_reasons() -> None:
 
 async def test_a_watch_counts_as_connected_while_it_is_open() -> None:
     world = World(page(), [line("ADDED", service("a", 105))])
-    seen: list[bool] = []
+    connected: list[bool] = []
 
     def deliver(events: Sequence[Event]) -> None:
-        seen.append(world.reflector.status.connected)
+        connected.append(world.reflector.status.connected)
 
     with contextlib.suppress(ScriptEndError):
         await world.reflector.list_and_watch(deliver)
-    assert seen == [False, True]
+    assert connected == [False, True]
 
 
 async def test_cancelling_leaves_no_connection_open() -> None:
@@ -471,11 +471,11 @@ async def test_gone_and_rejected_events_keep_their_kind() -> None:
     assert not [event for event in world.delivered if isinstance(event, Put | Rejected)]
 
 
-# A list that is not believed
+# A doubted list
 
 
 class SilentWorld(World):
-    """Its watches bring nothing, until their time is over."""
+    """A world whose watches are silent until their end."""
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         self.next(path)
@@ -488,7 +488,7 @@ class SilentWorld(World):
 
 
 @in_virtual_time
-async def test_a_list_that_was_not_believed_is_read_again_when_it_is_due_and_no_sooner() -> None:
+async def test_a_doubted_list_is_read_again_when_it_is_due_and_not_sooner() -> None:
     world = SilentWorld(page(), [], page(), [])
 
     def deliver(events: Sequence[Event]) -> None:
@@ -506,7 +506,7 @@ async def test_a_list_that_was_not_believed_is_read_again_when_it_is_due_and_no_
         await world.reflector.list_and_watch(deliver)
     assert (len(world.lists), len(world.watches)) == (2, 3)
     assert versions(world) == ["0", "latest"], "a cache that is behind cannot confirm itself"
-    assert Trouble.DOUBTED not in world.told[world.told.index(Trouble.DOUBTED) + 1 :], "asked for once, done once"
+    assert Trouble.DOUBTED not in world.told[world.told.index(Trouble.DOUBTED) + 1 :], "one request gives one list"
 
 
 async def test_while_a_list_is_doubted_every_list_is_the_latest() -> None:
@@ -523,7 +523,7 @@ async def test_while_a_list_is_doubted_every_list_is_the_latest() -> None:
 
 
 @in_virtual_time
-async def test_a_list_that_confirms_does_not_ask_for_another_one_though_its_pages_are_delivered_in_doubt() -> None:
+async def test_a_confirming_list_requests_no_other_one_although_its_pages_are_delivered_in_doubt() -> None:
     item = service("a")
     world = SilentWorld(page(item), [], page(item), [])
     due_s = world.clock + 60
@@ -531,7 +531,7 @@ async def test_a_list_that_confirms_does_not_ask_for_another_one_though_its_page
     def deliver(events: Sequence[Event]) -> None:
         world.delivered += events
         confirmed = len([event for event in world.delivered if isinstance(event, Listed)]) > 1
-        if not confirmed:  # as with each delivery while the store doubts a list
+        if not confirmed:  # as after each delivery while the store doubts a list
             world.reflector.list_again(due_s)
 
     for _ in range(2):
@@ -559,11 +559,11 @@ async def test_nodes_that_doubt_the_same_list_do_not_confirm_it_together() -> No
     assert max(moments) - min(moments) > reflector.CONFIRMATION_SPREAD_S / 2
 
 
-# A path that goes silent
+# A connection that becomes silent
 
 
 class FallsSilentWorld(SilentWorld):
-    """Each watch brings what the script has for it, and then nothing."""
+    """A world whose watches have the chunks of the script, and then are silent."""
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         self.idle.append(idle_s)
@@ -580,7 +580,7 @@ class FallsSilentWorld(SilentWorld):
 
 
 @in_virtual_time
-async def test_after_a_bookmark_two_and_a_half_minutes_without_a_line_are_an_error() -> None:
+async def test_after_a_bookmark_a_silence_of_two_and_a_half_minutes_is_an_error() -> None:
     world = FallsSilentWorld(page(), [bookmark(110)], [])
     began_s = world.clock
     await world.run()

@@ -1,6 +1,6 @@
-"""Certificates that change while the program runs: the server's, the authority's and the client's, over real TLS.
+"""Covers new certificates of server, authority and client at run time, over real TLS.
 
-Tokens are in ``test_credentials`` and ``test_end_to_end``.
+``test_credentials`` and ``test_end_to_end`` cover tokens.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from tests.support.following import DEADLINE_S, Setup, following, seen, service
 
 
 class Mutual(api_server.Certificates):
-    """A server that wants a certificate of its authority from its clients, too. The leaf serves as both sides' certificate."""
+    """A server that requires a certificate of its authority from its clients. Both sides use the leaf certificate."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         directory.mkdir()
@@ -30,7 +30,7 @@ class Mutual(api_server.Certificates):
         return self.context
 
     def rotate(self, to: "Mutual") -> None:
-        """From the next handshake on it is the other one, with another authority for both sides."""
+        """Use other certificates with another authority for both sides, from the next handshake on."""
 
         def switch(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
             connection.context = to.context
@@ -38,7 +38,7 @@ class Mutual(api_server.Certificates):
         self.context.sni_callback = switch
 
 
-async def test_rotated_certificates_of_server_and_client_are_taken_up_with_the_files(tmp_path: pathlib.Path) -> None:
+async def test_rotated_certificates_of_server_and_client_are_read_from_their_files(tmp_path: pathlib.Path) -> None:
     old, new = Mutual(tmp_path / "old"), Mutual(tmp_path / "new")
     ours = tmp_path / "ours"
     shutil.copytree(old.directory, ours)
@@ -52,12 +52,12 @@ async def test_rotated_certificates_of_server_and_client_are_taken_up_with_the_f
             await server.watched(SERVICES)
             old.rotate(new)
             server.put(SERVICES, service("still"))
-            await running.sink.until(running.sink.has("web", "still"))  # a connection that is open goes on
+            await running.sink.until(running.sink.has("web", "still"))  # an open connection stays
             server.cut_watches(SERVICES)
             server.put(SERVICES, service("late"))
-            await seen(running, Trouble.UNREACHABLE)  # signed by an authority that nobody told us of
+            await seen(running, Trouble.UNREACHABLE)  # signed by an authority that is unknown to us
             shutil.copy(new.authority, ours)
-            await further_failures(running)  # ours is signed by one that the server does not know any more
+            await further_failures(running)  # the server no longer knows the authority of our certificate
             assert running.sink.has("web", "still")()
             shutil.copytree(new.directory, ours, dirs_exist_ok=True)
             await running.sink.until(running.sink.has("web", "still", "late"))
@@ -70,7 +70,7 @@ async def further_failures(running: Setup) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_server_does_not_talk_to_a_client_whose_certificate_it_does_not_know(tmp_path: pathlib.Path) -> None:
+async def test_a_server_refuses_a_client_with_an_unknown_certificate(tmp_path: pathlib.Path) -> None:
     server_side, stranger = Mutual(tmp_path / "server"), Mutual(tmp_path / "stranger")
     async with ApiServer(tls=server_side) as server:
         user = {

@@ -1,4 +1,4 @@
-"""Watches without contact: when they are stale, what is said about it, and what health makes of it."""
+"""Covers stale watches: their detection, their log lines, and their effect on health."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -16,7 +16,7 @@ LIMIT_S = 900.0
 
 
 class Scene:
-    """Two watches, a clock, and who looks at them; the process began at second 1000."""
+    """Two watches with a clock and their observers. The process began at second 1000."""
 
     def __init__(self, *, limit_s: float = LIMIT_S, turns_away: bool = False) -> None:
         self.clock = Clock(1000.0)
@@ -39,7 +39,7 @@ class Scene:
         return answers.healthz(health).status, answers.livez(health).status
 
 
-def test_a_watch_is_stale_after_its_time_without_contact_even_if_there_never_was_any() -> None:
+def test_a_watch_without_contact_is_stale_after_the_limit_also_without_a_first_contact() -> None:
     scene = Scene()
     scene.clock.now += LIMIT_S - 1
     assert list(scene.staleness.stale()) == []
@@ -55,7 +55,7 @@ def test_with_limit_zero_no_watch_is_ever_stale() -> None:
     assert list(scene.staleness.stale()) == []
 
 
-def test_it_is_said_once_and_once_more_when_it_is_over() -> None:
+def test_staleness_is_logged_once_and_its_end_once() -> None:
     scene = Scene()
     scene.clock.now += LIMIT_S
     with capture_logs() as lines:
@@ -71,7 +71,7 @@ def test_it_is_said_once_and_once_more_when_it_is_over() -> None:
 
 
 @pytest.mark.parametrize(("turns_away", "codes"), [(False, (200, 200)), (True, (503, 200))])
-def test_load_balancers_are_turned_away_only_if_that_is_wanted_and_nothing_is_ever_restarted(
+def test_a_stale_watch_turns_load_balancers_away_only_if_configured_and_demands_no_restart(
     *, turns_away: bool, codes: tuple[int, int]
 ) -> None:
     scene = Scene(turns_away=turns_away)

@@ -1,6 +1,6 @@
-"""Covers the Kubernetes source over the real wire: lists, watches, and each trouble of ``api_server``.
+"""Covers the Kubernetes source over real HTTP: lists, watches, and each trouble of ``api_server``.
 
-What follows which trouble in detail is in ``test_reflector``; credentials are in ``test_credentials``.
+``test_reflector`` covers the reaction to each trouble in detail, ``test_credentials`` the credentials.
 """
 
 import asyncio
@@ -41,30 +41,30 @@ async def setup(tmp_path: pathlib.Path) -> AsyncIterator[Setup]:
 # List and watch
 
 
-async def test_each_request_is_told_with_host_code_and_duration(tmp_path: pathlib.Path) -> None:
-    told: list[tuple[str, str, float]] = []
+async def test_each_request_is_reported_with_host_code_and_duration(tmp_path: pathlib.Path) -> None:
+    requests: list[tuple[str, str, float]] = []
     async with ApiServer() as server:
         source = watch.KubernetesSource(
             node_name="n1",
             kubeconfig=api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url),
-            on_request=lambda host, code, duration_s, _method: told.append((host, code, duration_s)),
+            on_request=lambda host, code, duration_s, _method: requests.append((host, code, duration_s)),
         )
         sink = Sink()
         async with running_task(source.run(sink.deliver)):
             await sink.until(lambda: all(sink.lists(kind) for kind in ObjectKind))
-    assert {(host, code) for host, code, _ in told} == {(server.url.rpartition("/")[2], "200")}
-    assert all(0 <= duration_s < 60 for _, _, duration_s in told)
+    assert {(host, code) for host, code, _ in requests} == {(server.url.rpartition("/")[2], "200")}
+    assert all(0 <= duration_s < 60 for _, _, duration_s in requests)
 
 
-async def test_a_request_without_an_answer_is_told_as_an_error(tmp_path: pathlib.Path) -> None:
-    told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+async def test_a_request_without_an_answer_is_reported_as_an_error(tmp_path: pathlib.Path) -> None:
+    requests: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     source = watch.KubernetesSource(
         node_name="n1",
         kubeconfig=api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:9"),
-        on_request=lambda host, code, *_: told.put_nowait((host, code)),
+        on_request=lambda host, code, *_: requests.put_nowait((host, code)),
     )
     async with running_task(source.run(lambda _: None)):
-        assert await told.get() == ("127.0.0.1:9", "<error>")
+        assert await requests.get() == ("127.0.0.1:9", "<error>")
 
 
 async def test_each_kind_is_listed_with_its_selectors_and_then_watched(setup: Setup) -> None:
@@ -84,7 +84,7 @@ async def test_each_kind_is_listed_with_its_selectors_and_then_watched(setup: Se
     assert query["resourceVersion"] == str(setup.server.store.revision)
 
 
-async def test_changes_arrive_and_what_is_not_ours_does_not(setup: Setup) -> None:
+async def test_changes_of_our_objects_arrive_and_others_do_not(setup: Setup) -> None:
     setup.server.put(SERVICES, service("other", labels={"service.kubernetes.io/service-proxy-name": "other"}))
     setup.server.put(SERVICES, service("headless", "None"))
     setup.server.put(NODES, {"metadata": {"name": "n2"}})
@@ -97,7 +97,7 @@ async def test_changes_arrive_and_what_is_not_ours_does_not(setup: Setup) -> Non
     await setup.sink.until(
         lambda: setup.sink.has("dns")() and bool(objects[ObjectKind.NODE] and objects[ObjectKind.ENDPOINT_SLICE])
     )
-    assert {kind: list(found) for kind, found in objects.items()} == {
+    assert {kind: list(present) for kind, present in objects.items()} == {
         ObjectKind.SERVICE: ["dns"],
         ObjectKind.ENDPOINT_SLICE: ["web-1"],
         ObjectKind.NODE: ["n1"],
@@ -105,9 +105,7 @@ async def test_changes_arrive_and_what_is_not_ours_does_not(setup: Setup) -> Non
 
 
 @pytest.mark.parametrize(("has_cache", "pages"), [(True, 1), (False, 3)])
-async def test_a_long_list_comes_in_pages_where_there_is_no_watch_cache(
-    tmp_path: pathlib.Path, *, has_cache: bool, pages: int
-) -> None:
+async def test_without_a_watch_cache_a_long_list_comes_in_pages(tmp_path: pathlib.Path, *, has_cache: bool, pages: int) -> None:
     async with ApiServer() as server:
         server.has_cache = has_cache
         for number in range(1201):
@@ -118,7 +116,7 @@ async def test_a_long_list_comes_in_pages_where_there_is_no_watch_cache(
             assert len(server.queries(SERVICES, watch=False)) == pages
 
 
-async def test_a_first_list_that_is_old_is_made_good_by_the_watch(tmp_path: pathlib.Path) -> None:
+async def test_the_watch_corrects_an_old_first_list(tmp_path: pathlib.Path) -> None:
     async with ApiServer() as server:
         server.put(SERVICES, service("web"))
         server.cache = copy.deepcopy(server.store)
@@ -130,7 +128,7 @@ async def test_a_first_list_that_is_old_is_made_good_by_the_watch(tmp_path: path
             assert (running.sink.lists(), running.restarts) == (1, [])
 
 
-async def test_a_cache_that_is_behind_after_a_gone_watch_takes_nothing_back(setup: Setup) -> None:
+async def test_a_lagging_cache_after_a_gone_watch_removes_nothing(setup: Setup) -> None:
     server, sink = setup.server, setup.sink
     server.cache = copy.deepcopy(server.store)
     server.put(SERVICES, service("late"))
@@ -142,13 +140,13 @@ async def test_a_cache_that_is_behind_after_a_gone_watch_takes_nothing_back(setu
     assert asked == ["0", str(server.store.revision), None], "not older; then, since the cache is behind, the latest"
 
 
-async def test_a_restarted_server_is_asked_for_nothing_but_its_watch_cache(setup: Setup) -> None:
+async def test_requests_to_a_restarted_server_use_only_its_watch_cache(setup: Setup) -> None:
     server = setup.server
     for resource in KIND_OF.values():
         await server.watched(resource)
     assert [request.query.get("resourceVersion") for request in server.requests if not request.watch] == ["0"] * 3
     at_the_start = len(server.requests)
-    server.put(NODES, {"metadata": {"name": "n2"}})  # moves the revision on, and is no change for anybody here
+    server.put(NODES, {"metadata": {"name": "n2"}})  # a new revision without a change for this source
     server.store.forget_history()
     for resource in KIND_OF.values():
         server.cut_watches(resource)
@@ -168,7 +166,7 @@ async def test_a_list_whose_token_expires_is_made_again_before_it_counts(tmp_pat
         sink = Sink()
 
         def deliver(events: Sequence[Event]) -> None:
-            if not sink.objects[ObjectKind.SERVICE] and len(events) == reflector.PAGE_ITEMS + 1:  # and that a list begins
+            if not sink.objects[ObjectKind.SERVICE] and len(events) == reflector.PAGE_ITEMS + 1:  # with the beginning of a list
                 server.delete(SERVICES, "s0")
                 server.store.forget_history()
             sink.deliver(events)
@@ -180,7 +178,7 @@ async def test_a_list_whose_token_expires_is_made_again_before_it_counts(tmp_pat
         assert ["limit" in query for query in server.queries(SERVICES, watch=False)] == [True, True, False]
 
 
-async def test_nothing_is_told_as_listed_while_a_list_is_slow(tmp_path: pathlib.Path) -> None:
+async def test_a_slow_list_is_not_listed_before_its_end(tmp_path: pathlib.Path) -> None:
     async with ApiServer() as server:
         server.put(SERVICES, service("web"))
         server.lists_open.clear()
@@ -198,14 +196,14 @@ async def test_a_line_of_several_megabytes_is_read(setup: Setup) -> None:
     assert setup.troubles() == []
 
 
-async def test_an_empty_list_is_told_as_what_it_says(setup: Setup) -> None:
+async def test_an_empty_list_is_delivered_as_empty(setup: Setup) -> None:
     setup.server.hidden.add(SERVICES)
     setup.server.expire_watches(SERVICES)
     await setup.sink.until(lambda: setup.sink.lists() == 2)
     assert setup.sink.events[-1] == Listed(ObjectKind.SERVICE, frozenset())
 
 
-# Trouble on the wire
+# Trouble with connections
 
 
 async def test_gone_in_the_stream_lists_again_and_misses_nothing(setup: Setup) -> None:
@@ -244,7 +242,7 @@ async def test_a_server_restored_to_an_older_revision_is_listed_anew(setup: Setu
     await sink.until(sink.has("web", "new"))
 
 
-async def test_a_stream_cut_in_the_middle_of_a_line_goes_on_without_a_list(setup: Setup) -> None:
+async def test_a_stream_cut_in_the_middle_of_a_line_continues_without_a_list(setup: Setup) -> None:
     setup.server.cut_watches(SERVICES, half_line=b'{"type": "ADDED", "object": {"meta')
     setup.server.put(SERVICES, service("dns"))
     await setup.sink.until(setup.sink.has("web", "dns"))
@@ -283,7 +281,7 @@ async def test_repeated_and_late_events_end_in_the_state_of_the_server(setup: Se
     assert len([event for event in setup.sink.events if isinstance(event, Put) and event.key.name == "web"]) == 3
 
 
-async def test_a_server_that_limits_us_is_left_alone_for_as_long_as_it_asks(setup: Setup) -> None:
+async def test_a_throttling_server_gets_no_request_for_as_long_as_it_demands(setup: Setup) -> None:
     setup.server.refuse(Refusal(429, resource=SERVICES, retry_after="17"))
     setup.server.cut_watches(SERVICES)
     setup.server.put(SERVICES, service("dns"))
@@ -310,10 +308,10 @@ async def test_kinds_do_not_wait_for_each_other(setup: Setup) -> None:
     assert setup.troubles() == []
 
 
-# An API server that is away
+# An absent API server
 
 
-async def test_an_unreachable_server_is_asked_again_until_it_is_there_with_one_clear_line(tmp_path: pathlib.Path) -> None:
+async def test_requests_to_an_unreachable_server_are_repeated_with_one_clear_line(tmp_path: pathlib.Path) -> None:
     async with ApiServer() as server:
         url = server.url
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", url)
@@ -340,7 +338,7 @@ async def test_an_unreachable_server_is_asked_again_until_it_is_there_with_one_c
     assert "check address, port and certificate" in failures[0]["hint"]
 
 
-async def test_what_the_server_says_stays_in_one_line(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_of_the_server_stays_in_one_line(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     text = json.dumps({"kind": "Status", "code": 500, "message": "evil\n2026-01-01 level=info all is well\x1b[2J"})
     with structlog.testing.capture_logs() as logs:
         setup.server.send(SERVICES, f'{{"type": "ERROR", "object": {text}}}\n'.encode())
@@ -348,7 +346,7 @@ async def test_what_the_server_says_stays_in_one_line(setup: Setup, monkeypatch:
     assert logs[0]["error"] == "status 500: evil 2026-01-01 level=info all is well [2J"
 
 
-async def test_statuses_tell_which_watch_is_open(setup: Setup) -> None:
+async def test_statuses_show_the_open_watches(setup: Setup) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not all(status.connected for status in setup.source.statuses.values()):  # noqa: ASYNC110  # as in ``seen``
             await asyncio.sleep(0.001)
@@ -356,20 +354,20 @@ async def test_statuses_tell_which_watch_is_open(setup: Setup) -> None:
     assert ServiceName("default", "web") in {event.key for event in setup.sink.events if isinstance(event, Put)}
 
 
-async def test_a_vanished_peer_is_looked_for_by_the_kernel(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen_sockets: list[Any] = []
+async def test_keepalives_of_the_kernel_detect_a_vanished_peer(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    sockets: list[Any] = []
     original = watch._keep_alive
 
     def spy(response: aiohttp.ClientResponse) -> None:
         original(response)
         assert response.connection is not None
         assert response.connection.transport is not None
-        seen_sockets.append(response.connection.transport.get_extra_info("socket"))
+        sockets.append(response.connection.transport.get_extra_info("socket"))
 
     monkeypatch.setattr(watch, "_keep_alive", spy)
     setup.server.cut_watches(SERVICES)
     setup.server.put(SERVICES, service("dns"))
     await setup.sink.until(setup.sink.has("web", "dns"))
-    found = seen_sockets[0]
-    assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-    assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == watch.KEEPALIVE_AFTER_S
+    connected = sockets[0]
+    assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == watch.KEEPALIVE_AFTER_S
