@@ -1,6 +1,6 @@
-"""The clock of the machine jumps, by days and both ways: the program neither stops nor takes anything back, nor says it is ill.
+"""Covers jumps of the machine's clock by days in both directions: the program goes on, removes nothing, and stays healthy.
 
-Only on a kernel of our own: the host's clock is not ours to change.
+Only on a kernel of our own, because a test must not change the clock of the host.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ pytestmark = [
 
 @contextlib.contextmanager
 def jumped(by_s: float) -> Iterator[None]:
-    """The clock is off by so much."""
+    """Set the clock wrong by so many seconds."""
     time.clock_settime(time.CLOCK_REALTIME, time.time() + by_s)
     try:
         yield
@@ -36,7 +36,7 @@ def jumped(by_s: float) -> Iterator[None]:
         time.clock_settime(time.CLOCK_REALTIME, time.time() - by_s)
 
 
-def holds(address: str) -> bool:
+def is_served(address: str) -> bool:
     return f"-A -t {address} " in subprocess.run(["ipvsadm", "-Sn"], capture_output=True, text=True, check=True).stdout
 
 
@@ -46,7 +46,7 @@ def is_healthy() -> bool:
 
 
 @pytest.mark.timeout(180)
-def test_changes_and_drift_are_served_whatever_the_clock_says(tmp_path: pathlib.Path) -> None:
+def test_changes_are_served_and_drift_is_repaired_with_a_wrong_clock(tmp_path: pathlib.Path) -> None:
     objects = list(world.anchors())
     web = next(item for item in objects if item["metadata"]["name"] == "anchor")
     with contextlib.ExitStack() as running:
@@ -60,9 +60,9 @@ def test_changes_and_drift_are_served_whatever_the_clock_says(tmp_path: pathlib.
                 address = f"10.96.0.{number}"
                 spec = web["spec"] | {"clusterIP": address, "clusterIPs": [address]}
                 server.apply([web | {"metadata": {"name": f"s{number}", "namespace": "default"}, "spec": spec}], ())
-                here.wait_until(lambda wanted=f"{address}:80": holds(wanted), "served", WITHIN_S)  # type: ignore[misc]  # as called
+                here.wait_until(lambda place=f"{address}:80": is_served(place), "served", WITHIN_S)  # type: ignore[misc]  # as called
                 subprocess.run(["ipvsadm", "-D", "-t", "10.96.0.20:80"], check=True)
-                here.wait_until(lambda: holds("10.96.0.20:80"), "healed", WITHIN_S)
+                here.wait_until(lambda: is_served("10.96.0.20:80"), "repaired", WITHIN_S)
                 assert is_healthy()
-        assert holds("10.96.0.10:80")
+        assert is_served("10.96.0.10:80")
         assert "level=error" not in (tmp_path / "log").read_text()

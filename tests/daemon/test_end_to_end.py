@@ -1,6 +1,6 @@
-"""From an API server over real HTTP to a kernel in memory, through the real source, store and loop.
+"""Covers the way from an API server over real HTTP to a kernel in memory, through the real source, store and loop.
 
-Whatever happens on the way, the kernel ends up as what the server holds then makes it, computed from scratch.
+After any trouble on the way, the kernel equals the state computed from scratch from the objects of the server.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ def fill(server: ApiServer) -> None:
 
 @pytest.fixture
 async def world(tmp_path: pathlib.Path) -> AsyncIterator[World]:
-    """A node on which seven Services are in force and all is watched."""
+    """A node with seven Services in force and open watches."""
     async with ApiServer() as server:
         fill(server)
         async with following(server, api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)) as world:
@@ -122,7 +122,7 @@ async def world(tmp_path: pathlib.Path) -> AsyncIterator[World]:
             yield world
 
 
-async def test_what_is_put_changed_and_deleted_is_in_force(world: World) -> None:
+async def test_new_changed_and_deleted_objects_are_in_force(world: World) -> None:
     server = world.server
     server.put(SERVICES, service("new", 20))
     server.put(ENDPOINT_SLICES, endpoint_slice("new", "v4", "10.244.0.20"))
@@ -147,7 +147,7 @@ async def test_node_ports_follow_the_node_that_the_server_describes(world: World
     await world.in_force()
 
 
-async def test_what_is_not_ours_is_not_programmed(world: World) -> None:
+async def test_objects_of_other_proxies_are_not_programmed(world: World) -> None:
     world.server.put(
         SERVICES,
         service("other", 30) | {"metadata": {"name": "other", "labels": {"service.kubernetes.io/service-proxy-name": "x"}}},
@@ -171,7 +171,7 @@ async def test_changes_while_streams_are_cut_in_the_middle_of_a_line(world: Worl
     assert Trouble.DROPPED in world.troubles
 
 
-async def test_changes_that_a_410_in_the_stream_hides_are_found_by_listing_again(world: World) -> None:
+async def test_a_new_list_shows_changes_that_a_410_in_the_stream_hides(world: World) -> None:
     for resource in RESOURCES:
         world.server.expire_watches(resource)
     world.server.put(SERVICES, service("new", 20))
@@ -181,40 +181,40 @@ async def test_changes_that_a_410_in_the_stream_hides_are_found_by_listing_again
     assert Trouble.EXPIRED in world.troubles
 
 
-async def test_deletions_that_were_missed_while_away_are_found_by_listing_again(world: World) -> None:
+async def test_a_new_list_shows_deletions_during_an_outage(world: World) -> None:
     world.server.refuse(*[Refusal(503)] * 6)
     for resource in RESOURCES:
         world.server.cut_watches(resource)
     for number in range(1, 6):
         world.server.delete(SERVICES, f"web-{number}")
         world.server.delete(ENDPOINT_SLICES, f"web-{number}-v4")
-    world.server.store.forget_history()  # a watch cannot go on from where it was
+    world.server.store.forget_history()  # a watch cannot continue from its last version
     await world.in_force()
     assert len(world.server.queries(SERVICES, watch=False)) > 1
     assert len(world.node.kernel.virtual_servers) == 2 * 2 * 2
 
 
-async def test_nothing_is_taken_back_while_the_server_is_away(world: World) -> None:
-    held = memory_node.contents(world.node.kernel)
+async def test_nothing_is_removed_while_the_server_is_absent(world: World) -> None:
+    before = memory_node.contents(world.node.kernel)
     world.node.kernel.forget()
     world.server.refuse(*[Refusal(500)] * 30)
     for resource in RESOURCES:
         world.server.cut_watches(resource)
     await world.watched()
-    assert memory_node.contents(world.node.kernel) == held
+    assert memory_node.contents(world.node.kernel) == before
     world.server.put(SERVICES, service("new", 20))
     await world.in_force()
     assert not [line for line in world.node.done if line.startswith("remove")]
 
 
 async def test_an_object_that_cannot_be_read_stays_in_force_as_it_was(world: World) -> None:
-    held = memory_node.contents(world.node.kernel)
+    before = memory_node.contents(world.node.kernel)
     world.server.put(SERVICES, service("web-1", 1, ports="http"))
     world.server.put(SERVICES, service("new", 20))
     await world.node.watcher.until(lambda: builders.frontend("10.96.0.20", 80) in world.node.kernel.virtual_servers)
     world.server.expire_watches(SERVICES)
     world.server.delete(SERVICES, "new")
-    await world.node.watcher.until(lambda: memory_node.contents(world.node.kernel) == held)
+    await world.node.watcher.until(lambda: memory_node.contents(world.node.kernel) == before)
     world.server.put(SERVICES, service("web-1", 1))
     world.server.delete(SERVICES, "web-2")
     await world.in_force()
@@ -242,7 +242,7 @@ async def test_a_rotated_token_interrupts_nothing(tmp_path: pathlib.Path) -> Non
             for resource in RESOURCES:
                 server.cut_watches(resource)
             server.delete(SERVICES, "web-1")
-            await server.asked(SERVICES, watch=False, times=3)  # whether it is the server of before
+            await server.asked(SERVICES, watch=False, times=3)  # the check for a restored server
             assert Trouble.UNAUTHORIZED in world.troubles
             assert builders.frontend("10.96.0.1", 80) in world.node.kernel.virtual_servers
             token.write_text("new")

@@ -1,6 +1,6 @@
-"""Objects of an author who means no good, from the bytes of a watch to log lines, metrics and pages.
+"""Covers objects of a hostile author, from the bytes of a watch to log lines, metrics and pages.
 
-What they may do to rules, sets and virtual servers is fuzzed (``tests/fuzz/rules.py``).
+``tests/fuzz/rules.py`` covers their effect on rules, sets and virtual servers.
 """
 
 import json
@@ -33,9 +33,9 @@ def _shortly(text: str) -> str:
 
 @pytest.fixture(name="read")
 def _read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
-    """The lines on standard error since the last look."""
+    """The lines on standard error since the last call."""
     before = structlog.get_config()
-    monkeypatch.setattr(journal, "log", structlog.get_logger())  # one that takes up the configuration of this test
+    monkeypatch.setattr(journal, "log", structlog.get_logger())  # a logger with the configuration of this test
 
     def lines() -> list[str]:
         return capsys.readouterr().err.splitlines()
@@ -78,14 +78,14 @@ def test_labels_and_annotations_that_are_not_ours_are_not_kept() -> None:
     assert laden == plain
 
 
-def test_ten_thousand_ports_are_as_many_virtual_servers_and_bad_ones_are_told_in_sum() -> None:
+def test_ten_thousand_ports_are_as_many_virtual_servers_and_invalid_ones_are_summed_up() -> None:
     ports = [{"name": f"p{number}", "port": number} for number in range(1, 10_001)]
     wrong = [{"name": f"w{number}", "port": -number} for number in range(10_000)]
     (event,) = decoded({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.10", "ports": ports + wrong}})
     assert isinstance(event, Put)
     assert isinstance(event.object, Service)
-    wanted = state.translate(event.object, (), builders.node_view(), Settings())
-    assert len(wanted.virtual_servers) == 10_000
+    desired = state.translate(event.object, (), builders.node_view(), Settings())
+    assert len(desired.virtual_servers) == 10_000
     assert len(event.object.skipped) == 21
     assert "9980 such parts from here on" in event.object.skipped[-1].reason
 

@@ -1,6 +1,6 @@
-"""An API server that is gone for an hour of virtual time: nothing is taken back, drift is healed, it is asked calmly.
+"""Covers an API server that is absent for an hour of virtual time: no removals, repaired drift, requests with pauses.
 
-The real reflectors of all kinds, the store and the loop; the wire and the kernel are played.
+Reflectors, store and loop are real; the connection and the kernel are doubles.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ WEB_KEY = builders.frontend("10.96.0.1", 80)
 
 
 class Server:
-    """An API server that is there or away; ``asked`` counts connections."""
+    """An API server that is present or absent; ``connections`` counts attempts."""
 
     def __init__(self) -> None:
         self.store = api_store.Store()
         self.store.put(api_store.NODES, node())
         self.add_service("web", 1)
-        self.asked = 0
+        self.connections = 0
         self._is_away = False
         self._left = asyncio.Event()
 
@@ -40,19 +40,19 @@ class Server:
         self.store.put(api_store.ENDPOINT_SLICES, endpoint_slice(name, "v4", f"10.244.0.{number}"))
 
     def leave(self) -> None:
-        """All watches break."""
+        """Be absent from now on; all watches break."""
         self._is_away = True
         self._left.set()
 
     def return_(self) -> None:
-        """Without history: what was missed must be listed."""
+        """Be present again without history, so that missed changes must be listed."""
         self._is_away = False
         self._left.clear()
         self.store.forget_history()
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator["Server"]:
-        self.asked += 1
+        self.connections += 1
         if self._is_away:
             raise ApiError(Trouble.UNREACHABLE, "connection refused")
         yield self
@@ -71,12 +71,12 @@ class Server:
 
     @staticmethod
     def _resource(path: str) -> api_store.Resource:
-        plain = path.replace("/namespaces/default", "")  # of one object, which tells how far the server is
+        plain = path.replace("/namespaces/default", "")  # of the one object for the version of the server
         return next(one for one in api_store.RESOURCES if plain.startswith(f"{one.path}?"))
 
 
 class Silent:
-    """Who is told, and says nothing."""
+    """An observer that does nothing."""
 
     def listed(self, kind: ObjectKind, objects: int) -> None:
         """As it is."""
@@ -94,7 +94,7 @@ async def follow(one: reflector.Reflector, here: memory_node.MemoryNode) -> None
 
 
 @in_virtual_time
-async def test_an_hour_without_the_server_takes_nothing_back_and_ends_within_its_longest_pause() -> None:
+async def test_an_hour_without_the_server_removes_nothing_and_ends_within_the_longest_pause() -> None:
     server, here = Server(), memory_node.MemoryNode()
     pace = reflector.Pace(now=loop().time, dice=random.Random(5))
     reflectors = {
@@ -107,23 +107,23 @@ async def test_an_hour_without_the_server_takes_nothing_back_and_ends_within_its
         for one in reflectors.values():
             await running.enter_async_context(running_task(follow(one, here)))
         await here.quiet(1)
-        held = memory_node.contents(here.kernel)
+        before_outage = memory_node.contents(here.kernel)
         assert len(here.kernel.virtual_servers) == 4
 
         server.leave()
         here.kernel.forget()
-        before = server.asked
+        before = server.connections
         await here.quiet(HOUR_S / 2)
         assert here.done == []
-        assert memory_node.contents(here.kernel) == held
+        assert memory_node.contents(here.kernel) == before_outage
         del here.kernel.virtual_servers[WEB_KEY]
         await here.quiet(reader.POLL_INTERVAL_S)
-        assert memory_node.contents(here.kernel) == held
+        assert memory_node.contents(here.kernel) == before_outage
         await here.quiet(HOUR_S / 2)
-        assert memory_node.contents(here.kernel) == held
+        assert memory_node.contents(here.kernel) == before_outage
         assert set(stale.stale()) == set(ObjectKind)
         # Each kind after 15 to 30 s, once the pauses have grown.
-        assert 3 * HOUR_S / 30 < server.asked - before < 3 * (HOUR_S / 15 + 10)
+        assert 3 * HOUR_S / 30 < server.connections - before < 3 * (HOUR_S / 15 + 10)
 
         server.add_service("new", 2)
         server.return_()

@@ -1,4 +1,4 @@
-"""What is told at which ``-v``, on the way of one Service from the source to the kernel."""
+"""Covers the log lines of each ``-v`` on the way of a Service from the source to the kernel."""
 
 from collections.abc import Iterator, MutableMapping
 from typing import Any
@@ -23,7 +23,7 @@ ADDRESS = BoundAddresses.of(builders.addresses("10.96.0.10")[0])
 
 @pytest.fixture(autouse=True)
 def quiet_again() -> Iterator[None]:
-    """Verbosity is that of the process."""
+    """Restore the verbosity, which is one for the process."""
     before = log.verbosity()
     yield
     log._Level.verbosity = before
@@ -45,15 +45,15 @@ async def test_at_level_4_a_service_can_be_followed_from_the_watch_to_the_sync()
             journal.log_received(events)
             node.deliver(events)
             await node.quiet()
-    told = [(line["event"], line.get("name") or line.get("service") or line.get("operation")) for line in lines]
-    assert told == [
+    logged = [(line["event"], line.get("name") or line.get("service") or line.get("operation")) for line in lines]
+    assert logged == [
         ("received", "default/web"),
         ("received", "default/web-1"),
         ("translated", "default/web"),
-        *(("operation", str(operation)) for operation in node.kernel.applied[-len(told) + 4 :]),
+        *(("operation", str(operation)) for operation in node.kernel.applied[-len(logged) + 4 :]),
         ("synced", None),
     ]
-    assert ("operation", "add virtual_server TCP 10.96.0.10:80") in told
+    assert ("operation", "add virtual_server TCP 10.96.0.10:80") in logged
     (translated,) = (line for line in lines if line["event"] == "translated")
     assert translated["virtual_servers"] == ["TCP 10.96.0.10:80(1)"]
 
@@ -73,7 +73,7 @@ async def test_below_level_4_a_change_is_one_line(level: int) -> None:
     assert [line["event"] for line in lines] == ["synced"]
 
 
-def test_what_was_received_is_told_whatever_it_is() -> None:
+def test_every_kind_of_event_is_logged() -> None:
     log._Level.verbosity = 4
     key = ServiceName("default", "web")
     with capture_logs() as lines:
@@ -93,21 +93,21 @@ def test_what_was_received_is_told_whatever_it_is() -> None:
     ]
 
 
-@pytest.mark.parametrize(("level", "told"), [(0, []), (2, ["remove address 10.96.0.10"]), (4, ["add", "remove", "failed"])])
-def test_from_level_2_on_addresses_that_go_are_told(level: int, told: list[str]) -> None:
+@pytest.mark.parametrize(("level", "expected"), [(0, []), (2, ["remove address 10.96.0.10"]), (4, ["add", "remove", "failed"])])
+def test_from_level_2_on_removed_addresses_are_logged(level: int, expected: list[str]) -> None:
     log._Level.verbosity = level
     done, failed = Outcome(Operation(Verb.REMOVE, ADDRESS)), Outcome(Operation(Verb.REMOVE, ADDRESS), "busy", 16)
     with capture_logs() as lines:
         journal.log_outcomes([Outcome(Operation(Verb.ADD, ADDRESS)), done, failed])
     if level < 4:
-        assert [line["operation"] for line in lines] == told
+        assert [line["operation"] for line in lines] == expected
     else:
-        assert len(lines) == len(told)
+        assert len(lines) == len(expected)
         assert lines[-1]["error"] == "busy"
 
 
-@pytest.mark.parametrize(("level", "told"), [(1, []), (2, ["health_check_port_opened", "health_check_port_closed"])])
-async def test_from_level_2_on_health_check_ports_are_told(level: int, told: list[str]) -> None:
+@pytest.mark.parametrize(("level", "expected"), [(1, []), (2, ["health_check_port_opened", "health_check_port_closed"])])
+async def test_from_level_2_on_health_check_ports_are_logged(level: int, expected: list[str]) -> None:
     log._Level.verbosity = level
     ports = Ports()
     with capture_logs() as lines:
@@ -115,9 +115,9 @@ async def test_from_level_2_on_health_check_ports_are_told(level: int, told: lis
         await ports.checks.adjust()
         ports.remove("web")
         await ports.checks.adjust()
-    assert [line["event"] for line in lines] == told
+    assert [line["event"] for line in lines] == expected
 
 
-def test_the_verbosity_in_force_is_that_of_the_last_set_up() -> None:
+def test_the_verbosity_decides_which_lines_are_shown() -> None:
     log._Level.verbosity = 3
     assert (log.verbosity(), log.shows(3), log.shows(4)) == (3, True, False)
