@@ -10,8 +10,8 @@ import ctypes
 import errno
 import socket
 import struct
-from collections.abc import Collection, Iterator
-from typing import NamedTuple, Self
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple, Protocol, Self
 
 from ipvsproxy.kernel import message
 from ipvsproxy.kernel.errors import KernelError
@@ -66,6 +66,39 @@ class Overrun(NamedTuple):
 Change = AddressAppeared | AddressVanished | DeviceVanished | Overrun
 
 
+class EventSocket(Protocol):
+    """A netlink socket that never waits, as far as the listener uses it."""
+
+    def fileno(self) -> int:
+        """As of a socket."""
+
+    def send(self, data: bytes, /) -> int:
+        """As of a socket."""
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        """As of a socket."""
+
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
+        """As of a socket."""
+
+    def close(self) -> None:
+        """As of a socket."""
+
+
+def open_socket() -> socket.socket:
+    """A socket that receives events about interfaces and addresses.
+
+    Raises:
+        OSError: the kernel refused it.
+    """
+    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+    made.setblocking(False)
+    with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN the default size must do
+        made.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BUFFER)
+    made.bind((0, _GROUPS))
+    return made
+
+
 class ChangeListener:
     """A socket that becomes readable when an interface or address changes, in the network namespace in which it was made.
 
@@ -73,17 +106,15 @@ class ChangeListener:
     left out.
     """
 
-    def __init__(self, *, own_ports: Collection[int] = (), device: str = DEVICE) -> None:
+    def __init__(
+        self, *, own_ports: Collection[int] = (), device: str = DEVICE, connect: Callable[[], EventSocket] = open_socket
+    ) -> None:
         self._own_ports = own_ports
         self._filtered = 0
         self._device = device
         self._names: dict[int, str] = {}
         try:
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-            self._socket.setblocking(False)
-            with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN the default size must do
-                self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BUFFER)
-            self._socket.bind((0, _GROUPS))
+            self._socket = connect()
         except OSError as error:
             raise _broken(error) from error
         self._ask_for_names()

@@ -18,7 +18,7 @@ from ipvsproxy.kernel import (
     notify,
 )
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import DEVICE, IP_SETS, Flow, FlowCleaning
+from ipvsproxy.model.kernel import IP_SETS, Flow, FlowCleaning
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.translate import skeleton
@@ -184,12 +184,35 @@ def _clean_flows(chooser: Chooser) -> None:
     assert outcome.removed >= 0
 
 
+class _Events:
+    """A socket with one datagram of events."""
+
+    def __init__(self, datagram: bytes) -> None:
+        self._waiting = [datagram]
+
+    def fileno(self) -> int:
+        return -1
+
+    def send(self, data: bytes, /) -> int:
+        return len(data)
+
+    def recv(self, _size: int, _flags: int = 0, /) -> bytes:
+        if not self._waiting:
+            raise BlockingIOError
+        return self._waiting.pop()
+
+    def setsockopt(self, _level: int, _option: int, _value: int | bytes, /) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def _read_changes(chooser: Chooser) -> None:
-    listener = notify.ChangeListener.__new__(notify.ChangeListener)  # without its socket
-    listener._own_ports, listener._device, listener._names = (), DEVICE, {}
-    for change in listener._decode(chooser.rest()):
-        if isinstance(change, notify.AddressAppeared | notify.AddressVanished):
-            _check(change.address.address)
+    with notify.ChangeListener(connect=lambda: _Events(chooser.rest())) as listener:
+        for change in listener.read():
+            if isinstance(change, notify.AddressAppeared | notify.AddressVanished):
+                _check(change.address.address)
 
 
 def _walk(chooser: Chooser) -> None:
