@@ -1,7 +1,7 @@
-"""The loop at its daily work: what a change makes of the kernel, when, and what is said.
+"""Covers changes in a running loop: their operations, their times, and their log lines.
 
-The beginning is in ``test_engine_start``, drift in ``test_engine_repair``, failures and retries in ``test_engine_failures``, when
-the kernel is read in ``test_engine_readings``.
+``test_engine_start`` covers the start, ``test_engine_repair`` drift, ``test_engine_failures`` failures and retries, and
+``test_reader`` readings of the kernel.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ PARTS = ("virtual_servers", "sets", "device", "addresses", "interface_addresses"
 
 
 def assert_from_scratch(node: MemoryNode) -> None:
-    """The kernel is as if it had been made from nothing, and nothing is left to do."""
+    """Assert that the kernel equals the state computed from scratch, and that nothing is pending."""
     assert memory_node.contents(node.kernel) == memory_node.from_scratch(node.store, node.settings, node.kernel)
     assert node.engine._reconciler.pending == 0
 
@@ -62,7 +62,7 @@ async def test_a_change_yields_exactly_its_operations() -> None:
         assert node.done == [
             "remove virtual_server TCP 10.96.0.10:80",
             "remove set_entry KUBE-LOOP-BACK 10.244.0.5,tcp:8080,10.244.0.5",
-            "set rules IPv4 rules",  # no endpoint is on this node any more, so nobody reaches itself
+            "set rules IPv4 rules",  # no endpoint is on this node any more, so none can connect to itself
             "remove set_entry KUBE-CLUSTER-IP 10.96.0.10,tcp:80",
             "remove set_entry KUBE-IPVS-IPS 10.96.0.10",
             "remove address 10.96.0.10",
@@ -75,7 +75,7 @@ async def test_a_change_yields_exactly_its_operations() -> None:
 
 
 @in_virtual_time
-async def test_syncs_keep_their_least_distance_and_what_comes_meanwhile_comes_together() -> None:
+async def test_syncs_keep_their_minimum_interval_and_changes_meanwhile_are_one_sync() -> None:
     node = MemoryNode(min_interval_s=5)
     async with node.running():
         node.begin_with(builders.node())
@@ -106,9 +106,7 @@ async def test_a_change_after_a_long_rest_is_served_at_once() -> None:
 
 @in_virtual_time
 @pytest.mark.parametrize(("sync_s", "rest_s"), [(0.002, 0.008), (0.01, 0.04), (0.2, engine.LONGEST_REST_S)])
-async def test_after_a_sync_comes_a_rest_in_which_changes_gather(
-    monkeypatch: pytest.MonkeyPatch, sync_s: float, rest_s: float
-) -> None:
+async def test_changes_gather_during_the_rest_after_a_sync(monkeypatch: pytest.MonkeyPatch, sync_s: float, rest_s: float) -> None:
     real = state.translate
 
     def translate(*arguments: object, **choices: object) -> ServiceState:
@@ -134,7 +132,7 @@ async def test_after_a_sync_comes_a_rest_in_which_changes_gather(
 
 
 @in_virtual_time
-async def test_what_arrives_while_a_sync_is_under_way_is_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_during_a_sync_belongs_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     late = builders.service("late", cluster=("10.96.0.77",))
     apply = node.kernel.apply
@@ -158,7 +156,7 @@ async def test_what_arrives_while_a_sync_is_under_way_is_the_next_ones(monkeypat
 @pytest.mark.parametrize(
     ("count", "endpoints", "each_s", "most"), [(5000, 0, 0.00001, 300), (1000, 50, 0.0002, 12), (500, 200, 0.001, 3)]
 )
-async def test_translating_many_services_gives_the_loop_its_turns(
+async def test_translating_many_services_pauses_for_the_loop(
     monkeypatch: pytest.MonkeyPatch, count: int, endpoints: int, each_s: float, most: int
 ) -> None:
     translated: list[ServiceName] = []
@@ -221,7 +219,7 @@ async def test_node_ports_follow_the_addresses_of_the_host() -> None:
 
 
 @in_virtual_time
-async def test_an_external_address_is_bound_unless_another_interface_carries_it() -> None:
+async def test_an_external_address_is_bound_unless_it_is_on_another_interface() -> None:
     node = MemoryNode()
     address = parse_address("203.0.113.9")
     async with node.running():
@@ -259,7 +257,7 @@ async def test_a_changed_zone_has_every_service_translated_again() -> None:
 
 
 @in_virtual_time
-async def test_an_endpoint_that_is_replaced_costs_one_trip_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replacing_an_endpoint_takes_one_call_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     trips: list[str] = []
     call = KernelThread.call
@@ -284,7 +282,7 @@ async def test_an_endpoint_that_is_replaced_costs_one_trip_to_the_kernel(monkeyp
 
 
 @in_virtual_time
-async def test_a_removal_that_fails_on_that_trip_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_removal_that_fails_in_that_call_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     apply = node.kernel.apply
     refused: list[Operation] = []
@@ -309,7 +307,7 @@ async def test_a_removal_that_fails_on_that_trip_is_tried_again(monkeypatch: pyt
 
 
 @in_virtual_time
-async def test_a_drain_is_looked_at_until_its_connections_have_ended() -> None:
+async def test_the_connections_of_a_drain_are_read_until_they_have_ended() -> None:
     node = MemoryNode()
     leaving = builders.backend("10.244.0.5")
     async with node.running():
@@ -339,7 +337,7 @@ async def test_a_drain_ends_at_its_deadline() -> None:
 
 
 @in_virtual_time
-async def test_two_services_that_want_one_address_are_told_once() -> None:
+async def test_two_services_that_desire_one_address_are_logged_once() -> None:
     node = MemoryNode()
     young = builders.service("young", created_s=builders.CREATED_S + 1)
     async with node.running():
@@ -348,8 +346,8 @@ async def test_two_services_that_want_one_address_are_told_once() -> None:
             await node.quiet()
             node.put(SLICE)
             await node.quiet(100)
-        told = [line for line in logs if line["event"] == "address_conflict"]
-        assert [(line["key"], line["served"], line["waiting"]) for line in told] == [
+        conflicts = [line for line in logs if line["event"] == "address_conflict"]
+        assert [(line["key"], line["served"], line["waiting"]) for line in conflicts] == [
             ("TCP 10.96.0.10:80", "default/web", ["default/young"])
         ]
         with structlog.testing.capture_logs() as logs:
@@ -357,11 +355,11 @@ async def test_two_services_that_want_one_address_are_told_once() -> None:
             await node.quiet()
             node.put(young)
             await node.quiet()
-        assert len([line for line in logs if line["log_level"] == "warning"]) == 1, "a new conflict is told again"
+        assert len([line for line in logs if line["log_level"] == "warning"]) == 1, "a new conflict is logged again"
 
 
 @in_virtual_time
-async def test_what_is_not_used_is_told_once_per_change() -> None:
+async def test_an_unused_part_is_logged_once_for_each_change() -> None:
     broken = builders.with_options(
         WEB, skipped=(Skipped("spec.externalIPs[0]", "no address"), Skipped("", "headless", invalid=False))
     )
@@ -376,14 +374,14 @@ async def test_what_is_not_used_is_told_once_per_change() -> None:
             node.put(broken)
             node.deliver([rejected])
             await node.quiet(100)
-        told = [line for line in logs if line["event"] == "part_not_used"]
-        assert [(line["log_level"], line["name"], line["field"], line["reason"]) for line in told] == [
+        unused = [line for line in logs if line["event"] == "part_not_used"]
+        assert [(line["log_level"], line["name"], line["field"], line["reason"]) for line in unused] == [
             ("warning", "default/web", "spec.externalIPs[0]", "no address"),
             ("debug", "default/web", "", "headless"),
             ("warning", "default/bad", "", "spec.ports: expected array"),
             ("warning", "default/bad", "", "spec.ports: expected array"),
         ]
-        assert [line.get("where") for line in told] == [None, None, None, "web.yaml, document 2"]
+        assert [line.get("where") for line in unused] == [None, None, None, "web.yaml, document 2"]
         assert_from_scratch(node)
 
 

@@ -1,4 +1,4 @@
-"""Addresses of the node that come and go while the loop runs: what node ports do meanwhile."""
+"""Covers node ports while addresses of the node come and go."""
 
 import pytest
 import structlog.testing
@@ -14,7 +14,7 @@ from tests.support.virtual_time import in_virtual_time
 
 
 class OnLostAddress:
-    """A node with a node port on an address of eth1 that has just gone."""
+    """A node with a node port on an address of eth1 that went a moment ago."""
 
     def __init__(self) -> None:
         self.node = MemoryNode()
@@ -23,7 +23,7 @@ class OnLostAddress:
         self.address = builders.interface_address("eth1", "172.16.0.9")
 
     async def lose(self) -> None:
-        """Serve the node port there, and take the address away."""
+        """Serve the node port on the address, and remove the address."""
         self.addresses.append(self.address)
         self.node.begin_with(node_ports(), SLICE, builders.node())
         await self.node.quiet()
@@ -40,7 +40,7 @@ class OnLostAddress:
 
 @pytest.mark.parametrize("away_s", [0.3, GRACE_S - 0.5])
 @in_virtual_time
-async def test_a_node_port_outlives_an_address_that_blinks(away_s: float) -> None:
+async def test_a_node_port_outlives_a_short_absence_of_its_address(away_s: float) -> None:
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
@@ -54,7 +54,7 @@ async def test_a_node_port_outlives_an_address_that_blinks(away_s: float) -> Non
 
 
 @in_virtual_time
-async def test_an_address_whose_return_nobody_told_is_read_before_it_is_given_up() -> None:
+async def test_an_address_that_returned_without_a_notification_is_read_before_it_is_given_up() -> None:
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
@@ -92,7 +92,7 @@ async def test_the_grace_of_an_address_delays_no_other_removal() -> None:
 
 
 @in_virtual_time
-async def test_a_range_of_node_ports_that_lacks_an_address_that_blinks_counts_at_once() -> None:
+async def test_a_new_range_of_node_ports_without_an_absent_address_applies_at_once() -> None:
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
@@ -102,7 +102,7 @@ async def test_a_range_of_node_ports_that_lacks_an_address_that_blinks_counts_at
 
 
 @in_virtual_time
-async def test_a_restart_while_an_address_is_away_goes_by_the_twin() -> None:
+async def test_a_restart_while_an_address_is_absent_removes_its_virtual_server_by_its_twin() -> None:
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
@@ -115,7 +115,7 @@ async def test_a_restart_while_an_address_is_away_goes_by_the_twin() -> None:
 
 
 @in_virtual_time
-async def test_families_whose_local_pods_are_unknown_are_logged_once_however_often_addresses_change() -> None:
+async def test_families_with_unknown_local_pods_are_logged_once_across_changes_of_addresses() -> None:
     ranges = builders.networks("10.244.0.0/16")
     node = MemoryNode(settings=view.Settings(detect_local=view.LocalMode.CLUSTER_CIDR, cluster_networks=ranges))
     with structlog.testing.capture_logs() as logged:
@@ -131,7 +131,7 @@ async def test_families_whose_local_pods_are_unknown_are_logged_once_however_oft
 
 
 @in_virtual_time
-async def test_ranges_that_a_node_object_lacks_are_logged_again_after_they_were_there() -> None:
+async def test_ranges_that_a_node_object_lacks_are_logged_again_after_their_presence() -> None:
     node = MemoryNode(settings=view.Settings(detect_local=view.LocalMode.NODE_CIDR))
     with structlog.testing.capture_logs() as logged:
         async with node.running():

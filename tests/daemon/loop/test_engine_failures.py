@@ -1,4 +1,4 @@
-"""The loop when operations fail, surprise, or the kernel cannot be read."""
+"""Covers failed operations, surprises, and an unreadable kernel."""
 
 import errno
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from tests.support.virtual_time import in_virtual_time, loop
 
 
 @in_virtual_time
-async def test_a_witness_stays_as_long_as_virtual_servers_cannot_be_read() -> None:
+async def test_a_witness_stays_while_virtual_servers_cannot_be_read() -> None:
     node = MemoryNode(audit_interval_s=10_000)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -46,7 +46,7 @@ async def test_a_witness_stays_as_long_as_virtual_servers_cannot_be_read() -> No
 
 @pytest.mark.parametrize("part", PARTS)
 @in_virtual_time
-async def test_a_failed_reading_deletes_nothing_and_is_repeated_with_patience(part: str) -> None:
+async def test_a_failed_reading_deletes_nothing_and_is_repeated_after_pauses(part: str) -> None:
     node = MemoryNode(min_interval_s=0)
     async with node.running():
         node.begin_with(WEB, SLICE, KUBERNETES, builders.node())
@@ -64,7 +64,7 @@ async def test_a_failed_reading_deletes_nothing_and_is_repeated_with_patience(pa
         assert len([at for at in node.watcher.syncing_s if at > began_s]) == 5, "the first of them was but a look"
         node.put(OTHER)
         await node.quiet()
-        assert OTHER_KEY in node.kernel.virtual_servers, "what is wanted anew is programmed all the same"
+        assert OTHER_KEY in node.kernel.virtual_servers, "a newly desired object is still programmed"
         for spoil in (remove_virtual_server, flush_set, flush_rules, remove_device, change_sysctl):
             spoil(node.kernel)
         node.kernel.unreadable = set()
@@ -73,7 +73,7 @@ async def test_a_failed_reading_deletes_nothing_and_is_repeated_with_patience(pa
 
 
 @in_virtual_time
-async def test_while_a_part_cannot_be_read_drift_in_the_others_is_healed_within_seconds() -> None:
+async def test_while_a_part_cannot_be_read_drift_in_the_others_is_repaired_within_seconds() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -88,7 +88,7 @@ async def test_while_a_part_cannot_be_read_drift_in_the_others_is_healed_within_
 
 
 @in_virtual_time
-async def test_what_is_told_while_a_reading_fails_is_looked_at_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_notification_during_a_failing_reading_causes_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=10_000)
     look = node.kernel.poll
     looks_s: list[float] = []
@@ -110,7 +110,7 @@ async def test_what_is_told_while_a_reading_fails_is_looked_at_after_it(monkeypa
 
 
 @in_virtual_time
-async def test_patience_begins_anew_once_the_kernel_could_be_read() -> None:
+async def test_pauses_begin_anew_after_a_successful_reading() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, builders.node())
@@ -147,7 +147,7 @@ async def test_addresses_that_cannot_be_read_are_read_again_soon() -> None:
 
 
 @in_virtual_time
-async def test_a_failing_operation_is_tried_again_with_growing_patience_while_others_go_on() -> None:
+async def test_a_failing_operation_is_tried_again_with_growing_pauses_while_others_go_on() -> None:
     node = MemoryNode(audit_interval_s=10_000)
     async with node.running():
         node.begin_with(builders.node())

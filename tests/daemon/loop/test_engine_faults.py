@@ -1,6 +1,6 @@
-"""The loop on a kernel that fails at random, in every way that kernels fail: nothing is forgotten, nobody held up for long.
+"""Covers random failures of the kernel with every error: no operation is forgotten, and none delays others for long.
 
-What a broken netlink socket or a cut dump looks like below is in ``tests/kernel/test_netlink.py``; here it is an outcome.
+``tests/kernel/test_netlink.py`` covers broken netlink sockets and cut dumps, which are outcomes here.
 """
 
 import errno
@@ -18,14 +18,14 @@ from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time
 
 NUMBERS = (errno.ENOBUFS, errno.EBUSY, errno.ENOMEM, errno.EEXIST, errno.ENOENT, errno.EINVAL, errno.EPERM)
-"""Without ESRCH: of a real server it means that its virtual server is gone, which is believed."""
+"""Without ESRCH, which means for a real server that its virtual server is gone."""
 LOCK_HELD_S = 60
 WHOLE_S = 2 * retry.LONGEST_DELAY_S
 PARTS = ("virtual_servers", "sets", "addresses", "skeletons")
 
 
 def change(node: MemoryNode, dice: random.Random) -> None:
-    """Something happens to one of a few Services."""
+    """Change one of a few Services at random."""
     name = f"web-{dice.randrange(6)}"
     item = builders.service(
         name, builders.service_port(node_port=dice.choice([0, 30000 + int(name[-1])])), cluster=(f"10.96.0.{1 + int(name[-1])}",)
@@ -40,11 +40,11 @@ def change(node: MemoryNode, dice: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("number", NUMBERS)
 @in_virtual_time
-async def test_whatever_fails_at_random_is_in_force_once_it_does_not_fail_any_more(number: int, seed: int) -> None:
+async def test_after_random_failures_everything_is_in_force(number: int, seed: int) -> None:
     dice = random.Random(f"{number}:{seed}")
     node = MemoryNode()
     failing = True
-    # Settings are written once: what the kernel says of them then holds.
+    # Settings are written only once.
     node.kernel.fail(
         lambda operation: failing and not isinstance(operation.item, Sysctl) and dice.random() < 0.3, number, times=1_000_000
     )
@@ -60,18 +60,18 @@ async def test_whatever_fails_at_random_is_in_force_once_it_does_not_fail_any_mo
         assert_from_scratch(node)
         node.kernel.forget()
         await node.quiet(WHOLE_S)
-        assert node.done == [], "and nothing is done any more"
+        assert node.done == [], "nothing is done twice"
 
 
 @in_virtual_time
-async def test_while_somebody_holds_the_lock_of_the_rules_all_that_needs_no_new_rule_goes_on() -> None:
+async def test_while_another_program_holds_the_lock_of_the_rules_other_operations_go_on() -> None:
     node = MemoryNode()
-    held = False
-    node.kernel.fail(lambda operation: held and isinstance(operation.item, Skeleton), 0, times=1_000_000)
+    is_locked = False
+    node.kernel.fail(lambda operation: is_locked and isinstance(operation.item, Skeleton), 0, times=1_000_000)
     async with node.running():
         node.begin_with(builders.service("web"), builders.node())
         await node.quiet()
-        held = True
+        is_locked = True
         node.put(builders.service("other", cluster=("10.96.0.20",)))
         restricted = builders.service(
             "guarded", cluster=("10.96.0.30",), load_balancer=("203.0.113.1",), source_ranges=("192.0.2.0/24",)
@@ -81,14 +81,14 @@ async def test_while_somebody_holds_the_lock_of_the_rules_all_that_needs_no_new_
         there = {str(key) for key in node.kernel.virtual_servers}
         assert {"TCP 10.96.0.20:80", "TCP 10.96.0.30:80"} <= there
         assert "TCP 203.0.113.1:80" not in there, "not before its source ranges are in force"
-        held = False
+        is_locked = False
         await node.quiet(retry.LONGEST_DELAY_S)
         assert_from_scratch(node)
 
 
 @pytest.mark.parametrize("kind", [VirtualServer, RealServers, SetEntry, IpSet])
 @in_virtual_time
-async def test_one_object_that_always_fails_stops_no_other_service(kind: type) -> None:
+async def test_one_object_that_always_fails_does_not_stop_other_services(kind: type) -> None:
     node = MemoryNode()
     bad: list[object] = []
 
@@ -108,7 +108,7 @@ async def test_one_object_that_always_fails_stops_no_other_service(kind: type) -
 
 
 @in_virtual_time
-async def test_a_virtual_server_that_is_missing_whenever_its_real_servers_come_does_not_keep_the_loop() -> None:
+async def test_a_virtual_server_that_is_always_missing_for_its_real_servers_does_not_block_the_loop() -> None:
     node = MemoryNode()
     (first,) = builders.addresses(builders.CLUSTER_IP)
 

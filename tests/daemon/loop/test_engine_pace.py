@@ -1,4 +1,4 @@
-"""The loop where more real servers go than may be removed at once."""
+"""Covers the removal of more real servers than may go at once."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ ROOM = 3
 
 
 @in_virtual_time
-async def test_there_is_room_for_some_at_once_and_for_others_as_the_kernel_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_some_removals_happen_at_once_and_others_as_the_kernel_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "MOST_KEPT", ROOM)
     monkeypatch.setattr(pace, "FEWEST_KEPT", ROOM)
     node = MemoryNode()
@@ -33,21 +33,21 @@ async def test_there_is_room_for_some_at_once_and_for_others_as_the_kernel_forge
 
 
 @in_virtual_time
-async def test_a_storm_asks_the_kernel_for_no_connections_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_are_not_read_during_a_storm_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "MOST_KEPT", 0)
     monkeypatch.setattr(pace, "FEWEST_KEPT", 0)
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, builders.endpoint_slice(*map(builders.endpoint, OLD)), builders.node())
         await node.quiet()
-        asked = node.kernel.asked
-        asked.clear()
+        questions = node.kernel.asked
+        questions.clear()
         for count in range(1, len(OLD) + 1):
             node.put(builders.endpoint_slice(*map(builders.endpoint, OLD[count:] + NEW[:count])))
             await node.quiet()
-        assert not asked
+        assert not questions
         assert sorted(node.kernel.virtual_servers[KEY].real_servers.values()) == [0] * len(OLD) + [1] * len(NEW)
         monkeypatch.setattr(pace, "MOST_KEPT", 100)
         await asyncio.sleep(60)
-        assert asked == [1], "one question tells of all real servers of a virtual server"
+        assert questions == [1], "one question is for all real servers of a virtual server"
         assert sorted(node.kernel.virtual_servers[KEY].real_servers.values()) == [1] * len(NEW)

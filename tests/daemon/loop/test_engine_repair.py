@@ -1,4 +1,4 @@
-"""The loop when somebody else has changed what is ours: it is found, and healed."""
+"""Covers drift: it is observed and repaired."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ from tests.support.virtual_time import in_virtual_time, loop
 
 @pytest.mark.parametrize("spoil", [*DRIFTS, add_real_server])
 @in_virtual_time
-async def test_drift_is_found_by_the_next_look_and_repaired(spoil: Callable[[FakeKernel], None]) -> None:
+async def test_drift_is_observed_by_the_next_poll_and_repaired(spoil: Callable[[FakeKernel], None]) -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -44,51 +44,51 @@ async def test_drift_is_found_by_the_next_look_and_repaired(spoil: Callable[[Fak
 
 
 @in_virtual_time
-async def test_scheduler_flags_are_found_by_the_next_audit() -> None:
+async def test_scheduler_flags_are_observed_by_the_next_audit() -> None:
     node = MemoryNode(settings=view.Settings(scheduler="mh"))
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(AUDIT_INTERVAL_S / 2)
-        held = node.kernel.virtual_servers[WEB_KEY]
-        held.settings = held.settings._replace(flags=0)
+        server = node.kernel.virtual_servers[WEB_KEY]
+        server.settings = server.settings._replace(flags=0)
         node.kernel.forget()
         await node.quiet(AUDIT_INTERVAL_S / 2 - 1)
-        assert node.done == [], "a look does not show them"
+        assert node.done == [], "a poll does not read them"
         await node.quiet(1)
         assert_from_scratch(node)
 
 
-@pytest.mark.parametrize("is_told", [False, True], ids=["found", "told"])
+@pytest.mark.parametrize("is_notified", [False, True], ids=["poll", "notification"])
 @pytest.mark.parametrize("spoil", [add_stray_on_our_device, add_stray_node_port])
 @in_virtual_time
-async def test_a_virtual_server_goes_with_its_witness_whichever_part_finds_it(
-    spoil: Callable[[FakeKernel], None], *, is_told: bool
+async def test_a_virtual_server_goes_with_its_witness_in_any_order_of_parts(
+    spoil: Callable[[FakeKernel], None], *, is_notified: bool
 ) -> None:
-    """As another kube-proxy leaves it: with an address on our device, or an entry in our set, by which it is ours."""
+    """The virtual server comes from another kube-proxy, with a witness: an address on our device or an entry in our set."""
     node = MemoryNode(audit_interval_s=10_000)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(10)
         spoil(node.kernel)
-        if is_told:
+        if is_notified:
             node.engine.kernel_changed()
         await node.quiet(2 * reader.POLL_INTERVAL_S)
         assert_from_scratch(node)
 
 
 @in_virtual_time
-async def test_a_witness_stays_while_the_reading_that_found_it_is_under_way_whatever_the_api_says(
+async def test_a_witness_stays_during_the_reading_that_observes_it_also_with_a_change_of_the_api(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = MemoryNode(audit_interval_s=10_000)
-    look = node.kernel.poll
+    poll = node.kernel.poll
 
-    def look_slowly(*arguments: Any, thorough: bool) -> Iterator[Observation]:
-        for part in look(*arguments, thorough=thorough):
+    def poll_slowly(*arguments: Any, thorough: bool) -> Iterator[Observation]:
+        for part in poll(*arguments, thorough=thorough):
             yield part
             loop().pass_time(0.5)
 
-    monkeypatch.setattr(node.kernel, "poll", look_slowly)
+    monkeypatch.setattr(node.kernel, "poll", poll_slowly)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(10)
@@ -102,7 +102,7 @@ async def test_a_witness_stays_while_the_reading_that_found_it_is_under_way_what
 
 
 @in_virtual_time
-async def test_a_virtual_server_of_others_is_ours_when_a_witness_of_it_appears() -> None:
+async def test_a_foreign_virtual_server_becomes_ours_with_a_witness() -> None:
     node = MemoryNode(audit_interval_s=10_000)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -110,7 +110,7 @@ async def test_a_virtual_server_of_others_is_ours_when_a_witness_of_it_appears()
         add_stray_node_port(node.kernel)
         node.kernel.sets[STRAY_PORT.set].entries.clear()
         await node.quiet(10)
-        assert len(node.kernel.virtual_servers) == 2, "somebody else's"
+        assert len(node.kernel.virtual_servers) == 2, "it is foreign"
         node.kernel.sets[STRAY_PORT.set].entries.add(STRAY_PORT)
         await node.quiet(10)
         assert_from_scratch(node)
@@ -118,7 +118,7 @@ async def test_a_virtual_server_of_others_is_ours_when_a_witness_of_it_appears()
 
 @pytest.mark.parametrize("spoil", DRIFTS)
 @in_virtual_time
-async def test_drift_that_is_told_is_repaired_at_once(spoil: Callable[[FakeKernel], None]) -> None:
+async def test_drift_with_a_notification_is_repaired_at_once(spoil: Callable[[FakeKernel], None]) -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -130,28 +130,28 @@ async def test_drift_that_is_told_is_repaired_at_once(spoil: Callable[[FakeKerne
 
 
 @in_virtual_time
-async def test_what_somebody_undoes_again_and_again_is_healed_ever_more_seldom_until_the_wish_changes(
+async def test_drift_that_returns_is_repaired_less_and_less_often_until_the_desired_state_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = MemoryNode(audit_interval_s=10_000)
-    heals_s: list[float] = []
+    repairs_s: list[float] = []
     observe = node.kernel.observe
 
     def observe_without_web(*arguments: Any) -> Observation:
         node.kernel.virtual_servers.pop(WEB_KEY, None)
-        seen = observe(*arguments)
-        assert isinstance(seen.virtual_servers, dict)
-        return seen
+        observation = observe(*arguments)
+        assert isinstance(observation.virtual_servers, dict)
+        return observation
 
-    def is_heal(operation: Operation) -> bool:
+    def is_repair(operation: Operation) -> bool:
         if adds_web(operation):
-            heals_s.append(loop().time())
+            repairs_s.append(loop().time())
         return False
 
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet()
-        node.kernel.fail(is_heal, times=1)
+        node.kernel.fail(is_repair, times=1)
         monkeypatch.setattr(node.kernel, "observe", observe_without_web)
         node.engine.kernel_changed()
         with structlog.testing.capture_logs() as logs:
@@ -170,8 +170,8 @@ async def test_what_somebody_undoes_again_and_again_is_healed_ever_more_seldom_u
         node.put(builders.endpoint_slice(builders.endpoint("10.244.0.7")))
         await node.quiet()
         assert_from_scratch(node)
-    delays = [later - earlier for earlier, later in itertools.pairwise(heals_s)]
-    assert delays[:2] == pytest.approx([3, 3], abs=0.1), "the first ones are healed as soon as they are seen"
+    delays = [later - earlier for earlier, later in itertools.pairwise(repairs_s)]
+    assert delays[:2] == pytest.approx([3, 3], abs=0.1), "the first ones are repaired when they are observed"
     assert delays[2:7] == pytest.approx([8, 12, 12, 12, 12], abs=3)
     assert max(delays) <= drift.LONGEST_PATIENCE_S + 2 * reader.POLL_INTERVAL_S
 
@@ -183,7 +183,7 @@ async def test_stopping_leaves_the_kernel_as_it_is_even_in_the_middle(monkeypatc
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(100)
         node.kernel.forget()
-        held = memory_node.contents(node.kernel)
+        before = memory_node.contents(node.kernel)
         node.remove(WEB)
     assert node.done == []
-    assert memory_node.contents(node.kernel) == held
+    assert memory_node.contents(node.kernel) == before

@@ -1,4 +1,4 @@
-"""The beginning of the loop: what waits for what, what comes first, and what a former process has left."""
+"""Covers the start of the loop: its order, its waits, and the objects of a former process."""
 
 import itertools
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ DNS = builders.service("kube-dns", builders.service_port(53), namespace="kube-sy
 async def test_nothing_is_read_or_programmed_before_all_kinds_are_listed(order: Sequence[ObjectKind]) -> None:
     node = MemoryNode()
     objects: tuple[ApiObject, ...] = (WEB, SLICE, builders.node())
-    node.kernel.unreadable = set(PARTS)  # whoever reads now complains
+    node.kernel.unreadable = set(PARTS)  # a reading now would log errors
     with structlog.testing.capture_logs() as logs:
         async with node.running():
             node.put(*objects)
@@ -45,7 +45,7 @@ async def test_nothing_is_read_or_programmed_before_all_kinds_are_listed(order: 
 
 
 @in_virtual_time
-async def test_first_services_come_first_and_until_all_is_known_nothing_is_removed() -> None:
+async def test_first_services_come_first_and_nothing_is_removed_before_all_services_are_known() -> None:
     old = builders.service("old", cluster=("10.96.0.99",))
     before = MemoryNode()
     async with before.running():
@@ -68,7 +68,7 @@ async def test_first_services_come_first_and_until_all_is_known_nothing_is_remov
 
 
 @in_virtual_time
-async def test_what_was_done_for_the_first_services_is_told_with_the_first_sync() -> None:
+async def test_operations_for_the_first_services_are_reported_with_the_first_sync() -> None:
     node = MemoryNode()
     node.kernel.fail(lambda operation: "10.96.0.1:443" in str(operation))
     with structlog.testing.capture_logs() as logs:
@@ -83,7 +83,7 @@ async def test_what_was_done_for_the_first_services_is_told_with_the_first_sync(
 
 @pytest.mark.parametrize(("host", "times"), [(builders.THIS_NODE, 1), (builders.OTHER_NODE, 2)])
 @in_virtual_time
-async def test_rules_for_endpoints_on_this_node_are_written_first_and_stay_where_there_are_some(host: str, times: int) -> None:
+async def test_rules_for_endpoints_on_this_node_are_written_first_and_stay_with_such_endpoints(host: str, times: int) -> None:
     objects = (KUBERNETES, WEB, builders.endpoint_slice(builders.endpoint("10.244.0.5", host)), builders.node())
     first = MemoryNode()
     async with first.running():
@@ -100,7 +100,7 @@ async def test_rules_for_endpoints_on_this_node_are_written_first_and_stay_where
 
 
 @in_virtual_time
-async def test_where_there_is_none_of_the_first_services_nothing_is_programmed_before_the_others() -> None:
+async def test_without_any_of_the_first_services_nothing_is_programmed_before_the_others() -> None:
     node = MemoryNode()
     with structlog.testing.capture_logs() as logs:
         async with node.running():
@@ -120,8 +120,8 @@ def real_servers(node: MemoryNode) -> set[str]:
 
 
 @in_virtual_time
-async def test_zone_hints_count_from_the_first_sync_however_late_the_node_is_told() -> None:
-    """kube-proxy may begin without its Node's zone, and where that first event is lost, hints count for nothing."""
+async def test_zone_hints_count_from_the_first_sync_also_with_a_late_node_object() -> None:
+    """kube-proxy may start without the zone of its Node, and ignores hints if the first event of the Node is lost."""
     node = MemoryNode()
     hinted = builders.endpoint_slice(HERE, ELSEWHERE)
     async with node.running():
@@ -137,7 +137,7 @@ async def test_zone_hints_count_from_the_first_sync_however_late_the_node_is_tol
 
 
 @in_virtual_time
-async def test_zone_hints_count_from_the_moment_that_a_node_without_object_or_zone_has_them() -> None:
+async def test_zone_hints_count_as_soon_as_the_node_object_and_its_zone_appear() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, builders.endpoint_slice(HERE, ELSEWHERE))
@@ -152,7 +152,7 @@ async def test_zone_hints_count_from_the_moment_that_a_node_without_object_or_zo
 
 @pytest.mark.parametrize("part", PARTS)
 @in_virtual_time
-async def test_a_part_of_the_kernel_that_cannot_be_read_holds_back_its_removals_alone(part: str) -> None:
+async def test_an_unreadable_part_of_the_kernel_delays_only_its_own_removals(part: str) -> None:
     old = builders.service("old", cluster=("10.96.0.99",))
     before = MemoryNode()
     async with before.running():
@@ -222,7 +222,7 @@ async def test_node_ports_stay_while_the_addresses_of_this_host_cannot_be_read(u
 
 
 @in_virtual_time
-async def test_node_ports_of_a_service_that_is_gone_go_once_the_addresses_of_this_host_have_been_read() -> None:
+async def test_node_ports_of_a_deleted_service_go_once_the_addresses_of_this_host_have_been_read() -> None:
     before = MemoryNode()
     async with before.running():
         before.begin_with(node_ports(), SLICE, builders.node())
@@ -268,25 +268,25 @@ async def test_a_node_whose_primary_family_is_not_served_ends_the_process_before
 
 
 @in_virtual_time
-async def test_a_restart_finds_everything_in_force_and_does_nothing() -> None:
+async def test_a_restart_observes_everything_in_force_and_does_nothing() -> None:
     objects = (WEB, SLICE, KUBERNETES, builders.node())
     before = MemoryNode()
     async with before.running():
         before.begin_with(*objects)
         await before.quiet()
-    held = memory_node.contents(before.kernel)
+    contents = memory_node.contents(before.kernel)
     node = MemoryNode(before.kernel)
     node.kernel.forget()
     async with node.running():
-        assert memory_node.contents(node.kernel) == held, "the end of the first one left all as it was"
+        assert memory_node.contents(node.kernel) == contents, "the end of the first process left everything as it was"
         node.begin_with(*objects)
         await node.quiet(100)
-    # IPVS timeouts are written again: reading them would be no cheaper.
+    # IPVS timeouts are written again, because reading them is not cheaper.
     assert node.done == ["set timeouts timeouts 600 0 0"]
 
 
 @in_virtual_time
-async def test_a_first_list_that_is_empty_takes_nothing_from_the_kernel_until_another_confirms_it() -> None:
+async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another_one_confirms_it() -> None:
     before = MemoryNode()
     async with before.running():
         before.begin_with(WEB, SLICE, builders.node())
@@ -298,7 +298,7 @@ async def test_a_first_list_that_is_empty_takes_nothing_from_the_kernel_until_an
         async with node.running():
             node.begin_with(builders.node())
             await node.quiet(after_s=CONFIRMED_AFTER_S)
-            assert node.done == ["set timeouts timeouts 600 0 0"]  # which every start writes: it is cheap
+            assert node.done == ["set timeouts timeouts 600 0 0"]  # every start writes them, which is cheap
             assert set(node.watcher.summaries[-1].unserved) == set(Family)
             node.put(new)
             await node.quiet()
@@ -315,7 +315,7 @@ async def test_a_first_list_that_is_empty_takes_nothing_from_the_kernel_until_an
 
 
 @in_virtual_time
-async def test_while_a_first_list_is_doubted_no_rule_is_written_that_could_not_be_taken_back() -> None:
+async def test_while_a_first_list_is_doubted_nothing_is_lacking_or_pending() -> None:
     node = MemoryNode(guard_percent=50)
     async with node.running():
         node.begin_with(builders.service("kubernetes", namespace="default", cluster=("10.96.0.1",)), builders.node())
@@ -349,7 +349,7 @@ async def test_a_copy_that_could_not_be_removed_is_removed_later() -> None:
 
 
 @in_virtual_time
-async def test_a_copy_that_appears_later_is_found_by_an_audit_and_counts_as_drift() -> None:
+async def test_a_copy_that_appears_later_is_observed_by_an_audit_and_counts_as_drift() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -361,8 +361,8 @@ async def test_a_copy_that_appears_later_is_found_by_an_audit_and_counts_as_drif
 
 
 @in_virtual_time
-async def test_a_virtual_server_of_somebody_else_stays_on_an_address_where_no_node_port_is_served() -> None:
-    """As of a keepalived on its own address of eth0, where node ports answer on the primary address only."""
+async def test_a_foreign_virtual_server_stays_on_an_address_without_node_ports() -> None:
+    """For example of a keepalived on its own address of eth0, with node ports on the primary address only."""
     kernel = memory_node.new_kernel()
     kernel.host_addresses.append(builders.interface_address("eth0", "172.18.0.77"))
     foreign, served = builders.frontend("172.18.0.77", 30080), builders.frontend(builders.NODE_ADDRESS, 30080)

@@ -1,4 +1,4 @@
-"""The collector's pauses. What they gain is measured by scripts/bench, not here."""
+"""Covers the pauses of the garbage collector. scripts/bench measures their gain."""
 
 import gc
 import weakref
@@ -10,7 +10,7 @@ from ipvsproxy.daemon.loop import garbage
 
 
 class Knot:
-    """Refers to itself, so that only the collector frees it."""
+    """An object that refers to itself, so that only the collector frees it."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -25,7 +25,7 @@ def as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_nothing_is_collected_inside_the_block_and_what_it_made_is_passed_over_afterwards() -> None:
+def test_nothing_is_collected_inside_the_block_and_its_objects_are_skipped_afterwards() -> None:
     frozen = gc.get_freeze_count()
     with garbage.postponed():
         assert not gc.isenabled()
@@ -34,7 +34,7 @@ def test_nothing_is_collected_inside_the_block_and_what_it_made_is_passed_over_a
     assert gc.get_freeze_count() >= frozen + len(made)
 
 
-def test_a_failed_start_leaves_the_collector_at_work() -> None:
+def test_the_collector_works_after_a_failed_start() -> None:
     frozen = gc.get_freeze_count()
     with pytest.raises(KeyError), garbage.postponed():
         raise KeyError
@@ -42,21 +42,21 @@ def test_a_failed_start_leaves_the_collector_at_work() -> None:
     assert gc.get_freeze_count() == frozen
 
 
-def test_what_outlives_a_full_round_is_passed_over_until_a_day_has_gone() -> None:
+def test_objects_that_outlive_a_full_round_are_skipped_for_a_day() -> None:
     now_s = 0.0
     with garbage.in_short_rounds(lambda: now_s) as thaw_if_due:
         knot = Knot()
         gc.collect()
         assert gc.get_freeze_count() > 0
-        seen = weakref.ref(knot)
+        reference = weakref.ref(knot)
         del knot
         now_s = garbage.THAW_INTERVAL_S - 1
         thaw_if_due()
         gc.collect()
-        assert seen() is not None
+        assert reference() is not None
         now_s += 1
         thaw_if_due()
-        assert seen() is None
+        assert reference() is None
         assert gc.get_freeze_count() > 0
 
 
@@ -79,7 +79,7 @@ def test_rounds_are_short_again_after_the_thaw() -> None:
     assert max(walked) <= 3.2 * garbage.YOUNG_OBJECTS
 
 
-def test_young_garbage_is_collected_without_being_asked_for_and_no_round_is_long() -> None:
+def test_young_garbage_is_collected_automatically_and_no_round_is_long() -> None:
     walked: list[int] = []
 
     def note(phase: str, info: Mapping[str, int]) -> None:
@@ -90,11 +90,11 @@ def test_young_garbage_is_collected_without_being_asked_for_and_no_round_is_long
         pass
     with garbage.in_short_rounds():
         gc.callbacks.append(note)
-        seen = weakref.ref(Knot())
+        reference = weakref.ref(Knot())
         kept = [[number] for number in range(10 * garbage.YOUNG_OBJECTS)]
         gc.callbacks.remove(note)
     assert len(kept) == 10 * garbage.YOUNG_OBJECTS
-    assert seen() is None
+    assert reference() is None
     assert len(walked) > 5
     assert max(walked) <= 3.2 * garbage.YOUNG_OBJECTS
 
@@ -109,7 +109,7 @@ def test_afterwards_the_collector_is_as_before() -> None:
     assert list(gc.callbacks) == callbacks
 
 
-def test_where_rounds_have_no_ages_only_the_young_are_counted_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ages_of_rounds_only_the_threshold_of_young_objects_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "_ROUNDS_HAVE_AGES", False)
     _, *others = gc.get_threshold()
     with garbage.in_short_rounds():

@@ -1,4 +1,4 @@
-"""What of the changes that others make to interfaces and addresses reaches the loop."""
+"""Covers the changes of interfaces and addresses by other programs that reach the loop."""
 
 import asyncio
 import contextlib
@@ -18,10 +18,10 @@ from tests.support.fake_kernel import FakeKernel
 
 
 class Listener:
-    """Tells what a test wrote, once its descriptor is readable."""
+    """A listener with changes from a test, which are read when its descriptor is readable."""
 
     def __init__(self) -> None:
-        self.told: list[notify.Change] = []
+        self.changes: list[notify.Change] = []
         self.is_broken = False
         self.is_closed = False
         self._reading, self._writing = socket.socketpair()
@@ -36,8 +36,8 @@ class Listener:
         if self.is_broken:
             raise KernelError(action="listen for changes of interfaces", errno=errno.EBADF)
         self._reading.recv(1)
-        told, self.told = self.told, []
-        return told
+        changes, self.changes = self.changes, []
+        return changes
 
     def __enter__(self) -> Self:
         return self
@@ -48,8 +48,8 @@ class Listener:
         self._writing.close()
 
 
-class Told:
-    """What an engine was told."""
+class Calls:
+    """An engine that notes its calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -65,7 +65,7 @@ class Told:
 
 
 NODE = FakeKernel()
-NODE.ports = set()  # type: ignore[attr-defined]  # as the real one has
+NODE.ports = set()  # type: ignore[attr-defined]  # as in the real one
 OURS = InterfaceAddress(DEVICE, builders.addresses("10.96.0.10")[0], 32)
 THEIRS = builders.interface_address("eth0", "192.168.0.11")
 
@@ -88,16 +88,18 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Listener:
         (notify.Overrun(), "kernel"),
     ],
 )
-async def test_what_others_change_has_the_loop_look_again(listener: Listener, change: notify.Change, expected: str) -> None:
-    told = Told()
-    following = asyncio.create_task(interfaces.follow(told, NODE))  # type: ignore[arg-type]  # doubles
-    listener.told = [change]
+async def test_a_change_by_another_program_has_the_loop_read_the_kernel(
+    listener: Listener, change: notify.Change, expected: str
+) -> None:
+    engine = Calls()
+    following = asyncio.create_task(interfaces.follow(engine, NODE))  # type: ignore[arg-type]  # doubles
+    listener.changes = [change]
     listener.wake()
-    await told.arrived.wait()
+    await engine.arrived.wait()
     following.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await following
-    assert told.calls == [expected]
+    assert engine.calls == [expected]
     assert listener.is_closed
 
 
@@ -105,5 +107,5 @@ async def test_a_listener_that_breaks_ends_the_process(listener: Listener) -> No
     listener.is_broken = True
     listener.wake()
     with pytest.raises(KernelError, match="listen for changes"):
-        await interfaces.follow(Told(), NODE)  # type: ignore[arg-type]  # doubles
+        await interfaces.follow(Calls(), NODE)  # type: ignore[arg-type]  # doubles
     assert listener.is_closed

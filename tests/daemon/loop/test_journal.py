@@ -1,4 +1,4 @@
-"""What is said and when; that the loop says it at all is in ``test_engine``."""
+"""Covers the log lines of the loop and their rates. ``test_engine`` covers the calls of the loop."""
 
 import pytest
 import structlog.testing
@@ -41,7 +41,7 @@ def report(*, done: int = 0, errors: tuple[Outcome, ...] = ()) -> Report:
     )
 
 
-def test_a_conflict_is_told_once_while_it_lasts_and_again_when_it_comes_back_or_grows() -> None:
+def test_a_conflict_is_logged_once_while_it_lasts_and_again_when_it_returns_or_grows() -> None:
     journal = Journal()
     two, three = Conflict(KEY, OLD, (YOUNG,)), Conflict(KEY, OLD, (YOUNG, YOUNGEST))
     with structlog.testing.capture_logs() as logs:
@@ -57,7 +57,7 @@ def test_a_conflict_is_told_once_while_it_lasts_and_again_when_it_comes_back_or_
     }
 
 
-def test_a_node_that_turns_load_balancers_away_is_told_once_for_each_reason_and_when_that_ends() -> None:
+def test_a_node_that_turns_load_balancers_away_is_logged_once_for_each_reason_and_at_the_end() -> None:
     with structlog.testing.capture_logs() as logs:
         for before, trouble in (("", "unknown"), ("unknown", "unknown"), ("unknown", "leaving"), ("leaving", ""), ("", "")):
             journals.log_node("node-a", before, trouble)
@@ -70,7 +70,7 @@ def test_a_node_that_turns_load_balancers_away_is_told_once_for_each_reason_and_
 
 @pytest.mark.parametrize(("invalid", "level"), [(True, "warning"), (False, "debug")])
 @pytest.mark.parametrize("where", ["", "web.yaml"])
-def test_an_unused_part_is_told_with_object_field_and_reason(invalid: bool, level: str, where: str) -> None:  # noqa: FBT001 - a parameter
+def test_an_unused_part_is_logged_with_object_field_and_reason(invalid: bool, level: str, where: str) -> None:  # noqa: FBT001 - a parameter
     with structlog.testing.capture_logs() as logs:
         skipped = (Skipped("spec.ports[0]", "no port", invalid),)
         Journal().log_complaints([Complaint(ObjectKind.SERVICE, "default/web", skipped, where)])
@@ -87,7 +87,7 @@ def test_an_unused_part_is_told_with_object_field_and_reason(invalid: bool, leve
     ]
 
 
-def test_a_sync_with_nothing_to_do_is_not_told() -> None:
+def test_a_sync_with_nothing_to_do_is_not_logged() -> None:
     with structlog.testing.capture_logs() as logs:
         Journal().log_sync(summary(report()), draining=4)
     assert logs == []
@@ -117,7 +117,7 @@ def test_a_sync_is_one_line_and_one_more_for_each_failure() -> None:
     }
 
 
-def test_settings_that_cannot_be_written_are_one_warning_and_told_once() -> None:
+def test_settings_that_cannot_be_written_are_one_warning_and_logged_once() -> None:
     journal = Journal()
     operation = Operation(Verb.SET, Sysctl("a", "1"))
     with structlog.testing.capture_logs() as logs:
@@ -132,10 +132,10 @@ def test_settings_that_cannot_be_written_are_one_warning_and_told_once() -> None
     ]
 
 
-@pytest.mark.parametrize("told", [summary(report(), "web"), summary(report(done=1))], ids=["a change", "an operation"])
-def test_whatever_was_done_is_told(told: SyncSummary) -> None:
+@pytest.mark.parametrize("finished", [summary(report(), "web"), summary(report(done=1))], ids=["a change", "an operation"])
+def test_a_sync_with_changes_or_operations_is_logged(finished: SyncSummary) -> None:
     with structlog.testing.capture_logs() as logs:
-        Journal().log_sync(told, draining=0)
+        Journal().log_sync(finished, draining=0)
     assert [line["event"] for line in logs] == ["synced"]
 
 
@@ -150,7 +150,7 @@ def _broken(name: str, reason: str, parts: int = 1) -> Complaint:
     return Complaint(ObjectKind.SERVICE, name, tuple(Skipped(f"spec.ports[{part}]", reason) for part in range(parts)))
 
 
-def test_an_object_that_is_broken_in_another_way_a_thousand_times_a_second_does_not_fill_the_log() -> None:
+def test_an_object_with_a_new_fault_a_thousand_times_a_second_does_not_fill_the_log() -> None:
     clock = _Clock()
     journal = Journal(clock)
     with structlog.testing.capture_logs() as logs:
@@ -160,7 +160,7 @@ def test_an_object_that_is_broken_in_another_way_a_thousand_times_a_second_does_
             if change == 30_000:
                 journal.log_complaints([_broken("default/other", "wrong")])
     assert len(logs) == 3 * journals.SUBJECT_BURST + 1
-    assert logs[-1]["name"] == "default/other", "others are heard"
+    assert logs[-1]["name"] == "default/other", "other objects are logged"
     assert logs[-1]["untold"] == 3 * (30_001 - journals.SUBJECT_BURST)
     clock.now_s += journals.SUBJECT_REFILL_S
     with structlog.testing.capture_logs() as later:
@@ -201,13 +201,13 @@ def test_a_conflict_that_comes_and_goes_does_not_fill_the_log_but_is_returned() 
     assert returned == 1000
 
 
-def test_syncs_in_quick_succession_are_told_together() -> None:
+def test_syncs_in_quick_succession_are_logged_together() -> None:
     clock = _Clock()
     journal = Journal(clock)
     with structlog.testing.capture_logs() as logs:
         for number in range(10_000):
             clock.now_s = number / 100
             journal.log_sync(summary(report(done=1), "web"), draining=0)
-    told = journals.SYNCS_BURST + 100 / journals.SYNCS_REFILL_S
-    assert told - 2 <= len(logs) <= told
+    allowed = journals.SYNCS_BURST + 100 / journals.SYNCS_REFILL_S
+    assert allowed - 2 <= len(logs) <= allowed
     assert sum(line.get("untold", 0) for line in logs) + len(logs) >= 10_000 - 100

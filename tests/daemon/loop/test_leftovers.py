@@ -1,6 +1,6 @@
-"""Rules that a proxy has left behind: when they are looked for and removed, what is said and shown, with doubles for the kernel.
+"""Covers leftover rules of a proxy: their examinations, removals, log lines and metrics. The kernel is a double.
 
-Below: the real programs of both variants, in a network namespace of its own.
+The last part uses the real programs of both variants, in a network namespace of its own.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ SERVICE = ChainKey("nat", left_rules.SERVICE)
 
 
 class Scene:
-    """A node that runs: its tables, and what is said."""
+    """A running node with its tables and its log."""
 
     def __init__(self, tables: Tables, logs: list[Any]) -> None:
         self.tables = tables
@@ -49,29 +49,29 @@ class Scene:
         self.subject = Leftovers(tables, PLACES, loop.time, inline)
 
     async def sync(self, *lacking: Family, unserved: Collection[Family] = (), is_audit: bool = False) -> None:
-        """A sync, and all that follows from it at once."""
+        """Let a sync end, and all that follows at once."""
         self.subject.synced(summary(lacking=lacking, unserved=unserved, is_audit=is_audit))
         await asyncio.sleep(0.001)
 
     async def audits(self, duration_s: float = AUDIT_S) -> None:
-        """Let time pass; each audit takes place."""
+        """Let time pass with an audit every ``AUDIT_S``."""
         for _ in range(math.ceil(duration_s / AUDIT_S)):
             await asyncio.sleep(AUDIT_S)
             await self.sync(is_audit=True)
 
     @property
-    def said(self) -> list[tuple[str, str]]:
-        """What was said since this was asked last: event and place."""
-        said = [(line["event"], line["rules"]) for line in self._logs]
+    def logged(self) -> list[tuple[str, str]]:
+        """The event and place of each log line since the last call."""
+        logged = [(line["event"], line["rules"]) for line in self._logs]
         self._logs.clear()
-        return said
+        return logged
 
 
 @contextlib.asynccontextmanager
-async def scene(**held: LeftRules) -> AsyncIterator[Scene]:
-    """``held`` by the name of its place."""
+async def scene(**left: LeftRules) -> AsyncIterator[Scene]:
+    """A running node. ``left`` has leftover rules by the name of their place."""
     tables = Tables()
-    for name, rules in held.items():
+    for name, rules in left.items():
         tables.put({"used": USED, "other": OTHER, "used_v6": USED_V6}[name], rules)
     with structlog.testing.capture_logs() as logs:
         one = Scene(tables, logs)
@@ -83,14 +83,14 @@ async def scene(**held: LeftRules) -> AsyncIterator[Scene]:
 
 
 @in_virtual_time
-async def test_rules_go_once_ours_are_in_force_family_by_family_and_it_is_said() -> None:
+async def test_rules_go_by_family_once_ours_are_in_force_and_that_is_logged() -> None:
     async with scene(used=LEFT, other=LeftRules(chains={OURS: 3}), used_v6=LEFT) as node:
         await asyncio.sleep(100)
         assert not node.tables.reads, "nothing is in force yet"
         await node.sync(Family.IPV4, Family.IPV6)
         await node.sync(Family.IPV6)
         assert node.tables.writes == [USED, OTHER]
-        assert node.said == [(REMOVED, "nf_tables IPv4"), (REMOVED, "legacy IPv4")]
+        assert node.logged == [(REMOVED, "nf_tables IPv4"), (REMOVED, "legacy IPv4")]
         await node.sync()
         assert node.tables.writes == [USED, OTHER, USED_V6]
         assert node.tables.held == dict.fromkeys(PLACES, LeftRules())
@@ -98,7 +98,7 @@ async def test_rules_go_once_ours_are_in_force_family_by_family_and_it_is_said()
 
 
 @in_virtual_time
-async def test_the_other_proxys_rules_stay_while_they_are_all_that_serves() -> None:
+async def test_the_rules_of_the_other_proxy_stay_while_only_they_serve() -> None:
     async with scene(used=LEFT, used_v6=LEFT) as node:
         await node.sync(unserved=[Family.IPV4])
         await node.sync(unserved=[Family.IPV4], is_audit=True)
@@ -109,7 +109,7 @@ async def test_the_other_proxys_rules_stay_while_they_are_all_that_serves() -> N
 
 
 @in_virtual_time
-async def test_idle_starts_no_program_and_a_sync_that_is_no_audit_does_not_even_look() -> None:
+async def test_no_program_starts_without_changes_and_a_sync_without_audit_examines_nothing() -> None:
     async with scene() as node:
         await node.sync()
         assert node.tables.reads == list(PLACES)
@@ -120,7 +120,7 @@ async def test_idle_starts_no_program_and_a_sync_that_is_no_audit_does_not_even_
         assert node.tables.reads == list(PLACES)
         await node.audits()
         assert node.tables.reads == [*PLACES, OTHER]
-        assert not node.said
+        assert not node.logged
 
 
 @in_virtual_time
@@ -132,13 +132,13 @@ async def test_without_marks_each_audit_reads() -> None:
         assert node.tables.reads == [*PLACES, *PLACES]
 
 
-@pytest.mark.parametrize("step", ["read", "remove"])
-def test_what_fails_is_told_once_tried_ever_more_seldom_shown_meanwhile_and_told_when_gone(step: str) -> None:
+@pytest.mark.parametrize("call", ["read", "remove"])
+def test_a_failure_is_logged_once_tried_again_after_growing_pauses_shown_and_logged_when_over(call: str) -> None:
     async def live() -> None:
         async with scene(used=LEFT, used_v6=LEFT) as node:
-            node.tables.failing = {(step, USED)}
+            node.tables.failing = {(call, USED)}
             await node.sync()
-            assert sorted(node.said) == [(RESISTS, "nf_tables IPv4"), (REMOVED, "nf_tables IPv6")]
+            assert sorted(node.logged) == [(RESISTS, "nf_tables IPv4"), (REMOVED, "nf_tables IPv6")]
             assert node.subject.present == {USED: True, OTHER: False, USED_V6: False}
             assert node.tables.held[USED] == LEFT
             node.tables.reads.clear()
@@ -146,10 +146,10 @@ def test_what_fails_is_told_once_tried_ever_more_seldom_shown_meanwhile_and_told
             assert node.tables.reads == [USED] * 3
             await node.audits(600)
             assert len(node.tables.reads) < 20
-            assert not node.said
+            assert not node.logged
             node.tables.failing.clear()
             await node.audits(60)
-            assert node.said == [(REMOVED, "nf_tables IPv4"), (GONE, "nf_tables IPv4")]
+            assert node.logged == [(REMOVED, "nf_tables IPv4"), (GONE, "nf_tables IPv4")]
             assert node.tables.held[USED] == LeftRules()
             assert not any(node.subject.present.values())
 
@@ -157,21 +157,21 @@ def test_what_fails_is_told_once_tried_ever_more_seldom_shown_meanwhile_and_told
 
 
 @in_virtual_time
-async def test_a_read_that_fails_where_all_was_clean_counts_as_something_that_is_there() -> None:
+async def test_a_failed_reading_of_a_clean_place_counts_as_leftover_rules() -> None:
     async with scene() as node:
         await node.sync()
         node.tables.failing = {("read", OTHER)}
         node.tables.put(OTHER, LeftRules())
         await node.audits()
-        assert node.said == [(RESISTS, "legacy IPv4")]
+        assert node.logged == [(RESISTS, "legacy IPv4")]
         assert node.subject.present[OTHER]
         node.tables.failing.clear()
         await asyncio.sleep(FIRST_DELAY_S)
-        assert node.said == [(GONE, "legacy IPv4")]
+        assert node.logged == [(GONE, "legacy IPv4")]
 
 
 @in_virtual_time
-async def test_nothing_is_tried_again_while_ours_are_not_in_force() -> None:
+async def test_failures_are_not_tried_again_while_ours_are_not_in_force() -> None:
     async with scene(used=LEFT) as node:
         node.tables.failing = {("remove", USED)}
         await node.sync()
@@ -185,58 +185,58 @@ async def test_nothing_is_tried_again_while_ours_are_not_in_force() -> None:
 
 
 @in_virtual_time
-async def test_chains_that_a_chain_of_ours_leads_to_stay_until_ours_is_as_it_should_be() -> None:
+async def test_chains_that_a_chain_of_ours_leads_to_stay_until_ours_is_as_desired() -> None:
     reference = Reference(OURS, f"-j {SERVICE.chain}", SERVICE)
     async with scene(used=LeftRules(chains={SERVICE: 1, CHAIN: 1}, references=(reference,))) as node:
         await node.sync()
         assert not node.tables.writes
-        assert node.said == [(RESISTS, "nf_tables IPv4")]
+        assert node.logged == [(RESISTS, "nf_tables IPv4")]
         node.tables.put(USED, LeftRules(chains={SERVICE: 1, CHAIN: 1}))
         await asyncio.sleep(FIRST_DELAY_S)
         assert node.tables.held[USED] == LeftRules()
-        assert node.said == [(REMOVED, "nf_tables IPv4"), (GONE, "nf_tables IPv4")]
+        assert node.logged == [(REMOVED, "nf_tables IPv4"), (GONE, "nf_tables IPv4")]
 
 
 @in_virtual_time
-async def test_a_table_that_iptables_does_not_show_is_not_taken_for_clean_and_the_others_are_cleared() -> None:
+async def test_a_hidden_table_does_not_count_as_clean_and_the_others_are_cleared() -> None:
     async with scene(other=LeftRules(chains={CHAIN: 1}, hidden=frozenset({"nat"}))) as node:
         await node.sync()
-        assert sorted(node.said) == [(RESISTS, "legacy IPv4"), (REMOVED, "legacy IPv4")]
+        assert sorted(node.logged) == [(RESISTS, "legacy IPv4"), (REMOVED, "legacy IPv4")]
         assert node.tables.held[OTHER].chains == {}
         await node.audits(300)
-        assert node.tables.reads.count(OTHER) == 2, "nobody has changed a rule since"
+        assert node.tables.reads.count(OTHER) == 2, "no rule has changed since"
         assert node.subject.present[OTHER]
         node.tables.put(OTHER, LeftRules())
         await node.audits()
-        assert node.said == [(GONE, "legacy IPv4")]
+        assert node.logged == [(GONE, "legacy IPv4")]
 
 
 @in_virtual_time
-async def test_a_hidden_table_that_packets_of_services_do_not_meet_is_no_trouble() -> None:
+async def test_a_hidden_table_that_packets_of_services_do_not_meet_is_ignored() -> None:
     async with scene(used=LeftRules(hidden=frozenset({"raw"}))) as node:
         await node.sync()
-        assert not node.said
+        assert not node.logged
 
 
 @in_virtual_time
-async def test_what_somebody_writes_again_and_again_is_told_once_and_left_alone_for_ten_minutes_each_time() -> None:
+async def test_rules_that_return_are_logged_once_and_removed_every_ten_minutes() -> None:
     async with scene(used=LEFT) as node:
         await node.sync()
         for _ in range(2):
             node.tables.put(USED, LEFT)
             await node.audits()
         assert node.tables.writes == [USED] * 2
-        assert node.said == [(REMOVED, "nf_tables IPv4"), (REMOVED, "nf_tables IPv4"), (COMES_BACK, "nf_tables IPv4")]
+        assert node.logged == [(REMOVED, "nf_tables IPv4"), (REMOVED, "nf_tables IPv4"), (COMES_BACK, "nf_tables IPv4")]
         assert node.subject.present[USED]
         for times in (3, 4):
             await node.audits(PATIENCE_S)
             assert node.tables.writes == [USED] * times
             node.tables.put(USED, LEFT)
-            assert node.subject.present[USED], "it has to be expected back"
-        assert not node.said
+            assert node.subject.present[USED], "it may return"
+        assert not node.logged
         await node.audits(PATIENCE_S)
         await node.audits(CALM_S + AUDIT_S)
-        assert node.said == [(GONE, "nf_tables IPv4")], "that kube-proxy was stopped"
+        assert node.logged == [(GONE, "nf_tables IPv4")], "that kube-proxy was stopped"
         assert not node.subject.present[USED]
         assert node.tables.writes == [USED] * 5
 
@@ -247,9 +247,7 @@ async def test_what_somebody_writes_again_and_again_is_told_once_and_left_alone_
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("used", Variant)
 @pytest.mark.parametrize("family", Family)
-async def test_on_a_real_kernel_what_is_left_goes_in_both_variants_and_what_is_of_others_stays(
-    used: Variant, family: Family
-) -> None:
+async def test_on_a_real_kernel_leftover_rules_go_in_both_variants_and_foreign_ones_stay(used: Variant, family: Family) -> None:
     other = iptables_variant.other_than(used)
     for variant in Variant:
         write_ours(variant, family)
@@ -260,18 +258,18 @@ async def test_on_a_real_kernel_what_is_left_goes_in_both_variants_and_what_is_o
     places = rules.places(programs)
     assert {(place.variant, place.is_used) for place in places} == {(used, True), (other, False)}
     with structlog.testing.capture_logs() as logs:
-        looked, all_looked_at = itertools.count(1), asyncio.Event()
+        examinations, all_examined = itertools.count(1), asyncio.Event()
 
         async def in_thread(job: Callable[..., Examined], *arguments: object, **options: bool) -> Examined:
-            seen = await asyncio.to_thread(job, *arguments, **options)
-            if next(looked) == len(places):
-                all_looked_at.set()
-            return seen
+            examined = await asyncio.to_thread(job, *arguments, **options)
+            if next(examinations) == len(places):
+                all_examined.set()
+            return examined
 
         subject = Leftovers(rules, places, asyncio.get_running_loop().time, in_thread)
         running = asyncio.create_task(subject.run())
         subject.synced(summary())
-        await all_looked_at.wait()
+        await all_examined.wait()
         running.cancel()
     assert {line["event"] for line in logs} == {REMOVED}, logs
     assert listed(iptables_variant.commands(other)[family]) == left_rules.OF_OTHERS
@@ -287,7 +285,7 @@ async def test_on_a_real_kernel_what_is_left_goes_in_both_variants_and_what_is_o
 
 
 def write_ours(variant: Variant, family: Family) -> None:
-    """Our chains, empty, and what leads to them."""
+    """Write our chains, empty, and the jumps to them."""
     driver = IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=iptables_variant.commands(variant))
     if refusal := driver.try_writing(family):
         pytest.skip(f"this kernel does not do both variants: {refusal.reason}")

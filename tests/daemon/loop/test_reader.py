@@ -1,4 +1,4 @@
-"""The loop and its readings of the kernel: how often, in which parts, and what goes on meanwhile."""
+"""Covers readings of the kernel: their times, their parts, and changes during them."""
 
 import asyncio
 import itertools
@@ -19,7 +19,7 @@ from tests.support.virtual_time import in_virtual_time, loop
 
 
 @in_virtual_time
-async def test_looks_that_find_nothing_are_no_syncs() -> None:
+async def test_polls_without_drift_are_no_syncs() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -31,9 +31,9 @@ async def test_looks_that_find_nothing_are_no_syncs() -> None:
 
 
 @in_virtual_time
-async def test_looks_that_take_long_come_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_polls_come_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=10_000)
-    begun = noting_readings(node, monkeypatch, look_s=30)
+    begun = noting_readings(node, monkeypatch, poll_s=30)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(2000)
@@ -42,33 +42,33 @@ async def test_looks_that_take_long_come_more_seldom(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("audit_s", "interval_s"), [(1, 30), (2.9, 30), (27, 270)])
 @in_virtual_time
-async def test_audits_that_take_long_come_more_seldom_than_asked_for_and_looks_as_often_as_their_own_share_allows(
+async def test_slow_audits_come_less_often_than_configured_and_polls_as_often_as_their_own_share_allows(
     audit_s: float, interval_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = MemoryNode(audit_interval_s=30)
-    begun = noting_readings(node, monkeypatch, audit_s=audit_s, look_s=0.5)
+    begun = noting_readings(node, monkeypatch, audit_s=audit_s, poll_s=0.5)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(1000)
     of_audits = intervals(begun, thorough=True)
     assert len(of_audits) >= 3
     assert set(of_audits) == {interval_s}
-    of_looks = intervals(begun, thorough=False)
-    assert min(of_looks) >= 10
-    assert statistics.median(of_looks) == 10
+    of_polls = intervals(begun, thorough=False)
+    assert min(of_polls) >= 10
+    assert statistics.median(of_polls) == 10
 
 
 @in_virtual_time
-async def test_one_look_that_takes_longer_than_audits_allow_for_does_not_keep_the_others_away(
+async def test_one_very_slow_poll_does_not_prevent_later_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = MemoryNode(audit_interval_s=30)
-    begun = noting_readings(node, monkeypatch, look_s=0.1)
+    begun = noting_readings(node, monkeypatch, poll_s=0.1)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(1)
         with monkeypatch.context() as once:
-            noting_readings(node, once, look_s=30 * reader.POLL_SHARE + 1)
+            noting_readings(node, once, poll_s=30 * reader.POLL_SHARE + 1)
             await node.quiet(5)
         begun.clear()
         await node.quiet(300)
@@ -76,38 +76,38 @@ async def test_one_look_that_takes_longer_than_audits_allow_for_does_not_keep_th
 
 
 def noting_readings(
-    node: MemoryNode, monkeypatch: pytest.MonkeyPatch, *, look_s: float = 0, audit_s: float = 0
+    node: MemoryNode, monkeypatch: pytest.MonkeyPatch, *, poll_s: float = 0, audit_s: float = 0
 ) -> list[tuple[float, bool]]:
-    """Have looks and audits take so long; returns when each one began, and whether it is an audit."""
+    """Have polls and audits take so long; returns the time of each beginning, and whether it is an audit."""
     begun: list[tuple[float, bool]] = []
-    look = node.kernel.poll
+    poll = node.kernel.poll
 
-    def look_slowly(*arguments: Any, thorough: bool) -> Iterator[Observation]:
+    def poll_slowly(*arguments: Any, thorough: bool) -> Iterator[Observation]:
         begun.append((loop().time(), thorough))
-        loop().pass_time(audit_s if thorough else look_s)
-        yield from look(*arguments, thorough=thorough)
+        loop().pass_time(audit_s if thorough else poll_s)
+        yield from poll(*arguments, thorough=thorough)
 
-    monkeypatch.setattr(node.kernel, "poll", look_slowly)
+    monkeypatch.setattr(node.kernel, "poll", poll_slowly)
     return begun
 
 
 def intervals(begun: Iterable[tuple[float, bool]], *, thorough: bool) -> list[int]:
-    """Between the audits, or the looks, in whole seconds."""
+    """The times between audits or between polls, in whole seconds."""
     times_s = [at_s for at_s, is_audit in begun if is_audit is thorough]
     return [round(later - earlier) for earlier, later in itertools.pairwise(times_s)]
 
 
 def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Have each look take a second, in so many parts; returns the times at which it comes to its end."""
+    """Have each poll take a second in so many parts; returns the times of their ends."""
     ends_s: list[float] = []
 
-    def look_slowly(*_: Any, **__: Any) -> Iterator[Observation]:
+    def poll_slowly(*_: Any, **__: Any) -> Iterator[Observation]:
         for _part in range(parts):
             loop().pass_time(1 / parts)
             yield Observation()
         ends_s.append(loop().time())
 
-    monkeypatch.setattr(node.kernel, "poll", look_slowly)
+    monkeypatch.setattr(node.kernel, "poll", poll_slowly)
     return ends_s
 
 
@@ -127,11 +127,11 @@ async def test_a_change_waits_for_one_part_of_a_reading_and_not_for_all(
         assert loop().time() - began_s == pytest.approx(reader.POLL_INTERVAL_S + 0.11, abs=0.02)
         assert not ends_s
         await node.quiet(1)
-        assert len(ends_s) == 1, "it goes on afterwards"
+        assert len(ends_s) == 1, "the reading continues afterwards"
 
 
 @in_virtual_time
-async def test_a_look_comes_to_its_end_though_changes_never_do(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_poll_ends_during_endless_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=10_000)
 
     def takes_time(_: Operation) -> bool:
@@ -154,7 +154,7 @@ async def test_a_look_comes_to_its_end_though_changes_never_do(monkeypatch: pyte
 
 
 @in_virtual_time
-async def test_what_is_told_while_a_look_is_under_way_has_it_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_notification_during_a_poll_causes_another_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=10_000)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -169,7 +169,7 @@ async def test_what_is_told_while_a_look_is_under_way_has_it_look_again(monkeypa
 
 @pytest.mark.parametrize("min_interval_s", [0, 10])
 @in_virtual_time
-async def test_what_was_found_by_several_parts_is_healed_in_one_sync(min_interval_s: float) -> None:
+async def test_drift_in_several_parts_is_repaired_in_one_sync(min_interval_s: float) -> None:
     node = MemoryNode(min_interval_s=min_interval_s, audit_interval_s=10_000)
     services = [builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)) for number in range(50)]
     async with node.running():
@@ -183,17 +183,17 @@ async def test_what_was_found_by_several_parts_is_healed_in_one_sync(min_interva
 
 
 @in_virtual_time
-async def test_what_changes_while_the_kernel_is_read_has_it_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_during_a_reading_causes_another_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     observe = node.kernel.observe
     interruptions = iter([remove_address])
 
     def observe_and_change(*arguments: Any) -> Observation:
-        seen = observe(*arguments)
+        observation = observe(*arguments)
         for change in interruptions:
             change(node.kernel)
             node.engine.kernel_changed()
-        return seen
+        return observation
 
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())

@@ -1,4 +1,4 @@
-"""Refused Service addresses in the loop: served no more, told once, and served when the API servers have moved."""
+"""Covers refused Service addresses: they are not served, logged once, and served when the API servers have moved."""
 
 import structlog.testing
 
@@ -14,7 +14,7 @@ KUBERNETES = builders.service("kubernetes", builders.service_port(443), cluster=
 
 
 @in_virtual_time
-async def test_an_external_address_that_is_an_api_server_s_is_refused_and_told_once() -> None:
+async def test_an_external_address_of_an_api_server_is_refused_and_logged_once() -> None:
     node = MemoryNode()
     hijacker = builders.service("web", cluster=("10.96.0.10",), external=(API_SERVER,))
     servers = builders.endpoint_slice(builders.endpoint(API_SERVER), service="kubernetes")
@@ -24,8 +24,8 @@ async def test_an_external_address_that_is_an_api_server_s_is_refused_and_told_o
             await node.quiet()
             node.put(builders.endpoint_slice(builders.endpoint("10.244.0.5")))
             await node.quiet()
-        told = [line for line in logs if line["event"] == "part_not_used"]
-        assert [(line["name"], line["field"], line["reason"]) for line in told] == [
+        unused = [line for line in logs if line["event"] == "part_not_used"]
+        assert [(line["name"], line["field"], line["reason"]) for line in unused] == [
             ("default/web", "spec.externalIPs", f"{API_SERVER} is the address of an API server")
         ]
         assert KEY not in node.kernel.virtual_servers
