@@ -96,7 +96,7 @@ def test_what_ip_added_is_observed_with_the_addresses_of_other_interfaces(driver
 
 
 @pytest.mark.kernel
-def test_addresses_that_nobody_has_changed_are_not_shown_again(driver: addresses.AddressDriver) -> None:
+def test_unchanged_addresses_are_not_returned_again(driver: addresses.AddressDriver) -> None:
     apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"))
     assert driver.observe() == driver.observe_changed()
     assert driver.observe_changed() is None

@@ -217,7 +217,7 @@ def test_outcomes_are_about_each_object_once_and_in_the_order_of_the_operations(
     assert list(one_by_one(outcome.operation for outcome in outcomes)) == list(one_by_one(operations))
 
 
-def test_an_untouched_kernel_holds_nothing(kernel: Kernel) -> None:
+def test_an_untouched_kernel_has_no_objects(kernel: Kernel) -> None:
     seen = observe(kernel)
     assert seen.errors == ()
     assert (seen.virtual_servers, seen.sets, seen.device, seen.addresses) == ({}, {}, False, frozenset())
@@ -500,7 +500,7 @@ def test_several_real_servers_are_added_with_their_virtual_server(kernel: Kernel
     assert (seen.settings, seen.real_servers) == (wanted.settings, dict.fromkeys(items[1].keys, 1))
 
 
-def test_of_several_real_servers_each_that_was_there_already_is_told_by_itself(kernel: Kernel) -> None:
+def test_each_of_several_real_servers_that_was_present_already_has_an_outcome_of_its_own(kernel: Kernel) -> None:
     wanted = server()
     add(kernel, wanted, real_server(wanted, port=2, weight=0))
     others, there = apply(kernel, Verb.ADD, all_at_once(wanted, 1, 2, 3))
@@ -509,7 +509,7 @@ def test_of_several_real_servers_each_that_was_there_already_is_told_by_itself(k
     assert set(virtual_servers(kernel)[wanted.key].real_servers.values()) == {1}
 
 
-def test_of_several_real_servers_each_that_is_refused_is_told_by_itself(kernel: Kernel) -> None:
+def test_each_of_several_real_servers_that_is_refused_has_an_outcome_of_its_own(kernel: Kernel) -> None:
     wanted = server()
     impossible = RealServerKey.of(parse_address("224.0.0.1"), 80)
     items = several(wanted, 1, 2)
@@ -536,7 +536,7 @@ def test_several_entries_of_a_set_are_added_together(kernel: Kernel, family: Fam
     assert sets(kernel)[ip_set.name] == frozenset(items[1].entries)
 
 
-def test_of_several_entries_of_which_one_is_refused_each_is_told_by_itself(kernel: Kernel) -> None:
+def test_if_one_of_several_entries_is_refused_each_has_an_outcome_of_its_own(kernel: Kernel) -> None:
     ip_set = IpSet(SetKind.IPVS_IPS, Family.IPV4)
     fitting, unfit = SetEntry(ip_set.name, SERVICE[Family.IPV4]), SetEntry(ip_set.name, SERVICE[Family.IPV6])
     _, added, refused = apply(kernel, Verb.ADD, ip_set, SetEntries(ip_set.name, (fitting, unfit)))
@@ -553,7 +553,7 @@ def test_several_entries_of_a_set_that_is_missing_are_refused_one_by_one(kernel:
     assert {outcome.errno for outcome in outcomes} == {errno.ENOENT}
 
 
-def test_several_addresses_are_bound_together_and_told_one_by_one_where_one_was_there(kernel: Kernel) -> None:
+def test_several_addresses_are_bound_together_and_have_outcomes_of_their_own_if_one_was_present(kernel: Kernel) -> None:
     bound = [BoundAddresses.of(address) for address in (*SERVICE.values(), *POD.values())]
     addresses = [item.key for item in bound]
     assert [outcome.surprise for outcome in apply(kernel, Verb.ADD, Device(DEVICE), BoundAddresses(tuple(addresses[:2])))] == [

@@ -42,7 +42,7 @@ def test_without_its_files_nothing_is_known_of_a_module(tmp_path: pathlib.Path) 
 
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
-def test_who_listens_is_named_by_its_process(family: socket.AddressFamily, address: str) -> None:
+def test_a_listening_program_is_named_by_its_process(family: socket.AddressFamily, address: str) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         try:
             listening.bind((address, 0))

@@ -52,7 +52,7 @@ def test_settings_that_do_not_exist_are_left_out(proc: pathlib.Path) -> None:
     assert host.SysctlDriver(proc / "sys").observe([FORWARD, "net/ipv4/none"]) == {FORWARD: "0"}
 
 
-def test_settings_that_may_not_be_seen_are_left_out(proc: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_may_not_be_read_are_left_out(proc: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> str:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -115,7 +115,7 @@ def test_kernel_version_is_its_first_two_numbers(proc: pathlib.Path, text: str, 
     assert host.kernel_version(proc) == version
 
 
-def test_a_kernel_that_does_not_tell_its_version_is_an_error(proc: pathlib.Path) -> None:
+def test_a_kernel_without_a_readable_version_is_an_error(proc: pathlib.Path) -> None:
     (proc / "sys/kernel/osrelease").write_text("unknown")
     with pytest.raises(KernelError, match="not a kernel version"):
         host.kernel_version(proc)
@@ -129,7 +129,7 @@ def test_nothing_is_missing_on_a_complete_host(proc: pathlib.Path) -> None:
     assert host.missing_features(proc) == ()
 
 
-def test_missing_privileges_are_told_with_a_remedy(proc: pathlib.Path) -> None:
+def test_missing_privileges_are_reported_with_a_remedy(proc: pathlib.Path) -> None:
     (proc / "self/status").write_text("CapEff:\t000001ffffffefff\n")
     (missing,) = host.missing_privileges(proc)
     assert str(missing) == (
@@ -149,7 +149,7 @@ def test_without_raw_sockets_the_library_that_does_without_has_to_be_there(proc:
     assert host.missing_privileges(proc, library=tmp_path / "datagram.so") == ()
 
 
-def test_missing_ipvs_is_told_and_hides_what_follows_from_it(proc: pathlib.Path) -> None:
+def test_missing_ipvs_is_reported_and_hides_its_consequences(proc: pathlib.Path) -> None:
     (proc / "thread-self/net/ip_vs").unlink()
     (proc / "sys/net/ipv4/vs/conntrack").unlink()
     (missing,) = host.missing_features(proc)
@@ -157,7 +157,7 @@ def test_missing_ipvs_is_told_and_hides_what_follows_from_it(proc: pathlib.Path)
     assert "modprobe ip_vs" in missing.remedy
 
 
-def test_ipvs_without_connection_tracking_is_told(proc: pathlib.Path) -> None:
+def test_ipvs_without_connection_tracking_is_reported(proc: pathlib.Path) -> None:
     (proc / "sys/net/ipv4/vs/conntrack").unlink()
     (missing,) = host.missing_features(proc)
     assert "CONFIG_IP_VS_NFCT" in missing.remedy

@@ -23,7 +23,7 @@ sys.stdin.read()
 """
 
 
-def test_the_second_one_is_told_who_the_first_one_is() -> None:
+def test_the_second_process_gets_the_name_of_the_first_one() -> None:
     with contextlib.closing(instance.Instance(NAME)) as first:
         assert first.squatter == ""
         with pytest.raises(KernelError) as caught:
@@ -49,7 +49,7 @@ def test_a_lock_in_one_network_namespace_does_not_count_in_another(request: pyte
         instance.Instance(NAME).close()
 
 
-def test_a_user_who_cannot_program_the_kernel_keeps_nobody_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_squatter_of_another_user_does_not_stop_us(monkeypatch: pytest.MonkeyPatch) -> None:
     def credentials(*_: object) -> bytes:
         return struct.pack("3i", 4711, 1000, 1000)
 
@@ -58,7 +58,7 @@ def test_a_user_who_cannot_program_the_kernel_keeps_nobody_from_it(monkeypatch: 
         assert second.squatter == "a process of user 1000"
 
 
-def test_a_name_that_is_taken_but_not_answered_for_keeps_nobody_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_squatter_that_does_not_answer_does_not_stop_us(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance, "ANSWER_WITHIN_S", 0.1)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mute:
         mute.bind(NAME)
@@ -66,7 +66,7 @@ def test_a_name_that_is_taken_but_not_answered_for_keeps_nobody_from_it(monkeypa
             assert second.squatter == "a process that does not answer"
 
 
-def test_those_who_were_dismissed_make_room_for_others() -> None:
+def test_dismissed_connections_make_room_for_others() -> None:
     with contextlib.closing(instance.Instance(NAME)) as first:
         for _ in range(3):
             with pytest.raises(KernelError):

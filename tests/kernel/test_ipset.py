@@ -115,7 +115,7 @@ def test_sets_that_do_not_exist_are_absent(driver: ipset.IpsetDriver) -> None:
         (("bitmap:port", "range", "0-65535"), "bitmap:port"),
     ],
 )
-def test_a_set_of_our_name_that_was_made_otherwise_is_reported_and_not_taken(
+def test_a_set_of_our_name_with_other_parameters_is_reported_and_not_used(
     driver: ipset.IpsetDriver, made: tuple[str, ...], difference: str
 ) -> None:
     tool("create", CLUSTER_IP.name, *made)
@@ -134,7 +134,7 @@ def entries_of(found: Mapping[str, ipset.ObservedSet | None]) -> dict[str, Abstr
 
 
 @pytest.mark.kernel
-def test_a_set_that_nobody_has_changed_is_not_told_again(driver: ipset.IpsetDriver) -> None:
+def test_an_unchanged_set_is_not_returned_again(driver: ipset.IpsetDriver) -> None:
     names = [CLUSTER_IP.name, "KUBE-NODE-PORT-TCP", "KUBE-LOOP-BACK"]
     apply(driver, Verb.ADD, CLUSTER_IP, IP_SETS["KUBE-NODE-PORT-TCP"], entry(1))
     none = {"KUBE-LOOP-BACK": None}
@@ -148,7 +148,7 @@ def test_a_set_that_nobody_has_changed_is_not_told_again(driver: ipset.IpsetDriv
 
 
 @pytest.mark.kernel
-def test_sets_can_be_looked_at_in_parts(driver: ipset.IpsetDriver) -> None:
+def test_sets_can_be_polled_in_parts(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP, IP_SETS["KUBE-NODE-PORT-TCP"], entry(1))
     for expected in ({CLUSTER_IP.name: {entry(1)}}, {}):
         assert entries_of(driver.observe_changed([CLUSTER_IP.name])) == expected
@@ -156,7 +156,7 @@ def test_sets_can_be_looked_at_in_parts(driver: ipset.IpsetDriver) -> None:
 
 
 @pytest.mark.kernel
-def test_what_was_shown_otherwise_in_between_is_shown_again(driver: ipset.IpsetDriver) -> None:
+def test_a_set_that_observe_returned_in_between_is_returned_again(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
     assert entries_of(driver.observe_changed([CLUSTER_IP.name])) == {CLUSTER_IP.name: set()}
     tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
@@ -166,7 +166,7 @@ def test_what_was_shown_otherwise_in_between_is_shown_again(driver: ipset.IpsetD
 
 
 @pytest.mark.kernel
-def test_a_set_that_was_written_is_read_whole_whatever_it_holds(driver: ipset.IpsetDriver) -> None:
+def test_a_set_that_was_written_is_returned_with_any_content(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
     driver.observe_changed([CLUSTER_IP.name])
     apply(driver, Verb.ADD, entry(1))
@@ -285,7 +285,7 @@ def test_a_kernel_without_the_type_is_explained() -> None:
 
 
 @pytest.mark.kernel
-def test_the_copy_that_a_killed_process_left_is_seen_and_destroyed(driver: ipset.IpsetDriver) -> None:
+def test_the_copy_that_a_killed_process_left_is_observed_and_destroyed(driver: ipset.IpsetDriver) -> None:
     assert not driver.has_copy()
     tool("create", SET_COPY.name, "hash:ip,port", "maxelem", "131072")
     assert driver.has_copy()
@@ -295,7 +295,7 @@ def test_the_copy_that_a_killed_process_left_is_seen_and_destroyed(driver: ipset
 
 
 @pytest.mark.kernel
-def test_every_set_has_the_lowest_revision_that_holds_its_entries(driver: ipset.IpsetDriver) -> None:
+def test_every_set_has_the_lowest_revision_that_takes_its_entries(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, *IP_SETS.values())
     revisions = {name: int(tool("list", "-terse", name).partition("Revision: ")[2].split()[0]) for name in IP_SETS}
     wanted = {"hash:ip": 0, "hash:ip,port": 1, "hash:ip,port,ip": 1, "hash:ip,port,net": 1, "bitmap:port": 0}
@@ -314,7 +314,9 @@ def test_a_set_of_another_revision_stays_as_it_is_and_serves(driver: ipset.Ipset
 
 
 @pytest.mark.parametrize(("lowest", "newest", "created"), [(0, 6, 1), (2, 6, 2), (0, 0, 0)])
-def test_a_kernel_without_the_wanted_revision_gets_the_nearest_one_that_it_has(lowest: int, newest: int, created: int) -> None:
+def test_a_kernel_without_the_sufficient_revision_gets_the_nearest_one_that_it_has(
+    lowest: int, newest: int, created: int
+) -> None:
     requested: list[int] = []
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:

@@ -46,7 +46,7 @@ def test_an_entry_is_read_as_it_was_written(entry: SetEntry) -> None:
     assert codec.decode(data, 4, len(data)) == entry
 
 
-def test_a_message_holds_its_entries_and_says_how_long_it_is() -> None:
+def test_a_message_contains_its_entries_and_its_length() -> None:
     codec = ipset_message.codec("KUBE-CLUSTER-IP")
     some = [SetEntry("KUBE-CLUSTER-IP", parse_address(f"10.0.0.{number}"), Protocol.TCP, 80) for number in range(200)]
     data = codec.request(Verb.ADD, codec.encode(some), b"SEQN")
@@ -79,13 +79,13 @@ def entry_of(ip_set: IpSet) -> SetEntry:
         SetEntry("KUBE-NODE-PORT-TCP", port=65536),
     ],
 )
-def test_an_entry_that_its_set_cannot_hold_is_refused(entry: SetEntry) -> None:
+def test_an_entry_that_does_not_fit_its_set_is_refused(entry: SetEntry) -> None:
     with pytest.raises((ValueError, struct.error)):
         ipset_message.codec(entry.set).encode([entry])
 
 
 @pytest.mark.parametrize("family", Family)
-def test_an_entry_of_a_foreign_protocol_or_form_is_nobodys(family: Family) -> None:
+def test_an_entry_of_another_protocol_or_form_is_left_out(family: Family) -> None:
     codec = ipset_message.codec(IpSet(SetKind.CLUSTER_IP, family).name)
     data = codec.encode([entry_of(IpSet(SetKind.CLUSTER_IP, family))])
     (at,) = [place for kind, place, _ in message.walk(data, 4, len(data)) if kind == 7]

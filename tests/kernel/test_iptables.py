@@ -24,7 +24,7 @@ from tests.kernel.skeleton_example import FILTER, IN_FORCE, MARK, NOTHING, SKELE
         ("iptables v1.6.1\n", (1, 6, 1), "legacy", False),
     ],
 )
-def test_version_tells_variant_and_abilities(text: str, version: tuple[int, ...], variant: str, random_fully: bool) -> None:  # noqa: FBT001 - a table
+def test_the_version_shows_variant_and_abilities(text: str, version: tuple[int, ...], variant: str, random_fully: bool) -> None:  # noqa: FBT001 - a table
     program = iptables.parse_version(text)
     assert (program.version, program.variant, program.random_fully) == (version, variant, random_fully)
 
@@ -34,7 +34,7 @@ def test_a_program_without_version_is_an_error() -> None:
         iptables.parse_version("usage: foo\n")
 
 
-def test_failure_is_one_line_that_holds_the_failing_rule() -> None:
+def test_a_failure_is_one_line_with_the_failing_rule() -> None:
     said = (
         "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.\n\nError occurred at line: 3\n"
         "Try `iptables-restore -h' or 'iptables-restore --help' for more information.\n"
@@ -44,7 +44,7 @@ def test_failure_is_one_line_that_holds_the_failing_rule() -> None:
     )
 
 
-def test_failure_that_names_no_line_is_told_as_it_is() -> None:
+def test_a_failure_without_a_line_number_is_reported_as_it_is() -> None:
     assert iptables_process.describe_failure("Another app is currently holding the xtables lock.\n", "*nat\nCOMMIT\n") == (
         "Another app is currently holding the xtables lock."
     )
@@ -168,7 +168,7 @@ class Marked:
         return self._whole_log()[told:]
 
 
-def test_rules_that_nobody_has_changed_since_they_were_listed_are_not_listed_again(programs: pathlib.Path) -> None:
+def test_rules_that_have_not_changed_since_they_were_listed_are_not_listed_again(programs: pathlib.Path) -> None:
     marked = Marked(programs)
     first = marked.driver.observe(Family.IPV4)
     assert first.chains.keys() == {MARK}
@@ -183,7 +183,7 @@ def test_rules_that_nobody_has_changed_since_they_were_listed_are_not_listed_aga
     assert marked.news() == ["listed"]
 
 
-def test_a_table_that_iptables_does_not_show_is_not_listed_again_while_nobody_changes_a_rule(programs: pathlib.Path) -> None:
+def test_a_table_that_iptables_does_not_show_is_not_listed_again_while_no_rule_changes(programs: pathlib.Path) -> None:
     marked = Marked(programs)
     make_program(programs, "iptables-save", f"echo listed >> {programs}/log; cat {programs}/saved")
     (programs / "saved").write_text(HIDDEN)
@@ -208,7 +208,7 @@ def test_where_the_kernel_says_that_there_are_no_rules_no_process_is_asked(progr
     assert marked.news() == ["listed"]
 
 
-def test_what_was_written_tells_the_next_writing_which_jumps_are_there_until_somebody_changes_a_rule(
+def test_the_last_write_shows_the_next_one_the_present_jumps_until_another_program_changes_a_rule(
     programs: pathlib.Path,
 ) -> None:
     marked = Marked(programs)
@@ -243,7 +243,7 @@ def test_what_was_written_is_no_reason_to_remove_anything(programs: pathlib.Path
     assert (programs / "stdin").read_text() == "*nat\n:KUBE-MARK-MASQ - [0:0]\n-X KUBE-MARK-MASQ\nCOMMIT\n"
 
 
-def test_after_a_failure_nothing_is_believed(programs: pathlib.Path) -> None:
+def test_after_a_failure_rules_are_listed_again(programs: pathlib.Path) -> None:
     marked = Marked(programs)
     marked.change()
     make_program(programs, "iptables-restore", "echo it has failed >&2; exit 2")
@@ -254,7 +254,7 @@ def test_after_a_failure_nothing_is_believed(programs: pathlib.Path) -> None:
     assert marked.news() == ["listed", "written", "listed", "listed"], "once for the second writing, and once after it"
 
 
-def test_where_the_kernel_does_not_tell_of_changes_rules_are_listed_each_time(programs: pathlib.Path) -> None:
+def test_without_a_mark_rules_are_listed_each_time(programs: pathlib.Path) -> None:
     make_program(programs, "iptables", "echo iptables v1.8.9")
     make_program(programs, "iptables-save", f"echo listed >> {programs}/log")
     make_program(programs, "iptables-restore", f"echo written >> {programs}/log; cat > {programs}/stdin")
@@ -313,7 +313,7 @@ def test_one_file_that_is_the_program_of_both_families_is_asked_for_its_version_
     assert (programs / "log").read_text().split() == ["asked"]
 
 
-def test_tables_that_can_be_read_but_not_written_are_told(programs: pathlib.Path) -> None:
+def test_tables_that_can_be_read_but_not_written_are_reported(programs: pathlib.Path) -> None:
     make_program(programs, "iptables", "echo iptables v1.8.9")
     make_program(programs, "iptables-restore", "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; exit 4")
     driver = iptables.IptablesDriver(chains=(), jumps=())

@@ -147,7 +147,7 @@ def test_what_is_written_is_what_is_read_back(variant: str, family: Family) -> N
 
 
 @pytest.mark.parametrize("family", Family)
-def test_a_jump_that_somebody_deletes_between_two_writings_is_put_back_by_the_second(
+def test_a_jump_that_another_program_deletes_between_two_writes_is_put_back_by_the_second(
     variant: str, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_set(family)

@@ -111,7 +111,7 @@ def test_what_is_ours_is_found_among_everything_else() -> None:
     }
 
 
-def test_a_rule_without_text_in_our_chain_is_seen() -> None:
+def test_a_rule_without_text_in_our_chain_is_observed() -> None:
     listing = iptables_text.parse_save(
         "*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES\nCOMMIT\n", SKELETON.chains, SKELETON.jumps
     )

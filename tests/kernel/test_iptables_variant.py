@@ -46,7 +46,7 @@ def test_without_any_sign_it_is_the_one_in_path(both: Evidence) -> None:
 
 
 @pytest.mark.parametrize("hinted", Variant)
-def test_rules_of_ours_in_the_other_variant_are_told(hinted: Variant) -> None:
+def test_rules_of_ours_in_the_other_variant_are_reported(hinted: Variant) -> None:
     found = {variant: Evidence(hint="KUBE-IPTABLES-HINT" if variant is hinted else "", ours=1) for variant in Variant}
     (other,) = set(Variant) - {hinted}
     assert iptables_variant.decide(found, NFT).left_behind is other
@@ -104,7 +104,7 @@ HAS_NONE = "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; ex
     ("nft", "legacy", "variant"),
     [("exit 0", "exit 0", NFT), (HAS_NONE, "exit 0", LEGACY), (HAS_NONE, HAS_NONE, NFT), ("exit 4", "exit 0", NFT)],
 )
-def test_a_default_that_the_kernel_takes_no_rules_of_gives_way_to_the_other_if_that_is_taken(
+def test_if_the_kernel_takes_only_rules_of_the_other_variant_that_one_is_used(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, nft: str, legacy: str, variant: Variant
 ) -> None:
     make_variant(tmp_path, "nf_tables", nft)

@@ -103,7 +103,7 @@ def test_what_ipvsadm_made_is_observed_and_what_is_not_ours_is_counted(driver: i
 @pytest.mark.kernel
 @pytest.mark.parametrize(("address", "pod"), [("10.96.0.1", "10.244.0.1"), ("fd00:96::1", "fd00:244::1")])
 @pytest.mark.parametrize("method", ["-g", "-i"])
-def test_another_method_of_forwarding_is_seen_and_mended(driver: ipvs.IpvsDriver, address: str, pod: str, method: str) -> None:
+def test_another_forwarding_method_is_observed_and_repaired(driver: ipvs.IpvsDriver, address: str, pod: str, method: str) -> None:
     bare, key = server(address), RealServerKey.of(parse_address(pod), 80)  # ipvsadm changes the port of others
     wanted = VirtualServer(bare.key, bare.settings, EvenWeights.of([key]))
     assert clean(driver.apply(operations(Verb.ADD, wanted, RealServers(wanted.key, wanted.weights))))
@@ -128,7 +128,7 @@ def test_another_method_of_forwarding_is_seen_and_mended(driver: ipvs.IpvsDriver
 @pytest.mark.parametrize(
     ("address", "pod", "other"), [("10.96.0.1", "10.244.0.1", "fd01::1"), ("fd00:96::1", "fd00:244::1", "10.1.0.1")]
 )
-def test_a_real_server_of_the_other_family_that_somebody_tunnels_to_is_seen_and_removed(
+def test_a_tunnelled_real_server_of_the_other_family_is_observed_and_removed(
     driver: ipvs.IpvsDriver, address: str, pod: str, other: str
 ) -> None:
     bare, key, alien = server(address), RealServerKey.of(parse_address(pod), 80), RealServerKey.of(parse_address(other), 80)
@@ -250,7 +250,7 @@ def test_thousands_of_operations_with_some_surprises_have_their_own_outcomes(dri
 
 
 @pytest.mark.kernel
-def test_more_real_servers_than_one_chunk_holds_are_added_and_the_unfit_one_is_told(driver: ipvs.IpvsDriver) -> None:
+def test_more_real_servers_than_one_chunk_has_are_added_and_the_invalid_one_is_reported(driver: ipvs.IpvsDriver) -> None:
     one, other = server("10.96.0.1"), server("10.96.0.2")
     keys = [RealServerKey.of(parse_address(f"10.{number >> 8}.{number & 255}.7"), 80) for number in range(256, 256 + 2500)]
     unfit = RealServerKey.of(parse_address("224.0.0.7"), 80)
@@ -440,7 +440,7 @@ def test_timeouts_are_set_and_zero_leaves_one_as_it_is(driver: ipvs.IpvsDriver) 
 
 
 @pytest.mark.kernel
-def test_a_family_number_that_changed_is_looked_up_again(driver: ipvs.IpvsDriver) -> None:
+def test_a_family_number_that_changed_is_resolved_again(driver: ipvs.IpvsDriver) -> None:
     """The kernel gives another one to a module that is loaded again; an unknown number looks the same to the driver."""
     driver._family_number = 999
     driver._encoder = ipvs_message.Encoder(999)
@@ -459,7 +459,7 @@ def test_a_namespace_without_virtual_servers_is_empty(driver: ipvs.IpvsDriver) -
 
 
 @pytest.mark.kernel
-def test_what_somebody_else_has_removed_is_gone_and_what_is_not_there_was_never_added(driver: ipvs.IpvsDriver) -> None:
+def test_an_object_that_another_program_removed_is_gone_and_a_refused_one_was_never_added(driver: ipvs.IpvsDriver) -> None:
     one, two = server("10.96.0.1"), server("fd00:96::1")
     driver.apply(operations(Verb.ADD, one, two, server("10.96.0.2", scheduler="dice")))
     assert driver.observe().keys() == {one.key, two.key}

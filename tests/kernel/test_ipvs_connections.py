@@ -90,7 +90,7 @@ def test_room_has_an_end() -> None:
     reader.close()
 
 
-def test_an_answer_that_is_cut_off_is_not_believed() -> None:
+def test_an_answer_that_is_cut_off_is_not_used() -> None:
     reader = ConnectionReader(lambda _socket, _level, _option, question, _action: question[:100])
     assert reader.read(KEY) is None
     reader.close()
@@ -138,7 +138,7 @@ def test_ipv6_is_not_asked_for() -> None:
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("number", [0, 1, FIRST_ROOM - 1, FIRST_ROOM, FIRST_ROOM + 1, 600])
-def test_the_kernel_tells_the_same_as_by_netlink(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_the_connections_are_the_same_as_by_netlink(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(ipvs, "LISTED_PER_QUESTION", 0)
     keys = [RealServerKey.of(parse_address(f"10.1.{one >> 8}.{one & 255}"), 8080) for one in range(1, number + 1)]
     with (

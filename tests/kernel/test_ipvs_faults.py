@@ -74,7 +74,7 @@ def test_a_listing_that_is_not_understood_is_an_error(tmp_path: pathlib.Path, co
         changes(driver)
 
 
-def test_a_listing_whose_timeouts_cannot_be_told_in_seconds_is_an_error(tmp_path: pathlib.Path) -> None:
+def test_a_listing_whose_timeouts_cannot_be_converted_to_seconds_is_an_error(tmp_path: pathlib.Path) -> None:
     driver, _ = fake(tmp_path, LISTING + "TCP  0A600001:0050 rr persistent 60000 FFFFFFFF\n")
     with pytest.raises(KernelError, match="it changed while it was read"):
         changes(driver)
@@ -96,7 +96,7 @@ def test_a_missing_listing_is_an_error(tmp_path: pathlib.Path) -> None:
     ],
     ids=["refused", "incomplete"],
 )
-def test_what_the_listing_lacks_and_the_kernel_does_not_tell_of_is_an_error(
+def test_a_skipped_virtual_server_that_netlink_cannot_read_is_an_error(
     tmp_path: pathlib.Path,
     answer: Callable[[int], fake_netlink.Answer],
     reason: str,

@@ -83,7 +83,7 @@ def test_every_kind_of_line_is_read(tmp_path: pathlib.Path) -> None:
     assert found[key(Protocol.TCP, "fd00::1", 80)].weights == {RealServerKey.of(parse_address("fd01::1"), 8080): 1}
 
 
-def test_real_servers_of_a_firewall_mark_belong_to_nobody_else(tmp_path: pathlib.Path) -> None:
+def test_real_servers_of_a_firewall_mark_belong_to_no_other_virtual_server(tmp_path: pathlib.Path) -> None:
     assert read(TABLE, tmp_path)[key(Protocol.UDP, "10.0.0.1", 53)].weights == {}
 
 
@@ -123,7 +123,7 @@ def test_real_servers_of_weight_one_are_packed_in_the_order_in_which_they_were_a
         ([line("10.1.0.1"), line("10.1.0.1")], {"10.1.0.1": 1}),  # one that is added again while the list is walked
     ],
 )
-def test_real_servers_that_do_not_look_alike_are_read_word_by_word(
+def test_irregular_real_servers_are_read_word_by_word(
     tmp_path: pathlib.Path, lines: Sequence[str], expected: Mapping[str, int]
 ) -> None:
     (server,) = read(TITLE + "TCP  0A000001:0050 rr  \n" + "".join(lines), tmp_path).values()
@@ -148,7 +148,7 @@ def test_connections_are_no_part_of_the_steady_text_and_weights_are(address: str
 
 @pytest.mark.parametrize("protocol", Protocol)
 @pytest.mark.parametrize(("address", "port"), [("10.96.171.1", 65535), ("fd00:96::abcd", 53)])
-def test_a_name_is_short_for_what_stands_in_the_file_and_tells_the_key(protocol: Protocol, address: str, port: int) -> None:
+def test_a_name_is_a_short_form_of_the_line_and_has_the_key(protocol: Protocol, address: str, port: int) -> None:
     shown = key(protocol, address, port)
     name = ipvs_listing.name_of(shown)
     assert ipvs_listing.key_of(name) == shown
@@ -261,6 +261,6 @@ def test_a_line_that_is_not_understood_is_named(line: str, tmp_path: pathlib.Pat
     assert repr(line.rstrip()) in str(caught.value)
 
 
-def test_a_real_server_of_nobody_is_not_understood(tmp_path: pathlib.Path) -> None:
+def test_a_real_server_without_a_virtual_server_cannot_be_parsed(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="cannot be parsed"):
         read(TITLE + line("10.1.0.1"), tmp_path)

@@ -94,7 +94,7 @@ def test_connections_that_come_and_go_are_no_change(table: Table) -> None:
 
 
 @pytest.mark.parametrize("weight", [0, 2, 100000])
-def test_a_weight_that_changes_is_told_and_the_neighbour_is_not(table: Table, weight: int) -> None:
+def test_a_changed_weight_is_returned_and_the_neighbour_is_not(table: Table, weight: int) -> None:
     table.write(WEB_TEXT, real(), DNS_TEXT, real6())
     table.poll()
     table.write(WEB_TEXT, real(weight=weight), DNS_TEXT, real6())
@@ -103,7 +103,7 @@ def test_a_weight_that_changes_is_told_and_the_neighbour_is_not(table: Table, we
     assert table.shown() == {WEB: {POD: 1}, DNS: {POD6: weight}}
 
 
-def test_what_vanishes_is_told_once(table: Table) -> None:
+def test_a_vanished_virtual_server_is_returned_once(table: Table) -> None:
     table.write(WEB_TEXT, real(), DNS_TEXT)
     assert table.shown() == {WEB: {POD: 1}, DNS: {}}
     table.settings = {WEB: RR}
@@ -139,7 +139,7 @@ def test_what_went_after_the_settings_were_read_is_gone(table: Table) -> None:
     assert table.read_with({WEB: RR}) == {WEB: None}
 
 
-def test_all_is_read_anew_with_settings_whatever_was_told(table: Table) -> None:
+def test_all_virtual_servers_are_returned_with_settings_whatever_was_returned_before(table: Table) -> None:
     table.write(WEB_TEXT, real(), DNS_TEXT)
     settings = {WEB: RR, DNS: RR}
     table.poll()
@@ -202,7 +202,7 @@ def test_what_was_added_since_is_asked_for_and_what_was_removed_is_not(table: Ta
     assert table.questions == [DNS, DNS, DNS]
 
 
-def test_what_was_written_is_told_though_somebody_has_made_it_what_it_was(table: Table) -> None:
+def test_a_written_virtual_server_is_returned_even_with_the_text_that_it_had(table: Table) -> None:
     table.write(WEB_TEXT, real(), DNS_TEXT)
     table.poll()
     table.reader.note(WEB, is_there=True)
@@ -255,7 +255,7 @@ LASTING = VirtualServerSettings("rr", PERSISTENT, 20)
         ("TCP  0A600001:0050 rr persistent 3000 FFFFFFFF\n", LASTING),
     ],
 )
-def test_settings_that_are_older_than_the_text_are_not_told(table: Table, line: str, older: VirtualServerSettings) -> None:
+def test_settings_that_are_older_than_the_text_are_not_returned(table: Table, line: str, older: VirtualServerSettings) -> None:
     table.write("TCP  0A600001:0050 rr persistent 2000 FFFFFFFF\n")
     assert table.read_with({WEB: LASTING}).keys() == {WEB}, "the rate of ticks is known now"
     table.write(line)
@@ -274,12 +274,14 @@ def test_of_many_that_are_skipped_what_was_written_is_asked_for_first(table: Tab
     assert table.questions[0] == keys[-1]
 
 
-def test_a_look_tells_of_each_part_by_itself(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_returns_each_part_by_itself(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.write(WEB_TEXT, DNS_TEXT)
     assert list(map(weights_of, parts_of(table, monkeypatch))) == [{WEB: {}}, {DNS: {}}]
 
 
-def test_what_is_written_before_a_look_comes_by_is_told_by_it(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_virtual_server_written_before_a_poll_reaches_it_is_returned_by_this_poll(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table.write(WEB_TEXT, DNS_TEXT)
     table.poll()
     parts = parts_of(table, monkeypatch)
@@ -290,7 +292,9 @@ def test_what_is_written_before_a_look_comes_by_is_told_by_it(table: Table, monk
     assert table.poll() == {}
 
 
-def test_what_is_written_after_a_look_has_come_by_is_told_by_the_next_one(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_virtual_server_written_after_a_poll_has_passed_it_is_returned_by_the_next_one(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table.write(WEB_TEXT, DNS_TEXT)
     table.poll()
     parts = parts_of(table, monkeypatch)
@@ -300,7 +304,7 @@ def test_what_is_written_after_a_look_has_come_by_is_told_by_the_next_one(table:
     assert table.shown() == {WEB: {}}
 
 
-def test_what_is_added_while_a_look_is_under_way_is_not_gone(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_virtual_server_added_during_a_poll_is_not_gone(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.write(WEB_TEXT)
     parts = parts_of(table, monkeypatch)
     next(parts)
@@ -311,7 +315,7 @@ def test_what_is_added_while_a_look_is_under_way_is_not_gone(table: Table, monke
     assert table.questions == [DNS]
 
 
-def test_what_is_removed_while_a_look_is_under_way_is_not_asked_for(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_virtual_server_removed_during_a_poll_is_not_read_by_netlink(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.write(WEB_TEXT, DNS_TEXT)
     table.poll()
     table.write(WEB_TEXT)
@@ -322,7 +326,7 @@ def test_what_is_removed_while_a_look_is_under_way_is_not_asked_for(table: Table
     assert table.questions == []
 
 
-def test_a_look_that_is_left_in_the_middle_loses_nothing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_that_is_abandoned_loses_nothing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.write(WEB_TEXT, DNS_TEXT)
     table.poll()
     next(parts_of(table, monkeypatch))
@@ -390,7 +394,7 @@ def test_a_reading_that_fails_in_the_middle_loses_and_invents_nothing(table: Tab
     assert {DNS: {}} | table.shown() == {WEB: None, DNS: {}, new: None}
 
 
-def test_a_part_that_is_not_understood_is_told_when_it_is(table: Table) -> None:
+def test_a_part_that_cannot_be_parsed_is_returned_once_it_can(table: Table) -> None:
     table.write(WEB_TEXT, real(), "TCP  rubbish\n")
     for _ in range(2):
         with pytest.raises(KernelError, match="rubbish"):
@@ -399,7 +403,7 @@ def test_a_part_that_is_not_understood_is_told_when_it_is(table: Table) -> None:
     assert table.shown() == {WEB: {POD: 1}}
 
 
-def test_what_came_while_something_was_skipped_is_shown(table: Table) -> None:
+def test_a_virtual_server_that_came_while_others_were_skipped_is_returned(table: Table) -> None:
     table.settings = {DNS: RR}
     table.write(DNS_TEXT)
     table.poll()

@@ -63,13 +63,13 @@ def test_a_part_ends_when_its_time_is_over(tick: float, sizes: list[int]) -> Non
     assert [one.closed for one in kernel.sockets] == [True]
 
 
-def test_a_part_ends_when_it_tells_of_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_ends_when_it_has_enough_virtual_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ipvs_traffic, "COUNTED_AT_ONCE", 3)
     reader = ipvs_traffic.TrafficReader(Kernel().connect, lambda: 0.0)
     assert [len(part) for part in reader.services(())] == [3, 1]
 
 
-def test_a_reading_that_loses_something_or_is_left_closes_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_that_loses_an_answer_or_is_abandoned_closes_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ipvs_traffic, "COUNTED_AT_ONCE", 3)
     kernel = Kernel(loses=True)
     parts = ipvs_traffic.TrafficReader(kernel.connect, lambda: 0.0).services(())

@@ -43,7 +43,7 @@ def rules(programs: pathlib.Path) -> LeftoverRules:
     return LeftoverRules(iptables.COMMANDS, programs)
 
 
-def test_chains_and_the_ways_into_them_are_read_and_all_else_is_not(programs: pathlib.Path) -> None:
+def test_chains_and_the_references_to_them_are_read_and_all_else_is_not(programs: pathlib.Path) -> None:
     (programs / "saved").write_text(f"# Table `nat' is incompatible, use 'nft' tool.\n{SAVED}")
     make_program(programs, "iptables-save", f"cat {programs}/saved")
     reference = Reference(ChainKey("filter", "INPUT"), "-j KUBE-SERVICES", CHAIN)
@@ -52,7 +52,7 @@ def test_chains_and_the_ways_into_them_are_read_and_all_else_is_not(programs: pa
 
 @pytest.mark.parametrize(("place", "program"), [(NFT, "iptables-save"), (LEGACY, "iptables-legacy-save")])
 @pytest.mark.parametrize("failure", ["echo 'Memory allocation problem' >&2; exit 4", "printf '*nat\\n'"])
-def test_what_could_not_be_read_is_an_error_and_not_taken_for_clean(
+def test_an_unreadable_table_is_an_error_and_not_a_clean_one(
     programs: pathlib.Path, place: Place, program: str, failure: str
 ) -> None:
     make_program(programs, program, failure)
@@ -60,7 +60,7 @@ def test_what_could_not_be_read_is_an_error_and_not_taken_for_clean(
         rules(programs).read(place, concerns)
 
 
-def test_what_the_kernel_certainly_does_not_have_is_clean(programs: pathlib.Path) -> None:
+def test_a_table_that_the_kernel_certainly_does_not_have_is_clean(programs: pathlib.Path) -> None:
     make_program(programs, "iptables-save", "echo 'Could not fetch rule set generation id: Operation not supported' >&2; exit 1")
     assert rules(programs).read(NFT, concerns) == LeftRules()
 
@@ -85,7 +85,7 @@ def test_tables_whose_names_cannot_be_read_are_an_error_and_have_no_mark(program
 
 
 @pytest.mark.parametrize(("number", "mark"), [(errno.EINVAL, NO_SUBSYSTEM), (errno.ENOMEM, None)])
-def test_a_kernel_without_nf_tables_has_a_mark_and_one_that_could_not_say_has_none(
+def test_a_kernel_without_nf_tables_has_a_mark_and_one_with_another_error_has_none(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, mark: object
 ) -> None:
     def refuse(*_: object) -> object:
@@ -96,7 +96,7 @@ def test_a_kernel_without_nf_tables_has_a_mark_and_one_that_could_not_say_has_no
     assert rules(programs).mark(LEGACY) is None
 
 
-def test_what_a_program_that_is_gone_cannot_show_is_not_taken_for_clean(programs: pathlib.Path) -> None:
+def test_rules_that_a_missing_program_cannot_show_are_an_error(programs: pathlib.Path) -> None:
     with pytest.raises(KernelError, match="iptables-legacy-save is not in PATH"):
         rules(programs).read(LEGACY, concerns)
 
@@ -140,7 +140,7 @@ def test_a_failed_removal_is_an_error(programs: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("installed", [(), tuple(Variant)])
-def test_the_other_variant_is_looked_at_where_it_is_installed(
+def test_the_other_variant_is_read_if_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, programs: pathlib.Path, installed: tuple[Variant, ...]
 ) -> None:
     monkeypatch.setattr(iptables_variant, "installed", lambda: installed)
@@ -166,7 +166,7 @@ def rules_beside(place: Place) -> LeftoverRules:
     return LeftoverRules(iptables_variant.commands(iptables_variant.other_than(place.variant)))
 
 
-def test_a_mark_stays_until_somebody_changes_a_rule(place: Place) -> None:
+def test_a_mark_stays_until_a_rule_changes(place: Place) -> None:
     subject, program = rules_beside(place), iptables_variant.commands(place.variant)[place.family]
     marks = [subject.mark(place), subject.mark(place)]
     run(program, "-A", "INPUT", "-j", "ACCEPT")
@@ -175,7 +175,7 @@ def test_a_mark_stays_until_somebody_changes_a_rule(place: Place) -> None:
     assert marks[0] == marks[1] != marks[2]
 
 
-def test_what_is_read_can_be_removed_and_nothing_else_goes(place: Place) -> None:
+def test_leftover_rules_can_be_removed_and_nothing_else_goes(place: Place) -> None:
     subject, program = rules_beside(place), iptables_variant.commands(place.variant)[place.family]
     nodeports = ChainKey("filter", "KUBE-NODEPORTS")
     before = listed(program)

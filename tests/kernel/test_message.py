@@ -19,7 +19,7 @@ def test_a_template_fills_its_holes_and_leaves_the_rest_as_it_was() -> None:
     assert encoded == bytes(8) + b"SEQN" + bytes(4) + b"100%" + b"\x01\xbb" + b"%b" + b"\n\0\0\1" + b"%"
 
 
-def test_what_stands_around_the_holes_makes_the_same_message() -> None:
+def test_fixed_parts_and_contents_joined_make_the_same_message() -> None:
     def build(first: int, second: int) -> bytes:
         return HEAD + b"1%" + struct.pack("=B", first) + b"%b" + struct.pack("=B", second) + b"3"
 
@@ -88,7 +88,7 @@ def test_a_walk_finds_attributes_whatever_their_marks() -> None:
 
 
 @pytest.mark.parametrize("rest", [b"\3\0\1\0", b"\0\0\1\0", b"\x09\0\1\0four", b"\4\0"])
-def test_a_walk_stops_at_what_does_not_fit(rest: bytes) -> None:
+def test_a_walk_stops_at_an_attribute_that_does_not_fit(rest: bytes) -> None:
     data = attribute(7, b"good") + rest
     assert message.attributes(data, 0, len(data)) == {7: (4, 8)}
 
@@ -115,7 +115,7 @@ def test_a_layout_reads_every_message_in_the_order_of_its_fields() -> None:
         assert name.split(b"\0")[0] in (b"rr", b"wrr", b"mh", b"longer")
 
 
-def test_a_layout_says_when_a_field_is_missing_or_too_short() -> None:
+def test_a_layout_returns_none_if_a_field_is_missing_or_too_short() -> None:
     layout = message.Layout(FIELDS)
     for data in (
         attribute(3, bytes(4)),

@@ -15,7 +15,7 @@ SETTING = pathlib.Path("/proc/sys/net/ipv4/vs/conntrack")
 
 # Twice the same: whichever runs second would meet what the first left.
 @pytest.mark.parametrize("_run", ["first", "second"])
-def test_what_a_test_programs_is_not_there_for_another(_run: str) -> None:
+def test_objects_of_one_test_do_not_exist_for_another(_run: str) -> None:
     assert "TCP" not in TABLE.read_text()
     assert SETTING.read_text().strip() == "0"
     subprocess.run(["ipvsadm", "-A", "-t", "10.96.0.1:80", "-s", "rr"], check=True)

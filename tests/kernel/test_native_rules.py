@@ -78,7 +78,7 @@ def observed(driver: iptables.IptablesDriver) -> ObservedSkeleton:
     return driver.observe(Family.IPV4)
 
 
-def test_a_fresh_process_writes_its_rules_beside_a_native_one_and_sees_the_other_table() -> None:
+def test_a_fresh_process_writes_its_rules_beside_a_native_one_and_observes_the_other_table() -> None:
     create_set(Family.IPV4)
     run("iptables", "-A", "INPUT", "-j", "ACCEPT")
     insert_native_rule()
@@ -89,7 +89,7 @@ def test_a_fresh_process_writes_its_rules_beside_a_native_one_and_sees_the_other
     assert observed(driver).chains[SERVICES] == skeleton.in_force.chains[SERVICES]
 
 
-def test_a_native_rule_that_comes_to_a_running_process_keeps_no_change_from_being_written() -> None:
+def test_a_native_rule_that_appears_later_does_not_stop_changes() -> None:
     create_set(Family.IPV4)
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     assert change(driver, Verb.SET, skeleton) == ""
@@ -104,7 +104,7 @@ def test_a_native_rule_that_comes_to_a_running_process_keeps_no_change_from_bein
     assert not observed(driver).hidden
 
 
-def test_listing_a_table_that_cannot_be_seen_leaves_the_mark_of_the_rules_so_that_an_idle_node_lists_it_once() -> None:
+def test_an_idle_node_lists_a_hidden_table_once_because_a_listing_leaves_the_mark() -> None:
     run("iptables", "-A", "INPUT", "-j", "ACCEPT")
     insert_native_rule()
     with contextlib.closing(RuleChanges()) as changes:
@@ -115,7 +115,7 @@ def test_listing_a_table_that_cannot_be_seen_leaves_the_mark_of_the_rules_so_tha
         assert changes.mark(Family.IPV4, "nf_tables") != before
 
 
-def test_a_jump_that_a_former_process_wrote_unseen_is_there_once_when_it_can_be_seen_again() -> None:
+def test_a_jump_that_a_former_process_wrote_into_a_hidden_table_is_there_once_when_the_table_can_be_listed() -> None:
     create_set(Family.IPV4)
     skeleton = every_kind_of_rule(Family.IPV4)
     assert change(make_driver(), Verb.SET, skeleton) == ""
@@ -138,7 +138,7 @@ def test_a_native_rule_in_a_chain_of_ours_is_replaced_by_ours() -> None:
     assert not observed(driver).hidden
 
 
-def test_nothing_is_removed_from_a_table_that_cannot_be_seen() -> None:
+def test_nothing_is_removed_from_a_hidden_table() -> None:
     create_set(Family.IPV4)
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     assert change(driver, Verb.SET, skeleton) == ""

@@ -107,7 +107,7 @@ def test_an_unreadable_answer_leaves_all_unanswered(answer: Callable[[bytes], li
     assert opened[0].closed
 
 
-def test_what_could_not_be_sent_is_unanswered() -> None:
+def test_messages_that_could_not_be_sent_are_unanswered() -> None:
     def refuse(_data: bytes) -> list[Answer]:
         raise OSError(errno.EMSGSIZE, "too long")
 
@@ -153,7 +153,7 @@ def test_a_dump_is_read_to_its_end() -> None:
     assert [data[start:end] for data, start, end in tested.dump(message(0), "list")] == [b"one.", b"two."]
 
 
-def test_a_dump_can_be_taken_as_it_comes_whatever_changes_meanwhile() -> None:
+def test_a_dump_can_be_read_in_parts_whatever_changes_meanwhile() -> None:
     def answer(data: bytes) -> list[Answer]:
         (number,) = sequences(data)
         disturbed = message(number, b"two.", flags=INTERRUPTED)
@@ -165,7 +165,7 @@ def test_a_dump_can_be_taken_as_it_comes_whatever_changes_meanwhile() -> None:
     assert len(opened[0].sent) == 1
 
 
-def test_what_was_taken_of_a_dump_counts_until_it_breaks_off_or_is_refused() -> None:
+def test_parts_of_a_dump_count_until_it_breaks_off_or_is_refused() -> None:
     tested, opened = channel(lambda data: [message(sequences(data)[0], b"one.")])
     parts = tested.dumping(message(0), "list the things")
     assert len(next(parts)) == 1
@@ -264,7 +264,7 @@ def test_the_error_at_the_end_of_a_dump_counts() -> None:
     assert caught.value.errno == errno.ENOMEM
 
 
-def test_a_refused_dump_says_so_and_leaves_the_socket_usable() -> None:
+def test_a_refused_dump_is_an_error_and_leaves_the_socket_usable() -> None:
     tested, opened = channel(lambda data: [error(sequences(data)[0], errno.ENOENT)])
     with pytest.raises(KernelError) as caught:
         tested.dump(message(0), "list")
@@ -297,7 +297,7 @@ def _with_half_a_number(data: bytes) -> list[Answer]:
 
 
 @pytest.mark.parametrize("answer", [_cut_off, _without_a_number, _an_error_without_its_number, _with_half_a_number])
-def test_an_answer_that_makes_no_sense_is_an_error_of_the_kernel(answer: Callable[[bytes], list[Answer]]) -> None:
+def test_an_answer_that_cannot_be_parsed_is_an_error_of_the_kernel(answer: Callable[[bytes], list[Answer]]) -> None:
     tested, _ = channel(answer)
     with pytest.raises(KernelError, match=r"find IPVS: .*(parsed|Bad message)"):
         netlink.resolve_family(tested, "IPVS", "ip_vs")

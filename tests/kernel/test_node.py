@@ -232,7 +232,7 @@ def test_a_driver_that_breaks_down_fails_its_run_only(kernel: Kernel) -> None:
     assert all("use ipset" in outcome.error for outcome in outcomes[1:3])
 
 
-def test_each_run_is_told_with_its_outcomes_and_its_duration(kernel: Kernel) -> None:
+def test_each_run_is_reported_with_its_outcomes_and_its_duration(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
     told: list[tuple[list[bool], float]] = []
     target = node.NodeKernel(
@@ -243,7 +243,7 @@ def test_each_run_is_told_with_its_outcomes_and_its_duration(kernel: Kernel) -> 
     assert all(took_s >= 0 for _, took_s in told)
 
 
-def test_a_look_reads_the_rules_only_where_somebody_changed_them_since_they_were_read(kernel: Kernel) -> None:
+def test_a_poll_reads_only_rules_that_have_changed_since_they_were_read(kernel: Kernel) -> None:
     target = new_node()
     assert poll(target).skeletons == IMAGES, "never read before"
     assert poll(target).skeletons == {}
@@ -254,7 +254,7 @@ def test_a_look_reads_the_rules_only_where_somebody_changed_them_since_they_were
     assert poll(target).skeletons == {}
 
 
-def test_rules_that_were_written_are_read_by_the_next_look_whatever_their_mark(kernel: Kernel) -> None:
+def test_rules_that_were_written_are_read_by_the_next_poll_whatever_their_mark(kernel: Kernel) -> None:
     target = new_node()
     poll(target)
     target.apply(operations(*ITEMS["iptables"]))
@@ -262,7 +262,7 @@ def test_rules_that_were_written_are_read_by_the_next_look_whatever_their_mark(k
     assert poll(target).skeletons == {}
 
 
-def test_a_table_that_cannot_be_seen_is_told_of_by_each_look(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hidden_table_is_an_error_of_each_poll(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = IMAGES[Family.IPV4]
     monkeypatch.setitem(IMAGES, Family.IPV4, dataclasses.replace(shown, hidden=frozenset({"filter"})))
     target = new_node()
@@ -283,7 +283,7 @@ def test_rules_are_read_ahead_and_a_failure_is_left_to_the_reading_that_counts(k
     assert observe(target).skeletons == IMAGES, "what was read ahead is observed all the same"
 
 
-def test_a_look_shows_no_scheduler_flags_and_all_else(kernel: Kernel) -> None:
+def test_a_poll_shows_everything_except_scheduler_flags(kernel: Kernel) -> None:
     target = new_node()
     whole = observe(target)
     assert kernel.broken == set()
@@ -299,7 +299,7 @@ def test_a_look_shows_no_scheduler_flags_and_all_else(kernel: Kernel) -> None:
     )
 
 
-def test_a_thorough_look_shows_all_whatever_was_shown_before(kernel: Kernel) -> None:
+def test_a_thorough_poll_returns_everything_whatever_was_returned_before(kernel: Kernel) -> None:
     target = new_node()
     whole = observe(target)
     for _ in range(2):
@@ -314,7 +314,7 @@ def test_a_thorough_look_shows_all_whatever_was_shown_before(kernel: Kernel) -> 
     assert kernel.forgotten == ["ipset", "ipset"]
 
 
-def test_a_look_has_parts_between_which_others_may_write(kernel: Kernel) -> None:
+def test_a_poll_has_parts_between_which_other_calls_may_write(kernel: Kernel) -> None:
     target = new_node()
     names = [ip_set.name for ip_set in IP_SETS.values()]
     parts = list(target.poll(names, list(Family), [], thorough=False))
@@ -325,14 +325,14 @@ def test_a_look_has_parts_between_which_others_may_write(kernel: Kernel) -> None
     assert kernel.applied == []
 
 
-def test_of_sets_that_cannot_be_read_a_look_tells_once(kernel: Kernel) -> None:
+def test_unreadable_sets_are_one_error_of_a_poll(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
     parts = list(new_node().poll([ip_set.name for ip_set in IP_SETS.values()], list(Family), [], thorough=False))
     assert [error for part in parts for error in part.errors] == ["use ipset: No buffer space available"]
     assert parts[-1].some_virtual_servers == {OTHER_KEY: None}, "the others are looked at"
 
 
-def test_virtual_servers_that_cannot_be_read_to_the_end_are_told_as_far_as_they_were(kernel: Kernel) -> None:
+def test_virtual_servers_are_returned_as_far_as_they_could_be_read(kernel: Kernel) -> None:
     parts = new_node().poll([], [], [], thorough=False)
     for part in parts:
         if part.some_virtual_servers:
@@ -340,7 +340,7 @@ def test_virtual_servers_that_cannot_be_read_to_the_end_are_told_as_far_as_they_
     assert (part.some_virtual_servers, part.errors) == ({}, ("use ipvs: No buffer space available",))
 
 
-def test_rules_that_could_not_be_read_are_read_by_the_next_look(kernel: Kernel) -> None:
+def test_rules_that_could_not_be_read_are_read_by_the_next_poll(kernel: Kernel) -> None:
     target = new_node()
     kernel.broken = {"iptables"}
     assert len(poll(target).errors) == len(Family)
@@ -348,7 +348,7 @@ def test_rules_that_could_not_be_read_are_read_by_the_next_look(kernel: Kernel) 
     assert poll(target).skeletons == IMAGES
 
 
-def test_a_look_leaves_out_the_rules_where_the_kernel_does_not_tell_of_changes(kernel: Kernel) -> None:
+def test_a_poll_leaves_out_rules_without_a_mark(kernel: Kernel) -> None:
     kernel.broken = {"rule_changes"}
     target = new_node()
     assert observe(target).skeletons == IMAGES
@@ -393,13 +393,13 @@ def test_a_part_that_cannot_be_read_is_none_with_its_reason_and_the_others_are_r
     assert all(f"use {name}" in error for error in seen.errors)
 
 
-def test_a_set_of_our_name_that_is_made_in_another_way_does_not_count_as_ours(kernel: Kernel) -> None:
+def test_a_set_of_our_name_with_other_parameters_does_not_count_as_ours(kernel: Kernel) -> None:
     seen = new_node().observe(["KUBE-CLUSTER-IP", "KUBE-LOOP-BACK"], list(Family), [])
     assert seen.sets == {"KUBE-CLUSTER-IP": frozenset({ENTRY})}, "the double says that either is hash:ip,port"
     assert seen.errors == ()
 
 
-def test_only_what_was_asked_for_is_read(kernel: Kernel) -> None:
+def test_only_the_given_sets_families_and_settings_are_read(kernel: Kernel) -> None:
     target = new_node()
     seen = target.observe(["KUBE-LOOP-BACK"], [Family.IPV6], [])
     assert kernel.asked["ipset"] == (["KUBE-LOOP-BACK"],)

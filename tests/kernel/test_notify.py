@@ -42,7 +42,7 @@ def carried(interface: str, text: str, prefix_length: int) -> InterfaceAddress:
     return InterfaceAddress(interface, parse_address(text), prefix_length)
 
 
-def test_addresses_that_come_and_go_are_told_with_their_interface(listener: notify.ChangeListener) -> None:
+def test_addresses_that_come_and_go_are_events_with_their_interface(listener: notify.ChangeListener) -> None:
     ip("address", "add", "192.0.2.1/24", "dev", "lo")
     ip("address", "add", "2001:db8::1/64", "dev", "kube-test0", "nodad")
     ip("address", "del", "192.0.2.1/24", "dev", "lo")
@@ -62,7 +62,7 @@ def test_addresses_that_come_and_go_are_told_with_their_interface(listener: noti
     assert listener.read() == ()
 
 
-def test_of_a_point_to_point_link_our_own_end_is_told(listener: notify.ChangeListener) -> None:
+def test_the_event_of_a_point_to_point_link_has_our_own_end(listener: notify.ChangeListener) -> None:
     ip("address", "add", "192.0.2.1", "peer", "192.0.2.2/32", "dev", "lo")
     assert listener.read() == (notify.AddressAppeared(carried("lo", "192.0.2.1", 32)),)
 
@@ -73,7 +73,7 @@ def test_interfaces_that_come_later_are_known_by_name(listener: notify.ChangeLis
     assert listener.read() == (notify.AddressAppeared(carried("late0", "192.0.2.1", 32)),)
 
 
-def test_the_deleted_device_is_told_after_its_addresses(listener: notify.ChangeListener, device: str) -> None:
+def test_the_event_of_the_deleted_device_comes_after_those_of_its_addresses(listener: notify.ChangeListener, device: str) -> None:
     ip("address", "add", "192.0.2.1/32", "dev", device)
     ip("link", "add", "other0", "type", "bridge")
     ip("link", "del", "other0")
@@ -90,7 +90,7 @@ def test_a_renamed_device_has_vanished(listener: notify.ChangeListener, device: 
     assert listener.read() == (notify.DeviceVanished(device),)
 
 
-def test_what_we_do_ourselves_is_not_told(device: str) -> None:
+def test_our_own_changes_are_no_events(device: str) -> None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as ours:
         ours.bind((0, 0))
         with notify.ChangeListener(own_ports=(ours.getsockname()[0],), device=device) as listener:
@@ -100,7 +100,7 @@ def test_what_we_do_ourselves_is_not_told(device: str) -> None:
             assert listener.read() == (notify.AddressAppeared(carried(device, "192.0.2.2", 32)),)
 
 
-def test_what_we_do_ourselves_does_not_even_wake_the_listener(device: str) -> None:
+def test_our_own_changes_do_not_even_wake_the_listener(device: str) -> None:
     own_ports: set[int] = set()
     with (
         notify.ChangeListener(own_ports=own_ports, device=device) as listener,
@@ -127,7 +127,7 @@ def new_address_request(device: str, text: str) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), 20, 0x605, 1, 0) + body
 
 
-def test_lost_events_are_told_as_an_overrun_and_names_are_asked_for_again(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_events_are_an_overrun_and_names_are_read_again(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notify, "RECEIVE_BUFFER", 4096)
     with notify.ChangeListener(device=device) as listener:
         listener.read()

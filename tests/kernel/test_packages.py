@@ -38,7 +38,7 @@ def test_modules_of_a_deferred_package_are_imported_alone(package: str) -> None:
     assert f"{package}.heavy" not in sys.modules
 
 
-def test_a_deferred_package_is_executed_once_when_it_is_asked_for_something_of_its_own(package: str) -> None:
+def test_a_deferred_package_is_executed_once_at_the_first_access_to_its_own_attribute(package: str) -> None:
     deferred = packages.defer(package)
     light = importlib.import_module(f"{package}.light")
     assert [deferred.EXECUTED, deferred.EXECUTED] == [1, 1]
@@ -55,7 +55,7 @@ def test_a_package_that_is_there_already_stays_as_it_is(package: str) -> None:
     assert whole.EXECUTED == 1
 
 
-def test_a_package_that_is_not_installed_is_told_at_once() -> None:
+def test_a_package_that_is_not_installed_is_an_error_at_once() -> None:
     with pytest.raises(ModuleNotFoundError, match="No module named 'not_installed_anywhere'"):
         packages.defer("not_installed_anywhere")
 

@@ -19,12 +19,12 @@ def has(proc: pathlib.Path, capabilities: str) -> None:
     (proc / "self/status").write_text(f"Name:\tpython\nCapEff:\t{capabilities}\nCapBnd:\t0000000000000000\n")
 
 
-def test_who_has_raw_sockets_starts_iptables_as_it_is(tmp_path: pathlib.Path, library: pathlib.Path) -> None:
+def test_with_raw_sockets_iptables_starts_in_our_environment(tmp_path: pathlib.Path, library: pathlib.Path) -> None:
     has(tmp_path, "0000000000003000")
     assert preload.environment(tmp_path, library) is None
 
 
-def test_who_has_none_preloads_the_library_before_what_is_preloaded_anyway(
+def test_without_raw_sockets_the_library_comes_before_other_preloaded_ones(
     tmp_path: pathlib.Path, library: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has(tmp_path, "0000000000001000")

@@ -99,6 +99,6 @@ def every_descriptor_taken() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_a_kernel_that_does_not_tell_is_an_error() -> None:
+def test_a_kernel_without_a_mark_is_an_error() -> None:
     with pytest.raises(KernelError, match="read the IPv4 table no-such-table"):
         RuleChanges().mark(Family.IPV4, "legacy", ("no-such-table",))

@@ -79,7 +79,7 @@ def test_without_a_bound_a_program_is_waited_for(make: Callable[..., RulesDriver
     assert make(None).apply([PUT]) == [Outcome(PUT)]
 
 
-def test_a_program_that_takes_too_long_goes_on_and_tells_its_outcome_when_it_is_asked_for_again(
+def test_a_program_that_takes_too_long_goes_on_and_its_outcome_comes_with_the_next_attempt(
     make: Callable[..., RulesDriver], programs: pathlib.Path
 ) -> None:
     driver = make(0.05)
@@ -91,7 +91,7 @@ def test_a_program_that_takes_too_long_goes_on_and_tells_its_outcome_when_it_is_
     assert began(programs) == 1, "it was not begun a second time"
 
 
-def test_while_a_program_is_under_way_nothing_else_is_asked_of_its_family(
+def test_while_a_program_is_under_way_no_other_program_of_its_family_starts(
     make: Callable[..., RulesDriver], programs: pathlib.Path
 ) -> None:
     driver = make(0.05)
@@ -149,7 +149,7 @@ def test_a_trial_that_takes_too_long_refuses_nothing_for_certain(make: Callable[
     assert driver.usable(Family.IPV6) is None
 
 
-def test_a_program_that_failed_is_told_as_the_driver_tells_it(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
+def test_a_program_that_failed_has_the_outcome_of_the_driver(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
     (programs / "iptables-restore").write_text("#!/bin/sh\necho 'no table nat' >&2; exit 4\n")
     driver = make(LONG_S)
     (outcome,) = driver.apply([PUT])
@@ -160,7 +160,7 @@ def test_a_program_that_failed_is_told_as_the_driver_tells_it(make: Callable[...
         make(LONG_S).program(Family.IPV6)
 
 
-def test_what_is_known_of_a_program_starts_nothing(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
+def test_a_known_version_starts_no_program(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
     driver = make(LONG_S)
     assert driver.known_program(Family.IPV4) is None
     program = driver.program(Family.IPV4)
@@ -168,7 +168,7 @@ def test_what_is_known_of_a_program_starts_nothing(make: Callable[..., RulesDriv
     assert driver.program(Family.IPV4) == driver.known_program(Family.IPV4) == program
 
 
-def test_rules_that_hold_a_text_are_found_in_each_family_that_can_be_read(
+def test_rules_with_a_text_are_returned_for_each_readable_family(
     make: Callable[..., RulesDriver], programs: pathlib.Path
 ) -> None:
     (programs / "iptables-save").write_text("#!/bin/sh\necho '-A INPUT -j KUBE-X'; echo '-A INPUT -j OTHER'\n")

@@ -73,13 +73,13 @@ def test_nothing_is_tried_where_a_virtual_server_has_the_scheduler() -> None:
     assert ipvs.calls == []
 
 
-def test_a_virtual_server_that_somebody_has_there_is_left_alone() -> None:
+def test_a_virtual_server_of_another_program_at_the_probe_is_left_alone() -> None:
     ipvs = Ipvs({FIRST: "rr", msgspec.structs.replace(FIRST, port=20001): "rr"})
     assert why_unusable(ipvs, "wlc") == ""
     assert {key for _, key, _ in ipvs.calls} == {msgspec.structs.replace(FIRST, port=20002)}
 
 
-def test_one_that_somebody_has_made_meanwhile_is_not_removed() -> None:
+def test_a_virtual_server_that_another_program_made_meanwhile_is_not_removed() -> None:
     ipvs = Ipvs()
     ipvs.surprise = True
     assert why_unusable(ipvs, "wlc") == ""
@@ -114,7 +114,7 @@ def test_the_kernels_schedulers_are_usable_and_nothing_stays_behind(driver: Ipvs
 
 @pytest.mark.kernel
 @pytest.mark.parametrize(("name", "number"), [("wlc", errno.EINVAL), ("nosuch", errno.ENOENT)])
-def test_the_kernel_looks_for_the_scheduler_before_it_refuses_the_rest(driver: IpvsDriver, name: str, number: int) -> None:
+def test_the_kernel_resolves_the_scheduler_before_it_refuses_the_rest(driver: IpvsDriver, name: str, number: int) -> None:
     assert driver.refusal_with(name) == number
     assert listing() == ""
 
@@ -129,7 +129,7 @@ def test_a_scheduler_that_the_kernel_has_not_is_named_with_its_module(driver: Ip
 
 
 @pytest.mark.kernel
-def test_what_others_have_at_the_address_of_the_question_stays_as_it_is(driver: IpvsDriver) -> None:
+def test_virtual_servers_of_other_programs_at_the_probe_address_stay(driver: IpvsDriver) -> None:
     subprocess.run((shutil.which("ipvsadm") or "ipvsadm", "-A", "-t", "198.51.100.0:20000", "-s", "sh"), check=True)
     before = listing()
     driver.refusal_with = lambda scheduler: errno.EAFNOSUPPORT  # type: ignore[method-assign]  # a kernel without IPVS for IPv6

@@ -63,7 +63,7 @@ async def test_calls_are_served_in_their_order_while_the_loop_goes_on() -> None:
     thread.stop()
 
 
-async def test_what_a_call_raises_is_raised_here_and_the_next_call_is_served() -> None:
+async def test_an_exception_of_a_call_is_raised_here_and_the_next_call_is_served() -> None:
     thread = await KernelThread.start(Target)
     with pytest.raises(KernelError):
         await thread.call(lambda target: target.fail())
@@ -71,7 +71,7 @@ async def test_what_a_call_raises_is_raised_here_and_the_next_call_is_served() -
     thread.stop()
 
 
-async def test_what_the_making_raises_is_raised_here_and_the_thread_ends() -> None:
+async def test_an_exception_of_the_making_is_raised_here_and_the_thread_ends() -> None:
     makers: list[threading.Thread] = []
 
     def make() -> Target:
@@ -102,7 +102,7 @@ async def test_stopping_ends_the_thread_after_the_call_that_runs_and_drops_those
         await thread.call(lambda target: target.note(3))
 
 
-async def test_what_nobody_waits_for_any_more_is_not_done_or_told() -> None:
+async def test_a_cancelled_call_is_neither_run_nor_answered() -> None:
     thread = await KernelThread.start(Target)
     target = thread._target
     running = asyncio.create_task(thread.call(lambda target: target.note(1, wait=True)))
@@ -117,7 +117,7 @@ async def test_what_nobody_waits_for_any_more_is_not_done_or_told() -> None:
     thread.stop()
 
 
-def test_a_loop_that_is_closed_is_not_told_and_the_thread_goes_on() -> None:
+def test_a_result_for_a_closed_loop_is_dropped_and_the_thread_goes_on() -> None:
     kept: list[KernelThread[Target]] = []
 
     async def leave_one_running() -> None:
@@ -226,7 +226,7 @@ class Heavy:
         raise KernelError(action="try", errno=1)
 
 
-async def test_what_a_call_was_given_is_freed_without_a_collection_though_it_failed() -> None:
+async def test_the_arguments_of_a_failed_call_are_freed_without_a_collection() -> None:
     thread = await KernelThread.start(Target)
     heavy = Heavy()
     kept = weakref.ref(heavy)

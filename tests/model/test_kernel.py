@@ -107,14 +107,14 @@ def test_entries_are_written_as_ipset_prints_them(entry: SetEntry, text: str) ->
         (NODE_OWNER, "(node)"),
     ],
 )
-def test_what_an_operator_reads_names_the_object(item: object, text: str) -> None:
+def test_each_kernel_object_has_a_text_for_operators(item: object, text: str) -> None:
     assert str(item) == text
 
 
 @pytest.mark.parametrize(
     ("seen", "exactly", "at_least"), [("4", True, True), ("5", False, True), ("3", False, False), ("", False, False)]
 )
-def test_a_setting_that_is_a_lower_bound_is_met_by_more(seen: str, exactly: bool, at_least: bool) -> None:  # noqa: FBT001 - a table
+def test_a_setting_that_is_a_lower_bound_accepts_larger_numbers(seen: str, exactly: bool, at_least: bool) -> None:  # noqa: FBT001 - a table
     assert Sysctl("x", "4").is_met_by(seen) is exactly
     assert Sysctl("x", "4", at_least=True).is_met_by(seen) is at_least
 

@@ -10,26 +10,26 @@ from ipvsproxy.model.plan import KINDS, Item, Verb
 
 
 @pytest.mark.parametrize("described", typing.get_args(Item))
-def test_every_class_of_kernel_objects_names_the_stage_of_what_is_done_to_it(described: type) -> None:
+def test_every_class_of_kernel_objects_has_a_stage_for_each_of_its_verbs(described: type) -> None:
     found = KINDS[described]
     assert found is kind.of(described)
     assert found.stages
     assert set(found.stages) <= {verb.value for verb in Verb}
 
 
-def test_every_driver_programs_something_and_every_stage_is_somebody_s() -> None:
+def test_every_driver_and_every_stage_belongs_to_a_kind() -> None:
     assert {found.driver for found in KINDS.values()} == set(DriverName)
     by_set = {Stage.SOURCE_RANGES, Stage.FIREWALL_ENTRIES, Stage.FIREWALL_REMOVALS}
     assert {stage for found in KINDS.values() for stage in found.stages.values()} == set(Stage) - by_set
 
 
-def test_words_for_people_are_made_of_the_name_where_they_are_not_given() -> None:
+def test_words_for_people_default_to_the_name() -> None:
     made = Kind("device", DriverName.ADDRESSES, add=Stage.DEVICE)
     assert (made.one, made.several) == ("device", "devices")
     given = kind.of(kernel.SetEntries)
     assert (given.name, given.one, given.several) == ("set_entry", "set entry", "set entries")
 
 
-def test_a_class_that_names_no_kind_has_none() -> None:
+def test_a_class_without_a_declaration_has_no_kind() -> None:
     with pytest.raises(KeyError):
         kind.of(kernel.SetEntry)

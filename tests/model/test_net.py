@@ -61,7 +61,7 @@ def test_an_ipv4_mapped_address_is_an_ipv4_address(address: ipaddress.IPv4Addres
         *("\u0661.2.3.4", "1.2.3.²", "9" * 5000 + ".2.3.4", "0" * 5000 + "999.2.3.4"),
     ],
 )
-def test_what_is_no_address_is_refused_and_shown_briefly(text: str) -> None:
+def test_a_text_that_is_no_address_is_refused_and_quoted_briefly(text: str) -> None:
     with pytest.raises(ValueError, match="is not an IP address") as raised:
         parse_address(text)
     assert len(str(raised.value)) < 400
@@ -75,7 +75,7 @@ _SEVERAL = st.lists(
 
 
 @hypothesis.given(st.sampled_from(Family), _SEVERAL)
-def test_addresses_are_packed_at_once_as_one_by_one_or_not_at_all(family: Family, texts: list[str]) -> None:
+def test_addresses_are_packed_together_as_each_by_itself_or_not_at_all(family: Family, texts: list[str]) -> None:
     packed = pack_addresses(family, texts)
     if packed is not None:
         each = [pack_address(text) for text in texts]
@@ -92,7 +92,7 @@ def test_addresses_of_one_family_are_packed_at_once(ipv4: list[ipaddress.IPv4Add
 
 
 @hypothesis.given(st.text(max_size=24) | st.text("0123456789abcdef.:/", max_size=24))
-def test_no_text_is_too_strange_to_be_refused(text: str) -> None:
+def test_any_text_is_an_address_or_a_value_error(text: str) -> None:
     for read in (parse_address, parse_network):
         try:
             read(text)
@@ -140,14 +140,14 @@ def test_sloppy_ranges_are_read(text: str, canonical: str) -> None:
         ("2001:db8::/129", "has a prefix length outside 0..128"),
     ],
 )
-def test_what_is_no_range_is_refused_and_says_why(text: str, reason: str) -> None:
+def test_a_text_that_is_no_range_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as raised:
         parse_network(text)
     assert len(str(raised.value)) < 200
 
 
 @hypothesis.given(ADDRESSES, ADDRESSES, st.data())
-def test_a_range_holds_what_python_says_it_holds(
+def test_a_range_contains_the_same_addresses_as_in_python(
     inside: ipaddress.IPv4Address | ipaddress.IPv6Address,
     other: ipaddress.IPv4Address | ipaddress.IPv6Address,
     data: st.DataObject,
@@ -158,7 +158,7 @@ def test_a_range_holds_what_python_says_it_holds(
     assert ours.contains(parse_address(str(other))) == (other in one)
 
 
-def test_addresses_of_two_families_are_never_equal_nor_within_each_others_ranges() -> None:
+def test_addresses_and_ranges_of_two_families_have_nothing_in_common() -> None:
     assert parse_address("0.0.0.0") != parse_address("::")
     assert not parse_network("0.0.0.0/0").contains(parse_address("::1"))
 

@@ -8,12 +8,12 @@ from ipvsproxy.model import packed
 
 
 @hypothesis.given(st.lists(st.binary(min_size=3, max_size=3), max_size=5))
-def test_what_was_joined_is_cut_where_it_was_joined(values: list[bytes]) -> None:
+def test_joined_pieces_are_cut_at_the_same_places(values: list[bytes]) -> None:
     assert packed.pieces(b"".join(values), 3) == tuple(values)
 
 
 @pytest.mark.parametrize("count", [packed.AT_ONCE - 1, packed.AT_ONCE, packed.AT_ONCE + 1, 2 * packed.AT_ONCE, 1000])
-def test_so_are_more_than_one_call_cuts(count: int) -> None:
+def test_more_pieces_than_one_call_cuts_are_cut_at_the_same_places(count: int) -> None:
     values = [number.to_bytes(4, "big") for number in range(count)]
     found = packed.pieces(b"".join(values), 4)
     assert found == tuple(values)
@@ -21,6 +21,6 @@ def test_so_are_more_than_one_call_cuts(count: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 5, 4 * packed.AT_ONCE + 1])
-def test_what_is_cut_must_be_whole(length: int) -> None:
+def test_bytes_that_are_no_whole_number_of_pieces_are_refused(length: int) -> None:
     with pytest.raises(ValueError, match=rf"{length} bytes cannot be cut into pieces of 4"):
         packed.pieces(bytes(length), 4)

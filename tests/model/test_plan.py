@@ -56,11 +56,11 @@ TEXTS: list[tuple[Item, str]] = [
 
 
 @pytest.mark.parametrize(("item", "text"), TEXTS)
-def test_an_operation_says_what_is_done_to_which_object(item: Item, text: str) -> None:
+def test_the_text_of_an_operation_has_its_verb_kind_and_object(item: Item, text: str) -> None:
     assert str(Operation(Verb.ADD, item)) == f"add {text}"
 
 
-def test_every_kind_of_item_has_a_name_and_each_its_own() -> None:
+def test_every_kind_of_item_has_a_name_of_its_own() -> None:
     kinds = typing.get_args(Item)
     assert {type(item) for item, _ in TEXTS} == set(kinds)
     assert len({plan.kind_of(item) for item, _ in TEXTS}) == len(kinds) - 1, "a set and its copy are counted together"
@@ -74,7 +74,7 @@ def test_every_kind_of_item_has_a_name_and_each_its_own() -> None:
         (BoundAddresses((IP, OTHER)), [BoundAddresses.of(IP), BoundAddresses.of(OTHER)]),
     ],
 )
-def test_several_objects_are_told_one_by_one_between_the_others(several: Item, alone: Sequence[Item]) -> None:
+def test_an_operation_on_several_objects_becomes_one_for_each_in_its_place(several: Item, alone: Sequence[Item]) -> None:
     others = [
         Operation(Verb.ADD, BoundAddresses.of(IP)),
         Operation(Verb.REMOVE, RealServers.of(FRONTEND, builders.backend(PODS[0]))),
@@ -90,7 +90,7 @@ def test_real_servers_alone_are_tried_again_together() -> None:
     assert list(plan.as_tried_again(several)) == [several[0], *(Operation(Verb.ADD, SetEntries.of(entry)) for entry in ENTRIES)]
 
 
-def test_what_is_told_of_one_of_several_objects_makes_them_be_told_one_by_one() -> None:
+def test_an_outcome_of_one_of_several_objects_gives_each_an_outcome_of_its_own() -> None:
     entries, addresses = (
         Operation(Verb.ADD, item) for item in (SetEntries("KUBE-IPVS-IPS", ENTRIES), BoundAddresses((IP, OTHER)))
     )

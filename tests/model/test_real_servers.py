@@ -21,7 +21,7 @@ def test_a_real_servers_key_is_its_address_and_port_and_survives_a_copy(text: st
     assert (type(again), again) == (RealServerKey, key)
 
 
-def test_keys_of_real_servers_are_told_apart_by_family_address_and_port_and_sorted_by_these() -> None:
+def test_keys_of_real_servers_differ_and_are_sorted_by_family_address_and_port() -> None:
     first, second = builders.backend("10.0.0.1", 0x0250), builders.backend("10.0.0.2", 0x0150)
     assert sorted([second, builders.backend("10.0.0.1", 0x0301), first]) == [first, builders.backend("10.0.0.1", 0x0301), second]
     mapped = RealServerKey.of(Address(bytes(10) + b"\xff\xff" + first.address), 0x0250)
@@ -34,7 +34,7 @@ def test_keys_of_many_real_servers_are_made_at_once() -> None:
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
-def test_a_port_that_cannot_be_is_refused(port: int) -> None:
+def test_an_impossible_port_is_refused(port: int) -> None:
     with pytest.raises(OverflowError):
         RealServerKey.of(parse_address("10.0.0.1"), port)
 
@@ -61,14 +61,14 @@ def test_even_weights_are_the_mapping_of_each_of_their_keys_to_one(keys: list[Re
         assert packed != {**wanted, keys[0]: 2}
 
 
-def test_what_was_unpacked_is_the_callers_own() -> None:
+def test_the_caller_may_change_unpacked_weights() -> None:
     packed = EvenWeights.of([builders.backend("10.0.0.1")])
     packed.unpacked().clear()
     assert len(packed) == 1
     assert len(NO_REAL_SERVERS) == 0
 
 
-def test_others_than_mappings_do_not_equal_weights_and_none_has_a_hash() -> None:
+def test_weights_equal_only_mappings_and_have_no_hash() -> None:
     packed = EvenWeights.of([builders.backend("10.0.0.1")])
     assert not operator.eq(packed, [builders.backend("10.0.0.1")])
     with pytest.raises(TypeError):
@@ -78,7 +78,7 @@ def test_others_than_mappings_do_not_equal_weights_and_none_has_a_hash() -> None
     assert repr(packed) == "EvenWeights.of([RealServerKey('10.0.0.1:8080')])"
 
 
-def test_weights_are_looked_up_by_plain_bytes_whatever_they_are_kept_in() -> None:
+def test_weights_by_plain_bytes_are_the_same_for_packed_and_other_mappings() -> None:
     key = builders.backend("10.0.0.1")
     uneven = {key: 7}
     assert plain(uneven) is uneven

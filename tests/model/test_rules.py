@@ -14,7 +14,7 @@ def test_a_skeleton_in_force_has_the_same_rules_in_each_chain_and_its_jumps_in_a
     assert skeleton.in_force == ObservedSkeleton(family=Family.IPV4, chains={key: rules}, jumps=frozenset({jump}))
 
 
-def test_the_order_of_rules_means_nothing_where_all_of_them_drop_and_much_elsewhere() -> None:
+def test_the_order_of_rules_counts_unless_all_of_them_drop() -> None:
     key = ChainKey("filter", "KUBE-IPVS-OUT-FILTER")
 
     def observed(*rules: ObservedRule) -> ObservedSkeleton:

@@ -24,7 +24,7 @@ def test_names_and_reasons_are_written_as_log_lines_show_them(item: object, text
     assert str(item) == text
 
 
-def test_a_name_equals_no_name_of_another_kind() -> None:
+def test_names_of_different_kinds_are_never_equal() -> None:
     names = {kind("shop", "web") for kind in (ObjectKey, ServiceName, EndpointSliceName) for _ in range(2)}
     assert len(names) == 3
 
@@ -62,10 +62,10 @@ def test_slices_with_other_addresses_or_conditions_differ() -> None:
         "",
     ],
 )
-def test_a_uid_is_told_as_it_was_whatever_it_is_kept_as(text: str) -> None:
+def test_a_uid_is_the_same_text_however_it_is_stored(text: str) -> None:
     assert Service(name=ServiceName("shop", "web"), short_uid=short_uid(text)).uid == text
 
 
-def test_only_a_uuid_as_api_servers_write_it_is_kept_as_its_number() -> None:
+def test_only_a_uuid_in_the_form_of_api_servers_is_stored_as_a_number() -> None:
     assert short_uid("00000000-0000-0000-0000-0000000000ff") == 255
     assert short_uid("00000000-0000-0000-0000-0000000000FF") == "00000000-0000-0000-0000-0000000000FF"

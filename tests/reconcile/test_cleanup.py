@@ -60,7 +60,7 @@ def test_virtual_servers_in_excluded_ranges_stay() -> None:
     assert len(todo.witnesses) == 2
 
 
-def test_where_nothing_is_ours_nothing_is_done() -> None:
+def test_a_kernel_without_objects_of_ours_needs_no_removal() -> None:
     assert cleanup.plan(EMPTY, OURS, ()).operations == ()
     assert cleanup.plan(Observation(), OURS, ()).operations == ()
 
@@ -69,12 +69,12 @@ def test_a_family_without_rules_of_ours_is_left_alone() -> None:
     assert cleanup.plan(seen(jumps=()), OURS, ()).rules == ()
 
 
-def test_witnesses_go_only_when_every_virtual_server_of_ours_is_known() -> None:
+def test_witnesses_go_only_if_every_virtual_server_of_ours_is_known() -> None:
     assert cleanup.may_remove_witnesses(EMPTY)
     assert not cleanup.may_remove_witnesses(Observation(virtual_servers={}, sets={}, addresses=frozenset()))
     assert not cleanup.may_remove_witnesses(Observation(sets={}, addresses=frozenset(), interface_addresses=()))
 
 
-def test_the_copy_of_a_set_goes_wherever_it_is() -> None:
+def test_the_copy_of_a_set_is_removed() -> None:
     todo = cleanup.plan(dataclasses.replace(EMPTY, set_copy=True), OURS, ())
     assert todo.operations == (remove(SET_COPY),)

@@ -65,16 +65,16 @@ def reconciler() -> Reconciler:
         (Sysctl("net/ipv4/ip_forward", "1"), None),
     ],
 )
-def test_the_owner_of_an_operation_is_who_wants_its_object(reconciler: Reconciler, item: Item, owner: Owner | None) -> None:
+def test_the_owner_of_an_operation_is_the_owner_of_its_object(reconciler: Reconciler, item: Item, owner: Owner | None) -> None:
     assert reconciler.survey.owner_of(item) == owner
 
 
-def test_the_owner_of_a_set_entry_is_who_wants_it(reconciler: Reconciler) -> None:
+def test_a_set_entry_has_the_service_that_desires_it_as_its_owner(reconciler: Reconciler) -> None:
     assert reconciler.survey.owner_of(SetEntries.of(examples.entry(SetKind.CLUSTER_IP, KEY))) == OWNER
     assert reconciler.survey.owner_of(SetEntries.of(examples.bound_entry("10.96.9.9"))) is None
 
 
-def test_the_cleaning_of_a_flow_that_is_nobody_s_has_no_owner(reconciler: Reconciler) -> None:
+def test_the_cleaning_of_an_undesired_flow_has_no_owner(reconciler: Reconciler) -> None:
     assert reconciler.survey.owner_of(FlowCleaning(examples.flow("10.96.9.9"), frozenset())) is None
 
 
@@ -97,11 +97,11 @@ def lines(node: simulation.SimulatedNode) -> list[str]:
     return [str(one) for one in differences(node.reconciler)]
 
 
-def test_a_node_on_which_all_is_as_wanted_has_no_difference() -> None:
+def test_a_node_in_its_desired_state_has_no_difference() -> None:
     assert lines(web("10.244.0.1")) == []
 
 
-def test_settings_sets_and_the_device_that_are_not_there_are_said_with_what_is_wanted() -> None:
+def test_missing_settings_sets_and_devices_are_differences_with_the_desired_value() -> None:
     node = web("10.244.0.1")
     node.kernel.sysctls[simulation.SYSCTL.path] = "0"
     node.kernel.device = False
@@ -117,7 +117,7 @@ def test_settings_sets_and_the_device_that_are_not_there_are_said_with_what_is_w
     assert lines(node)[0] == "sysctl net/ipv4/vs/conntrack: wanted 1, found no such setting in this kernel"
 
 
-def test_entries_are_said_with_their_set_and_their_service() -> None:
+def test_differences_of_entries_have_the_set_and_the_service() -> None:
     node = web("10.244.0.1")
     node.kernel.sets["KUBE-CLUSTER-IP"].entries = {examples.entry(SetKind.CLUSTER_IP, builders.frontend("10.96.9.9", 80))}
     assert lines(node) == [
@@ -126,13 +126,13 @@ def test_entries_are_said_with_their_set_and_their_service() -> None:
     ]
 
 
-def test_a_virtual_server_that_is_missing_is_one_line_with_the_number_of_its_real_servers() -> None:
+def test_a_missing_virtual_server_is_one_line_with_the_number_of_its_real_servers() -> None:
     node = web("10.244.0.1", "10.244.0.2")
     node.kernel.virtual_servers.clear()
     assert lines(node) == ["virtual_server TCP 10.96.0.10:80 of default/web: wanted rr, real servers: 2, found missing"]
 
 
-def test_a_virtual_server_that_nobody_wants_is_one_line_with_what_it_is() -> None:
+def test_an_undesired_virtual_server_is_one_line_with_its_settings() -> None:
     node = web("10.244.0.1")
     settings = VirtualServerSettings("mh", SCHEDULER_PORT | PERSISTENT, 10800)
     stray = examples.observed({builders.backend("10.244.0.1"): 1}, settings=settings)
@@ -142,7 +142,7 @@ def test_a_virtual_server_that_nobody_wants_is_one_line_with_what_it_is() -> Non
     ]
 
 
-def test_each_real_server_that_is_otherwise_is_one_line() -> None:
+def test_each_real_server_that_differs_is_one_line() -> None:
     node = web("10.244.0.1", "10.244.0.2", "10.244.0.4")
     weights = node.kernel.virtual_servers[WEB_KEY].real_servers
     weights[builders.backend("10.244.0.1")] = 0
@@ -159,7 +159,7 @@ def test_each_real_server_that_is_otherwise_is_one_line() -> None:
     ]
 
 
-def test_a_real_server_of_udp_that_nobody_wants_should_not_be_there_at_all(reconciler: Reconciler) -> None:
+def test_an_undesired_real_server_of_udp_is_to_be_removed_at_once(reconciler: Reconciler) -> None:
     weights = {builders.backend("10.244.0.1", 53): 1, builders.backend("10.9.9.9", 53): 0}
     reconciler._tables.virtual_servers.observe({KEY: examples.observed(weights)}, lambda _: True)
     assert [str(one) for one in differences(reconciler) if one.kind.endswith("server")] == [
@@ -167,14 +167,14 @@ def test_a_real_server_of_udp_that_nobody_wants_should_not_be_there_at_all(recon
     ]
 
 
-def test_virtual_servers_of_others_are_foreign_unless_a_service_wants_them(reconciler: Reconciler) -> None:
+def test_virtual_servers_of_other_programs_are_foreign_unless_a_service_desires_them(reconciler: Reconciler) -> None:
     theirs = [builders.frontend("203.0.113.9", 443), builders.frontend("203.0.113.9", 25)]
     seen = {key: examples.observed() for key in (*theirs, KEY)}
     reconciler._tables.virtual_servers.observe(seen, lambda _: False)
     assert list(reconciler.survey.foreign()) == [(theirs[1], examples.observed()), (theirs[0], examples.observed())]
 
 
-def test_an_address_that_is_missing_or_nobodys_is_said(reconciler: Reconciler) -> None:
+def test_a_missing_and_an_undesired_address_are_differences(reconciler: Reconciler) -> None:
     table = reconciler._tables.addresses
     nobodys = parse_address("10.96.9.9")
     table.observe({nobodys: True}, lambda _: True)
@@ -186,7 +186,7 @@ def test_an_address_that_is_missing_or_nobodys_is_said(reconciler: Reconciler) -
     assert [one for one in differences(reconciler) if one.kind == "address"] == []
 
 
-def test_timeouts_that_are_left_as_they_are_count_as_equal(reconciler: Reconciler) -> None:
+def test_timeouts_without_a_desired_value_count_as_equal(reconciler: Reconciler) -> None:
     compare.note_timeouts(reconciler._tables, Timeouts(600, 120, 300))
     assert list(reconciler._tables.timeouts.observed) == [], "none are wanted, none are looked at"
     reconciler.put_node((), (), Timeouts(600, 0, 0))
@@ -214,13 +214,13 @@ DROP, RETURN = Rule(target=Verdict.DROP), Rule(target=Verdict.RETURN)
         ((RETURN, DROP, DROP), (RETURN, RETURN, RETURN), "rule 2: wanted -j DROP, found -j RETURN"),
     ],
 )
-def test_of_a_chain_the_first_rule_that_differs_is_said(
+def test_the_difference_of_a_chain_is_its_first_rule_that_differs(
     reconciler: Reconciler, wanted: tuple[Rule, ...], found: tuple[Rule, ...], said: str
 ) -> None:
     assert rules(reconciler, {CHAIN: wanted}, {CHAIN: found}) == [f"rules IPv4 chain nat/KUBE-MARK-MASQ {said}"]
 
 
-def test_chains_and_jumps_that_are_missing_or_nobody_s_are_said(reconciler: Reconciler) -> None:
+def test_missing_and_undesired_chains_and_jumps_are_differences(reconciler: Reconciler) -> None:
     other = ChainKey("nat", "KUBE-SERVICES")
     assert rules(reconciler, {CHAIN: (DROP,), other: (DROP, RETURN)}, None, JUMP) == [
         "rules IPv4 chain nat/KUBE-MARK-MASQ: wanted 1 rule, found missing",

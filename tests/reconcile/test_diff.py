@@ -64,7 +64,7 @@ def test_scheduler_flags_that_a_listing_does_not_show_count_as_equal() -> None:
     "settings",
     [VirtualServerSettings("rr"), VirtualServerSettings("mh", PERSISTENT), VirtualServerSettings("mh", 0, 10800)],
 )
-def test_what_such_a_listing_does_show_is_compared(settings: VirtualServerSettings) -> None:
+def test_settings_that_such_a_listing_shows_are_compared(settings: VirtualServerSettings) -> None:
     wanted = examples.virtual_server(KEY, settings=MAGLEV)
     assert operations(wanted, examples.observed(settings=settings, flags_known=False)) == [Operation(Verb.SET, wanted)]
 
@@ -78,42 +78,42 @@ def test_a_missing_virtual_server_is_added_before_its_real_servers() -> None:
 
 
 @pytest.mark.checklist(72)
-def test_a_virtual_server_that_nobody_wants_is_removed_together_with_its_real_servers() -> None:
+def test_an_undesired_virtual_server_is_removed_together_with_its_real_servers() -> None:
     seen = examples.observed({ONE: 1, TWO: 0})
     assert operations(None, seen) == [Operation(Verb.REMOVE, VirtualServer(KEY, seen.settings))]
     assert operations(None, None) == []
 
 
 @pytest.mark.checklist(26)
-def test_a_wanted_real_server_gets_its_weight_back() -> None:
+def test_a_desired_real_server_gets_its_weight_back() -> None:
     for weight in (0, 5):
         found = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: weight}), over=False)
         assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
 
 
-def test_a_wanted_real_server_that_somebody_has_set_to_another_method_is_set_anew() -> None:
+def test_a_desired_real_server_with_another_forwarding_method_is_set_anew() -> None:
     found = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: NOT_MASQUERADED}), over=False)
     assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
 
 
-def test_one_of_the_other_family_that_somebody_tunnels_to_is_removed_without_a_drain() -> None:
+def test_a_tunnelled_real_server_of_the_other_family_is_removed_without_a_drain() -> None:
     alien = builders.backend("fd00::1")
     found = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: 1, alien: NOT_MASQUERADED}))
     assert found == [Operation(Verb.REMOVE, RealServers.of(KEY, alien, 0))]
 
 
 @pytest.mark.checklist(90)
-def test_a_tcp_real_server_that_is_not_wanted_loses_its_weight_first() -> None:
+def test_an_undesired_tcp_real_server_loses_its_weight_first() -> None:
     found = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1, TWO: 1}))
     assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
 
 
-def test_a_drain_that_nobody_began_begins() -> None:
+def test_a_real_server_of_weight_zero_without_a_drain_begins_one() -> None:
     found = operations(examples.virtual_server(KEY), examples.observed({ONE: 0}), over=None)
     assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
 
 
-def test_a_drain_that_got_weight_again_from_somebody_else_loses_it() -> None:
+def test_a_draining_real_server_loses_a_weight_that_another_program_gave_it() -> None:
     found = operations(examples.virtual_server(KEY), examples.observed({ONE: 3}), over=False)
     assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
 
@@ -127,12 +127,12 @@ def test_a_draining_real_server_is_left_alone_until_its_drain_is_over() -> None:
 @pytest.mark.checklist(91)
 @pytest.mark.parametrize("key", [DATAGRAMS, ASSOCIATIONS])
 @pytest.mark.parametrize("weight", [0, 1])
-def test_other_protocols_real_servers_are_removed_at_once(key: VirtualServerKey, weight: int) -> None:
+def test_real_servers_of_other_protocols_are_removed_at_once(key: VirtualServerKey, weight: int) -> None:
     found = operations(examples.virtual_server(key, TWO), examples.observed({ONE: weight, TWO: 1}))
     assert found == [Operation(Verb.REMOVE, RealServers.of(key, ONE, 0))]
 
 
-def test_a_full_swap_adds_before_it_takes_away() -> None:
+def test_a_full_replacement_adds_before_it_removes() -> None:
     found = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1}))
     swap = [Operation(Verb.ADD, RealServers.of(KEY, TWO, 1)), Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
     assert sorted(found, key=order.rank) == swap

@@ -23,14 +23,14 @@ def drains(*real_servers: RealServerKey, deadline_s: float = 0, now: float = 100
     return found
 
 
-def test_a_drain_is_looked_at_at_once() -> None:
+def test_the_connections_of_a_new_drain_are_due_at_once() -> None:
     found = drains(ONE)
     assert found.due(100) == [KEY]
     assert found.next_s() == 100
     assert len(found) == 1
 
 
-def test_drains_whose_counts_could_not_be_read_are_all_looked_at_again_later() -> None:
+def test_drains_whose_counts_could_not_be_read_are_all_due_again_later() -> None:
     found = drains(ONE, TWO)
     assert found.note(KEY, None, 100) == []
     assert found.due(100) == []
@@ -45,7 +45,7 @@ def test_a_deadline_of_less_than_a_second_counts() -> None:
     assert found.expire(100.5) == [KEY]
 
 
-def test_a_deadline_is_over_at_the_time_that_was_told_for_it_however_that_was_rounded() -> None:
+def test_a_deadline_is_over_at_the_time_of_next_s_however_it_was_rounded() -> None:
     found = drains(ONE, deadline_s=200, now=2021.07)
     found.note(KEY, {ONE: BUSY}, 2200)
     due_s = found.next_s()
@@ -54,7 +54,7 @@ def test_a_deadline_is_over_at_the_time_that_was_told_for_it_however_that_was_ro
     assert found.expire(due_s) == [KEY]
 
 
-def test_without_drains_there_is_nothing_to_look_at() -> None:
+def test_without_drains_nothing_is_due() -> None:
     found = drains()
     assert (found.next_s(), found.due(100), found.expire(100)) == (None, [], [])
     assert found.is_over(KEY, ONE) is None
@@ -79,12 +79,12 @@ def test_a_real_server_with_active_or_closing_connections_is_kept(counts: Connec
     assert [drain.connections for drain in found] == [counts]
 
 
-def test_one_that_is_not_in_the_kernel_any_more_is_over() -> None:
+def test_a_drain_whose_real_server_is_gone_from_the_kernel_is_over() -> None:
     found = drains(ONE)
     assert found.note(KEY, {}, 100) == [ONE]
 
 
-def test_counts_that_cannot_be_read_end_nothing_and_are_asked_for_again_later() -> None:
+def test_unreadable_counts_end_no_drain_and_are_due_again_later() -> None:
     found = drains(ONE)
     assert found.note(KEY, None, 100) == []
     assert found.is_over(KEY, ONE) is False
@@ -96,7 +96,7 @@ def test_counts_of_a_virtual_server_without_drains_mean_nothing() -> None:
     assert drains(ONE).note(OTHER, {ONE: IDLE}, 100) == []
 
 
-def test_old_drains_are_looked_at_less_often_but_at_least_twice_a_minute() -> None:
+def test_old_drains_are_due_less_often_but_at_least_twice_a_minute() -> None:
     found = drains(ONE)
     waits = []
     for age_s in (0, 40, 4000):
@@ -148,14 +148,14 @@ def test_all_drains_end_with_their_virtual_server() -> None:
     assert [(drain.virtual_server, drain.key) for drain in found] == [(OTHER, ONE)]
 
 
-def test_only_those_that_are_still_there_are_kept() -> None:
+def test_only_drains_of_existing_real_servers_are_kept() -> None:
     found = drains(ONE, TWO)
     found.keep_only(KEY, {TWO})
     found.keep_only(OTHER, {TWO})
     assert [drain.key for drain in found] == [TWO]
 
 
-def test_empty_ones_wait_for_room_and_the_oldest_goes_first() -> None:
+def test_drains_without_connections_wait_for_room_and_the_oldest_goes_first() -> None:
     found = drains(ONE, TWO, THREE)
     assert found.note(KEY, {ONE: BUSY, TWO: IDLE}, 100, may_wait=10) == []
     found.note(KEY, {}, 101, may_wait=10)
@@ -170,14 +170,14 @@ def test_empty_ones_wait_for_room_and_the_oldest_goes_first() -> None:
     assert (found.waiting, found.over, len(found)) == (0, 0, 0)
 
 
-def test_more_than_may_wait_do_not() -> None:
+def test_no_more_drains_wait_than_may_wait() -> None:
     found = drains(ONE, TWO, THREE)
     assert found.note(KEY, {ONE: IDLE, TWO: BUSY, THREE: IDLE}, 100, may_wait=1) == [THREE]
     assert found.note(KEY, {TWO: IDLE}, 101, may_wait=1) == [TWO], "those that wait already are counted"
     assert found.release(9) == [KEY]
 
 
-def test_one_that_waits_and_is_wanted_again_or_whose_virtual_server_goes_waits_no_more() -> None:
+def test_a_drain_that_is_desired_again_or_loses_its_virtual_server_waits_no_more() -> None:
     found = drains(ONE, TWO)
     found.begin(OTHER, ONE, 100)
     found.note(KEY, {}, 100, may_wait=10)
@@ -195,7 +195,7 @@ def waiting_unseen(*real_servers: RealServerKey, deadline_s: float = 0) -> Drain
     return found
 
 
-def test_what_begins_without_room_is_not_looked_at_before_somebody_asks() -> None:
+def test_a_drain_that_begins_without_room_is_not_due_before_ask() -> None:
     found = waiting_unseen(ONE, TWO, THREE)
     assert (found.due(1000), found.next_s(), found.waiting) == ([], None, 3)
     assert found.release(9) == [], "it may have connections"
@@ -215,7 +215,7 @@ def test_what_begins_without_room_is_not_looked_at_before_somebody_asks() -> Non
     assert (found.due(200), found.any_unread) == ([], False), "all have been looked at"
 
 
-def test_only_as_many_begin_unseen_as_may_wait() -> None:
+def test_only_as_many_drains_begin_unread_as_may_wait() -> None:
     found = Drains(0)
     assert found.has_place(KEY, 1)
     found.begin(KEY, ONE, 100, may_wait=1)
@@ -227,7 +227,7 @@ def test_only_as_many_begin_unseen_as_may_wait() -> None:
     assert (found.waiting, found.over) == (1, 1)
 
 
-def test_an_answer_that_cannot_be_read_leaves_those_that_wait_as_they_are() -> None:
+def test_unreadable_counts_leave_waiting_drains_as_they_are() -> None:
     found = waiting_unseen(ONE, TWO)
     found.ask(1, 200)
     assert found.note(KEY, None, 200, may_wait=10) == []
@@ -235,7 +235,7 @@ def test_an_answer_that_cannot_be_read_leaves_those_that_wait_as_they_are() -> N
     assert found.due(200 + 0.25 * 100) == [KEY]
 
 
-def test_the_oldest_are_asked_about_first_and_those_that_have_ended_are_not() -> None:
+def test_the_oldest_unread_drains_are_due_first_and_ended_ones_are_not() -> None:
     found = waiting_unseen(ONE)
     found.begin(OTHER, ONE, 101, may_wait=10)
     found.begin(OTHER, TWO, 102, may_wait=10)
@@ -248,7 +248,7 @@ def test_the_oldest_are_asked_about_first_and_those_that_have_ended_are_not() ->
     assert (found.due(200), found.waiting, len(found)) == ([], 0, 0)
 
 
-def test_the_deadline_ends_the_waiting_of_what_was_never_looked_at() -> None:
+def test_the_deadline_ends_the_waiting_of_unread_drains() -> None:
     found = waiting_unseen(ONE, deadline_s=60)
     assert found.expire(160) == [KEY]
     assert (found.is_over(KEY, ONE), found.waiting) == (True, 0)
@@ -256,14 +256,14 @@ def test_the_deadline_ends_the_waiting_of_what_was_never_looked_at() -> None:
     assert found.due(160) == []
 
 
-def test_the_deadline_ends_the_waiting_too() -> None:
+def test_the_deadline_ends_the_waiting_for_room() -> None:
     found = drains(ONE, deadline_s=60)
     found.note(KEY, {ONE: IDLE}, 100, may_wait=10)
     assert found.expire(160) == [KEY]
     assert found.release(9) == []
 
 
-def test_a_shorter_deadline_counts_for_drains_that_are_under_way() -> None:
+def test_a_shorter_deadline_counts_for_drains_that_have_begun() -> None:
     found = drains(ONE, deadline_s=600)
     found.deadline_s = 50
     assert found.next_s() == 100
@@ -271,7 +271,7 @@ def test_a_shorter_deadline_counts_for_drains_that_are_under_way() -> None:
     assert found.expire(150) == [KEY]
 
 
-def test_what_is_due_is_due_until_it_has_been_looked_at() -> None:
+def test_a_due_drain_stays_due_until_its_counts_are_noted() -> None:
     found = drains(ONE, TWO)
     found.begin(OTHER, ONE, 100)
     assert list(found.due(100)) == list(found.due(100)) == [KEY, OTHER]
@@ -289,7 +289,7 @@ def test_the_oldest_is_the_one_that_has_kept_its_connections_longest() -> None:
     assert found.oldest_age_s(160) == 30, "one waits for its removal, one has ended"
 
 
-def test_what_has_ended_does_not_pile_up() -> None:
+def test_ended_drains_do_not_pile_up() -> None:
     found = drains(ONE, TWO)
     found.note(KEY, {ONE: BUSY}, 99, may_wait=10)
     for number in range(10_000):
@@ -307,7 +307,7 @@ def outcome(verb: Verb, key: RealServerKey, weight: int = 0, error: str = "") ->
     return Outcome(Operation(verb, RealServers.of(KEY, key, weight)), error)
 
 
-def test_what_has_just_begun_to_drain_and_has_no_connections_is_removed() -> None:
+def test_a_drain_that_has_just_begun_without_connections_is_removed() -> None:
     done = [outcome(Verb.ADD, THREE, 1), outcome(Verb.SET, ONE), outcome(Verb.SET, TWO)]
     assert removals(done, {KEY: {ONE: IDLE, TWO: IDLE, THREE: IDLE}}, 9) == [
         Operation(Verb.REMOVE, RealServers.of(KEY, ONE, 0)),
@@ -335,12 +335,12 @@ def test_no_more_are_removed_than_there_is_room_for() -> None:
     ],
     ids=["is wanted again", "has its weight still", "is gone", "is no real server"],
 )
-def test_nothing_else_is_removed_with_it(done: Outcome) -> None:
+def test_no_other_real_server_is_removed_with_it(done: Outcome) -> None:
     assert removals([done], {KEY: {ONE: IDLE}}, 9) == []
 
 
 @pytest.mark.parametrize("counts", [{}, {KEY: None}, {OTHER: {ONE: IDLE}}])
-def test_nothing_is_removed_whose_connections_are_not_known(
+def test_no_real_server_with_unknown_connections_is_removed(
     counts: dict[VirtualServerKey, dict[RealServerKey, Connections] | None],
 ) -> None:
     assert removals([outcome(Verb.SET, ONE)], counts, 9) == []

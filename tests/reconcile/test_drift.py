@@ -23,7 +23,7 @@ def test_the_first_three_are_healed_at_once() -> None:
     assert drifts.next_s() is None
 
 
-def test_what_returns_is_left_alone_for_longer_each_time_and_never_given_up() -> None:
+def test_returning_drift_is_left_alone_for_longer_each_time_and_never_given_up() -> None:
     waits = []
     for times in range(drift.FREE_HEALS + 1, drift.FREE_HEALS + 10):
         drifts, now = contested(times)
@@ -37,7 +37,7 @@ def test_what_returns_is_left_alone_for_longer_each_time_and_never_given_up() ->
     assert waits == [5, 10, 10, 10, 10, 10, 10, 10, 10]
 
 
-def test_another_wish_does_not_wait_and_begins_anew() -> None:
+def test_another_desired_value_does_not_wait_and_begins_anew() -> None:
     drifts, now = contested(drift.FREE_HEALS + 3)
     assert drifts.may_heal(PLACE, "another wish", now)
     drifts.note(PLACE, "another wish", now + 1)
@@ -51,7 +51,7 @@ def test_other_places_do_not_wait() -> None:
     assert drifts.may_heal(OTHER, "wish", now)
 
 
-def test_what_was_calm_for_long_is_forgotten() -> None:
+def test_a_place_that_was_calm_for_long_is_forgotten() -> None:
     drifts, now = contested(drift.FREE_HEALS + 1)
     assert not drifts.may_heal(PLACE, "wish", now)
     drifts.forget_calm(now + drift.CALM_S)
@@ -68,7 +68,7 @@ def test_seldom_drift_is_always_healed_at_once() -> None:
     assert contested(20, every_s=drift.CALM_S)[0]
 
 
-def test_news_are_told_once() -> None:
+def test_news_are_taken_once() -> None:
     drifts, _ = contested(drift.FREE_HEALS + 1)
     assert drifts.take_news() == ({"virtual_server": drift.FREE_HEALS + 1}, {PLACE: drift.FREE_HEALS + 1})
     assert drifts.take_news() == ({}, {})

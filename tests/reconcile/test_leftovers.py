@@ -68,7 +68,7 @@ def test_chains_of_ours_of_the_kubelet_and_of_network_plug_ins_are_not(key: tupl
     assert not leftovers.is_of_iptables_mode(ChainKey(*key))
 
 
-def test_chains_of_the_iptables_mode_go_with_their_ways_and_ours_stay_in_the_variant_that_is_used() -> None:
+def test_chains_of_the_iptables_mode_go_with_their_references_and_ours_stay_in_the_used_variant() -> None:
     chains = {THEIR_SERVICES: 3, SERVICE: 1, ENDPOINT: 0, OUR_FIREWALL: 2}
     found = LeftRules(chains=chains, references=(THEIR_REFERENCE, THEIR_REFERENCE))
     assert leftovers.removal(found, USED) == Removal(
@@ -141,12 +141,12 @@ def test_nothing_goes_while_a_chain_of_ours_leads_to_one_that_is_to_go() -> None
     assert "nat/KUBE-SERVICES is not as it should be: it holds '-j KUBE-SVC-ABCDEFGHIJKLMNOP'" in removal.held_back
 
 
-def test_where_nothing_is_left_nothing_is_to_be_removed() -> None:
+def test_without_leftover_rules_no_removal_is_needed() -> None:
     assert not leftovers.removal(LeftRules(), USED).is_needed
     assert not leftovers.removal(LeftRules(hidden=frozenset({"nat"})), UNUSED).is_needed
 
 
-def test_what_came_back_twice_is_removed_after_some_patience_each_time() -> None:
+def test_rules_that_came_back_twice_are_removed_after_some_patience_each_time() -> None:
     returns, now = Returns(), 0.0
     for _ in range(2):
         assert returns.due_s("here") <= now
@@ -161,7 +161,7 @@ def test_what_came_back_twice_is_removed_after_some_patience_each_time() -> None
     assert not returns.comes_back("elsewhere", now)
 
 
-def test_what_stayed_away_for_long_is_removed_at_once_again() -> None:
+def test_rules_that_stayed_away_for_long_are_removed_at_once_again() -> None:
     returns = Returns()
     for now in (0.0, 30.0):
         returns.remove("here", now)

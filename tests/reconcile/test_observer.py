@@ -40,7 +40,7 @@ def test_virtual_servers_of_others_are_left_alone_with_their_real_servers() -> N
     assert set(node.reconciler._tables.virtual_servers.foreign) == {FOREIGN}
 
 
-def test_a_foreign_virtual_server_survives_a_service_that_wanted_it_only_for_a_moment() -> None:
+def test_a_foreign_virtual_server_survives_a_service_that_desired_it_only_for_a_moment() -> None:
     kernel = simulation.new_kernel()
     kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7})
     node = simulation.SimulatedNode(kernel)
@@ -50,7 +50,7 @@ def test_a_foreign_virtual_server_survives_a_service_that_wanted_it_only_for_a_m
     assert kernel.virtual_servers[FOREIGN] == examples.observed({ONE: 7})
 
 
-def test_a_foreign_virtual_server_that_a_service_wants_is_served_and_is_ours_from_then_on() -> None:
+def test_a_foreign_virtual_server_that_a_service_desires_is_served_and_is_ours_from_then_on() -> None:
     kernel = simulation.new_kernel()
     kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7, TWO: 0})
     node = simulation.SimulatedNode(kernel)
@@ -111,7 +111,7 @@ def test_real_servers_of_an_excluded_virtual_server_are_not_even_drained() -> No
     assert weights(node, excluded) == {ONE: 0, TWO: 1}
 
 
-def test_an_excluded_virtual_server_is_served_while_it_is_wanted_and_left_as_it_is_then() -> None:
+def test_an_excluded_virtual_server_is_served_while_it_is_desired_and_left_alone_afterwards() -> None:
     excluded = builders.frontend("198.51.100.7", 80)
     node = simulation.SimulatedNode(excluded=("198.51.100.0/24",))
     node.put_state(examples.state(examples.OLD, excluded, real_servers=[ONE, TWO]))
@@ -129,7 +129,7 @@ def test_an_excluded_virtual_server_is_served_while_it_is_wanted_and_left_as_it_
 
 @pytest.mark.checklist(71)
 @pytest.mark.parametrize("lost", ["entries", "addresses", "nothing"])
-def test_either_witness_tells_a_fresh_process_that_a_virtual_server_is_ours(lost: str) -> None:
+def test_either_witness_shows_a_fresh_process_that_a_virtual_server_is_ours(lost: str) -> None:
     node = running("10.244.0.1")
     if lost == "addresses":
         node.kernel.addresses.clear()
@@ -179,7 +179,7 @@ def test_a_fresh_process_that_could_not_read_a_part_loses_no_trace_of_what_is_ou
 
 
 @pytest.mark.parametrize(("number", "pauses"), [(KEYS_AT_ONCE - 1, 0), (KEYS_AT_ONCE, 3), (2 * KEYS_AT_ONCE, 6)])
-def test_a_look_at_many_virtual_servers_pauses_in_search_of_drains_and_of_changes_and_when_it_compares(
+def test_a_poll_of_many_virtual_servers_pauses_while_it_recalls_drains_finds_changes_and_compares(
     number: int, pauses: int
 ) -> None:
     node = simulation.SimulatedNode()
@@ -215,13 +215,13 @@ def poll(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, Observe
     node.reconciler.observe(Observation(some_virtual_servers=told), node.now)
 
 
-def test_virtual_servers_that_a_look_says_nothing_of_are_believed_to_be_there() -> None:
+def test_virtual_servers_that_a_poll_leaves_out_stay_observed() -> None:
     node = running("10.244.0.1")
     poll(node, {builders.frontend("10.96.9.9", 80): examples.observed({})})
     assert not node.plan().operations, "it is somebody else's, too"
 
 
-def test_what_a_look_shows_as_it_is_believed_to_be_stays_the_object_that_it_is() -> None:
+def test_an_equal_virtual_server_of_a_poll_keeps_the_known_object() -> None:
     node = running("10.244.0.1")
     observed = node.reconciler._tables.virtual_servers.observed
     before, shown = observed[KEY], node.kernel.observe().virtual_servers
@@ -233,7 +233,7 @@ def test_what_a_look_shows_as_it_is_believed_to_be_stays_the_object_that_it_is()
     assert observed[KEY] is not before
 
 
-def test_what_a_look_tells_to_be_otherwise_is_drift_and_healed() -> None:
+def test_a_virtual_server_that_differs_in_a_poll_is_drift_and_repaired() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     poll(node, {KEY: examples.observed({ONE: 1, TWO: 7})})
     assert node.reconciler._drifts.take_news().drifted == {"virtual_server": 1}
@@ -242,7 +242,7 @@ def test_what_a_look_tells_to_be_otherwise_is_drift_and_healed() -> None:
     assert Operation(Verb.ADD, node.reconciler._tables.virtual_servers.desired[KEY]) in node.plan().operations
 
 
-def test_what_appears_in_a_part_stays_until_the_reading_is_over_and_makes_a_virtual_server_ours() -> None:
+def test_an_object_that_appears_in_a_part_stays_until_the_reading_is_over_and_is_a_witness() -> None:
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)
     poll(node, {stray: examples.observed({ONE: 1})})
@@ -255,14 +255,14 @@ def test_what_appears_in_a_part_stays_until_the_reading_is_over_and_makes_a_virt
     assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
 
 
-def test_a_drain_whose_virtual_server_a_look_tells_to_be_gone_is_over() -> None:
+def test_a_drain_whose_virtual_server_is_gone_in_a_poll_is_over() -> None:
     node = draining()
     assert len(node.reconciler._drains) == 1
     poll(node, {KEY: None})
     assert len(node.reconciler._drains) == 0
 
 
-def test_what_was_read_is_never_changed_by_what_is_done_then() -> None:
+def test_objects_of_a_reading_are_never_changed_later() -> None:
     node = running("10.244.0.1")
     seen = dict(node.kernel.observe().virtual_servers or {})
     node.observe(virtual_servers=seen)
@@ -273,7 +273,7 @@ def test_what_was_read_is_never_changed_by_what_is_done_then() -> None:
     assert node.kernel.virtual_servers[KEY] != before
 
 
-def test_sets_and_addresses_that_are_as_they_were_are_believed_to_be_there() -> None:
+def test_unchanged_sets_and_addresses_stay_observed() -> None:
     node = running("10.244.0.1")
     node.observe(sets=None, addresses=None, interface_addresses=None)
     assert not node.plan().operations
@@ -296,7 +296,7 @@ def test_node_ports_are_ours_by_the_addresses_that_were_read_last() -> None:
     assert stray not in node.reconciler._tables.virtual_servers.foreign
 
 
-def test_rules_of_a_family_that_was_not_read_are_believed_to_be_there() -> None:
+def test_rules_of_a_family_that_was_not_read_stay_observed() -> None:
     node = running("10.244.0.1")
     node.observe(skeletons={})
     assert not node.plan().operations

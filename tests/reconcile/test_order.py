@@ -68,7 +68,7 @@ def test_operations_of_every_kind_come_in_this_order() -> None:
     assert len({order.rank(operation) for operation in everything}) == len(IN_ORDER)
 
 
-def test_an_operation_that_nobody_plans_has_no_place() -> None:
+def test_an_operation_that_is_never_planned_has_no_stage() -> None:
     with pytest.raises(KeyError):
         order.rank(Operation(Verb.REMOVE, Device(DEVICE)))
 

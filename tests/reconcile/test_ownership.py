@@ -119,7 +119,7 @@ def test_a_node_port_is_a_witness_only_where_node_ports_are_served(ranges: list[
     assert known(key) == is_ours
 
 
-def test_what_a_former_process_served_elsewhere_is_ours_by_the_virtual_server_of_the_cluster_ip() -> None:
+def test_a_node_port_that_a_former_process_served_elsewhere_is_ours_by_its_cluster_ip() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     host = {*HOST, KEEPALIVED.address}
     found = {KEY: SERVED, NODE_PORT: SERVED, KEEPALIVED: examples.observed({POD: 1})}
@@ -145,7 +145,7 @@ def test_entries_stand_for_virtual_servers_or_node_ports_or_neither() -> None:
     assert ownership.virtual_server_of(examples.bound_entry("10.96.0.1")) is None
 
 
-def test_what_witnesses_a_virtual_server_that_is_still_there_must_stay() -> None:
+def test_witnesses_of_an_existing_virtual_server_must_stay() -> None:
     witnesses = ownership.Witnesses([KEY, NODE_PORT])
     assert witnesses.need(examples.entry(SetKind.CLUSTER_IP, KEY))
     assert witnesses.need(examples.port_entry(SetKind.NODE_PORT_TCP, 30080))
@@ -153,7 +153,7 @@ def test_what_witnesses_a_virtual_server_that_is_still_there_must_stay() -> None
     assert witnesses.addresses == {KEY.address, NODE_PORT.address}
 
 
-def test_what_witnesses_something_else_may_go() -> None:
+def test_witnesses_of_other_virtual_servers_may_go() -> None:
     witnesses = ownership.Witnesses([KEY, NODE_PORT])
     assert not witnesses.need(examples.entry(SetKind.CLUSTER_IP, msgspec.structs.replace(KEY, port=81)))
     assert not witnesses.need(examples.port_entry(SetKind.NODE_PORT_UDP, 30080))

@@ -5,11 +5,11 @@ import math
 from ipvsproxy.reconcile.pace import FEWEST_KEPT, KEPT_S, MOST_KEPT, RATE_WINDOW_S, SURGE_S, WALKED_PER_S, Pace
 
 
-def test_when_nothing_is_added_there_is_room_for_many() -> None:
+def test_without_additions_there_is_room_for_many() -> None:
     assert Pace().room(5) == MOST_KEPT
 
 
-def test_what_was_removed_takes_room_until_the_kernel_has_forgotten_it() -> None:
+def test_removed_real_servers_take_room_until_the_kernel_has_forgotten_them() -> None:
     pace = Pace()
     pace.note(added=0, removed=4_000, now=100.9)
     pace.note(added=0, removed=1_000, now=101.5)
@@ -44,14 +44,14 @@ def test_a_surge_counts_at_once_and_is_less_when_it_is_over() -> None:
     assert pace.room(100 + SURGE_S) == int(WALKED_PER_S * RATE_WINDOW_S / 2_100)
 
 
-def test_what_is_added_within_one_second_is_added_up() -> None:
+def test_additions_within_one_second_are_added_up() -> None:
     pace = Pace()
     for tenth in range(4):
         pace.note(added=100, removed=0, now=100 + tenth / 10)
     assert pace.room(100.5) == WALKED_PER_S / 400
 
 
-def test_it_tells_when_there_will_be_more_room() -> None:
+def test_the_time_at_which_room_grows_is_known() -> None:
     pace = Pace()
     assert pace.changes_s(99) == math.inf
     pace.note(added=0, removed=5, now=100.5)
@@ -61,7 +61,7 @@ def test_it_tells_when_there_will_be_more_room() -> None:
     assert pace.changes_s(160 + SURGE_S) == 160 + RATE_WINDOW_S
 
 
-def test_there_is_more_room_when_a_surge_is_over_and_it_tells_when() -> None:
+def test_room_grows_at_the_known_time_when_a_surge_is_over() -> None:
     """Additions that come in one burst after the other would otherwise be looked at only while the next surge is on."""
     pace = Pace()
     pace.note(added=500, removed=0, now=100.5)

@@ -40,7 +40,7 @@ def owner_of(tables: Tables) -> Owner:
         *((kind, Role.OTHER_ADDRESS) for kind in OTHERS),
     ],
 )
-def test_entries_tell_by_what_right_a_service_wants_a_virtual_server(kind: SetKind, role: Role) -> None:
+def test_entries_show_the_role_of_a_virtual_server_for_its_service(kind: SetKind, role: Role) -> None:
     assert precedence.rank(by(OLD, kind), KEY) == (role, OLD)
 
 
@@ -59,7 +59,7 @@ def test_an_ipv6_cluster_ip_is_one_too() -> None:
 @pytest.mark.parametrize("asked_for", OTHERS)
 @pytest.mark.parametrize("allotted", [SetKind.CLUSTER_IP, SetKind.NODE_PORT_TCP])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_what_was_allotted_goes_before_an_older_external_address(
+def test_an_allotted_address_goes_before_an_older_external_address(
     asked_for: SetKind, allotted: SetKind, *, is_first: bool
 ) -> None:
     tables = new_claims()
@@ -96,7 +96,7 @@ def test_of_two_with_the_same_right_the_older_one_goes_first(kind: SetKind) -> N
     assert [conflict.reasons for conflict in tables.conflicts()] == [("is older and has it",)]
 
 
-def test_a_service_whose_right_has_changed_gains_or_loses_what_it_wants_still() -> None:
+def test_a_service_whose_role_has_changed_gains_or_loses_a_virtual_server() -> None:
     tables = new_claims()
     put(tables, by(OLD, SetKind.EXTERNAL_IP), by(YOUNG, SetKind.LOAD_BALANCER))
     assert owner_of(tables) == OLD
@@ -110,7 +110,7 @@ def test_a_service_whose_right_has_changed_gains_or_loses_what_it_wants_still() 
     assert entries(tables, YOUNG) == set()
 
 
-def test_what_one_service_alone_wants_is_its_own_while_others_are_at_odds() -> None:
+def test_an_uncontested_virtual_server_has_its_service_while_others_are_contested() -> None:
     tables = new_claims()
     put(tables, by(OLD, SetKind.CLUSTER_IP), by(YOUNG, SetKind.EXTERNAL_IP))
     alone = builders.frontend("10.96.0.201", 80)
@@ -119,7 +119,7 @@ def test_what_one_service_alone_wants_is_its_own_while_others_are_at_odds() -> N
     assert tables.virtual_servers.desired[alone].owner == OLDEST
 
 
-def test_one_that_has_been_seen_goes_before_one_that_is_only_remembered() -> None:
+def test_a_listed_service_goes_before_a_remembered_one() -> None:
     tables = new_claims()
     put(tables, by(OLD, SetKind.CLUSTER_IP), by(YOUNG, SetKind.CLUSTER_IP))
     put(tables, by(OLD.remembered, SetKind.CLUSTER_IP))

@@ -84,9 +84,7 @@ def with_a_second_one(node: simulation.SimulatedNode, source_ranges: tuple[str, 
 
 @pytest.mark.parametrize("others", [(), ("10.1.0.0/16",)])
 @pytest.mark.parametrize("ranges", [ranges for ranges in RANGES if ranges])
-def test_nobody_but_the_ranges_is_let_in_to_a_new_address_whatever_fails(
-    ranges: tuple[str, ...], others: tuple[str, ...]
-) -> None:
+def test_only_the_ranges_are_admitted_to_a_new_address_whatever_fails(ranges: tuple[str, ...], others: tuple[str, ...]) -> None:
     def change(failing: Nth) -> None:
         node = simulation.SimulatedNode()
         with_a_second_one(node, others)
@@ -107,7 +105,7 @@ def _assert_only(node: simulation.SimulatedNode, allowed: frozenset[str], operat
 
 @pytest.mark.parametrize("others", [(), ("10.1.0.0/16",), ("10.1.0.0/16", NODE_RANGE)])
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(RANGES, 2)))
-def test_who_is_let_in_before_and_after_a_change_of_ranges_is_let_in_throughout_whatever_fails(
+def test_clients_admitted_before_and_after_a_change_of_ranges_are_admitted_throughout_whatever_fails(
     before: tuple[str, ...], after: tuple[str, ...], others: tuple[str, ...]
 ) -> None:
     def change(failing: Nth) -> None:
@@ -335,7 +333,7 @@ def test_flows_wait_for_their_virtual_server_which_might_lead_them_nowhere() -> 
     assert [item.flow for item in cleanings(node.sync(after_s=1))] == [examples.flow(builders.CLUSTER_IP)]
 
 
-def test_a_real_server_that_is_wanted_though_it_may_not_keep_its_flows_does_not_hold_up_the_cleaning() -> None:
+def test_a_desired_real_server_that_may_not_keep_its_flows_does_not_delay_the_cleaning() -> None:
     """It is ready but not serving, as ``publishNotReadyAddresses`` makes it."""
     node = simulation.SimulatedNode()
     service, _ = dns()

@@ -22,7 +22,7 @@ def test_presence_is_a_claim_whose_value_is_the_owner() -> None:
     assert presence(["a", "b"], OLD) == {"a": OLD, "b": OLD}
 
 
-def test_what_is_wanted_and_there_takes_no_place_of_its_own() -> None:
+def test_a_desired_and_observed_key_takes_no_memory_of_its_own() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.replace(OLD, {}, presence("abc", OLD))
     table.confirm_all("ab", True)
@@ -32,7 +32,7 @@ def test_what_is_wanted_and_there_takes_no_place_of_its_own() -> None:
     assert (table._present.undesired, list(table.surplus), list(table.pending)) == ({"a": None, "b": None}, ["a", "b"], [])
 
 
-def test_what_nobody_waits_for_is_there_too_when_it_is_confirmed_with_others() -> None:
+def test_an_undesired_key_is_observed_too_when_it_is_confirmed_with_others() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.replace(OLD, {}, presence("a", OLD))
     table.confirm_all("ab", True)
@@ -47,7 +47,7 @@ def test_what_is_confirmed_again_stays_as_it_is() -> None:
         assert (list(table.observed), list(table.pending), list(table.surplus)) == (["a"], [], [])
 
 
-def test_what_is_not_there_is_neither_found_nor_taken_away() -> None:
+def test_an_absent_key_can_neither_be_read_nor_deleted() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.replace(OLD, {}, presence("a", OLD))
     for key in "ab":

@@ -366,7 +366,7 @@ def _claimed(changes: list[tuple[str, Service | None, EndpointSlice | None]]) ->
     data=st.data(),
 )
 @hypothesis.settings(max_examples=150, deadline=None)
-def test_any_history_of_claims_ends_in_what_is_claimed_by_the_last_wishes_in_any_order(
+def test_any_history_of_desired_states_ends_in_the_last_ones_in_any_order(
     history: list[tuple[str, Service | None, EndpointSlice | None]], data: st.DataObject
 ) -> None:
     last = {name: (name, service, slices) for name, service, slices in history}

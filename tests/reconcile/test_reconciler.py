@@ -114,7 +114,7 @@ def test_rules_come_before_the_virtual_server_and_go_after_the_last_entry_of_the
     assert node.kernel.chains[Family.IPV4] != before
 
 
-def test_two_services_that_want_one_address_and_port_do_not_flap() -> None:
+def test_two_services_that_desire_one_address_and_port_do_not_flap() -> None:
     for names in (("old", "young"), ("young", "old")):
         node = simulation.SimulatedNode()
         endpoints = {"old": "10.244.0.1", "young": "10.244.0.2"}
@@ -201,7 +201,7 @@ def test_after_a_restart_no_rule_goes_before_every_service_has_spoken() -> None:
     assert not simulation.lets_node_in(node.kernel, key)
 
 
-def test_what_is_in_force_as_it_was_wanted_shares_its_weights_and_a_change_leaves_the_wish_alone() -> None:
+def test_equal_sides_share_their_weights_and_a_change_leaves_the_desired_ones_alone() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     table = node.reconciler._tables.virtual_servers
     wanted = table.desired[KEY]
@@ -212,7 +212,7 @@ def test_what_is_in_force_as_it_was_wanted_shares_its_weights_and_a_change_leave
     assert set(table.observed[KEY].real_servers) == {builders.backend("10.244.0.1")}
 
 
-def test_a_real_server_that_is_changed_with_its_virtual_server_leaves_the_wish_alone() -> None:
+def test_a_real_server_that_changes_with_its_virtual_server_leaves_the_desired_weights_alone() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
     outcomes = [Outcome(one) for one in node.plan().operations]

@@ -77,7 +77,7 @@ def test_a_drain_goes_on_after_a_restart() -> None:
     assert node.sync(after_s=1) == [removal(ONE)]
 
 
-def test_a_drain_that_is_seen_in_the_kernel_is_taken_up_with_nothing_said_to_it() -> None:
+def test_an_observed_drain_is_adopted_without_an_operation() -> None:
     node = draining()
     node.restart()
     node.observe()
@@ -96,7 +96,7 @@ def test_a_drain_goes_on_after_a_restart_though_endpoints_were_added_meanwhile()
 
 
 @pytest.mark.checklist(26)
-def test_a_real_server_that_a_former_process_was_draining_gets_its_weight_back_when_it_is_wanted() -> None:
+def test_a_real_server_that_a_former_process_was_draining_gets_its_weight_back_when_it_is_desired() -> None:
     node = running("10.244.0.1")
     weights(node)[ONE] = 0
     node.restart()
@@ -130,7 +130,7 @@ def test_what_still_gets_connections_or_will_again_is_no_drain() -> None:
     assert weights(node) == {ONE: 1, TWO: 1}
 
 
-def test_a_draining_real_server_that_somebody_removed_is_forgotten() -> None:
+def test_a_draining_real_server_that_another_program_removed_is_forgotten() -> None:
     node = draining()
     del weights(node)[ONE]
     node.observe()
@@ -138,7 +138,7 @@ def test_a_draining_real_server_that_somebody_removed_is_forgotten() -> None:
     assert len(node.reconciler._drains) == 0
 
 
-def test_drains_of_a_virtual_server_that_somebody_removed_are_forgotten() -> None:
+def test_drains_of_a_virtual_server_that_another_program_removed_are_forgotten() -> None:
     node = draining()
     del node.kernel.virtual_servers[KEY]
     node.observe()

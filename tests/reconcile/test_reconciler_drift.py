@@ -20,7 +20,7 @@ from tests.support import builders
 
 
 @pytest.mark.checklist(70, 93)
-def test_everything_that_somebody_took_away_is_put_back_and_everything_added_is_taken_away() -> None:
+def test_everything_that_another_program_removed_is_added_and_everything_that_it_added_is_removed() -> None:
     node = running("10.244.0.1")
     kernel = node.kernel
     stray = builders.frontend(builders.CLUSTER_IP, 9)
@@ -72,7 +72,7 @@ def test_a_virtual_server_that_vanished_while_it_was_drained_forgets_its_drains(
     assert len(node.reconciler._drains) == 0
 
 
-def test_whatever_somebody_breaks_again_and_again_is_left_alone_for_a_while_but_not_for_another_wish() -> None:
+def test_drift_that_returns_is_left_alone_for_a_while_but_not_for_another_desired_value() -> None:
     node = running("10.244.0.1")
     for _ in range(drift.FREE_HEALS + 1):
         _break_everything(node)

@@ -61,7 +61,7 @@ def test_what_fails_is_tried_again_later_and_later_and_does_not_stop_others() ->
     assert Operation(Verb.ADD, RealServers.of(KEY, TWO, 1)) in node.sync()
 
 
-def test_a_changed_wish_is_tried_at_once_and_the_same_one_is_not() -> None:
+def test_a_changed_desired_value_is_tried_at_once_and_the_same_one_is_not() -> None:
     node = running("10.244.0.1")
     sticky = builders.service("web", affinity_timeout_s=10800, created_s=5.0)
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=1)
@@ -92,7 +92,7 @@ def test_rules_of_both_families_that_fail_wait_both() -> None:
     assert reconciler.plan(1).operations == failing
 
 
-def test_rules_that_are_under_way_are_asked_about_when_they_are_over() -> None:
+def test_rules_that_are_under_way_are_tried_again_when_they_have_ended() -> None:
     reconciler = Reconciler(Policy())
     for family in Family:
         reconciler.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
@@ -145,7 +145,7 @@ def test_new_real_servers_whose_answer_was_lost_are_failures_each_and_wait_toget
     assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
 
 
-def test_new_real_servers_are_told_nothing_by_the_failure_of_their_virtual_server() -> None:
+def test_new_real_servers_do_not_fail_with_their_virtual_server() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1", "10.244.0.2"))
     for operation in node.plan().operations:
@@ -157,7 +157,7 @@ def test_new_real_servers_are_told_nothing_by_the_failure_of_their_virtual_serve
     assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
 
 
-def test_what_has_succeeded_since_wakes_nobody() -> None:
+def test_an_operation_that_has_succeeded_since_does_not_wake_the_loop() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
     failing = node.plan().operations[-1]
@@ -175,7 +175,7 @@ def test_what_could_not_be_removed_is_pending() -> None:
     assert node.reconciler.pending == 1
 
 
-def test_a_failure_that_nobody_cares_about_any_more_does_not_wake_the_loop() -> None:
+def test_a_failure_of_an_operation_that_is_no_longer_planned_does_not_wake_the_loop() -> None:
     node = running("10.244.0.1")
     node.kernel.fail(lambda operation: isinstance(operation.item, SetEntries), times=1)
     node.put(*web("10.244.0.1", "10.244.0.2"))
@@ -223,7 +223,7 @@ def test_a_virtual_server_stays_known_by_its_entries_while_its_removal_fails() -
     assert not fresh.kernel.addresses
 
 
-def test_a_setting_that_cannot_be_written_is_tried_again_when_it_changes_and_holds_up_nothing() -> None:
+def test_a_setting_that_cannot_be_written_is_tried_again_when_it_changes_and_delays_nothing() -> None:
     kernel = simulation.new_kernel()
     kernel.fail(lambda operation: isinstance(operation.item, Sysctl), errno.EROFS, times=2)
     node = simulation.SimulatedNode(kernel)
@@ -245,7 +245,7 @@ def test_a_setting_that_cannot_be_written_is_tried_again_when_it_changes_and_hol
     assert (node.reconciler.pending, node.reconciler._tables.settings_given_up) == (0, {})
 
 
-def test_a_setting_that_was_refused_is_tried_again_when_another_value_is_wanted() -> None:
+def test_a_setting_that_was_refused_is_tried_again_when_another_value_is_desired() -> None:
     kernel = simulation.new_kernel()
     kernel.fail(lambda operation: isinstance(operation.item, Sysctl), errno.EROFS)
     node = simulation.SimulatedNode(kernel)

@@ -46,7 +46,7 @@ def test_what_goes_in_a_storm_waits_at_weight_0_and_goes_when_the_kernel_has_for
     assert node.reconciler.next_s() is None
 
 
-def test_what_waits_and_is_wanted_again_gets_its_weight_back_and_nothing_else() -> None:
+def test_a_waiting_drain_that_is_desired_again_gets_its_weight_back_and_nothing_else() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:6])
     put(node, POOL[6:12])
@@ -58,7 +58,7 @@ def test_what_waits_and_is_wanted_again_gets_its_weight_back_and_nothing_else() 
     assert len(node.reconciler._drains) == 0
 
 
-def test_with_session_affinity_nobody_waits_for_clients_would_be_sent_there() -> None:
+def test_with_session_affinity_no_drain_waits_because_clients_would_be_sent_there() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10], affinity_timeout_s=60)
     put(node, POOL[10:20], affinity_timeout_s=60)
@@ -66,7 +66,7 @@ def test_with_session_affinity_nobody_waits_for_clients_would_be_sent_there() ->
 
 
 @pytest.mark.parametrize("scheduler", ["sh", "mh", "dh", "twos"])
-def test_where_the_scheduler_would_still_choose_them_nobody_waits(scheduler: str) -> None:
+def test_no_drain_waits_if_the_scheduler_would_still_choose_it(scheduler: str) -> None:
     node = simulation.SimulatedNode(scheduler=scheduler)
     put(node, POOL[:10])
     put(node, POOL[10:20])

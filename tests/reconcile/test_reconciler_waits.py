@@ -28,7 +28,7 @@ def adds_it(operation: Operation) -> bool:
     return operation.verb is Verb.ADD and isinstance(operation.item, VirtualServer)
 
 
-def test_a_real_server_that_failed_does_not_wake_anybody_while_its_virtual_server_waits() -> None:
+def test_a_real_server_that_failed_does_not_wake_the_loop_while_its_virtual_server_waits() -> None:
     node = running(*ADDRESSES[:1])
     del node.kernel.virtual_servers[KEY]
     node.kernel.fail(adds_it, times=5, number=errno.ENOMEM)
@@ -38,7 +38,7 @@ def test_a_real_server_that_failed_does_not_wake_anybody_while_its_virtual_serve
     assert set(node.kernel.virtual_servers[KEY].real_servers) == {builders.backend(address) for address in ADDRESSES}
 
 
-def test_what_was_left_alone_wakes_nobody_once_it_is_not_wanted_any_more() -> None:
+def test_drift_that_was_left_alone_does_not_wake_the_loop_once_it_is_undesired() -> None:
     node = running(*ADDRESSES)
     for _ in range(drift.FREE_HEALS + 1):
         node.now += 10

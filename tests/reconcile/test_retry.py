@@ -42,7 +42,7 @@ def test_a_success_makes_the_next_try_a_first_one() -> None:
     assert retries.next_s() == FIRST_DELAY_S
 
 
-def test_another_wish_may_be_tried_at_once_and_is_a_first_try() -> None:
+def test_another_desired_value_may_be_tried_at_once_and_is_a_first_attempt() -> None:
     retries = Retries()
     retries.fail("key", "add", 0)
     retries.fail("key", "add", 0)
@@ -51,7 +51,7 @@ def test_another_wish_may_be_tried_at_once_and_is_a_first_try() -> None:
     assert retries.next_s() == FIRST_DELAY_S
 
 
-def test_what_nobody_wants_to_try_again_does_not_wake_anybody() -> None:
+def test_an_object_without_an_operation_does_not_wake_the_loop() -> None:
     retries = Retries()
     retries.fail("key", "add", 0)
     retries.fail("other", "add", 5)
@@ -60,7 +60,7 @@ def test_what_nobody_wants_to_try_again_does_not_wake_anybody() -> None:
     assert len(retries) == 1
 
 
-def test_what_is_under_way_is_no_further_failure_and_is_tried_as_soon_as_it_is_over() -> None:
+def test_an_operation_under_way_is_no_further_failure_and_is_tried_as_soon_as_it_has_ended() -> None:
     retries = Retries()
     retries.fail(("rules", 4), "wish", 0)
     retries.wait(("rules", 4), "wish", 1)

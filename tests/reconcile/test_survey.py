@@ -53,7 +53,7 @@ def test_an_observed_virtual_server_of_others_is_foreign_and_without_a_witness(n
     assert list(survey.foreign()) == [(ELSEWHERE, examples.observed())]
 
 
-def test_what_nobody_desires_any_more_is_stale_and_what_is_of_others_is_not(node: simulation.SimulatedNode) -> None:
+def test_an_undesired_virtual_server_of_ours_is_stale_and_a_foreign_one_is_not(node: simulation.SimulatedNode) -> None:
     node.kernel.virtual_servers[ELSEWHERE] = examples.observed()
     node.observe()
     survey = node.reconciler.survey
@@ -146,7 +146,7 @@ def test_a_reading_is_asked_for_the_sets_and_settings_that_are_desired(node: sim
     assert sysctls == [simulation.SYSCTL.path]
 
 
-def test_a_reading_in_parts_tells_of_drift_once_and_of_newcomers_until_it_is_concluded(node: simulation.SimulatedNode) -> None:
+def test_a_reading_in_parts_counts_drift_once_and_keeps_newcomers_until_it_is_concluded(node: simulation.SimulatedNode) -> None:
     reconciler = node.reconciler
     assert reconciler.has_observed_all
     node.kernel.virtual_servers.clear()

@@ -23,7 +23,7 @@ def pending(wishes: Table[str, tuple[Owner, int], int]) -> Collection[str]:
     return [*wishes.pending, *wishes.surplus]
 
 
-def test_a_wanted_key_is_pending_until_the_kernel_holds_what_is_wanted() -> None:
+def test_a_desired_key_is_pending_until_its_desired_value_is_observed() -> None:
     wishes = table()
     wishes.replace(OLD, {}, {"key": (OLD, 1)})
     assert pending(wishes) == ["key"]
@@ -33,7 +33,7 @@ def test_a_wanted_key_is_pending_until_the_kernel_holds_what_is_wanted() -> None
     assert pending(wishes) == []
 
 
-def test_a_key_that_nobody_wants_any_more_is_pending_until_it_is_gone() -> None:
+def test_a_key_that_is_no_longer_desired_is_surplus_until_it_is_gone() -> None:
     wishes = table()
     wishes.replace(OLD, {}, {"key": (OLD, 1)})
     wishes.confirm("key", 1)
@@ -43,7 +43,7 @@ def test_a_key_that_nobody_wants_any_more_is_pending_until_it_is_gone() -> None:
     assert (pending(wishes), dict(wishes.observed)) == ([], {})
 
 
-def test_a_wish_given_up_before_it_was_fulfilled_leaves_nothing_to_do() -> None:
+def test_a_desired_value_given_up_before_it_was_in_force_leaves_nothing_to_do() -> None:
     wishes = table()
     wishes.replace(OLD, {}, {"key": (OLD, 1)})
     wishes.replace(OLD, {"key": (OLD, 1)}, {})
@@ -76,7 +76,7 @@ def test_several_keys_that_are_confirmed_at_once_are_as_one_by_one() -> None:
     assert (differing, is_unequal, is_unequal_at_last) == (["other value", "left", "unwanted"], True, False)
 
 
-def test_the_oldest_owner_has_the_key_whoever_comes_first() -> None:
+def test_the_oldest_owner_has_the_key_in_any_order() -> None:
     for first, second in ((OLD, YOUNG), (YOUNG, OLD)):
         wishes = table()
         wishes.replace(first, {}, {"key": (first, 1)})
@@ -108,7 +108,7 @@ def test_an_owner_that_goes_while_it_waits_changes_nothing_for_the_winner() -> N
     assert list(wishes.conflicts()) == []
 
 
-def test_an_owner_that_waits_may_change_its_wish_meanwhile() -> None:
+def test_an_owner_that_waits_may_change_its_desired_value_meanwhile() -> None:
     wishes = table()
     wishes.replace(OLD, {}, {"key": (OLD, 1)})
     wishes.replace(YOUNG, {}, {"key": (YOUNG, 2)})
@@ -117,7 +117,7 @@ def test_an_owner_that_waits_may_change_its_wish_meanwhile() -> None:
     assert wishes.desired["key"] == (YOUNG, 3)
 
 
-def test_a_key_that_nobody_holds_is_held_by_nobody() -> None:
+def test_a_key_without_an_owner_is_owned_by_none() -> None:
     assert not table().is_owned_by("key", OLD)
     assert list(table().owners_of("key")) == []
 
@@ -129,7 +129,7 @@ def test_what_is_not_ours_is_not_removed() -> None:
     assert set(wishes.foreign) == {"theirs"}
 
 
-def test_what_is_not_ours_stays_when_a_wish_for_it_is_given_up_before_we_touched_it() -> None:
+def test_a_foreign_key_stays_when_a_desired_value_is_given_up_before_it_was_in_force() -> None:
     wishes = table()
     wishes.observe({"theirs": 1}, ours())
     wishes.replace(OLD, {}, {"theirs": (OLD, 2)})
@@ -138,7 +138,7 @@ def test_what_is_not_ours_stays_when_a_wish_for_it_is_given_up_before_we_touched
     assert pending(wishes) == []
 
 
-def test_what_is_not_ours_stays_though_it_was_wanted_when_it_was_seen() -> None:
+def test_a_foreign_key_stays_though_it_was_desired_when_it_was_observed() -> None:
     wishes = table()
     wishes.replace(OLD, {}, {"theirs": (OLD, 1)})
     wishes.observe({"theirs": 1}, ours())
@@ -173,7 +173,7 @@ def test_what_vanished_and_came_back_is_judged_anew() -> None:
     assert set(wishes.foreign) == {"key"}
 
 
-def test_protected_keys_are_never_removed_but_changed_when_wanted() -> None:
+def test_protected_keys_are_never_removed_but_changed_when_desired() -> None:
     wishes = table(lambda key: key == "protected")
     wishes.observe({"protected": 1}, ours("protected"))
     assert pending(wishes) == []
@@ -239,7 +239,7 @@ def test_what_is_read_by_itself_says_nothing_of_others() -> None:
     assert set(wishes.take_drifted()) == {"lost", "changed", "stray"}
 
 
-def test_what_is_seen_as_it_was_stays_the_object_that_it_is() -> None:
+def test_an_equal_observed_value_keeps_the_known_object() -> None:
     held, equal = [1], [1]
     wishes: Table[str, Owner, list[int]] = Table(lambda owner: owner, lambda _wanted, seen: seen != [1], lambda _key: False)
     wishes.observe({"key": held}, lambda _key: True)
@@ -263,7 +263,7 @@ def test_a_claim_compares_only_the_keys_it_changes() -> None:
     assert compared == [700]
 
 
-def test_what_was_changed_behind_our_back_is_counted_once_and_not_at_the_first_look() -> None:
+def test_drift_is_counted_once_and_not_at_the_first_reading() -> None:
     wishes = table()
     wishes.replace(OLD, {}, {"kept": (OLD, 1), "lost": (OLD, 1), "changed": (OLD, 1), "never": (OLD, 1)})
     wishes.observe({"kept": 1, "lost": 1, "changed": 1, "old": 1}, ours("kept", "lost", "changed", "old"))
@@ -292,7 +292,7 @@ def test_what_differed_already_is_counted_when_it_changes_and_is_not_named_again
     assert (wishes.drifted, wishes.take_drifted()) == (7, ["key"])
 
 
-def test_what_turns_out_to_be_as_wanted_is_no_drift() -> None:
+def test_a_change_to_the_desired_value_is_no_drift() -> None:
     wishes = table()
     wishes.observe({}, ours())
     wishes.replace(OLD, {}, {"key": (OLD, 1)})

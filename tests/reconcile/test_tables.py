@@ -62,7 +62,7 @@ def free(owner: Owner) -> ServiceState:
     return examples.state(owner, KEY, real_servers=[TWO], entries=[LOAD_BALANCER])
 
 
-def test_the_node_wants_its_device_its_sets_and_its_settings() -> None:
+def test_the_node_desires_its_device_its_sets_and_its_settings() -> None:
     tables = new_claims()
     tables.put_node({Family.IPV4}, [Sysctl("net/ipv4/ip_forward", "1")], Timeouts(1, 2, 3))
     assert list(tables.devices.desired) == [Device(DEVICE)]
@@ -71,7 +71,7 @@ def test_the_node_wants_its_device_its_sets_and_its_settings() -> None:
     assert tables.timeouts.desired == {TIMEOUTS: Timeouts(1, 2, 3)}
 
 
-def test_what_the_node_does_not_need_any_more_is_not_wanted_and_not_removed_either() -> None:
+def test_an_object_that_the_node_no_longer_needs_is_undesired_and_not_removed() -> None:
     tables = new_claims()
     tables.put_node(tuple(Family), [Sysctl("net/ipv4/ip_forward", "1")], Timeouts(1, 2, 3))
     for ip_set in tables.sets.desired:
@@ -152,7 +152,7 @@ def test_a_set_entry_that_two_services_share_stays_until_both_are_gone() -> None
     assert not table.desired
 
 
-def test_what_a_service_wants_anew_replaces_all_that_it_wanted_before() -> None:
+def test_the_desired_state_of_a_service_replaces_its_former_one() -> None:
     tables = new_claims()
     put(tables, examples.state(OLD, KEY, entries=[LOAD_BALANCER], addresses=["192.0.2.10"]))
     cluster_entry = examples.entry(SetKind.CLUSTER_IP, CLUSTER_IP)
@@ -162,7 +162,7 @@ def test_what_a_service_wants_anew_replaces_all_that_it_wanted_before() -> None:
     assert list(tables.addresses.desired) == [CLUSTER_IP.address]
 
 
-def test_a_service_that_nobody_knows_may_go() -> None:
+def test_an_unknown_service_may_go() -> None:
     tables = new_claims()
     tables.put(ServiceName("default", "unknown"), None)
     assert not tables.states
@@ -199,7 +199,7 @@ def test_a_node_port_keeps_its_entries_when_something_else_of_that_number_is_los
     assert {NODE_PORT_ENTRY, LOCAL_ENTRY} <= entries(tables, YOUNG)
 
 
-def test_a_set_is_occupied_from_the_first_wish_to_the_last_entry() -> None:
+def test_a_set_is_occupied_from_the_first_desired_to_the_last_observed_entry() -> None:
     tables = new_claims()
     assert tables.occupied(Family.IPV4) == frozenset()
     put(tables, free(OLD))
@@ -290,7 +290,7 @@ def test_the_first_real_server_after_there_was_none_calls_for_cleaning_again() -
     assert list(tables.flows.pending) == [FLOW]
 
 
-def test_contested_flows_are_those_of_the_winner_and_are_cleaned_for_who_takes_over() -> None:
+def test_contested_flows_are_those_of_the_winner_and_are_cleaned_for_its_successor() -> None:
     tables = new_claims()
     put_flow(tables, {TWO}, YOUNG)
     put_flow(tables, {ONE}, OLD)
@@ -313,7 +313,7 @@ def test_a_service_that_waits_does_not_refuse_what_another_one_has() -> None:
     assert tables.refused() == {KEY}
 
 
-def test_what_was_set_for_the_node_and_is_wanted_no_more_is_left_as_it_is() -> None:
+def test_a_setting_that_is_no_longer_desired_is_left_as_it_is() -> None:
     tables = new_claims()
     setting, timeouts, rules = (
         Sysctl("net/ipv4/ip_forward", "1"),
@@ -358,7 +358,7 @@ def health_checked(owner: Owner, local_endpoints: int) -> ServiceState:
     return ServiceState(owner=owner, rare=Rarities(local_endpoints={listener: local_endpoints}))
 
 
-def test_a_health_check_port_answers_for_the_oldest_service_that_wants_it_and_then_for_the_next() -> None:
+def test_a_health_check_port_answers_for_the_oldest_service_that_desires_it_and_then_for_the_next() -> None:
     tables = new_claims()
     port = HealthCheckPort(Family.IPV4, 30001)
     put(tables, health_checked(YOUNG, 2), health_checked(OLD, 1))

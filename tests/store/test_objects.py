@@ -59,7 +59,7 @@ def test_nothing_is_known_or_changed_at_first() -> None:
     assert store.take() == Changes()
 
 
-def test_what_was_delivered_is_known() -> None:
+def test_delivered_objects_are_known() -> None:
     store = Store(STARTED_S)
     deliver(store, WEB, SLICE, NODE, now=7)
     assert dict(store.services) == {WEB.name: WEB}
@@ -174,7 +174,7 @@ def test_endpoints_that_come_before_their_service_are_found_later() -> None:
     assert list(store.slices_of(WEB.name)) == [SLICE]
 
 
-def test_a_complete_list_replaces_what_was_known(store: Store) -> None:
+def test_a_complete_list_replaces_all_known_objects(store: Store) -> None:
     shop = builders.service("shop")
     deliver(store, shop)
     store.take()
@@ -187,7 +187,7 @@ def test_a_complete_list_replaces_what_was_known(store: Store) -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(ObjectKind)), ids="-".join)
-def test_it_is_complete_when_every_kind_was_listed(order: tuple[ObjectKind, ...]) -> None:
+def test_the_store_is_complete_when_every_kind_was_listed(order: tuple[ObjectKind, ...]) -> None:
     store = Store(STARTED_S)
     for number, kind in enumerate(order):
         assert not store.is_complete
@@ -272,7 +272,7 @@ def test_changes_are_counted_until_they_are_taken(store: Store) -> None:
     assert store.untaken == {}
 
 
-def test_unused_parts_of_an_object_are_told_when_they_change(store: Store) -> None:
+def test_unused_parts_of_an_object_are_reported_when_they_change(store: Store) -> None:
     skipped = (Skipped("spec.ports[0]", "no protocol"),)
     deliver(store, builders.with_options(WEB, skipped=skipped))
     assert store.take().complaints == (Complaint(ObjectKind.SERVICE, "default/web", skipped),)
@@ -285,21 +285,21 @@ def test_unused_parts_of_an_object_are_told_when_they_change(store: Store) -> No
 
 
 @pytest.mark.parametrize("item", [SLICE, NODE], ids=lambda item: type(item).__name__)
-def test_unused_parts_of_new_objects_are_told(item: EndpointSlice) -> None:
+def test_unused_parts_of_new_objects_are_reported(item: EndpointSlice) -> None:
     store = Store(STARTED_S)
     skipped = (Skipped("x", "wrong"),)
     deliver(store, msgspec.structs.replace(item, skipped=skipped))
     assert store.take().complaints == (Complaint(memory_node.KINDS[type(item)], str(item.name), skipped),)
 
 
-def test_an_object_that_cannot_be_read_leaves_what_was_known_in_force(store: Store) -> None:
+def test_an_object_that_cannot_be_parsed_leaves_its_known_version_in_force(store: Store) -> None:
     key = ServiceName("default", "web")
     store.deliver([Rejected(ObjectKind.SERVICE, key, "", "bad"), Listed(ObjectKind.SERVICE, frozenset({key}))], 1)
     assert dict(store.services) == {WEB.name: WEB}
     assert store.take() == Changes(complaints=(Complaint(ObjectKind.SERVICE, "default/web", (Skipped("", "bad"),)),))
 
 
-def test_an_object_that_cannot_be_read_is_told_once_until_it_changes(store: Store) -> None:
+def test_an_object_that_cannot_be_parsed_is_reported_once_until_it_changes(store: Store) -> None:
     rejected = Rejected(ObjectKind.SERVICE, BAD, "", "no port")
     listed = Listed(ObjectKind.SERVICE, frozenset({BAD, ServiceName("default", "web")}))
 
@@ -317,7 +317,7 @@ def test_an_object_that_cannot_be_read_is_told_once_until_it_changes(store: Stor
     assert complaints(without_bad, rejected._replace(reason="no name")) == ["no name"]
 
 
-def test_what_is_wrong_in_a_file_is_told_each_time_it_was_read(store: Store) -> None:
+def test_faults_of_a_file_are_reported_each_time_that_it_is_read(store: Store) -> None:
     rejected = Rejected(ObjectKind.SERVICE, BAD, "web.yaml, document 2", "no port")
     nameless = Rejected(ObjectKind.SERVICE, None, "web.yaml", "line 3: not YAML")
     store.deliver([rejected, nameless], 1)
@@ -373,7 +373,7 @@ def names_of(services: list[ApiObject]) -> set[object]:
     return {item.name for item in services}
 
 
-def test_services_that_a_doubted_list_lacks_are_only_remembered_until_they_are_seen_again() -> None:
+def test_services_that_a_doubted_list_lacks_are_only_remembered_until_they_are_listed_again() -> None:
     store, services = guarded_store(20)
 
     def remembered() -> set[object]:
@@ -425,7 +425,7 @@ def test_a_list_whose_slices_are_all_emptied_is_doubted_and_then_confirmed() -> 
     assert not any(item.endpoints for name in store.services for item in store.slices_of(name))
 
 
-def test_a_list_that_breaks_off_holds_nothing_back_from_the_next() -> None:
+def test_a_list_that_breaks_off_does_not_affect_the_next() -> None:
     store, _ = guarded_store(20)
     store.deliver([Listing(ObjectKind.ENDPOINT_SLICE)], 10)
     deliver(store, *emptied(20))
@@ -456,14 +456,14 @@ def test_a_first_list_that_is_empty_counts_and_is_doubted_until_another_confirms
 
 
 @pytest.mark.parametrize("guard", [Guard(0), Guard(50)])
-def test_a_first_list_that_holds_something_is_believed_and_so_is_any_when_the_guard_is_off(guard: Guard) -> None:
+def test_a_first_list_with_objects_is_accepted_and_any_first_list_without_a_guard(guard: Guard) -> None:
     store, web = Store(STARTED_S, guard), builders.service("web")
     store.deliver([listed(*[web] * (guard.percent > 0))], 1)
     store.deliver([Listed(ObjectKind.NODE, frozenset())], 1)
     assert not store.may_lack_all
 
 
-def test_what_the_list_after_a_doubted_first_one_holds_ends_the_doubt() -> None:
+def test_objects_on_the_list_after_a_doubted_first_one_end_the_doubt() -> None:
     store = Store(STARTED_S, Guard(50))
     store.deliver([listed()], 1)
     store.deliver([listed(builders.service("web"))], 2)

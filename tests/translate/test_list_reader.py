@@ -59,13 +59,13 @@ def test_the_version_of_a_list_is_known_with_its_first_item() -> None:
 
 
 @pytest.mark.parametrize("text", ['},{"metadata":', '"items":[{"metadata":', "]}", '\\"},{\\"metadata\\":', "\\"])
-def test_texts_that_look_like_the_bounds_of_items_are_texts(text: str) -> None:
+def test_texts_with_the_characters_between_two_items_are_texts(text: str) -> None:
     items = [service("a", annotations={text: text}), service("b", annotations={"x": text}), service("c")]
     early, page = read(pieces_of(body_of(*items, metadata={"resourceVersion": text}), 5))
     assert (names(early), names(page.events), page.resource_version) == (["a", "b"], ["c"], text)
 
 
-def test_objects_within_an_item_that_look_like_items_belong_to_it() -> None:
+def test_objects_in_an_item_with_the_form_of_items_belong_to_it() -> None:
     inner: dict[str, Any] = {
         "managedFields": [{"metadata": {"name": "x"}}, {"metadata": {"name": "y"}}],
         "z": [{"items": [{"metadata": 1}]}],

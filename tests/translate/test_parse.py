@@ -215,7 +215,7 @@ def test_source_ranges_are_trimmed_masked_and_read_once_each() -> None:
     assert _reasons(service) == ["spec.loadBalancerSourceRanges: '10.0.0.0' is not a CIDR range such as 10.0.0.0/8"]
 
 
-def test_source_ranges_of_which_none_can_be_read_admit_nobody() -> None:
+def test_source_ranges_without_any_valid_one_admit_no_client() -> None:
     service = _service({"loadBalancerSourceRanges": ["10.0.0.0", " "]})
     assert service.options.source_ranges == ()
     assert service.options.admits_nobody
@@ -225,7 +225,7 @@ def test_source_ranges_of_which_none_can_be_read_admit_nobody() -> None:
 
 
 @pytest.mark.parametrize("ranges", [None, [], ["", " "], ["10.0.0.0", "192.0.2.0/24"], ["0.0.0.0/0"]])
-def test_no_source_ranges_or_some_that_can_be_read_do_not_shut_everybody_out(ranges: list[str] | None) -> None:
+def test_no_source_ranges_or_some_valid_ones_admit_clients(ranges: list[str] | None) -> None:
     assert not _service({"loadBalancerSourceRanges": ranges}).options.admits_nobody
 
 
@@ -241,7 +241,7 @@ def test_no_source_ranges_or_some_that_can_be_read_do_not_shut_everybody_out(ran
         ({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 86400}}}, 86400),
     ],
 )
-def test_session_affinity_lasts_three_hours_unless_said_otherwise(spec: dict[str, Any], timeout_s: int) -> None:
+def test_session_affinity_lasts_three_hours_by_default(spec: dict[str, Any], timeout_s: int) -> None:
     assert _service(spec).options.affinity_timeout_s == timeout_s
 
 

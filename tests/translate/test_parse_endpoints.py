@@ -47,7 +47,7 @@ def test_of_more_endpoints_than_the_api_allows_the_first_are_used(beyond: int) -
 @pytest.mark.parametrize(
     ("count", "last"), [(20, "endpoints[19].addresses[0]: 'x19' is not an IP address"), (21, None), (500, None)]
 )
-def test_of_many_unusable_parts_the_first_are_told_and_the_others_counted(count: int, last: str | None) -> None:
+def test_of_many_unusable_parts_the_first_are_reported_and_the_others_counted(count: int, last: str | None) -> None:
     reasons = _reasons(_wide_slice([f"x{number}" for number in range(count)]))
     assert reasons[0] == "endpoints[0].addresses[0]: 'x0' is not an IP address"
     counted = f"endpoints[20].addresses[0]: 'x20' is not an IP address; {count - 20} such parts from here on"

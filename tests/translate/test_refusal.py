@@ -66,7 +66,7 @@ def test_an_external_address_is_refused_with_its_reason(external: str, port: int
         ("ffff::1", True),
     ],
 )
-def test_multicast_and_other_addresses_of_nobody_are_refused_and_their_neighbours_are_not(
+def test_multicast_and_other_special_addresses_are_refused_and_their_neighbours_are_not(
     address: str, *, is_refused: bool
 ) -> None:
     _, why = refusal.admit(service("10.96.0.10", address), node_view(), SETTINGS)
@@ -88,7 +88,7 @@ def test_an_external_address_that_the_bridge_of_the_pods_carries_is_the_node_s_a
 
 
 @pytest.mark.parametrize("address", ["224.0.0.1", "fe80::1"])
-def test_a_cluster_ip_that_is_nobody_s_to_serve_is_refused(address: str) -> None:
+def test_a_cluster_ip_that_no_service_may_have_is_refused(address: str) -> None:
     found, why = refusal.admit(service(address), node_view(), SETTINGS)
     assert found.cluster_addresses == ()
     assert [str(one) for one in why] == [f"spec.clusterIPs: {address} is an unspecified, multicast or link-local address"]

@@ -122,7 +122,7 @@ def test_other_ports_of_service_addresses_are_refused_as_the_family_does_it(fami
     assert reject == f"-m conntrack --ctstate NEW -m set --match-set {ips} dst -j REJECT --reject-with {name}"
 
 
-def test_the_rules_of_ipv6_look_up_the_sets_of_ipv6() -> None:
+def test_the_rules_of_ipv6_name_the_sets_of_ipv6() -> None:
     skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(SetKind), [])
     names = {rule.set.set for rules in skeleton.chains.values() for rule in rules if rule.set}
     assert names == {IpSet(kind, Family.IPV6).name for kind in SetKind}
@@ -139,7 +139,7 @@ def test_the_mark_is_set_on_request_and_taken_off_again_before_masquerading() ->
     assert accept_marked == '-m comment --comment "kubernetes forwarding rules" -m mark --mark 0x8000/0x8000 -j ACCEPT'
 
 
-def test_hairpin_traffic_is_masqueraded_before_the_mark_is_looked_at() -> None:
+def test_hairpin_traffic_is_masqueraded_before_the_mark_is_tested() -> None:
     state = reading.state_of(builders.service(), builders.endpoint_slice(builders.endpoint("10.244.0.5")))
     first, *_ = reading.texts(reading.skeleton_of(state), "nat", "KUBE-POSTROUTING")
     assert first == (
@@ -182,13 +182,13 @@ def test_traffic_to_cluster_ips_is_masqueraded_unless_it_comes_from_local_pods(s
     assert _masquerade(settings) == rule
 
 
-def test_local_pods_are_told_by_the_range_of_each_family() -> None:
+def test_local_pods_are_recognised_by_the_range_of_each_family() -> None:
     settings = Settings(cluster_networks=BOTH)
     assert _masquerade(settings, Family.IPV6) == "! -s fd00:10:244::/56 -m set --match-set KUBE-6-CLUSTER-IP dst,dst"
 
 
 @pytest.mark.checklist(104)
-def test_a_nodes_pod_ranges_count_only_where_they_tell_local_pods() -> None:
+def test_a_nodes_pod_ranges_count_only_if_local_pods_are_recognised_by_them() -> None:
     before = builders.node_view(seen=builders.node(pod_networks=["10.244.3.0/24"]))
     after = builders.node_view(seen=builders.node(pod_networks=["10.244.4.0/24"]))
     by_node = Settings(detect_local=LocalMode.NODE_CIDR)

@@ -44,7 +44,7 @@ def test_a_service_is_a_virtual_server_an_address_and_two_set_entries() -> None:
     assert len(state.entries) == 2
 
 
-def test_a_service_that_is_only_remembered_stands_behind_all_that_have_been_seen() -> None:
+def test_a_service_that_is_only_remembered_comes_after_all_listed_ones() -> None:
     view = builders.node_view()
     owner, remembered = (
         state.translate(service(), (), view, Settings(), remembered=is_remembered).owner for is_remembered in (False, True)
@@ -55,7 +55,7 @@ def test_a_service_that_is_only_remembered_stands_behind_all_that_have_been_seen
     assert remembered == owner.remembered
 
 
-def test_an_entry_holds_what_its_set_s_type_has_and_nothing_else() -> None:
+def test_an_entry_has_the_fields_of_its_set_s_type_and_no_others() -> None:
     state = state_of(service("web", builders.service_port(80, node_port=30080)))
     assert state.entries == (
         SetEntry("KUBE-CLUSTER-IP", parse_address(CLUSTER_IP), Protocol.TCP, 80),
@@ -71,7 +71,7 @@ def test_all_of_a_state_has_the_service_for_its_owner() -> None:
     assert {server.owner for server in state.virtual_servers.values()} == {owner}
 
 
-def test_a_service_that_is_not_served_wants_nothing_and_says_why() -> None:
+def test_a_service_that_is_not_served_desires_nothing_and_has_a_reason() -> None:
     headless = Skipped("spec.clusterIP", "headless", invalid=False)
     detail = Skipped("spec.type", "is not known")
     unserved = builders.with_options(service(), not_served=headless, skipped=(detail,))
@@ -190,7 +190,7 @@ def test_ready_endpoints_are_real_servers_and_local_ones_are_in_the_hairpin_set(
 
 @pytest.mark.checklist(78)
 @pytest.mark.parametrize(("node", "hairpin"), [(builders.THIS_NODE, {"10.244.0.5,tcp:8080,10.244.0.5"}), (OTHER_NODE, set())])
-def test_internal_traffic_goes_anywhere_unless_told_otherwise(node: str, hairpin: set[str]) -> None:
+def test_internal_traffic_goes_to_all_nodes_by_default(node: str, hairpin: set[str]) -> None:
     slices = endpoint_slice(endpoint("10.244.0.5", node), endpoint("10.244.1.5", "node-c"), endpoint("10.244.1.6", "node-c"))
     state = state_of(service(), slices)
     assert len(backends(state, CLUSTER_IP)) == 3

@@ -189,7 +189,7 @@ def test_external_addresses_that_the_operator_does_not_allow_are_not_served() ->
     assert members(SetKind.EXTERNAL_IP, state) == set()
 
 
-def test_policies_look_at_external_addresses_even_where_they_are_not_served() -> None:
+def test_external_addresses_count_for_policies_even_if_they_are_not_served() -> None:
     settings = Settings(external_addresses=False)
     remote = endpoint_slice(endpoint("10.180.1.1", OTHER_NODE))
     state = state_of(service(external=["50.60.70.81"], external_local=True), remote, settings=settings)
@@ -267,7 +267,7 @@ def test_a_load_balancer_address_with_local_traffic_leads_to_local_endpoints_and
 
 
 @pytest.mark.checklist(38)
-def test_source_ranges_are_let_in_and_everybody_else_is_dropped() -> None:
+def test_source_ranges_are_admitted_and_all_other_clients_are_dropped() -> None:
     state = _on_a_node_without_addresses(_load_balancer("10.0.0.0/8"))
     assert members(SetKind.LOAD_BALANCER, state) == members(SetKind.LOAD_BALANCER_FIREWALL, state) == {"1.2.3.4,tcp:80"}
     assert members(SetKind.LOAD_BALANCER_SOURCE_CIDR, state) == {"1.2.3.4,tcp:80,10.0.0.0/8"}
@@ -299,7 +299,7 @@ def test_a_node_outside_the_source_ranges_may_not_use_the_address_itself() -> No
 
 
 @pytest.mark.parametrize("ranges", [("10.0.0.0/8", "0.0.0.0/0"), ("2001:db8::/32",), ()])
-def test_a_range_of_everything_or_none_of_the_family_restricts_nobody(ranges: tuple[str, ...]) -> None:
+def test_a_range_of_all_addresses_or_none_of_the_family_restricts_no_client(ranges: tuple[str, ...]) -> None:
     state = _on_a_node_without_addresses(_load_balancer(*ranges))
     assert members(SetKind.LOAD_BALANCER, state) == {"1.2.3.4,tcp:80"}
     for kind in (SetKind.LOAD_BALANCER_FIREWALL, SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP):
@@ -307,7 +307,7 @@ def test_a_range_of_everything_or_none_of_the_family_restricts_nobody(ranges: tu
     assert state.rare.refused == ()
 
 
-def test_source_ranges_of_which_none_can_be_read_let_nobody_in() -> None:
+def test_source_ranges_without_any_valid_one_let_no_client_in() -> None:
     wanted = builders.with_options(_load_balancer(), admits_nobody=True)
     state = _on_a_node_without_addresses(wanted)
     assert members(SetKind.LOAD_BALANCER_FIREWALL, state) == {"1.2.3.4,tcp:80"}

@@ -52,7 +52,7 @@ def test_without_knowing_pods_only_the_host_is_masqueraded(client: Client, *, ex
     assert _trace(builders.service(), CLUSTER, client, Settings()).is_masqueraded is expected
 
 
-def test_everybody_is_masqueraded_if_so_configured() -> None:
+def test_all_clients_are_masqueraded_if_so_configured() -> None:
     everything = Settings(masquerade_all=True)
     assert all(_trace(builders.service(), CLUSTER, client, everything).is_masqueraded for client in Client)
 
@@ -113,7 +113,7 @@ def _follow(*chains: tuple[str, tuple[Rule, ...]], is_from_host: bool = False) -
 MARK, TO_OTHER = Rule(target=JumpTo("KUBE-MARK-MASQ")), Rule(target=JumpTo("OTHER"))
 
 
-def test_what_was_accepted_sees_no_later_rule_in_whatever_chain_that_was() -> None:
+def test_an_accepted_connection_meets_no_later_rule_of_any_chain() -> None:
     accept = Rule(target=Verdict.ACCEPT)
     assert _follow(("KUBE-SERVICES", (accept, MARK))) == (False, ((ChainKey("nat", "KUBE-SERVICES"), accept),))
     found = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (accept, MARK)))
@@ -126,7 +126,7 @@ def test_a_rule_for_what_comes_from_elsewhere_is_none_for_the_host(*, is_from_ho
     assert _follow(("KUBE-SERVICES", rules), is_from_host=is_from_host).is_masqueraded is is_from_host
 
 
-def test_a_chain_that_decides_nothing_is_no_step_and_one_that_was_ended_is() -> None:
+def test_a_chain_that_decides_nothing_leaves_no_rule_and_one_that_was_ended_does() -> None:
     nothing = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (Rule(target=Verdict.ACCEPT, protocol=Protocol.UDP),)))
     assert (nothing.is_masqueraded, [applied.rule for applied in nothing.applied_rules]) == (True, [MARK])
     back = Rule(target=Verdict.RETURN)
@@ -134,6 +134,6 @@ def test_a_chain_that_decides_nothing_is_no_step_and_one_that_was_ended_is() -> 
     assert (ended.is_masqueraded, [applied.rule for applied in ended.applied_rules]) == (True, [TO_OTHER, back, MARK])
 
 
-def test_a_target_that_decides_nothing_is_no_step() -> None:
+def test_a_target_that_decides_nothing_leaves_no_rule() -> None:
     found = _follow(("KUBE-SERVICES", (Rule(target=SetMark(0x8)), MARK)))
     assert (found.is_masqueraded, [applied.rule for applied in found.applied_rules]) == (True, [MARK])

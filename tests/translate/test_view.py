@@ -55,7 +55,7 @@ def test_besides_our_device_and_loopback_only_the_network_card_counts() -> None:
 
 
 @pytest.mark.checklist(8)
-def test_an_interface_named_almost_like_our_device_is_somebody_elses() -> None:
+def test_an_interface_with_nearly_the_name_of_our_device_is_another_one() -> None:
     assert _node_port_addresses({"ipvs0": ["1.2.3.4"], "eth0": ["100.0.0.1"]}) == ["1.2.3.4", "100.0.0.1"]
 
 
@@ -125,7 +125,7 @@ def test_an_address_in_two_ranges_counts_once() -> None:
 
 
 @pytest.mark.checklist(101)
-def test_ranges_that_hold_no_address_of_the_node_leave_none() -> None:
+def test_ranges_without_an_address_of_the_node_leave_none() -> None:
     assert _node_port_addresses(INTERFACES, settings=_limited("192.168.0.0/16")) == []
 
 
@@ -253,7 +253,7 @@ def test_node_ports_are_served_in_ranges_that_are_known_before_the_interfaces_ar
         (LocalMode.BRIDGE_INTERFACE, ("10.244.0.0/16",), (), set()),
     ],
 )
-def test_families_whose_local_pods_cannot_be_told_are_those_that_the_ranges_leave_out(
+def test_local_pods_cannot_be_recognised_in_families_that_the_ranges_leave_out(
     mode: LocalMode, cluster: tuple[str, ...], pods: tuple[str, ...], expected: set[Family]
 ) -> None:
     settings = Settings(detect_local=mode, cluster_networks=builders.networks(*cluster), local_interface="cni0")
