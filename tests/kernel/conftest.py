@@ -13,7 +13,7 @@ _CLONE_NEWNET = 0x40000000
 
 @pytest.fixture
 def fresh_namespace() -> Iterator[None]:
-    """This thread, and what it starts, in a network namespace of its own, with nothing but its loopback up."""
+    """This thread, and its children, in a network namespace of its own, where only the loopback interface is up."""
     if os.geteuid() != 0:
         pytest.skip("a network namespace needs root")
     libc = ctypes.CDLL(None, use_errno=True)

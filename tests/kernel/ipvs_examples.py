@@ -29,5 +29,5 @@ def clean(outcomes: Sequence[Outcome]) -> bool:
 
 
 def changes(driver: ipvs.IpvsDriver) -> Mapping[VirtualServerKey, ObservedVirtualServer | None]:
-    """What a look at all of the listing tells."""
-    return {key: seen for told in driver.observe_changed() for key, seen in told.items()}
+    """The virtual servers of a whole listing."""
+    return {key: observed for reading in driver.observe_changed() for key, observed in reading.items()}

@@ -1,4 +1,4 @@
-"""A small skeleton, and what is listed where nothing and where all of it is there."""
+"""A small skeleton, and its listings when nothing and when all of it is in force."""
 
 from ipvsproxy.kernel import iptables_rule, iptables_text
 from ipvsproxy.model.net import Family

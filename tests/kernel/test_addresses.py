@@ -1,6 +1,6 @@
 """The address driver against a real kernel, read back with ip; and its faults on a fake socket.
 
-What the fake kernel does as well stands in test_contract.py.
+Properties that the fake kernel shares are in test_contract.py.
 """
 
 import contextlib
@@ -84,9 +84,9 @@ def test_what_ip_added_is_observed_with_the_addresses_of_other_interfaces(driver
     ip("address", "add", "10.0.0.7/24", "dev", "other")
     ip("address", "add", "10.5.0.1", "peer", "10.5.0.2", "dev", "other")
     ip("address", "add", "fd00::7/64", "dev", "other")
-    seen = driver.observe()
-    assert (seen.device, seen.addresses) == (True, frozenset({parse_address("10.96.0.1")}))
-    assert set(seen.others) == {
+    observed = driver.observe()
+    assert (observed.device, observed.addresses) == (True, frozenset({parse_address("10.96.0.1")}))
+    assert set(observed.others) == {
         InterfaceAddress("lo", parse_address("127.0.0.1"), 8),
         InterfaceAddress("lo", parse_address("::1"), 128),
         InterfaceAddress("other", parse_address("10.0.0.7"), 24),
@@ -101,19 +101,19 @@ def test_unchanged_addresses_are_not_returned_again(driver: addresses.AddressDri
     assert driver.observe() == driver.observe_changed()
     assert driver.observe_changed() is None
     ip("address", "add", "172.18.0.9/16", "dev", "lo")
-    seen = driver.observe_changed()
-    assert seen is not None
-    assert InterfaceAddress("lo", parse_address("172.18.0.9"), 16) in seen.others
+    observed = driver.observe_changed()
+    assert observed is not None
+    assert InterfaceAddress("lo", parse_address("172.18.0.9"), 16) in observed.others
     ip("address", "delete", "10.96.0.1/32", "dev", DEVICE)
     assert driver.observe().addresses == frozenset()  # which does not count as having been told
-    seen = driver.observe_changed()
-    assert seen is not None
-    assert seen.addresses == frozenset()
+    observed = driver.observe_changed()
+    assert observed is not None
+    assert observed.addresses == frozenset()
     assert driver.observe_changed() is None
     ip("link", "delete", DEVICE)
-    seen = driver.observe_changed()
-    assert seen is not None
-    assert not seen.device
+    observed = driver.observe_changed()
+    assert observed is not None
+    assert not observed.device
 
 
 @pytest.mark.kernel
@@ -122,9 +122,9 @@ def test_addresses_that_were_written_are_shown_whatever_they_are(driver: address
     driver.observe_changed()
     apply(driver, Verb.REMOVE, bound("10.96.0.1"))
     apply(driver, Verb.ADD, bound("10.96.0.1"))
-    seen = driver.observe_changed()
-    assert seen is not None
-    assert seen.addresses == {parse_address("10.96.0.1")}
+    observed = driver.observe_changed()
+    assert observed is not None
+    assert observed.addresses == {parse_address("10.96.0.1")}
 
 
 @pytest.mark.kernel
@@ -149,7 +149,7 @@ def test_removing_one_address_leaves_the_others(driver: addresses.AddressDriver)
 
 @pytest.mark.kernel
 def test_order_is_kept_when_the_device_itself_comes_and_goes(driver: addresses.AddressDriver) -> None:
-    steps = [
+    operations = [
         Operation(Verb.ADD, bound("10.96.0.1")),
         Operation(Verb.REMOVE, bound("10.96.0.1")),
         Operation(Verb.ADD, Device(DEVICE)),
@@ -158,8 +158,8 @@ def test_order_is_kept_when_the_device_itself_comes_and_goes(driver: addresses.A
         Operation(Verb.ADD, Device(DEVICE)),
         Operation(Verb.ADD, bound("10.96.0.2")),
     ]
-    outcomes = driver.apply(steps)
-    assert [outcome.operation for outcome in outcomes] == steps
+    outcomes = driver.apply(operations)
+    assert [outcome.operation for outcome in outcomes] == operations
     assert outcomes[0].error == "add address 10.96.0.1: the device kube-ipvs0 is missing"
     assert outcomes[1].surprise
     assert clean(outcomes[2:])

@@ -97,8 +97,8 @@ def test_sctp_flows_are_deleted_too(driver: conntrack.ConntrackDriver, family: F
 def test_a_real_server_on_another_port_does_not_keep_a_flow(driver: conntrack.ConntrackDriver) -> None:
     flow(Family.IPV4, 1, 5)
     key = RealServerKey.of(parse_address(POD[Family.IPV4].format(5)), 5354)
-    wanted = FlowCleaning(Flow(Family.IPV4, Protocol.UDP, parse_address(SERVICE[Family.IPV4]), 53), frozenset({key}))
-    assert removed(driver.apply([Operation(Verb.REMOVE, wanted)])) == [1]
+    desired = FlowCleaning(Flow(Family.IPV4, Protocol.UDP, parse_address(SERVICE[Family.IPV4]), 53), frozenset({key}))
+    assert removed(driver.apply([Operation(Verb.REMOVE, desired)])) == [1]
 
 
 @pytest.mark.kernel
@@ -232,7 +232,7 @@ def listed(*flows: bytes, flags: int = 0) -> Callable[[int], list[fake_netlink.A
 
 @pytest.mark.parametrize("stale", [False, True], ids=["kept", "stale"])
 def test_memory_does_not_depend_on_the_number_of_flows(*, stale: bool) -> None:
-    """A part of 32 kB is what the kernel lists at once; two hundred of them are 6.4 MB as bytes alone."""
+    """The kernel lists parts of 32 kB; two hundred of them are 6.4 MB as bytes alone."""
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         ((_, kind, _, sequence, _), *_) = found = fake_netlink.split(data)
@@ -247,11 +247,11 @@ def test_memory_does_not_depend_on_the_number_of_flows(*, stale: bool) -> None:
             return super().send(data)
 
     driver = conntrack.ConntrackDriver(lambda _protocol: Forgetful(answer))
-    wanted = cleaning(Family.IPV4) if stale else cleaning(Family.IPV4, 5)
+    desired = cleaning(Family.IPV4) if stale else cleaning(Family.IPV4, 5)
     removed(driver.apply([cleaning(Family.IPV4, 5, port=54)]))  # what is made once
     tracemalloc.start()
     try:
-        (count,) = removed(driver.apply([wanted]))
+        (count,) = removed(driver.apply([desired]))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -326,7 +326,7 @@ V4, V6 = (parse_address(SERVICE[family]) for family in Family)
 
 
 @pytest.mark.parametrize(
-    ("cleanings", "wanted"),
+    ("cleanings", "desired"),
     [
         ([cleaning(Family.IPV4)], (0x2A, b"\x11", V4, b"\0\x35")),
         ([cleaning(Family.IPV6)], (0x28, b"\x11", b"", b"\0\x35")),
@@ -336,11 +336,11 @@ V4, V6 = (parse_address(SERVICE[family]) for family in Family)
     ids=["one", "IPv6", "two ports", "two protocols"],
 )
 def test_the_kernel_leaves_out_what_differs_from_all_that_is_cleaned(
-    cleanings: list[Operation], wanted: tuple[object, ...]
+    cleanings: list[Operation], desired: tuple[object, ...]
 ) -> None:
     table = Table(listed())
     conntrack.ConntrackDriver(table.connect).apply(cleanings)
-    assert [destination(query) for query in table.queries] == [wanted]
+    assert [destination(query) for query in table.queries] == [desired]
 
 
 @pytest.mark.kernel

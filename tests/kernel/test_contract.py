@@ -1,4 +1,4 @@
-"""What every kernel must do, the fake one and the real one alike.
+"""The contract of every kernel, the fake one and the real one.
 
 Left out: what a test cannot bring about in a real kernel by operations alone (``tests/support/test_fake_kernel.py`` has
 it for the fake).
@@ -64,7 +64,7 @@ class Kernel(loop_kernel.Kernel, loop_kernel.ReadableKernel, Interface):
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.kernel)])
 def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
-    """A kernel that holds nothing yet."""
+    """A kernel without objects."""
     if request.param == "fake":
         fake = fake_kernel.FakeKernel()
         fake.sysctls = {CONNTRACK: "0"}
@@ -146,18 +146,18 @@ def sets(kernel: Kernel) -> Mapping[str, AbstractSet[SetEntry]]:
 
 def polled(kernel: loop_kernel.Kernel, before: Observation, *, thorough: bool) -> Observation:
     """All that a poll shows, as one observation; ``before`` stands where it shows nothing."""
-    seen = before
+    observed = before
     for part in kernel.poll(tuple(IP_SETS), tuple(Family), (CONNTRACK,), thorough=thorough):
         assert part.errors == ()
         whole = {name: value for name in WHOLE if (value := getattr(part, name)) is not None}
-        seen = dataclasses.replace(
-            seen,
+        observed = dataclasses.replace(
+            observed,
             **whole,
-            sets=_without_none({**(seen.sets or {}), **part.some_sets}),
-            virtual_servers=_without_none({**(seen.virtual_servers or {}), **part.some_virtual_servers}),
-            skeletons={**seen.skeletons, **part.skeletons},
+            sets=_without_none({**(observed.sets or {}), **part.some_sets}),
+            virtual_servers=_without_none({**(observed.virtual_servers or {}), **part.some_virtual_servers}),
+            skeletons={**observed.skeletons, **part.skeletons},
         )
-    return seen
+    return observed
 
 
 def _without_none(found: Mapping[K, V | None]) -> dict[K, V]:
@@ -166,11 +166,11 @@ def _without_none(found: Mapping[K, V | None]) -> dict[K, V]:
 
 def fill(kernel: Kernel) -> VirtualServer:
     """Add an object of nearly every kind; returns the virtual server, which has two real servers."""
-    wanted, entry = server(), entries(Family.IPV4)[1]
-    add(kernel, wanted, real_server(wanted, port=1), real_server(wanted, port=2))
-    add(kernel, IpSet(SetKind.CLUSTER_IP, Family.IPV4), entry, Device(DEVICE), BoundAddresses.of(wanted.key.address))
+    desired, entry = server(), entries(Family.IPV4)[1]
+    add(kernel, desired, real_server(desired, port=1), real_server(desired, port=2))
+    add(kernel, IpSet(SetKind.CLUSTER_IP, Family.IPV4), entry, Device(DEVICE), BoundAddresses.of(desired.key.address))
     assert [outcome.error for outcome in apply(kernel, Verb.SET, skeleton(Family.IPV4))] == [""]
-    return wanted
+    return desired
 
 
 def test_a_thorough_poll_shows_what_an_observation_shows(kernel: Kernel) -> None:
@@ -189,28 +189,35 @@ def test_a_poll_shows_what_another_program_has_changed_since_the_last_one(kernel
     apply(other, Verb.REMOVE, BoundAddresses.of(gone.key.address))
     apply(other, Verb.REMOVE, entries(Family.IPV4)[1])
     apply(other, Verb.REMOVE, skeleton(Family.IPV4))
-    seen, now = polled(kernel, before, thorough=False), observe(kernel)
-    assert (seen.addresses, seen.sets, seen.skeletons) == (now.addresses, now.sets, now.skeletons)
-    assert (seen.addresses, seen.skeletons[Family.IPV4].chains) == (frozenset(), {})
-    assert {key: one.real_servers for key, one in (seen.virtual_servers or {}).items()} == {
+    observed, now = polled(kernel, before, thorough=False), observe(kernel)
+    assert (observed.addresses, observed.sets, observed.skeletons) == (now.addresses, now.sets, now.skeletons)
+    assert (observed.addresses, observed.skeletons[Family.IPV4].chains) == (frozenset(), {})
+    assert {key: one.real_servers for key, one in (observed.virtual_servers or {}).items()} == {
         changed.key: {real_server(changed).key: 0}
     }
 
 
 def test_a_plan_reads_what_run_reads(kernel: Kernel, given: loop_kernel.Kernel) -> None:
-    wanted = fill(kernel)
+    desired = fill(kernel)
     asked = tuple(IP_SETS), tuple(Family), (CONNTRACK,)
     assert given.observe(*asked) == kernel.observe(*asked)
     assert given.interface_addresses() == kernel.interface_addresses()
-    assert given.connections([wanted.key]) == {
-        wanted.key: {real_server(wanted, port=port).key: Connections(0, 0) for port in (1, 2)}
+    assert given.connections([desired.key]) == {
+        desired.key: {real_server(desired, port=port).key: Connections(0, 0) for port in (1, 2)}
     }
 
 
 def test_outcomes_are_about_each_object_once_and_in_the_order_of_the_operations(given: loop_kernel.Kernel) -> None:
-    wanted, entry = server(), entries(Family.IPV4)[1]
+    desired, entry = server(), entries(Family.IPV4)[1]
     ip_set = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
-    items = (Device(DEVICE), BoundAddresses.of(POD[Family.IPV4]), ip_set, SetEntries.of(entry), wanted, all_at_once(wanted, 1, 2))
+    items = (
+        Device(DEVICE),
+        BoundAddresses.of(POD[Family.IPV4]),
+        ip_set,
+        SetEntries.of(entry),
+        desired,
+        all_at_once(desired, 1, 2),
+    )
     operations = [Operation(Verb.ADD, item) for item in items]
     outcomes = given.apply(operations)
     assert [outcome.error for outcome in outcomes] == [""] * len(outcomes)
@@ -218,53 +225,53 @@ def test_outcomes_are_about_each_object_once_and_in_the_order_of_the_operations(
 
 
 def test_an_untouched_kernel_has_no_objects(kernel: Kernel) -> None:
-    seen = observe(kernel)
-    assert seen.errors == ()
-    assert (seen.virtual_servers, seen.sets, seen.device, seen.addresses) == ({}, {}, False, frozenset())
-    assert [(image.chains, image.jumps) for image in seen.skeletons.values()] == [({}, frozenset())] * 2
+    observed = observe(kernel)
+    assert observed.errors == ()
+    assert (observed.virtual_servers, observed.sets, observed.device, observed.addresses) == ({}, {}, False, frozenset())
+    assert [(image.chains, image.jumps) for image in observed.skeletons.values()] == [({}, frozenset())] * 2
 
 
 @FAMILIES
 @pytest.mark.parametrize("protocol", Protocol)
 def test_virtual_and_real_servers_come_back_as_they_were_added(kernel: Kernel, family: Family, protocol: Protocol) -> None:
-    wanted = server(family, protocol=protocol, scheduler="mh", flags=PERSISTENT | SCHEDULER_PORT, timeout_s=10800)
-    add(kernel, wanted, real_server(wanted, port=1), real_server(wanted, port=2, weight=0))
-    seen = virtual_servers(kernel)[wanted.key]
-    assert seen.settings == wanted.settings
-    assert seen.real_servers == {RealServerKey.of(POD[family], 1): 1, RealServerKey.of(POD[family], 2): 0}
+    desired = server(family, protocol=protocol, scheduler="mh", flags=PERSISTENT | SCHEDULER_PORT, timeout_s=10800)
+    add(kernel, desired, real_server(desired, port=1), real_server(desired, port=2, weight=0))
+    observed = virtual_servers(kernel)[desired.key]
+    assert observed.settings == desired.settings
+    assert observed.real_servers == {RealServerKey.of(POD[family], 1): 1, RealServerKey.of(POD[family], 2): 0}
 
 
 def test_adding_a_virtual_server_that_is_there_sets_it_and_keeps_its_real_servers(kernel: Kernel) -> None:
     before, after = server(scheduler="rr"), server(scheduler="wrr", flags=PERSISTENT, timeout_s=60)
     add(kernel, before, real_server(before))
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, after)] == [("", True)]
-    seen = virtual_servers(kernel)[before.key]
-    assert (seen.settings, seen.real_servers) == (after.settings, {real_server(before).key: 1})
+    observed = virtual_servers(kernel)[before.key]
+    assert (observed.settings, observed.real_servers) == (after.settings, {real_server(before).key: 1})
 
 
 def test_setting_what_is_not_there_adds_it(kernel: Kernel) -> None:
-    wanted = server()
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, wanted)] == [("", True)]
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, real_server(wanted, weight=0))] == [
+    desired = server()
+    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, desired)] == [("", True)]
+    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, real_server(desired, weight=0))] == [
         ("", True)
     ]
-    assert virtual_servers(kernel)[wanted.key].real_servers == {real_server(wanted).key: 0}
+    assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 0}
 
 
 def test_a_real_server_that_is_there_gets_the_weight_it_is_added_with(kernel: Kernel) -> None:
-    wanted = server()
-    add(kernel, wanted, real_server(wanted, weight=0))
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, real_server(wanted))] == [("", True)]
-    assert virtual_servers(kernel)[wanted.key].real_servers == {real_server(wanted).key: 1}
+    desired = server()
+    add(kernel, desired, real_server(desired, weight=0))
+    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, real_server(desired))] == [("", True)]
+    assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 1}
 
 
 def test_a_weight_that_is_set_is_no_surprise(kernel: Kernel) -> None:
-    wanted = server()
-    add(kernel, wanted, real_server(wanted))
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, real_server(wanted, weight=0))] == [
+    desired = server()
+    add(kernel, desired, real_server(desired))
+    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, real_server(desired, weight=0))] == [
         ("", False)
     ]
-    assert virtual_servers(kernel)[wanted.key].real_servers == {real_server(wanted).key: 0}
+    assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 0}
 
 
 @pytest.mark.parametrize(
@@ -289,11 +296,11 @@ def test_removing_an_address_that_is_not_there_is_done_and_a_surprise(kernel: Ke
 
 
 def test_a_virtual_server_takes_its_real_servers_with_it(kernel: Kernel) -> None:
-    wanted = server()
-    add(kernel, wanted, real_server(wanted))
-    assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, wanted)] == [""]
+    desired = server()
+    add(kernel, desired, real_server(desired))
+    assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, desired)] == [""]
     assert virtual_servers(kernel) == {}
-    assert refusal(kernel, Verb.SET, real_server(wanted)) == errno.ESRCH
+    assert refusal(kernel, Verb.SET, real_server(desired)) == errno.ESRCH
 
 
 @pytest.mark.parametrize("verb", [Verb.ADD, Verb.SET])
@@ -304,11 +311,11 @@ def test_a_real_server_without_its_virtual_server_is_refused(kernel: Kernel, ver
 
 @pytest.mark.parametrize("text", ["0.0.0.0", "224.0.0.1", "fd00:244::9"])
 def test_a_real_server_that_cannot_be_one_is_refused(kernel: Kernel, text: str) -> None:
-    wanted = server()
-    add(kernel, wanted)
-    impossible = RealServers.of(wanted.key, RealServerKey.of(parse_address(text), 8080))
+    desired = server()
+    add(kernel, desired)
+    impossible = RealServers.of(desired.key, RealServerKey.of(parse_address(text), 8080))
     assert refusal(kernel, Verb.ADD, impossible) == errno.EINVAL
-    assert virtual_servers(kernel)[wanted.key].real_servers == {}
+    assert virtual_servers(kernel)[desired.key].real_servers == {}
 
 
 def test_an_unknown_scheduler_is_refused(kernel: Kernel) -> None:
@@ -317,19 +324,19 @@ def test_an_unknown_scheduler_is_refused(kernel: Kernel) -> None:
 
 
 def test_one_refusal_does_not_stop_the_others(kernel: Kernel) -> None:
-    wanted, other = server(), server(protocol=Protocol.UDP)
-    operations = [Operation(Verb.ADD, item) for item in (wanted, real_server(other), real_server(wanted))]
+    desired, other = server(), server(protocol=Protocol.UDP)
+    operations = [Operation(Verb.ADD, item) for item in (desired, real_server(other), real_server(desired))]
     outcomes = kernel.apply(operations)
     assert [outcome.errno for outcome in outcomes] == [0, errno.ESRCH, 0]
     assert [outcome.operation for outcome in outcomes] == operations
-    assert virtual_servers(kernel)[wanted.key].real_servers == {real_server(wanted).key: 1}
+    assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 1}
 
 
 def test_idle_real_servers_have_no_connections_and_unknown_virtual_servers_no_real_servers(kernel: Kernel) -> None:
-    wanted, other = server(), server(Family.IPV6)
-    add(kernel, wanted, real_server(wanted))
-    assert kernel.connections([wanted.key, other.key]) == {
-        wanted.key: {real_server(wanted).key: Connections(0, 0)},
+    desired, other = server(), server(Family.IPV6)
+    add(kernel, desired, real_server(desired))
+    assert kernel.connections([desired.key, other.key]) == {
+        desired.key: {real_server(desired).key: Connections(0, 0)},
         other.key: {},
     }
 
@@ -351,10 +358,12 @@ def entries(family: Family) -> list[SetEntry]:
 @FAMILIES
 def test_entries_of_every_type_come_back_as_they_were_added_until_they_are_removed(kernel: Kernel, family: Family) -> None:
     every_set = [IpSet(kind, family) for kind in SetKind]
-    wanted = entries(family)
-    add(kernel, *every_set, *wanted)
-    assert sets(kernel) == {ip_set.name: frozenset(entry for entry in wanted if entry.set == ip_set.name) for ip_set in every_set}
-    assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, *wanted)] == [""] * len(wanted)
+    desired = entries(family)
+    add(kernel, *every_set, *desired)
+    assert sets(kernel) == {
+        ip_set.name: frozenset(entry for entry in desired if entry.set == ip_set.name) for ip_set in every_set
+    }
+    assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, *desired)] == [""] * len(desired)
     assert not any(sets(kernel).values())
     assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, *every_set)] == [""] * len(every_set)
     assert sets(kernel) == {}
@@ -393,14 +402,14 @@ def test_addresses_are_bound_once_there_is_a_device_and_go_with_it(kernel: Kerne
     address = BoundAddresses.of(SERVICE[family])
     assert refusal(kernel, Verb.ADD, address) == errno.ENODEV
     add(kernel, Device(DEVICE), address)
-    seen = observe(kernel)
-    assert (seen.device, seen.addresses) == (True, frozenset({address.key}))
-    assert seen.interface_addresses == kernel.interface_addresses()
+    observed = observe(kernel)
+    assert (observed.device, observed.addresses) == (True, frozenset({address.key}))
+    assert observed.interface_addresses == kernel.interface_addresses()
     assert address.key not in {item.address for item in kernel.interface_addresses()}
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, address)] == [("", True)]
     assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, Device(DEVICE))] == [""]
-    seen = observe(kernel)
-    assert (seen.device, seen.addresses) == (False, frozenset())
+    observed = observe(kernel)
+    assert (observed.device, observed.addresses) == (False, frozenset())
 
 
 def test_a_removed_address_is_gone_and_the_others_stay(kernel: Kernel) -> None:
@@ -437,21 +446,21 @@ def skeleton(family: Family) -> Skeleton:
 @FAMILIES
 def test_rules_come_back_as_they_were_written_until_they_are_removed(kernel: Kernel, family: Family) -> None:
     add(kernel, IpSet(SetKind.CLUSTER_IP, family))
-    wanted = skeleton(family)
+    desired = skeleton(family)
     for _ in range(2):
-        assert [outcome.error for outcome in apply(kernel, Verb.SET, wanted)] == [""]
-        assert observe(kernel).skeletons[family] == wanted.in_force
+        assert [outcome.error for outcome in apply(kernel, Verb.SET, desired)] == [""]
+        assert observe(kernel).skeletons[family] == desired.in_force
     for _ in range(2):
-        assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, wanted)] == [""]
+        assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, desired)] == [""]
         assert observe(kernel).skeletons[family].chains == {}
         assert observe(kernel).skeletons[family].jumps == frozenset()
 
 
 def test_rules_on_a_set_that_does_not_exist_are_refused_and_its_table_stays_as_it_was(kernel: Kernel) -> None:
     assert refusal(kernel, Verb.SET, skeleton(Family.IPV4)) == 0
-    seen = observe(kernel).skeletons[Family.IPV4]
-    assert FILTER not in seen.chains
-    assert seen.jumps == frozenset()
+    observed = observe(kernel).skeletons[Family.IPV4]
+    assert FILTER not in observed.chains
+    assert observed.jumps == frozenset()
 
 
 def test_a_set_that_a_rule_refers_to_cannot_be_removed(kernel: Kernel) -> None:
@@ -492,39 +501,39 @@ def all_at_once(virtual_server: VirtualServer, *ports: int) -> RealServers:
 @FAMILIES
 @pytest.mark.parametrize("scheduler", ["rr", "mh"])
 def test_several_real_servers_are_added_with_their_virtual_server(kernel: Kernel, family: Family, scheduler: str) -> None:
-    wanted = server(family, scheduler=scheduler, flags=SCHEDULER_PORT if scheduler == "mh" else 0)
-    items = wanted, all_at_once(wanted, 1, 2, 3)
+    desired = server(family, scheduler=scheduler, flags=SCHEDULER_PORT if scheduler == "mh" else 0)
+    items = desired, all_at_once(desired, 1, 2, 3)
     outcomes = apply(kernel, Verb.ADD, *items)
     assert outcomes == [Outcome(Operation(Verb.ADD, item)) for item in items]
-    seen = virtual_servers(kernel)[wanted.key]
-    assert (seen.settings, seen.real_servers) == (wanted.settings, dict.fromkeys(items[1].keys, 1))
+    observed = virtual_servers(kernel)[desired.key]
+    assert (observed.settings, observed.real_servers) == (desired.settings, dict.fromkeys(items[1].keys, 1))
 
 
 def test_each_of_several_real_servers_that_was_present_already_has_an_outcome_of_its_own(kernel: Kernel) -> None:
-    wanted = server()
-    add(kernel, wanted, real_server(wanted, port=2, weight=0))
-    others, there = apply(kernel, Verb.ADD, all_at_once(wanted, 1, 2, 3))
-    assert others == Outcome(Operation(Verb.ADD, several(wanted, 1, 3)))
-    assert there == Outcome(Operation(Verb.ADD, real_server(wanted, port=2)), surprise=True)
-    assert set(virtual_servers(kernel)[wanted.key].real_servers.values()) == {1}
+    desired = server()
+    add(kernel, desired, real_server(desired, port=2, weight=0))
+    others, there = apply(kernel, Verb.ADD, all_at_once(desired, 1, 2, 3))
+    assert others == Outcome(Operation(Verb.ADD, several(desired, 1, 3)))
+    assert there == Outcome(Operation(Verb.ADD, real_server(desired, port=2)), surprise=True)
+    assert set(virtual_servers(kernel)[desired.key].real_servers.values()) == {1}
 
 
 def test_each_of_several_real_servers_that_is_refused_has_an_outcome_of_its_own(kernel: Kernel) -> None:
-    wanted = server()
+    desired = server()
     impossible = RealServerKey.of(parse_address("224.0.0.1"), 80)
-    items = several(wanted, 1, 2)
+    items = several(desired, 1, 2)
     first, last = items.keys
-    _, added, refused = apply(kernel, Verb.ADD, wanted, RealServers(wanted.key, EvenWeights.of([first, impossible, last])))
+    _, added, refused = apply(kernel, Verb.ADD, desired, RealServers(desired.key, EvenWeights.of([first, impossible, last])))
     assert added == Outcome(Operation(Verb.ADD, items))
-    assert refused.operation == Operation(Verb.ADD, RealServers.of(wanted.key, impossible))
+    assert refused.operation == Operation(Verb.ADD, RealServers.of(desired.key, impossible))
     assert (refused.errno, bool(refused.error)) == (errno.EINVAL, True)
-    assert virtual_servers(kernel)[wanted.key].real_servers == dict.fromkeys(items.keys, 1)
+    assert virtual_servers(kernel)[desired.key].real_servers == dict.fromkeys(items.keys, 1)
 
 
 def test_several_real_servers_without_their_virtual_server_are_refused_one_by_one(kernel: Kernel) -> None:
-    wanted = server()
-    outcomes = apply(kernel, Verb.ADD, several(wanted, 1, 2))
-    assert [outcome.operation.item for outcome in outcomes] == [real_server(wanted, port=port) for port in (1, 2)]
+    desired = server()
+    outcomes = apply(kernel, Verb.ADD, several(desired, 1, 2))
+    assert [outcome.operation.item for outcome in outcomes] == [real_server(desired, port=port) for port in (1, 2)]
     assert {outcome.errno for outcome in outcomes} == {errno.ESRCH}
 
 

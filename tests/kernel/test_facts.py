@@ -1,4 +1,4 @@
-"""Reading what a host is like. What the commands of iptables and the kernel's tables show is read by their own modules."""
+"""The facts of a host. Left out: the readings of iptables and of the kernel's tables, which have modules of their own."""
 
 import os
 import pathlib

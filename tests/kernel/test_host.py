@@ -1,4 +1,4 @@
-"""Settings, versions and what is missing, on a made-up process file system; and once on the real one."""
+"""Settings, versions and missing requirements, on a made-up process file system, and once on the real one."""
 
 import enum
 import errno

@@ -1,4 +1,4 @@
-"""The lock of a node: who gets it, who is told to wait, and who is not believed."""
+"""The lock of a node: which process gets it, which one is refused, and squatters."""
 
 import contextlib
 import os

@@ -1,6 +1,6 @@
 """The ipset driver against a real kernel, read back with ipset; and its faults on a fake socket.
 
-What the fake kernel does as well stands in test_contract.py.
+Properties that the fake kernel shares are in test_contract.py.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ def test_every_set_is_created_as_kube_proxy_creates_it(driver: ipset.IpsetDriver
 @pytest.mark.kernel
 def test_ipset_prints_entries_as_the_model_does(driver: ipset.IpsetDriver) -> None:
     address, pod = parse_address("fd00:96::1"), parse_address("fd00:244::9")
-    wanted = [
+    desired = [
         SetEntry("KUBE-6-CLUSTER-IP", address, Protocol.SCTP, 443),
         SetEntry("KUBE-6-LOOP-BACK", pod, Protocol.TCP, 80, pod),
         SetEntry("KUBE-6-LOAD-BALANCER-SOURCE-CID", address, Protocol.UDP, 53, parse_address("fd01::"), 64),
@@ -78,10 +78,10 @@ def test_ipset_prints_entries_as_the_model_does(driver: ipset.IpsetDriver) -> No
         SetEntry("KUBE-NODE-PORT-UDP", port=30053),
         SetEntry("KUBE-LOAD-BALANCER-SOURCE-CIDR", parse_address("10.0.0.1"), Protocol.TCP, 80, parse_address("10.9.0.7"), 32),
     ]
-    names = {one.set for one in wanted}
-    apply(driver, Verb.ADD, *(IP_SETS[name] for name in names), *wanted)
+    names = {one.set for one in desired}
+    apply(driver, Verb.ADD, *(IP_SETS[name] for name in names), *desired)
     for name in names:
-        assert members(name) == {str(one) for one in wanted if one.set == name}
+        assert members(name) == {str(one) for one in desired if one.set == name}
 
 
 @pytest.mark.kernel
@@ -176,12 +176,12 @@ def test_a_set_that_was_written_is_returned_with_any_content(driver: ipset.Ipset
 
 @pytest.mark.kernel
 def test_thousands_of_entries_are_added_read_and_removed(driver: ipset.IpsetDriver) -> None:
-    wanted = [entry(number) for number in range(5000)]
+    desired = [entry(number) for number in range(5000)]
     apply(driver, Verb.ADD, CLUSTER_IP)
-    assert {outcome[1:] for outcome in apply(driver, Verb.ADD, *wanted)} == {("", 0, False, 0)}
-    assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == set(wanted)
-    assert {outcome[1:] for outcome in apply(driver, Verb.REMOVE, *wanted[:4000])} == {("", 0, False, 0)}
-    assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == set(wanted[4000:])
+    assert {outcome[1:] for outcome in apply(driver, Verb.ADD, *desired)} == {("", 0, False, 0)}
+    assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == set(desired)
+    assert {outcome[1:] for outcome in apply(driver, Verb.REMOVE, *desired[:4000])} == {("", 0, False, 0)}
+    assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == set(desired[4000:])
 
 
 @pytest.mark.kernel
@@ -228,7 +228,7 @@ def test_one_refused_entry_does_not_keep_the_others_out(driver: ipset.IpsetDrive
 def test_operations_on_several_sets_keep_their_order(driver: ipset.IpsetDriver) -> None:
     other = IpSet(SetKind.EXTERNAL_IP, Family.IPV4)
     there, elsewhere = entry(1), entry(1, other.name)
-    steps = [
+    operations = [
         Operation(Verb.ADD, SetEntries.of(there)),
         Operation(Verb.ADD, CLUSTER_IP),
         Operation(Verb.ADD, SetEntries.of(there)),
@@ -240,8 +240,8 @@ def test_operations_on_several_sets_keep_their_order(driver: ipset.IpsetDriver) 
         Operation(Verb.REMOVE, other),
         Operation(Verb.REMOVE, other),
     ]
-    outcomes = driver.apply(steps)
-    assert [outcome.operation for outcome in outcomes] == steps
+    outcomes = driver.apply(operations)
+    assert [outcome.operation for outcome in outcomes] == operations
     assert [(bool(outcome.error), outcome.surprise) for outcome in outcomes] == [
         (True, False),
         *[(False, False)] * 8,
@@ -298,8 +298,8 @@ def test_the_copy_that_a_killed_process_left_is_observed_and_destroyed(driver: i
 def test_every_set_has_the_lowest_revision_that_takes_its_entries(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, *IP_SETS.values())
     revisions = {name: int(tool("list", "-terse", name).partition("Revision: ")[2].split()[0]) for name in IP_SETS}
-    wanted = {"hash:ip": 0, "hash:ip,port": 1, "hash:ip,port,ip": 1, "hash:ip,port,net": 1, "bitmap:port": 0}
-    assert revisions == {name: wanted[ip_set.type] for name, ip_set in IP_SETS.items()}
+    desired = {"hash:ip": 0, "hash:ip,port": 1, "hash:ip,port,ip": 1, "hash:ip,port,net": 1, "bitmap:port": 0}
+    assert revisions == {name: desired[ip_set.type] for name, ip_set in IP_SETS.items()}
 
 
 @pytest.mark.kernel

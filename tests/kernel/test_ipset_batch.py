@@ -35,7 +35,7 @@ def test_an_entry_that_cannot_be_encoded_does_not_keep_the_others_from_their_mes
     sent: list[bytes] = []
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
-        """Refuse the message that both share, and then the second one of those that have one each."""
+        """Refuse the message with both entries, and then the second of the messages with one each."""
         sent.append(data)
         *_, last = fake_netlink.sequences(data)
         return [fake_netlink.error(last, errno.EINVAL)]

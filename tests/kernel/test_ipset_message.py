@@ -1,4 +1,4 @@
-"""Entries of sets: what is encoded is decoded to the same, and many of them lie in one message."""
+"""Entries of sets: an encoded entry is decoded to the same, and one message has many of them."""
 
 import struct
 

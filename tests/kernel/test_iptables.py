@@ -35,11 +35,11 @@ def test_a_program_without_version_is_an_error() -> None:
 
 
 def test_a_failure_is_one_line_with_the_failing_rule() -> None:
-    said = (
+    messages = (
         "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.\n\nError occurred at line: 3\n"
         "Try `iptables-restore -h' or 'iptables-restore --help' for more information.\n"
     )
-    assert iptables_process.describe_failure(said, "*nat\n:K - [0:0]\n-A K -m set --match-set NOPE dst\nCOMMIT\n") == (
+    assert iptables_process.describe_failure(messages, "*nat\n:K - [0:0]\n-A K -m set --match-set NOPE dst\nCOMMIT\n") == (
         "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.; Error occurred at line: 3 (-A K -m set --match-set NOPE dst)"
     )
 
@@ -140,7 +140,7 @@ def test_a_jump_that_is_there_twice_does_not_count_as_in_force_and_one_is_remove
 
 
 class Marked:
-    """A driver, programs that note what they do, and a mark: each writing makes it another one, ours and that of ``others``."""
+    """A driver, programs that record their runs, and a mark that changes with each write, ours and that of ``others``."""
 
     def __init__(self, programs: pathlib.Path) -> None:
         self.others = 0
@@ -163,9 +163,9 @@ class Marked:
         return outcome.error
 
     def news(self) -> list[str]:
-        """What the programs did since this was asked last."""
-        told, self._told = self._told, len(self._whole_log())
-        return self._whole_log()[told:]
+        """The runs of the programs since the last call."""
+        before, self._told = self._told, len(self._whole_log())
+        return self._whole_log()[before:]
 
 
 def test_rules_that_have_not_changed_since_they_were_listed_are_not_listed_again(programs: pathlib.Path) -> None:
@@ -198,8 +198,8 @@ def test_a_table_that_iptables_does_not_show_is_not_listed_again_while_no_rule_c
 def test_where_the_kernel_says_that_there_are_no_rules_no_process_is_asked(programs: pathlib.Path) -> None:
     marked = Marked(programs)
     marked.has_rules = False
-    seen = marked.driver.observe(Family.IPV4)
-    assert (seen.chains, seen.jumps) == ({}, frozenset())
+    rules_observed = marked.driver.observe(Family.IPV4)
+    assert (rules_observed.chains, rules_observed.jumps) == ({}, frozenset())
     assert marked.change() == ""
     assert marked.news() == ["written"]
     assert (programs / "stdin").read_text() == iptables_text.render_restore(SKELETON, iptables_text.NOTHING_LISTED)
@@ -323,7 +323,7 @@ def test_tables_that_can_be_read_but_not_written_are_reported(programs: pathlib.
 
 
 @pytest.mark.parametrize(
-    ("said", "is_certain"),
+    ("messages", "is_certain"),
     [
         ("iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'nat'", False),
         ("can't initialize iptables table `nat': Table does not exist (do you need to insmod?)", True),
@@ -339,10 +339,10 @@ def test_tables_that_can_be_read_but_not_written_are_reported(programs: pathlib.
     ],
 )
 def test_a_family_is_refused_for_certain_only_where_the_kernel_does_not_have_it(
-    programs: pathlib.Path, said: str, *, is_certain: bool
+    programs: pathlib.Path, messages: str, *, is_certain: bool
 ) -> None:
     make_program(programs, "iptables", "echo iptables v1.8.9")
-    (programs / "said").write_text(said)
+    (programs / "said").write_text(messages)
     make_program(programs, "iptables-restore", f"cat {programs}/said >&2; exit 4")
     refusal = iptables.IptablesDriver(chains=(), jumps=()).try_writing(Family.IPV4)
     assert refusal is not None

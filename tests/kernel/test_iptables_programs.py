@@ -273,10 +273,10 @@ def test_both_families_are_usable_and_trying_leaves_nothing(family: Family) -> N
 
 
 def move_behind(jump: Jump, rule: str) -> None:
-    """Take a jump away and put it last, with a rule of somebody else before it."""
+    """Remove a jump and put it last, behind a rule of another program."""
     ours = iptables_rule.render_jump(jump)
-    steps = [f"-{verb} {jump.source} {text}\n" for verb, text in (("D", ours), ("D", rule), ("A", rule), ("A", ours))]
-    lines = f"*{jump.table}\n{''.join(steps)}"
+    sent = [f"-{verb} {jump.source} {text}\n" for verb, text in (("D", ours), ("D", rule), ("A", rule), ("A", ours))]
+    lines = f"*{jump.table}\n{''.join(sent)}"
     done = subprocess.run(
         ["iptables-restore", "--noflush"], input=f"{lines}COMMIT\n", text=True, capture_output=True, check=False
     )

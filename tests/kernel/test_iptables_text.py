@@ -1,4 +1,4 @@
-"""The text that iptables reads and writes. What a real iptables makes of it stands in test_iptables_programs.py."""
+"""The text that iptables reads and writes. Tests with real programs are in test_iptables_programs.py."""
 
 import json
 import pathlib

@@ -1,6 +1,6 @@
 """The IPVS driver against a real kernel, read back with ipvsadm.
 
-Its faults, on a fake socket: test_ipvs_faults.py. What the fake kernel does as well stands in test_contract.py.
+Its faults, on a fake socket: test_ipvs_faults.py. Properties that the fake kernel shares are in test_contract.py.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def driver(network_namespace: None) -> Iterator[ipvs.IpvsDriver]:
 
 @pytest.fixture
 def no_other_tables() -> None:
-    """What others leave in the namespace that tests begin in makes the listing of every other one skip some (``ipvs_table``).
+    """Virtual servers in the first namespace make the listing of every other namespace skip some (``ipvs_table``).
 
     On a kernel of ``scripts/kernel`` only tests have left it there: a node goes, and what it has programmed stays in force.
     """
@@ -84,8 +84,8 @@ def test_what_ipvsadm_made_is_observed_and_what_is_not_ours_is_counted(driver: i
     ipvsadm("-a", "-f", "100", "-r", "10.1.0.1", "-m")
     ipvsadm("-A", "-f", "101", "-6", "-s", "rr", "-p", "60")
     tcp, udp = server("10.96.0.1").key, server("fd00::1", 53, protocol=Protocol.UDP).key
-    seen = driver.observe()
-    assert {key: (value.settings, value.real_servers, value.flags_known) for key, value in seen.items()} == {
+    observed = driver.observe()
+    assert {key: (value.settings, value.real_servers, value.flags_known) for key, value in observed.items()} == {
         tcp: (VirtualServerSettings("mh", 0x19, 600), {RealServerKey.of(parse_address("10.1.0.1"), 8080): 7}, True),
         udp: (VirtualServerSettings("wlc", 0x4), {}, True),
     }
@@ -105,22 +105,22 @@ def test_what_ipvsadm_made_is_observed_and_what_is_not_ours_is_counted(driver: i
 @pytest.mark.parametrize("method", ["-g", "-i"])
 def test_another_forwarding_method_is_observed_and_repaired(driver: ipvs.IpvsDriver, address: str, pod: str, method: str) -> None:
     bare, key = server(address), RealServerKey.of(parse_address(pod), 80)  # ipvsadm changes the port of others
-    wanted = VirtualServer(bare.key, bare.settings, EvenWeights.of([key]))
-    assert clean(driver.apply(operations(Verb.ADD, wanted, RealServers(wanted.key, wanted.weights))))
-    assert driver.observe()[wanted.key].real_servers == {key: 1}
-    ipvsadm("-e", "-t", host_port(wanted.key.address, 80), "-r", str(key), method, "-w", "1", "-x", "9")
-    seen = changes(driver)[wanted.key]
-    assert seen is not None
-    assert seen.real_servers == {key: NOT_MASQUERADED}
-    asked = driver._virtual_server(wanted.key)
+    desired = VirtualServer(bare.key, bare.settings, EvenWeights.of([key]))
+    assert clean(driver.apply(operations(Verb.ADD, desired, RealServers(desired.key, desired.weights))))
+    assert driver.observe()[desired.key].real_servers == {key: 1}
+    ipvsadm("-e", "-t", host_port(desired.key.address, 80), "-r", str(key), method, "-w", "1", "-x", "9")
+    observed = changes(driver)[desired.key]
+    assert observed is not None
+    assert observed.real_servers == {key: NOT_MASQUERADED}
+    asked = driver._virtual_server(desired.key)
     assert asked is not None
     assert asked.real_servers == {key: NOT_MASQUERADED}, "by netlink, too"
-    mended = list(diff.virtual_server_operations(wanted.key, wanted, seen, lambda *_: None))
-    assert mended == [Operation(Verb.SET, RealServers.of(wanted.key, key, 1))]
+    mended = list(diff.virtual_server_operations(desired.key, desired, observed, lambda *_: None))
+    assert mended == [Operation(Verb.SET, RealServers.of(desired.key, key, 1))]
     assert clean(driver.apply(mended))
-    seen = changes(driver)[wanted.key]
-    assert seen is not None
-    assert seen.real_servers == {key: 1}
+    observed = changes(driver)[desired.key]
+    assert observed is not None
+    assert observed.real_servers == {key: 1}
     assert ipvsadm("-Sn").splitlines()[-1].split()[-3:] == ["-m", "-w", "1"], "and no threshold is left"
 
 
@@ -132,28 +132,28 @@ def test_a_tunnelled_real_server_of_the_other_family_is_observed_and_removed(
     driver: ipvs.IpvsDriver, address: str, pod: str, other: str
 ) -> None:
     bare, key, alien = server(address), RealServerKey.of(parse_address(pod), 80), RealServerKey.of(parse_address(other), 80)
-    wanted = VirtualServer(bare.key, bare.settings, EvenWeights.of([key]))
-    assert clean(driver.apply(operations(Verb.ADD, wanted, RealServers(wanted.key, wanted.weights))))
+    desired = VirtualServer(bare.key, bare.settings, EvenWeights.of([key]))
+    assert clean(driver.apply(operations(Verb.ADD, desired, RealServers(desired.key, desired.weights))))
     driver.observe()
-    ipvsadm("-a", "-t", host_port(wanted.key.address, 80), "-r", str(alien), "-i")
-    seen = changes(driver)[wanted.key]
-    assert seen is not None
-    assert seen.real_servers == {key: 1, alien: NOT_MASQUERADED}
-    asked = driver._virtual_server(wanted.key)
+    ipvsadm("-a", "-t", host_port(desired.key.address, 80), "-r", str(alien), "-i")
+    observed = changes(driver)[desired.key]
+    assert observed is not None
+    assert observed.real_servers == {key: 1, alien: NOT_MASQUERADED}
+    asked = driver._virtual_server(desired.key)
     assert asked is not None
-    assert asked.real_servers == seen.real_servers, "by netlink, too"
-    mended = list(diff.virtual_server_operations(wanted.key, wanted, seen, lambda *_: None))
-    assert mended == [Operation(Verb.REMOVE, RealServers.of(wanted.key, alien, 0))]
+    assert asked.real_servers == observed.real_servers, "by netlink, too"
+    mended = list(diff.virtual_server_operations(desired.key, desired, observed, lambda *_: None))
+    assert mended == [Operation(Verb.REMOVE, RealServers.of(desired.key, alien, 0))]
     assert clean(driver.apply(mended))
-    assert driver.observe()[wanted.key].real_servers == {key: 1}
+    assert driver.observe()[desired.key].real_servers == {key: 1}
 
 
 @pytest.mark.kernel
 def test_the_first_listing_of_all_knows_timeouts_in_seconds(driver: ipvs.IpvsDriver) -> None:
     ipvsadm("-A", "-t", "10.96.0.1:80", "-s", "rr", "-p", "10800")
-    (seen,) = changes(driver).values()
-    assert seen is not None
-    assert seen.settings.timeout_s == 10800
+    (observed,) = changes(driver).values()
+    assert observed is not None
+    assert observed.settings.timeout_s == 10800
 
 
 @pytest.mark.kernel
@@ -164,24 +164,28 @@ def test_a_new_virtual_server_with_mh_gets_it_after_its_real_servers(
     sent: list[tuple[Verb, str]] = []
     encode = driver._encoder.encode
 
-    def record(steps: Sequence[Operation], sequences: range) -> list[bytes]:
-        sent.extend((verb, item.settings.scheduler if isinstance(item, VirtualServer) else "real") for verb, item in steps)
-        return encode(steps, sequences)
+    def record(operations_sent: Sequence[Operation], sequences: range) -> list[bytes]:
+        sent.extend(
+            (verb, item.settings.scheduler if isinstance(item, VirtualServer) else "real") for verb, item in operations_sent
+        )
+        return encode(operations_sent, sequences)
 
     monkeypatch.setattr(driver._encoder, "encode", record)
     one = server(address, scheduler="mh", flags=SCHEDULER_PORT | PERSISTENT, timeout_s=60)
     empty = server(address, 81, scheduler="mh")
-    steps = operations(Verb.ADD, one, empty) + operations(Verb.ADD, *(real(one, pod.format(number)) for number in range(1, 4)))
-    assert clean(driver.apply(steps))
+    operations_sent = operations(Verb.ADD, one, empty) + operations(
+        Verb.ADD, *(real(one, pod.format(number)) for number in range(1, 4))
+    )
+    assert clean(driver.apply(operations_sent))
     assert sent == [
         (Verb.ADD, "none"),
         (Verb.ADD, "mh"),
         *[(Verb.ADD, "real")] * 3,
         (Verb.SET, "mh"),
     ]
-    seen = driver.observe()
-    assert seen[one.key].settings == one.settings
-    assert len(seen[one.key].real_servers) == 3
+    observed = driver.observe()
+    assert observed[one.key].settings == one.settings
+    assert len(observed[one.key].real_servers) == 3
     assert [(outcome.error, outcome.surprise) for outcome in driver.apply(operations(Verb.ADD, one))] == [("", True)]
     assert driver.observe()[one.key].settings == one.settings
 
@@ -242,9 +246,9 @@ def test_thousands_of_operations_with_some_surprises_have_their_own_outcomes(dri
     assert not any(outcome.error for outcome in outcomes)
     assert set(there) <= {position for position, outcome in enumerate(outcomes) if outcome.surprise}
     assert sum(outcome.surprise for outcome in outcomes) <= 2 * len(there)
-    seen = driver.observe()
-    assert len(seen) == 600
-    assert {len(value.real_servers) for value in seen.values()} == {4}
+    observed = driver.observe()
+    assert len(observed) == 600
+    assert {len(value.real_servers) for value in observed.values()} == {4}
     assert clean(driver.apply(operations(Verb.REMOVE, *servers)))
     assert driver.observe() == {}
 
@@ -255,17 +259,17 @@ def test_more_real_servers_than_one_chunk_has_are_added_and_the_invalid_one_is_r
     keys = [RealServerKey.of(parse_address(f"10.{number >> 8}.{number & 255}.7"), 80) for number in range(256, 256 + 2500)]
     unfit = RealServerKey.of(parse_address("224.0.0.7"), 80)
     some = RealServers(other.key, EvenWeights.of([keys[0], unfit]))
-    wanted = [*operations(Verb.ADD, one, RealServers(one.key, EvenWeights.of(keys)), other, some)]
-    *outcomes, refused = driver.apply(wanted)
+    desired = [*operations(Verb.ADD, one, RealServers(one.key, EvenWeights.of(keys)), other, some)]
+    *outcomes, refused = driver.apply(desired)
     assert clean(outcomes)
     assert [outcome.operation for outcome in outcomes] == [
-        *wanted[:3],
+        *desired[:3],
         Operation(Verb.ADD, RealServers.of(other.key, keys[0])),
     ]
     assert (refused.errno, refused.operation.item) == (errno.EINVAL, RealServers.of(other.key, unfit))
-    seen = driver.observe()
-    assert seen[one.key].real_servers == dict.fromkeys(keys, 1)
-    assert seen[other.key].real_servers == {keys[0]: 1}
+    observed = driver.observe()
+    assert observed[one.key].real_servers == dict.fromkeys(keys, 1)
+    assert observed[other.key].real_servers == {keys[0]: 1}
 
 
 @pytest.mark.kernel
@@ -311,18 +315,18 @@ def server_of(operation: Operation, servers: Sequence[VirtualServer]) -> Virtual
 
 @pytest.mark.kernel
 def test_virtual_servers_of_another_network_namespace_hide_none_of_ours(new_network_namespace: Callable[[], None]) -> None:
-    """Where they are, the listing of Linux 6.1 skips half of these: what a node in a container, or a container's IPVS, meets."""
+    """With them, the listing of Linux 6.1 skips half of ours, as for a node in a container, or beside a container with IPVS."""
     servers = [server(f"10.96.{number // 250}.{number % 250 + 1}") for number in range(600)]
-    wanted = [operation for one in servers for operation in operations(Verb.ADD, one, real(one, "10.1.0.1"))]
+    desired = [operation for one in servers for operation in operations(Verb.ADD, one, real(one, "10.1.0.1"))]
     with contextlib.ExitStack() as drivers:
         for _ in range(2):
             new_network_namespace()
             driver = drivers.enter_context(contextlib.closing(ipvs.IpvsDriver()))
             assert driver.observe() == {}
-            assert clean(driver.apply(wanted))
+            assert clean(driver.apply(desired))
             assert None not in changes(driver).values()
         first = driver.observe()
-        assert {key: dict(seen.real_servers) for key, seen in first.items()} == {
+        assert {key: dict(observed.real_servers) for key, observed in first.items()} == {
             one.key: {real(one, "10.1.0.1").key: 1} for one in servers
         }
         for key, again in changes(driver).items():

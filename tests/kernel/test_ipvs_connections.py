@@ -1,4 +1,4 @@
-"""Connection counts by one question. That real ones are counted is shown in ``test_ipvs``; here, what is asked and understood."""
+"""Connection counts by one question: the question, and how answers are parsed. Real counts are in ``test_ipvs``."""
 
 import contextlib
 import errno
@@ -22,7 +22,7 @@ HEADER, ENTRY = 24, 96
 
 
 class Answers:
-    """What a kernel says in turn: counts, or an error number."""
+    """The answers of a kernel in turn: counts, or an error number."""
 
     def __init__(self, *answers: list[tuple[RealServerKey, int, int]] | int) -> None:
         self.answers = list(answers)
@@ -57,8 +57,8 @@ def test_the_question_names_the_virtual_server_and_the_answer_ends_at_the_first_
 def test_where_all_room_is_filled_it_asks_again_with_more(number: int) -> None:
     answers = Answers(*[counts(number)] * 2)
     reader = ConnectionReader(answers)
-    found = reader.read(KEY)
-    assert found == {key: Connections(active, inactive) for key, active, inactive in counts(number)}
+    connections = reader.read(KEY)
+    assert connections == {key: Connections(active, inactive) for key, active, inactive in counts(number)}
     assert len(answers.asked) == (1 if number < FIRST_ROOM else 2)
     reader.close()
 
@@ -67,12 +67,12 @@ def test_what_stands_inside_an_entry_is_no_real_server() -> None:
     first, second = builders.backend("10.244.0.1", 1), builders.backend("10.244.0.2", 2)
     inside = struct.unpack("=I", first[:4])[0], struct.unpack("=I", first[4:] + bytes(2))[0]
     reader = ConnectionReader(Answers([(second, *inside), (first, 5, 6)], [(second, *inside)]))
-    found, only_inside = reader.read(KEY), reader.read(KEY)
-    assert found is not None
+    connections, only_inside = reader.read(KEY), reader.read(KEY)
+    assert connections is not None
     assert only_inside is not None
-    assert (found[first], found[second]) == (Connections(5, 6), Connections(*inside))
-    assert (list(found), len(found)) == ([second, first], 2)
-    assert builders.backend("10.244.0.3", 3) not in found
+    assert (connections[first], connections[second]) == (Connections(5, 6), Connections(*inside))
+    assert (list(connections), len(connections)) == ([second, first], 2)
+    assert builders.backend("10.244.0.3", 3) not in connections
     assert first not in only_inside
     reader.close()
 
@@ -150,8 +150,8 @@ def test_the_connections_are_the_same_as_by_netlink(monkeypatch: pytest.MonkeyPa
         if keys:
             driver.apply([Operation(Verb.ADD, RealServers(KEY, EvenWeights.of(keys)))])
             driver.apply([Operation(Verb.SET, RealServers.of(KEY, keys[0], 0))])
-        found = driver.connections([KEY])
-        assert found == plain.connections([KEY]) == {KEY: dict.fromkeys(keys, Connections(0, 0))}
+        connections = driver.connections([KEY])
+        assert connections == plain.connections([KEY]) == {KEY: dict.fromkeys(keys, Connections(0, 0))}
         read = reader.read(KEY)
         assert read is not None, "this kernel knows the question"
         assert len(read) == number

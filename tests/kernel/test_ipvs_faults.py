@@ -25,7 +25,7 @@ Prot LocalAddress:Port Scheduler Flags
 
 
 class Kernel:
-    """Answers the family lookup, and everything else as it is told."""
+    """Answers the family lookup, and everything else as given."""
 
     def __init__(self) -> None:
         self.answers: list[fake_netlink.Answer] | None = None

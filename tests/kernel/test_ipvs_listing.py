@@ -1,4 +1,4 @@
-"""The parser of /proc/net/ip_vs, on what a kernel 6.1 printed."""
+"""The parser of /proc/net/ip_vs, on the output of Linux 6.1."""
 
 import pathlib
 import tempfile
@@ -51,36 +51,36 @@ class Server(NamedTuple):
 
 
 def read(text: str, folder: pathlib.Path) -> dict[VirtualServerKey | None, Server]:
-    """All that a file of this text shows; by None one of those that are never ours."""
+    """All virtual servers of a file with this text; None stands for one that is never ours."""
     path = folder / "ip_vs"
     path.write_text(text)
-    found: dict[VirtualServerKey | None, Server] = {}
+    result: dict[VirtualServerKey | None, Server] = {}
     for piece in ipvs_listing.pieces(path):
         for heading_line, real_servers in ipvs_listing.blocks(piece):
             heading = ipvs_listing.heading(heading_line)
             key, scheduler, one_packet, ticks = heading or (None, "", False, 0)
             weights, connections = ipvs_listing.weights(real_servers), ipvs_listing.connections(real_servers)
-            found[key] = Server(scheduler, one_packet, ticks, weights, connections)
-    return found
+            result[key] = Server(scheduler, one_packet, ticks, weights, connections)
+    return result
 
 
 def test_every_kind_of_line_is_read(tmp_path: pathlib.Path) -> None:
-    found = read(TABLE, tmp_path)
-    none_of_ours = found.pop(None)
+    result = read(TABLE, tmp_path)
+    none_of_ours = result.pop(None)
     assert none_of_ours == ("", False, 0, {}, {})
-    assert {key: server[:3] for key, server in found.items()} == {
+    assert {key: server[:3] for key, server in result.items()} == {
         key(Protocol.SCTP, "10.0.0.1", 53): ("wrr", False, 0),
         key(Protocol.TCP, "fd00::1", 80): ("mh", False, 0),
         key(Protocol.TCP, "10.0.0.1", 80): ("rr", False, 60000),
         key(Protocol.UDP, "10.0.0.1", 53): ("rr", True, 0),
     }
-    server = found[key(Protocol.TCP, "10.0.0.1", 80)]
+    server = result[key(Protocol.TCP, "10.0.0.1", 80)]
     assert server.weights == {
         RealServerKey.of(parse_address("10.1.0.2"), 80): NOT_MASQUERADED,
         RealServerKey.of(parse_address("10.1.0.1"), 8080): 0,
     }
     assert server.connections[RealServerKey.of(parse_address("10.1.0.1"), 8080)] == Connections(3, 12)
-    assert found[key(Protocol.TCP, "fd00::1", 80)].weights == {RealServerKey.of(parse_address("fd01::1"), 8080): 1}
+    assert result[key(Protocol.TCP, "fd00::1", 80)].weights == {RealServerKey.of(parse_address("fd01::1"), 8080): 1}
 
 
 def test_real_servers_of_a_firewall_mark_belong_to_no_other_virtual_server(tmp_path: pathlib.Path) -> None:
@@ -216,10 +216,10 @@ def test_pieces_are_whole_virtual_servers_and_not_longer_than_a_read_and_the_lar
         ordinary = pathlib.Path(directory, "ip_vs")
         ordinary.write_bytes(b"".join((TITLE.encode(), *records)))
         file = ordinary if is_ordinary else cast("pathlib.Path", SequentialFile([TITLE.encode(), *records], page))
-        found = list(ipvs_listing.pieces(file))
-    assert b"".join(found) == b"".join(records)
-    assert all(piece.startswith(b"TCP") for piece in found)
-    assert max(map(len, found), default=0) <= read_size + max(map(len, records), default=0)
+        result = list(ipvs_listing.pieces(file))
+    assert b"".join(result) == b"".join(records)
+    assert all(piece.startswith(b"TCP") for piece in result)
+    assert max(map(len, result), default=0) <= read_size + max(map(len, records), default=0)
 
 
 def test_a_first_virtual_server_that_has_no_room_behind_the_title_is_read() -> None:

@@ -1,4 +1,4 @@
-"""IPVS messages: what a template makes equals what pyroute2 encodes for the same values."""
+"""IPVS messages: a template makes the same bytes as pyroute2 for the same values."""
 
 import struct
 
@@ -39,13 +39,13 @@ def virtual_servers(draw: st.DrawFn) -> VirtualServer:
 
 
 def plain(command: int, attributes: list[object], sequence: int) -> bytes:
-    """What pyroute2 itself encodes."""
-    wanted = ipvs.ipvsmsg()
-    wanted["cmd"] = command
-    wanted["version"] = 1
-    wanted["attrs"] = attributes
-    wanted["header"]["sequence_number"] = sequence
-    return message.encode(wanted, FAMILY_NUMBER, netlink.REQUEST)
+    """The message that pyroute2 itself encodes."""
+    expected = ipvs.ipvsmsg()
+    expected["cmd"] = command
+    expected["version"] = 1
+    expected["attrs"] = attributes
+    expected["header"]["sequence_number"] = sequence
+    return message.encode(expected, FAMILY_NUMBER, netlink.REQUEST)
 
 
 def service(key: VirtualServerKey) -> list[list[object]]:
@@ -96,11 +96,11 @@ def test_a_virtual_server_is_encoded_as_pyroute2_would(item: VirtualServer, verb
         ["IPVS_SVC_ATTR_TIMEOUT", item.settings.timeout_s],
         ["IPVS_SVC_ATTR_NETMASK", "255.255.255.255"],
     ]
-    wanted = plain(verb[1], [["IPVS_CMD_ATTR_SERVICE", {"attrs": [*service(item.key), *settings]}]], 7)
+    expected = plain(verb[1], [["IPVS_CMD_ATTR_SERVICE", {"attrs": [*service(item.key), *settings]}]], 7)
     if item.key.address.family is Family.IPV6:
-        assert wanted.endswith(b"\xff\xff\xff\xff")
-        wanted = wanted[:-4] + struct.pack("=I", 128)
-    assert encode(Operation(verb[0], item), first=7) == [wanted]
+        assert expected.endswith(b"\xff\xff\xff\xff")
+        expected = expected[:-4] + struct.pack("=I", 128)
+    assert encode(Operation(verb[0], item), first=7) == [expected]
     removal = plain(ipvs.IPVS_CMD_DEL_SERVICE, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service(item.key)}]], 7)
     assert encode(Operation(Verb.REMOVE, item), first=7) == [removal]
 

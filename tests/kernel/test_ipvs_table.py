@@ -1,4 +1,4 @@
-"""What a second reading of ``/proc/net/ip_vs`` costs and shows. What is in the file stands in test_ipvs_listing.py."""
+"""The cost and the result of a second reading of ``/proc/net/ip_vs``. The format is in test_ipvs_listing.py."""
 
 import errno
 import pathlib
@@ -65,20 +65,20 @@ class Table:
         self._path.write_text(HEADING + "".join(lines))
 
     def poll(self) -> ipvs_table.Reading:
-        """What a whole look tells."""
-        return {key: seen for told in self.reader.read() for key, seen in told.items()}
+        """The virtual servers of a whole poll."""
+        return {key: observed for reading in self.reader.read() for key, observed in reading.items()}
 
     def read_with(self, settings: ipvs_table.Settings) -> ipvs_table.Reading:
-        """What a whole reading with these settings tells."""
-        return {key: seen for told in self.reader.read_with(settings) for key, seen in told.items()}
+        """The virtual servers of a whole reading with these settings."""
+        return {key: observed for reading in self.reader.read_with(settings) for key, observed in reading.items()}
 
     def shown(self) -> Shown:
-        """What a whole look tells of real servers; None for a virtual server that is gone."""
+        """The real servers of a whole poll; None for a virtual server that is gone."""
         return weights_of(self.poll())
 
 
-def weights_of(told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> Shown:
-    return {key: dict(seen.real_servers) if seen else None for key, seen in told.items()}
+def weights_of(reading: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> Shown:
+    return {key: dict(observed.real_servers) if observed else None for key, observed in reading.items()}
 
 
 @pytest.fixture
@@ -118,9 +118,9 @@ def test_a_vanished_virtual_server_is_returned_once(table: Table) -> None:
 def test_scheduler_flags_come_with_settings_alone(table: Table) -> None:
     flagged = VirtualServerSettings("mh", 0x10, 0)
     table.write("TCP  0A600001:0050 mh \n", real())
-    (seen,) = table.poll().values()
-    assert seen is not None
-    assert (seen.settings, seen.flags_known) == (VirtualServerSettings("mh", 0, 0), False)
+    (observed,) = table.poll().values()
+    assert observed is not None
+    assert (observed.settings, observed.flags_known) == (VirtualServerSettings("mh", 0, 0), False)
     (known,) = table.read_with({WEB: flagged}).values()
     assert known is not None
     assert (known.settings, known.real_servers, known.flags_known) == (flagged, {POD: 1}, True)
@@ -347,14 +347,14 @@ def test_of_many_that_are_skipped_a_part_is_asked_for_each_time_in_turn(table: T
     assert table.read_with(table.settings).keys() == set(keys)
     table.questions.clear()
     table.real_servers = {keys[-1]: {POD: 1}}
-    seen: Shown = {}
+    observed: Shown = {}
     for _ in range(3):
-        told = table.shown()
-        assert None not in told.values()
-        seen |= told
+        reading = table.shown()
+        assert None not in reading.values()
+        observed |= reading
     assert len(table.questions) == 3 * ipvs_table.ASKED_AT_ONCE
     assert set(table.questions) == set(keys)
-    assert seen[keys[-1]] == {POD: 1}
+    assert observed[keys[-1]] == {POD: 1}
 
 
 def test_when_one_of_those_asked_for_has_gone_all_are_asked_for(table: Table) -> None:
@@ -376,18 +376,18 @@ def test_a_reading_that_fails_in_the_middle_loses_and_invents_nothing(table: Tab
     new = msgspec.structs.replace(WEB, address=parse_address("10.96.0.7"))
     table.write(lasting, "TCP  0A600007:0050 rr persistent 1080000 FFFFFFFF\n")
     table.is_broken = True
-    told: Shown = {}
+    reading: Shown = {}
 
     def read() -> None:
         if with_settings:
             table.read_with(table.settings)
         for part in table.reader.read():
-            told.update(weights_of(part))
+            reading.update(weights_of(part))
 
     for _ in range(2):
         with pytest.raises(KernelError):
             read()
-    assert None not in told.values()
+    assert None not in reading.values()
     table.is_broken = False
     table.settings = {DNS: table.settings[DNS]}
     table.write(lasting)
@@ -414,9 +414,9 @@ def test_a_virtual_server_that_came_while_others_were_skipped_is_returned(table:
 def test_the_rate_of_ticks_is_asked_for_once(table: Table) -> None:
     for ticks in (1000, 2000):
         table.write(f"TCP  0A600001:0050 rr persistent {ticks} FFFFFFFF\n")
-        (seen,) = table.poll().values()
-        assert seen is not None
-        assert seen.settings == VirtualServerSettings("rr", PERSISTENT, ticks // 100)
+        (observed,) = table.poll().values()
+        assert observed is not None
+        assert observed.settings == VirtualServerSettings("rr", PERSISTENT, ticks // 100)
     assert table.asked == 1
 
 

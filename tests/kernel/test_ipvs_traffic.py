@@ -1,4 +1,4 @@
-"""The dump of counters on a fake socket: how long a part of it may take, and what becomes of the socket."""
+"""The dump of counters on a fake socket: the longest time of a part, and the end of the socket."""
 
 import itertools
 import struct
@@ -29,7 +29,7 @@ def _virtual_server(sequence: int, key: VirtualServerKey) -> bytes:
 
 
 class Kernel:
-    """Tells of each virtual server in a datagram of its own; ``loses`` the one before the last."""
+    """Sends each virtual server in a datagram of its own; ``loses`` the one before the last."""
 
     def __init__(self, *, loses: bool = False) -> None:
         self.sockets: list[fake_netlink.FakeSocket] = []

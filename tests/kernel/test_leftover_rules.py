@@ -1,4 +1,4 @@
-"""Left rules: what counts as read, with programs that are scripts, and both variants with the real ones."""
+"""Leftover rules: which readings count, with scripts as programs, and both variants with the real programs."""
 
 import errno
 import pathlib
@@ -103,7 +103,7 @@ def test_rules_that_a_missing_program_cannot_show_are_an_error(programs: pathlib
 
 @pytest.mark.parametrize("place", [LEGACY, NFT])
 def test_nothing_is_read_or_removed_once_the_program_in_path_is_of_another_variant(programs: pathlib.Path, place: Place) -> None:
-    """Ours are in force in the other variant then, and would be what is left behind."""
+    """Our rules would then be in force in the other variant, and count as leftovers."""
     for name in ("iptables-save", "iptables-legacy-save"):
         make_program(programs, name, f"cat {programs}/saved")
     for name in ("iptables-restore", "iptables-legacy-restore"):
@@ -144,8 +144,8 @@ def test_the_other_variant_is_read_if_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, programs: pathlib.Path, installed: tuple[Variant, ...]
 ) -> None:
     monkeypatch.setattr(iptables_variant, "installed", lambda: installed)
-    found = rules(programs).places({Family.IPV4: Program((1, 8, 9), "nf_tables")})
-    assert found == ((NFT, LEGACY) if installed else (NFT,))
+    leftovers = rules(programs).places({Family.IPV4: Program((1, 8, 9), "nf_tables")})
+    assert leftovers == ((NFT, LEGACY) if installed else (NFT,))
 
 
 # The real programs.
@@ -155,7 +155,7 @@ def test_the_other_variant_is_read_if_it_is_installed(
     params=[(variant, family) for variant in Variant for family in Family], ids=lambda one: f"{one[0]}-{one[1].label}"
 )
 def place(request: pytest.FixtureRequest, network_namespace: None) -> Place:
-    """A place with the rules of an iptables mode and those of others."""
+    """A place with the rules of an iptables mode and of other programs."""
     variant, family = request.param
     run(f"{iptables_variant.commands(variant)[family]}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
     return Place(variant, family, is_used=False)
@@ -179,10 +179,12 @@ def test_leftover_rules_can_be_removed_and_nothing_else_goes(place: Place) -> No
     subject, program = rules_beside(place), iptables_variant.commands(place.variant)[place.family]
     nodeports = ChainKey("filter", "KUBE-NODEPORTS")
     before = listed(program)
-    found = subject.read(place, lambda key: key in (CHAIN, nodeports))
-    assert found.chains == {CHAIN: 1, nodeports: 0}
-    assert len(found.references) == 3
-    subject.remove(place, Removal(references=found.references, emptied=tuple(found.chains), deleted=tuple(found.chains)))
+    leftovers = subject.read(place, lambda key: key in (CHAIN, nodeports))
+    assert leftovers.chains == {CHAIN: 1, nodeports: 0}
+    assert len(leftovers.references) == 3
+    subject.remove(
+        place, Removal(references=leftovers.references, emptied=tuple(leftovers.chains), deleted=tuple(leftovers.chains))
+    )
     gone = before - listed(program)
     assert {
         ":KUBE-SERVICES -",

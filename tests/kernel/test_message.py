@@ -36,11 +36,11 @@ def test_many_messages_at_once_are_those_that_one_by_one_would_be() -> None:
     template = message.Template(build, {"port": (0, 0xFFFF), "address": (bytes(4), b"\xff" * 4), "weight": (0, 0xFF)})
     several = [(b"SEQ%d" % number, b"\x01%d" % number, bytes((10, 0, 0, number)), bytes((number,))) for number in range(1, 6)]
     whole = [b"".join(column) for column in zip(*several, strict=True)]
-    wanted = [template.encode(one) for one in several]
-    assert template.encode_all(5, whole) == b"".join(wanted)
+    expected = [template.encode(one) for one in several]
+    assert template.encode_all(5, whole) == b"".join(expected)
     neighbours = b"".join(address + weight for *_, address, weight in several)
-    assert template.encode_all(5, [*whole[:2], neighbours]) == b"".join(wanted)
-    assert template.encode_all(1, several[0]) == wanted[0]
+    assert template.encode_all(5, [*whole[:2], neighbours]) == b"".join(expected)
+    assert template.encode_all(1, several[0]) == expected[0]
     assert not template.encode_all(0, [b""] * 4)
 
 

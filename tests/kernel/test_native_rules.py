@@ -1,6 +1,6 @@
-"""The iptables driver where somebody has put a rule into our tables that only nft understands, with the real programs.
+"""The iptables driver with a rule of another program in our tables that only nft understands, with the real programs.
 
-``iptables-nft-save`` then says of the whole table that it is incompatible, and exits with status 0; ``-I`` and whole chains can
+``iptables-nft-save`` then reports the whole table as incompatible, and exits with status 0. ``-I`` and whole chains can
 still be written there, and ``-D`` cannot.
 """
 

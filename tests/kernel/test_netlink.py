@@ -1,4 +1,4 @@
-"""Faults of a netlink socket, on a fake one; what a real kernel answers is in the drivers' tests."""
+"""Faults of a netlink socket, on a fake one. The drivers' tests have the answers of a real kernel."""
 
 import errno
 import struct
@@ -231,7 +231,7 @@ def test_while_answers_are_lost_without_end_each_further_dump_gets_one_attempt()
 
 def test_a_dump_that_was_cut_off_is_begun_again_on_a_new_socket() -> None:
     def cut_off(data: bytes) -> list[Answer]:
-        """What is left looks whole, and the end of the dump comes."""
+        """The rest has the form of a whole message, and the end of the dump comes."""
         (number,) = sequences(data)
         left = message(number, bytes(netlink.RECEIVE_SIZE - fake_netlink.HEADER.size))
         return [left + message(number, b"lost"), done(number)]

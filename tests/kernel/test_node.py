@@ -1,4 +1,4 @@
-"""All drivers as one: who gets which operation, in which order, and what one that breaks down means to the others.
+"""All drivers as one: the driver of each operation, their order, and the effect of a broken driver on the others.
 
 The drivers are doubles here; ``test_contract`` has the real ones on a real kernel.
 """
@@ -67,7 +67,7 @@ ITEMS: Mapping[str, Sequence[Item]] = {
 
 
 class Held(NamedTuple):
-    """What the ipset driver says of a set, as far as it matters here."""
+    """An observed set, with the fields that matter here."""
 
     entries: frozenset[SetEntry]
     type: SetType = SetType.ADDRESS_PORT
@@ -77,7 +77,7 @@ class Held(NamedTuple):
 
 
 class Kernel:
-    """What the doubles hold, say and were told. ``broken`` are those that can neither read nor apply."""
+    """The contents, answers and calls of the doubles. ``broken`` doubles can neither read nor apply."""
 
     def __init__(self) -> None:
         self.applied: list[tuple[str, list[Item]]] = []
@@ -115,8 +115,8 @@ class Double:
     def observe_in_parts(self) -> Iterator[Any]:
         return self._parts(SEEN)
 
-    def _parts(self, seen: ObservedVirtualServer) -> Iterator[Any]:
-        yield {KEY: seen}
+    def _parts(self, observed: ObservedVirtualServer) -> Iterator[Any]:
+        yield {KEY: observed}
         self._kernel.check(self._name)
         yield {OTHER_KEY: None}
 
@@ -179,7 +179,7 @@ def observe(target: node.NodeKernel) -> Observation:
 
 
 def poll(target: node.NodeKernel, *, thorough: bool = False) -> Observation:
-    """All parts of a look as one."""
+    """All parts of a poll as one."""
     parts = list(target.poll(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"], thorough=thorough))
     whole: dict[str, Any] = {"errors": ()}
     for part in parts:
@@ -234,13 +234,13 @@ def test_a_driver_that_breaks_down_fails_its_run_only(kernel: Kernel) -> None:
 
 def test_each_run_is_reported_with_its_outcomes_and_its_duration(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
-    told: list[tuple[list[bool], float]] = []
+    reported: list[tuple[list[bool], float]] = []
     target = node.NodeKernel(
-        skeleton.CHAINS, skeleton.JUMPS, lambda outcomes, took_s: told.append(([bool(one.error) for one in outcomes], took_s))
+        skeleton.CHAINS, skeleton.JUMPS, lambda outcomes, took_s: reported.append(([bool(one.error) for one in outcomes], took_s))
     )
     target.apply(operations(*ITEMS["ipvs"], ENTRIES))
-    assert [failed for failed, _ in told] == [[False] * 3, [True]]
-    assert all(took_s >= 0 for _, took_s in told)
+    assert [failed for failed, _ in reported] == [[False] * 3, [True]]
+    assert all(took_s >= 0 for _, took_s in reported)
 
 
 def test_a_poll_reads_only_rules_that_have_changed_since_they_were_read(kernel: Kernel) -> None:
@@ -352,8 +352,8 @@ def test_a_poll_leaves_out_rules_without_a_mark(kernel: Kernel) -> None:
     kernel.broken = {"rule_changes"}
     target = new_node()
     assert observe(target).skeletons == IMAGES
-    seen = poll(target)
-    assert (seen.skeletons, seen.errors) == ({}, ())
+    observed = poll(target)
+    assert (observed.skeletons, observed.errors) == ({}, ())
 
 
 def test_all_that_is_there_is_observed(kernel: Kernel) -> None:
@@ -385,26 +385,26 @@ def test_a_part_that_cannot_be_read_is_none_with_its_reason_and_the_others_are_r
 ) -> None:
     complete = observe(new_node())
     kernel.broken = {name}
-    seen = observe(new_node())
+    observed = observe(new_node())
     for field in ("virtual_servers", "sets", "set_copy", "device", "addresses", "interface_addresses", "skeletons", "sysctls"):
-        assert getattr(seen, field) == lacking.get(field, getattr(complete, field))
+        assert getattr(observed, field) == lacking.get(field, getattr(complete, field))
     parts = {"iptables": 2, "ipset": 2}  # rules of each family; our sets, and the copy of one
-    assert len(seen.errors) == parts.get(name, 1), "one line per part"
-    assert all(f"use {name}" in error for error in seen.errors)
+    assert len(observed.errors) == parts.get(name, 1), "one line per part"
+    assert all(f"use {name}" in error for error in observed.errors)
 
 
 def test_a_set_of_our_name_with_other_parameters_does_not_count_as_ours(kernel: Kernel) -> None:
-    seen = new_node().observe(["KUBE-CLUSTER-IP", "KUBE-LOOP-BACK"], list(Family), [])
-    assert seen.sets == {"KUBE-CLUSTER-IP": frozenset({ENTRY})}, "the double says that either is hash:ip,port"
-    assert seen.errors == ()
+    observed = new_node().observe(["KUBE-CLUSTER-IP", "KUBE-LOOP-BACK"], list(Family), [])
+    assert observed.sets == {"KUBE-CLUSTER-IP": frozenset({ENTRY})}, "the double says that either is hash:ip,port"
+    assert observed.errors == ()
 
 
 def test_only_the_given_sets_families_and_settings_are_read(kernel: Kernel) -> None:
     target = new_node()
-    seen = target.observe(["KUBE-LOOP-BACK"], [Family.IPV6], [])
+    observed = target.observe(["KUBE-LOOP-BACK"], [Family.IPV6], [])
     assert kernel.asked["ipset"] == (["KUBE-LOOP-BACK"],)
     assert kernel.asked["sysctls"] == ([],)
-    assert seen.skeletons == {Family.IPV6: IMAGES[Family.IPV6]}
+    assert observed.skeletons == {Family.IPV6: IMAGES[Family.IPV6]}
 
 
 def test_addresses_of_other_interfaces_are_read_alone_and_a_failure_is_raised(kernel: Kernel) -> None:

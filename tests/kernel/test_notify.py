@@ -28,7 +28,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def listener(device: str) -> Iterator[notify.ChangeListener]:
-    """A listener that has heard what was there before."""
+    """A listener that has read all former events."""
     with notify.ChangeListener(device=device) as listener:
         assert listener.read() == ()
         yield listener
@@ -46,17 +46,17 @@ def test_addresses_that_come_and_go_are_events_with_their_interface(listener: no
     ip("address", "add", "192.0.2.1/24", "dev", "lo")
     ip("address", "add", "2001:db8::1/64", "dev", "kube-test0", "nodad")
     ip("address", "del", "192.0.2.1/24", "dev", "lo")
-    told: list[notify.AddressAppeared | notify.AddressVanished] = []
-    while len(told) < 3 and select.select([listener], [], [], 10)[0]:
+    changes: list[notify.AddressAppeared | notify.AddressVanished] = []
+    while len(changes) < 3 and select.select([listener], [], [], 10)[0]:
         for change in listener.read():
             assert isinstance(change, notify.AddressAppeared | notify.AddressVanished)
-            told.append(change)
+            changes.append(change)
     # The kernel tells of a new IPv6 address from a work queue, so its place among the others is open.
-    assert [change for change in told if change.address.interface == "lo"] == [
+    assert [change for change in changes if change.address.interface == "lo"] == [
         notify.AddressAppeared(carried("lo", "192.0.2.1", 24)),
         notify.AddressVanished(carried("lo", "192.0.2.1", 24)),
     ]
-    assert [change for change in told if change.address.interface != "lo"] == [
+    assert [change for change in changes if change.address.interface != "lo"] == [
         notify.AddressAppeared(carried("kube-test0", "2001:db8::1", 64))
     ]
     assert listener.read() == ()
@@ -137,9 +137,9 @@ def test_lost_events_are_an_overrun_and_names_are_read_again(device: str, monkey
         assert listener.read() == ()
         listener._socket.setsockopt(socket.SOL_SOCKET, notify._SO_RCVBUFFORCE, 1 << 20)
         ip("link", "del", device)  # from now on only the listener can know its name
-        told = listener.read()
-        assert notify.AddressVanished(carried(device, "192.0.2.39", 32)) in told
-        assert told[-1] == notify.DeviceVanished(device)
+        changes = listener.read()
+        assert notify.AddressVanished(carried(device, "192.0.2.39", 32)) in changes
+        assert changes[-1] == notify.DeviceVanished(device)
 
 
 def test_the_descriptor_is_readable_only_when_something_has_changed(listener: notify.ChangeListener) -> None:

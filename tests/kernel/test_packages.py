@@ -1,4 +1,4 @@
-"""Packages that are not executed before somebody needs more than the modules in them."""
+"""Packages that are not executed while only modules in them are needed."""
 
 import importlib
 import itertools
@@ -17,7 +17,7 @@ NUMBERS = itertools.count()
 
 @pytest.fixture
 def package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a package with two modules, which says in itself that it has been executed, and how often."""
+    """The name of a package with two modules, which counts its own executions."""
     name = f"laden{next(NUMBERS)}"
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text(f"from {name} import light, heavy\nEXECUTED = globals().get('EXECUTED', 0) + 1")

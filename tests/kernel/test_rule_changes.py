@@ -1,4 +1,4 @@
-"""Marks of rules: any change by anybody gives another one, packets do not. Both variants, in a fresh namespace of any kernel."""
+"""Marks of rules: any change by any program gives another mark, packets do not. Both variants, in a fresh namespace."""
 
 import contextlib
 import errno
@@ -41,7 +41,7 @@ def test_a_change_gives_another_mark_and_a_packet_does_not(family: Family, varia
     before = changes.mark(family, variant)
     send_packet(family)
     assert changes.mark(family, variant) == before
-    seen = [before]
+    observed = [before]
     for arguments in (
         ("nat", "-I", "OUTPUT", "-j", "RETURN"),
         ("filter", "-A", "SOME", "-j", "RETURN"),
@@ -50,8 +50,8 @@ def test_a_change_gives_another_mark_and_a_packet_does_not(family: Family, varia
     ):
         run(family, variant, *arguments)
         mark = changes.mark(family, variant)
-        assert mark not in seen[-1:]
-        seen.append(mark)
+        assert mark not in observed[-1:]
+        observed.append(mark)
     changes.close()
 
 

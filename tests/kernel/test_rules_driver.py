@@ -1,6 +1,6 @@
-"""The rules of each family in a thread of its own: who waits for a program, and for how long.
+"""The rules of each family in a thread of its own: which call waits for a program, and for how long.
 
-What the programs are asked to do is shown in ``test_iptables.py``. That nothing else waits: ``tests/test_program.py``.
+The input of the programs is in ``test_iptables.py``. That nothing else waits: ``tests/test_program.py``.
 """
 
 import concurrent.futures
@@ -65,7 +65,7 @@ def began(programs: pathlib.Path, command: str = "iptables") -> int:
 
 
 def apply_until_over(driver: RulesDriver, operation: Operation) -> Outcome:
-    """As the reconciler does it: again and again while it is said to be under way."""
+    """As the reconciler does it: again and again while the operation is under way."""
     for _ in range(2000):
         (outcome,) = driver.apply([operation])
         if outcome.errno != errno.EINPROGRESS:

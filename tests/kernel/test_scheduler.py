@@ -1,4 +1,4 @@
-"""The question for a scheduler: on a driver that answers as it is told, and on a real kernel."""
+"""The question for a scheduler: on a driver with given answers, and on a real kernel."""
 
 import contextlib
 import errno
@@ -24,7 +24,7 @@ OTHER = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 443)
 
 
 class Ipvs:
-    """A driver that knows these virtual servers by scheduler, and fails as it is told. Its kernel has no IPVS for IPv6."""
+    """A driver with these virtual servers by scheduler, and given failures. Its kernel has no IPVS for IPv6."""
 
     def __init__(self, servers: Mapping[VirtualServerKey, str] | None = None, failures: Mapping[Verb, int] | None = None) -> None:
         self.servers = dict(servers or {})
@@ -141,13 +141,13 @@ def test_virtual_servers_of_other_programs_at_the_probe_address_stay(driver: Ipv
 @pytest.mark.parametrize("name", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "mh"])
 @pytest.mark.parametrize("address", ["10.96.0.1", "fd00:10:96::1"])
 def test_a_service_has_the_scheduler_with_its_flags(driver: IpvsDriver, name: str, address: str) -> None:
-    """As kube-proxy has it: mh looks at the port, nothing else has a flag of its own."""
+    """As in kube-proxy: mh includes the port, no other scheduler has a flag."""
     family = parse_address(address).family
-    wanted = builders.service(cluster=[address])
+    served = builders.service(cluster=[address])
     other = builders.service("sticky", builders.service_port(81), cluster=[address], affinity_timeout_s=60)
     endpoints = ["10.244.0.5", "10.244.0.6"] if family is Family.IPV4 else ["fd00:10:244::5", "fd00:10:244::6"]
-    slices = [builders.endpoint_slice(*map(builders.endpoint, endpoints), service=one.name.name) for one in (wanted, other)]
-    for one, own in zip((wanted, other), slices, strict=True):
+    slices = [builders.endpoint_slice(*map(builders.endpoint, endpoints), service=one.name.name) for one in (served, other)]
+    for one, own in zip((served, other), slices, strict=True):
         state = translate(one, [own], builders.node_view(), Settings(scheduler=name))
         for virtual_server in state.virtual_servers.values():
             operations = [Operation(Verb.ADD, virtual_server)]
@@ -155,11 +155,11 @@ def test_a_service_has_the_scheduler_with_its_flags(driver: IpvsDriver, name: st
                 Operation(Verb.ADD, RealServers.of(virtual_server.key, key, 1)) for key in sorted(virtual_server.real_servers)
             ]
             assert [outcome.error for outcome in driver.apply(operations)] == ["", "", ""]
-            seen = driver.observe()[virtual_server.key]
-            assert seen.settings == virtual_server.settings, (
+            observed = driver.observe()[virtual_server.key]
+            assert observed.settings == virtual_server.settings, (
                 "what is read back is what is wanted, or it would be written for ever"
             )
-            assert seen.real_servers == dict.fromkeys(virtual_server.real_servers, 1)
+            assert observed.real_servers == dict.fromkeys(virtual_server.real_servers, 1)
     shown = f"[{address}]" if family is Family.IPV6 else address
     flags = " -b flag-2" if name == "mh" else ""
     lines = listing().replace("-b mh-port", "-b flag-2").splitlines()

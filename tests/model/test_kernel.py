@@ -1,4 +1,4 @@
-"""How kernel objects are named and written: as ipset, ipvsadm and iptables-save print them."""
+"""The names and texts of kernel objects, as ipset, ipvsadm and iptables-save print them."""
 
 import pytest
 
@@ -112,11 +112,11 @@ def test_each_kernel_object_has_a_text_for_operators(item: object, text: str) ->
 
 
 @pytest.mark.parametrize(
-    ("seen", "exactly", "at_least"), [("4", True, True), ("5", False, True), ("3", False, False), ("", False, False)]
+    ("observed", "exactly", "at_least"), [("4", True, True), ("5", False, True), ("3", False, False), ("", False, False)]
 )
-def test_a_setting_that_is_a_lower_bound_accepts_larger_numbers(seen: str, exactly: bool, at_least: bool) -> None:  # noqa: FBT001 - a table
-    assert Sysctl("x", "4").is_met_by(seen) is exactly
-    assert Sysctl("x", "4", at_least=True).is_met_by(seen) is at_least
+def test_a_setting_that_is_a_lower_bound_accepts_larger_numbers(observed: str, exactly: bool, at_least: bool) -> None:  # noqa: FBT001 - a table
+    assert Sysctl("x", "4").is_met_by(observed) is exactly
+    assert Sysctl("x", "4", at_least=True).is_met_by(observed) is at_least
 
 
 def test_the_older_service_comes_first_then_the_name_and_the_node_before_all() -> None:

@@ -1,4 +1,4 @@
-"""What a class of kernel objects says of its kind."""
+"""The declarations of kinds of kernel objects."""
 
 import typing
 
@@ -11,16 +11,16 @@ from ipvsproxy.model.plan import KINDS, Item, Verb
 
 @pytest.mark.parametrize("described", typing.get_args(Item))
 def test_every_class_of_kernel_objects_has_a_stage_for_each_of_its_verbs(described: type) -> None:
-    found = KINDS[described]
-    assert found is kind.of(described)
-    assert found.stages
-    assert set(found.stages) <= {verb.value for verb in Verb}
+    declared = KINDS[described]
+    assert declared is kind.of(described)
+    assert declared.stages
+    assert set(declared.stages) <= {verb.value for verb in Verb}
 
 
 def test_every_driver_and_every_stage_belongs_to_a_kind() -> None:
-    assert {found.driver for found in KINDS.values()} == set(DriverName)
+    assert {declared.driver for declared in KINDS.values()} == set(DriverName)
     by_set = {Stage.SOURCE_RANGES, Stage.FIREWALL_ENTRIES, Stage.FIREWALL_REMOVALS}
-    assert {stage for found in KINDS.values() for stage in found.stages.values()} == set(Stage) - by_set
+    assert {stage for declared in KINDS.values() for stage in declared.stages.values()} == set(Stage) - by_set
 
 
 def test_words_for_people_default_to_the_name() -> None:

@@ -1,4 +1,4 @@
-"""Addresses and ranges as Kubernetes reads them, held against Python's own ``ipaddress`` where the two agree."""
+"""Addresses and ranges as Kubernetes parses them, compared with Python's own ``ipaddress`` where the two agree."""
 
 import ipaddress
 

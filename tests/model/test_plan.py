@@ -1,4 +1,4 @@
-"""How operations are named, for each kind of item there is."""
+"""The texts of operations, for each kind of item."""
 
 import typing
 from collections.abc import Sequence
@@ -99,10 +99,10 @@ def test_an_outcome_of_one_of_several_objects_gives_each_an_outcome_of_its_own()
         for item in (IpSet(SetKind.IPVS_IPS, Family.IPV4), BoundAddresses.of(IP), BoundAddresses.of(OTHER))
     ]
     assert plan.outcomes([entries, addresses], {}) == [Outcome(entries), Outcome(addresses)]
-    told = {one: Outcome(one, "no") for one in alone[:2]}
-    assert plan.outcomes([alone[0], entries, addresses], told) == [
-        told[alone[0]],
+    reported = {one: Outcome(one, "no") for one in alone[:2]}
+    assert plan.outcomes([alone[0], entries, addresses], reported) == [
+        reported[alone[0]],
         Outcome(entries),
-        told[alone[1]],
+        reported[alone[1]],
         Outcome(alone[2]),
     ]

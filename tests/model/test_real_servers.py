@@ -45,20 +45,20 @@ def keys_of(size: int) -> st.SearchStrategy[list[RealServerKey]]:
 
 @hypothesis.given(keys_of(6) | keys_of(18), st.data())
 def test_even_weights_are_the_mapping_of_each_of_their_keys_to_one(keys: list[RealServerKey], data: st.DataObject) -> None:
-    wanted, packed = dict.fromkeys(keys, 1), EvenWeights.of(keys)
+    expected, packed = dict.fromkeys(keys, 1), EvenWeights.of(keys)
     assert list(packed) == keys
     assert {type(key) for key in packed} <= {RealServerKey}
     assert (len(packed), bool(packed)) == (len(keys), bool(keys))
-    assert packed == wanted == packed
-    assert packed.unpacked() == packed.plain() == dict(packed) == wanted
-    assert (packed.keys(), packed.items(), list(packed.values())) == (wanted.keys(), wanted.items(), list(wanted.values()))
+    assert packed == expected == packed
+    assert packed.unpacked() == packed.plain() == dict(packed) == expected
+    assert (packed.keys(), packed.items(), list(packed.values())) == (expected.keys(), expected.items(), list(expected.values()))
     other = data.draw(keys_of(6) | keys_of(18) | st.sampled_from([[*keys[1:]], [*reversed(keys)]]))
     for key in (*keys, *other):
-        assert (key in packed, packed.get(key)) == (key in wanted, wanted.get(key))
-    assert (packed == dict.fromkeys(other, 1)) is (wanted == dict.fromkeys(other, 1))
+        assert (key in packed, packed.get(key)) == (key in expected, expected.get(key))
+    assert (packed == dict.fromkeys(other, 1)) is (expected == dict.fromkeys(other, 1))
     assert (packed == EvenWeights.of(other)) is (set(keys) == set(other))
     if keys:
-        assert packed != {**wanted, keys[0]: 2}
+        assert packed != {**expected, keys[0]: 2}
 
 
 def test_the_caller_may_change_unpacked_weights() -> None:

@@ -1,4 +1,4 @@
-"""How Services and reasons are named in log lines, and what an EndpointSlice holds."""
+"""The texts of Services and reasons in log lines, and the endpoints of an EndpointSlice."""
 
 import pytest
 

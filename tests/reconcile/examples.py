@@ -1,4 +1,4 @@
-"""Wishes made by hand, for tests of a single module: who wants which virtual servers, entries, addresses and flows."""
+"""Desired states made by hand, for tests of single modules: virtual servers, entries, addresses and flows with their owners."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -33,7 +33,7 @@ def virtual_server(
     owner: Owner = OLD,
     settings: VirtualServerSettings = ROUND_ROBIN,
 ) -> VirtualServer:
-    """A virtual server that an owner wants."""
+    """A desired virtual server of an owner."""
     return VirtualServer(key, settings, EvenWeights.of(real_servers), owner)
 
 
@@ -56,11 +56,11 @@ def state(
     flows: Mapping[Flow, frozenset[RealServerKey]] | None = None,
     refused: Iterable[VirtualServerKey] = (),
 ) -> ServiceState:
-    """What one Service wants; all of its virtual servers have the same real servers."""
-    wanted = EvenWeights.of(list(real_servers))
+    """The desired state of one Service; all of its virtual servers have the same real servers."""
+    desired = EvenWeights.of(list(real_servers))
     return ServiceState(
         owner=owner,
-        served=tuple(VirtualServer(key, ROUND_ROBIN, wanted, owner) for key in virtual_servers),
+        served=tuple(VirtualServer(key, ROUND_ROBIN, desired, owner) for key in virtual_servers),
         entries=tuple(entries),
         addresses=tuple(map(parse_address, addresses)),
         rare=Rarities(flows=flows or {}, refused=tuple(refused)),
@@ -74,14 +74,14 @@ def tables_of(tables: Tables) -> list[Table[Any, Any, Any]]:
 
 
 def entry(kind: SetKind, key: VirtualServerKey, other: str | None = None) -> SetEntry:
-    """The entry of a set that names a virtual server, and what comes after it in some sets."""
+    """The entry of a set that names a virtual server, with the further fields of some sets."""
     return SetEntry(
         IpSet(kind, key.address.family).name, key.address, key.protocol, key.port, parse_address(other) if other else None
     )
 
 
 def range_entry(key: VirtualServerKey, source_range: str) -> SetEntry:
-    """The entry that lets a range reach a virtual server."""
+    """The entry that admits a range to a virtual server."""
     kind = SetKind.LOAD_BALANCER_SOURCE_CIDR
     return network_entry(IpSet(kind, key.address.family).name, key, parse_network(source_range))
 

@@ -1,4 +1,4 @@
-"""A node in memory that serves a Service, and what is asked of it again and again."""
+"""A node in memory that serves a Service, and questions that many tests ask."""
 
 from collections.abc import Iterable
 

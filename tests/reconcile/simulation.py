@@ -1,6 +1,6 @@
 """A node without a kernel: the reconciler, translation and rules of the real one, on a kernel in memory, one operation at a time.
 
-The loop is that of ``ipvsproxy/daemon/loop/engine.py`` without its waiting: time passes when a test says so.
+The loop is that of ``ipvsproxy/daemon/loop/engine.py`` without its waits: a test moves the time.
 """
 
 import dataclasses
@@ -55,19 +55,19 @@ class SimulatedNode:
         return reconciler
 
     def restart(self) -> None:
-        """A new process, which knows nothing but what the API and the kernel say."""
+        """A new process, which only knows the API and the kernel."""
         self.reconciler = self._new_reconciler()
-        for name, wanted in self.states.items():
-            self.reconciler.put(name, wanted)
+        for name, desired in self.states.items():
+            self.reconciler.put(name, desired)
 
     def put(self, service: Service, *slices: EndpointSlice) -> None:
         """A Service has changed."""
         self.put_state(translate_state.translate(service, slices, self._view, self._settings))
 
-    def put_state(self, wanted: ServiceState) -> None:
-        """What a Service wants has changed."""
-        self.states[wanted.owner.service] = wanted
-        self.reconciler.put(wanted.owner.service, wanted)
+    def put_state(self, desired: ServiceState) -> None:
+        """The desired state of a Service has changed."""
+        self.states[desired.owner.service] = desired
+        self.reconciler.put(desired.owner.service, desired)
 
     def remove(self, name: str) -> None:
         """A Service is gone."""
@@ -76,11 +76,11 @@ class SimulatedNode:
         self.reconciler.put(key, None)
 
     def observe(self, **changes: object) -> None:
-        """Read the kernel; ``changes`` replace parts of what it says."""
+        """Read the kernel; ``changes`` replace parts of the reading."""
         self.reconciler.observe(dataclasses.replace(self.kernel.observe(), **changes), self.now)  # type: ignore[arg-type]  # names of fields
 
     def plan(self) -> Plan:
-        """What would be done now."""
+        """The operations that are possible now."""
         reconciler = self.reconciler
         for family in self._families:
             inputs = reconciler.occupied(family), reconciler.refused()
@@ -88,7 +88,7 @@ class SimulatedNode:
         return reconciler.plan(self.now)
 
     def sync(self, *, after_s: float = 0) -> list[Operation]:
-        """Plan, apply and settle until nothing can be done now; returns what was done."""
+        """Plan, apply and settle until nothing can be done now. Returns the operations."""
         self.now += after_s
         self.applied, self.reports = [], []
         for _ in range(MOST_ROUNDS):
@@ -104,7 +104,7 @@ class SimulatedNode:
         raise AssertionError(f"still not done after {MOST_ROUNDS} rounds: {plan}")
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Have the kernel do what was planned, without booking it."""
+        """Apply the planned operations to the kernel, without settling them."""
         identities = [fake_kernel._identity(operation.item) for operation in one_by_one(operations)]
         assert len(set(identities)) == len(identities), "one plan, one operation per object"
         outcomes = []
@@ -117,7 +117,7 @@ class SimulatedNode:
 
     @property
     def has_failed(self) -> bool:
-        """Whether an operation of the last sync failed, or found something else than was believed."""
+        """Whether an operation of the last sync failed or was a surprise."""
         return any(report.failed or report.surprises for report in self.reports)
 
 
@@ -135,7 +135,7 @@ def lets_in(kernel: fake_kernel.FakeKernel, key: VirtualServerKey, source: str) 
 
 
 def lets_node_in(kernel: fake_kernel.FakeKernel, key: VirtualServerKey) -> bool:
-    """Whether the node itself does: its packets bear the virtual server's address as their source."""
+    """Whether the node itself reaches it: its packets have the virtual server's address as their source."""
     out = kernel.chains[key.address.family].get(ChainKey("filter", skeleton.IPVS_OUT_FILTER), ())
     is_dropped = any(isinstance(rule, Rule) and rule.virtual_server == key and rule.target is Verdict.DROP for rule in out)
     return lets_in(kernel, key, str(key.address)) and not is_dropped

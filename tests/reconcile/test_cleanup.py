@@ -1,4 +1,4 @@
-"""What is removed by a cleanup, in which order, and what stays. That it works is shown in ``tests/commands/test_cleanup.py``."""
+"""The removals of a cleanup, and their order. ``tests/commands/test_cleanup.py`` shows that it works."""
 
 import dataclasses
 
@@ -19,8 +19,10 @@ CLUSTER_IPS = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
 EMPTY = Observation(virtual_servers={}, sets={}, device=False, addresses=frozenset(), interface_addresses=())
 
 
-def seen(*, device: bool = True, entries: frozenset[SetEntry] = frozenset(), jumps: tuple[Jump, ...] = JUMPS) -> Observation:
-    """A kernel with one virtual server of ours and one of somebody else."""
+def kernel_with(
+    *, device: bool = True, entries: frozenset[SetEntry] = frozenset(), jumps: tuple[Jump, ...] = JUMPS
+) -> Observation:
+    """A kernel with one virtual server of ours and one of another program."""
     settings = {key: ObservedVirtualServer(examples.ROUND_ROBIN, {}) for key in (KEY, FOREIGN)}
     image = ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(jumps))
     return Observation(
@@ -38,7 +40,7 @@ def remove(item: object) -> Operation:
 
 
 def test_virtual_servers_go_first_and_the_device_last() -> None:
-    todo = cleanup.plan(seen(), OURS, ())
+    todo = cleanup.plan(kernel_with(), OURS, ())
     assert list(todo.operations) == [
         remove(VirtualServer(KEY, examples.ROUND_ROBIN)),
         remove(OURS[Family.IPV4]),
@@ -49,13 +51,13 @@ def test_virtual_servers_go_first_and_the_device_last() -> None:
 
 def test_an_entry_is_as_good_a_witness_as_an_address() -> None:
     entry = SetEntry(CLUSTER_IPS.name, KEY.address, Protocol.TCP, 80)
-    todo = cleanup.plan(seen(device=False, entries=frozenset({entry})), OURS, ())
+    todo = cleanup.plan(kernel_with(device=False, entries=frozenset({entry})), OURS, ())
     assert [operation.item.key for operation in todo.virtual_servers if isinstance(operation.item, VirtualServer)] == [KEY]
     assert todo.witnesses == (remove(CLUSTER_IPS),)
 
 
 def test_virtual_servers_in_excluded_ranges_stay() -> None:
-    todo = cleanup.plan(seen(), OURS, builders.networks("10.96.0.0/16"))
+    todo = cleanup.plan(kernel_with(), OURS, builders.networks("10.96.0.0/16"))
     assert todo.virtual_servers == ()
     assert len(todo.witnesses) == 2
 
@@ -66,7 +68,7 @@ def test_a_kernel_without_objects_of_ours_needs_no_removal() -> None:
 
 
 def test_a_family_without_rules_of_ours_is_left_alone() -> None:
-    assert cleanup.plan(seen(jumps=()), OURS, ()).rules == ()
+    assert cleanup.plan(kernel_with(jumps=()), OURS, ()).rules == ()
 
 
 def test_witnesses_go_only_if_every_virtual_server_of_ours_is_known() -> None:

@@ -1,4 +1,4 @@
-"""Who wants a kernel object, and how differences are said; on a whole node: ``tests/commands/test_verify.py``."""
+"""The owners of kernel objects, and differences in words. On a whole node: ``tests/commands/test_verify.py``."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -43,7 +43,7 @@ FLOW = Flow(Family.IPV4, Protocol.UDP, parse_address(builders.CLUSTER_IP), 53)
 
 @pytest.fixture
 def reconciler() -> Reconciler:
-    """One that knows what a Service of UDP wants."""
+    """A reconciler with the desired state of a UDP Service."""
     made = Reconciler(Policy())
     made._tables.put_node(tuple(Family), (), None)
     port = builders.endpoint_port(53, Protocol.UDP)
@@ -92,7 +92,7 @@ def differences(reconciler: Reconciler) -> Iterator[compare.Difference]:
 
 
 def lines(node: simulation.SimulatedNode) -> list[str]:
-    """What is said of the kernel as it is now."""
+    """The differences of the kernel in its present state."""
     node.observe()
     return [str(one) for one in differences(node.reconciler)]
 
@@ -168,10 +168,10 @@ def test_an_undesired_real_server_of_udp_is_to_be_removed_at_once(reconciler: Re
 
 
 def test_virtual_servers_of_other_programs_are_foreign_unless_a_service_desires_them(reconciler: Reconciler) -> None:
-    theirs = [builders.frontend("203.0.113.9", 443), builders.frontend("203.0.113.9", 25)]
-    seen = {key: examples.observed() for key in (*theirs, KEY)}
-    reconciler._tables.virtual_servers.observe(seen, lambda _: False)
-    assert list(reconciler.survey.foreign()) == [(theirs[1], examples.observed()), (theirs[0], examples.observed())]
+    foreign = [builders.frontend("203.0.113.9", 443), builders.frontend("203.0.113.9", 25)]
+    observed = {key: examples.observed() for key in (*foreign, KEY)}
+    reconciler._tables.virtual_servers.observe(observed, lambda _: False)
+    assert list(reconciler.survey.foreign()) == [(foreign[1], examples.observed()), (foreign[0], examples.observed())]
 
 
 def test_a_missing_and_an_undesired_address_are_differences(reconciler: Reconciler) -> None:
@@ -207,7 +207,7 @@ DROP, RETURN = Rule(target=Verdict.DROP), Rule(target=Verdict.RETURN)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found", "said"),
+    ("desired", "found", "difference"),
     [
         ((), (DROP,), "rule 1: wanted no rule, found -j DROP"),
         ((DROP, RETURN), (DROP,), "rule 2: wanted -j RETURN, found no rule"),
@@ -215,9 +215,9 @@ DROP, RETURN = Rule(target=Verdict.DROP), Rule(target=Verdict.RETURN)
     ],
 )
 def test_the_difference_of_a_chain_is_its_first_rule_that_differs(
-    reconciler: Reconciler, wanted: tuple[Rule, ...], found: tuple[Rule, ...], said: str
+    reconciler: Reconciler, desired: tuple[Rule, ...], found: tuple[Rule, ...], difference: str
 ) -> None:
-    assert rules(reconciler, {CHAIN: wanted}, {CHAIN: found}) == [f"rules IPv4 chain nat/KUBE-MARK-MASQ {said}"]
+    assert rules(reconciler, {CHAIN: desired}, {CHAIN: found}) == [f"rules IPv4 chain nat/KUBE-MARK-MASQ {difference}"]
 
 
 def test_missing_and_undesired_chains_and_jumps_are_differences(reconciler: Reconciler) -> None:
@@ -237,14 +237,14 @@ def test_missing_and_undesired_chains_and_jumps_are_differences(reconciler: Reco
 
 def rules(
     reconciler: Reconciler,
-    wanted: Mapping[ChainKey, tuple[Rule, ...]],
+    desired: Mapping[ChainKey, tuple[Rule, ...]],
     found: Mapping[ChainKey, tuple[Rule, ...]] | None,
     *jumps: Jump,
     present: Iterable[Jump] = (),
 ) -> list[str]:
-    """What is said of rules; ``found`` None: they have not been seen."""
+    """The differences of rules; ``found`` None: they have not been observed."""
     tables = reconciler._tables
-    tables.put_skeleton(Skeleton(family=Family.IPV4, chains=wanted, jumps=jumps))
+    tables.put_skeleton(Skeleton(family=Family.IPV4, chains=desired, jumps=jumps))
     image = None if found is None else ObservedSkeleton(family=Family.IPV4, chains=found, jumps=frozenset(present))
     tables.skeletons.confirm(Family.IPV4, image)
     return [str(one) for one in differences(reconciler) if one.kind == "rules"]

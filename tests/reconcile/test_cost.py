@@ -1,4 +1,4 @@
-"""What a change costs must follow from the change, not from the number of Services: calls are counted, nothing is timed."""
+"""The cost of a change must depend on the change, not on the number of Services. Calls are counted, nothing is timed."""
 
 import collections
 
@@ -32,7 +32,7 @@ def serving(count: int) -> simulation.SimulatedNode:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
-    """How often keys are compared, and what is compared of them."""
+    """The number of comparisons of keys and of values."""
     counted: collections.Counter[str] = collections.Counter()
     touch, compare = table.Table.touch, diff.differs
 

@@ -1,4 +1,4 @@
-"""The difference of one virtual server. Left out: who wants it, and in which order operations of several are done."""
+"""The difference of one virtual server. Left out: its owner, and the order of operations on several."""
 
 import itertools
 
@@ -27,14 +27,14 @@ ONE, TWO, THREE = (builders.backend(f"10.244.0.{number}") for number in (1, 2, 3
 MAGLEV = VirtualServerSettings("mh", SCHEDULER_PORT)
 
 
-def operations(wanted: VirtualServer | None, seen: ObservedVirtualServer | None, *, over: bool | None = None) -> list[Operation]:
+def operations(desired: VirtualServer | None, seen: ObservedVirtualServer | None, *, over: bool | None = None) -> list[Operation]:
     def is_over(_key: VirtualServerKey, _real_server: RealServerKey) -> bool | None:
         return over
 
-    found = list(diff.virtual_server_operations(wanted.key if wanted else KEY, wanted, seen, is_over))
-    if wanted and seen:
-        assert diff.differs(wanted, seen, is_over) is bool(found)
-    return found
+    result = list(diff.virtual_server_operations(desired.key if desired else KEY, desired, seen, is_over))
+    if desired and seen:
+        assert diff.differs(desired, seen, is_over) is bool(result)
+    return result
 
 
 @pytest.mark.checklist(67)
@@ -49,15 +49,15 @@ def test_an_equal_virtual_server_is_left_alone(key: VirtualServerKey) -> None:
     [VirtualServerSettings("wlc"), VirtualServerSettings("rr", PERSISTENT, 10800), VirtualServerSettings("rr", SCHEDULER_PORT)],
 )
 def test_other_settings_are_set_in_place_and_the_real_servers_stay(settings: VirtualServerSettings) -> None:
-    wanted = examples.virtual_server(KEY, ONE)
-    assert operations(wanted, examples.observed({ONE: 1}, settings=settings)) == [Operation(Verb.SET, wanted)]
+    desired = examples.virtual_server(KEY, ONE)
+    assert operations(desired, examples.observed({ONE: 1}, settings=settings)) == [Operation(Verb.SET, desired)]
 
 
 def test_scheduler_flags_that_a_listing_does_not_show_count_as_equal() -> None:
-    wanted = examples.virtual_server(KEY, settings=MAGLEV)
+    desired = examples.virtual_server(KEY, settings=MAGLEV)
     unknown = VirtualServerSettings("mh")
-    assert operations(wanted, examples.observed(settings=unknown, flags_known=False)) == []
-    assert operations(wanted, examples.observed(settings=unknown)) == [Operation(Verb.SET, wanted)]
+    assert operations(desired, examples.observed(settings=unknown, flags_known=False)) == []
+    assert operations(desired, examples.observed(settings=unknown)) == [Operation(Verb.SET, desired)]
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,17 @@ def test_scheduler_flags_that_a_listing_does_not_show_count_as_equal() -> None:
     [VirtualServerSettings("rr"), VirtualServerSettings("mh", PERSISTENT), VirtualServerSettings("mh", 0, 10800)],
 )
 def test_settings_that_such_a_listing_shows_are_compared(settings: VirtualServerSettings) -> None:
-    wanted = examples.virtual_server(KEY, settings=MAGLEV)
-    assert operations(wanted, examples.observed(settings=settings, flags_known=False)) == [Operation(Verb.SET, wanted)]
+    desired = examples.virtual_server(KEY, settings=MAGLEV)
+    assert operations(desired, examples.observed(settings=settings, flags_known=False)) == [Operation(Verb.SET, desired)]
 
 
 @pytest.mark.checklist(69)
 def test_a_missing_virtual_server_is_added_before_its_real_servers() -> None:
-    wanted = examples.virtual_server(KEY, ONE)
-    assert operations(wanted, None) == [Operation(Verb.ADD, wanted), Operation(Verb.ADD, RealServers(KEY, EvenWeights.of([ONE])))]
+    desired = examples.virtual_server(KEY, ONE)
+    assert operations(desired, None) == [
+        Operation(Verb.ADD, desired),
+        Operation(Verb.ADD, RealServers(KEY, EvenWeights.of([ONE]))),
+    ]
     empty = examples.virtual_server(KEY)
     assert operations(empty, None) == [Operation(Verb.ADD, empty)]
 
@@ -87,61 +90,61 @@ def test_an_undesired_virtual_server_is_removed_together_with_its_real_servers()
 @pytest.mark.checklist(26)
 def test_a_desired_real_server_gets_its_weight_back() -> None:
     for weight in (0, 5):
-        found = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: weight}), over=False)
-        assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
+        result = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: weight}), over=False)
+        assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
 
 
 def test_a_desired_real_server_with_another_forwarding_method_is_set_anew() -> None:
-    found = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: NOT_MASQUERADED}), over=False)
-    assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
+    result = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: NOT_MASQUERADED}), over=False)
+    assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
 
 
 def test_a_tunnelled_real_server_of_the_other_family_is_removed_without_a_drain() -> None:
     alien = builders.backend("fd00::1")
-    found = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: 1, alien: NOT_MASQUERADED}))
-    assert found == [Operation(Verb.REMOVE, RealServers.of(KEY, alien, 0))]
+    result = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: 1, alien: NOT_MASQUERADED}))
+    assert result == [Operation(Verb.REMOVE, RealServers.of(KEY, alien, 0))]
 
 
 @pytest.mark.checklist(90)
 def test_an_undesired_tcp_real_server_loses_its_weight_first() -> None:
-    found = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1, TWO: 1}))
-    assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
+    result = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1, TWO: 1}))
+    assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
 
 
 def test_a_real_server_of_weight_zero_without_a_drain_begins_one() -> None:
-    found = operations(examples.virtual_server(KEY), examples.observed({ONE: 0}), over=None)
-    assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
+    result = operations(examples.virtual_server(KEY), examples.observed({ONE: 0}), over=None)
+    assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
 
 
 def test_a_draining_real_server_loses_a_weight_that_another_program_gave_it() -> None:
-    found = operations(examples.virtual_server(KEY), examples.observed({ONE: 3}), over=False)
-    assert found == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
+    result = operations(examples.virtual_server(KEY), examples.observed({ONE: 3}), over=False)
+    assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
 
 
 def test_a_draining_real_server_is_left_alone_until_its_drain_is_over() -> None:
-    wanted, seen = examples.virtual_server(KEY, TWO), examples.observed({ONE: 0, TWO: 1})
-    assert operations(wanted, seen, over=False) == []
-    assert operations(wanted, seen, over=True) == [Operation(Verb.REMOVE, RealServers.of(KEY, ONE, 0))]
+    desired, seen = examples.virtual_server(KEY, TWO), examples.observed({ONE: 0, TWO: 1})
+    assert operations(desired, seen, over=False) == []
+    assert operations(desired, seen, over=True) == [Operation(Verb.REMOVE, RealServers.of(KEY, ONE, 0))]
 
 
 @pytest.mark.checklist(91)
 @pytest.mark.parametrize("key", [DATAGRAMS, ASSOCIATIONS])
 @pytest.mark.parametrize("weight", [0, 1])
 def test_real_servers_of_other_protocols_are_removed_at_once(key: VirtualServerKey, weight: int) -> None:
-    found = operations(examples.virtual_server(key, TWO), examples.observed({ONE: weight, TWO: 1}))
-    assert found == [Operation(Verb.REMOVE, RealServers.of(key, ONE, 0))]
+    result = operations(examples.virtual_server(key, TWO), examples.observed({ONE: weight, TWO: 1}))
+    assert result == [Operation(Verb.REMOVE, RealServers.of(key, ONE, 0))]
 
 
 def test_a_full_replacement_adds_before_it_removes() -> None:
-    found = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1}))
+    result = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1}))
     swap = [Operation(Verb.ADD, RealServers.of(KEY, TWO, 1)), Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
-    assert sorted(found, key=order.rank) == swap
+    assert sorted(result, key=order.rank) == swap
 
 
 def test_real_servers_are_added_in_their_order() -> None:
     for keys in itertools.permutations((ONE, TWO, THREE)):
-        wanted = examples.virtual_server(KEY, *keys)
-        ((_, _), (_, several)) = operations(wanted, None)
+        desired = examples.virtual_server(KEY, *keys)
+        ((_, _), (_, several)) = operations(desired, None)
         assert isinstance(several, RealServers)
         assert list(several.keys) == list(keys)
-        assert [item.key for _, item in operations(wanted, examples.observed()) if isinstance(item, RealServers)] == list(keys)
+        assert [item.key for _, item in operations(desired, examples.observed()) if isinstance(item, RealServers)] == list(keys)

@@ -1,4 +1,4 @@
-"""The patience with drift: healed at once at first, then ever more seldom, and at once again when the wish changes."""
+"""The patience with drift: repaired at once at first, later after a wait, and at once again when the desired value changes."""
 
 from ipvsproxy.reconcile import drift
 from ipvsproxy.reconcile.drift import Drifts, Place
@@ -8,7 +8,7 @@ OTHER = Place("virtual_server", "TCP 10.96.0.11:80")
 
 
 def contested(times: int, *, every_s: float = 10) -> tuple[Drifts, float]:
-    """Drifts that were found so many times at one place, and the time of the last."""
+    """So many drifts at one place, and the time of the last one."""
     drifts = Drifts()
     for number in range(times):
         drifts.note(PLACE, "wish", number * every_s)

@@ -1,4 +1,4 @@
-"""What of the rules that a proxy has left is removed, what stays, and how patient that is with somebody who writes them again."""
+"""Which leftover rules are removed, which stay, and the patience with a program that writes them again."""
 
 import pytest
 
@@ -70,8 +70,8 @@ def test_chains_of_ours_of_the_kubelet_and_of_network_plug_ins_are_not(key: tupl
 
 def test_chains_of_the_iptables_mode_go_with_their_references_and_ours_stay_in_the_used_variant() -> None:
     chains = {THEIR_SERVICES: 3, SERVICE: 1, ENDPOINT: 0, OUR_FIREWALL: 2}
-    found = LeftRules(chains=chains, references=(THEIR_REFERENCE, THEIR_REFERENCE))
-    assert leftovers.removal(found, USED) == Removal(
+    rules = LeftRules(chains=chains, references=(THEIR_REFERENCE, THEIR_REFERENCE))
+    assert leftovers.removal(rules, USED) == Removal(
         references=(THEIR_REFERENCE, THEIR_REFERENCE),
         emptied=(THEIR_SERVICES, SERVICE, ENDPOINT),
         deleted=(THEIR_SERVICES, SERVICE, ENDPOINT),
@@ -80,46 +80,46 @@ def test_chains_of_the_iptables_mode_go_with_their_references_and_ours_stay_in_t
 
 def test_in_the_variant_that_is_not_used_ours_go_as_well() -> None:
     ours = reference(ChainKey("nat", "OUTPUT"), OURS, "kubernetes service portals")
-    found = LeftRules(chains={OURS: 4, SERVICE: 1}, references=(ours,))
-    assert leftovers.removal(found, UNUSED) == Removal(references=(ours,), emptied=(OURS, SERVICE), deleted=(OURS, SERVICE))
+    rules = LeftRules(chains={OURS: 4, SERVICE: 1}, references=(ours,))
+    assert leftovers.removal(rules, UNUSED) == Removal(references=(ours,), emptied=(OURS, SERVICE), deleted=(OURS, SERVICE))
     assert UNUSED.concerns(OURS)
     assert not USED.concerns(OURS)
 
 
 def test_the_iptables_mode_s_own_jumps_to_a_chain_of_ours_go_and_ours_stay() -> None:
-    theirs = reference(OUTPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
+    foreign = reference(OUTPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
     ours = reference(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
-    found = LeftRules(chains={OUR_FIREWALL: 1}, references=(theirs, ours))
+    rules = LeftRules(chains={OUR_FIREWALL: 1}, references=(foreign, ours))
     assert USED.concerns(OUR_FIREWALL)
-    assert leftovers.removal(found, USED) == Removal(references=(theirs,))
+    assert leftovers.removal(rules, USED) == Removal(references=(foreign,))
 
 
 def test_in_the_variant_that_is_not_used_both_jumps_to_a_chain_that_both_modes_have_go() -> None:
-    theirs = reference(INPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
+    foreign = reference(INPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
     ours = reference(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
-    found = LeftRules(chains={OUR_FIREWALL: 1}, references=(theirs, ours))
-    wanted = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=False)
-    assert leftovers.removal(found, wanted) == Removal(
-        references=(theirs, ours), emptied=(OUR_FIREWALL,), deleted=(OUR_FIREWALL,)
+    rules = LeftRules(chains={OUR_FIREWALL: 1}, references=(foreign, ours))
+    scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=False)
+    assert leftovers.removal(rules, scope) == Removal(
+        references=(foreign, ours), emptied=(OUR_FIREWALL,), deleted=(OUR_FIREWALL,)
     )
 
 
 @pytest.mark.parametrize(
-    "stranger",
+    "other_reference",
     [
         reference(INPUT, THEIR_SERVICES),
         reference(INPUT, THEIR_SERVICES, "of somebody else"),
         reference(ChainKey("filter", "MINE"), THEIR_SERVICES, "kubernetes service portals"),
     ],
 )
-def test_a_chain_that_another_rule_leads_to_is_emptied_once_and_stays(stranger: Reference) -> None:
-    found = LeftRules(chains={THEIR_SERVICES: 2, SERVICE: 1}, references=(THEIR_REFERENCE, stranger))
-    removal = leftovers.removal(found, USED)
+def test_a_chain_that_another_rule_leads_to_is_emptied_once_and_stays(other_reference: Reference) -> None:
+    rules = LeftRules(chains={THEIR_SERVICES: 2, SERVICE: 1}, references=(THEIR_REFERENCE, other_reference))
+    removal = leftovers.removal(rules, USED)
     assert removal == Removal(
-        references=(THEIR_REFERENCE,), emptied=(THEIR_SERVICES, SERVICE), deleted=(SERVICE,), staying=(stranger,)
+        references=(THEIR_REFERENCE,), emptied=(THEIR_SERVICES, SERVICE), deleted=(SERVICE,), staying=(other_reference,)
     )
-    done = leftovers.removal(LeftRules(chains={THEIR_SERVICES: 0}, references=(stranger,)), USED)
-    assert (done.is_needed, done.staying) == (False, (stranger,))
+    done = leftovers.removal(LeftRules(chains={THEIR_SERVICES: 0}, references=(other_reference,)), USED)
+    assert (done.is_needed, done.staying) == (False, (other_reference,))
 
 
 def test_the_chain_that_marks_for_masquerading_keeps_its_rules_while_a_network_plug_in_leads_to_it() -> None:
@@ -127,15 +127,15 @@ def test_the_chain_that_marks_for_masquerading_keeps_its_rules_while_a_network_p
     hairpin = reference(
         ChainKey("nat", "CNI-DN-0123456789abcdef01234"), marks, match="-s 10.244.1.0/24 -p tcp -m tcp --dport 8080"
     )
-    wanted = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=False)
-    found = LeftRules(chains={OURS: 2, marks: 1}, references=(hairpin,))
-    assert leftovers.removal(found, wanted) == Removal(emptied=(OURS,), deleted=(OURS,), staying=(hairpin,))
-    assert leftovers.removal(LeftRules(chains={marks: 1}), wanted) == Removal(emptied=(marks,), deleted=(marks,))
+    scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=False)
+    rules = LeftRules(chains={OURS: 2, marks: 1}, references=(hairpin,))
+    assert leftovers.removal(rules, scope) == Removal(emptied=(OURS,), deleted=(OURS,), staying=(hairpin,))
+    assert leftovers.removal(LeftRules(chains={marks: 1}), scope) == Removal(emptied=(marks,), deleted=(marks,))
 
 
 def test_nothing_goes_while_a_chain_of_ours_leads_to_one_that_is_to_go() -> None:
-    found = LeftRules(chains={THEIR_SERVICES: 2, SERVICE: 1}, references=(THEIR_REFERENCE, reference(OURS, SERVICE)))
-    removal = leftovers.removal(found, USED)
+    rules = LeftRules(chains={THEIR_SERVICES: 2, SERVICE: 1}, references=(THEIR_REFERENCE, reference(OURS, SERVICE)))
+    removal = leftovers.removal(rules, USED)
     assert (removal.references, removal.emptied, removal.deleted) == ((), (), ())
     assert removal.is_needed
     assert "nat/KUBE-SERVICES is not as it should be: it holds '-j KUBE-SVC-ABCDEFGHIJKLMNOP'" in removal.held_back

@@ -1,4 +1,4 @@
-"""The core on a kernel in memory: what it was found to hold, what is not ours in it, and what could not be read."""
+"""The core on a kernel in memory: observed objects, foreign ones, and parts that could not be read."""
 
 import copy
 from collections.abc import Mapping
@@ -64,15 +64,15 @@ def test_a_foreign_virtual_server_that_a_service_desires_is_served_and_is_ours_f
 
 @pytest.mark.checklist(71)
 def test_virtual_servers_that_a_former_process_left_are_removed_and_those_of_excluded_ranges_stay() -> None:
-    wanted, stale = builders.frontend("10.96.0.1", 80), builders.frontend("10.96.0.2", 80)
+    desired, stale = builders.frontend("10.96.0.1", 80), builders.frontend("10.96.0.2", 80)
     excluded = [builders.frontend("198.51.100.7", 80), builders.frontend("2001:db8::7", 80)]
     former = simulation.SimulatedNode()
-    former.put_state(examples.state(examples.OLD, wanted, stale, *excluded, addresses=["10.96.0.2", "198.51.100.7"]))
+    former.put_state(examples.state(examples.OLD, desired, stale, *excluded, addresses=["10.96.0.2", "198.51.100.7"]))
     former.sync()
     node = simulation.SimulatedNode(former.kernel, excluded=("198.51.100.0/24", "2001:db8::/32"))
-    node.put_state(examples.state(examples.OLD, wanted))
+    node.put_state(examples.state(examples.OLD, desired))
     node.sync()
-    assert set(node.kernel.virtual_servers) == {wanted, *excluded}
+    assert set(node.kernel.virtual_servers) == {desired, *excluded}
 
 
 @pytest.mark.checklist(75)
@@ -134,8 +134,8 @@ def test_either_witness_shows_a_fresh_process_that_a_virtual_server_is_ours(lost
     if lost == "addresses":
         node.kernel.addresses.clear()
     if lost == "entries":
-        for held in node.kernel.sets.values():
-            held.entries.clear()
+        for ip_set in node.kernel.sets.values():
+            ip_set.entries.clear()
     fresh = simulation.SimulatedNode(node.kernel)
     fresh.sync()
     assert not fresh.kernel.virtual_servers
@@ -185,14 +185,14 @@ def test_a_poll_of_many_virtual_servers_pauses_while_it_recalls_drains_finds_cha
     node = simulation.SimulatedNode()
     keys = [builders.frontend(builders.CLUSTER_IP, port) for port in range(1, number + 1)]
     node.put_state(examples.state(examples.OLD, *keys))
-    seen = Observation(virtual_servers={key: examples.observed({}) for key in keys})
-    assert sum(1 for _ in node.reconciler._observer.observing(seen, node.now)) == pauses
+    reading = Observation(virtual_servers={key: examples.observed({}) for key in keys})
+    assert sum(1 for _ in node.reconciler._observer.observing(reading, node.now)) == pauses
 
 
 def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     node = running("10.244.0.1", "10.244.0.2")
-    seen = dict(node.kernel.observe().virtual_servers or {})
-    node.observe(virtual_servers=seen)
+    reading = dict(node.kernel.observe().virtual_servers or {})
+    node.observe(virtual_servers=reading)
     compared: list[VirtualServerKey] = []
     touch = Table.touch
 
@@ -202,16 +202,16 @@ def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_ag
         touch(table, key)
 
     monkeypatch.setattr(Table, "touch", noted)
-    node.observe(virtual_servers=dict(seen))
+    node.observe(virtual_servers=dict(reading))
     assert not compared
-    seen[KEY] = examples.observed({TWO: 1})
-    node.observe(virtual_servers=seen)
+    reading[KEY] = examples.observed({TWO: 1})
+    node.observe(virtual_servers=reading)
     assert compared == [KEY]
     assert node.plan().operations
 
 
 def poll(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> None:
-    """A part of a look that tells of these."""
+    """A part of a poll with these virtual servers."""
     node.reconciler.observe(Observation(some_virtual_servers=told), node.now)
 
 
@@ -264,12 +264,12 @@ def test_a_drain_whose_virtual_server_is_gone_in_a_poll_is_over() -> None:
 
 def test_objects_of_a_reading_are_never_changed_later() -> None:
     node = running("10.244.0.1")
-    seen = dict(node.kernel.observe().virtual_servers or {})
-    node.observe(virtual_servers=seen)
-    before = copy.deepcopy(seen[KEY])
+    reading = dict(node.kernel.observe().virtual_servers or {})
+    node.observe(virtual_servers=reading)
+    before = copy.deepcopy(reading[KEY])
     node.put(*web("10.244.0.1", "10.244.0.2"))
     node.sync()
-    assert seen[KEY] == before
+    assert reading[KEY] == before
     assert node.kernel.virtual_servers[KEY] != before
 
 
@@ -277,8 +277,8 @@ def test_unchanged_sets_and_addresses_stay_observed() -> None:
     node = running("10.244.0.1")
     node.observe(sets=None, addresses=None, interface_addresses=None)
     assert not node.plan().operations
-    held = examples.entry(SetKind.CLUSTER_IP, KEY)
-    node.observe(sets=None, some_sets={"KUBE-CLUSTER-IP": frozenset({held})})
+    ip_set = examples.entry(SetKind.CLUSTER_IP, KEY)
+    node.observe(sets=None, some_sets={"KUBE-CLUSTER-IP": frozenset({ip_set})})
     assert not node.plan().operations
     node.observe(sets=None, some_sets={"KUBE-CLUSTER-IP": None})
     lost = [operation.item for operation in node.plan().operations if operation.verb is Verb.ADD]

@@ -1,4 +1,4 @@
-"""What tells a fresh process which virtual servers are ours. Left out: what a running process remembers (``test_table``)."""
+"""How a fresh process recognises our virtual servers. Left out: what a running process remembers (``test_table``)."""
 
 import msgspec
 import pytest
@@ -65,7 +65,7 @@ SERVED = examples.observed({POD: 1, OTHER_POD: 1})
 
 
 @pytest.mark.parametrize(
-    ("seen", "is_ours"),
+    ("observed", "is_ours"),
     [
         (SERVED, True),
         (examples.observed({POD: 0, OTHER_POD: 1}), True),
@@ -77,14 +77,14 @@ SERVED = examples.observed({POD: 1, OTHER_POD: 1})
     ids=["the same", "one drains", "fewer", "hosts", "another scheduler", "none"],
 )
 def test_a_node_port_on_an_address_that_went_is_ours_if_it_leads_to_what_its_twin_leads_to(
-    seen: ObservedVirtualServer, *, is_ours: bool
+    observed: ObservedVirtualServer, *, is_ours: bool
 ) -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
-    found = {NODE_PORT: SERVED, LEFT_BEHIND: seen}
+    found = {NODE_PORT: SERVED, LEFT_BEHIND: observed}
     assert ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, found)(LEFT_BEHIND) == is_ours
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(LEFT_BEHIND)
     assert not ownership.owned_virtual_servers({}, (), HOST, found)(LEFT_BEHIND), "no node port of ours"
-    assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, {LEFT_BEHIND: seen})(LEFT_BEHIND), "no twin"
+    assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, {LEFT_BEHIND: observed})(LEFT_BEHIND), "no twin"
 
 
 def test_twins_without_real_servers_or_that_both_lead_to_hosts_make_nothing_ours() -> None:
@@ -126,8 +126,8 @@ def test_a_node_port_that_a_former_process_served_elsewhere_is_ours_by_its_clust
     is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, {KEY.address}, host, found, ())
     assert is_ours(NODE_PORT)
     assert not is_ours(KEEPALIVED), "it leads elsewhere"
-    strangers = {NODE_PORT: SERVED, KEEPALIVED: SERVED}
-    is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, (), host, strangers, ())
+    foreign = {NODE_PORT: SERVED, KEEPALIVED: SERVED}
+    is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, (), host, foreign, ())
     assert not is_ours(NODE_PORT), "two of somebody else may well lead to one place"
     assert not is_ours(KEEPALIVED)
 

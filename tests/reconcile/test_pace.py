@@ -1,4 +1,4 @@
-"""How many real servers may be removed, after what was added and removed lately."""
+"""How many real servers may be removed after recent additions and removals."""
 
 import math
 
@@ -62,7 +62,7 @@ def test_the_time_at_which_room_grows_is_known() -> None:
 
 
 def test_room_grows_at_the_known_time_when_a_surge_is_over() -> None:
-    """Additions that come in one burst after the other would otherwise be looked at only while the next surge is on."""
+    """Otherwise, additions in one burst after the other would only be checked during the next surge."""
     pace = Pace()
     pace.note(added=500, removed=0, now=100.5)
     pace.note(added=500, removed=0, now=109.5)

@@ -1,4 +1,4 @@
-"""Who gets a virtual server that several Services want: by what right, seen or remembered, by age."""
+"""Which of several Services that desire a virtual server gets it: by role, listed or remembered, by age."""
 
 import itertools
 
@@ -23,7 +23,7 @@ OLDEST = Owner(0.5, ServiceName("default", "oldest"))
 
 
 def by(owner: Owner, kind: SetKind) -> ServiceState:
-    """A Service that wants the virtual server with an entry of this kind."""
+    """A Service that desires the virtual server, with an entry of this kind."""
     entry = NODE_PORT if kind is SetKind.NODE_PORT_TCP else examples.entry(kind, KEY)
     return examples.state(owner, KEY, real_servers=[builders.backend("10.244.0.1")], entries=[entry])
 

@@ -1,6 +1,6 @@
-"""What waits for what, looked at after each single operation, whichever operation fails.
+"""Which operations wait for others, checked after each single operation, whichever operation fails.
 
-Left out: what the rules themselves mean to the kernel; ``simulation`` reads those about source ranges as iptables would.
+Left out: the meaning of the rules for the kernel; ``simulation`` interprets those about source ranges as iptables would.
 """
 
 import itertools
@@ -139,7 +139,7 @@ def test_ranges_stay_in_force_until_the_virtual_server_is_gone_whatever_fails(ra
         node.remove("web")
         until_done(node)
         assert VIRTUAL_SERVER not in node.kernel.virtual_servers
-        assert not any(held.entries for held in node.kernel.sets.values())
+        assert not any(ip_set.entries for ip_set in node.kernel.sets.values())
 
     each_failure(change)
 
@@ -217,7 +217,7 @@ def in_force(node: simulation.SimulatedNode, entry: SetEntry) -> bool:
 
 
 def _assert_answered(node: simulation.SimulatedNode, protocol: Protocol, operation: Operation) -> None:
-    """Whoever is led to another node is masqueraded, or its answers would not come back through this one."""
+    """Traffic to another node is masqueraded, or its replies would not return through this one."""
     for key, entry in local_entries(protocol).items():
         server = node.kernel.virtual_servers.get(key)
         if server and server.real_servers.get(ELSEWHERE):
@@ -288,8 +288,8 @@ def test_only_entries_that_keep_traffic_from_being_masqueraded_wait_for_a_real_s
     node.sync()
     for server in node.kernel.virtual_servers.values():
         server.real_servers[ELSEWHERE] = 1
-    for held in node.kernel.sets.values():
-        held.entries.clear()
+    for ip_set in node.kernel.sets.values():
+        ip_set.entries.clear()
     node.observe()
     added = {one.item.key for one in one_by_one(node.plan().operations) if isinstance(one.item, SetEntries)}
     waiting = set(local_entries(Protocol.TCP).values())

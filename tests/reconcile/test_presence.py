@@ -1,4 +1,4 @@
-"""A table of presence holds what a table with two dictionaries holds. Left out: what any table does (``test_table``)."""
+"""A table of presence equals a table with two dictionaries. Left out: the properties of any table (``test_table``)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -60,7 +60,7 @@ def test_an_absent_key_can_neither_be_read_nor_deleted() -> None:
 
 
 class BothTables(stateful.RuleBasedStateMachine):
-    """Everything is done to two tables: one of presence, and one that keeps what is wanted and what is there, each as it is."""
+    """Applies everything to two tables: one of presence, and one that stores both sides separately."""
 
     @stateful.initialize(is_protected=st.booleans())
     def make(self, *, is_protected: bool) -> None:

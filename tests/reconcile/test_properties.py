@@ -1,6 +1,6 @@
-"""Whatever happens, in whatever order, the kernel ends up as if it had been made from nothing.
+"""After any events in any order, the kernel ends up as if it had been programmed from scratch.
 
-The world is tiny, so that everything in it meets everything else. Left out: source ranges under failures, operation by
+The world is tiny, so that all of its objects interact. Left out: source ranges under failures, operation by
 operation, which ``test_precondition`` tries one by one.
 """
 
@@ -48,7 +48,7 @@ DEADLINE_S = 100.0
 
 @st.composite
 def services(draw: st.DrawFn, names: tuple[str, ...] = NAMES) -> tuple[Service, EndpointSlice]:
-    """One of three Services, older or younger, with some of all there is."""
+    """One of three Services, older or younger, with some of all possible parts."""
     name = draw(st.sampled_from(names))
     ports = draw(st.sets(st.sampled_from(PORTS), min_size=1))
     has_load_balancer = draw(st.booleans())
@@ -70,15 +70,15 @@ def services(draw: st.DrawFn, names: tuple[str, ...] = NAMES) -> tuple[Service, 
     return service, slices
 
 
-def held(kernel: fake_kernel.FakeKernel) -> Mapping[str, object]:
-    """All that a kernel holds of ours. Real servers of TCP with weight 0 are being drained: they do not count."""
+def contents(kernel: fake_kernel.FakeKernel) -> Mapping[str, object]:
+    """All objects of ours in a kernel. TCP real servers with weight 0 drain and do not count."""
     return {
         "virtual servers": {
             key: (server.settings, {one: weight for one, weight in server.real_servers.items() if weight or not _is_tcp(key)})
             for key, server in kernel.virtual_servers.items()
             if key not in (FOREIGN, EXCLUDED)
         },
-        "entries": {name: held.entries for name, held in kernel.sets.items()},
+        "entries": {name: contents.entries for name, contents in kernel.sets.items()},
         "addresses": kernel.addresses - {EXCLUDED.address},
         "device": kernel.device,
         "chains": kernel.chains,
@@ -96,7 +96,7 @@ def _is_tcp(key: VirtualServerKey) -> bool:
 
 
 class AnyHistory(stateful.RuleBasedStateMachine):
-    """Services come, change and go; operations fail; others meddle; the process starts anew."""
+    """Services come, change and go; operations fail; other programs interfere; the process starts anew."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
     @stateful.precondition(lambda self: not self.are_witnesses_lost)
     @stateful.rule(number=st.integers(0, 8), gone=st.sets(st.sampled_from(NAMES)), unreadable=st.sets(st.sampled_from(PARTS)))
     def die_in_the_middle_of_a_plan(self, number: int, gone: set[str], unreadable: set[str]) -> None:
-        """The next process reads the kernel in part at first; some Services went while there was none."""
+        """The next process reads a part of the kernel first; some Services went while no process ran."""
         self.node.apply(self.node.plan().operations[:number])
         for name in gone:
             self.remove(name)
@@ -212,9 +212,9 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         kernel = self.node.kernel
         match data.draw(st.sampled_from(("flush a set", "unbind", "flush the rules", "remove the device", "forbid forwarding"))):
             case "flush a set":
-                for held in kernel.sets.values():
+                for contents in kernel.sets.values():
                     if data.draw(st.booleans()):
-                        held.entries.clear()
+                        contents.entries.clear()
             case "unbind":
                 kernel.addresses.clear()
             case "flush the rules":
@@ -272,7 +272,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         self.are_witnesses_lost = self.has_read_only_a_part = False
         assert not node.plan().operations
         assert node.reconciler.pending == 0
-        assert held(node.kernel) == held(self._from_nothing())
+        assert contents(node.kernel) == contents(self._from_nothing())
         self._assert_oldest_wins()
 
     def teardown(self) -> None:
@@ -296,9 +296,9 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         for key, server in self.node.kernel.virtual_servers.items():
             states = [state for state in self.node.states.values() if key in state.virtual_servers]
             if states:
-                wanted = min(states, key=lambda state: state.owner).virtual_servers[key]
-                assert server.settings == wanted.settings
-                assert {one for one, weight in server.real_servers.items() if weight} == wanted.real_servers
+                desired = min(states, key=lambda state: state.owner).virtual_servers[key]
+                assert server.settings == desired.settings
+                assert {one for one, weight in server.real_servers.items() if weight} == desired.real_servers
                 assert self._is_restricted(key) is (_firewall(key) in self.node.kernel.sets[_firewall(key).set].entries)
 
     def _serving(self) -> list[tuple[VirtualServerKey, RealServerKey]]:
@@ -310,8 +310,8 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         )
 
     def _wants(self, key: VirtualServerKey, real_server: RealServerKey) -> bool:
-        wanted = self.node.reconciler._tables.virtual_servers.desired.get(key)
-        return wanted is not None and real_server in wanted.real_servers
+        desired = self.node.reconciler._tables.virtual_servers.desired.get(key)
+        return desired is not None and real_server in desired.real_servers
 
     def _is_wanted(self, key: VirtualServerKey) -> bool:
         return any(key in state.virtual_servers for state in self.node.states.values())
@@ -343,8 +343,8 @@ AnyHistory.TestCase.settings = hypothesis.settings(
 test_any_history_ends_in_the_state_computed_from_scratch = AnyHistory.TestCase
 
 
-def _claimed(changes: list[tuple[str, Service | None, EndpointSlice | None]]) -> Mapping[str, object]:
-    """What is claimed after these changes, and who waits."""
+def _desired_by(changes: list[tuple[str, Service | None, EndpointSlice | None]]) -> Mapping[str, object]:
+    """The desired state after these changes, and the waiting owners."""
     tables = Tables(lambda _wanted, _seen: False, lambda _: False)
     node = simulation.SimulatedNode()
     for name, service, slices in changes:
@@ -353,7 +353,7 @@ def _claimed(changes: list[tuple[str, Service | None, EndpointSlice | None]]) ->
         tables.put(builders.service(name).name, node.states[service.name] if service else None)
     return {
         "desired": [table.desired for table in examples.tables_of(tables)],
-        "owners": {key: wanted.owner for key, wanted in tables.virtual_servers.desired.items()},
+        "owners": {key: desired.owner for key, desired in tables.virtual_servers.desired.items()},
         "waiting": frozenset(conflict for table in examples.tables_of(tables) for conflict in table.conflicts()),
         "refused": tables.refused(),
     }
@@ -371,4 +371,4 @@ def test_any_history_of_desired_states_ends_in_the_last_ones_in_any_order(
 ) -> None:
     last = {name: (name, service, slices) for name, service, slices in history}
     others = data.draw(st.permutations([change for change in last.values() if change[1]]))
-    assert _claimed(history) == _claimed(others)
+    assert _desired_by(history) == _desired_by(others)

@@ -1,7 +1,7 @@
 """The core on a kernel in memory: changes, flows, and another policy.
 
-Left out: drains, drift and failures (``test_reconciler_…``), what the kernel was found to hold (``test_observer``), what waits
-for what (``test_precondition``), what it costs (``test_cost``), and everything at once (``test_properties``).
+Left out: drains, drift and failures (``test_reconciler_…``), readings of the kernel (``test_observer``), operations that wait
+for others (``test_precondition``), the cost (``test_cost``), and everything at once (``test_properties``).
 """
 
 from collections.abc import Mapping
@@ -103,7 +103,7 @@ def test_a_service_leaves_nothing_behind_and_its_virtual_server_goes_first() -> 
     gone = [operation for operation in node.sync() if operation.verb is Verb.REMOVE]
     assert [kind.__name__ for _, kind in kinds(gone)] == ["VirtualServer", "SetEntries", "BoundAddresses"]
     assert (node.kernel.virtual_servers, node.kernel.addresses) == ({}, set())
-    assert not any(held.entries for held in node.kernel.sets.values())
+    assert not any(ip_set.entries for ip_set in node.kernel.sets.values())
 
 
 def test_rules_come_before_the_virtual_server_and_go_after_the_last_entry_of_their_set() -> None:
@@ -145,7 +145,7 @@ CHAIN, OTHER_CHAIN = ChainKey("filter", "KUBE-FORWARD"), ChainKey("filter", "KUB
 
 
 @pytest.mark.parametrize(
-    ("seen", "is_planned"),
+    ("observed", "is_planned"),
     [
         (None, False),
         ({}, True),
@@ -155,17 +155,17 @@ CHAIN, OTHER_CHAIN = ChainKey("filter", "KUBE-FORWARD"), ChainKey("filter", "KUB
     ],
 )
 def test_rules_are_added_before_every_service_has_spoken_unless_one_would_be_lost(
-    seen: Mapping[ChainKey, tuple[Rule, ...]] | None, *, is_planned: bool
+    observed: Mapping[ChainKey, tuple[Rule, ...]] | None, *, is_planned: bool
 ) -> None:
     reconciler = Reconciler(Policy())
-    wanted = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP, RETURN), OTHER_CHAIN: (DROP,)}, jumps=())
-    reconciler.put_skeleton(wanted)
-    if seen is not None:
-        image = ObservedSkeleton(family=Family.IPV4, chains=seen, jumps=frozenset())
+    desired_state = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP, RETURN), OTHER_CHAIN: (DROP,)}, jumps=())
+    reconciler.put_skeleton(desired_state)
+    if observed is not None:
+        image = ObservedSkeleton(family=Family.IPV4, chains=observed, jumps=frozenset())
         reconciler._tables.skeletons.notice(Family.IPV4, image)
     planned = reconciler.plan(0, only_additions=True).operations
-    assert planned == ([Operation(Verb.SET, wanted)] if is_planned else [])
-    assert reconciler.plan(0).operations == [Operation(Verb.SET, wanted)]
+    assert planned == ([Operation(Verb.SET, desired_state)] if is_planned else [])
+    assert reconciler.plan(0).operations == [Operation(Verb.SET, desired_state)]
 
 
 def test_rules_of_a_table_that_cannot_be_read_are_not_written_before_every_service_has_spoken() -> None:
@@ -204,11 +204,11 @@ def test_after_a_restart_no_rule_goes_before_every_service_has_spoken() -> None:
 def test_equal_sides_share_their_weights_and_a_change_leaves_the_desired_ones_alone() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     table = node.reconciler._tables.virtual_servers
-    wanted = table.desired[KEY]
-    assert table.observed[KEY].real_servers is wanted.weights
+    desired_state = table.desired[KEY]
+    assert table.observed[KEY].real_servers is desired_state.weights
     node.put(*web("10.244.0.1"))
     node.sync()
-    assert set(wanted.weights) == {builders.backend("10.244.0.1"), builders.backend("10.244.0.2")}
+    assert set(desired_state.weights) == {builders.backend("10.244.0.1"), builders.backend("10.244.0.2")}
     assert set(table.observed[KEY].real_servers) == {builders.backend("10.244.0.1")}
 
 

@@ -1,4 +1,4 @@
-"""The core on a kernel in memory: what somebody else changes is healed, and not fought over."""
+"""The core on a kernel in memory: drift is repaired, but not fought over."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""The core on a kernel in memory: what fails, is surprising or cannot be is told, and tried again."""
+"""The core on a kernel in memory: failures and surprises are reported, and tried again."""
 
 import errno
 

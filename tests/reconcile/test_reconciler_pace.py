@@ -1,4 +1,4 @@
-"""Many real servers that go at once: some wait at weight 0, so that those which come do not pay for them."""
+"""Many removals of real servers at once: some wait at weight 0, so that additions stay fast."""
 
 import pytest
 
@@ -20,8 +20,8 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put(node: simulation.SimulatedNode, addresses: list[str], name: str = "web", **service: object) -> list[Operation]:
-    wanted = builders.service(name, **service)  # type: ignore[arg-type]  # names of fields
-    node.put(wanted, builders.endpoint_slice(*map(builders.endpoint, addresses)))
+    desired = builders.service(name, **service)  # type: ignore[arg-type]  # names of fields
+    node.put(desired, builders.endpoint_slice(*map(builders.endpoint, addresses)))
     return node.sync()
 
 

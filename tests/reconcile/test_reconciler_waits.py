@@ -1,6 +1,6 @@
-"""When the core asks to be woken: never at a time when it would not do anything, or the loop would not rest until it does.
+"""The times at which the core wants the loop to wake: never at one without an operation, or the loop would spin.
 
-``simulation`` looks at this after each sync of every test.
+``simulation`` checks this after each sync of every test.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""When something that failed may be tried again. Time is whatever number the test says."""
+"""When a failed operation may be tried again. Times are numbers that the test chooses."""
 
 from ipvsproxy.reconcile.retry import FIRST_DELAY_S, LONGEST_DELAY_S, Retries
 

@@ -150,8 +150,8 @@ def test_a_reading_in_parts_counts_drift_once_and_keeps_newcomers_until_it_is_co
     reconciler = node.reconciler
     assert reconciler.has_observed_all
     node.kernel.virtual_servers.clear()
-    seen = dataclasses.replace(node.kernel.observe(), virtual_servers=None, some_virtual_servers={KEY: None})
-    list(reconciler.observing(seen, node.now))
+    reading = dataclasses.replace(node.kernel.observe(), virtual_servers=None, some_virtual_servers={KEY: None})
+    list(reconciler.observing(reading, node.now))
     list(reconciler.concluding(node.now))
     assert not reconciler.has_newcomers
     assert reconciler.take_drift_news().drifted

@@ -1,4 +1,4 @@
-"""What the node and its Services claim in which table. Left out: what is done about it (``test_reconciler``)."""
+"""The desired state of the node and its Services in each table. Left out: the operations (``test_reconciler``)."""
 
 import itertools
 
@@ -42,7 +42,7 @@ FLOW = examples.flow("10.96.0.10")
 
 
 def new_claims() -> Tables:
-    return Tables(lambda wanted, seen: diff.differs(wanted, seen, lambda _key, _real_server: None), lambda _: False)
+    return Tables(lambda desired, observed: diff.differs(desired, observed, lambda _key, _real_server: None), lambda _: False)
 
 
 def put(tables: Tables, *states: ServiceState) -> None:
@@ -193,9 +193,9 @@ def test_a_node_port_that_another_service_has_takes_its_entries_along() -> None:
 def test_a_node_port_keeps_its_entries_when_something_else_of_that_number_is_lost(lost: VirtualServerKey) -> None:
     """A load balancer's address, the same port of another protocol, or one of several node addresses."""
     tables = new_claims()
-    wanted = service_with_node_port(YOUNG, NODE_PORT, lost)
+    desired = service_with_node_port(YOUNG, NODE_PORT, lost)
     named = [examples.entry(SetKind.LOAD_BALANCER, lost)] if lost.address != NODE_PORT.address and lost != OTHER_NODE_PORT else []
-    put(tables, examples.state(YOUNG, *wanted.virtual_servers, entries=[*wanted.entries, *named]), examples.state(OLD, lost))
+    put(tables, examples.state(YOUNG, *desired.virtual_servers, entries=[*desired.entries, *named]), examples.state(OLD, lost))
     assert {NODE_PORT_ENTRY, LOCAL_ENTRY} <= entries(tables, YOUNG)
 
 

@@ -1,4 +1,4 @@
-"""Which lists are believed, and when; ``test_store`` has what follows for the objects."""
+"""Which lists are accepted, and when. ``test_objects`` has the consequences for the objects."""
 
 import pytest
 
@@ -9,7 +9,7 @@ KIND = ObjectKind.SERVICE
 
 
 @pytest.mark.parametrize(
-    ("percent", "missing", "known", "believed"),
+    ("percent", "missing", "known", "accepted"),
     [
         (50, 51, 100, False),
         (50, 50, 100, True),
@@ -20,8 +20,8 @@ KIND = ObjectKind.SERVICE
         (99, 1000, 1000, False),
     ],
 )
-def test_a_list_that_lacks_more_than_the_share_is_doubted(percent: int, missing: int, known: int, believed: bool) -> None:  # noqa: FBT001
-    assert Guard(percent).accepts(KIND, missing=missing, known=known, now=0) is believed
+def test_a_list_that_lacks_more_than_the_share_is_doubted(percent: int, missing: int, known: int, accepted: bool) -> None:  # noqa: FBT001
+    assert Guard(percent).accepts(KIND, missing=missing, known=known, now=0) is accepted
 
 
 def test_a_second_list_confirms_it_when_enough_time_has_passed() -> None:

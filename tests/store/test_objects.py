@@ -1,4 +1,4 @@
-"""What is known, what has become dirty by it, and what is told once: Services, EndpointSlices, Nodes and bad objects."""
+"""Known objects, dirty Services, and reports that are made once: for Services, EndpointSlices, Nodes and bad objects."""
 
 import itertools
 from collections.abc import Sequence
@@ -81,9 +81,9 @@ def test_a_service_and_its_slices_have_one_name_between_them_whatever_comes_firs
                 deliver(store, builders.with_options(msgspec.structs.replace(item, name=own), **change))
             else:
                 deliver(store, msgspec.structs.replace(item, service=own, **change))
-    held = [store.services[WEB.name].name, *(item.service for item in store.slices_of(WEB.name)), *store.take().services]
-    assert len(held) == 4
-    assert len(set(map(id, held))) == 1
+    names = [store.services[WEB.name].name, *(item.service for item in store.slices_of(WEB.name)), *store.take().services]
+    assert len(names) == 4
+    assert len(set(map(id, names))) == 1
 
 
 @pytest.mark.parametrize("item", [WEB, SLICE, NODE], ids=lambda item: type(item).__name__)
@@ -322,8 +322,8 @@ def test_faults_of_a_file_are_reported_each_time_that_it_is_read(store: Store) -
     nameless = Rejected(ObjectKind.SERVICE, None, "web.yaml", "line 3: not YAML")
     store.deliver([rejected, nameless], 1)
     store.deliver([rejected, nameless], 1)
-    told = [(one.name, one.where) for one in store.take().complaints]
-    assert told == [("default/bad", "web.yaml, document 2"), ("", "web.yaml")] * 2
+    reported = [(one.name, one.where) for one in store.take().complaints]
+    assert reported == [("default/bad", "web.yaml, document 2"), ("", "web.yaml")] * 2
 
 
 def listed(*items: ApiObject, kind: ObjectKind = ObjectKind.SERVICE) -> Event:

@@ -1,4 +1,4 @@
-"""What a test wants to read of a translated Service, as text."""
+"""Parts of a translated Service as texts, for tests."""
 
 from collections.abc import Iterable
 
@@ -50,7 +50,7 @@ def skeleton_of(
 
 
 def outline(skeleton: Skeleton, table: str, chain: str) -> list[tuple[str, str]]:
-    """What each rule of a chain looks up, if it looks up a set, and where it leads."""
+    """The set and the target of each rule of a chain."""
     rules = skeleton.chains[ChainKey(table, chain)]
     return [(rule.set.set if rule.set else "", _target(rule, skeleton.family)) for rule in rules]
 

@@ -64,7 +64,7 @@ ENDPOINTS = st.builds(
 
 
 def _without_contradictions(endpoints: list[Endpoint]) -> list[Endpoint]:
-    """One entry per address: what two that contradict each other mean depends on their order, by the API's own account."""
+    """One entry for each address: the meaning of two that contradict each other depends on their order, as the API says."""
     return list({endpoint.address: endpoint for endpoint in endpoints}.values())
 
 

@@ -1,4 +1,4 @@
-"""Which endpoints a service port has, and what counts where an address stands in slices twice."""
+"""The endpoints of a service port, and which entry counts if slices have an address twice."""
 
 import hypothesis
 from hypothesis import strategies as st
@@ -20,15 +20,15 @@ PORTS = st.sampled_from([8080, 8080, 8080, 9090]).map(lambda number: EndpointPor
 
 
 def _expected(slices: list[EndpointSlice]) -> dict[RealServerKey, Conditions]:
-    """Told once more, one by one."""
-    found: dict[RealServerKey, Conditions] = {}
+    """The same endpoints, computed one by one."""
+    endpoints_found: dict[RealServerKey, Conditions] = {}
     for item in slices:
         for port in item.ports:
             for one in item.endpoints if (port.name, port.protocol) == ("http", Protocol.TCP) else ():
                 key = RealServerKey.of(one.address, port.port)
-                if key not in found or not one.conditions.terminating:
-                    found[key] = one.conditions
-    return found
+                if key not in endpoints_found or not one.conditions.terminating:
+                    endpoints_found[key] = one.conditions
+    return endpoints_found
 
 
 @hypothesis.given(st.lists(st.tuples(st.lists(ENDPOINTS, max_size=4), st.lists(PORTS, max_size=2)), max_size=3))
@@ -37,7 +37,11 @@ def test_endpoints_are_those_of_all_slices_with_the_port_each_once(some: Some) -
         builders.endpoint_slice(*endpoints, suffix=str(number), ports=[*ports, *OTHERS])
         for number, (endpoints, ports) in enumerate(some)
     ]
-    found, expected = find_endpoints(slices, PORT), _expected(slices)
-    assert found.by_key() == expected
-    assert [stem + found.suffix for stem in found.stems] == list(expected), "in the order in which the slices name them"
-    assert found.split(found.stems) == [(key.address, key.port) for key in expected], "in the suffix or in each"
+    endpoints_found, expected = find_endpoints(slices, PORT), _expected(slices)
+    assert endpoints_found.by_key() == expected
+    assert [stem + endpoints_found.suffix for stem in endpoints_found.stems] == list(expected), (
+        "in the order in which the slices name them"
+    )
+    assert endpoints_found.split(endpoints_found.stems) == [(key.address, key.port) for key in expected], (
+        "in the suffix or in each"
+    )

@@ -1,4 +1,4 @@
-"""Every endpoint with the reason why it is used or not, in agreement with what is programmed."""
+"""Every endpoint with the reason why it is used or not, in agreement with desired state."""
 
 import hypothesis
 from hypothesis import strategies as st
@@ -28,13 +28,13 @@ def _codes(service: Service, *slices: EndpointSlice) -> dict[str, tuple[str, str
 
 
 def test_each_endpoint_has_its_reason() -> None:
-    found = _codes(
+    explanation = _codes(
         builders.service(),
         builders.endpoint_slice(
             endpoint("10.244.0.1"), endpoint("10.244.0.2", ready=False), draining("10.244.0.3"), dead("10.244.0.4")
         ),
     )
-    assert found == {
+    assert explanation == {
         "10.244.0.1": ("", ""),
         "10.244.0.2": ("not_ready",) * 2,
         "10.244.0.3": ("terminating",) * 2,
@@ -77,8 +77,8 @@ def test_of_two_entries_that_are_alike_the_first_counts() -> None:
 
 def test_slices_of_a_family_that_the_service_has_not_are_named() -> None:
     item = builders.endpoint_slice(endpoint("fd00::1"))
-    ((found, why),) = explain.unserved_slices(builders.service(), [item], Settings())
-    assert (found, why.code) == (item, "wrong_family")
+    ((explanation, why),) = explain.unserved_slices(builders.service(), [item], Settings())
+    assert (explanation, why.code) == (item, "wrong_family")
     dual = builders.service(cluster=["10.96.0.10", "fd00:96::10"])
     ((_, why),) = explain.unserved_slices(dual, [item], Settings(families=frozenset({Family.IPV4})))
     assert why.code == "family_not_served"
@@ -111,8 +111,8 @@ def test_each_port_has_the_virtual_servers_of_its_own_number_and_protocol() -> N
         builders.service_port(number, name="c"),
         kind=ServiceType.NODE_PORT,
     )
-    found = [[(one.role, str(one.virtual_server.key)) for one in port.frontends] for port in _explain(service).ports]
-    assert found == [
+    explanation = [[(one.role, str(one.virtual_server.key)) for one in port.frontends] for port in _explain(service).ports]
+    assert explanation == [
         [(Role.CLUSTER_IP, "TCP 10.96.0.10:80"), (Role.NODE_PORT, "TCP 192.168.0.10:30080")],
         [(Role.CLUSTER_IP, "UDP 10.96.0.10:80")],
         [(Role.CLUSTER_IP, "TCP 10.96.0.10:30080")],
@@ -125,14 +125,14 @@ def test_each_family_has_its_own_virtual_servers_and_endpoints() -> None:
         builders.endpoint_slice(endpoint("10.244.0.1"), suffix="4"),
         builders.endpoint_slice(endpoint("fd00::1"), suffix="6"),
     ]
-    found = _explain(service, *slices)
-    assert [port.family for port in found.ports] == [Family.IPV4, Family.IPV6]
-    assert [[str(use.endpoint.address) for use in port.endpoints] for port in found.ports] == [["10.244.0.1"], ["fd00::1"]]
-    assert [[str(one.virtual_server.key) for one in port.frontends] for port in found.ports] == [
+    explanation = _explain(service, *slices)
+    assert [port.family for port in explanation.ports] == [Family.IPV4, Family.IPV6]
+    assert [[str(use.endpoint.address) for use in port.endpoints] for port in explanation.ports] == [["10.244.0.1"], ["fd00::1"]]
+    assert [[str(one.virtual_server.key) for one in port.frontends] for port in explanation.ports] == [
         ["TCP 10.96.0.10:80"],
         ["TCP [fd00:96::10]:80"],
     ]
-    assert found.skipped == {}
+    assert explanation.skipped == {}
 
 
 def test_endpoints_here_of_one_family_are_none_of_the_other() -> None:
@@ -148,15 +148,15 @@ def test_endpoints_here_of_one_family_are_none_of_the_other() -> None:
 def test_a_family_that_this_host_does_not_serve_is_not_explained() -> None:
     service = builders.service(cluster=["10.96.0.10", "fd00:96::10"])
     settings = Settings(families=frozenset({Family.IPV6}))
-    found = explain.explain(service, [], builders.node_view(), settings)
-    assert [port.family for port in found.ports] == [Family.IPV6]
+    explanation = explain.explain(service, [], builders.node_view(), settings)
+    assert [port.family for port in explanation.ports] == [Family.IPV6]
 
 
 def test_what_is_not_served_has_no_ports_and_a_reason() -> None:
     why = Skipped("spec.clusterIP", "headless: clients reach the endpoints directly", invalid=False)
-    found = _explain(Service(name=builders.service().name, options=ServiceOptions(not_served=why)))
-    assert found.ports == ()
-    assert found.skipped == {"": (why,)}
+    explanation = _explain(Service(name=builders.service().name, options=ServiceOptions(not_served=why)))
+    assert explanation.ports == ()
+    assert explanation.skipped == {"": (why,)}
 
 
 @hypothesis.given(
@@ -166,8 +166,8 @@ def test_an_endpoint_is_in_exactly_where_its_real_server_is_programmed(
     *, endpoints: list[Endpoint], internal_local: bool, external_local: bool
 ) -> None:
     service = builders.service(external=["192.0.2.1"], internal_local=internal_local, external_local=external_local)
-    found = _explain(service, builders.endpoint_slice(*endpoints, family=Family.IPV4))
-    (port,) = found.ports
+    explanation = _explain(service, builders.endpoint_slice(*endpoints, family=Family.IPV4))
+    (port,) = explanation.ports
     for frontend in port.frontends:
         reasons = [use.internal if frontend.role is Role.CLUSTER_IP else use.external for use in port.endpoints]
         used = {

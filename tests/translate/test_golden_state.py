@@ -78,7 +78,7 @@ def _objects(directory: Path, phase: str, *, has_ipv6: bool) -> tuple[Put, ...]:
 
 @functools.cache
 def _state(directory: Path, profile: str, phase: str) -> State:
-    """What the node must hold after a phase, in the form of the recordings."""
+    """The desired state of the node after a phase, in the form of the recordings."""
     settings = PROFILES[profile]
     has_ipv6 = Family.IPV6 in settings.families
     objects = [put.object for put in _objects(directory, phase, has_ipv6=has_ipv6)]

@@ -10,8 +10,8 @@ ONE, TWO, THREE = builders.addresses("172.18.0.2", "172.18.0.3", "fc00::2")
 
 def test_what_has_never_gone_does_not_linger() -> None:
     assert Lingering().next_s is None
-    seen = Lingering().after([ONE, TWO], 10)
-    assert (list(seen.addresses), seen.next_s, seen.is_due(1e9)) == ([], None, False)
+    observed = Lingering().after([ONE, TWO], 10)
+    assert (list(observed.addresses), observed.next_s, observed.is_due(1e9)) == ([], None, False)
 
 
 def test_an_address_that_goes_lingers_for_a_grace_and_no_longer() -> None:

@@ -34,7 +34,7 @@ def pieces_of(body: bytes, size: int) -> Iterator[bytes]:
 
 
 def read(pieces: Iterator[bytes], kind: ObjectKind = ObjectKind.SERVICE) -> tuple[list[Put | Rejected], decode.ListPage]:
-    """The events that came before the end, and what came with it."""
+    """The events before the end of the list, and the last page."""
     reader = ListReader(kind)
     events = [event for piece in pieces for event in reader.feed(piece)]
     return events, reader.finish()

@@ -1,4 +1,4 @@
-"""What of a Service is used, and which reason stands for what is not. Nodes: ``test_parse_node.py``."""
+"""The used fields of a Service, and the reasons of unused ones. Nodes: ``test_parse_node.py``."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What of an EndpointSlice is used, and which reason stands for what is not."""
+"""The used fields of an EndpointSlice, and the reasons of unused ones."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What of a Node is used, and which reason stands for what is not. Services: ``test_parse.py``."""
+"""The used fields of a Node, and the reasons of unused ones. Services: ``test_parse.py``."""
 
 from typing import Any
 

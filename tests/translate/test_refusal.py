@@ -1,4 +1,4 @@
-"""Which Service addresses are refused, which are not although they look like it, and what is left of the Service."""
+"""Refused Service addresses, similar ones that are not refused, and the remaining parts of the Service."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The fixed rules: which chains there are, which rules come with which sets, and how local pods are told."""
+"""The fixed rules: the chains, the rules of each set, and how local pods are recognised."""
 
 import pytest
 
@@ -149,7 +149,7 @@ def test_hairpin_traffic_is_masqueraded_before_the_mark_is_tested() -> None:
 
 
 def _masquerade(settings: Settings, family: Family = Family.IPV4, view: NodeView | None = None) -> str:
-    """The rule that says which traffic to cluster IPs is masqueraded, without its comment."""
+    """The rule that selects traffic to cluster IPs for masquerading, without its comment."""
     node = view or builders.node_view(seen=builders.node(pod_networks=["10.244.3.0/24"]))
     skeleton = build_skeleton(family, settings, node, {SetKind.CLUSTER_IP}, [])
     (rule,) = [text for text in reading.texts(skeleton, "nat", "KUBE-SERVICES") if "KUBE-MARK-MASQ" in text]

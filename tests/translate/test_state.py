@@ -1,4 +1,4 @@
-"""A Service's cluster IPs: families, endpoints, hairpin entries, internal traffic, affinity, and what it depends on.
+"""A Service's cluster IPs: families, endpoints, hairpin entries, internal traffic, affinity.
 
 Node ports, external and load balancer addresses: ``test_state_exposed.py``. What a change of objects changes:
 ``test_state_changes.py``.
@@ -88,8 +88,8 @@ def test_services_that_have_nothing_rare_share_that(cluster: tuple[str, ...]) ->
 
 def test_what_is_rare_in_one_family_is_there_beside_what_the_other_has() -> None:
     local = service(cluster=DUAL, internal_local=True)
-    wanted = state_of(local, endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), endpoint_slice(endpoint("fd00::5"), suffix="6"))
-    assert wanted.rare == Rarities(without_local_internal=frozenset({Family.IPV4}))
+    given = state_of(local, endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), endpoint_slice(endpoint("fd00::5"), suffix="6"))
+    assert given.rare == Rarities(without_local_internal=frozenset({Family.IPV4}))
 
 
 def test_what_the_service_says_wrongly_is_passed_on() -> None:
@@ -98,9 +98,9 @@ def test_what_the_service_says_wrongly_is_passed_on() -> None:
 
 
 def test_a_family_that_this_node_does_not_serve_is_named_and_is_no_fault() -> None:
-    wanted = state_of(service(cluster=["10.96.0.10", "fd00:10:96::10"]), settings=Settings(families=frozenset({Family.IPV4})))
+    given = state_of(service(cluster=["10.96.0.10", "fd00:10:96::10"]), settings=Settings(families=frozenset({Family.IPV4})))
     reason = "fd00:10:96::10: this node does not serve IPv6, so nothing of that family is served"
-    assert wanted.rare.skipped == (Skipped("spec.clusterIPs", reason, invalid=False),)
+    assert given.rare.skipped == (Skipped("spec.clusterIPs", reason, invalid=False),)
 
 
 @pytest.mark.checklist(23)
@@ -380,33 +380,33 @@ def _shuffled_endpoints(item: EndpointSlice) -> st.SearchStrategy[EndpointSlice]
 
 @hypothesis.given(st.data(), strategies.services(), strategies.slice_lists())
 def test_the_order_of_slices_and_endpoints_makes_no_difference(
-    data: st.DataObject, wanted: Service, slices: list[EndpointSlice]
+    data: st.DataObject, given: Service, slices: list[EndpointSlice]
 ) -> None:
     reordered = [data.draw(_shuffled_endpoints(item)) for item in data.draw(st.permutations(slices))]
-    assert _as_sets(state_of(wanted, *reordered)) == _as_sets(state_of(wanted, *slices))
+    assert _as_sets(state_of(given, *reordered)) == _as_sets(state_of(given, *slices))
 
 
 @hypothesis.given(st.data(), strategies.services(), strategies.slice_lists())
 def test_the_order_of_ports_and_addresses_in_a_service_makes_no_difference(
-    data: st.DataObject, wanted: Service, slices: list[EndpointSlice]
+    data: st.DataObject, given: Service, slices: list[EndpointSlice]
 ) -> None:
     permuted = msgspec.structs.replace(
-        wanted,
-        ports=tuple(data.draw(st.permutations(wanted.ports))),
-        cluster_addresses=tuple(data.draw(st.permutations(wanted.cluster_addresses))),
+        given,
+        ports=tuple(data.draw(st.permutations(given.ports))),
+        cluster_addresses=tuple(data.draw(st.permutations(given.cluster_addresses))),
     )
     permuted = builders.with_options(
         permuted,
-        external_addresses=tuple(data.draw(st.permutations(wanted.options.external_addresses))),
-        load_balancer_addresses=tuple(data.draw(st.permutations(wanted.options.load_balancer_addresses))),
-        source_ranges=tuple(data.draw(st.permutations(wanted.options.source_ranges))),
+        external_addresses=tuple(data.draw(st.permutations(given.options.external_addresses))),
+        load_balancer_addresses=tuple(data.draw(st.permutations(given.options.load_balancer_addresses))),
+        source_ranges=tuple(data.draw(st.permutations(given.options.source_ranges))),
     )
-    assert _as_sets(state_of(permuted, *slices)) == _as_sets(state_of(wanted, *slices))
+    assert _as_sets(state_of(permuted, *slices)) == _as_sets(state_of(given, *slices))
 
 
 @hypothesis.given(strategies.services(), strategies.slice_lists())
-def test_translating_again_gives_the_same(wanted: Service, slices: list[EndpointSlice]) -> None:
-    assert state_of(wanted, *slices) == state_of(wanted, *slices)
+def test_translating_again_gives_the_same(given: Service, slices: list[EndpointSlice]) -> None:
+    assert state_of(given, *slices) == state_of(given, *slices)
 
 
 @hypothesis.given(
@@ -421,9 +421,9 @@ def test_a_services_rules_do_not_depend_on_which_service_comes_first(
 
 @hypothesis.given(strategies.services(), strategies.slice_lists())
 def test_every_address_that_is_bound_is_in_the_set_of_addresses_and_has_a_virtual_server(
-    wanted: Service, slices: list[EndpointSlice]
+    given: Service, slices: list[EndpointSlice]
 ) -> None:
-    state = state_of(wanted, *slices)
+    state = state_of(given, *slices)
     in_sets = {entry.address for entry in state.entries if entry.set.endswith("IPVS-IPS")}
     assert in_sets == set(state.addresses) <= {key.address for key in state.virtual_servers}
     assert set(state.rare.refused) <= state.virtual_servers.keys()

@@ -1,4 +1,4 @@
-"""What a change of a Service or of its slices changes: the state of the objects as they were, and as they are then.
+"""The effect of a change of a Service or its slices: the states before and after it.
 
 Whether tracked flows must be cleaned follows from the same states: they name the real servers that may go on answering.
 """
@@ -96,12 +96,12 @@ P11, P12 = (service_port(number, Protocol.UDP, name=f"p{number}") for number in 
 
 def _slice(*addresses: str, ports: dict[str, int] | None = None, node: str = OTHER_NODE, suffix: str = "1") -> EndpointSlice:
     """A slice with these addresses; by default it has p11 only."""
-    wanted = [endpoint_port(number, Protocol.UDP, name=name) for name, number in (ports or {"p11": 11}).items()]
-    return endpoint_slice(*(endpoint(address, node) for address in addresses), suffix=suffix, ports=wanted, family=Family.IPV4)
+    desired = [endpoint_port(number, Protocol.UDP, name=name) for name, number in (ports or {"p11": 11}).items()]
+    return endpoint_slice(*(endpoint(address, node) for address in addresses), suffix=suffix, ports=desired, family=Family.IPV4)
 
 
 def _answering(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,)) -> dict[int, set[str]]:
-    """By service port, the real servers whose flows may go on; what is missing is not cleaned at all."""
+    """The real servers whose flows may go on, by service port; the flows of other ports are not cleaned at all."""
     state = state_of(service("dns", *ports), *slices)
     for flow, keep in state.rare.flows.items():
         assert {str(key) for key in keep} == backends(state, CLUSTER_IP, flow.port, Protocol.UDP)
@@ -109,9 +109,9 @@ def _answering(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,)) 
 
 
 def _local_count(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,), name: str = "dns") -> int:
-    """How many local endpoints a load balancer's health check of the same endpoints tells."""
-    wanted = service(name, *ports, kind=ServiceType.LOAD_BALANCER, external_local=True, health_check_node_port=30000)
-    return state_of(wanted, *slices).rare.local_endpoints[HealthListener(Family.IPV4, 30000, wanted.name)]
+    """The number of local endpoints in a load balancer's health check of the same endpoints."""
+    desired = service(name, *ports, kind=ServiceType.LOAD_BALANCER, external_local=True, health_check_node_port=30000)
+    return state_of(desired, *slices).rare.local_endpoints[HealthListener(Family.IPV4, 30000, desired.name)]
 
 
 BOTH_PORTS = {"p11": 11, "p12": 12}

@@ -1,4 +1,4 @@
-"""Node ports, external and load balancer addresses, source ranges, health checks: what can be reached from outside."""
+"""Node ports, external and load balancer addresses, source ranges and health checks: the parts that are reached from outside."""
 
 import pytest
 
@@ -228,8 +228,8 @@ def _load_balancer(
     )
 
 
-def _on_a_node_without_addresses(wanted: Service, view: NodeView | None = None) -> ServiceState:
-    return state_of(wanted, LOCAL_AND_REMOTE, view=view or builders.node_view({}))
+def _on_a_node_without_addresses(desired: Service, view: NodeView | None = None) -> ServiceState:
+    return state_of(desired, LOCAL_AND_REMOTE, view=view or builders.node_view({}))
 
 
 @pytest.mark.checklist(35)
@@ -308,8 +308,8 @@ def test_a_range_of_all_addresses_or_none_of_the_family_restricts_no_client(rang
 
 
 def test_source_ranges_without_any_valid_one_let_no_client_in() -> None:
-    wanted = builders.with_options(_load_balancer(), admits_nobody=True)
-    state = _on_a_node_without_addresses(wanted)
+    desired = builders.with_options(_load_balancer(), admits_nobody=True)
+    state = _on_a_node_without_addresses(desired)
     assert members(SetKind.LOAD_BALANCER_FIREWALL, state) == {"1.2.3.4,tcp:80"}
     assert members(SetKind.LOAD_BALANCER_SOURCE_CIDR, state) == members(SetKind.LOAD_BALANCER_SOURCE_IP, state) == set()
     assert state.rare.refused == (builders.frontend("1.2.3.4", 80),)
@@ -322,7 +322,7 @@ def test_a_source_range_of_one_address_is_written_as_ipset_prints_it() -> None:
 
 
 def test_node_ports_and_external_addresses_are_not_restricted_by_source_ranges() -> None:
-    wanted = service(
+    desired = service(
         "lb",
         service_port(node_port=3001),
         kind=ServiceType.LOAD_BALANCER,
@@ -330,7 +330,7 @@ def test_node_ports_and_external_addresses_are_not_restricted_by_source_ranges()
         load_balancer=["1.2.3.4"],
         source_ranges=["10.0.0.0/8"],
     )
-    assert members(SetKind.LOAD_BALANCER_FIREWALL, state_of(wanted)) == {"1.2.3.4,tcp:80"}
+    assert members(SetKind.LOAD_BALANCER_FIREWALL, state_of(desired)) == {"1.2.3.4,tcp:80"}
 
 
 def _health_ports(*states: ServiceState) -> set[str]:
@@ -364,29 +364,29 @@ def test_a_health_check_counts_ready_endpoints_of_this_node() -> None:
     slices = endpoint_slice(
         endpoint("10.180.0.1"), endpoint("10.180.0.2"), endpoint("10.180.0.3", ready=False), endpoint("10.180.1.1", OTHER_NODE)
     )
-    wanted = _load_balancer(external_local=True, health_port=30000)
-    assert state_of(wanted, slices).rare.local_endpoints == {HealthListener(Family.IPV4, 30000, wanted.name): 2}
+    desired = _load_balancer(external_local=True, health_port=30000)
+    assert state_of(desired, slices).rare.local_endpoints == {HealthListener(Family.IPV4, 30000, desired.name): 2}
     assert state_of(_load_balancer(), slices).rare.local_endpoints == {}
 
 
 @pytest.mark.checklist(44)
 def test_a_health_check_counts_neither_terminating_nor_unready_endpoints() -> None:
     slices = endpoint_slice(draining("10.180.0.1"), endpoint("10.180.0.2", ready=False))
-    wanted = _load_balancer(external_local=True, health_port=30000)
-    assert state_of(wanted, slices).rare.local_endpoints == {HealthListener(Family.IPV4, 30000, wanted.name): 0}
+    desired = _load_balancer(external_local=True, health_port=30000)
+    assert state_of(desired, slices).rare.local_endpoints == {HealthListener(Family.IPV4, 30000, desired.name): 0}
 
 
 def test_a_dual_stack_load_balancer_has_a_health_check_in_each_family() -> None:
-    wanted = service(
+    desired = service(
         "lb",
         kind=ServiceType.LOAD_BALANCER,
         cluster=[CLUSTER_IP, CLUSTER_IP_V6],
         external_local=True,
         health_check_node_port=30000,
     )
-    state = state_of(wanted, LOCAL_AND_REMOTE)
+    state = state_of(desired, LOCAL_AND_REMOTE)
     assert state.rare.local_endpoints == {
-        HealthListener(Family.IPV4, 30000, wanted.name): 1,
-        HealthListener(Family.IPV6, 30000, wanted.name): 0,
+        HealthListener(Family.IPV4, 30000, desired.name): 1,
+        HealthListener(Family.IPV6, 30000, desired.name): 0,
     }
     assert _health_ports(state) == members(SetKind.HEALTH_CHECK_NODE_PORT, state, family=Family.IPV6) == {"30000"}

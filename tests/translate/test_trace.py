@@ -1,4 +1,4 @@
-"""Who is masqueraded on the way to a virtual server, by the rules themselves."""
+"""Which clients of a virtual server are masqueraded, by the rules themselves."""
 
 import pytest
 
@@ -17,8 +17,8 @@ BY_CLUSTER = Settings(cluster_networks=builders.networks(PODS))
 
 def _trace(service: Service, key: VirtualServerKey, client: Client, settings: Settings = BY_CLUSTER) -> trace.Trace:
     view = builders.node_view(seen=builders.node(pod_networks=["10.244.3.0/24"]), settings=settings)
-    wanted = state.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
-    entries: set[SetEntry] = set(wanted.entries)
+    desired = state.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
+    entries: set[SetEntry] = set(desired.entries)
     occupied: set[SetKind] = {IP_SETS[entry.set].kind for entry in entries}
     rules = skeleton.build_skeleton(Family.IPV4, settings, view, occupied, ())
     return trace.follow(rules, entries.__contains__, trace.connection_of(client, key, settings, view))
@@ -40,11 +40,11 @@ CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
 def test_what_does_not_come_from_pods_of_this_node_is_masqueraded_to_a_cluster_ip(
     client: Client, settings: Settings, *, expected: bool
 ) -> None:
-    found = _trace(builders.service(), CLUSTER, client, settings)
-    assert found.is_masqueraded is expected
-    assert found.applied_rules[-1].rule.target == (JumpTo("KUBE-MARK-MASQ") if expected else Verdict.ACCEPT)
-    assert found.applied_rules[-1].rule.set is not None
-    assert found.applied_rules[-1].rule.set.set == "KUBE-CLUSTER-IP"
+    result = _trace(builders.service(), CLUSTER, client, settings)
+    assert result.is_masqueraded is expected
+    assert result.applied_rules[-1].rule.target == (JumpTo("KUBE-MARK-MASQ") if expected else Verdict.ACCEPT)
+    assert result.applied_rules[-1].rule.set is not None
+    assert result.applied_rules[-1].rule.set.set == "KUBE-CLUSTER-IP"
 
 
 @pytest.mark.parametrize(("client", "expected"), [(Client.POD, False), (Client.HOST, True), (Client.OUTSIDE, False)])
@@ -62,17 +62,17 @@ def test_all_clients_are_masqueraded_if_so_configured() -> None:
 def test_a_node_port_is_masqueraded_unless_its_traffic_stays_here(protocol: Protocol, *, local: bool) -> None:
     port = builders.service_port(80, protocol, node_port=30080)
     service = builders.service("web", port, kind=ServiceType.NODE_PORT, external_local=local)
-    found = _trace(service, builders.frontend(builders.NODE_ADDRESS, 30080, protocol), Client.OUTSIDE)
-    assert found.is_masqueraded is not local
-    assert [applied.chain.chain for applied in found.applied_rules][:2] == ["KUBE-SERVICES", "KUBE-NODE-PORT"]
+    result = _trace(service, builders.frontend(builders.NODE_ADDRESS, 30080, protocol), Client.OUTSIDE)
+    assert result.is_masqueraded is not local
+    assert [applied.chain.chain for applied in result.applied_rules][:2] == ["KUBE-SERVICES", "KUBE-NODE-PORT"]
 
 
 @pytest.mark.parametrize("local", [False, True])
 def test_a_load_balancer_address_is_masqueraded_unless_its_traffic_stays_here(*, local: bool) -> None:
     service = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], external_local=local)
-    found = _trace(service, builders.frontend("192.0.2.80", 80), Client.OUTSIDE)
-    assert found.is_masqueraded is not local
-    assert found.applied_rules[1].chain.chain == "KUBE-LOAD-BALANCER"
+    result = _trace(service, builders.frontend("192.0.2.80", 80), Client.OUTSIDE)
+    assert result.is_masqueraded is not local
+    assert result.applied_rules[1].chain.chain == "KUBE-LOAD-BALANCER"
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -94,13 +94,13 @@ def test_an_external_address_is_masqueraded_unless_its_traffic_stays_here(*, loc
 )
 def test_an_example_of_a_pod_has_an_address_that_pods_here_may_have(pods: list[str], settings: Settings, source: str) -> None:
     view = builders.node_view(seen=builders.node(pod_networks=pods), settings=settings)
-    found = trace.connection_of(Client.POD, CLUSTER, settings, view)
-    assert (str(found.source), found.is_from_pod_interface, found.is_from_host) == (source, True, False)
+    result = trace.connection_of(Client.POD, CLUSTER, settings, view)
+    assert (str(result.source), result.is_from_pod_interface, result.is_from_host) == (source, True, False)
 
 
 def test_the_hosts_own_connection_comes_from_the_very_address_that_it_goes_to() -> None:
-    found = trace.connection_of(Client.HOST, CLUSTER, Settings(), builders.node_view())
-    assert found == (CLUSTER.address, CLUSTER, True, False)
+    result = trace.connection_of(Client.HOST, CLUSTER, Settings(), builders.node_view())
+    assert result == (CLUSTER.address, CLUSTER, True, False)
     assert trace.connection_of(Client.OUTSIDE, CLUSTER, Settings(), builders.node_view()).is_from_host is False
 
 
@@ -116,8 +116,8 @@ MARK, TO_OTHER = Rule(target=JumpTo("KUBE-MARK-MASQ")), Rule(target=JumpTo("OTHE
 def test_an_accepted_connection_meets_no_later_rule_of_any_chain() -> None:
     accept = Rule(target=Verdict.ACCEPT)
     assert _follow(("KUBE-SERVICES", (accept, MARK))) == (False, ((ChainKey("nat", "KUBE-SERVICES"), accept),))
-    found = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (accept, MARK)))
-    assert (found.is_masqueraded, [applied.rule for applied in found.applied_rules]) == (False, [TO_OTHER, accept])
+    result = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (accept, MARK)))
+    assert (result.is_masqueraded, [applied.rule for applied in result.applied_rules]) == (False, [TO_OTHER, accept])
 
 
 @pytest.mark.parametrize("is_from_host", [False, True])
@@ -135,5 +135,5 @@ def test_a_chain_that_decides_nothing_leaves_no_rule_and_one_that_was_ended_does
 
 
 def test_a_target_that_decides_nothing_leaves_no_rule() -> None:
-    found = _follow(("KUBE-SERVICES", (Rule(target=SetMark(0x8)), MARK)))
-    assert (found.is_masqueraded, [applied.rule for applied in found.applied_rules]) == (True, [MARK])
+    result = _follow(("KUBE-SERVICES", (Rule(target=SetMark(0x8)), MARK)))
+    assert (result.is_masqueraded, [applied.rule for applied in result.applied_rules]) == (True, [MARK])

@@ -1,4 +1,4 @@
-"""Which addresses of a node count for what: its own, those of node ports, those that are carried elsewhere already."""
+"""The roles of a node's addresses: its own, those of node ports, those on other interfaces."""
 
 import pytest
 
