@@ -354,7 +354,7 @@ async def test_an_address_that_somebody_takes_away_is_back_soon(folder: pathlib.
 async def test_a_scheduler_that_the_kernel_has_not_is_replaced_and_an_event_says_so(server: ApiServer, kubeconfig: str) -> None:
     async with running(kubeconfig, "--ipvs-scheduler=nosuch") as program:
         line = await program.read_until("scheduler_not_used")
-        assert "ip_vs_nosuch is not there" in line
+        assert "ip_vs_nosuch is missing" in line
         assert "used=rr" in line
         await program.read_until("event=synced")
         assert {server["scheduler"] for server in read_state()["virtual_servers"].values()} == {"rr"}

@@ -198,7 +198,7 @@ def test_a_prepared_virtual_server_whose_scheduler_does_not_exist_is_an_error(
     one = server("10.96.0.1", scheduler="dice")
     first, second = driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1")))
     assert (first.errno, second.error) == (errno.ENOENT, "")
-    assert "no scheduler 'dice': the module ip_vs_dice is not there" in first.error
+    assert "no scheduler 'dice': the module ip_vs_dice is missing" in first.error
 
 
 @pytest.mark.kernel
