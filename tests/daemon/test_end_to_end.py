@@ -71,7 +71,7 @@ class World:
         for resource in RESOURCES:
             await self.server.watched(resource)
 
-    def wanted(self) -> memory_node.Contents:
+    def desired(self) -> memory_node.Contents:
         """What the kernel must hold for what the server holds now."""
         store = Store(started_s=0)
         for resource, kind in KIND_OF.items():
@@ -83,7 +83,7 @@ class World:
     async def in_force(self) -> None:
         """The kernel holds what the server's objects want, and nothing is left to do."""
         async with asyncio.timeout(DEADLINE_S):
-            await self.node.watcher.until(lambda: memory_node.contents(self.node.kernel) == self.wanted())
+            await self.node.watcher.until(lambda: memory_node.contents(self.node.kernel) == self.desired())
         assert self.node.engine._reconciler.pending == 0
         assert not self.node.engine._reconciler.plan(asyncio.get_running_loop().time()).operations
 

@@ -64,7 +64,7 @@ class World:
         self.idle: list[float] = []
         self.delivered: list[Event] = []
         self.batches: list[int] = []
-        self.told: list[str] = []
+        self.progress: list[str] = []
         self.watched = asyncio.Event()
         self.connections = 0
         self.probes = 0
@@ -115,14 +115,14 @@ class World:
                     self.clock += seconds
 
     def listed(self, kind: ObjectKind, objects: int) -> None:
-        self.told.append(f"listed {objects}")
+        self.progress.append(f"listed {objects}")
 
     def watching(self, kind: ObjectKind) -> None:
-        self.told.append("watching")
+        self.progress.append("watching")
         self.watched.set()
 
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
-        self.told.append(error.trouble.value)
+        self.progress.append(error.trouble.value)
 
     def deliver(self, events: Sequence[Event]) -> None:
         self.batches.append(len(events))

@@ -107,7 +107,7 @@ class KernelReader:
 
     @property
     def has_news(self) -> bool:
-        """Whether an audit has ended or drift was found, and no reading is under way: its parts depend on each other."""
+        """Whether an audit has ended or drift was observed, and no reading is under way: its parts depend on each other."""
         return (self._has_drifted or self._has_audited) and self._reading is None
 
     def adopt(self, families: Collection[Family], audit_interval_s: float) -> None:
@@ -123,7 +123,7 @@ class KernelReader:
         self._audit_due_s = 0.0
 
     def syncing(self) -> None:
-        """A sync begins: it repairs the drift found so far."""
+        """A sync begins: it repairs the drift observed so far."""
         self._has_drifted = False
 
     async def observe(self) -> bool:

@@ -90,7 +90,7 @@ async def _ask(plugin: Plugin) -> Status:
     if answer.api_version != plugin.api_version:
         raise PluginError(f"{name}: its answer is not of version {plugin.api_version}")
     if not answer.status.token and not (answer.status.client_certificate_data and answer.status.client_key_data):
-        raise PluginError(f"{name}: its answer holds neither a token nor a certificate with its key")
+        raise PluginError(f"{name}: its answer has neither a token nor a certificate with its key")
     return answer.status
 
 

@@ -310,8 +310,8 @@ async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another
             assert "remove virtual_server TCP 10.96.0.10:80" in node.done
             assert not node.watcher.summaries[-1].unserved
             assert_from_scratch(node)
-    told = sorted(line["kind"] for line in logs if line["event"] == "first_list_not_believed")
-    assert told == ["EndpointSlice", "Service"]
+    doubted = sorted(line["kind"] for line in logs if line["event"] == "first_list_not_believed")
+    assert doubted == ["EndpointSlice", "Service"]
 
 
 @in_virtual_time

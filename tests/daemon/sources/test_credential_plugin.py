@@ -84,11 +84,11 @@ async def test_a_plugin_gets_its_environment_and_its_request() -> None:
         (shell("echo '{secret'"), "credential plugin /bin/sh: its answer is no ExecCredential with a status"),
         (
             shell(f"echo '{answer(expirationTimestamp='secret')}'"),
-            "credential plugin /bin/sh: its answer holds neither a token nor",
+            "credential plugin /bin/sh: its answer has neither a token nor",
         ),
         (
             shell(f"echo '{answer(clientCertificateData='secret')}'"),
-            "credential plugin /bin/sh: its answer holds neither a token",
+            "credential plugin /bin/sh: its answer has neither a token",
         ),
         (
             shell(f"echo '{answer(token='x').replace('/v1', '/v9')}'"),

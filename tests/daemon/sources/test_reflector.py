@@ -85,7 +85,7 @@ async def test_a_token_that_expires_between_pages_starts_the_list_again_in_one_p
 async def test_a_body_that_is_no_list_is_requested_again_after_a_pause(body: bytes) -> None:
     world = World(body, body, page())
     await world.run()
-    assert world.told[:3] == ["garbled", "garbled", "listed 0"]
+    assert world.progress[:3] == ["garbled", "garbled", "listed 0"]
     assert len(world.sleeps) == 2
     assert world.sleeps[0] < world.sleeps[1]
 
@@ -135,7 +135,7 @@ async def test_a_stream_cut_in_a_line_continues_from_the_last_whole_line() -> No
     await world.run()
     assert names(world.delivered) == ["Put a", "Put b"]
     assert "resourceVersion=105" in world.watches[1]
-    assert world.told[2] == "dropped"
+    assert world.progress[2] == "dropped"
 
 
 @pytest.mark.parametrize("trouble", [Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR])
@@ -351,7 +351,7 @@ async def test_a_server_that_does_not_know_our_version_has_a_list_at_once(answer
 async def test_another_gateway_timeout_does_not_cause_a_list() -> None:
     world = World(page(), ApiError.of_status(504, "gateway timeout"), [400.0])
     await world.run()
-    assert (world.told[1], len(world.lists)) == ("server_error", 1)
+    assert (world.progress[1], len(world.lists)) == ("server_error", 1)
 
 
 @pytest.mark.parametrize("trouble", [Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR])
@@ -360,7 +360,7 @@ async def test_after_a_broken_watch_the_version_of_the_server_is_requested(troub
     world.served_versions = [90]
     await world.run()
     assert (world.probes, len(world.lists)) == (1, 2)
-    assert world.told[1:4] == ["watching", trouble.value, "expired"]
+    assert world.progress[1:4] == ["watching", trouble.value, "expired"]
     assert "resourceVersion=90" in world.watches[1]
 
 
@@ -422,7 +422,7 @@ async def test_the_status_has_contact_changes_and_reasons() -> None:
     assert (status.listed_s, status.event_s, status.contact_s) == (1000.0, 1010.0, 1030.0)
     assert status.restarts == {Trouble.SILENT: 1}
     assert not status.connected
-    assert world.told[:3] == ["listed 0", "watching", "silent"]
+    assert world.progress[:3] == ["listed 0", "watching", "silent"]
 
 
 async def test_a_watch_counts_as_connected_while_it_is_open() -> None:
@@ -501,12 +501,12 @@ async def test_a_doubted_list_is_read_again_when_it_is_due_and_not_sooner() -> N
     assert versions(world) == ["0"]
     due_s = world.clock - world.sleeps[0] - began_s - 60
     assert 0 <= due_s <= reflector.CONFIRMATION_SPREAD_S
-    assert world.told[-1] == Trouble.DOUBTED
+    assert world.progress[-1] == Trouble.DOUBTED
     with contextlib.suppress(ScriptEndError):
         await world.reflector.list_and_watch(deliver)
     assert (len(world.lists), len(world.watches)) == (2, 3)
     assert versions(world) == ["0", "latest"], "a cache that is behind cannot confirm itself"
-    assert Trouble.DOUBTED not in world.told[world.told.index(Trouble.DOUBTED) + 1 :], "one request gives one list"
+    assert Trouble.DOUBTED not in world.progress[world.progress.index(Trouble.DOUBTED) + 1 :], "one request gives one list"
 
 
 async def test_while_a_list_is_doubted_every_list_is_the_latest() -> None:
@@ -517,7 +517,7 @@ async def test_while_a_list_is_doubted_every_list_is_the_latest() -> None:
         deliver(events)
         world.reflector.list_again(world.clock + 60)
 
-    world.deliver = doubt  # type: ignore[method-assign]  # as the store that does not believe it
+    world.deliver = doubt  # type: ignore[method-assign]  # as the store that doubts it
     await world.run()
     assert versions(world) == ["0", "latest"]
 
@@ -537,7 +537,7 @@ async def test_a_confirming_list_requests_no_other_one_although_its_pages_are_de
     for _ in range(2):
         with contextlib.suppress(ScriptEndError):
             await world.reflector.list_and_watch(deliver)
-    assert world.told.count(Trouble.DOUBTED) == 1
+    assert world.progress.count(Trouble.DOUBTED) == 1
     assert len(world.lists) == 2
 
 
@@ -584,7 +584,7 @@ async def test_after_a_bookmark_a_silence_of_two_and_a_half_minutes_is_an_error(
     world = FallsSilentWorld(page(), [bookmark(110)], [])
     began_s = world.clock
     await world.run()
-    assert world.told[:5] == ["listed 0", "watching", "silent", "watching", "silent"]
+    assert world.progress[:5] == ["listed 0", "watching", "silent", "watching", "silent"]
     assert world.probes == 2, "the server is asked how far it is before each watch that follows"
     waited_s = world.clock - began_s - sum(world.sleeps)
     assert waited_s == pytest.approx(2 * reflector.LONGEST_SILENCE_S), "the second watch is bound from its beginning"
