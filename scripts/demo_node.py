@@ -44,7 +44,7 @@ class Question(NamedTuple):
     title: str
     why: str
     probe: lab.Probe
-    expected: lab.Seen
+    expected: lab.Result
 
 
 class Line(NamedTuple):
@@ -60,8 +60,8 @@ def _ask(from_: str, protocol: str, to: str, port: int) -> lab.Probe:
     return lab.Probe(from_, protocol, to, port, count=REQUESTS)
 
 
-def _answered(backends: Collection[str], sources: Collection[str]) -> lab.Seen:
-    return lab.Seen("ok", tuple(sorted(backends)), tuple(sorted(sources)))
+def _answered(backends: Collection[str], sources: Collection[str]) -> lab.Result:
+    return lab.Result("ok", tuple(sorted(backends)), tuple(sorted(sources)))
 
 
 QUESTIONS = (
@@ -111,7 +111,7 @@ QUESTIONS = (
         "outside → ssh on a ClusterIP",
         "The node has the address of web, and an ssh server that listens on all addresses. This address must not lead to it.",
         _ask("client", "TCP", "10.96.0.80", 22),
-        lab.Seen("refused", (), ()),
+        lab.Result("refused", (), ()),
     ),
 )
 
@@ -147,7 +147,7 @@ class Screen:
         """``ok`` or ``NO``, coloured."""
         return self._paint("32", "ok") if good else self._paint("1;31", "NO")
 
-    def question(self, question: Question, observed: lab.Seen) -> None:
+    def question(self, question: Question, observed: lab.Result) -> None:
         """Print a question and its result."""
         good = observed == question.expected
         self.print(f"\n{self._paint('1', question.title)}\n{self._paint('2', question.why)}")
@@ -165,7 +165,7 @@ class Screen:
             print(f"    {self._paint('1', text)}" if line is heads else f"{self.mark(line.good)}  {text}", flush=True)
 
 
-def _describe(seen: lab.Seen) -> str:
+def _describe(seen: lab.Result) -> str:
     """The whole result: outcome, backends, sources."""
     if not seen.backends:
         return seen.outcome
@@ -173,7 +173,7 @@ def _describe(seen: lab.Seen) -> str:
     return f"{prefix}{', '.join(seen.backends)} answered, asked by {', '.join(seen.sources)}"
 
 
-def _abridge(seen: lab.Seen) -> str:
+def _abridge(seen: lab.Result) -> str:
     """The result, short enough for a column."""
     if seen.outcome != "ok":
         return seen.outcome

@@ -1,7 +1,7 @@
-"""The cases that kube-proxy's own tests assert, in our words, and which of our tests show each of them.
+"""The cases that kube-proxy's own tests assert, in our words, with our tests of each.
 
-A test says which cases it shows with ``@pytest.mark.checklist(13)``. The numbers are those of a reading of pkg/proxy/ipvs and
-pkg/proxy in kubernetes/kubernetes v1.36.2; they only serve to tell whether one is missing. ``scripts/checklist`` prints all
+A test names its cases with ``@pytest.mark.checklist(13)``. The numbers come from a reading of pkg/proxy/ipvs and pkg/proxy in
+kubernetes/kubernetes v1.36.2; their only purpose is to show missing cases. ``scripts/checklist`` prints all
 cases with their tests; its exit status is 1 if a case has no test, or a test names a case that does not exist.
 """
 
@@ -37,7 +37,7 @@ CASES: Mapping[int, str] = {
     23: "cluster IPs of two families: IPv4 has its own only",
     24: "cluster IPs of two families: IPv6 has its own only",
     25: "cluster IP without endpoints: a virtual server without real servers",
-    26: "a wanted real server found at weight 0 gets its weight back",
+    26: "a desired real server observed at weight 0 gets its weight back",
     27: "masquerading is fully random exactly where iptables can do it",
     28: "traffic from loopback leaves KUBE-SERVICES first",
     29: "the eleven chains, in order",
@@ -120,7 +120,7 @@ CASES: Mapping[int, str] = {
 
 
 class _Collector:
-    """A pytest plugin that notes the tests of each case."""
+    """A pytest plugin that collects the tests of each case."""
 
     def __init__(self) -> None:
         self.tests: dict[int, set[str]] = collections.defaultdict(set)
@@ -138,12 +138,12 @@ class _Collector:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print every case with its tests; the exit status of ``scripts/checklist``."""
+    """Print every case with its tests; returns the exit status of ``scripts/checklist``."""
     collector = _Collector()
     pytest.main(["--collect-only", "-p", "no:terminal", *arguments], plugins=[collector])
     for number, title in CASES.items():
         tests = sorted(collector.tests[number])
-        print(f"{number:3} {title}", *(tests or ["(no test)"]), sep="\n      ")  # noqa: T201 - run by a person
+        print(f"{number:3} {title}", *(tests or ["(no test)"]), sep="\n      ")  # noqa: T201 - output for a person
     missing = [number for number in CASES if not collector.tests[number]]
     unknown = {number: tests for number, tests in collector.tests.items() if number not in CASES}
     print(f"{len(CASES) - len(missing)} of {len(CASES)} cases have a test; missing:", *(missing or ("none",)))  # noqa: T201 - as above

@@ -1,7 +1,7 @@
-"""What every test may need of the kernel it runs on.
+"""Fixtures and marks that concern the kernel.
 
-Tests marked ``kernel`` need ip_vs and root. ``scripts/test`` runs them all, on a kernel that it gets by ``scripts/kernel``; there
-a kernel that cannot do it is a failure. A bare ``pytest`` where there is no ip_vs skips them and says so.
+Tests marked ``kernel`` need ip_vs and root. ``scripts/test`` runs them all on a kernel from ``scripts/kernel``; a kernel without
+ip_vs is a failure there. A plain ``pytest`` without ip_vs skips them and says so.
 """
 
 import ctypes
@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterator
 import hypothesis
 import pytest
 
-# How long an example takes says more about what else the machine does than about the code.
+# The duration of an example depends more on the load of the machine than on the code.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
 CORE = tuple(pathlib.Path(__file__).with_name(name) for name in ("store", "translate", "reconcile"))
-"""Where the tests marked ``core`` are."""
+"""Folders of the tests marked ``core``."""
 
 _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 0x1
 
-# os.unshare and os.setns came with Python 3.12.
+# os.unshare and os.setns need Python 3.12.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -45,13 +45,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def new_network_namespace() -> Iterator[Callable[[], None]]:
-    """Each call puts the thread that runs the test into a fresh network namespace, with lo up and nothing else.
+    """Each call moves the thread of the test to a fresh network namespace, with lo up and nothing else.
 
-    Namespaces belong to threads: what the test starts, threads and processes, inherits this one, and a thread that was there
-    before (of a session-wide fixture, say) stays where it was, as do its sockets. ``/proc/sys/net`` shows the namespace of the
+    Namespaces belong to threads: threads and processes that the test starts inherit this one; earlier threads, such as those of a
+    session-wide fixture, stay in theirs, as do their sockets. ``/proc/sys/net`` shows the namespace of the
     thread that reads, ``/proc/net`` that of the process's main thread; ``/proc/thread-self/net`` is always right.
-    ``/sys/class/net`` keeps showing the old one. A namespace, and all in it, vanishes when the last process, thread and
-    socket have left it.
+    ``/sys/class/net`` keeps showing the old one. A namespace vanishes with all its contents after its last process, thread and
+    socket.
     """
     if os.geteuid() != 0:
         _refuse("a network namespace needs root")
@@ -67,7 +67,7 @@ def new_network_namespace() -> Iterator[Callable[[], None]]:
     finally:
         returned = _libc.setns(before, _CLONE_NEWNET)
         os.close(before)
-        if returned != 0:  # the tests that follow would run in the wrong place
+        if returned != 0:  # the next tests would run in the wrong namespace
             pytest.exit(f"cannot return from a network namespace: {os.strerror(ctypes.get_errno())}", returncode=3)
 
 

@@ -1,4 +1,4 @@
-"""The checklist itself: complete, and strict about what its markers say."""
+"""The checklist itself: complete, and strict about its markers."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def test_every_case_has_a_number_and_a_title_of_its_own() -> None:
 
 @pytest.fixture(name="report")
 def _report(pytester: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
-    """What is printed when one test, of two parameters, carries these numbers."""
+    """The output for one test, with two parameters, that has these numbers."""
 
     def report(numbers: str) -> str:
         pytester.makeini(
@@ -44,5 +44,5 @@ def test_a_test_counts_once_for_each_of_its_cases(report: Callable[[str], str]) 
     assert printed.count("::test_of_a_case") == 2
 
 
-def test_a_number_that_no_case_has_is_named(report: Callable[[str], str]) -> None:
-    assert "there is no case 999: test_a_number_that_no_case_has_is_named.py::test_of_a_case" in report("999")
+def test_a_number_without_a_case_is_reported(report: Callable[[str], str]) -> None:
+    assert "there is no case 999: test_a_number_without_a_case_is_reported.py::test_of_a_case" in report("999")

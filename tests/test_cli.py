@@ -1,6 +1,6 @@
-"""The command line as a user meets it: what is printed where, and with which status it ends.
+"""The command line as a user finds it: output, stream and exit status.
 
-Flags and files have their own tests; serving itself is replaced.
+Flags and files have their own tests; serving is replaced.
 """
 
 import pathlib
@@ -43,7 +43,7 @@ def test_flags_alone_serve_as_kube_proxy_does(served: list[Config], command: lis
 
 @pytest.fixture
 def cleaned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], bool, bool]]:
-    """How cleaning was asked for: excluded ranges, whether only to tell, whether as JSON. It ends with status 1."""
+    """Calls of the clean-up: excluded ranges, dry run, JSON. It ends with status 1."""
     calls: list[tuple[tuple[str, ...], bool, bool]] = []
 
     def clean(config: Config, *, dry_run: bool, as_json: bool) -> int:
@@ -64,7 +64,7 @@ def cleaned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], bool
         (["cleanup", "--dry-run=false", "-o", "text", "--proxy-mode=ipvs"], ((), False, False)),
     ],
 )
-def test_cleaning_is_asked_for_by_flag_or_command(
+def test_flag_and_command_both_start_the_clean_up(
     served: list[Config],
     cleaned: list[tuple[tuple[str, ...], bool, bool]],
     arguments: list[str],
@@ -119,7 +119,7 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["run", "--help"], ["--nope", "--help"]])
-def test_help_is_printed_whatever_else_is_wrong(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_printed_despite_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("ipvsproxy [run] [flags]\n")
@@ -134,7 +134,7 @@ def test_version_is_one_line(flag: str, capsys: pytest.CaptureFixture[str]) -> N
     assert version[0].isdecimal()
 
 
-def test_written_configuration_can_be_given_back(
+def test_a_written_configuration_can_be_loaded(
     served: list[Config], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "written.yaml"
@@ -147,7 +147,7 @@ def test_written_configuration_can_be_given_back(
     assert [config.ipvs.scheduler for config in served] == ["lc"]
 
 
-def test_place_that_cannot_be_written_is_one_sentence(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_path_is_reported_in_one_sentence(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--proxy-mode=ipvs", f"--write-config-to={tmp_path}"]) == 2
     assert f"ipvsproxy: --write-config-to: '{tmp_path}' cannot be written: Is a directory\n" in capsys.readouterr().err
 
@@ -160,15 +160,15 @@ def test_module_can_be_run() -> None:
 
 
 @pytest.fixture
-def looked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
-    """Which command looked at what, and whether as JSON. Looking ends with status 3."""
+def inspections(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
+    """Calls of commands that only inspect: name, subject, JSON. They end with status 3."""
     calls: list[tuple[str, str, bool]] = []
 
-    def look(command: commands.Command, config: Config, subject: str, *, as_json: bool) -> int:
+    def inspect(command: commands.Command, config: Config, subject: str, *, as_json: bool) -> int:
         calls.append((command.name, subject, as_json))
         return 3
 
-    monkeypatch.setattr(cli, "_look", look)
+    monkeypatch.setattr(cli, "_look", inspect)
     return calls
 
 
@@ -190,11 +190,11 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
         (["doctor"], ("doctor", "", False)),
     ],
 )
-def test_commands_that_look_take_the_flags_of_run(
-    looked: list[tuple[str, str, bool]], arguments: list[str], call: tuple[str, str, bool]
+def test_inspecting_commands_take_the_flags_of_run(
+    inspections: list[tuple[str, str, bool]], arguments: list[str], call: tuple[str, str, bool]
 ) -> None:
     assert cli.main(arguments) == 3
-    assert looked == [call]
+    assert inspections == [call]
 
 
 @pytest.mark.parametrize(
@@ -214,16 +214,16 @@ def test_commands_that_look_take_the_flags_of_run(
         (["verify", "demo/web"], "'demo/web': is neither a flag nor a command"),
     ],
 )
-def test_commands_that_look_refuse_what_they_do_not_know(
-    looked: list[tuple[str, str, bool]], arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+def test_inspecting_commands_refuse_unknown_arguments(
+    inspections: list[tuple[str, str, bool]], arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(arguments) == 2
-    assert looked == []
+    assert inspections == []
     assert f"ipvsproxy: {sentence}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("subject", ["web", ""])
-def test_a_subject_that_is_none_is_refused(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_subject_is_refused(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "--v=1", subject]) == 2
     assert f"ipvsproxy: explain: {subject!r} is none of namespace/name, address:port" in capsys.readouterr().err
 
@@ -244,7 +244,7 @@ def test_a_dry_run_never_serves(served: list[Config], monkeypatch: pytest.Monkey
     assert cli.main(["--proxy-mode=ipvs", "--dry-run=false"]) == 7
 
 
-def test_a_dry_run_of_the_cleanup_flag_only_tells(
+def test_a_dry_run_of_the_cleanup_flag_changes_nothing(
     cleaned: list[tuple[tuple[str, ...], bool, bool]],
 ) -> None:
     cli.main(["--cleanup", "--dry-run"])

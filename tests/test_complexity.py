@@ -1,7 +1,7 @@
-"""What a change costs from the watch line to the bytes for the kernel, counted and not timed.
+"""The cost of a change from the watch line to the bytes for the kernel, counted, not timed.
 
-Lines are decoded, translated, reconciled and encoded by what the program uses; only sockets are left out. How many Services there
-are, and how many endpoints a Service has, must not be seen in any of these numbers. Figures in seconds are scripts/bench's.
+The program's own code decodes, translates, reconciles and encodes; only sockets are left out. No count may depend on the number
+of Services, or on the number of endpoints of a Service. scripts/bench has figures in seconds.
 """
 
 import collections
@@ -34,7 +34,7 @@ def _connect(_protocol: int) -> FakeSocket:
 
 
 class Wire(FakeKernel):
-    """A kernel in memory that also has every operation encoded, and counts what would be sent."""
+    """An in-memory kernel that also encodes every operation, and counts the messages that would be sent."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def service(number: int) -> Service:
 
 
 def line(number: int, endpoints: int, version: int) -> bytes:
-    """A watch line: the slice of a Service with so many endpoints, none of them on this node."""
+    """A watch line: the slice of a Service with this many endpoints, none of them on this node."""
     item = {
         "metadata": {
             "name": f"web-{number}-abc",
@@ -88,14 +88,14 @@ def line(number: int, endpoints: int, version: int) -> bytes:
     return json.dumps({"type": "MODIFIED", "object": item}).encode()
 
 
-def tell(served: MemoryNode, told: bytes) -> None:
-    event = decode.decode_watch_line(ObjectKind.ENDPOINT_SLICE, told).event
+def deliver_line(served: MemoryNode, watch_line: bytes) -> None:
+    event = decode.decode_watch_line(ObjectKind.ENDPOINT_SLICE, watch_line).event
     assert isinstance(event, Put | Gone)
     served.deliver([event])
 
 
 async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, services: int, endpoints: int) -> dict[str, int]:
-    """What is counted when the first of so many Services, which has so many endpoints, gets one more."""
+    """The counts when the first of this many Services, with this many endpoints, gets one more endpoint."""
     wire = Wire(monkeypatch)
     translated: collections.Counter[str] = collections.Counter()
     translate = state.translate
@@ -108,17 +108,17 @@ async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, services: int, endpo
     served = MemoryNode(wire)
     async with served.running():
         served.begin_with(*map(service, range(services)), builders.node())
-        tell(served, line(0, endpoints, 1))
+        deliver_line(served, line(0, endpoints, 1))
         await served.quiet()
         wire.counted.clear()
         translated.clear()
-        tell(served, line(0, endpoints + 1, 2))
+        deliver_line(served, line(0, endpoints + 1, 2))
         await served.quiet()
     return dict(wire.counted + translated)
 
 
 @in_virtual_time
-async def test_one_endpoint_more_is_one_message_whatever_else_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_added_endpoint_is_one_message_whatever_the_size_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {"translated": 1, "sends": 1, "messages": 1, "bytes": NEW_DESTINATION}
     assert await cost_of_one_more(monkeypatch, FEW, 2) == expected
     assert await cost_of_one_more(monkeypatch, MANY, 2) == expected
@@ -132,7 +132,7 @@ async def test_a_first_list_is_sent_in_few_large_parts(monkeypatch: pytest.Monke
     async with served.running():
         served.begin_with(*map(service, range(MANY)), builders.node())
         await served.quiet()
-    assert wire.counted["messages"] < 1.1 * MANY, "a virtual server each; set entries share messages"
+    assert wire.counted["messages"] < 1.1 * MANY, "one for each virtual server; set entries share messages"
     assert wire.counted["sends"] < MANY / 50
     assert wire.counted["readings"] == 1
 
@@ -146,7 +146,7 @@ async def test_a_change_reads_nothing_of_the_kernel(monkeypatch: pytest.MonkeyPa
         await served.quiet()
         wire.counted.clear()
         for version in range(1, 10):
-            tell(served, line(0, version, version))
+            deliver_line(served, line(0, version, version))
             await served.quiet()
     assert wire.counted["readings"] == 0
     assert wire.counted["messages"] == 9

@@ -1,4 +1,4 @@
-"""Each input that was kept, by hand or because it once made a target fail, is read without complaint. See ``scripts/fuzz``."""
+"""Each saved input, made by hand or the cause of an earlier failure, is read without an error. See ``scripts/fuzz``."""
 
 import pathlib
 
@@ -16,12 +16,12 @@ def test_input_is_read(path: pathlib.Path) -> None:
     targets.TARGETS[path.parent.name](path.read_bytes())
 
 
-def test_each_target_has_inputs_and_is_known_to_the_script() -> None:
+def test_each_target_has_inputs_and_is_named_by_the_script() -> None:
     assert {path.parent.name for path in INPUTS} == targets.TARGETS.keys()
     script = (CORPUS.parents[1] / "scripts/fuzz").read_text()
     named = script.partition("Targets: ")[2].partition(";")[0].replace("#", "").replace("\n", "")
     assert {word.strip() for word in named.split(",")} == targets.TARGETS.keys()
 
 
-def test_words_can_stand_in_a_dictionary_of_libfuzzer() -> None:
+def test_words_fit_a_dictionary_of_libfuzzer() -> None:
     assert all(word.isascii() and word.isprintable() and '"' not in word.replace('\\"', "") for word in words.ALL)

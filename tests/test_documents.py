@@ -1,6 +1,6 @@
-"""README and docs/ say nothing that the repository contradicts: links, files and flags are there.
+"""README and docs/ agree with the repository: linked files, named files and flags exist.
 
-Left out: whether what they explain is understood, and the outputs that README shows, which are copies.
+Not tested: clarity, and the outputs in README, which are copies.
 """
 
 import pathlib
@@ -22,16 +22,16 @@ def test_every_link_leads_to_a_file(document: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_file_of_ours_that_is_named_is_there(document: pathlib.Path) -> None:
+def test_every_named_file_of_the_repository_exists(document: pathlib.Path) -> None:
     named = re.findall(r"\b(?:manifests|scripts|tests|docs)/[\w./-]*[\w-]", document.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_every_flag_that_running_explains_exists() -> None:
     named = set(re.findall(r"--([a-z][a-z-]*[a-z])", (ROOT / "docs/running.md").read_text()))
-    assert named - catalogue.BY_FLAG.keys() - {"dry-run", "output"} == set()  # those two are of config/output.py
+    assert named - catalogue.BY_FLAG.keys() - {"dry-run", "output"} == set()  # these two are in config/output.py
 
 
-def test_every_log_line_that_a_document_quotes_is_an_event() -> None:
+def test_every_quoted_log_line_is_an_event() -> None:
     quoted = {event for document in DOCUMENTS for event in re.findall(r'event=("[^"]+"|\w+)', document.read_text())}
     assert quoted - log_events.EVENTS.keys() == set()

@@ -1,4 +1,4 @@
-"""The real program against the recorded kube-proxy: kernel state row by row, HTTP answers, and packets.
+"""Compares the real program with the recorded kube-proxy: kernel state row by row, HTTP answers, and packets.
 
 Each test is one section of one phase of one profile; a failure lists the rows that differ, each with its scenario. Rows in
 ``golden/accepted.txt`` may differ. The phases of one profile follow each other in one run of the program.
@@ -26,11 +26,11 @@ CASES = [
 PROBES: Mapping[str, Any] = golden_fixtures.recording("default", "probes")
 
 SETTLED_WITHIN_S = 45.0
-QUIET_LOOKS = 4
-"""So many equal looks at a state that is not the recorded one mean that it will not get there."""
+EQUAL_READINGS = 4
+"""After this many equal readings of a state that differs from the recording, the state is final."""
 
 ATTEMPTS = 6
-"""Enough for every endpoint to be chosen at least once."""
+"""Enough to choose every endpoint at least once."""
 
 State = dict[str, Any]
 
@@ -46,7 +46,7 @@ def _node() -> Iterator[lab.Lab]:
 
 @pytest.fixture(scope="module", name="observed")
 def _observed(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], State]:
-    """What the program makes of a profile's phases; every profile is run once, when it is first asked for."""
+    """The state that the program reaches in each phase of a profile; each profile runs once, at the first request."""
 
     @functools.cache
     def phases(profile: str) -> Mapping[str, State]:
@@ -105,31 +105,31 @@ def _run(node: lab.Lab, profile: str, directory: Path) -> Iterator[tuple[str, St
 
 
 def _settle(running: program.Program, profile: str, phase: str) -> State:
-    """The state once it equals the recorded one, or does not change any more and drains nothing."""
+    """The state, once it equals the recording, or has stopped changing and drains nothing."""
     recorded = golden_fixtures.recording(profile, phase)
-    seen: list[State] = []
+    states: list[State] = []
     deadline = time.monotonic() + SETTLED_WITHIN_S
 
     def is_settled() -> bool:
-        seen.append(golden_state.read_state())
-        if not _report(profile, phase, seen[-1], golden_state.KERNEL_SECTIONS) or time.monotonic() > deadline:
+        states.append(golden_state.read_state())
+        if not _report(profile, phase, states[-1], golden_state.KERNEL_SECTIONS) or time.monotonic() > deadline:
             return True
         draining = any(
-            server["weight"] == 0 and row not in recorded["real_servers"] for row, server in seen[-1]["real_servers"].items()
+            server["weight"] == 0 and row not in recorded["real_servers"] for row, server in states[-1]["real_servers"].items()
         )
-        return not draining and len(seen) > QUIET_LOOKS and all(state == seen[-1] for state in seen[-QUIET_LOOKS:])
+        return not draining and len(states) > EQUAL_READINGS and all(state == states[-1] for state in states[-EQUAL_READINGS:])
 
     running.wait_until(is_settled, f"settled in {phase}", 2 * SETTLED_WITHIN_S)
-    return seen[-1] | golden_http.read_answers(recorded)
+    return states[-1] | golden_http.read_answers(recorded)
 
 
 def _report(profile: str, phase: str, observed: State, sections: Iterable[str]) -> list[str]:
-    """The rows that differ and must not, each with its scenario."""
+    """The rows that differ and are not accepted, each with its scenario."""
     differences = golden_state.differences(golden_fixtures.recording(profile, phase), observed, sections)
     return [
-        f"{golden_fixtures.scenario_of(row)} | {part} | {row} | {kind}\n    recorded {recorded}\n    observed {seen}"
+        f"{golden_fixtures.scenario_of(row)} | {part} | {row} | {kind}\n    recorded {recorded}\n    observed {value}"
         for part, rows in differences.items()
-        for row, kind, recorded, seen in rows
+        for row, kind, recorded, value in rows
         if not golden_fixtures.is_accepted(phase, part, row)
     ]
 
@@ -141,7 +141,7 @@ def test_state_equals_the_recording(observed: Callable[[str, str], State], profi
 
 
 @pytest.fixture(scope="module", name="answers")
-def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, lab.Seen]:
+def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, lab.Result]:
     """All probes after P0 of the default profile."""
     _, running = _start("default", tmp_path_factory.mktemp("probes"))
     with running:
@@ -150,10 +150,10 @@ def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Mapping
         return _probe_all(node)
 
 
-def _probe_all(node: lab.Lab) -> Mapping[str, lab.Seen]:
-    """Those that were not answered go out together: they wait most of the time, and choose no endpoint.
+def _probe_all(node: lab.Lab) -> Mapping[str, lab.Result]:
+    """Run all probes. Those recorded as unanswered run together, because they mostly wait, and choose no endpoint.
 
-    The others go one by one: which endpoints a probe meets with is only certain while nobody else takes its turn.
+    The others run one by one: the endpoints of a probe are certain only while no other client takes turns.
     """
     together = [name for name, recorded in PROBES.items() if "ok" not in recorded["outcome"]]
     answers = dict(zip(together, node.probe_all(map(_probe, together)), strict=True))
@@ -168,21 +168,21 @@ def _probe(name: str) -> lab.Probe:
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_packets_fare_as_recorded(answers: Mapping[str, lab.Seen], name: str) -> None:
+def test_probes_have_the_recorded_results(answers: Mapping[str, lab.Result], name: str) -> None:
     if golden_fixtures.is_accepted("probes", "probes", name):
         pytest.skip("differs on purpose, see accepted.txt")
     assert _in_recorded_form(name, answers[name]) == PROBES[name]
 
 
-def _in_recorded_form(name: str, seen: lab.Seen) -> Mapping[str, Any]:
+def _in_recorded_form(name: str, result: lab.Result) -> Mapping[str, Any]:
     asked = {key: value for key, value in PROBES[name].items() if key in _QUESTION}
     if "distinct_backends" in PROBES[name]:
-        return asked | {"outcome": seen.outcome, "distinct_backends": len(seen.backends)}
-    return asked | {"outcome": seen.outcome, "backends": list(seen.backends), "source_seen": list(seen.sources)}
+        return asked | {"outcome": result.outcome, "distinct_backends": len(result.backends)}
+    return asked | {"outcome": result.outcome, "backends": list(result.backends), "source_seen": list(result.sources)}
 
 
-def test_the_laboratory_answers_as_the_recorded_node_did(node: lab.Lab) -> None:
-    """The test of the test: with kube-proxy's own state in the kernel, every probe fares as recorded."""
+def test_the_lab_answers_like_the_recorded_node(node: lab.Lab) -> None:
+    """Tests the lab: with kube-proxy's own state in the kernel, every probe has its recorded result."""
     golden_state.restore_state(golden_fixtures.recording("default", "P0"))
     answers = _probe_all(node)
-    assert {name: _in_recorded_form(name, seen) for name, seen in answers.items()} == PROBES
+    assert {name: _in_recorded_form(name, result) for name, result in answers.items()} == PROBES

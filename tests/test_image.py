@@ -1,7 +1,7 @@
-"""The image that scripts/image has built, on a real kernel as its DaemonSet starts it: prepared, then with one capability.
+"""The image built by scripts/image, started on a real kernel as by its DaemonSet: prepared, then with one capability.
 
-Building it takes minutes and the package sources of Debian and PyPI: that is scripts/image's business, and what it has left in
-build/image is looked at here. Left out: a container runtime; its root file system is entered by chroot.
+Building takes minutes and the package sources of Debian and PyPI, so these tests use the result of scripts/image in build/image.
+Not tested: a container runtime; chroot enters the root file system.
 """
 
 import pathlib
@@ -20,7 +20,7 @@ FLAGS = (
     "--manifests=/tmp/demo",
     "--hostname-override=demo-node",
     "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56",
-    "--conntrack-max-per-core=0",  # the maximum is the host's own namespace's
+    "--conntrack-max-per-core=0",  # writable only in the host's own namespace
 )
 STARTED_WITHIN_S = 90
 
@@ -53,14 +53,14 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def node(network_namespace: None) -> None:
-    """A node whose kubelet uses the variant of iptables that every test kernel has."""
+    """A node whose kubelet uses legacy iptables, which every test kernel has."""
     assert run("iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT").returncode == 0
     for command in ("link add eth0 type dummy", "address add 172.18.0.2/16 dev eth0", "link set eth0 up"):
         assert run("ip", *command.split()).returncode == 0
 
 
 @pytest.mark.usefixtures("node")
-def test_the_image_prepares_a_node_serves_with_one_capability_and_is_well(tmp_path: pathlib.Path) -> None:
+def test_the_image_prepares_a_node_serves_with_one_capability_and_is_healthy(tmp_path: pathlib.Path) -> None:
     prepared = run(*inside("ipvsproxy", "--init-only", *FLAGS))
     assert prepared.returncode == 0, prepared.stderr
     assert "failed=0" in prepared.stderr
@@ -91,11 +91,11 @@ def test_the_image_prepares_a_node_serves_with_one_capability_and_is_well(tmp_pa
         ("ipvsproxy", "--help"),
     ],
 )
-def test_the_image_has_what_is_started_in_it(command: Sequence[str]) -> None:
+def test_the_image_has_every_program_that_is_started_in_it(command: Sequence[str]) -> None:
     done = run(*inside(*command))
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("path", ["opt/ipvsproxy/bin/pip", "usr/bin/gcc", "source", "wheels"])
-def test_what_only_building_needs_is_not_in_the_image(path: str) -> None:
+def test_the_image_has_no_build_tools(path: str) -> None:
     assert not (IMAGE / path).exists()

@@ -1,7 +1,7 @@
-"""What kustomize makes of manifests/: it builds, and every object has the fields and types that the API's schema gives it.
+"""kustomize builds manifests/, and every object has the fields and types of the API's schema.
 
-The schema is that of the models of kubernetes_asyncio, which are generated from the API's. kustomize is that in kubectl; without
-it, only the files themselves are held against the schema. Left out: CustomResourceDefinitions of the Prometheus operator.
+The schema is the models of kubernetes_asyncio, which are generated from the API's. kustomize is the one in kubectl; without it,
+only the files themselves are checked against the schema. Not tested: CustomResourceDefinitions of the Prometheus operator.
 """
 
 import pathlib
@@ -26,7 +26,7 @@ Object = dict[str, Any]
 
 
 def errors(value: Any, kind: str, where: str) -> list[str]:
-    """What of a value is not as the schema has it: fields that there are not, other types, demanded fields that lack."""
+    """The differences of a value from the schema: unknown fields, wrong types, missing required fields."""
     if inner := re.fullmatch(r"list\[(.+)\]", kind):
         items = value if isinstance(value, list) else None
         if items is None:
@@ -45,7 +45,7 @@ def errors(value: Any, kind: str, where: str) -> list[str]:
     for name in value.keys() & names.keys():
         found += errors(value[name], model.openapi_types[names[name]], f"{where}.{name}")
     if not found:
-        try:  # the models themselves know what is demanded
+        try:  # the models themselves check required fields
             model(**{names[name]: item for name, item in value.items()})
         except ValueError as error:
             found.append(f"{where}: {error}")
@@ -62,7 +62,7 @@ def build(folder: str) -> list[Object]:
         pytest.skip("kubectl, which brings kustomize, is not installed")
     done = subprocess.run((kubectl, "kustomize", str(MANIFESTS / folder)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert not done.stderr, "nothing that is deprecated"
+    assert not done.stderr, "nothing is deprecated"
     return list(yaml.safe_load_all(done.stdout))
 
 
@@ -71,13 +71,13 @@ def files() -> list[pathlib.Path]:
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_object_is_as_the_schema_of_the_api_has_it(path: pathlib.Path) -> None:
+def test_every_object_matches_the_schema_of_the_api(path: pathlib.Path) -> None:
     for item in yaml.safe_load_all(path.read_text()):
         if "apiVersion" in item and "kustomize" not in item["apiVersion"] and item["kind"] not in OF_THE_OPERATOR:
             assert errors(item, model_of(item), item["kind"]) == []
 
 
-def test_what_is_wrong_is_found() -> None:
+def test_errors_are_found() -> None:
     pod = {"containers": [{"name": 7, "image": "a", "securityContext": {"privilegd": True}}], "hostNetwork": "yes"}
     assert sorted(errors(pod, "V1PodSpec", "spec")) == [
         "spec.containers[0].name: 7 is no str",
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_found() -> None:
 
 
 @pytest.mark.parametrize("folder", BUILT)
-def test_what_kustomize_builds_is_as_the_schema_has_it(folder: str) -> None:
+def test_built_objects_match_the_schema(folder: str) -> None:
     built = build(folder)
     for item in built:
         if item["kind"] not in OF_THE_OPERATOR:
@@ -99,14 +99,14 @@ def test_what_kustomize_builds_is_as_the_schema_has_it(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["overlays/beside-kube-proxy", "overlays/replace-kube-proxy"])
-def test_the_overlays_read_the_configuration_of_kube_proxy_and_bring_none(folder: str) -> None:
+def test_the_overlays_use_the_configuration_of_kube_proxy_and_have_none(folder: str) -> None:
     built = {item["kind"]: item for item in build(folder)}
     assert "ConfigMap" not in built
     volumes = {volume["name"]: volume for volume in built["DaemonSet"]["spec"]["template"]["spec"]["volumes"]}
     assert volumes["config"]["configMap"]["name"] == "kube-proxy"
 
 
-def test_the_shadow_is_apart_from_the_proxy_in_name_labels_and_ports_and_prepares_nothing() -> None:
+def test_the_shadow_differs_from_the_proxy_in_name_labels_and_ports_and_prepares_nothing() -> None:
     shadow = {item["kind"]: item for item in build("overlays/beside-kube-proxy")}
     proxy = {item["kind"]: item for item in build("overlays/replace-kube-proxy")}
     assert {kind: item["metadata"]["name"] for kind, item in shadow.items()} == dict.fromkeys(shadow, "ipvsproxy-shadow")

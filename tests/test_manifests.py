@@ -1,7 +1,7 @@
-"""What is deployed fits the program: flags, configuration, ports, permissions, and the image that Containerfile builds.
+"""Manifests and Containerfile fit the program: flags, configuration, ports, permissions, image.
 
-What kustomize and the API's schema say to them: tests/test_kustomize.py. Left out: what only a cluster can tell, such as whether
-its admission rules let a privileged pod in.
+tests/test_kustomize.py checks them with kustomize and the API's schema. Not tested: the behaviour of a cluster, such as admission
+of a privileged pod.
 """
 
 import importlib.metadata
@@ -83,28 +83,28 @@ def test_the_daemon_set_selects_its_own_pods() -> None:
     assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
 
 
-def test_the_configuration_loads_without_a_word_to_say() -> None:
+def test_the_configuration_loads_without_a_remark() -> None:
     config = _load(_base())
     assert (config.notices, config.without_effect) == ((), ())
     assert config.node_name == "node-1"
     assert config.detect_local.cluster_networks
 
 
-def test_the_probes_ask_where_the_configuration_serves() -> None:
+def test_the_probes_use_the_configured_port() -> None:
     objects = _base()
     servers = _load(objects).servers
     assert servers.health is not None
-    assert str(servers.health.address) == "0.0.0.0", "the kubelet asks the node's address"
+    assert str(servers.health.address) == "0.0.0.0", "the kubelet uses the node's address"
     probes = {name: _container(objects)[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")}
     assert {probe["port"] for probe in probes.values()} == {servers.health.port}
     assert [probe["path"] for probe in probes.values()] == ["/livez", "/healthz"]
 
 
-async def test_the_kubeconfig_is_one_that_the_source_can_use(tmp_path: pathlib.Path) -> None:
+async def test_the_source_can_use_the_kubeconfig(tmp_path: pathlib.Path) -> None:
     (tmp_path / "token").write_text("a-token")
     text = str(_base()["ConfigMap"]["data"]["kubeconfig.conf"])
     assert f"{TOKENS}/ca.crt" in text
-    # The authority's certificate is left out: reading it would need a real one.
+    # Without the authority's certificate, which would have to be a real one.
     document = yaml.safe_load(text.replace(TOKENS, str(tmp_path)))
     del document["clusters"][0]["cluster"]["certificate-authority"]
     kubeconfig = tmp_path / "kubeconfig.conf"
@@ -114,7 +114,7 @@ async def test_the_kubeconfig_is_one_that_the_source_can_use(tmp_path: pathlib.P
     assert source.describe() == "API server https://control-plane.example.com:6443"
 
 
-def test_the_role_allows_exactly_what_is_listed_watched_and_written() -> None:
+def test_the_role_allows_exactly_the_lists_watches_and_writes_of_the_program() -> None:
     allowed = {
         (group, resource, verb)
         for rule in _base()["ClusterRole"]["rules"]
@@ -149,8 +149,8 @@ def test_the_pod_runs_on_every_node() -> None:
     assert pod["priorityClassName"] == "system-node-critical"
 
 
-def test_what_serves_has_one_capability_and_nothing_of_the_host_but_the_lock_of_iptables() -> None:
-    # That this is enough, tests/test_running.py shows on a kernel.
+def test_the_serving_container_has_one_capability_and_only_the_iptables_lock_of_the_host() -> None:
+    # tests/test_running.py shows on a kernel that this is enough.
     container = _container(_base())
     assert container["securityContext"] == {
         "runAsUser": 0,
@@ -165,7 +165,7 @@ def test_what_serves_has_one_capability_and_nothing_of_the_host_but_the_lock_of_
     assert "emptyDir" in writable[1]
 
 
-def test_what_prepares_the_node_is_the_same_command_and_ends() -> None:
+def test_the_preparing_container_runs_the_same_command_with_init_only() -> None:
     objects = _base()
     (prepare,) = _pod(objects)["initContainers"]
     serve = _container(objects)
@@ -182,13 +182,15 @@ def test_every_mount_is_a_volume_and_every_volume_is_mounted() -> None:
     assert mounted == {volume["name"] for volume in pod["volumes"]}
 
 
-def test_in_place_of_kube_proxy_only_labelled_nodes_are_ours_and_kube_proxy_keeps_off_exactly_those() -> None:
+def test_replacing_kube_proxy_takes_labelled_nodes_only_and_kube_proxy_avoids_exactly_those() -> None:
     overlay = _kustomization("overlays/replace-kube-proxy")
     assert (MANIFESTS / "overlays/replace-kube-proxy" / overlay["resources"][0]).resolve() == MANIFESTS / "base"
     patches = [yaml.safe_load(patch["patch"]) for patch in overlay["patches"]]
     base = _base()
     for patch in patches:
-        assert patch["metadata"].items() <= base[patch["kind"]]["metadata"].items(), "kustomize would not find what to patch"
+        assert patch["metadata"].items() <= base[patch["kind"]]["metadata"].items(), (
+            "otherwise kustomize would not find the object to patch"
+        )
     pod = next(patch for patch in patches if patch["kind"] == "DaemonSet")["spec"]["template"]["spec"]
     (key, value), *_ = pod["nodeSelector"].items()
     (off,) = _read("patches/keep-kube-proxy-off.yaml")
@@ -199,10 +201,10 @@ def test_in_place_of_kube_proxy_only_labelled_nodes_are_ours_and_kube_proxy_keep
     assert any(patch.get("$patch") == "delete" and patch["kind"] == "ConfigMap" for patch in patches)
 
 
-def test_in_place_of_kube_proxy_the_command_is_the_same_as_in_our_own_daemon_set() -> None:
+def test_the_patched_daemon_set_of_kube_proxy_has_the_command_of_our_own() -> None:
     (patch,) = _read("patches/replace-kube-proxy.yaml")
     (container,) = patch["spec"]["template"]["spec"]["containers"]
-    assert container["name"] == "kube-proxy", "kubeadm's container has this name; another would be a second container"
+    assert container["name"] == "kube-proxy", "the name of kubeadm's container; another name would add a second container"
     assert container["command"] == _container(_base())["command"]
     assert container["image"] == f"ipvsproxy:{importlib.metadata.version('ipvsproxy')}"
 
@@ -214,21 +216,21 @@ def _instructions() -> list[tuple[str, str]]:
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined]
 
 
-def test_the_image_is_built_from_files_that_are_there() -> None:
+def test_the_image_is_built_from_existing_files() -> None:
     copied = [argument.split() for name, argument in _instructions() if name == "COPY" and "--from" not in argument]
     assert copied
     for *sources, _ in copied:
         assert all((ROOT / source).exists() for source in sources), sources
 
 
-def test_the_image_starts_the_command_that_the_package_installs_and_the_pods_use() -> None:
+def test_the_image_starts_the_installed_command_as_the_pods_do() -> None:
     (entry,) = (json.loads(argument) for name, argument in _instructions() if name == "ENTRYPOINT")
     scripts = importlib.metadata.entry_points(group="console_scripts", name=entry[0])
     assert [script.value for script in scripts] == ["ipvsproxy.cli:main"]
     assert _container(_base())["command"][0] == entry[0]
 
 
-def test_the_image_bears_the_version_of_the_package() -> None:
+def test_the_image_has_the_version_of_the_package() -> None:
     version = importlib.metadata.version("ipvsproxy")
     (label,) = (argument for name, argument in _instructions() if name == "LABEL")
     labels = dict(word.split("=", 1) for word in shlex.split(label))
@@ -238,14 +240,14 @@ def test_the_image_bears_the_version_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("program", [*iptables.COMMANDS.values(), "modprobe"])
-def test_the_image_holds_every_program_that_is_started(program: str) -> None:
+def test_the_image_contains_every_program_that_is_started(program: str) -> None:
     packages = {"iptables": "iptables", "ip6tables": "iptables", "modprobe": "kmod"}
     last_stage = max(at for at, (name, _) in enumerate(_instructions()) if name == "FROM")
     (install,) = (text for name, text in _instructions()[last_stage:] if name == "RUN" and "apt-get install" in text)
     assert packages[program] in install.split()
 
 
-def test_the_health_check_asks_the_default_port_for_livez() -> None:
+def test_the_health_check_requests_livez_on_the_default_port() -> None:
     (check,) = (argument for name, argument in _instructions() if name == "HEALTHCHECK")
     code = json.loads(check[check.index("[") :])[-1]
     compile(code, "HEALTHCHECK", "exec")

@@ -1,6 +1,6 @@
-"""Alerts, dashboard and PodMonitor: they load, their PromQL is read by promtool, and every series in them is one of ours.
+"""Alerts, dashboard and PodMonitor: they load, promtool parses their PromQL, and every series in them exists.
 
-Left out: what a Prometheus operator or a Grafana makes of them.
+Not tested: a Prometheus operator and Grafana.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ Object = dict[str, Any]
 
 
 def _read(name: str) -> Object:
-    found: Object = yaml.safe_load((MONITORING / name).read_text())
-    return found
+    document: Object = yaml.safe_load((MONITORING / name).read_text())
+    return document
 
 
 RULES = [rule for group in _read("rules.yaml")["spec"]["groups"] for rule in group["rules"]]
@@ -55,7 +55,7 @@ EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
 
 
 class OurNode:
-    """A node whose page has every series that this program can show, with something happening on it when told."""
+    """A node whose page has every series of this program, with events on request."""
 
     def __init__(self) -> None:
         self._scene = Scene(WEB, of_endpoints=True)
@@ -78,7 +78,7 @@ class OurNode:
         self.happen()
 
     def happen(self) -> None:
-        """A change, a failure, requests of all kinds, and traffic."""
+        """Make a change, a failure, requests of all kinds, and traffic."""
         self._passed += 1
         self._scene.clock.now += 10
         self._scene.kernel.counters = {CLUSTER: Counters(*(self._passed * number for number in (1, 2, 3, 4, 5)))}
@@ -89,31 +89,31 @@ class OurNode:
         done = Report(done={("add", "address"): 1}, failed={("add", "set_entry"): 1}, errors=(), pending=0)
         triggers = tuple(Trigger(family, time.time() - 0.1) for family in Family)
         self.metrics.synced(summary(Changes(triggers=triggers), states=[state()], report=done))
-        for told in (self.metrics.healthz, self.metrics.livez):
-            told(200)
+        for report_status in (self.metrics.healthz, self.metrics.livez):
+            report_status(200)
 
 
 async def our_page() -> str:
-    """A page with every series that this program can show."""
+    """A page with every series of this program."""
     return (await OurNode().metrics.expose()).whole.decode()
 
 
 async def our_series() -> Mapping[str, set[str]]:
     """Every series, with its labels."""
-    found: dict[str, set[str]] = {}
+    labels: dict[str, set[str]] = {}
     for line in (await our_page()).splitlines():
         if not line.startswith("#"):
             name, _, rest = line.rpartition(" ")[0].partition("{")
-            found.setdefault(name, set()).update(re.findall(r'(\w+)="', rest))
-    return found
+            labels.setdefault(name, set()).update(re.findall(r'(\w+)="', rest))
+    return labels
 
 
 @pytest.fixture
 def promtool() -> str:
-    found = shutil.which("promtool", path=f"{ROOT / 'build'}:/usr/bin:/usr/local/bin")
-    if not found:
-        pytest.skip("promtool is not installed; scripts/promtool fetches that of Debian")
-    return found
+    path = shutil.which("promtool", path=f"{ROOT / 'build'}:/usr/bin:/usr/local/bin")
+    if not path:
+        pytest.skip("promtool is not installed; scripts/promtool fetches Debian's")
+    return path
 
 
 def _run(promtool: str, *arguments: str, folder: pathlib.Path) -> None:
@@ -125,21 +125,21 @@ def _write(folder: pathlib.Path, spec: Object) -> None:
     (folder / "rules.yml").write_text(yaml.safe_dump(spec))
 
 
-def test_promtool_takes_the_rules_and_they_fire_as_their_tests_say(promtool: str, tmp_path: pathlib.Path) -> None:
+def test_promtool_accepts_the_rules_and_they_fire_as_in_their_tests(promtool: str, tmp_path: pathlib.Path) -> None:
     _write(tmp_path, _read("rules.yaml")["spec"])
     shutil.copy(MONITORING / "rules.test.yaml", tmp_path)
     _run(promtool, "check", "rules", "--lint-fatal", "rules.yml", folder=tmp_path)
     _run(promtool, "test", "rules", "rules.test.yaml", folder=tmp_path)
 
 
-def test_promtool_reads_every_expression_of_the_dashboard(promtool: str, tmp_path: pathlib.Path) -> None:
+def test_promtool_parses_every_expression_of_the_dashboard(promtool: str, tmp_path: pathlib.Path) -> None:
     expressions = [expression.replace("$__rate_interval", "5m").replace("$instance", ".*") for expression in EXPRESSIONS.values()]
     rules = [{"record": f"test:number{number}", "expr": expression} for number, expression in enumerate(expressions)]
     _write(tmp_path, {"groups": [{"name": "dashboard", "rules": rules}]})
     _run(promtool, "check", "rules", "rules.yml", folder=tmp_path)
 
 
-async def test_promtool_finds_nothing_wrong_with_our_traffic_series(promtool: str) -> None:
+async def test_promtool_finds_no_fault_in_our_traffic_series(promtool: str) -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(1, 2, 3, 4, 5)}
     await scene.scrape()
@@ -151,14 +151,14 @@ async def test_promtool_finds_nothing_wrong_with_our_traffic_series(promtool: st
 
 
 def _used(expression: str) -> Iterator[tuple[str, set[str]]]:
-    """Each series of an expression, with the labels by which it is chosen; those of ``by`` count for all of them."""
+    """Each series of an expression, with its selecting labels; labels of ``by`` count for all series."""
     grouped = {word for inside in re.findall(r"by \(([^)]*)\)", expression) for word in WORD.findall(inside)}
     for name, chosen in re.findall(r"\b((?:ipvsproxy|kubeproxy|process|rest_client)_\w+|up)\b(?:\{([^}]*)\})?", expression):
         yield name, set(re.findall(r"(\w+)=", chosen)) | grouped
 
 
 @pytest.mark.parametrize("where", EXPRESSIONS)
-async def test_every_series_and_label_that_is_asked_for_is_one_of_ours(where: str) -> None:
+async def test_every_queried_series_and_label_exists(where: str) -> None:
     ours = await our_series()
     used = list(_used(EXPRESSIONS[where]))
     assert used
@@ -178,7 +178,7 @@ def test_every_alert_has_a_severity_a_summary_a_test_and_a_page(rule: Object) ->
     assert anchor in [heading.lower() for heading in headings]
 
 
-def test_the_kubelet_ends_a_process_that_is_late_only_after_the_alert_for_it_has_fired() -> None:
+def test_the_kubelet_restarts_a_late_process_only_after_its_alert_has_fired() -> None:
     (rule,) = (rule for rule in RULES if rule["alert"] == "IpvsproxyProgrammingLate")
     (age_s,), (wait_m,) = re.findall(r"> (\d+)$", rule["expr"]), re.findall(r"^(\d+)m$", rule["for"])
     (scrape_s,) = re.findall(r"^(\d+)s$", _read("podmonitor.yaml")["spec"]["podMetricsEndpoints"][0]["interval"])
@@ -191,7 +191,7 @@ def test_the_kubelet_ends_a_process_that_is_late_only_after_the_alert_for_it_has
     assert int(age_s) + int(wait_m) * 60 + int(scrape_s) + evaluation_s <= ends_s
 
 
-def test_the_dashboard_is_one_that_grafana_can_load() -> None:
+def test_grafana_can_load_the_dashboard() -> None:
     assert {"title", "uid", "schemaVersion", "panels", "templating"} <= DASHBOARD.keys()
     assert len({panel["id"] for panel in PANELS}) == len(PANELS)
     places = [tuple(panel["gridPos"][side] for side in "xywh") for panel in PANELS]
@@ -207,7 +207,7 @@ def test_the_dashboard_is_one_that_grafana_can_load() -> None:
             assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= set(WORD.findall(target["expr"]))
 
 
-def test_the_pod_monitor_chooses_our_pods_and_a_port_that_they_name() -> None:
+def test_the_pod_monitor_selects_our_pods_and_a_port_that_they_name() -> None:
     monitor = _read("podmonitor.yaml")["spec"]
     pods = yaml.safe_load((ROOT / "manifests/base/daemonset.yaml").read_text())["spec"]["template"]
     assert monitor["selector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()

@@ -1,6 +1,6 @@
-"""The program as a process of its own, on a real kernel, following an API server: it begins, is stopped, and begins again.
+"""The program as a process of its own, on a real kernel, with an API server: it starts, stops, and starts again.
 
-What keeps it from beginning ends it with status 2 and a sentence, and the kernel holds nothing of ours then.
+If it cannot start, it ends with status 2 and a sentence, and the kernel has no object of ours.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ FLAGS = (
     "--proxy-mode=ipvs",
     "--hostname-override=node-a",
     "--cluster-cidr=10.244.0.0/16,fd00:244::/64",
-    "--conntrack-max-per-core=0",  # the maximum can only be written in the host's own namespace
+    "--conntrack-max-per-core=0",  # writable only in the host's own namespace
 )
 XTABLES_LOCK = pathlib.Path("/run/xtables.lock")
 LOCK_HELD_S = 12
-"""Longer than iptables waits for its lock, twice."""
+"""Longer than twice iptables' wait for its lock."""
 BETWEEN_LOOKS_S = 0.5
 MAIN = ("-m", "ipvsproxy")
 
@@ -46,29 +46,29 @@ State = Mapping[str, Any]
 
 @dataclasses.dataclass
 class Running:
-    """A program that runs, and the lines that it has logged so far."""
+    """A running program, and the lines that it has logged so far."""
 
     process: asyncio.subprocess.Process
     log: list[str]
 
     async def read_until(self, text: str) -> str:
-        """The next line that holds this text."""
+        """The next line with this text."""
         assert self.process.stderr is not None
         async with asyncio.timeout(SYNCED_WITHIN_S):
             async for raw in self.process.stderr:
                 self.log.append(raw.decode())
                 if text in self.log[-1]:
                     return self.log[-1]
-        raise AssertionError(f"it ended without {text!r}:\n{''.join(self.log)}")
+        raise AssertionError(f"ended without {text!r}:\n{''.join(self.log)}")
 
     async def read_on(self) -> None:
-        """Read what it logs, to its end."""
+        """Read its log to the end."""
         assert self.process.stderr is not None
         async for raw in self.process.stderr:
             self.log.append(raw.decode())
 
     async def stop(self) -> int:
-        """Ask it to stop; its exit status."""
+        """Stop it; returns its exit status."""
         began_s = time.monotonic()
         self.process.terminate()
         _, error = await asyncio.wait_for(self.process.communicate(), STOPPED_WITHIN_S + 10)
@@ -92,7 +92,7 @@ async def running(*flags: str) -> AsyncIterator[Running]:
 
 
 async def run(*command: str) -> tuple[int, str]:
-    """Run a command to its end; status and standard error."""
+    """Run a command to its end; returns status and standard error."""
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
@@ -101,8 +101,8 @@ async def run(*command: str) -> tuple[int, str]:
     return process.returncode, error.decode()
 
 
-async def told(*command: str) -> tuple[int, str]:
-    """Run a command to its end; status and standard output."""
+async def run_for_output(*command: str) -> tuple[int, str]:
+    """Run a command to its end; returns status and standard output."""
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
@@ -134,7 +134,7 @@ NODE: Object = {"metadata": {"name": "node-a"}, "status": {"addresses": [{"type"
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    """An API server that holds the Node and three Services."""
+    """An API server with the Node and three Services."""
     async with ApiServer() as server:
         server.put(NODES, NODE)
         for number in range(1, 4):
@@ -145,13 +145,13 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 def kubeconfig(server: ApiServer, tmp_path: pathlib.Path) -> str:
-    """A flag that leads to that server."""
+    """A flag with the kubeconfig of that server."""
     return f"--kubeconfig={api_server.write_kubeconfig(tmp_path / 'kubeconfig', server.url)}"
 
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    """The same objects as files, where it does not matter what they come from: without the API's client it begins sooner."""
+    """The same objects as files, for tests of any source: without the API's client the program starts faster."""
     folder = tmp_path / "manifests"
     folder.mkdir()
     show(folder, "v1", "Node", NODE)
@@ -170,7 +170,7 @@ def read_state() -> State:
     return golden_state.read_state()
 
 
-async def test_it_programs_what_the_server_says_follows_it_and_leaves_all_in_force_when_stopped(
+async def test_it_programs_the_servers_objects_follows_changes_and_leaves_all_in_force_when_stopped(
     server: ApiServer, kubeconfig: str
 ) -> None:
     async with running(kubeconfig) as program:
@@ -194,7 +194,7 @@ async def test_it_programs_what_the_server_says_follows_it_and_leaves_all_in_for
 
 async def test_a_restart_adopts_everything_without_a_single_operation(server: ApiServer, kubeconfig: str) -> None:
     for item in server.store.objects(SERVICES):
-        # Of UDP ports, the tracked flows are looked through at each start.
+        # Each start reads the tracked flows of UDP ports.
         server.put(SERVICES, item | {"spec": item["spec"] | {"ports": item["spec"]["ports"][:1]}})
     async with running(kubeconfig) as program:
         await program.read_until("event=synced")
@@ -209,20 +209,20 @@ async def test_a_restart_adopts_everything_without_a_single_operation(server: Ap
 
 @contextlib.contextmanager
 def locked_tables() -> Iterator[Callable[[], None]]:
-    """Hold the lock of all writers of rules, as another program would, until what this gives is called."""
+    """Hold the iptables lock, as another program would, until the returned function is called."""
     with XTABLES_LOCK.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield lambda: fcntl.flock(file, fcntl.LOCK_UN)
 
 
-async def test_a_restart_while_somebody_holds_the_lock_of_iptables_keeps_every_virtual_server(folder: pathlib.Path) -> None:
+async def test_a_restart_under_a_held_iptables_lock_keeps_every_virtual_server(folder: pathlib.Path) -> None:
     manifests = f"--manifests={folder}"
     async with running(manifests) as program:
         await program.read_until("event=synced")
         assert await program.stop() == 0
     held = read_state()
     families = {":fd00" in row.replace("[", ":") for row in held["virtual_servers"]}
-    assert families == {False, True}, "virtual servers of both families are there"
+    assert families == {False, True}, "virtual servers of both families exist"
     fewest = len(held["virtual_servers"])
     with locked_tables() as free:
         async with running(manifests) as program:
@@ -232,7 +232,7 @@ async def test_a_restart_while_somebody_holds_the_lock_of_iptables_keeps_every_v
                 fewest = min(fewest, len(read_state()["virtual_servers"]))
             free()
             async with asyncio.timeout(SYNCED_WITHIN_S):
-                # Rules that are found in force need no writing, and so no sync that says so.
+                # Rules already in force need no write, and so no logged sync.
                 while not any("event=kernel_readable" in line or " pending=0 " in line for line in program.log):
                     assert program.process.returncode is None, "".join(program.log)
                     await asyncio.sleep(BETWEEN_LOOKS_S)
@@ -243,17 +243,17 @@ async def test_a_restart_while_somebody_holds_the_lock_of_iptables_keeps_every_v
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until the kernel is as it should be."""
+    """Wait until the condition holds."""
     async with asyncio.timeout(SYNCED_WITHIN_S):
-        while not condition():  # noqa: ASYNC110 - the kernel has no event for it
+        while not condition():  # noqa: ASYNC110 - the kernel has no event for this
             await asyncio.sleep(BETWEEN_LOOKS_S)
 
 
-async def test_a_new_service_is_served_while_the_lock_of_iptables_is_held_and_its_rules_follow(
+async def test_a_new_service_is_served_under_a_held_iptables_lock_and_its_rules_follow(
     folder: pathlib.Path,
 ) -> None:
     new = service("new", 9)
-    new["spec"]["externalIPs"] = ["198.51.100.9"]  # the first one: a rule depends on it
+    new["spec"]["externalIPs"] = ["198.51.100.9"]  # the first one, on which a rule depends
     async with running(f"--manifests={folder}") as program:
         await program.read_until("event=synced")
         reading = asyncio.create_task(program.read_on())
@@ -261,15 +261,15 @@ async def test_a_new_service_is_served_while_the_lock_of_iptables_is_held_and_it
             show(folder, "v1", "Service", new)
             await until(lambda: "TCP 198.51.100.9:80" in read_state()["virtual_servers"])
             await until(lambda: "198.51.100.9" in str(read_state()["addresses"]))
-            seen = read_state()
-            assert "KUBE-EXTERNAL-IP" not in str(seen["iptables"]["v4/nat/KUBE-SERVICES"]), "the lock is held"
+            observed = read_state()
+            assert "KUBE-EXTERNAL-IP" not in str(observed["iptables"]["v4/nat/KUBE-SERVICES"]), "the lock is held"
             await until(lambda: any("still running" in line for line in program.log))
             free()
         await until(lambda: "KUBE-EXTERNAL-IP" in str(read_state()["iptables"]["v4/nat/KUBE-SERVICES"]))
         reading.cancel()
 
 
-async def test_a_restart_finds_what_was_deleted_meanwhile(folder: pathlib.Path) -> None:
+async def test_a_restart_removes_objects_that_were_deleted_meanwhile(folder: pathlib.Path) -> None:
     manifests = f"--manifests={folder}"
     async with running(manifests) as program:
         await program.read_until("event=synced")
@@ -286,7 +286,7 @@ async def test_a_restart_finds_what_was_deleted_meanwhile(folder: pathlib.Path) 
         assert read_state() == adopted
 
 
-async def test_node_ports_on_an_address_that_went_meanwhile_go_and_those_of_others_stay(folder: pathlib.Path) -> None:
+async def test_node_ports_on_an_address_lost_meanwhile_are_removed_and_foreign_ones_stay(folder: pathlib.Path) -> None:
     gone, kept = "203.0.113.9", "192.0.2.1"
     addresses = [f"address add {address}/24 dev wide" for address in (gone, kept)]
     for words in ("link add wide type dummy", *addresses, "link set wide up"):
@@ -305,25 +305,25 @@ async def test_node_ports_on_an_address_that_went_meanwhile_go_and_those_of_othe
         assert (await run("ipvsadm", "-a", "-t", address, "-r", real_server, "-m"))[0] == 0
     async with running(f"--manifests={folder}") as program:
         await program.read_until("event=synced")
-        found = set(read_state()["virtual_servers"])
-        assert not ports & found
-        assert set(others) <= found
-        assert any(row.startswith(f"TCP {kept}:30001") for row in found)
+        rows = set(read_state()["virtual_servers"])
+        assert not ports & rows
+        assert set(others) <= rows
+        assert any(row.startswith(f"TCP {kept}:30001") for row in rows)
         assert await program.stop() == 0
-    _, output = await told(sys.executable, *MAIN, "doctor")
+    _, output = await run_for_output(sys.executable, *MAIN, "doctor")
     assert all(row.partition(" ")[2] in output for row in others), output
     assert "but none is served on the address" in output
 
 
 def leave_iptables_mode() -> None:
-    """Have the rules of both families that a kube-proxy of iptables mode leaves behind."""
+    """Write the rules of both families that a kube-proxy in iptables mode leaves behind."""
     jump = f"*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -j {left_rules.SERVICE}\nCOMMIT\n"
     for family, name in ((Family.IPV4, "iptables"), (Family.IPV6, "ip6tables")):
         for text in (left_rules.iptables_mode(family), jump):
             subprocess.run((f"{name}-legacy-restore", "--noflush"), input=text, text=True, check=True)
 
 
-async def test_rules_that_an_iptables_mode_left_do_not_refuse_what_is_served_and_those_of_others_stay(
+async def test_rules_left_by_an_iptables_mode_refuse_no_service_and_foreign_rules_stay(
     folder: pathlib.Path,
 ) -> None:
     leave_iptables_mode()
@@ -331,15 +331,15 @@ async def test_rules_that_an_iptables_mode_left_do_not_refuse_what_is_served_and
         for _ in range(2):
             await program.read_until("event=leftover_rules_removed")
         for name in ("iptables", "ip6tables"):
-            _, saved = await told(f"{name}-legacy-save")
+            _, saved = await run_for_output(f"{name}-legacy-save")
             assert {line.removesuffix(" [0:0]") for line in saved.splitlines()} >= left_rules.OF_OTHERS
             assert not [line for line in saved.splitlines() if left_rules.SERVICE in line or "no endpoints" in line], saved
             assert ":KUBE-PROXY-CANARY" not in saved
-            assert '-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES' in saved, "ours stays"
+            assert '-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES' in saved, "our jump stays"
         assert await program.stop() == 0
 
 
-async def test_an_address_that_somebody_takes_away_is_back_soon(folder: pathlib.Path) -> None:
+async def test_an_address_removed_by_another_program_is_soon_back(folder: pathlib.Path) -> None:
     async with running(f"--manifests={folder}", "--ipvs-sync-period=1h") as program:
         await program.read_until("event=synced")
         held = read_state()
@@ -351,7 +351,7 @@ async def test_an_address_that_somebody_takes_away_is_back_soon(folder: pathlib.
         assert read_state() == held
 
 
-async def test_a_scheduler_that_the_kernel_has_not_is_replaced_and_an_event_says_so(server: ApiServer, kubeconfig: str) -> None:
+async def test_a_scheduler_that_the_kernel_lacks_is_replaced_and_reported_by_an_event(server: ApiServer, kubeconfig: str) -> None:
     async with running(kubeconfig, "--ipvs-scheduler=nosuch") as program:
         line = await program.read_until("scheduler_not_used")
         assert "ip_vs_nosuch is missing" in line
@@ -359,14 +359,14 @@ async def test_a_scheduler_that_the_kernel_has_not_is_replaced_and_an_event_says
         await program.read_until("event=synced")
         assert {server["scheduler"] for server in read_state()["virtual_servers"].values()} == {"rr"}
         async with asyncio.timeout(SYNCED_WITHIN_S):
-            while not (told := [event for event in server.events if event["reason"] == "SchedulerMissing"]):
+            while not (events := [event for event in server.events if event["reason"] == "SchedulerMissing"]):
                 await server.event_count(len(server.events) + 1)
-        assert told[0]["regarding"]["kind"] == "Node"
-        assert "ip_vs_nosuch" in told[0]["note"]
+        assert events[0]["regarding"]["kind"] == "Node"
+        assert "ip_vs_nosuch" in events[0]["note"]
         assert await program.stop() == 0
 
 
-async def test_a_signal_right_at_the_beginning_ends_it_in_order(server: ApiServer, kubeconfig: str) -> None:
+async def test_a_signal_early_in_the_start_ends_it_cleanly(server: ApiServer, kubeconfig: str) -> None:
     server.lists_open.clear()
     async with running(kubeconfig) as program:
         await program.read_until("waiting_for_first_lists")
@@ -397,7 +397,7 @@ WRONG: Sequence[tuple[Sequence[str], str]] = (
 )
 
 
-def test_what_is_wrong_is_said_in_a_sentence_and_nothing_is_programmed() -> None:
+def test_errors_are_reported_in_a_sentence_and_nothing_is_programmed() -> None:
     before = read_state()
     answers = run_in_turn(*(arguments for arguments, _ in WRONG), within_s=SYNCED_WITHIN_S)
     for answer, (_, sentence) in zip(answers, WRONG, strict=True):
@@ -408,7 +408,7 @@ def test_what_is_wrong_is_said_in_a_sentence_and_nothing_is_programmed() -> None
     assert read_state() == before
 
 
-async def test_without_privileges_it_says_so(folder: pathlib.Path) -> None:
+async def test_missing_privileges_are_reported(folder: pathlib.Path) -> None:
     before = read_state()
     status, error = await run(*without_privileges(), sys.executable, *MAIN, *FLAGS, f"--manifests={folder}")
     assert status == 2
@@ -416,7 +416,7 @@ async def test_without_privileges_it_says_so(folder: pathlib.Path) -> None:
     assert read_state() == before
 
 
-async def test_a_device_of_our_name_and_of_another_kind_ends_it_and_is_left_alone(folder: pathlib.Path) -> None:
+async def test_a_device_of_our_name_and_another_kind_ends_it_and_stays(folder: pathlib.Path) -> None:
     assert (await run("ip", "link", "add", "kube-ipvs0", "type", "bridge"))[0] == 0
     before = read_state()
     status, error = await run(sys.executable, *MAIN, *FLAGS, f"--manifests={folder}")
@@ -425,12 +425,12 @@ async def test_a_device_of_our_name_and_of_another_kind_ends_it_and_is_left_alon
         ["ipvsproxy: kube-ipvs0 is a bridge device, not a dummy: remove or rename it", "ipvsproxy: nothing was programmed"],
     )
     assert read_state() == before
-    status, output = await told(sys.executable, *MAIN, "doctor")
+    status, output = await run_for_output(sys.executable, *MAIN, "doctor")
     assert status != 0
     assert "kube-ipvs0 is a bridge device, not a dummy" in output
 
 
-async def test_an_api_server_that_cannot_be_reached_is_waited_for_and_nothing_is_half_programmed(tmp_path: pathlib.Path) -> None:
+async def test_it_waits_for_an_unreachable_api_server_and_programs_nothing_by_halves(tmp_path: pathlib.Path) -> None:
     before = read_state()
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{closed_port()}")
     async with running(f"--kubeconfig={kubeconfig}") as program:
@@ -439,9 +439,7 @@ async def test_an_api_server_that_cannot_be_reached_is_waited_for_and_nothing_is
         assert read_state() == before
 
 
-async def test_a_server_that_withholds_one_list_is_waited_for_and_nothing_is_half_programmed(
-    server: ApiServer, kubeconfig: str
-) -> None:
+async def test_it_waits_for_a_withheld_list_and_programs_nothing_by_halves(server: ApiServer, kubeconfig: str) -> None:
     before = read_state()
     server.refuse(*[api_server.Refusal(403, "list", NODES)] * 3)
     async with running(kubeconfig) as program:

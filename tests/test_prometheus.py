@@ -1,6 +1,6 @@
-"""A real Prometheus scrapes our page over HTTP: each query of the dashboard gives series of ours, each alert is evaluated.
+"""A real Prometheus scrapes our page over HTTP: each query of the dashboard returns series, each alert is evaluated.
 
-The page is a node's on which everything happens once in a while (tests/test_monitoring.py); the program's own server answers.
+The page is that of a node on which every event happens (tests/test_monitoring.py); the program's own server answers.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ SCRAPES = 4
 WITHIN_S = 60
 QUERIES = [(panel["title"], target["refId"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 QUIET = {"Entries of sets"}
-"""Panels that are empty while all is quiet, by intent."""
+"""Panels that are intentionally empty in a quiet cluster."""
 COMPARED = re.compile(r" (?:>|==) [^>=]+$")
 
 Object = dict[str, Any]
@@ -40,26 +40,26 @@ def free_port() -> int:
 
 
 class Prometheus:
-    """Asks a Prometheus that runs on this port."""
+    """Queries a Prometheus on this port."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
     async def get(self, path: str, **parameters: str) -> Any:
         url = f"http://127.0.0.1:{self._port}/api/v1/{path}"
-        async with aiohttp.ClientSession() as session, session.get(url, params=parameters) as seen:
-            answer = await seen.json(content_type=None)
+        async with aiohttp.ClientSession() as session, session.get(url, params=parameters) as response:
+            answer = await response.json(content_type=None)
         assert answer["status"] == "success", answer
         return answer["data"]
 
     async def query(self, expression: str) -> list[Object]:
-        found: list[Object] = (await self.get("query", query=expression))["result"]
-        return found
+        rows: list[Object] = (await self.get("query", query=expression))["result"]
+        return rows
 
     async def wait_for_scrapes(self) -> None:
         async with asyncio.timeout(WITHIN_S):
             while True:
-                with contextlib.suppress(aiohttp.ClientError, ValueError):  # it does not listen yet, has nothing yet
+                with contextlib.suppress(aiohttp.ClientError, ValueError):  # not listening yet, or without data
                     (row,) = await self.query("count_over_time(ipvsproxy_build_info[1h])")
                     if int(row["value"][1]) >= SCRAPES:
                         return
@@ -68,7 +68,7 @@ class Prometheus:
 
 @pytest.fixture
 async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
-    """A Prometheus with our alerts that has scraped our page a few times."""
+    """A Prometheus with our alerts that has scraped our page several times."""
     program = shutil.which("prometheus", path=f"{ROOT / 'build'}:/usr/bin:/usr/local/bin")
     if program is None:
         pytest.skip("prometheus is not installed; scripts/promtool fetches that of Debian")
@@ -86,7 +86,7 @@ async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
     flags = ("--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address=127.0.0.1:{port}")
     serving = asyncio.create_task(server.serve("metrics", LOOPBACK, ours, answer, hard_fail=True))
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen((program, *flags), cwd=tmp_path, stdout=log, stderr=log)  # noqa: ASYNC220 - it is not waited for
+        process = subprocess.Popen((program, *flags), cwd=tmp_path, stdout=log, stderr=log)  # noqa: ASYNC220 - not waited for
     try:
         asked = Prometheus(port)
         await asked.wait_for_scrapes()
@@ -98,17 +98,17 @@ async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
         await asyncio.gather(serving, return_exceptions=True)
 
 
-async def test_every_query_of_the_dashboard_gives_series_and_every_alert_is_evaluated(prometheus: Prometheus) -> None:
+async def test_every_query_of_the_dashboard_returns_series_and_every_alert_is_evaluated(prometheus: Prometheus) -> None:
     (variable,) = (one for one in DASHBOARD["templating"]["list"] if one["name"] == "instance")
     series, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]).groups()  # type: ignore[union-attr]
     (node,) = await prometheus.get(f"label/{label}/values", **{"match[]": series})
     for title, reference, expression in QUERIES:
         for chosen in (node, variable["allValue"]):
-            found = await prometheus.query(expression.replace("$__rate_interval", "30s").replace("$instance", chosen))
+            rows = await prometheus.query(expression.replace("$__rate_interval", "30s").replace("$instance", chosen))
             if title in QUIET:
-                found = await prometheus.query(COMPARED.sub("", expression.replace("$instance", chosen)))
-            assert found, f"{title} {reference}: {expression}"
-            assert any(math.isfinite(float(row["value"][1])) for row in found), f"{title} {reference} has no figures"
+                rows = await prometheus.query(COMPARED.sub("", expression.replace("$instance", chosen)))
+            assert rows, f"{title} {reference}: {expression}"
+            assert any(math.isfinite(float(row["value"][1])) for row in rows), f"{title} {reference} has no figures"
 
     for rule in RULES:
         plain = COMPARED.sub("", rule["expr"])

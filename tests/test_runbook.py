@@ -1,7 +1,7 @@
 """The commands of docs/runbook.md and docs/migration.md, as printed, on a real kernel: none of them fails.
 
-kubectl is a stand-in: "exec" runs the command here, files that are applied have to be there and, for -k, kustomize has to build
-them. Left out: what a cluster would answer.
+kubectl is a stand-in: "exec" runs the command here; applied files must exist, and a folder for -k must have a kustomization.yaml.
+Not tested: a cluster's answers.
 """
 
 import os
@@ -48,24 +48,24 @@ conntrack: {maxPerCore: 0}
 ipvs: {scheduler: rr}
 """
 ELSEWHERE = ("podman ", "(cd manifests/base && kustomize")
-"""What other programs do with a registry, or with the repository itself."""
+"""Commands that need a registry, or change the repository."""
 
 Surroundings = Mapping[str, str]
 
 
 def blocks(document: str) -> list[str]:
-    """The shell commands of a document, those under one heading together."""
+    """The shell commands of a document, one string per heading."""
     text = (ROOT / "docs" / document).read_text()
-    found = [
+    parts = [
         re.findall(r"^```sh\n(.*?)^```", part, re.MULTILINE | re.DOTALL) for part in re.split(r"^##+ ", text, flags=re.MULTILINE)
     ]
-    lines = ["".join(commands).splitlines(keepends=True) for commands in found if commands]
+    lines = ["".join(commands).splitlines(keepends=True) for commands in parts if commands]
     return ["".join(line for line in part if not line.startswith(ELSEWHERE)) for part in lines]
 
 
 @pytest.fixture
 def surroundings(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, network_namespace: None) -> Iterator[Surroundings]:
-    """A node that runs ipvsproxy with the demo's Services, its kubelet's variant of iptables chosen, and the tools in PATH."""
+    """A node that runs ipvsproxy with the demo's Services, with the stand-ins in PATH."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in (("kubectl", KUBECTL), ("ipvsproxy", IPVSPROXY)):
@@ -84,7 +84,7 @@ def surroundings(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, networ
 
 
 def type_in(commands: str, folder: str) -> str:
-    """Run lines in one shell, in a copy of what they name; what they print, or what failed."""
+    """Run lines in one shell, in a folder with the files that they name; returns their output, or fails with the error."""
     (pathlib.Path(folder) / "manifests").symlink_to(ROOT / "manifests")
     done = subprocess.run(
         ("bash", "-eEu", "-o", "pipefail", "-c", f"trap 'echo failed: $BASH_COMMAND' ERR\n{commands}"),

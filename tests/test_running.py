@@ -1,6 +1,6 @@
-"""The program as an operator runs it, on a real kernel: prepared and unprivileged, alone on its node, told by signals and files.
+"""The program as an operator runs it, on a real kernel: prepared and unprivileged, a single instance, signals and files.
 
-What it programs is in ``tests/test_program.py``.
+``tests/test_program.py`` checks the programmed objects.
 """
 
 import contextlib
@@ -25,10 +25,8 @@ pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 
 HEALTH = "http://127.0.0.1:10256/healthz"
 STOPPED_WITHIN_S = 2.0
-FLAGS = ("--hostname-override=node-a", "--conntrack-max-per-core=0")  # the maximum is the host's own namespace's
-CAPABILITIES = (
-    "+net_admin" if preload.LIBRARY.exists() else "+net_admin,+net_raw"
-)  # that is, after an installation without a compiler
+FLAGS = ("--hostname-override=node-a", "--conntrack-max-per-core=0")  # writable only in the host's own namespace
+CAPABILITIES = "+net_admin" if preload.LIBRARY.exists() else "+net_admin,+net_raw"  # after an installation without a compiler
 UNPRIVILEGED = (
     "unshare",
     "--mount",
@@ -40,7 +38,7 @@ UNPRIVILEGED = (
     ),
     "sh",
 )
-"""As in the second container of manifests/base: one capability, no way to more, kernel settings that cannot be written."""
+"""As in the second container of manifests/base: one capability, no way to gain more, read-only kernel settings."""
 MANIFESTS = """
 apiVersion: v1
 kind: Node
@@ -69,7 +67,7 @@ conntrack: {maxPerCore: 0}
 
 
 class Started(Program):
-    """A program that is started by another command, and asked to stop by a signal."""
+    """A program started by another command, and stopped by a signal."""
 
     def __init__(self, folder: pathlib.Path, *flags: str, by: Sequence[str] = ()) -> None:
         super().__init__(folder / "manifests", folder / "log", *flags)
@@ -80,7 +78,7 @@ class Started(Program):
         return self._process
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end; its exit status."""
+        """Send a signal and wait for the end; returns the exit status."""
         began_s = time.monotonic()
         self._process.send_signal(number)
         status = self._process.wait(STOPPED_WITHIN_S + 10)
@@ -141,7 +139,7 @@ def test_after_init_only_one_capability_is_enough_and_settings_stay_unwritten(fo
     assert warnings(folder) == []
 
 
-def test_without_init_only_what_nothing_works_without_ends_it_and_the_rest_is_one_warning(folder: pathlib.Path) -> None:
+def test_without_init_only_unwritable_indispensable_settings_end_it_and_others_cause_one_warning(folder: pathlib.Path) -> None:
     with Started(folder, *FLAGS, by=UNPRIVILEGED) as program:
         assert program.process.wait(60) == 2
     refusal = (folder / "log").read_text()
@@ -162,13 +160,13 @@ def test_without_init_only_what_nothing_works_without_ends_it_and_the_rest_is_on
     assert "--init-only" in warning
 
 
-def test_init_only_that_may_not_write_says_what_and_fails(folder: pathlib.Path) -> None:
+def test_init_only_names_the_settings_that_it_cannot_write_and_fails(folder: pathlib.Path) -> None:
     command = (*UNPRIVILEGED, sys.executable, "-m", "ipvsproxy", "--proxy-mode=ipvs", "--init-only", *FLAGS)
-    said = run(*command, status=1)
-    assert 'event=kernel_setting_not_written error="net/ipv4/ip_forward = 1: Read-only file system' in said
+    output = run(*command, status=1)
+    assert 'event=kernel_setting_not_written error="net/ipv4/ip_forward = 1: Read-only file system' in output
 
 
-def test_a_second_one_on_the_same_node_refuses_to_start(folder: pathlib.Path) -> None:
+def test_a_second_instance_on_the_same_node_refuses_to_start(folder: pathlib.Path) -> None:
     with Started(folder, *FLAGS) as program:
         program.wait_until_synced()
         reason, outcome = ipvsproxy(folder, *FLAGS, status=2).splitlines()[-2:]
@@ -180,7 +178,9 @@ def test_a_second_one_on_the_same_node_refuses_to_start(folder: pathlib.Path) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_who_is_asked_to_stop_says_so_first_and_leaves_the_kernel_as_it_is(folder: pathlib.Path, number: signal.Signals) -> None:
+def test_a_stop_signal_makes_healthz_fail_first_and_leaves_the_kernel_as_it_is(
+    folder: pathlib.Path, number: signal.Signals
+) -> None:
     with Started(folder, *FLAGS) as program:
         program.wait_until_synced()
         assert ask_health() == 200
@@ -199,14 +199,16 @@ def test_who_is_asked_to_stop_says_so_first_and_leaves_the_kernel_as_it_is(folde
 
 
 @pytest.mark.parametrize(("flag", "status"), [("--init-only", 1), ("--hostname-override=node-a", 0)])
-def test_who_is_asked_to_stop_while_modprobe_hangs_does_not_wait_for_it(folder: pathlib.Path, flag: str, status: int) -> None:
+def test_a_stop_signal_during_a_hanging_modprobe_does_not_wait_for_it(folder: pathlib.Path, flag: str, status: int) -> None:
     modprobe = folder / "modprobe"
     modprobe.write_text(f"#!/bin/sh\ntouch {folder}/asked\nexec sleep 60\n")
     modprobe.chmod(0o755)
-    # Where no module is to be seen, modprobe is asked for them.
+    # With an empty /sys/module, the program runs modprobe.
     unseen = ("sh", "-c", 'mount -t tmpfs none /sys/module && exec "$@"', "sh")
     by = ("env", f"PATH={folder}:{os.environ['PATH']}", "unshare", "--pid", "--mount", "--fork", "--kill-child=SIGTERM", *unseen)
-    with Started(folder, *FLAGS, flag, by=by) as program:  # as the first process of a container, whom no signal ends by default
+    with Started(
+        folder, *FLAGS, flag, by=by
+    ) as program:  # like the first process of a container, which no signal ends by default
         program.wait_until((folder / "asked").exists, "at modprobe", 60)
         (inner,) = run("pgrep", "--parent", str(program.process.pid)).split()
         began_s = time.monotonic()
@@ -217,10 +219,10 @@ def test_who_is_asked_to_stop_while_modprobe_hangs_does_not_wait_for_it(folder: 
 
 
 @pytest.mark.parametrize("how", [">&- 2>&-", "> >(true) 2>&1"])
-def test_a_log_that_nobody_can_read_is_no_reason_to_end(folder: pathlib.Path, how: str) -> None:
+def test_an_unreadable_log_does_not_end_the_program(folder: pathlib.Path, how: str) -> None:
     by = ("bash", "-c", f'exec "$@" {how}', "bash")
     with Started(folder, *FLAGS, by=by) as program:
-        # Virtual servers are in force before rules are: the log that says synced is the one that nobody reads.
+        # Wait for health: the log, which would have event=synced, is unreadable, and virtual servers are in force before rules.
         program.wait_until(lambda: ask_health() == 200, "healthy", 60)
         assert program.stop() == 0
     assert virtual_servers() != []
@@ -228,7 +230,7 @@ def test_a_log_that_nobody_can_read_is_no_reason_to_end(folder: pathlib.Path, ho
 
 @contextlib.contextmanager
 def echo_server() -> Iterator[None]:
-    """Answers one connection to 10.1.1.1:8080, each time with what was asked, until the block ends."""
+    """Echo on one connection to 10.1.1.1:8080 until the block ends."""
     program = (
         "import socket\n"
         "server = socket.create_server(('10.1.1.1', 8080))\n"
@@ -252,7 +254,7 @@ def ask(connection: socket.socket, text: bytes) -> bytes:
 
 
 def swap(folder: pathlib.Path, name: str, text: str) -> pathlib.Path:
-    """Put a file into a volume as the kubelet puts a ConfigMap there; returns its path."""
+    """Write a file to a volume as the kubelet writes a ConfigMap; returns its path."""
     (folder / name).mkdir(parents=True)
     (folder / name / "config.conf").write_text(text)
     (folder / "..data_tmp").symlink_to(name)
@@ -263,7 +265,7 @@ def swap(folder: pathlib.Path, name: str, text: str) -> pathlib.Path:
     return path
 
 
-def test_a_swapped_config_map_changes_the_scheduler_and_connections_go_on(folder: pathlib.Path) -> None:
+def test_a_swapped_config_map_changes_the_scheduler_and_connections_continue(folder: pathlib.Path) -> None:
     volume = folder / "volume"
     path = swap(volume, "..1", CONFIGURATION)
     with Started(folder, f"--config={path}") as program, echo_server():

@@ -1,7 +1,7 @@
-"""Scenarios in ``tests/scenarios``: the API's state, phase after phase, each told in several ways.
+"""Scenarios in ``tests/scenarios``: the API's state, phase by phase, each delivered in several ways.
 
-However it is told, after each phase the kernel holds what that state alone would have made of an empty one, and nothing is left
-to do. The way of doing it is that of ``testExpanders`` in projectcalico/calico.
+In each way, after each phase the kernel has the same objects as if that state alone had been programmed on an empty kernel, and
+nothing is pending. The method follows ``testExpanders`` in projectcalico/calico.
 """
 
 import itertools
@@ -29,10 +29,10 @@ NODE = {
 SETTINGS = view.Settings(cluster_networks=builders.networks("10.244.0.0/16", "fd00:244::/64"))
 
 State = Mapping[tuple[ObjectKind, ObjectKey], Put]
-"""Everything that the API holds at one moment, in the order in which it is told."""
+"""All objects of the API at one moment, in the order of delivery."""
 
 Story = tuple[Sequence[State], bool]
-"""States, one after the other, and whether the process begins anew with each."""
+"""States in their order, and whether the process restarts with each."""
 
 
 def read_states(path: pathlib.Path) -> list[State]:
@@ -47,7 +47,7 @@ def read_state(documents: Sequence[Mapping[str, Any]], where: str) -> State:
         event = decode.decode_document(document, where)
         assert isinstance(event, Put), event
         assert not (isinstance(event.object, Service) and event.object.skipped), f"{where}: {event.object.skipped}"
-        assert (event.kind, event.key) not in state, f"{where}: {event.key} is there twice"
+        assert (event.kind, event.key) not in state, f"{where}: {event.key} exists twice"
         state[event.kind, event.key] = event
     return state
 
@@ -65,7 +65,7 @@ def phases_reversed(states: Sequence[State]) -> Iterator[Story]:
 
 
 def with_empty_phases_between(states: Sequence[State]) -> Iterator[Story]:
-    # The Node stays: a node whose Node is gone keeps what it knew of it.
+    # The Node stays, because a node without its Node object keeps the last known one.
     pairs = [(state, {name: put for name, put in state.items() if put.kind is ObjectKind.NODE}) for state in states]
     yield list(itertools.chain.from_iterable(pairs)), False
 
@@ -80,7 +80,7 @@ def restarted_between_phases(states: Sequence[State]) -> Iterator[Story]:
 
 
 def transition(before: State, after: State) -> list[Event]:
-    """What a watch tells of a change: what changed, in the order of the new state, and what is gone last."""
+    """The events of a change: changed objects in the order of the new state, then deleted ones."""
     changed: list[Event] = [put for name, put in after.items() if before.get(name) != put]
     return [*changed, *(Gone(*name) for name in before if name not in after)]
 
@@ -99,8 +99,8 @@ def assert_in_force(node: MemoryNode, state: Collection[Put]) -> None:
     assert not reconciler.plan(loop().time()).operations
 
 
-async def tell(states: Sequence[State], kernel: fake_kernel.FakeKernel, *, restarted: bool) -> None:
-    """Tell a story to one process, or each state to a process of its own, and look after each state."""
+async def deliver(states: Sequence[State], kernel: fake_kernel.FakeKernel, *, restarted: bool) -> None:
+    """Deliver all states to one process, or each to a process of its own; check the kernel after each."""
     for part in [[state] for state in states] if restarted else [states]:
         node = MemoryNode(kernel, settings=SETTINGS)
         async with node.running():
@@ -120,16 +120,16 @@ async def tell(states: Sequence[State], kernel: fake_kernel.FakeKernel, *, resta
 )
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 @in_virtual_time
-async def test_however_it_is_told_each_state_is_in_force(
+async def test_each_state_is_in_force_in_every_way_of_delivery(
     path: pathlib.Path, expand: Callable[[Sequence[State]], Iterator[Story]]
 ) -> None:
     for states, restarted in expand(read_states(path)):
-        await tell(states, memory_node.new_kernel(), restarted=restarted)
+        await deliver(states, memory_node.new_kernel(), restarted=restarted)
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 @in_virtual_time
-async def test_all_phases_told_at_once_leave_the_last_one_in_force(path: pathlib.Path) -> None:
+async def test_all_phases_delivered_at_once_leave_the_last_one_in_force(path: pathlib.Path) -> None:
     states = read_states(path)
     node = MemoryNode(settings=SETTINGS)
     async with node.running():

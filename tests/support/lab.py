@@ -67,7 +67,7 @@ class Probe:
     timeout_s: float = 1.5
 
 
-class Seen(NamedTuple):
+class Result(NamedTuple):
     """What the attempts of one probe met with.
 
     ``outcome`` is ``ok``, ``refused``, ``timeout``, ``unreachable``, ``reset`` or ``error-`` and an errno; attempts that met
@@ -304,11 +304,11 @@ class Lab:
         """Stop answering at an address."""
         self.call("hush", namespace=namespace, protocol=protocol, address=address, port=port)
 
-    def probe(self, from_: str, protocol: str, to: str, port: int, **options: Any) -> Seen:
+    def probe(self, from_: str, protocol: str, to: str, port: int, **options: Any) -> Result:
         """Put one question; the options are those of :class:`Probe`."""
         return self.probe_all([Probe(from_, protocol, to, port, **options)])[0]
 
-    def probe_all(self, probes: Iterable[Probe]) -> list[Seen]:
+    def probe_all(self, probes: Iterable[Probe]) -> list[Result]:
         """Put several questions at the same time; the answers have the order of the questions."""
         results = self._gather(
             (
@@ -321,7 +321,7 @@ class Lab:
             )
             for probe in probes
         )
-        return [Seen(seen["outcome"], tuple(seen["backends"]), tuple(seen["sources"])) for seen in results]
+        return [Result(seen["outcome"], tuple(seen["backends"]), tuple(seen["sources"])) for seen in results]
 
     def open(self, from_: str, protocol: str, to: str, port: int, *, src: str | None = None) -> Connection:
         """Open a connection that stays open until it is closed.

@@ -46,18 +46,18 @@ def test_a_backend_names_itself_and_the_source_that_it_saw(
     lab: laboratory.Lab, from_: str, protocol: str, to: str, source: str
 ) -> None:
     port = dict(laboratory.POD_PORTS)[protocol]
-    assert lab.probe(from_, protocol, to, port, count=3) == laboratory.Seen("ok", (to,), (source,))
+    assert lab.probe(from_, protocol, to, port, count=3) == laboratory.Result("ok", (to,), (source,))
 
 
 def test_the_client_chooses_the_address_that_it_sends_from(lab: laboratory.Lab) -> None:
     seen = lab.probe("client", "TCP", "172.18.0.2", 22, src="172.18.1.51")
-    assert seen == laboratory.Seen("ok", ("0.0.0.0",), ("172.18.1.51",))
+    assert seen == laboratory.Result("ok", ("0.0.0.0",), ("172.18.1.51",))
 
 
 @pytest.mark.parametrize("protocol", ["TCP", "UDP"])
 @pytest.mark.parametrize("to", ["172.18.0.2", "fc00:f853:ccd::2"])
 def test_a_closed_port_refuses_however_often_it_is_asked(lab: laboratory.Lab, protocol: str, to: str) -> None:
-    assert lab.probe("client", protocol, to, 9999, count=20) == laboratory.Seen("refused", (), ())
+    assert lab.probe("client", protocol, to, 9999, count=20) == laboratory.Result("refused", (), ())
 
 
 def test_a_dropped_packet_is_a_timeout_and_a_prohibited_send_an_errno(lab: laboratory.Lab) -> None:
