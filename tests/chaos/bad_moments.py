@@ -1,4 +1,4 @@
-"""What the program must make of each bad moment; ``moments`` has what such a moment does to the node."""
+"""How the program must react to each bad moment; ``moments`` has its effect on the node."""
 
 import contextlib
 import functools
@@ -20,13 +20,13 @@ from tests.chaos.world import Question
 from tests.support import lab
 
 REACHED_WITHIN_S = 150.0
-"""Until all but rules is in force, with another start in it."""
+"""Until everything except rules is in force, including another start."""
 SILENCE_NOTICED_WITHIN_S = 60.0
-"""Until what changed behind a silent proxy is in force: six times the silence that the program bears here."""
+"""Until a change behind a silent proxy is in force: six times the silence that the program tolerates here."""
 RELOADED_WITHIN_S = 60.0
-"""Until a configuration is in force that could not be put in force before: it is tried again with growing pauses."""
+"""Until a configuration is in force that failed before: it is tried again with growing pauses."""
 SHOWN_WITHIN_S = 60.0
-"""Until ``/healthz`` says that a part of the kernel cannot be read."""
+"""Until ``/healthz`` reports a part of the kernel that cannot be read."""
 ANSWERED_WITHIN_S = 5.0
 ACKNOWLEDGED_S = 0.5
 """A client acknowledges an answer after 40 ms, by Linux's TCP_DELACK_MIN, or 200 ms at most."""
@@ -39,11 +39,11 @@ BUT_RULES = ("virtual_servers", "ipsets", "addresses")
 HEALTH = "http://127.0.0.1:10256/healthz"
 BLINKING = Question("client", "TCP", moments.ADDRESS, 30080)
 BLINKING_CLIENT = "172.18.1.51"
-"""An address that no other client has: IPVS would mix up two connections from one port."""
+"""An address that no other client has, because IPVS confuses two connections from one port."""
 
 
 class Life(Protocol):
-    """The history in which the moment comes. Most of this raises ``Violation``."""
+    """The history of the moment. Most methods raise ``Violation``."""
 
     clients: Clients
     cluster: cluster.Cluster
@@ -54,29 +54,29 @@ class Life(Protocol):
     native_rules: moments.NativeRules
 
     def note(self, what: str, /) -> None:
-        """Write it into the diary."""
+        """Write an event to the diary."""
 
     def change(self) -> None:
-        """Let something happen in the cluster."""
+        """Change the cluster."""
 
     def restart(self) -> None:
-        """Kill the program, and start it again; meanwhile something changes."""
+        """Kill the program, change the cluster, and start the program again."""
 
-    def wanted(self) -> kernel_state.State:
-        """What the kernel must hold now."""
+    def desired(self) -> kernel_state.State:
+        """The desired state of the kernel."""
 
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float, /) -> None:
-        """Wait for something that must come."""
+        """Wait until a condition holds, which it must."""
 
     def wait_until_quiet(self, within_s: float, /) -> None:
         """Wait until the kernel equals the model."""
 
     def violation(self, what: str, details: list[str], /) -> Exception:
-        """What must not be."""
+        """Make the exception for a violation."""
 
 
 def _restart_under_lock(life: Life) -> None:
-    """A fresh process meets with a lock that is held for longer than iptables waits. What was served stays."""
+    """A fresh process finds the lock held for longer than iptables waits. Served objects stay."""
     with moments.held_lock():
         life.restart()
         time.sleep(moments.HELD_S)
@@ -84,12 +84,15 @@ def _restart_under_lock(life: Life) -> None:
 
 
 def _live_beside_native_rule(life: Life) -> None:
-    """A table cannot be listed, on a running node and at a start: all but rules follows the changes, and it shows."""
+    """A table cannot be listed, on a running node and at a start.
+
+    Everything except rules follows changes, and ``/healthz`` reports it.
+    """
     with life.native_rules.added():
         for act in (life.change, life.restart):
             act()
-            wanted = life.wanted()
-            life.wait_until(functools.partial(_is_right_but_for_rules, wanted), "all but rules", REACHED_WITHIN_S)
+            desired = life.desired()
+            life.wait_until(functools.partial(_is_right_but_for_rules, desired), "all but rules", REACHED_WITHIN_S)
         life.wait_until(lambda: "unreadable" in _health(), "/healthz tells of the table", SHOWN_WITHIN_S)
     life.note("the native rule is gone")
 
@@ -97,8 +100,8 @@ def _live_beside_native_rule(life: Life) -> None:
 def _lose_address(life: Life) -> None:
     """An address of the node is away for a moment, with a connection open through a node port there.
 
-    Nothing is sent meanwhile: the packet would be routed elsewhere than where the connection was masqueraded, and for that the
-    kernel forgets it (``nf_nat_oif_changed``), whatever a program does.
+    The client sends nothing meanwhile: the packet would take another route than when the connection was masqueraded, for which
+    the kernel forgets the connection (``nf_nat_oif_changed``), whatever the proxy does.
     """
     with moments.second_address(), contextlib.ExitStack() as cleaning:
         life.wait_until_quiet(REACHED_WITHIN_S)
@@ -120,8 +123,8 @@ def _lose_address(life: Life) -> None:
         life.wait_until_quiet(REACHED_WITHIN_S)
 
 
-def _be_told_nothing(life: Life) -> None:
-    """A proxy on the way to the API server keeps its connections open, and forwards nothing of what changes."""
+def _hear_nothing(life: Life) -> None:
+    """A proxy before the API server keeps its connections open, and forwards no change."""
     assert isinstance(life.cluster, cluster.Server)
     life.cluster.bookmark()
     time.sleep(BOOKMARK_S)
@@ -131,7 +134,7 @@ def _be_told_nothing(life: Life) -> None:
 
 
 def _reload_without_room(life: Life) -> None:
-    """The file asks for another scheduler while the kernel has no room for a question; later it has."""
+    """The file names another scheduler while the kernel has no memory for a query; later it has."""
     logged = life.log.stat().st_size
     before = life.faults.injected()
     life.faults.order(Order(Kind.ENOBUFS, 1.0, once=False))
@@ -147,12 +150,12 @@ def _reload_without_room(life: Life) -> None:
     life.configuration.write(SCHEDULERS[0])
 
 
-def _is_right_but_for_rules(wanted: kernel_state.State) -> bool:
-    return not kernel_state.differences(wanted, kernel_state.held(BUT_RULES))
+def _is_right_but_for_rules(desired: kernel_state.State) -> bool:
+    return not kernel_state.differences(desired, kernel_state.observed(BUT_RULES))
 
 
 def _answer(connection: lab.Connection) -> str:
-    """Who answers, or why nobody does."""
+    """The answering endpoint, or the error."""
     try:
         return connection.ask(ANSWERED_WITHIN_S)
     except lab.LabError as error:
@@ -160,13 +163,13 @@ def _answer(connection: lab.Connection) -> str:
 
 
 def _is_served(question: Question) -> bool:
-    """Whether the kernel has this virtual server of IPv4; without a process, for it is asked all the while."""
-    wanted = [question.protocol, f"{int(ipaddress.ip_address(question.to)):08X}:{question.port:04X}"]
-    return any(line.split()[:2] == wanted for line in Path("/proc/net/ip_vs").read_text().splitlines())
+    """Whether the kernel has this IPv4 virtual server; starts no process, because it is called often."""
+    address = [question.protocol, f"{int(ipaddress.ip_address(question.to)):08X}:{question.port:04X}"]
+    return any(line.split()[:2] == address for line in Path("/proc/net/ip_vs").read_text().splitlines())
 
 
 def _health() -> str:
-    """The body of ``/healthz``, whatever its status; empty while nobody answers."""
+    """The body of ``/healthz``, whatever its status; empty without an answer."""
     try:
         with urllib.request.urlopen(HEALTH, timeout=5) as answer:
             return str(answer.read())
@@ -180,6 +183,6 @@ ACTS: Mapping[Moment, Callable[[Life], None]] = {
     Moment.LOCKED_RESTART: _restart_under_lock,
     Moment.NATIVE_RULE: _live_beside_native_rule,
     Moment.BLINKING_ADDRESS: _lose_address,
-    Moment.SILENT_PROXY: _be_told_nothing,
+    Moment.SILENT_PROXY: _hear_nothing,
     Moment.FULL_RELOAD: _reload_without_room,
 }

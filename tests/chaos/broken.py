@@ -1,6 +1,6 @@
-"""Programs without one of their mends: by them it is shown that the suite finds what it looks for.
+"""Programs without one of their fixes, to prove that the suite finds the fault.
 
-Each function takes its mend away in the process that calls it.
+Each function removes its fix in the calling process.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from tests.chaos.moments import Moment
 
 
 def _give_up_families() -> None:
-    """Every failure of a trial writing says that a family cannot be had."""
-    from ipvsproxy.kernel import iptables, rules_driver  # noqa: PLC0415 - in the process that is to run it alone
+    """Treat every failed trial write as a missing family."""
+    from ipvsproxy.kernel import iptables, rules_driver  # noqa: PLC0415 - only in the process that runs it
 
     usual = rules_driver.RulesDriver.try_writing
 
@@ -25,7 +25,7 @@ def _give_up_families() -> None:
 
 
 def _wait_for_all_parts() -> None:
-    """Nothing is programmed before all of the kernel could be read."""
+    """Program nothing before the whole kernel could be read."""
     from ipvsproxy.daemon.loop import reader  # noqa: PLC0415 - as above
 
     usual = reader.KernelReader.observe
@@ -39,21 +39,21 @@ def _wait_for_all_parts() -> None:
 
 
 def _grant_no_grace() -> None:
-    """Node ports go with their address at once."""
+    """Remove node ports with their address at once."""
     from ipvsproxy.translate import lingering  # noqa: PLC0415 - as above
 
     lingering.GRACE_S = 0.0
 
 
 def _bear_silence() -> None:
-    """Silence is no sign of trouble."""
+    """Tolerate silence for ever."""
     from ipvsproxy.daemon.sources import reflector  # noqa: PLC0415 - as above
 
     reflector.LONGEST_SILENCE_S = math.inf
 
 
 def _end_with_reload() -> None:
-    """A reload that fails ends the process, as a start does."""
+    """End the process after a failed reload, as after a failed start."""
     from ipvsproxy.daemon import app  # noqa: PLC0415 - as above
     from ipvsproxy.daemon.process import reload  # noqa: PLC0415 - as above
     from ipvsproxy.daemon.sources import source  # noqa: PLC0415 - as above

@@ -1,4 +1,4 @@
-"""Clients that never stop: requests again and again, and connections that stay open."""
+"""Clients that never stop: they repeat requests, and keep connections open."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ INTERVAL_S = 0.2
 
 
 class Clients:
-    """Asks and counts. ``report`` of what must not be is a list of sentences."""
+    """Sends requests and counts. Faults are reported as sentences."""
 
     def __init__(self, node: lab.Lab, figures: Figures) -> None:
         self._node = node
@@ -20,9 +20,9 @@ class Clients:
 
     @contextlib.contextmanager
     def asking(self, began_s: float) -> Iterator[list[str]]:
-        """Ask all questions for as long as the block runs; then the list holds a sentence for each that went unanswered.
+        """Send all requests for as long as the block runs; then the list has a sentence for each unanswered one.
 
-        Times in it are counted from ``began_s``.
+        Its times count from ``began_s``.
         """
         report: list[str] = []
         with contextlib.ExitStack() as loads:
@@ -40,22 +40,22 @@ class Clients:
                 report.append(f"{question}: {dict(load.outcomes)}: {when}")
 
     def ask_once(self) -> None:
-        """Ask once while anything may be lost."""
-        seen = self._node.probe_all(lab.Probe(*_target(question), timeout_s=0.5) for question in QUESTIONS)
-        self._figures.lost_to_drift += sum(one.outcome != "ok" for one in seen)
+        """Send each request once, at a time when requests may be lost."""
+        results = self._node.probe_all(lab.Probe(*_target(question), timeout_s=0.5) for question in QUESTIONS)
+        self._figures.lost_to_drift += sum(one.outcome != "ok" for one in results)
 
     def open_one(self, question: Question, source: str) -> lab.Connection:
-        """Open one connection more, from this address."""
+        """Open one more connection, from this address."""
         return self._node.open(*_target(question), src=source)
 
     def open(self) -> None:
-        """Open the connections that are not open."""
+        """Open all connections that are not open."""
         for question in HELD:
             if question not in self._held:
                 self._held[question] = self._node.open(*_target(question))
 
     def ask_through_open(self) -> list[str]:
-        """Ask through each connection; those that are broken are named, and closed."""
+        """Send a request through each open connection; closes broken ones, and returns their names."""
         report = []
         for question, connection in list(self._held.items()):
             self._figures.asked += 1

@@ -1,4 +1,4 @@
-"""Where the program learns of the cluster: a directory of manifests, or an API server in this process."""
+"""The program's source of objects: a directory of manifests, or an API server in this process."""
 
 import asyncio
 import collections
@@ -18,18 +18,18 @@ from tests.support import api_server, api_store
 T = TypeVar("T")
 
 WITHIN_S = 60.0
-"""Until the server's thread has done what it was asked to, which may be to wait for the program."""
+"""Until the server's thread has finished a call, which may wait for the program."""
 BACKUPS = 4
-"""How many times objects were applied between a backup and the present."""
+"""How many changes a restored backup lacks."""
 REFUSALS = 2
-"""Requests in a row that are refused."""
+"""How many successive requests are refused."""
 GARBAGE_LINE = b"{]\n"
 
 RESOURCES = {"Service": api_store.SERVICES, "EndpointSlice": api_store.ENDPOINT_SLICES, "Node": api_store.NODES}
 
 
 class Trouble(enum.Enum):
-    """What goes wrong between the cluster and the program. All but the last kind are an API server's."""
+    """Kinds of trouble between the cluster and the program. All but the last concern an API server."""
 
     CUT = "watch cut"
     CUT_IN_LINE = "watch cut in a line"
@@ -44,18 +44,18 @@ class Trouble(enum.Enum):
 
 
 class Cluster(Protocol):
-    """What tells the program of objects. ``flag`` leads the program there."""
+    """A source of objects. ``flag`` names it to the program."""
 
     flag: str
 
     def apply(self, put: Iterable[Object], gone: Iterable[Key]) -> None:
-        """Objects appear, change and go, in this order."""
+        """Add or change objects, then delete others."""
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Something of this kind, which must be one that can happen here, goes wrong on the way to the program."""
+        """Cause trouble of this kind, which must be possible for this source."""
 
     def close(self) -> None:
-        """The end."""
+        """Stop."""
 
 
 class Directory:
@@ -77,7 +77,7 @@ class Directory:
             self._file(key).unlink()
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """A file that is no manifest."""
+        """Write a file that is not a manifest."""
         assert kind is Trouble.GARBAGE_FILE
         (self._path / "garbage.yaml").write_bytes(dice.randbytes(200))
 
@@ -117,7 +117,7 @@ class Server:
         self._call(tell)
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Watches end in various ways, or requests are refused, or the server is an older one."""
+        """End watches in various ways, refuse requests, or return to an older state."""
         resource = dice.choice([api_store.SERVICES, api_store.ENDPOINT_SLICES])
         server = self._server
         match kind:
@@ -143,7 +143,7 @@ class Server:
                 raise ValueError(kind)
 
     async def _restore(self) -> None:
-        """Be restored from a backup; once that has been seen, what was there before it comes again."""
+        """Restore a backup; once the program has observed that, bring back the later objects."""
         server = self._server
         lost = {resource: {_name(item): item for item in server.store.objects(resource)} for resource in RESOURCES.values()}
         server.restore(self._backups[0])
@@ -159,7 +159,7 @@ class Server:
                 server.delete(resource, name)
 
     def cut_and_forget(self, resource: api_store.Resource) -> None:
-        """The watch is cut, and history ends now, so that a watch may not always go on where it was."""
+        """Cut the watch and forget the history, so that the watch cannot always resume."""
 
         def cut() -> None:
             self._server.cut_watches(resource)
@@ -172,11 +172,11 @@ class Server:
         self._server.cut_watches(resource)
 
     def bookmark(self) -> None:
-        """Send a bookmark into each watch."""
+        """Send a bookmark to each watch."""
         self._call(self._server.bookmark)
 
     def hush(self) -> int:
-        """The proxy forwards nothing more through the connections of this moment; returns their number."""
+        """Stop forwarding through the proxy's present connections; returns their number."""
 
         async def hush() -> int:
             return self._proxy.hush()
@@ -206,5 +206,5 @@ def _name(item: Object) -> str:
 
 
 def _content(item: Object) -> Object:
-    """Without what the server writes itself."""
+    """The object without the fields that the server sets."""
     return item | {"metadata": {name: value for name, value in item["metadata"].items() if name in ("name", "labels")}}

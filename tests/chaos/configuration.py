@@ -4,23 +4,23 @@ import json
 from pathlib import Path
 
 SCHEDULERS = ("rr", "lc")
-"""The usual one, and the one that a reload asks for."""
+"""The usual scheduler, and that of the reload."""
 _KUBECONFIG = "--kubeconfig="
 
 
 class Configuration:
-    """``flags`` lead to the file and to the cluster. ``scheduler`` is what the file says."""
+    """``flags`` name the file and the cluster. ``scheduler`` is the one in the file."""
 
     def __init__(self, directory: Path, cluster_flag: str) -> None:
         self._path = directory / "config.json"
-        # A kubeconfig counts in the file alone; manifests and the node's name count beside it as well.
+        # A kubeconfig counts only in the file; manifests and the node's name also count beside it.
         self._kubeconfig = cluster_flag.removeprefix(_KUBECONFIG) if cluster_flag.startswith(_KUBECONFIG) else ""
         beside = () if self._kubeconfig else (cluster_flag,)
         self.flags = (f"--config={self._path}", "--hostname-override=node-a", *beside)
         self.write(SCHEDULERS[0])
 
     def write(self, scheduler: str) -> None:
-        """Replace the file, as a whole."""
+        """Replace the file by one rename."""
         self.scheduler = scheduler
         document = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",

@@ -1,6 +1,6 @@
-"""What people and other programs do to a node's kernel behind our back, with their own tools.
+"""Drift: changes of a node's kernel by people and other programs, with their own tools.
 
-Each drift takes the state as it is and chance, and says what it did.
+Each function gets the present state and a source of random numbers, and returns a description.
 """
 
 import random
@@ -38,32 +38,32 @@ def _pick_real_server(state: State, dice: random.Random) -> tuple[str, ...]:
 
 
 def clear_ipvs(_state: State, _dice: random.Random) -> str:
-    """The foreign ones are put back by their owner."""
-    said = _run("ipvsadm", "-C")
+    """Clear the whole table; the owner of the foreign virtual servers adds them again."""
+    done = _run("ipvsadm", "-C")
     foreign.add(virtual_servers_only=True)
-    return said
+    return done
 
 
 def remove_virtual_server(state: State, dice: random.Random) -> str:
-    """One is deleted."""
+    """Delete a virtual server."""
     return _run("ipvsadm", "-D", *_pick_server(state, dice))
 
 
 def remove_real_server(state: State, dice: random.Random) -> str:
-    """One is deleted."""
+    """Delete a real server."""
     return _run("ipvsadm", "-d", *_pick_real_server(state, dice))
 
 
 def change_weight(state: State, dice: random.Random) -> str:
-    """One gets another weight."""
+    """Give a real server another weight."""
     return _run("ipvsadm", "-e", *_pick_real_server(state, dice), "-m", "-w", dice.choice(["0", "5"]))
 
 
 def change_method(state: State, dice: random.Random) -> str:
-    """One is forwarded to by another method, or one too many is.
+    """Change the forwarding method of a real server, or add a surplus one.
 
-    With these methods ipvsadm takes the virtual server's port for the real server's, whatever it is told: where they differ, it
-    does not find that one to edit, but adds another one.
+    With these methods ipvsadm uses the virtual server's port for the real server, whatever its argument. If the ports differ, it
+    does not edit that real server, but adds another one.
     """
     option, virtual_server, _, real_server = _pick_real_server(state, dice)
     is_same_port = virtual_server.rpartition(":")[2] == real_server.rpartition(":")[2]
@@ -71,12 +71,12 @@ def change_method(state: State, dice: random.Random) -> str:
 
 
 def change_scheduler(state: State, dice: random.Random) -> str:
-    """One gets another scheduler."""
+    """Give a virtual server another scheduler."""
     return _run("ipvsadm", "-E", *_pick_server(state, dice), "-s", "wlc")
 
 
 def add_virtual_server_on_ours(_state: State, _dice: random.Random) -> str:
-    """On an address of ours, so that it counts as ours."""
+    """Add a virtual server on an address of ours, so that it counts as ours."""
     return _run("ipvsadm", "-A", "-t", "10.96.0.10:4444", "-s", "rr")
 
 
@@ -86,36 +86,36 @@ def _pick_set(state: State, dice: random.Random) -> tuple[str, list[str]]:
 
 
 def flush_set(state: State, dice: random.Random) -> str:
-    """One is emptied."""
+    """Flush a set."""
     return _run("ipset", "flush", _pick_set(state, dice)[0])
 
 
 def flush_all_sets(_state: State, _dice: random.Random) -> str:
-    """All of ours are emptied."""
+    """Flush all of our sets."""
     names = [line for line in subprocess.check_output(["ipset", "list", "-n"], text=True).split() if line.startswith("KUBE-")]
     _run("ipset", "restore", stdin="".join(f"flush {name}\n" for name in names))
     return "ipset flush of each KUBE set"
 
 
 def remove_entry(state: State, dice: random.Random) -> str:
-    """One entry is gone."""
+    """Remove a set entry."""
     name, members = _pick_set(state, dice)
     return _run("ipset", "del", name, dice.choice(members))
 
 
 def add_entry(_state: State, dice: random.Random) -> str:
-    """One entry too many."""
+    """Add a surplus set entry."""
     return _run("ipset", "add", "KUBE-CLUSTER-IP", f"10.96.9.{dice.randrange(200)},tcp:80")
 
 
 def destroy_sets(_state: State, _dice: random.Random) -> str:
-    """Rules and sets are gone."""
+    """Destroy our sets, and rules with them."""
     for program in ("iptables", "ip6tables"):
         for table in ("nat", "filter"):
             _run(program, "-t", table, "-F")
             _run(program, "-t", table, "-X", check=False)
     names = [line for line in subprocess.check_output(["ipset", "list", "-n"], text=True).split() if line.startswith("KUBE-")]
-    # The program may be quicker, and its rules hold on to a set then.
+    # The program may be faster: then its rules use a set again.
     _run("ipset", "restore", stdin="".join(f"destroy {name}\n" for name in names), check=False)
     _put_foreign_rules_back()
     return "iptables -F, -X; ipset destroy of each KUBE set"
@@ -131,19 +131,19 @@ def _pick_chain(state: State, dice: random.Random) -> list[str]:
 
 
 def flush_chain(state: State, dice: random.Random) -> str:
-    """The rules of one chain are gone."""
+    """Flush a chain."""
     label, table, chain = _pick_chain(state, dice)
     return _run(_program(label), "-t", table, "-F", chain)
 
 
 def remove_rule(state: State, dice: random.Random) -> str:
-    """One rule of a chain is gone."""
+    """Remove a rule of a chain."""
     label, table, chain = _pick_chain(state, dice)
     return _run(_program(label), "-t", table, "-D", chain, "1")
 
 
 def add_rule(_state: State, _dice: random.Random) -> str:
-    """A rule too many in a chain of ours."""
+    """Add a surplus rule to a chain of ours."""
     return _run("iptables", "-t", "nat", "-I", "KUBE-SERVICES", "-d", "192.0.2.99", "-j", "RETURN")
 
 
@@ -153,14 +153,14 @@ def _pick_jump(state: State, dice: random.Random) -> tuple[str, str, str]:
 
 
 def remove_jump(state: State, dice: random.Random) -> str:
-    """A jump to our chains is gone."""
+    """Remove a jump to our chains."""
     label, table, rule = _pick_jump(state, dice)
     _run(f"{_program(label)}-restore", "--noflush", stdin=f"*{table}\n{rule.replace('-A', '-D', 1)}\nCOMMIT\n")
     return f"{_program(label)} -t {table} {rule.replace('-A', '-D', 1)}"
 
 
 def move_jump(_state: State, _dice: random.Random) -> str:
-    """A jump is moved below somebody else's rule."""
+    """Move a jump behind a foreign rule."""
     text = subprocess.check_output(["iptables-save", "-t", "nat"], text=True)
     rule = next((line for line in text.splitlines() if line.startswith("-A OUTPUT ") and "KUBE-" in line), "")
     _run("iptables-restore", "--noflush", stdin=f"*nat\n{rule.replace('-A', '-D', 1)}\n{rule}\nCOMMIT\n")
@@ -168,7 +168,7 @@ def move_jump(_state: State, _dice: random.Random) -> str:
 
 
 def is_jump_in_place() -> bool:
-    """Whether our jump stands before the foreign one in nat/OUTPUT."""
+    """Whether our jump precedes the foreign one in nat/OUTPUT."""
     text = subprocess.check_output(["iptables-save", "-t", "nat"], text=True)
     rules = [line for line in text.splitlines() if line.startswith("-A OUTPUT ")]
     ours = [place for place, line in enumerate(rules) if "KUBE-" in line]
@@ -177,7 +177,7 @@ def is_jump_in_place() -> bool:
 
 
 def reload_firewall(_state: State, _dice: random.Random) -> str:
-    """All tables are flushed and written anew with what somebody else knows of."""
+    """Flush all tables, and write the foreign rules only."""
     for program in ("iptables", "ip6tables"):
         for table in ("nat", "filter"):
             _run(f"{program}-restore", stdin=f"*{table}\nCOMMIT\n")
@@ -186,23 +186,23 @@ def reload_firewall(_state: State, _dice: random.Random) -> str:
 
 
 def remove_address(state: State, dice: random.Random) -> str:
-    """A service address is gone."""
+    """Remove a Service address."""
     address = dice.choice(sorted(row for row in state["addresses"] if row != "(device)"))
     return _run("ip", "address", "del", address, "dev", "kube-ipvs0")
 
 
 def add_address(_state: State, dice: random.Random) -> str:
-    """An address too many on our device."""
+    """Add a surplus address to our device."""
     return _run("ip", "address", "add", f"10.96.9.{dice.randrange(1, 200)}/32", "dev", "kube-ipvs0")
 
 
 def remove_device(_state: State, _dice: random.Random) -> str:
-    """Our device is gone."""
+    """Remove our device."""
     return _run("ip", "link", "del", "kube-ipvs0")
 
 
 def change_sysctl(_state: State, dice: random.Random) -> str:
-    """A kernel setting is changed."""
+    """Change a kernel setting."""
     path = dice.choice(["net/ipv4/vs/conntrack", "net/ipv4/vs/expire_nodest_conn", "net/ipv4/vs/expire_quiescent_template"])
     with open(f"/proc/sys/{path}", "r+") as file:  # noqa: PTH123 - one open for both
         value = "1" if file.read().strip() == "0" else "0"
@@ -256,8 +256,8 @@ SPOILED: Mapping[Drift, tuple[str, ...]] = {
     **dict.fromkeys((remove_address, add_address, remove_device), ("addresses",)),
     change_sysctl: ("sysctls",),
 }
-"""In which sections of the state each drift shows."""
+"""The sections of the state that each drift affects."""
 
 
 def _program(label: str) -> str:
-    return re.sub("v4|v6", lambda found: {"v4": "iptables", "v6": "ip6tables"}[found[0]], label)
+    return re.sub("v4|v6", lambda match: {"v4": "iptables", "v6": "ip6tables"}[match[0]], label)

@@ -1,6 +1,6 @@
-"""Faults at the program's netlink sockets: what is to fail is written into a file that the program's sockets read.
+"""Faults at the program's netlink sockets: a test writes an order to a file, which the program's sockets read.
 
-The program's side is ``faulty_socket``.
+``faulty_socket`` is the program's side.
 """
 
 import contextlib
@@ -11,26 +11,26 @@ from typing import NamedTuple
 
 
 class Kind(enum.Enum):
-    """What fails. The first five are answered in place of the kernel, which never sees the message."""
+    """Kinds of faults. The first five are answered instead of the kernel, which does not get the message."""
 
     ENOBUFS = "ENOBUFS"
     EBUSY = "EBUSY"
     ENOMEM = "ENOMEM"
     EEXIST = "EEXIST"
-    """Only changes are answered so, and by the next: as an answer to a question they would be lies."""
+    """These two answer only changes, because they would be false answers to a query."""
     ENOENT = "ENOENT"
     UNSENT = "unsent"
-    """The system call that sends fails."""
+    """The sending system call fails."""
     LOST = "lost"
-    """The kernel does what it is asked to; its answer overruns the buffer."""
+    """The kernel carries out the request; its answer overruns the buffer."""
     CUT = "cut"
-    """An answer does not fit the buffer, ends in the middle, or its end never comes."""
+    """An answer does not fit the buffer, is cut, or has no end."""
     INTERRUPTED = "interrupted"
-    """A listing says that it changed while it was listed."""
+    """A listing reports that it changed meanwhile."""
 
 
 class Order(NamedTuple):
-    """What is to fail: the next message of those that it can happen to, or each one with this probability."""
+    """A requested fault: of the next suitable message, or of each one with this probability."""
 
     kind: Kind
     share: float
@@ -38,31 +38,31 @@ class Order(NamedTuple):
 
 
 class Faults:
-    """Both sides of the file. ``order`` and ``end`` are for who wants faults, ``wanted`` and ``done`` for the sockets."""
+    """Both sides of the file. Tests call ``order`` and ``end``, sockets ``ordered`` and ``done``."""
 
     def __init__(self, directory: Path) -> None:
         self._wanted = directory / "faults"
         self._done = directory / "injected"
 
     def order(self, order: Order) -> None:
-        """From now on."""
+        """Inject this fault from now on."""
         draft = self._wanted.with_suffix(".draft")
         draft.write_text(f"{order.kind.value} {order.share} {int(order.once)}")
         draft.rename(self._wanted)
 
     def end(self) -> None:
-        """No more faults."""
+        """Stop injecting faults."""
         self._wanted.unlink(missing_ok=True)
 
-    def wanted(self) -> Order | None:
-        """What is to fail now."""
+    def ordered(self) -> Order | None:
+        """The present order."""
         with contextlib.suppress(FileNotFoundError):
             kind, share, once = self._wanted.read_text().split()
             return Order(Kind(kind), float(share), once == "1")
         return None
 
     def done(self, order: Order) -> None:
-        """One message has failed."""
+        """Count one failed message."""
         with self._done.open("a") as file:
             file.write(f"{order.kind.value}\n")
         if order.once:

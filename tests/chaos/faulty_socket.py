@@ -1,4 +1,4 @@
-"""Netlink sockets that fail as ``faults`` has it, between the program and the kernel."""
+"""Netlink sockets between the program and the kernel that fail as ``faults`` orders."""
 
 import errno
 import random
@@ -17,12 +17,12 @@ _ALSO_LISTINGS = frozenset({Kind.ENOBUFS, Kind.EBUSY, Kind.ENOMEM})
 
 
 def install(faults: Faults) -> None:
-    """Have all channels that are made from now on fail as ordered."""
+    """Make all later channels fail as ordered."""
     dice = random.Random()
     usual = netlink.Channel
 
     class FaultyChannel(usual):  # type: ignore[misc, valid-type]  # it is a class, whatever it is by then
-        """A channel whose sockets know whether they are used for a change."""
+        """A channel whose sockets know whether they send a change."""
 
         def __init__(
             self,
@@ -45,7 +45,7 @@ def install(faults: Faults) -> None:
 
 
 class FaultySocket:
-    """One socket. ``changes`` tells whether what is sent now is to change something, and is no question."""
+    """One socket. ``changes``: whether the present message is a change, not a query."""
 
     def __init__(self, real: netlink.Socket, faults: Faults, dice: random.Random, changes: Callable[[], bool]) -> None:
         self._real = real
@@ -58,9 +58,9 @@ class FaultySocket:
         self._is_silent = False
 
     def send(self, data: bytes, /) -> int:
-        """Hand on what does not fail at once."""
+        """Send the messages that do not fail at once."""
         self._before, self._behind, self._trouble, self._is_silent = [], [], None, False
-        order = self._faults.wanted()
+        order = self._faults.ordered()
         if order is None:
             return self._real.send(data)
         if order.kind is Kind.UNSENT:
@@ -74,22 +74,22 @@ class FaultySocket:
         return self._real.send(data) if data else 0
 
     def _refuse(self, data: bytes, order: Order) -> bytes:
-        """Answer some messages ourselves; returns the others."""
+        """Answer some messages instead of the kernel; returns the others."""
         number = -int(getattr(errno, order.kind.value))
         messages = list(_split(data))
         kept = []
         for place, message in enumerate(messages):
-            if self._faults.wanted() is None or not self._hits(order):
+            if self._faults.ordered() is None or not self._hits(order):
                 kept.append(message)
                 continue
             sequence = _HEADER.unpack_from(message)[3]
             answer = _HEADER.pack(36, _ERROR, 0, sequence, 0) + struct.pack("=i", number) + message[: _HEADER.size]
-            # The last one's answer says that all were handled, so it comes behind those of the kernel.
+            # The answer to the last message ends the batch, so it comes after the kernel's answers.
             (self._behind if place == len(messages) - 1 else self._before).append(answer)
         return b"".join(kept)
 
     def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
-        """Take an answer: one of ours, or one of the kernel as it arrives."""
+        """Receive an answer: an injected one, or the kernel's."""
         if self._before:
             return _fill(buffer, self._before.pop(0))
         try:
@@ -152,7 +152,7 @@ def _fill(buffer: bytearray, data: bytes) -> int:
 
 
 def _last(buffer: bytearray, size: int) -> int:
-    """Where the last message of a datagram begins."""
+    """The offset of the last message of a datagram."""
     *_, last = _split(bytes(buffer[:size]))
     return size - len(last)
 

@@ -1,4 +1,4 @@
-"""What was done to the program and what its clients met with, counted over all histories."""
+"""Counts of all histories: changes, faults and drift, and the results of clients."""
 
 import dataclasses
 import statistics
@@ -13,12 +13,12 @@ Heals = list[tuple[float, str]]
 
 @dataclasses.dataclass(slots=True)
 class Figures:
-    """All counts. ``heals_s`` are the times from each drift until the kernel was right again, by kind of drift.
+    """All counts. ``heals_s`` are the times from each drift until its repair, by kind of drift.
 
-    Those where the program was patient, because the same had been undone before, are in ``patient_heals_s``; ``looks_s`` is how
-    long each of the looks took that told. ``lost`` are requests without an answer while nothing but the API, the program's life
-    and its sockets changed; those that drift cost are ``lost_to_drift``. ``broken`` and ``broken_by_drift`` are the same for
-    connections that were open. ``used`` is what each process used, by its number.
+    Repairs that the program delayed because the same drift had returned are in ``patient_heals_s``; ``readings_s`` has the
+    duration of each reading of the kernel. ``lost`` counts unanswered requests while only the API, the program and its sockets
+    changed, ``lost_to_drift`` those during drift. ``broken`` and ``broken_by_drift`` are the same for open connections. ``used``
+    has the resources of each process, by its number.
     """
 
     histories: int = 0
@@ -39,12 +39,12 @@ class Figures:
     broken_by_drift: int = 0
     heals_s: Heals = dataclasses.field(default_factory=list)
     patient_heals_s: Heals = dataclasses.field(default_factory=list)
-    looks_s: list[float] = dataclasses.field(default_factory=list)
+    readings_s: list[float] = dataclasses.field(default_factory=list)
     used: defaultdict[int, list[Usage]] = dataclasses.field(default_factory=lambda: defaultdict(list))
     violations: list[str] = dataclasses.field(default_factory=list)
 
     def report(self) -> dict[str, Any]:
-        """All of it by name, as JSON can hold it; times in seconds."""
+        """All counts by name, as values for JSON; times in seconds."""
         drifts = Counter(kind for _, kind in (*self.heals_s, *self.patient_heals_s))
         return {
             "histories": self.histories,
@@ -57,7 +57,7 @@ class Figures:
             "drifts": _counted(drifts),
             "drift healed after": _times([seconds for seconds, _ in self.heals_s]),
             "  with patience, as it returned": _times([seconds for seconds, _ in self.patient_heals_s]),
-            "  one look takes": _times(self.looks_s),
+            "  one reading takes": _times(self.readings_s),
             "quiet points compared": self.quiet_points,
             "  verify had nothing to say": self.verified,
             "probes sent": self.probes,
@@ -73,7 +73,7 @@ class Figures:
         }
 
     def lines(self) -> list[str]:
-        """The report for people."""
+        """The report as text."""
         lines = []
         for name, value in self.report().items():
             if isinstance(value, dict) and any(isinstance(one, dict) for one in value.values()):
@@ -100,12 +100,12 @@ def _by_kind(heals_s: Heals) -> dict[str, list[float]]:
 def _times(times_s: Sequence[float]) -> dict[str, float]:
     if not times_s:
         return {"times": 0}
-    found = {"median": statistics.median(times_s), "95 %": percentile(times_s, 95), "longest": max(times_s)}
-    return {"times": len(times_s)} | {name: round(seconds, 2) for name, seconds in found.items()}
+    summary = {"median": statistics.median(times_s), "95 %": percentile(times_s, 95), "longest": max(times_s)}
+    return {"times": len(times_s)} | {name: round(seconds, 2) for name, seconds in summary.items()}
 
 
 def percentile(values: Iterable[float], percent: int) -> float:
-    """The least of the values that so many percent of them do not exceed."""
+    """The least value that this percentage of the values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 

@@ -1,4 +1,4 @@
-"""Kernel objects of somebody else on the same node: keepalived's virtual servers, docker's rules and sets."""
+"""Foreign kernel objects on the same node: keepalived's virtual servers, docker's rules and sets."""
 
 import re
 import subprocess
@@ -42,7 +42,7 @@ _LINKS = f"link add {DEVICE} type dummy\naddress add 192.0.2.200/32 dev {DEVICE}
 
 
 def add(*, virtual_servers_only: bool = False) -> None:
-    """Make them; the virtual servers alone when somebody cleared the whole table."""
+    """Add them, or the virtual servers only, after the whole table was cleared."""
     _run("ipvsadm", "--restore", stdin=_IPVS)
     if virtual_servers_only:
         return
@@ -52,12 +52,12 @@ def add(*, virtual_servers_only: bool = False) -> None:
 
 
 def remove() -> None:
-    """Remove what no clearing of the tables takes away."""
+    """Remove the objects that clearing the tables leaves."""
     _run("ip", "link", "delete", DEVICE)
 
 
 def read() -> tuple[str, ...]:
-    """All of them but the virtual servers, as text that may be compared."""
+    """All except the virtual servers, as text to compare."""
     rules = [line for line in _run("iptables-save").splitlines() if re.search(rf"\b{CHAIN}\b", line)]
     sets = _run("ipset", "save", SET).splitlines()
     addresses = [

@@ -1,6 +1,6 @@
-"""One history: the program lives through chance, and after each step the kernel must equal the model.
+"""One history: random steps, after each of which the kernel must equal the model.
 
-All that happens follows from the seed; when it happens, and in which state a kill meets the program, is up to the machine.
+The seed determines the steps; their times, and the state of the program at a kill, depend on the machine.
 """
 
 import concurrent.futures
@@ -21,28 +21,28 @@ from tests.chaos.world import World
 from tests.support import golden_state, lab, program
 
 QUIET_WITHIN_S = 150.0
-"""Until everything is in force: on a slow kernel, with another start of the program in it."""
+"""Until everything is in force, on a slow kernel, including another start of the program."""
 HEALED_WITHIN_S = 60.0
-"""Until drift is healed: five seconds on a node; here all readings, also ours, take a hundred times as long."""
+"""Until drift is repaired: five seconds on a node; here each reading, also the suite's, takes a hundred times as long."""
 SETTLE_S = 0.5
-"""What is looked at once it is in force need not be looked at twice, and looks are slow here."""
+"""Wait before the first reading, so that it need not be repeated: readings are slow here."""
 POLL_S = 0.2
-"""Between two looks at what was spoiled."""
+"""Between two readings of a spoiled section."""
 INJECTED_WITHIN_S = 10.0
-"""What a fault can happen to comes with the changes, or with the next look at the kernel."""
+"""Until a suitable message: it comes with a change, or with the next poll."""
 PATIENT = b"drift_returns"
-"""What the log says when drift is not healed at once."""
+"""The log event if drift is not repaired at once."""
 SYNCED = b"event=synced"
 LIVES = itertools.count()
-"""Numbers for processes."""
+"""Numbers of processes."""
 
 
 class Violation(Exception):  # noqa: N818 - not an error of the suite
-    """What must not be; the message is the report."""
+    """The program broke a rule; the message is the report."""
 
 
 class History:
-    """One history; ``diary`` is what has happened so far, with the seconds since its beginning."""
+    """One history; ``diary`` has the events so far, with the seconds since its beginning."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class History:
         quick: bool = False,
         without: Moment | None = None,
     ) -> None:
-        """``quick``: ``verify`` is asked at the end only. The program lives ``without`` the mend of this moment."""
+        """``quick``: run ``verify`` only at the end. The program runs ``without`` the fix of this moment."""
         self.diary: list[str] = []
         self._steps = list(drawn.steps)
         self._drifts = iter(drawn.drifts)
@@ -78,10 +78,10 @@ class History:
         self._began_s = time.monotonic()
 
     def run(self) -> None:
-        """Live through it.
+        """Run all steps.
 
         Raises:
-            Violation: something is as it must not be.
+            Violation: the program broke a rule.
         """
         with contextlib.ExitStack() as cleaning:
             golden_state.clear_state()
@@ -107,7 +107,7 @@ class History:
             self._check_kernel("after the end")
 
     def _live_calmly(self) -> None:
-        """All steps up to the next drift, while clients ask: nothing may be lost."""
+        """Run all steps up to the next drift, while clients send requests: none may be lost."""
         if self._steps[0] == "drift":
             return
         acts = {
@@ -139,7 +139,7 @@ class History:
             time.sleep(self._dice.choice([0, 0, 0.05, 0.3]))
 
     def _kill(self) -> None:
-        """Once in the middle of changes, or several times, also while it starts."""
+        """Kill the program amid changes, once or several times, possibly during its start."""
         for _ in range(self._dice.choice([1, 1, 2, 3])):
             self.change()
             time.sleep(self._dice.uniform(0, 1.5))
@@ -158,7 +158,7 @@ class History:
         self.change()
 
     def _fault(self) -> None:
-        """Netlink fails: once, or now and then, or more often than not."""
+        """Make netlink fail: once, sometimes, or mostly."""
         order = Order(next(self._kinds), self._dice.choice([0.1, 0.6]), once=self._dice.random() < 0.4)
         self.note(f"netlink fails: {order.kind.value}, {'once' if order.once else f'share {order.share}'}")
         before = self.faults.injected()
@@ -174,7 +174,7 @@ class History:
         self.note(f"netlink has failed: {injected.total()} times")
 
     def _lock(self) -> None:
-        """Somebody holds the lock of all writers of rules."""
+        """Hold the xtables lock."""
         self.note("the xtables lock is held")
         self.figures.locks += 1
         with moments.held_lock():
@@ -183,7 +183,7 @@ class History:
         self.note("the xtables lock is free")
 
     def _moment(self) -> None:
-        """One bad moment; what follows it is looked at as after each step."""
+        """Run one bad moment; the usual checks follow."""
         kind = next(self._moments)
         self.note(f"moment: {kind.value}")
         self.figures.moments[kind.value] += 1
@@ -204,23 +204,23 @@ class History:
                 raise self.violation(f"not within {within_s:.0f} s: {what}", [])
             time.sleep(POLL_S)
 
-    def wanted(self) -> kernel_state.State:
-        return kernel_state.wanted(self._world.objects.values(), self.configuration.scheduler)
+    def desired(self) -> kernel_state.State:
+        return kernel_state.desired(self._world.objects.values(), self.configuration.scheduler)
 
     def _live_with_drift(self) -> None:
-        """All drifts up to the next step of another kind: requests may be lost."""
+        """Run all drifts up to the next step of another kind: requests may be lost."""
         while self._steps and self._steps[0] == "drift":
             self._steps.pop(0)
             spoil = next(self._drifts)
-            wanted = self.wanted()
+            desired = self.desired()
             state = golden_state.read_state(drift.SPOILED[spoil])
             logged = self.log.stat().st_size
-            said = spoil(state, self._dice)
+            description = spoil(state, self._dice)
             began_s = time.monotonic()
-            self.note(f"drift {spoil.__name__}: {said}")
+            self.note(f"drift {spoil.__name__}: {description}")
             with concurrent.futures.ThreadPoolExecutor(1) as asker:
                 asker.submit(self.clients.ask_once)
-                self._wait_until_healed(drift.SPOILED[spoil], wanted)
+                self._wait_until_healed(drift.SPOILED[spoil], desired)
                 healed_s = time.monotonic() - began_s
             was_patient = PATIENT in self.log.read_bytes()[logged:]
             self.note(f"healed after {healed_s:.1f} s{', with patience' if was_patient else ''}")
@@ -229,17 +229,17 @@ class History:
             self.figures.broken_by_drift += len(self.clients.ask_through_open())
             self.clients.open()
 
-    def _wait_until_healed(self, sections: Collection[str], wanted: kernel_state.State) -> None:
+    def _wait_until_healed(self, sections: Collection[str], desired: kernel_state.State) -> None:
         deadline_s = time.monotonic() + HEALED_WITHIN_S
         while True:
-            looked_s = time.monotonic()
-            found = kernel_state.differences(wanted, kernel_state.held(sections))
-            is_right = not found and ("iptables" not in sections or drift.is_jump_in_place())
-            self.figures.looks_s.append(time.monotonic() - looked_s)
+            began_s = time.monotonic()
+            differences = kernel_state.differences(desired, kernel_state.observed(sections))
+            is_right = not differences and ("iptables" not in sections or drift.is_jump_in_place())
+            self.figures.readings_s.append(time.monotonic() - began_s)
             if is_right:
                 return
-            if looked_s > deadline_s:
-                raise self.violation(f"drift was not healed within {HEALED_WITHIN_S:.0f} s", found)
+            if began_s > deadline_s:
+                raise self.violation(f"drift was not healed within {HEALED_WITHIN_S:.0f} s", differences)
             time.sleep(POLL_S)
 
     def _make_cluster(self) -> cluster.Cluster:
@@ -260,41 +260,41 @@ class History:
         self._life = next(LIVES)
 
     def wait_until_quiet(self, within_s: float) -> None:
-        """Wait until the kernel equals the model; nothing foreign may have been touched."""
-        wanted = self.wanted()
+        """Wait until the kernel equals the model; foreign objects must be untouched."""
+        desired = self.desired()
         deadline_s = time.monotonic() + within_s
-        # Not to slow down a start by looking at the kernel all the while.
+        # Do not slow down a start by reading the kernel meanwhile.
         self._running.wait_until(lambda: SYNCED in self.log.read_bytes()[self._logged_before :], "synced", within_s)
         time.sleep(SETTLE_S)
-        looked_s = time.monotonic()
-        while found := self._differences(wanted):
+        began_s = time.monotonic()
+        while differences := self._differences(desired):
             if not self._running.is_alive:
-                raise self.violation("the program has ended", found)
-            looked_s, before_s = time.monotonic(), looked_s
-            if before_s > deadline_s:  # when that look began: on a busy machine it may take long itself
-                raise self.violation(f"the kernel differs from the model after {within_s:.0f} s", found)
+                raise self.violation("the program has ended", differences)
+            began_s, before_s = time.monotonic(), began_s
+            if before_s > deadline_s:  # the begin of the reading, which may itself take long on a busy machine
+                raise self.violation(f"the kernel differs from the model after {within_s:.0f} s", differences)
         self.figures.quiet_points += 1
         if not self._is_quick:
             self._verify()
         self.figures.used[self._life].append(usage.read(self._running.process_id, self._directory / instrumented.TASKS))
 
     def _verify(self) -> None:
-        """The program's own opinion: ``verify`` must have nothing to say."""
-        status, said = verifying.verify(self.configuration.flags)
+        """``ipvsproxy verify`` must find no difference."""
+        status, output = verifying.verify(self.configuration.flags)
         if status != 0:
-            raise self.violation(f"verify ends with status {status}", said.splitlines())
+            raise self.violation(f"verify ends with status {status}", output.splitlines())
         self.figures.verified += 1
 
-    def _differences(self, wanted: kernel_state.State) -> list[str]:
-        found = kernel_state.differences(wanted, kernel_state.held())
-        if not found and foreign.read() != self._foreign:
-            raise self.violation("something foreign was touched", [*self._foreign, "is now", *foreign.read()])
-        return found or ([] if drift.is_jump_in_place() else ["a jump of ours in nat/OUTPUT stands behind somebody else's"])
+    def _differences(self, desired: kernel_state.State) -> list[str]:
+        differences = kernel_state.differences(desired, kernel_state.observed())
+        if not differences and foreign.read() != self._foreign:
+            raise self.violation("foreign objects were touched", [*self._foreign, "is now", *foreign.read()])
+        return differences or ([] if drift.is_jump_in_place() else ["a jump of ours in nat/OUTPUT is behind a foreign one"])
 
     def _check_kernel(self, when: str) -> None:
-        found = self._differences(self.wanted())
-        if found:
-            raise self.violation(f"the kernel differs from the model {when}", found)
+        differences = self._differences(self.desired())
+        if differences:
+            raise self.violation(f"the kernel differs from the model {when}", differences)
 
     def note(self, what: str) -> None:
         self.diary.append(f"{time.monotonic() - self._began_s:7.2f}  {what}")

@@ -1,7 +1,7 @@
-"""The program as it is, started so that its tasks can be counted and its netlink sockets can fail: ``ipvsproxy``'s arguments.
+"""Starts the program so that its tasks can be counted and its netlink sockets can fail; arguments as for ``ipvsproxy``.
 
-In the directory that ``IPVSPROXY_CHAOS`` names, the file ``tasks`` holds the number of tasks, written every second, and
-``faults`` says what is to fail. ``IPVSPROXY_CHAOS_WITHOUT`` names a mend that the program is to do without, by its moment.
+In the directory ``IPVSPROXY_CHAOS``, the file ``tasks`` has the number of tasks, written every second, and ``faults`` orders
+faults. ``IPVSPROXY_CHAOS_WITHOUT`` names the moment whose fix is removed from the program.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ STARTER = ("-m", "tests.chaos.instrumented")
 TASKS = "tasks"
 INTERVAL_S = 1.0
 LONGEST_SILENCE_S = 10.0
-"""Of a watch, once bookmarks have come: in the place of two and a half minutes."""
+"""The tolerated silence of a watch with bookmarks, instead of two and a half minutes."""
 
 
 def program(directory: Path, log: Path, *flags: str, path: str | None = None, without: Moment | None = None) -> Program:
-    """The program so started; ``path`` goes in front of PATH; it lives ``without`` the mend of a moment."""
+    """The instrumented program; ``path`` goes in front of PATH; ``without`` removes the fix of a moment."""
     environment = {DIRECTORY: str(directory)} | ({WITHOUT: without.name} if without else {})
     return Program(None, log, *flags, path=path, environment=environment, starter=STARTER)
 
 
 class _Policy(asyncio.DefaultEventLoopPolicy):
-    """Remembers the loops that were made."""
+    """Remembers all loops."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,13 +45,13 @@ class _Policy(asyncio.DefaultEventLoopPolicy):
 
 
 def count_tasks(path: Path) -> None:
-    """Begin to write the number of tasks into a file, from a thread."""
+    """Start a thread that writes the number of tasks to a file."""
     policy = _Policy()
     asyncio.set_event_loop_policy(policy)
 
     def count() -> None:
         draft = path.with_suffix(".draft")
-        with contextlib.suppress(FileNotFoundError):  # the directory may go before us
+        with contextlib.suppress(FileNotFoundError):  # the directory may be removed first
             while True:
                 draft.write_text(str(sum(len(asyncio.all_tasks(loop)) for loop in policy.loops)))
                 draft.rename(path)
@@ -65,7 +65,7 @@ def main() -> int:
     directory = Path(os.environ[DIRECTORY])
     count_tasks(directory / TASKS)
     faulty_socket.install(faults.Faults(directory))
-    from ipvsproxy import cli  # noqa: PLC0415 - its modules take what is instrumented as they are imported
+    from ipvsproxy import cli  # noqa: PLC0415 - its modules must be imported after the instrumentation
     from ipvsproxy.daemon.sources import reflector  # noqa: PLC0415 - as above
 
     reflector.LONGEST_SILENCE_S = LONGEST_SILENCE_S

@@ -1,7 +1,7 @@
-"""What the kernel must hold for the objects of a world, what it holds, and in what the two differ.
+"""The desired and the observed state of the kernel for the objects of a world, and their differences.
 
-The one side is translation from scratch, without a loop or a history; the other is read with the operator's own tools. Neither
-goes through our drivers.
+Desired is a translation from scratch, without a loop or a history; observed is read with the operator's own tools. Neither uses
+our drivers.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ SYSCTLS: Mapping[str, str] = {
 State = dict[str, Any]
 
 
-def wanted(objects: Iterable[Object], scheduler: str = SETTINGS.scheduler) -> State:
-    """What the kernel must hold, in the form of the recordings, with what is not ours."""
+def desired(objects: Iterable[Object], scheduler: str = SETTINGS.scheduler) -> State:
+    """The desired state in the form of the recordings, with foreign objects."""
     settings = dataclasses.replace(SETTINGS, scheduler=scheduler)
     events = [decode.decode_document(item, "chaos") for item in objects]
     parsed = [event.object for event in events if isinstance(event, Put)]
@@ -62,36 +62,36 @@ def _parse(text: str) -> Address:
     return parse_address(text)
 
 
-def held(sections: Collection[str] = SECTIONS) -> State:
-    """These sections of what the kernel holds."""
+def observed(sections: Collection[str] = SECTIONS) -> State:
+    """These sections of the observed state."""
     return _normal(golden_state.read_state(sections))
 
 
-def _normal(found: State) -> State:
-    """Without what does not count: chains without rules, and the order of our jumps among each other."""
-    normal = dict(found)
-    if "iptables" in found:
-        tables = found["iptables"].items()
+def _normal(state: State) -> State:
+    """The state without empty chains, and without the order of our jumps among each other."""
+    normal = dict(state)
+    if "iptables" in state:
+        tables = state["iptables"].items()
         normal["iptables"] = {chain: lines if "/KUBE-" in chain else sorted(lines) for chain, lines in tables if lines}
-    if "sysctls" in found:
-        normal["sysctls"] = {name: found["sysctls"].get(name) for name in SYSCTLS}
+    if "sysctls" in state:
+        normal["sysctls"] = {name: state["sysctls"].get(name) for name in SYSCTLS}
     return normal
 
 
 def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
-    """One line for each row of the sections in ``actual`` that differs and must not.
+    """One line for each row that differs, of the sections in ``actual``.
 
-    Real servers of TCP that are being drained may still be there.
+    Draining real servers of TCP do not count.
     """
-    found = golden_state.differences(expected, actual, actual.keys())
+    differing = golden_state.differences(expected, actual, actual.keys())
     return [
-        f"{section}: {row} is {kind}: wanted {old}, found {new}"
-        for section, rows in found.items()
+        f"{section}: {row} is {kind}: desired {old}, observed {new}"
+        for section, rows in differing.items()
         for row, kind, old, new in rows
         if not (section == "real_servers" and kind == "extra" and is_draining(row, new, expected["virtual_servers"]))
     ]
 
 
-def is_draining(row: str, found: Mapping[str, Any], virtual_servers: Collection[str]) -> bool:
-    """Whether a real server that is not wanted is one that waits for the end of its connections."""
-    return row.startswith("TCP ") and found["weight"] == 0 and row.partition(" -> ")[0] in virtual_servers
+def is_draining(row: str, real_server: Mapping[str, Any], virtual_servers: Collection[str]) -> bool:
+    """Whether a real server that is not desired waits for the end of its connections."""
+    return row.startswith("TCP ") and real_server["weight"] == 0 and row.partition(" -> ")[0] in virtual_servers

@@ -1,7 +1,6 @@
-"""Bad moments: what a node lives through now and then, and a program may take for "is not there" or "do nothing at all".
+"""Bad moments: temporary conditions of a node that a program may mistake for "does not exist" or "do nothing".
 
-Each of them says what it does to the node, and takes it back. What the program must make of it is in
-``bad_moments``.
+Each function causes its condition and reverts it. ``bad_moments`` has the required reaction of the program.
 """
 
 import contextlib
@@ -15,11 +14,11 @@ from pathlib import Path
 
 LOCK = Path("/run/xtables.lock")
 HELD_S = 12.0
-"""Longer than iptables waits for its lock, for one family after the other."""
+"""Longer than iptables waits for its lock for both families, one after the other."""
 ADDRESS = "172.18.0.9"
-"""A second address of the node's interface, for as long as it is needed."""
+"""A second address of the node's interface."""
 AWAY_S = 1.0
-"""Long enough for a program on a busy machine to see it."""
+"""Long enough for a program on a busy machine to observe it."""
 HIDDEN_TABLE = "filter"
 _STRANGER = ("INPUT", "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT")
 _SAVING = ("iptables-save", "iptables-legacy-save")
@@ -32,7 +31,7 @@ _WRAPPER = """\
 
 
 class Moment(enum.Enum):
-    """What happens."""
+    """Kinds of bad moments."""
 
     LOCKED_RESTART = "restart under a held xtables lock"
     NATIVE_RULE = "native rule in a table of ours"
@@ -43,17 +42,17 @@ class Moment(enum.Enum):
 
 @contextlib.contextmanager
 def held_lock() -> Iterator[None]:
-    """Hold the lock of all writers of rules, as another program would."""
+    """Hold the xtables lock, as another program would."""
     with LOCK.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 class NativeRules:
-    """A node whose ``iptables-save`` is ours: ``path`` goes in front of PATH.
+    """A wrapper of ``iptables-save``: ``path`` goes in front of PATH.
 
-    The kernel of the tests may have legacy tables only, which take no native rule. So while ``added``, the wrapper prints what
-    the real program prints of a table with native rules: one sentence in its place, and status 0.
+    The test kernel may have legacy tables only, which take no native rule. So while ``added``, the wrapper prints the real
+    program's output for a table with native rules: one sentence in its place, and status 0.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -69,9 +68,9 @@ class NativeRules:
 
     @contextlib.contextmanager
     def added(self) -> Iterator[None]:
-        """While the block runs, the table holds a rule of somebody else, and cannot be listed."""
+        """While the block runs, the table has a foreign rule, and cannot be listed."""
         self._marker.touch()
-        _run("iptables", "-A", *_STRANGER)  # the kernel tells of a rule that was changed, as it would of a native one
+        _run("iptables", "-A", *_STRANGER)  # the kernel notifies of this rule as of a native one
         try:
             yield
         finally:
@@ -81,7 +80,7 @@ class NativeRules:
 
 @contextlib.contextmanager
 def second_address() -> Iterator[None]:
-    """While the block runs, the node's interface has one address more."""
+    """While the block runs, the node's interface has one more address."""
     _add_address()
     try:
         yield

@@ -1,6 +1,6 @@
-"""What happens in a history, from its number and a seed: the steps by chance, the kinds of drift, faults and the rest in turn.
+"""Draws the steps of a history from its number and a seed: steps at random, kinds of drift, faults and others in turn.
 
-Kinds go round from one history to the next, so that all have come up after a known number of histories of the same length.
+Kinds continue from one history to the next, so that a known number of histories of the same length has all of them.
 """
 
 import random
@@ -15,20 +15,20 @@ from tests.chaos.moments import Moment
 T = TypeVar("T")
 
 STEPS: Mapping[str, int] = {"change": 3, "kill": 4, "lock": 2}
-"""What a history is made of besides drift, kernel faults, troubles and bad moments, with weights."""
+"""Other steps than drift, kernel faults, troubles and bad moments, with weights."""
 DRIFT_SHARE = 0.4
 FAULT_SHARE = 0.2
 TROUBLE_SHARE = 0.15
 MOMENT_SHARE = 0.15
-"""Of all steps, but at least one."""
+"""Shares of all steps; each has at least one step."""
 DIRECTORY_EVERY = 4
-"""The last one of so many histories is fed from a directory, the others by an API server."""
+"""Of this many histories, the last has a directory as source, the others an API server."""
 SERVER_TROUBLES = [kind for kind in Trouble if kind is not Trouble.GARBAGE_FILE]
 DIRECTORY_MOMENTS = [kind for kind in Moment if kind is not Moment.SILENT_PROXY]
 
 
 class Plan(NamedTuple):
-    """``steps`` in their order; ``drifts``, ``faults``, ``troubles`` and ``moments`` are the kinds of those among them."""
+    """``steps`` in their order; ``drifts``, ``faults``, ``troubles`` and ``moments`` have the kinds of these steps."""
 
     steps: list[str]
     drifts: list[drift.Drift]
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
 
 
 def draw(seed: int, number: int, length: int) -> Plan:
-    """The plan of the history of this number that has so many steps."""
+    """The plan of the history with this number, of this length."""
     shares = (DRIFT_SHARE, FAULT_SHARE, TROUBLE_SHARE, MOMENT_SHARE)
     drifts, faults, troubles, moments = (max(1, int(length * share)) for share in shares)
     dice = random.Random(f"{seed}:{number}:plan")

@@ -1,4 +1,4 @@
-"""A TCP proxy that can go silent: it keeps its connections open, so that keepalives are answered, and forwards nothing more."""
+"""A TCP proxy that can go silent: it keeps its connections open, so that keepalives are answered, but stops forwarding."""
 
 import asyncio
 import contextlib
@@ -17,20 +17,20 @@ class SilentProxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, target_port: int) -> None:
-        """Begin."""
+        """Start to listen."""
         self._target_port = target_port
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def hush(self) -> int:
-        """Forward nothing more through the connections of this moment; returns their number. Later ones are as ever."""
+        """Stop forwarding through the present connections; returns their number. Later connections work."""
         count = len(self._are_open)
         for is_flowing in self._are_open:
             is_flowing.clear()
         return count
 
     async def close(self) -> None:
-        """End all connections, and listen no more."""
+        """End all connections, and stop listening."""
         self._server.close()
         for task in self._tasks:
             task.cancel()
@@ -52,7 +52,7 @@ class SilentProxy:
                 try:
                     await asyncio.wait((down, up), return_when=asyncio.FIRST_COMPLETED)
                     if not is_flowing.is_set():
-                        await up  # the client may give up; that the server has, is not for it to know
+                        await up  # the client may give up; it must not learn that the server has closed
                 finally:
                     down.cancel()
                     up.cancel()

@@ -1,7 +1,7 @@
-"""Take-overs from kube-proxy, one after the other in one laboratory, while clients ask without a pause.
+"""Take-overs from kube-proxy, one after the other in one lab, while clients send requests without a pause.
 
-The kernel holds kube-proxy's recorded state. Each take-over starts the program on it, waits until all is in force, and ends the
-program; what it leaves is what kube-proxy left, so that the next one begins alike.
+The kernel has kube-proxy's recorded state. Each take-over starts the program on it, waits until everything is in force, and ends
+the program, which leaves the state as kube-proxy left it for the next take-over.
 """
 
 import itertools
@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 from tests.support import golden_fixtures, golden_state, lab
 
 PRELOADED = ("ipvsproxy.cli", "ipvsproxy.daemon.app", "ipvsproxy.daemon.sources.directory")
-"""Modules that each program has at its beginning: on user-mode Linux importing them takes seconds."""
+"""Modules imported before each start, because importing them on user-mode Linux takes seconds."""
 WITHIN_S = 60.0
 POLL_S = 0.02
 SYNCED = b"event=synced"
 SIZE_OF_TABLE = Path("/proc/sys/net/netfilter/nf_conntrack_max")
-"""The one setting that a take-over writes."""
+"""The only setting that a take-over writes."""
 
 
 class Client(NamedTuple):
-    """Who asks whom; ``src`` is the address to send from, None lets the kernel choose."""
+    """A client and its target; ``src`` is the source address, None lets the kernel choose."""
 
     from_: str
     protocol: str
@@ -34,10 +34,10 @@ class Client(NamedTuple):
 
 
 SECOND_ADDRESS = "172.18.0.51"
-"""Of the clients outside: where two of them have one address, they may come to have one port as well.
+"""A second address for the clients outside, because two clients with one address may get one port.
 
-IPVS tells answers apart by the client's address and port and the endpoint. Of two connections from one port of a client to one
-endpoint, through two virtual servers, one gets no answers any more: with or without a take-over.
+IPVS attributes answers by the client's address and port and the endpoint. Of two connections from one port of a client to one
+endpoint, through two virtual servers, one gets no more answers, with or without a take-over.
 """
 CLIENTS = (
     Client("p1", "TCP", "10.96.16.1", 80),
@@ -49,12 +49,12 @@ CLIENTS = (
 
 
 def add_second_address(node: lab.Lab) -> None:
-    """Give it to the clients outside."""
+    """Add it to the machine of the clients outside."""
     node.ip("client", f"address add {SECOND_ADDRESS}/16 dev lan")
 
 
 class TakeOver(NamedTuple):
-    """One take-over: when it began and was over, as ``time.monotonic`` has it, and what the program logged."""
+    """One take-over: its begin and end in ``time.monotonic``, and the program's log."""
 
     began_s: float
     ended_s: float
@@ -62,20 +62,20 @@ class TakeOver(NamedTuple):
 
 
 class Unanswered(NamedTuple):
-    """A request that was not answered; ``take_over`` is the number of the one that was under way, counted from 1, or 0."""
+    """An unanswered request; ``take_over`` is the number of the take-over under way, from 1, or 0."""
 
     client: Client
     outcome: str
     asked_s: float
     take_over: int
     after_s: float
-    """Seconds from the beginning of that take-over to the question."""
+    """Seconds from the beginning of that take-over to the request."""
     log: Sequence[str]
-    """What the program logged in that take-over."""
+    """The program's log of that take-over."""
 
 
 class TakeOvers:
-    """Take-overs on one node. ``answered`` counts requests, ``unanswered`` holds those that failed."""
+    """Take-overs on one node. ``answered`` counts requests, ``unanswered`` has the failed ones."""
 
     def __init__(self, node: lab.Lab, directory: Path, *, interval_s: float, clients: Sequence[Client] = CLIENTS) -> None:
         self.answered = 0
@@ -99,10 +99,10 @@ class TakeOvers:
         self._size = SIZE_OF_TABLE.read_text()
 
     def run(self, count: int) -> None:
-        """Take over so many times while all clients ask; what they met with is known at the end.
+        """Take over ``count`` times while all clients send requests; their results are complete at the end.
 
         Raises:
-            TimeoutError: a program was not in force, or did not end, in time.
+            TimeoutError: not everything was in force, or the program did not end, in time.
         """
         done: list[TakeOver] = []
         loads = [self._node.load(*client[:4], src=client.src, interval_s=self._interval_s) for client in self._clients]
@@ -118,13 +118,13 @@ class TakeOvers:
         for client, (met,) in zip(self._clients, results, strict=True):
             self.answered += met.outcomes.get("ok", 0)
             self.slowest_s = max(self.slowest_s, met.slowest_s)
-            self.unanswered += [_told(client, outcome, asked_s, numbered) for asked_s, outcome in met.failures]
+            self.unanswered += [_unanswered(client, outcome, asked_s, numbered) for asked_s, outcome in met.failures]
 
     def differences(self) -> Mapping[str, Any]:
-        """What the kernel holds now and kube-proxy did not leave, but for rows that differ on purpose."""
-        found = golden_state.differences(self._recorded, golden_state.read_state(), golden_state.KERNEL_SECTIONS)
+        """The rows that differ from the state that kube-proxy left, except those that differ on purpose."""
+        differing = golden_state.differences(self._recorded, golden_state.read_state(), golden_state.KERNEL_SECTIONS)
         report = {
-            part: [row for row in rows if not golden_fixtures.is_accepted("P0", part, row[0])] for part, rows in found.items()
+            part: [row for row in rows if not golden_fixtures.is_accepted("P0", part, row[0])] for part, rows in differing.items()
         }
         return {part: rows for part, rows in report.items() if rows}
 
@@ -148,7 +148,7 @@ class TakeOvers:
 
 
 def _run(flags: Sequence[str], log: str) -> None:
-    from ipvsproxy import cli  # noqa: PLC0415 - in the process that is to run it alone
+    from ipvsproxy import cli  # noqa: PLC0415 - only in the process that runs it
 
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
@@ -156,8 +156,8 @@ def _run(flags: Sequence[str], log: str) -> None:
     raise SystemExit(cli.main(list(flags)))
 
 
-def _told(client: Client, outcome: str, asked_s: float, done: Sequence[tuple[int, TakeOver]]) -> Unanswered:
-    """A failure, with the take-over that had begun last."""
+def _unanswered(client: Client, outcome: str, asked_s: float, done: Sequence[tuple[int, TakeOver]]) -> Unanswered:
+    """A failed request, with the last take-over that had begun."""
     before = [(number, one) for number, one in done if one.began_s <= asked_s]
     if not before:
         return Unanswered(client, outcome, asked_s, 0, 0.0, ())

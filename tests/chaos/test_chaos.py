@@ -1,4 +1,4 @@
-"""The chaos suite itself: the same seed gives the same history, a short one passes, and a broken kernel is told.
+"""The chaos suite itself: a seed reproduces its history, a short history passes, and a wrong kernel is reported.
 
 ``scripts/chaos`` runs long ones; their figures are in ``docs/reliability.md``.
 """
@@ -19,10 +19,10 @@ from tests.chaos.world import Key, World
 from tests.support import lab
 
 SEED = 10
-"""Of a history with a kill, a fault, a trouble, two drifts and a reload under ENOBUFS."""
+"""The seed of a history with a kill, a fault, a trouble, two drifts and a reload under ENOBUFS."""
 
 
-def test_a_seed_gives_the_same_history_again_and_another_one_another() -> None:
+def test_a_seed_reproduces_its_history_and_another_seed_gives_another() -> None:
     def live(seed: int) -> list[object]:
         world = World(random.Random(seed))
         return [world.change() for _ in range(50)]
@@ -31,7 +31,7 @@ def test_a_seed_gives_the_same_history_again_and_another_one_another() -> None:
     assert live(1) != live(2)
 
 
-def test_what_is_put_and_deleted_adds_up_to_the_world() -> None:
+def test_changes_add_up_to_the_world() -> None:
     world = World(random.Random(3))
     objects = dict(world.objects)
     for _ in range(200):
@@ -56,12 +56,12 @@ def test_all_kinds_of_drift_faults_troubles_and_moments_come_up_in_turn() -> Non
     assert plan.draw(2, 3, 15) != drawn[3]
 
 
-def test_each_kind_of_drift_shows_in_the_sections_that_are_polled() -> None:
+def test_each_kind_of_drift_affects_polled_sections() -> None:
     assert set(drift.SPOILED) == set(drift.DRIFTS)
     assert {section for sections in drift.SPOILED.values() for section in sections} <= set(kernel_state.SECTIONS)
 
 
-def test_healing_with_patience_is_told_apart_and_each_kind_is_counted() -> None:
+def test_patient_repairs_are_counted_apart_and_each_kind_is_counted() -> None:
     figures = Figures(heals_s=[(2.0, "flush_set"), (3.0, "add_rule"), (7.0, "add_rule")], patient_heals_s=[(9.0, "add_rule")])
     figures.injected["EBUSY"] = 2
     report = json.loads(json.dumps(figures.report()))
@@ -78,7 +78,7 @@ def test_a_percentile_is_one_of_the_values() -> None:
     assert percentile([4.0], 95) == 4.0
 
 
-def test_only_a_wanted_server_of_tcp_may_still_have_a_draining_real_server() -> None:
+def test_only_a_desired_tcp_virtual_server_may_have_a_draining_real_server() -> None:
     servers = ["TCP 10.96.0.1:80", "UDP 10.96.0.1:53"]
     assert kernel_state.is_draining("TCP 10.96.0.1:80 -> 10.244.0.1:8080", {"weight": 0}, servers)
     assert not kernel_state.is_draining("TCP 10.96.0.1:80 -> 10.244.0.1:8080", {"weight": 1}, servers)

@@ -1,4 +1,4 @@
-"""Faults at netlink sockets: each kind arrives at the program's own channel as the kernel would have it."""
+"""Faults at netlink sockets: each kind reaches the program's own channel as from the kernel."""
 
 import errno
 import random
@@ -17,7 +17,7 @@ LISTING = message(0, flags=netlink.REQUEST | netlink.DUMP)
 
 
 def _kernel(data: bytes) -> Iterable[bytes]:
-    """Answers like one: a listing of two parts, or what was asked to be acknowledged."""
+    """Answers like a kernel: a listing of two parts, or the requested acknowledgements."""
     for _, _, flags, sequence, _ in split(data):
         if flags & netlink.DUMP == netlink.DUMP:
             yield message(sequence, b"one!") + message(sequence, b"two!")
@@ -29,7 +29,7 @@ def _kernel(data: bytes) -> Iterable[bytes]:
 class _Node:
     def __init__(self, directory: Path) -> None:
         self.faults = Faults(directory)
-        self.seen: list[bytes] = []
+        self.received: list[bytes] = []
         self.changes = False
         self.channel = netlink.Channel(0, self._connect, lambda _pause_s: None)
 
@@ -37,7 +37,7 @@ class _Node:
         return FaultySocket(FakeSocket(self._answer), self.faults, random.Random(1), lambda: self.changes)
 
     def _answer(self, data: bytes) -> Iterable[bytes]:
-        self.seen += [payload for *_, payload in split(data)]
+        self.received += [payload for *_, payload in split(data)]
         return _kernel(data)
 
     def change(self, *payloads: bytes) -> dict[int, int]:
@@ -59,7 +59,7 @@ def _node(tmp_path: Path) -> _Node:
 def test_a_refused_change_is_answered_with_the_error_and_never_reaches_the_kernel(node: _Node, kind: Kind) -> None:
     node.faults.order(Order(kind, 1, once=True))
     assert node.change(b"1...", b"2...", b"3...") == {0: getattr(errno, kind.value)}
-    assert node.seen == [b"2...", b"3..."]
+    assert node.received == [b"2...", b"3..."]
     assert node.change(b"1...") == {}
     assert node.faults.injected() == {kind.value: 1}
 
@@ -67,26 +67,26 @@ def test_a_refused_change_is_answered_with_the_error_and_never_reaches_the_kerne
 def test_all_changes_of_a_chunk_may_be_refused(node: _Node) -> None:
     node.faults.order(Order(Kind.EBUSY, 1, once=False))
     assert node.change(b"1...", b"2...") == {0: errno.EBUSY, 1: errno.EBUSY}
-    assert node.seen == []
+    assert node.received == []
 
 
 def test_a_change_whose_answer_is_lost_is_done_all_the_same(node: _Node) -> None:
     node.faults.order(Order(Kind.LOST, 1, once=True))
     assert node.change(b"1...") == {0: netlink.UNANSWERED}
-    assert node.seen == [b"1..."]
+    assert node.received == [b"1..."]
 
 
-def test_what_was_not_sent_is_not_done(node: _Node) -> None:
+def test_unsent_messages_are_not_done(node: _Node) -> None:
     node.faults.order(Order(Kind.UNSENT, 1, once=True))
     assert node.change(b"1...") == {0: netlink.UNANSWERED}
-    assert node.seen == []
+    assert node.received == []
 
 
 @pytest.mark.parametrize("kind", [Kind.UNSENT, Kind.LOST, Kind.CUT, Kind.INTERRUPTED])
-def test_a_listing_that_fails_once_is_asked_for_again(node: _Node, kind: Kind) -> None:
+def test_a_listing_that_fails_once_is_requested_again(node: _Node, kind: Kind) -> None:
     for _ in range(20):
         node.faults.order(Order(kind, 1, once=True))
-        assert [found.data[found.start : found.end] for found in node.channel.dump(LISTING, "list")] == [b"one!", b"two!"]
+        assert [part.data[part.start : part.end] for part in node.channel.dump(LISTING, "list")] == [b"one!", b"two!"]
     assert node.faults.injected() == {kind.value: 20}
 
 
@@ -98,7 +98,7 @@ def test_a_listing_that_always_fails_is_an_error_and_never_a_shorter_listing(nod
 
 
 @pytest.mark.parametrize("kind", [Kind.EEXIST, Kind.ENOENT, Kind.CUT, Kind.INTERRUPTED])
-def test_some_faults_happen_only_to_what_they_can_happen_to(node: _Node, kind: Kind) -> None:
+def test_some_faults_affect_only_suitable_messages(node: _Node, kind: Kind) -> None:
     node.faults.order(Order(kind, 1, once=False))
     attempt: Callable[[], object] = (
         (lambda: node.channel.dump(LISTING, "list")) if kind in (Kind.EEXIST, Kind.ENOENT) else (lambda: node.change(b"1..."))

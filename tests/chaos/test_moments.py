@@ -1,4 +1,4 @@
-"""Bad moments: each does to the node what it says, the program lives through it, and one without the mend is found."""
+"""Bad moments: each has its effect on the node, the program survives it, and a program without the fix is found."""
 
 import asyncio
 import subprocess
@@ -26,7 +26,7 @@ FOUND: dict[Moment, str] = {
     Moment.SILENT_PROXY: "differs from the model after 60 s",
     Moment.FULL_RELOAD: "the program has ended",
 }
-"""How a program shows that lacks the mend."""
+"""The violation of a program without the fix."""
 
 
 @pytest.fixture(scope="module", name="node")
@@ -42,11 +42,11 @@ def live_through(node: lab.Lab, directory: Path, *kinds: Moment, without: Moment
     return figures
 
 
-def test_each_moment_has_an_act_and_a_mend_to_do_without() -> None:
+def test_each_moment_has_an_act_and_a_removable_fix() -> None:
     assert set(bad_moments.ACTS) == set(broken.WITHOUT_MEND) == set(FOUND) == set(Moment)
 
 
-def test_a_table_with_a_native_rule_is_one_sentence_and_the_others_are_as_they_were(
+def test_a_table_with_a_native_rule_is_one_sentence_and_other_tables_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = tmp_path / "real"
@@ -107,7 +107,7 @@ def test_a_configuration_leads_to_the_same_cluster_whatever_its_scheduler(tmp_pa
 
 @pytest.mark.kernel
 @pytest.mark.timeout(400)
-def test_the_program_lives_through_each_bad_moment(node: lab.Lab, tmp_path: Path) -> None:
+def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path) -> None:
     figures = live_through(node, tmp_path, *Moment)
     assert figures.moments == {kind.value: 1 for kind in Moment}
     assert figures.injected["ENOBUFS"] > 0
@@ -117,9 +117,7 @@ def test_the_program_lives_through_each_bad_moment(node: lab.Lab, tmp_path: Path
 @pytest.mark.kernel
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", Moment)
-def test_a_program_without_the_mend_is_found(
-    node: lab.Lab, tmp_path: Path, kind: Moment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # what never comes need not be waited for so long
+def test_a_program_without_the_fix_is_found(node: lab.Lab, tmp_path: Path, kind: Moment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # a shorter wait for a condition that never holds
     with pytest.raises((Violation, ProgramError), match=FOUND[kind]):
         live_through(node, tmp_path, kind, without=kind)

@@ -1,4 +1,4 @@
-"""What a process uses that could grow: memory, file descriptors, sockets, threads and tasks."""
+"""Resources of a process that could grow: memory, file descriptors, sockets, threads and tasks."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -12,10 +12,10 @@ _LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
 class Usage(NamedTuple):
-    """``resident_mb`` in units of 2**20 bytes; ``processor_s`` since the process began; ``tasks`` -1 where nobody tells.
+    """``resident_mb`` in units of 2**20 bytes; ``processor_s`` since the process began; ``tasks`` -1 if unknown.
 
-    ``listening`` sockets are not among the ``descriptors`` and ``sockets``: there is one for each health-check port, so that
-    they come and go with the Services.
+    ``descriptors`` and ``sockets`` exclude ``listening`` sockets: there is one for each health-check port, so their number
+    follows the Services.
     """
 
     resident_mb: float
@@ -28,15 +28,15 @@ class Usage(NamedTuple):
 
 
 def read(process_id: int, tasks: Path) -> Usage:
-    """Of a process, now; ``tasks`` is the file that it counts its tasks in.
+    """Read the present usage of a process; ``tasks`` is the file with its number of tasks.
 
     Raises:
-        OSError: there is no such process any more.
+        OSError: the process has ended.
     """
     process = Path(f"/proc/{process_id}")
     targets = _targets(process)
     listening = len(_listening(process, targets))
-    # Behind the name, which may hold blanks and brackets: fields from the third on, see proc(5).
+    # After the name, which may contain blanks and brackets: fields from the third on, see proc(5).
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     return Usage(
         resident_mb=round(int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / _MEBIBYTE, 2),
@@ -53,22 +53,22 @@ def listening_ports(process_id: int) -> frozenset[int]:
     """The TCP ports that a process listens on, in its network namespace.
 
     Raises:
-        OSError: there is no such process any more.
+        OSError: the process has ended.
     """
     process = Path(f"/proc/{process_id}")
     return frozenset(_listening(process, _targets(process)).values())
 
 
 def _listening(process: Path, targets: Collection[str]) -> Mapping[str, int]:
-    """Those of the descriptors' targets that listen, with their ports."""
+    """The listening sockets among the descriptors' targets, with their ports."""
     # Fields: slot, local address and port, remote, state, queues, timer, retransmits, user, timeout, inode; see proc(5).
     lines = (line.split() for table in ("tcp", "tcp6") for line in (process / "net" / table).read_text().splitlines()[1:])
-    found = {f"socket:[{fields[9]}]": int(fields[1].rpartition(":")[2], 16) for fields in lines if fields[3] == _LISTENING}
-    return {target: found[target] for target in targets if target in found}
+    ports = {f"socket:[{fields[9]}]": int(fields[1].rpartition(":")[2], 16) for fields in lines if fields[3] == _LISTENING}
+    return {target: ports[target] for target in targets if target in ports}
 
 
 def _targets(process: Path) -> list[str]:
-    """What the open descriptors are."""
+    """The targets of the open descriptors."""
     return [_target(link) for link in (process / "fd").iterdir()]
 
 

@@ -1,4 +1,4 @@
-"""``ipvsproxy verify``, again and again, without importing it anew each time: that takes seconds on user-mode Linux."""
+"""Runs ``ipvsproxy verify`` repeatedly without importing it each time, which takes seconds on user-mode Linux."""
 
 import contextlib
 import io
@@ -13,15 +13,15 @@ PRELOADED = (
     "ipvsproxy.daemon.sources.watch",
     "tests.chaos.history",
 )
-"""With what the main module of a suite imports: each process runs that module again."""
+"""Imports of a suite's main module, because each process runs that module again."""
 WITHIN_S = 60.0
 
 
 def verify(flags: Sequence[str]) -> tuple[int, str]:
-    """The exit status and what was said, on both streams.
+    """Run it; returns the exit status and the output of both streams.
 
     Raises:
-        TimeoutError: it did not end.
+        TimeoutError: it did not end in time.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
@@ -32,8 +32,8 @@ def verify(flags: Sequence[str]) -> tuple[int, str]:
     try:
         if not receiving.poll(WITHIN_S):
             raise TimeoutError(f"verify did not end within {WITHIN_S:.0f} s")
-        status, said = receiving.recv()
-        return status, said
+        status, output = receiving.recv()
+        return status, output
     finally:
         process.kill()
         process.join()
@@ -41,9 +41,9 @@ def verify(flags: Sequence[str]) -> tuple[int, str]:
 
 
 def _run(flags: Sequence[str], sending: "Connection[tuple[int, str], None]") -> None:
-    from ipvsproxy import cli  # noqa: PLC0415 - in the process that is to run it alone
+    from ipvsproxy import cli  # noqa: PLC0415 - only in the process that runs it
 
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         status = cli.main(["verify", *flags])
-    sending.send((status, said.getvalue()))
+    sending.send((status, output.getvalue()))

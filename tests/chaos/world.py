@@ -1,8 +1,8 @@
-"""The objects of a cluster as chance has them: Services of all kinds that come, change and go, and endpoints that flap.
+"""The objects of a random cluster: Services of all kinds that come, change and go, and endpoints that flap.
 
-Each Service has addresses and node ports of its own, so that no two ever want one key. The *anchors* never change: whatever
-happens to the others, their clients must not notice. The *flapping* Service keeps its ports while its endpoints come and go: its
-open connections must not break either, as an endpoint that leaves is drained.
+Each Service has addresses and node ports of its own, so that no two ever desire one key. The *anchors* never change: their
+clients must not notice changes of others. The *flapping* Service keeps its ports while its endpoints come and go: its open
+connections must not break either, because a leaving endpoint is drained.
 """
 
 import dataclasses
@@ -16,14 +16,14 @@ SERVICES = 8
 LOCAL_PODS, REMOTE_PODS = ("11", "12"), ("11", "12")
 ANSWERING = (*(f"10.244.0.{pod}" for pod in LOCAL_PODS), *(f"10.244.1.{pod}" for pod in REMOTE_PODS))
 SILENT = tuple(f"10.244.1.{number}" for number in range(100, 110))
-"""Endpoints that exist on paper only."""
+"""Addresses of endpoints without a pod."""
 TARGETS: Mapping[str, int] = {"TCP": 8080, "UDP": 8053, "SCTP": 8080}
 PORT_NAMES: Mapping[str, str] = {"TCP": "http", "UDP": "dns"}
 NODE = "node-a"
 
 
 class Key(NamedTuple):
-    """What names an object: its kind and its name; all are in the namespace ``default``."""
+    """The kind and name of an object; all are in the namespace ``default``."""
 
     kind: str
     name: str
@@ -31,7 +31,7 @@ class Key(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
-    """A request that must be answered for as long as the anchors stand."""
+    """A request that must always be answered, because the anchors never change."""
 
     from_: str
     protocol: str
@@ -50,14 +50,14 @@ QUESTIONS = (
     Question("client", "TCP", "203.0.113.12", 80),
 )
 HELD = (*(question for question in QUESTIONS if question.protocol == "TCP"), Question("p1", "TCP", "10.96.0.20", 80))
-"""Through these, connections are kept open; the last one is the flapping Service's."""
+"""Targets of the connections that stay open; the last is the flapping Service's."""
 
 
 def anchors() -> Iterator[Object]:
     """The Node and the Services that never change, with their endpoints.
 
-    Those that one client asks share no endpoint. IPVS tells answers apart by the client's address and port and the endpoint, so
-    that of two connections from one port of a client, through two virtual servers, one would lose its answers.
+    The Services of one client share no endpoint. IPVS attributes answers by the client's address and port and the endpoint, so of
+    two connections from one port of a client, through two virtual servers, one would lose its answers.
     """
     addresses = [{"type": "InternalIP", "address": address} for address in ("172.18.0.2", "fc00:f853:ccd::2")]
     yield _object("v1", "Node", {"name": NODE}, status={"addresses": addresses}, spec={"podCIDR": "10.244.0.0/24"})
@@ -78,14 +78,14 @@ def anchors() -> Iterator[Object]:
 
 
 class World:
-    """All objects by key. Each change is told as the objects that are to be put, and the keys of those to be deleted."""
+    """All objects by key. A change is the objects to put, and the keys of objects to delete."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
         self.objects: dict[Key, Object] = {key_of(item): item for item in anchors()}
 
     def change(self) -> tuple[str, list[Object], list[Key]]:
-        """Let something happen in the cluster: what, what is to be put, and what is to be deleted."""
+        """Change something; returns a description, the objects to put, and the keys to delete."""
         number = self._dice.randrange(SERVICES)
         name = f"s{number}"
         known = Key("Service", name) in self.objects
@@ -110,14 +110,14 @@ class World:
                 return self._replace(f"{what} of {name}", name, self._random_slices(name, service))
 
     def health_check_ports(self) -> frozenset[int]:
-        """Those that the Services of now ask for."""
+        """The health-check node ports of the present Services."""
         ports = (item["spec"].get("healthCheckNodePort") for item in self.objects.values() if item["kind"] == "Service")
         return frozenset(port for port in ports if port)
 
     def _replace(
         self, what: str, name: str, slices: list[Object], also: list[Object] | None = None
     ) -> tuple[str, list[Object], list[Key]]:
-        """Put these slices, and delete the Service's others."""
+        """Put these slices, and delete all other slices of the Service."""
         put = [*(also or []), *(item for item in slices if item not in (also or []))]
         kept = {key_of(item) for item in put}
         gone = [
@@ -168,7 +168,7 @@ class World:
         return self._slices(name, protocols, (*ANSWERING, *SILENT), 0) if protocols else []
 
     def _slices(self, name: str, protocols: list[str], addresses: tuple[str, ...], least: int) -> list[Object]:
-        """One to three slices with some of the addresses, each in one of them, now and then in two."""
+        """One to three slices with some of the addresses, each in one slice, sometimes in two."""
         dice = self._dice
         chosen = dice.sample(addresses, dice.randint(least, min(6, len(addresses))))
         parts: list[dict[str, Object]] = [{} for _ in range(dice.randint(1, 3))]
@@ -183,7 +183,7 @@ class World:
 
 
 def key_of(item: Object) -> Key:
-    """What names an object."""
+    """The key of an object."""
     return Key(item["kind"], item["metadata"]["name"])
 
 

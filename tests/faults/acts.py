@@ -1,7 +1,6 @@
-"""The external acts of a start: netlink messages and answers, questions by ``getsockopt``, processes, files of the kernel.
+"""Acts: a start's interactions with the system: netlink messages and answers, ``getsockopt``, processes, files of the kernel.
 
-``install`` puts itself between the program and the system in the process that calls it. It writes each act into a file, in its
-order, and has those fail that it is told to.
+``install`` intercepts all acts of the calling process. It records each act in a file, in order, and fails the ordered ones.
 """
 
 import builtins
@@ -30,7 +29,7 @@ OWN_FILES = (
     "/proc/stat",
     "/proc/meminfo",
 )
-"""Of this process, and for figures: no start hangs on them."""
+"""Files about this process, for metrics only: no start depends on them."""
 LOCKED = "Another app is currently holding the xtables lock; still 5s 0us time ahead to have a chance to grab the lock...\n"
 FAILURES: dict[str, tuple[str, ...]] = {
     "send": ("ENOBUFS", "refused"),
@@ -39,9 +38,9 @@ FAILURES: dict[str, tuple[str, ...]] = {
     "process": ("locked", "hangs", "EAGAIN"),
     "file": ("ENFILE",),
 }
-"""How an act of each kind fails."""
+"""The ways in which each kind of act can fail."""
 LOCKLESS = ("--version", "-save")
-"""Processes with these words never ask for the lock."""
+"""Processes with these words never take the lock."""
 
 _HEADER = struct.Struct("=IHHII")
 _PROTOCOLS = {0: "route", 12: "netfilter", 16: "generic"}
@@ -51,7 +50,7 @@ _FIRST_FAMILY = 17  # numbers of generic families begin behind that of their con
 
 
 class Order(NamedTuple):
-    """What is to fail: an act by its name, how, and at which of its times, counted from 1; 0 stands for each time."""
+    """A requested failure: the name of an act, the way, and the occurrence, counted from 1; 0 means each."""
 
     name: str
     failure: str
@@ -59,7 +58,7 @@ class Order(NamedTuple):
 
 
 class Act(NamedTuple):
-    """What was done, and at which time under this name. ``removes`` tells of a message that takes something out of IPVS."""
+    """An act and its occurrence under this name. ``removes``: a message that removes something from IPVS."""
 
     name: str
     time: int
@@ -68,7 +67,7 @@ class Act(NamedTuple):
 
 
 class Acts:
-    """Writes acts down, and says which fail. ``path`` is a file that it appends to."""
+    """Records acts, and decides which fail. Appends to the file ``path``."""
 
     def __init__(self, path: Path, order: Order | None) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -76,7 +75,7 @@ class Acts:
         self._times: Counter[str] = Counter()
 
     def begin(self, name: str, *, removes: bool = False) -> str:
-        """An act begins; how it is to fail, empty when it is not to."""
+        """Record an act; returns the way in which it must fail, or an empty string."""
         self._times[name] += 1
         order = self._order
         fails = order is not None and order.name == name and order.time in (0, self._times[name])
@@ -86,7 +85,7 @@ class Acts:
 
 
 def failures(name: str) -> Sequence[str]:
-    """How an act of this name may fail."""
+    """The ways in which an act of this name can fail."""
     return [
         failure
         for failure in FAILURES[name.partition(" ")[0]]
@@ -95,12 +94,12 @@ def failures(name: str) -> Sequence[str]:
 
 
 def read(path: Path) -> list[Act]:
-    """What was written down."""
+    """Read the recorded acts."""
     return [Act(*json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def install(acts: Acts) -> None:
-    """Watch this process from now on."""
+    """Intercept the acts of this process from now on."""
     _watch_sockets(acts)
     _watch_questions(acts)
     _watch_processes(acts)
@@ -109,7 +108,7 @@ def install(acts: Acts) -> None:
 
 def _watch_sockets(acts: Acts) -> None:
     class WatchedSocket(socket.socket):
-        """A netlink socket."""
+        """A netlink socket whose acts are intercepted."""
 
         pending: bytes = b""
         about = ""
@@ -141,12 +140,12 @@ def _watch_sockets(acts: Acts) -> None:
             return super().recv_into(buffer, nbytes, flags)
 
     class Sockets:
-        """The module, with netlink sockets that are watched."""
+        """The module ``socket`` with intercepted netlink sockets."""
 
         def __getattr__(self, name: str) -> Any:
             return WatchedSocket if name == "socket" else getattr(socket, name)
 
-    setattr(netlink, "socket", Sockets())  # noqa: B010 - to mypy it is no attribute of that module
+    setattr(netlink, "socket", Sockets())  # noqa: B010 - mypy does not know this attribute
 
 
 def _described(protocol: int, message: bytes) -> str:
@@ -165,19 +164,19 @@ def _refusal(message: bytes) -> bytes:
 
 
 def _split(data: bytes) -> list[bytes]:
-    found = []
+    copies = []
     while len(data) >= _HEADER.size:
         length = _HEADER.unpack_from(data)[0]
-        found.append(data[:length])
+        copies.append(data[:length])
         data = data[(length + 3) & ~3 :]
-    return found
+    return copies
 
 
 def _watch_questions(acts: Acts) -> None:
     library = sockopt._libc
 
     class Library:
-        """The C library, as far as it is used."""
+        """The used part of the C library."""
 
         def getsockopt(self, descriptor: int, level: int, option: int, *rest: Any) -> int:
             if failure := acts.begin(f"getsockopt level {level} option {option}"):

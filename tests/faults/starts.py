@@ -1,7 +1,7 @@
 """Starts of the real program on a node that an earlier start has programmed, each with one act that fails.
 
-Between two starts a little of what is ours is taken away, so that a start also writes: a virtual server, an entry of a set, an
-address, a rule. What nobody has taken away must stay for as long as the program runs.
+Before each start, a virtual server, a set entry, an address and a rule of ours are removed, so that the start also writes. All
+other objects must stay while the program runs.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from tests.support import golden_state
 PRELOADED = ("ipvsproxy.cli", "ipvsproxy.daemon.app", "ipvsproxy.daemon.sources.directory", "tests.faults.acts")
 SYNC_PERIOD_S = 1
 WITHIN_S = 20.0
-"""Until all is in force after an act that failed once: a start, a process that hangs no longer, and two tries."""
+"""Until everything is in force after an act that failed once: a start, the end of a hanging process, and two tries."""
 SHOWN_WITHIN_S = 45.0
-"""Until it shows that something is not in force, or a start is given up after all its tries."""
+"""Until a fault is reported, or a start is given up after all its tries."""
 TOLD_WITHIN_S = 1.0
-"""Until what keeps failing is told, once all is in force."""
+"""Until a permanent failure is reported, once everything is in force."""
 TRIES = 3
 """How often a step of the start is tried again, 0.7 s long. The program's own tries take 21 s."""
 POLL_S = 0.1
@@ -41,24 +41,23 @@ FLAGS = (
     f"--ipvs-sync-period={SYNC_PERIOD_S}s",
 )
 TAKEN = "TCP 10.96.0.12:80"
-"""The virtual server that is taken away before each start."""
+"""The virtual server that is removed before each start."""
 FOREIGN = "TCP 192.0.2.200:80"
 CANNOT_START = 2
 SHARED = "iptables "
-"""All Services stand on rules."""
+"""Prefix of objects that all Services need: rules."""
 LISTING = "-save"
-"""The end of the name of an act that lists rules."""
+"""Suffix of acts that list rules."""
 SHOWING = re.compile(r"^(ipvsproxy_(?:pending|unreadable_parts)\b\S*) (?!0(?:\.0)?$)", re.MULTILINE)
-"""Metrics that are not 0 when something is not in force, or cannot be read."""
+"""Metrics that are not 0 if something is not in force, or cannot be read."""
 
 
 class Ending(NamedTuple):
-    """What came of one start.
+    """The result of one start.
 
-    ``status`` is that of a process that has ended, None of one that runs. ``missing`` are virtual servers that went although
-    nobody took them away, ``removing`` the acts that took something out of IPVS, ``lacking`` what is not in force at the end,
-    ``shown`` the metrics that tell of something that is not in force or cannot be read, ``warnings`` what the log says at the
-    levels of warnings and errors.
+    ``status`` is that of an ended process, None of a running one. ``missing`` are virtual servers that the start removed,
+    ``removing`` the acts that removed something from IPVS, ``lacking`` the objects that are not in force at the end, ``shown``
+    the metrics that report objects out of force or unreadable, ``warnings`` the log lines at the levels warning and error.
     """
 
     acts: Sequence[acts.Act]
@@ -74,12 +73,12 @@ class Ending(NamedTuple):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the act that was to fail came up."""
+        """Whether the ordered act occurred and failed."""
         return any(act.failed for act in self.acts)
 
 
 class Node:
-    """A node with Services in force. A context manager: it programs the node, and takes everything away at the end."""
+    """A node with Services in force. A context manager: it programs the node, and removes everything at the end."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -114,9 +113,9 @@ class Node:
         self._cleaning.close()
 
     def start(self, order: acts.Order | None, *, spoiled: bool = True, within_s: float = WITHIN_S) -> Ending:
-        """Start the program with this act failing, wait until all is in force or it shows that it is not, and end it."""
+        """Start the program with this failing act, wait until everything is in force or a fault is reported, and end it."""
         if spoiled:
-            if self._missing():  # the start before has done harm
+            if self._missing():  # the start before has removed objects
                 self.start(None, spoiled=False)
             self._spoil()
         number = next(self._numbers)
@@ -171,29 +170,29 @@ class Node:
         return self._kept - _listed()
 
     def _lacking(self, *, hides_rules: bool) -> list[str]:
-        """What is not as desired.
+        """The objects that are not as desired.
 
-        ``hides_rules``: no rules can be listed, so a jump may be there twice, which alters no packet's way.
+        ``hides_rules``: rules cannot be listed, so a jump may exist twice, which changes no packet's way.
         """
-        found = golden_state.differences(self.desired, golden_state.read_state(SECTIONS), SECTIONS)
+        differing = golden_state.differences(self.desired, golden_state.read_state(SECTIONS), SECTIONS)
         return [
             f"{section}: {row}"
-            for section, rows in found.items()
+            for section, rows in differing.items()
             for row, _, desired, observed in rows
             if not (hides_rules and section.startswith("iptables ") and (desired, observed) == (1, 2))
         ]
 
 
 def judge(order: acts.Order, ending: Ending) -> list[str]:
-    """A sentence for each thing that must not be.
+    """A sentence for each broken rule.
 
-    Rule 1: nothing of a wanted Service goes, and nothing is taken out of IPVS, whatever fails and however often.
-    Rule 2: after an act that failed once, all gets in force, and the process runs on.
-    Rule 3: while an act always fails, what is not in force shows in a metric and in at least one line of the log.
-    Rule 4: it shows on ``/healthz`` as well where all Services stand on it. One Service's object makes no node unfit: to take the
-    node out of the load balancers would hurt the others.
-    Rule 5: a process that cannot begin without an act that always fails may end, with the reason and with nothing programmed; the
-    kernel goes on serving, and the ended process shows.
+    Rule 1: no object of an existing Service is removed, and nothing is removed from IPVS, whatever fails, however often.
+    Rule 2: after an act that failed once, everything comes into force, and the process continues.
+    Rule 3: while an act always fails, a metric and at least one log line report the objects out of force.
+    Rule 4: ``/healthz`` reports them as well if all Services need them. An object of one Service does not make the node
+    unhealthy, because taking the node out of load balancers would hurt all others.
+    Rule 5: a process that cannot start because an act always fails may end, with the reason and with nothing programmed. The
+    kernel continues to serve, and the ended process is visible.
     """
     wrong = []
     if ending.missing:
@@ -215,15 +214,15 @@ def judge(order: acts.Order, ending: Ending) -> list[str]:
 
 
 def silent_signs(lacking: Sequence[str], is_healthy: bool, shown: Sequence[str], warnings: Sequence[str]) -> list[str]:  # noqa: FBT001 - as ``Ending`` has them
-    """Which of those that must tell of what is not in force do not."""
+    """Which of the places that must report objects out of force do not."""
     signs = {"a metric": bool(shown), "the log": bool(warnings)}
-    if any(item.startswith(SHARED) for item in lacking):  # what one Service lacks makes no node unfit
+    if any(item.startswith(SHARED) for item in lacking):  # a missing object of one Service does not make the node unhealthy
         signs["/healthz"] = not is_healthy
     return [name for name, tells in signs.items() if not tells]
 
 
 def orders(done: Sequence[acts.Act]) -> Iterator[acts.Order]:
-    """What can fail in a start that did this: each act once, at its first and at its last time, and at all times."""
+    """All failures of a start with these acts: each act once, at its first and at its last occurrence, and always."""
     times = Counter(act.name for act in done)
     for name, last in times.items():
         for failure in acts.failures(name):
@@ -236,7 +235,7 @@ def _program(flags: Sequence[str], log: str, written: str, order: acts.Order | N
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     acts.install(acts.Acts(Path(written), order))
-    from ipvsproxy import cli  # noqa: PLC0415 - in the process that is to run it alone
+    from ipvsproxy import cli  # noqa: PLC0415 - only in the process that runs it
     from ipvsproxy.daemon.process import requirements  # noqa: PLC0415 - as above
 
     requirements.DELAYS_S = requirements.DELAYS_S[:TRIES]
@@ -244,7 +243,7 @@ def _program(flags: Sequence[str], log: str, written: str, order: acts.Order | N
 
 
 def _listed() -> frozenset[str]:
-    """The virtual servers as the kernel lists them, foreign ones too; without a process, for it is asked all the while."""
+    """The virtual servers in the kernel's list, foreign ones too; starts no process, because it is called often."""
     words = (line.split() for line in Path("/proc/net/ip_vs").read_text().splitlines())
     return frozenset(" ".join(line[:2]) for line in words if line and line[0] in ("TCP", "UDP", "SCTP"))
 

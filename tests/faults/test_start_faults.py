@@ -1,7 +1,7 @@
-"""Each act of a start fails once, on a node of a real kernel that serves: nothing goes, and all gets in force all the same.
+"""Each act of a start fails once, on a serving node of a real kernel: nothing is removed, and everything comes into force.
 
-Some fail always: then all is in force but for them, or it shows that it is not. ``scripts/faults`` tries all of them so, and all
-times of each act and all ways to fail.
+Some acts fail always: then everything else is in force, or a fault is reported. ``scripts/faults`` tries all acts, occurrences
+and ways to fail.
 """
 
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ ACTS = (
     "send netfilter type 2576",
     "receive netfilter type 2576",
 )
-"""All of them; what a start does besides has to be added here."""
+"""All acts of a start; add new ones here."""
 
 ALWAYS = (
     "process iptables-legacy-save",
@@ -74,7 +74,7 @@ ALWAYS = (
 )
 """One of each kind: a read and a write of each part of the kernel, a setting, and a step of the start.
 
-The rules of what each must show are those of ``starts.judge``.
+``starts.judge`` has the rules for each.
 """
 
 READINGS = (
@@ -82,7 +82,7 @@ READINGS = (
     "send route type 18 dump",
     "send generic command 4 dump",
 )
-"""What the loop reads before it programs anything; a start may have asked for it before, as to see whether it can be had."""
+"""Reads of the loop before it programs anything; the start may have read them earlier, to check that they work."""
 
 
 @pytest.fixture(scope="module", name="node")
@@ -93,7 +93,7 @@ def _node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[starts.Node]:
 
 def test_all_acts_of_a_start_are_known(node: starts.Node) -> None:
     ending = node.start(None)
-    assert {act.name for act in ending.acts} - set(ACTS) == set(), "it does what no test lets fail"
+    assert {act.name for act in ending.acts} - set(ACTS) == set(), "the start has acts that no test fails"
     assert starts.judge(acts.Order("", "", 1), ending) == []
 
 
@@ -106,7 +106,7 @@ def test_an_act_that_fails_once_costs_nothing(node: starts.Node, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ALWAYS)
-def test_an_act_that_always_fails_removes_nothing_and_shows(node: starts.Node, name: str) -> None:
+def test_an_act_that_always_fails_removes_nothing_and_is_reported(node: starts.Node, name: str) -> None:
     order = acts.Order(name, acts.failures(name)[0], 0)
     ending = node.start(order)
     assert ending.has_failed, "the act has not come up"
@@ -114,7 +114,7 @@ def test_an_act_that_always_fails_removes_nothing_and_shows(node: starts.Node, n
 
 
 @pytest.mark.parametrize("name", READINGS)
-def test_a_reading_that_is_refused_after_it_could_be_had_costs_nothing(node: starts.Node, name: str) -> None:
+def test_a_read_that_fails_after_an_earlier_success_costs_nothing(node: starts.Node, name: str) -> None:
     order = acts.Order(name, "refused", 2)
     ending = node.start(order)
     assert ending.has_failed, "the act has not come up"

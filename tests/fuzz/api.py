@@ -1,4 +1,4 @@
-"""The decoder: pages of lists, watch lines, and what translation makes of their objects."""
+"""Target ``decoder``: pages of lists, watch lines, and the translation of their objects."""
 
 import json
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from tests.fuzz.chooser import Chooser
 from tests.support import builders
 
 LONGEST_REASON = 600
-"""Characters: an object may not fill the log."""
+"""In characters, so that an object cannot fill the log."""
 _KINDS = tuple(ObjectKind)
 _TYPES = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR")
 _SETTINGS = Settings()
@@ -20,7 +20,7 @@ _VIEW = builders.node_view()
 
 
 def decoder(data: bytes) -> None:
-    """A page of a list or a watch line, as it comes or made of objects. Only ``UndecodableError`` may come out."""
+    """A page of a list or a watch line, as raw bytes or made of objects. Only ``UndecodableError`` may be raised."""
     chooser = Chooser(data)
     kind, is_page, is_made = chooser.one(_KINDS), chooser.chance(2), chooser.chance(2)
     if not is_made:
@@ -43,7 +43,7 @@ def decoder(data: bytes) -> None:
 
 
 def check(events: list[Event]) -> None:
-    """That nothing in objects is beyond its bounds, and that store and translation can work with them."""
+    """Check that all values are within their bounds, and that store and translation accept them."""
     store = Store(0)
     store.deliver(events, 0)
     for event in events:
@@ -83,4 +83,4 @@ def _check_skipped(skipped: tuple[Skipped, ...]) -> None:
 
 def _check_reason(text: str) -> None:
     assert len(text) <= LONGEST_REASON
-    text.encode()  # what cannot be encoded cannot be logged
+    text.encode()  # a text that cannot be encoded cannot be logged

@@ -1,4 +1,4 @@
-"""Choices out of bytes: what a fuzzer changes a little changes a little of what is made from it."""
+"""Makes choices from bytes, so that a small mutation of the bytes is a small change of the result."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -29,11 +29,11 @@ HOSTILE = (
     "é" * 15,
     "💥",
 )
-"""Texts that break out of something somewhere."""
+"""Texts that escape from some syntax."""
 
 
 class Chooser:
-    """Takes bytes from the front; when they are used up, every choice is the first one."""
+    """Takes bytes from the front; once they are used up, every choice is the first one."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -45,17 +45,17 @@ class Chooser:
         return self._position >= len(self._data)
 
     def take(self, count: int) -> bytes:
-        """So many bytes, or what is left."""
+        """This many bytes, or the rest."""
         taken = self._data[self._position : self._position + count]
         self._position += count
         return taken
 
     def rest(self) -> bytes:
-        """All that is left."""
+        """All remaining bytes."""
         return self.take(max(0, len(self._data) - self._position))
 
     def integer(self, low: int, high: int) -> int:
-        """A number between these, both included."""
+        """A number between these bounds, inclusive."""
         size = max(1, ((high - low).bit_length() + 7) // 8)
         return low + int.from_bytes(self.take(size), "big") % (high - low + 1)
 
@@ -64,11 +64,11 @@ class Chooser:
         return choices[self.integer(0, len(choices) - 1)]
 
     def chance(self, one_in: int) -> bool:
-        """True once in so many times; false when the bytes are used up."""
+        """True once in this many times; false once the bytes are used up."""
         return self.integer(0, one_in - 1) == one_in - 1
 
     def text(self, usual: Sequence[str] = ()) -> str:
-        """One of the usual texts most of the time, else a hostile or any one."""
+        """Mostly one of the usual texts, else a hostile or arbitrary one."""
         if usual and not self.chance(4):
             return self.one(usual)
         if self.chance(2):

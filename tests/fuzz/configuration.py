@@ -1,4 +1,7 @@
-"""The config loader: any flags, any file. Only a ``ConfigError`` may come out; what is accepted can be written and read again."""
+"""Target ``config``.
+
+Any flags, any file. Only ``ConfigError`` may be raised; an accepted configuration can be written and read.
+"""
 
 from ipvsproxy.config import load, write
 from ipvsproxy.config.given import ConfigError
@@ -28,6 +31,6 @@ def config(data: bytes) -> None:
 
 
 def _check_text(text: str) -> None:
-    """That it is one line for a terminal."""
+    """Check that it is one printable line."""
     assert text.isprintable(), ascii(text)
     assert len(text) <= LONGEST_LINE, "a line that is too long"

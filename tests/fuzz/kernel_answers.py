@@ -1,4 +1,4 @@
-"""What the kernel, or a program beside it, answers: netlink messages, ``/proc/net/ip_vs``, the text of ``iptables-save``."""
+"""Targets with answers of the kernel or of iptables: netlink messages, ``/proc/net/ip_vs``, the text of ``iptables-save``."""
 
 import pathlib
 import struct
@@ -28,7 +28,7 @@ from tests.fuzz.chooser import Chooser
 from tests.support import builders, fake_netlink
 
 LONGEST_REASON = 600
-"""Characters: it ends in a log line."""
+"""In characters, because it becomes part of a log line."""
 _IPVS_NUMBER = 33
 _HEADING = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port\n"
 _HEADER_SIZES = (0, 4, 8, 16)
@@ -36,13 +36,13 @@ _VIRTUAL_SERVER = builders.frontend("10.96.0.10", 80)
 
 
 def netlink_answers(data: bytes) -> None:
-    """Any answer to any request of the drivers. Only a ``KernelError`` may come out, and no address that is none."""
+    """Any answer to any request of the drivers. Only ``KernelError`` may be raised, and every address must be valid."""
     chooser = Chooser(data)
     _READERS[chooser.integer(0, len(_READERS) - 1)](chooser)
 
 
 def ip_vs(data: bytes) -> None:
-    """Any content of ``/proc/net/ip_vs`` behind its heading, or with another one."""
+    """Any content of ``/proc/net/ip_vs`` after its heading, or with another heading."""
     with tempfile.NamedTemporaryFile("wb") as file:
         file.write(data if data.startswith(b"IP") else _HEADING.encode() + data)
         file.flush()
@@ -64,7 +64,7 @@ def _read_block(block: ipvs_listing.Block) -> None:
 
 
 def iptables_save(data: bytes) -> None:
-    """Any output of ``iptables-save``; whatever is read in it, what is written on account of it is ours."""
+    """Any output of ``iptables-save``; lines written because of it must have known shapes."""
     try:
         listing = iptables_text.parse_save(data.decode(errors="replace"), skeleton.CHAINS, skeleton.JUMPS)
     except ValueError as error:
@@ -96,7 +96,7 @@ def _payload(chooser: Chooser, depth: int = 0) -> bytes:
 
 
 def _answers(chooser: Chooser) -> Callable[[bytes], Iterator[bytes]]:
-    """What a socket answers to whatever it is sent: raw bytes, or a dump of messages."""
+    """The answers of a socket to any request: raw bytes, or a dump of messages."""
 
     def answer(sent: bytes) -> Iterator[bytes]:
         sequence = fake_netlink.sequences(sent)[-1]

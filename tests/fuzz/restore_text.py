@@ -1,4 +1,4 @@
-"""What may stand in the input of ``iptables-restore``: every shape that a line of ours can have, and nothing else."""
+"""The allowed input of ``iptables-restore``: every shape of our lines, and nothing else."""
 
 import re
 
@@ -13,7 +13,7 @@ _OTHER_COMMENTS = "kubernetes service traffic requiring SNAT|kubernetes forwardi
 _NETWORK = r"[0-9a-f.:]{2,39}/[0-9]{1,3}"
 _MARK = r"0x[0-9a-f]{1,8}/0x[0-9a-f]{1,8}"
 _SETS = "|".join(map(re.escape, IP_SETS))
-# One word, without what iptables takes for quotes; how long it is counts in bytes.
+# One word without iptables' quotes; its length counts in bytes.
 _INTERFACE = r"(?P<interface>[^\s\"'\\/:]+)"
 _INTERFACE_LIMIT = 15
 _TARGETS = (
@@ -36,15 +36,15 @@ _JUMPS = frozenset(f"-{verb} {jump.source} {iptables_rule.render_jump(jump)}" fo
 
 
 def _is_rule(line: str) -> bool:
-    found = _RULE.fullmatch(line)
-    if found is None or not line.isprintable():
+    match = _RULE.fullmatch(line)
+    if match is None or not line.isprintable():
         return False
-    interface = found["interface"] or ""
+    interface = match["interface"] or ""
     return len(interface.encode()) <= _INTERFACE_LIMIT
 
 
 def check(text: str) -> None:
-    """Raise AssertionError for a line of an unknown shape, or where a reader would see other lines than a writer."""
+    """Raise AssertionError for a line of an unknown shape, or if reader and writer would split lines differently."""
     assert text == "".join(f"{line}\n" for line in text.splitlines()), "a line break that is not ours"
     for line in text.splitlines():
         known = (

@@ -1,7 +1,7 @@
-"""From configuration and API objects to what goes to the kernel: rules, set entries, virtual servers.
+"""Target ``rules``: from configuration and API objects to rules, set entries and virtual servers.
 
-Whatever the objects are: each line for ``iptables-restore`` has a shape that is ours, each set entry is the same after it was
-encoded and read back, and each virtual and real server can be encoded.
+For any objects: each line for ``iptables-restore`` has a known shape, each set entry is the same after encoding and decoding, and
+each virtual and real server can be encoded.
 """
 
 import json
@@ -32,7 +32,7 @@ _NOTHING_THERE = iptables_text.Listing(chains={}, jumps={}, foreign_jumps={})
 
 
 def rules(data: bytes) -> None:
-    """Everything on its way from text to kernel."""
+    """The whole way from text to kernel."""
     chooser = Chooser(data)
     config = _config(chooser)
     if config is None:
@@ -40,18 +40,18 @@ def rules(data: bytes) -> None:
     settings = wiring.translation_settings(config, {family: chooser.chance(2) for family in Family}, config.ipvs.scheduler)
     node = _read(chooser, ObjectKind.NODE)
     carried = [InterfaceAddress(chooser.text(("eth0",)), address, address.family.bits) for address in _CARRIED]
-    seen = view.view_node(settings, "node-a", node if isinstance(node, Node) else None, carried, api_servers=())
+    node_view = view.view_node(settings, "node-a", node if isinstance(node, Node) else None, carried, api_servers=())
     services = [item for _ in range(chooser.integer(1, 3)) if isinstance(item := _read(chooser, ObjectKind.SERVICE), Service)]
     slices = [item for _ in range(3) if isinstance(item := _read(chooser, ObjectKind.ENDPOINT_SLICE), EndpointSlice)]
     reconciler = Reconciler(Policy())
     for service in services:
-        translated = state.translate(service, [one for one in slices if one.service == service.name], seen, settings)
+        translated = state.translate(service, [one for one in slices if one.service == service.name], node_view, settings)
         reconciler.put(service.name, translated)
         _check_encoding(translated)
-    for family, found in ((Family.IPV4, _ALL_THERE), (Family.IPV6, _NOTHING_THERE)):
-        built = skeleton.build_skeleton(family, settings, seen, reconciler.occupied(family), reconciler.refused())
-        restore_text.check(iptables_text.render_restore(built, found))
-        restore_text.check(iptables_text.render_removal(built, found))
+    for family, supported in ((Family.IPV4, _ALL_THERE), (Family.IPV6, _NOTHING_THERE)):
+        built = skeleton.build_skeleton(family, settings, node_view, reconciler.occupied(family), reconciler.refused())
+        restore_text.check(iptables_text.render_restore(built, supported))
+        restore_text.check(iptables_text.render_removal(built, supported))
 
 
 def _config(chooser: Chooser) -> Config | None:
@@ -78,16 +78,16 @@ def _read(chooser: Chooser, kind: ObjectKind) -> object:
     return event.object if isinstance(event, Put) else None
 
 
-def _check_encoding(wanted: ServiceState) -> None:
-    for entry in wanted.entries:
+def _check_encoding(desired: ServiceState) -> None:
+    for entry in desired.entries:
         codec = ipset_message.codec(entry.set)
         data = codec.encode([entry])
         assert _decoded(codec, data) == entry
-    for server in wanted.virtual_servers.values():
+    for server in desired.virtual_servers.values():
         operations = [Operation(Verb.ADD, server), Operation(Verb.REMOVE, server)]
         operations += [Operation(Verb.ADD, RealServers.of(server.key, key)) for key in server.real_servers]
         assert len(_ENCODER.encode(operations, range(len(operations)))) == len(operations)
 
 
 def _decoded(codec: ipset_message.EntryCodec, data: bytes) -> SetEntry | None:
-    return codec.decode(data, 4, len(data))  # behind the header of the attribute that holds it
+    return codec.decode(data, 4, len(data))  # after the header of its attribute

@@ -1,4 +1,4 @@
-"""What is fuzzed, by name. Each target is a function of bytes that raises where something is wrong."""
+"""The targets by name. Each is a function of bytes that raises an exception if a property does not hold."""
 
 from collections.abc import Callable, Mapping
 

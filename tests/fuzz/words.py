@@ -1,4 +1,4 @@
-"""Words that mean something to somebody who reads bytes: no mutation finds them soon."""
+"""Words with a meaning to the readers, which mutation would not find soon."""
 
 from collections.abc import Iterator
 
@@ -45,4 +45,4 @@ def _all() -> Iterator[str]:
 
 
 ALL = tuple(dict.fromkeys(_all()))
-"""Each once, as a libFuzzer dictionary quotes them."""
+"""Each word once, quoted as in a libFuzzer dictionary."""

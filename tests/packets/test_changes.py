@@ -1,6 +1,6 @@
-"""Packets while the API changes: source ranges, backends of UDP clients, affinity, duplicate claims, nonsense.
+"""Packets while the API changes: source ranges, backends of UDP clients, affinity, Services with one address, invalid objects.
 
-One run of the program for all; each test begins with the objects that it needs and nothing else.
+One run of the program for all tests; each test begins with its own objects only.
 """
 
 import ipaddress
@@ -46,7 +46,7 @@ def _range_of(name: str, family: Family) -> str:
 
 
 @by_family
-def test_a_client_that_stays_allowed_is_never_dropped_and_one_that_is_not_never_let_in(running: Cluster, family: Family) -> None:
+def test_a_client_that_stays_allowed_is_never_dropped_and_another_never_allowed(running: Cluster, family: Family) -> None:
     def ranges(*texts: str) -> list[Manifest]:
         return service("web", 1, "p1", balancer=True, loadBalancerSourceRanges=texts)
 
@@ -101,15 +101,15 @@ def test_a_udp_client_that_was_refused_is_served_by_the_first_endpoint(running: 
     connection.close()
 
 
-def test_a_udp_client_follows_a_change_that_the_program_was_down_for(running: Cluster) -> None:
+def test_a_udp_client_follows_a_change_while_the_program_was_down(running: Cluster) -> None:
     running.have(service("web", 1, "p1"))
-    held = {family: running.lab.open("p2", "UDP", cluster.address("cluster 1", family), 53) for family in Family}
+    connections = {family: running.lab.open("p2", "UDP", cluster.address("cluster 1", family), 53) for family in Family}
     running.program.kill()
-    for family, connection in held.items():
+    for family, connection in connections.items():
         assert connection.ask() == cluster.address("p1", family), "the kernel serves by itself"
     running.objects = service("web", 1, "r1")
     running.start()
-    for family, connection in held.items():
+    for family, connection in connections.items():
         assert connection.ask() == cluster.address("r1", family)
         connection.close()
 
@@ -118,11 +118,11 @@ def _flows(running: Cluster, family: Family, protocol: str) -> set[tuple[str, st
     """Original destination and reply source of all tracked flows."""
     name = family.label.lower()
     listing = running.lab.run("node", "conntrack", "--dump", "--family", name, "--proto", protocol.lower())
-    found = set()
+    flows = set()
     for line in listing.splitlines():
         values = [word.partition("=")[2] for word in line.split() if word.startswith(("src=", "dst="))]
-        found.add((values[1], values[2]))
-    return found
+        flows.add((values[1], values[2]))
+    return flows
 
 
 @by_family
@@ -132,14 +132,14 @@ def test_only_the_flows_of_the_lost_endpoint_are_forgotten(running: Cluster, fam
     web, other = (cluster.address(f"cluster {number}", family) for number in (1, 2))
     pod, remote = cluster.address("p1", family), cluster.address("r1", family)
     port, pod_port = cluster.PORTS[protocol]
-    held = [running.lab.open("p2", protocol, web, port) for _ in range(2)]
-    held += [running.lab.open("p2", protocol, other, port), running.lab.open("host", protocol, pod, pod_port)]
+    connections = [running.lab.open("p2", protocol, web, port) for _ in range(2)]
+    connections += [running.lab.open("p2", protocol, other, port), running.lab.open("host", protocol, pod, pod_port)]
     assert _flows(running, family, protocol) >= {(web, pod), (web, remote), (other, pod), (pod, pod)}
     running.have(service("web", 1, "r1"), service("other", 2, "p1"))
     flows = _flows(running, family, protocol)
     assert (web, pod) not in flows
     assert flows >= {(web, remote), (other, pod), (pod, pod)}
-    for connection in held:
+    for connection in connections:
         connection.abort()
 
 
@@ -148,31 +148,33 @@ def test_only_the_flows_of_the_lost_endpoint_are_forgotten(running: Cluster, fam
 
 @by_family
 def test_affinity_is_kept_and_then_expires(running: Cluster, family: Family) -> None:
-    # What is remembered has to outlive the flows that it was used for, also when their last answer is late: where one is still
-    # there when it expires, the kernel remembers for another minute (ip_vs_conn_expire).
+    # The memory of affinity must outlive its flows, even with a late last answer: if a flow still exists when it expires, the
+    # kernel remembers for another minute (ip_vs_conn_expire).
     for_a_while = {"clientIP": {"timeoutSeconds": 2 * UDP_TIMEOUT_S}}
     running.have(service("web", 1, "p1", "r1", protocols=["UDP"], sessionAffinity="ClientIP", sessionAffinityConfig=for_a_while))
     to = cluster.address("cluster 1", family)
     client = cluster.address("p2", family)
 
-    def seen() -> tuple[str, ...]:
+    def backends() -> tuple[str, ...]:
         return running.lab.probe("p2", "UDP", to, 53, count=3).backends
 
     def is_remembered() -> bool:
         table = running.lab.run("node", "cat", "/proc/net/ip_vs_conn")
         return _hexadecimal(client) in table and _hexadecimal(to) in table
 
-    first = seen()
+    first = backends()
     assert len(first) == 1
-    assert seen() == first
-    assert len({first, *_seen_after_expiry(seen, is_remembered)}) == 2
+    assert backends() == first
+    assert len({first, *_backends_after_expiry(backends, is_remembered)}) == 2
 
 
-def _seen_after_expiry(seen: Callable[[], tuple[str, ...]], is_remembered: Callable[[], bool]) -> Iterator[tuple[str, ...]]:
-    """Which endpoint comes next is the scheduler's to say, who may come to the same one again."""
+def _backends_after_expiry(
+    backends: Callable[[], tuple[str, ...]], is_remembered: Callable[[], bool]
+) -> Iterator[tuple[str, ...]]:
+    """The endpoints after expiry: the scheduler chooses anew, possibly the same one."""
     for _ in range(2):
         _wait_until(lambda: not is_remembered(), "forgotten")
-        yield seen()
+        yield backends()
 
 
 def _hexadecimal(address: str) -> str:
@@ -184,7 +186,7 @@ def _hexadecimal(address: str) -> str:
 
 
 @by_family
-def test_endpoints_are_chosen_anew_when_the_node_moves_to_another_zone(running: Cluster, family: Family) -> None:
+def test_endpoints_change_when_the_node_moves_to_another_zone(running: Cluster, family: Family) -> None:
     web = service("web", 1, Endpoint("p1", zones=("zone-a",)), Endpoint("r1", zones=("zone-b",)))
     to = cluster.address("cluster 1", family)
     running.have(web)
@@ -193,11 +195,11 @@ def test_endpoints_are_chosen_anew_when_the_node_moves_to_another_zone(running: 
     assert running.lab.probe("p2", "TCP", to, 80, count=3).backends == (cluster.address("r1", family),)
 
 
-# Several Services that want the same.
+# Several Services with the same address.
 
 
 def _twins(*names: str, node_port: int) -> Iterator[list[Manifest]]:
-    """Services that have an external IP and a node port in common; the first one is the oldest."""
+    """Services with a common external IP and node port; the first one is the oldest."""
     pods = {"first": "p1", "second": "p2"}
     for number, name in enumerate(("first", "second"), 1):
         manifests = service(name, number, pods[name], node_port=node_port)
@@ -212,14 +214,14 @@ def _twins(*names: str, node_port: int) -> Iterator[list[Manifest]]:
 def _answers(running: Cluster, family: Family) -> set[str]:
     external, node = cluster.address("external 1", family), cluster.address("node", family)
     probes = [lab.Probe("client", "TCP", external, 80, count=3), lab.Probe("client", "TCP", node, 30001, count=3)]
-    return {backend for seen in running.lab.probe_all(probes) for backend in (*seen.backends, seen.outcome)}
+    return {backend for result in running.lab.probe_all(probes) for backend in (*result.backends, result.outcome)}
 
 
 def _entries(running: Cluster, name: str) -> str:
     return running.lab.run("node", "ipset", "list", name).partition("Members:\n")[2]
 
 
-def test_of_two_services_that_want_one_address_or_node_port_the_older_is_served_until_it_goes(running: Cluster) -> None:
+def test_of_two_services_with_one_address_or_node_port_the_older_is_served_until_it_is_deleted(running: Cluster) -> None:
     pods = {name: {family: cluster.address(name, family) for family in Family} for name in ("p1", "p2")}
     external = cluster.address("external 1", Family.IPV4)
     running.have(*_twins("second", node_port=30001))
@@ -236,12 +238,12 @@ def test_of_two_services_that_want_one_address_or_node_port_the_older_is_served_
     assert any(f"{external}:80" in line and "default/first" in line and "default/second" in line for line in lines)
     assert any("172.18.0.2:30001" in line for line in lines)
     assert running.lab.probe("p2", "TCP", cluster.address("cluster 2", Family.IPV4), 80).outcome == "ok", (
-        "what it has alone stays"
+        "its other addresses stay served"
     )
 
-    told = len(running.logged("address_conflict"))
+    logged = len(running.logged("address_conflict"))
     running.have(*_twins("first", "second", node_port=30001), service("more", 3, "p1"))
-    assert len(running.logged("address_conflict")) == told, "said once"
+    assert len(running.logged("address_conflict")) == logged, "logged once"
 
     running.have(*_twins("second", node_port=30001))
     assert all(_answers(running, family) == {pods["p2"][family], "ok"} for family in Family)
@@ -249,7 +251,7 @@ def test_of_two_services_that_want_one_address_or_node_port_the_older_is_served_
     assert "30001" in _entries(running, "KUBE-NODE-PORT-LOCAL-TCP")
 
 
-# Nonsense.
+# Invalid objects.
 
 
 def _invalid_objects() -> int:
@@ -258,8 +260,8 @@ def _invalid_objects() -> int:
     return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith("ipvsproxy_invalid_objects_total{"))
 
 
-NONSENSE: dict[str, tuple[dict[str, object], str]] = {
-    "an address that is none": ({"clusterIPs": ["10.96.0.999"]}, "not an IP address"),
+INVALID: dict[str, tuple[dict[str, object], str]] = {
+    "an invalid address": ({"clusterIPs": ["10.96.0.999"]}, "not an IP address"),
     "ports out of range": ({"ports": [{"name": "tcp", "port": 70000}]}, "outside 1..65535"),
     "a negative node port": ({"ports": [{"name": "tcp", "port": 80, "nodePort": -1}]}, "outside 1..65535"),
     "an unknown protocol": ({"ports": [{"name": "tcp", "port": 80, "protocol": "DCCP"}]}, "none of TCP, UDP, SCTP"),
@@ -268,34 +270,34 @@ NONSENSE: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize("about", NONSENSE)
-def test_nonsense_is_told_of_and_does_not_touch_its_neighbours(running: Cluster, about: str) -> None:
-    spec, reason = NONSENSE[about]
+@pytest.mark.parametrize("about", INVALID)
+def test_invalid_objects_are_reported_and_do_not_affect_others(running: Cluster, about: str) -> None:
+    spec, reason = INVALID[about]
     broken = service("broken", 9, "p1")
     broken[0]["spec"] |= {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"], "ipFamilies": ["IPv4"]} | spec
     running.have(service("web", 1, "p1"))
-    before, seen = _invalid_objects(), len(running.logged("event=part_not_used"))
+    before, logged = _invalid_objects(), len(running.logged("event=part_not_used"))
     running.have(broken, service("web", 1, "r1"))
-    told = running.logged("event=part_not_used")[seen:]
-    assert any("default/broken" in line for line in told)
-    assert running.logged(reason)[-1] in told
+    lines = running.logged("event=part_not_used")[logged:]
+    assert any("default/broken" in line for line in lines)
+    assert running.logged(reason)[-1] in lines
     assert _invalid_objects() > before
     assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", Family.IPV4), 80).backends == ("10.244.1.11",)
 
 
-def test_endpoints_of_another_family_and_ten_megabytes_of_them_do_not_touch_their_neighbours(running: Cluster) -> None:
+def test_endpoints_of_another_family_and_ten_megabytes_of_them_do_not_affect_others(running: Cluster) -> None:
     broken = service("broken", 9, protocols=["TCP"])
     mixed = Endpoint("p1").manifest(Family.IPV6)
     others = [Endpoint("p1").manifest(Family.IPV4) | {"addresses": [f"no address {'x' * 200} {one}"]} for one in range(30_000)]
     broken[1]["endpoints"] = [mixed, *others]
     assert len(json.dumps(broken[1])) > 10_000_000
     running.have(service("web", 1, "p1"))
-    before, seen = _invalid_objects(), len(running.logged("event=part_not_used"))
+    before, logged = _invalid_objects(), len(running.logged("event=part_not_used"))
     running.have(broken, service("web", 1, "r1"))
-    told = running.logged("event=part_not_used")[seen:]
-    assert 5 < len(told) < 50, "neither silent nor a flood"
-    assert any("not an IPv4 address" in line for line in told)
-    assert any("the API allows no more" in line for line in told)
+    lines = running.logged("event=part_not_used")[logged:]
+    assert 5 < len(lines) < 50, "neither silent nor a flood"
+    assert any("not an IPv4 address" in line for line in lines)
+    assert any("the API allows no more" in line for line in lines)
     assert _invalid_objects() > before
     assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", Family.IPV4), 80).backends == ("10.244.1.11",)
 

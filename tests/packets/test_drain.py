@@ -1,6 +1,6 @@
-"""Graceful termination, with packets: connections that are open outlive their endpoint, new ones go elsewhere.
+"""Graceful termination with packets: open connections outlive their endpoint, new ones go elsewhere.
 
-Across a restart in the middle, an endpoint that comes back, the end of the connections, and a deadline.
+Includes a restart meanwhile, a returning endpoint, the end of the connections, and a deadline.
 """
 
 import time
@@ -46,12 +46,12 @@ def _weights(running: Cluster, family: Family) -> dict[str, int]:
 def test_connections_outlive_their_endpoint_a_restart_and_its_return(running: Cluster) -> None:
     pods = {family: (cluster.address("p1", family), cluster.address("r1", family)) for family in Family}
     running.have(service("web", 1, "p1"))
-    held = {family: running.lab.open("p2", "TCP", cluster.address("cluster 1", family), 80) for family in Family}
+    connections = {family: running.lab.open("p2", "TCP", cluster.address("cluster 1", family), 80) for family in Family}
 
     running.have(service("web", 1, "r1"))
     for family, (going, staying) in pods.items():
         assert _weights(running, family) == {going: 0, staying: 1}
-        assert held[family].ask() == going
+        assert connections[family].ask() == going
         assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", family), 80, count=4).backends == (staying,)
     assert _drains() == 2
 
@@ -59,13 +59,13 @@ def test_connections_outlive_their_endpoint_a_restart_and_its_return(running: Cl
     running.start()
     for family, (going, staying) in pods.items():
         assert _weights(running, family) == {going: 0, staying: 1}
-        assert held[family].ask() == going
+        assert connections[family].ask() == going
     assert _drains() == 2
 
     running.have(service("web", 1, "p1", "r1"))
     for family, (going, staying) in pods.items():
         assert _weights(running, family) == {going: 1, staying: 1}
-        assert held[family].ask() == going
+        assert connections[family].ask() == going
         # Reset, not closed: IPVS would remember closed ones for minutes.
         new = [running.lab.open("p2", "TCP", cluster.address("cluster 1", family), 80) for _ in range(2)]
         assert {connection.backend for connection in new} == {going, staying}
@@ -75,8 +75,8 @@ def test_connections_outlive_their_endpoint_a_restart_and_its_return(running: Cl
 
     running.have(service("web", 1, "r1"))
     for family, (going, _) in pods.items():
-        assert held[family].ask() == going
-        held[family].abort()
+        assert connections[family].ask() == going
+        connections[family].abort()
     _wait_until(lambda: all(_weights(running, family) == {pods[family][1]: 1} for family in Family), "removed")
     assert _drains() == 0
 
@@ -84,16 +84,16 @@ def test_connections_outlive_their_endpoint_a_restart_and_its_return(running: Cl
 def test_connections_end_at_the_deadline_that_a_restart_begins_anew(running: Cluster) -> None:
     address, (going, staying) = cluster.address("cluster 1", Family.IPV4), ("10.244.0.11", "10.244.1.11")
     running.have(service("web", 1, "p1"))
-    held = running.lab.open("p2", "TCP", address, 80)
+    connection = running.lab.open("p2", "TCP", address, 80)
     running.have(service("web", 1, "r1"))
     assert _weights(running, Family.IPV4) == {going: 0, staying: 1}
     running.program.kill()
     running.start(f"--ipvs-drain-deadline={DEADLINE_S}s")
     began_s = time.monotonic()
-    assert held.ask() == going
+    assert connection.ask() == going
     _wait_until(lambda: _weights(running, Family.IPV4) == {staying: 1}, "removed")
     assert time.monotonic() - began_s < DEADLINE_S + 4
     with pytest.raises(lab.LabError):
-        held.ask()
-    held.abort()
+        connection.ask()
+    connection.abort()
     assert running.lab.probe("p2", "TCP", address, 80).backends == (staying,)

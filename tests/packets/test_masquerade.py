@@ -1,6 +1,6 @@
-"""Whose source address backends see of traffic to a cluster IP, by ``--masquerade-all`` and each way to tell local pods.
+"""The source address that backends observe for cluster IPs, with ``--masquerade-all`` and each way to detect local pods.
 
-What all other kinds of address do is in ``test_packets_services.py``, under one of these modes.
+``test_services.py`` covers all other kinds of address, in one of these modes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,22 +15,22 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
 
 ATTEMPTS = 4
 POD_NETWORKS = ["10.244.0.0/24", "fd00:10:244::/64"]
-"""Those of this node; the flags of ``cluster`` have the cluster's."""
+"""The pod ranges of this node; the flags of ``cluster`` have the cluster's."""
 SERVICES = [*service("both", 1, "p1", "r1", protocols=["TCP"]), *service("here", 2, "p1", protocols=["TCP"])]
 NODE = cluster.node() | {"spec": {"podCIDR": POD_NETWORKS[0], "podCIDRs": POD_NETWORKS}}
 
 NO_NETWORKS = "node's networks, of which there are none yet"
 HIDDEN, SHOWN = "bridge node", ""
-"""What is seen of a masqueraded client: the node's address towards each backend. Of others, it is their own."""
+"""The observed address of a masqueraded client: the node's address towards each backend. Others keep their own."""
 SENDERS: Mapping[str, tuple[str, str]] = {
     "p2": ("p2", "cluster 1"),
     "host": ("host", "cluster 1"),
     "client": ("client", "cluster 1"),
-    # An answer that need not come back through this node would not: it would have the wrong source.
+    # Otherwise an answer might bypass this node, and would have the wrong source.
     "r2": ("remote", "cluster 2"),
     "client to here": ("client", "cluster 2"),
 }
-"""Where a sender is, and which Service it asks. ``r2`` is a pod on the other node."""
+"""The place of a sender, and its target. ``r2`` is a pod on the other node."""
 MODES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
     "everything": (["--masquerade-all"], {"p2": HIDDEN, "host": HIDDEN, "client": HIDDEN, "r2": HIDDEN}),
     "cluster's networks": ([], {"p2": SHOWN, "host": HIDDEN, "client": HIDDEN, "r2": SHOWN}),
@@ -59,7 +59,7 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_backends_see_the_node_or_the_sender_itself(running: Cluster, mode: str) -> None:
+def test_backends_observe_the_node_or_the_sender_itself(running: Cluster, mode: str) -> None:
     flags, expected = MODES[mode]
     running.program.kill()
     running.objects = [cluster.node() if mode == NO_NETWORKS else NODE, *SERVICES]
@@ -68,8 +68,8 @@ def test_backends_see_the_node_or_the_sender_itself(running: Cluster, mode: str)
     for sender, family in questions:
         from_, to = SENDERS[sender]
         own = "" if sender == "host" else cluster.address("client" if from_ == "client" else sender, family)
-        seen = running.lab.probe(from_, "TCP", cluster.address(to, family), 80, src=own or None, count=ATTEMPTS, timeout_s=4.0)
+        result = running.lab.probe(from_, "TCP", cluster.address(to, family), 80, src=own or None, count=ATTEMPTS, timeout_s=4.0)
         names = expected[sender] if expected[sender] == SHOWN or to == "cluster 1" else "bridge"
         sources = tuple(sorted(cluster.address(one, family) for one in names.split())) or (own,)
-        assert (seen.outcome, seen.sources) == ("ok", sources), f"{sender} {family.label}"
-        assert len(seen.backends) == (2 if to == "cluster 1" else 1), f"{sender} {family.label}"
+        assert (result.outcome, result.sources) == ("ok", sources), f"{sender} {family.label}"
+        assert len(result.backends) == (2 if to == "cluster 1" else 1), f"{sender} {family.label}"

@@ -1,4 +1,4 @@
-"""Addresses of the node that come and go: node ports follow, service addresses make room and come back."""
+"""Addresses of the node that come and go: node ports follow, Service addresses yield and return."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from tests.support.cluster import Cluster, service
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
 
 FOLLOWED_WITHIN_S = 3.0
-"""A second is what is promised; user-mode Linux on a busy machine takes longer for the looking itself."""
+"""One second is guaranteed; on a busy machine, user-mode Linux takes longer for the reading itself."""
 ACKNOWLEDGED_S = 0.5
 """A client acknowledges an answer after 40 ms, by Linux's TCP_DELACK_MIN, or 200 ms at most."""
 NODE_PORT = 30001
@@ -37,7 +37,7 @@ def _follow(reached: Callable[[], bool], what: str, *, after_s: float = 0) -> No
 
 
 def _node_port_addresses(running: Cluster, protocol: str = "TCP") -> set[str]:
-    """The addresses on which the node port is served."""
+    """The addresses that serve the node port."""
     return {address for name, address, port in running.virtual_servers() if (name, port) == (protocol, NODE_PORT)}
 
 
@@ -78,10 +78,11 @@ def test_node_ports_follow_the_addresses_of_the_node(running: Cluster) -> None:
 
 @pytest.mark.parametrize("family", list(Family))
 def test_a_connection_through_a_node_port_outlives_an_address_that_blinks(running: Cluster, family: Family) -> None:
-    """As netplan, a DHCP client or a keepalived have it; connections without their virtual server would end.
+    """As with netplan, a DHCP client or keepalived; connections without their virtual server would end.
 
-    Nobody may send meanwhile: the packet would be routed elsewhere than where the connection was masqueraded, and for that the
-    kernel forgets it (``nf_nat_oif_changed``), with or without this program. So the last acknowledgement is waited for.
+    The client must not send meanwhile: the packet would take another route than when the connection was masqueraded, for which
+    the kernel forgets the connection (``nf_nat_oif_changed``), with or without this program. So the test waits for the last
+    acknowledgement.
     """
     assert running.lab.run("node", "sysctl", "-n", "net.ipv4.vs.expire_nodest_conn").strip() == "1"
     added = f"address add {NEW[family]} dev eth0 {'nodad' if family is Family.IPV6 else ''}"
@@ -106,7 +107,7 @@ def test_a_connection_through_a_node_port_outlives_an_address_that_blinks(runnin
     _follow(lambda: _node_port_addresses(running) == OWN, "an address that went", after_s=GRACE_S)
 
 
-def test_a_service_address_that_the_node_has_elsewhere_is_not_bound_a_second_time(running: Cluster) -> None:
+def test_a_service_address_on_another_device_of_the_node_is_not_bound_again(running: Cluster) -> None:
     for family in Family:
         external = cluster.address("external 1", family)
         assert f"{external}/{family.bits}" in _on_device(running)
@@ -120,8 +121,8 @@ def test_a_service_address_that_the_node_has_elsewhere_is_not_bound_a_second_tim
         _follow(lambda: _node_port_addresses(running) == OWN, "no address of the node any more", after_s=GRACE_S)
 
 
-def test_node_ports_answer_where_they_are_told_to(running: Cluster) -> None:
-    """One kernel for all, so that each start has to take back what the one before it had."""
+def test_node_ports_answer_on_the_configured_addresses(running: Cluster) -> None:
+    """One kernel for all, so that each start must remove the node ports of its predecessor."""
     for choice, addresses in (
         ("10.96.0.0/12,172.18.0.0/16,fc00:f853:ccd::/64", {"172.18.0.2", "fc00:f853:ccd::2"}),
         ("primary", {"172.18.0.2", "fc00:f853:ccd::2"}),

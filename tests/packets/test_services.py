@@ -1,7 +1,7 @@
-"""Every row of the Service API, met by packets: who answers, which source address it sees, who is refused or dropped.
+"""Every feature of the Service API, with packets: answering endpoints, the source address that they observe, refusals, drops.
 
-Each question is put over TCP, UDP and SCTP, in IPv4 and IPv6, to one run of the program that serves all of these Services.
-What changes while it runs is in ``test_packets_changes.py``.
+Each question is sent over TCP, UDP and SCTP, in IPv4 and IPv6, to one run of the program that serves all of these Services.
+``test_changes.py`` covers changes.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from tests.support.cluster import Endpoint, service
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
 
 ATTEMPTS = 4
-"""Enough for each of two endpoints to be chosen: the scheduler takes turns."""
+"""Enough to choose each of two endpoints, because the scheduler takes turns."""
 
 ALL_NODES = ("p1", "r1")
 RANGES = {
@@ -60,7 +60,7 @@ ANSWERED = "ok"
 
 
 class Row(NamedTuple):
-    """Who asks whom, and what comes of it. ``port`` 0 is the Service's; ``sources`` are those that the backends see."""
+    """A client, a target and the result. ``port`` 0 is the Service's; ``sources`` are the addresses that backends observe."""
 
     about: str
     from_: str
@@ -73,7 +73,7 @@ class Row(NamedTuple):
 
 
 MASQUERADED = "bridge node"
-"""What a pod on this node and one on the other see of a client that is hidden."""
+"""The addresses of a masqueraded client, as a pod on this node and one on the other observe them."""
 
 ROWS = [
     Row("a pod keeps its address on the way to a cluster IP", "p2", "cluster 1", 0, ANSWERED, "p1 r1", "p2"),
@@ -153,17 +153,17 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Clust
 
 @pytest.fixture(scope="module", name="answers")
 def _answers(running: cluster.Cluster) -> Mapping[Question, lab.Result]:
-    """Those that wait for nothing go out together; for the others the scheduler's turns have to be their own."""
+    """Run all probes. Those without an answer run together; the others one by one, because the scheduler takes turns."""
     silent = [one for one in QUESTIONS if one[0].outcome != ANSWERED]
     answers = dict(zip(silent, running.lab.probe_all(_probe(*one) for one in silent), strict=True))
     return answers | {one: running.lab.probe_all([_probe(*one)])[0] for one in QUESTIONS if one not in answers}
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: f"{one[0].about}: {one[1]} {one[2].label}")
-def test_packets_meet_with_what_the_api_promises(answers: Mapping[Question, lab.Result], question: Question) -> None:
+def test_packets_have_the_result_that_the_api_defines(answers: Mapping[Question, lab.Result], question: Question) -> None:
     row, protocol, family = question
     backends, sources = (tuple(sorted(cluster.address(one, family) for one in names.split())) for names in row[5:7])
-    # Linux's SCTP goes on asking after the ICMP error that refuses the others.
+    # Linux's SCTP ignores the ICMP error that refuses the others.
     outcome = "timeout" if row.outcome == "refused" and protocol == "SCTP" else row.outcome
     assert answers[question] == lab.Result(outcome, backends, sources)
 
@@ -175,11 +175,11 @@ def test_a_client_with_affinity_stays_with_one_endpoint(
     running: cluster.Cluster, name: str, protocol: str, family: Family
 ) -> None:
     node, source = cluster.address("node", family), cluster.address(name, family)
-    seen = running.lab.probe("client", protocol, node, 30020, src=source, count=ATTEMPTS, timeout_s=4.0)
-    assert (seen.outcome, len(seen.backends)) == (ANSWERED, 1)
+    result = running.lab.probe("client", protocol, node, 30020, src=source, count=ATTEMPTS, timeout_s=4.0)
+    assert (result.outcome, len(result.backends)) == (ANSWERED, 1)
 
 
-def test_an_address_of_a_proxy_elsewhere_is_not_served_here(running: cluster.Cluster) -> None:
+def test_an_address_in_mode_proxy_is_not_served(running: cluster.Cluster) -> None:
     addresses = {family: cluster.address("balancer 23", family) for family in Family}
     assert not {address for _, address, _ in running.virtual_servers()} & set(addresses.values())
     assert not any(address in running.lab.run("node", "ip", "address", "show") for address in addresses.values())

@@ -1,7 +1,7 @@
-"""Taking over from kube-proxy, and handing back: its recorded state in the kernel, the same objects, and clients that never stop.
+"""Take-over from kube-proxy and hand-back: its recorded state in the kernel, the same API objects, and permanent clients.
 
-Nothing that kube-proxy left may be written again, and no client may notice; what is there when ipvsproxy has stopped is what
-kube-proxy would find as its own. Rows in ``golden/accepted.txt``, which differ on purpose, may be written.
+No object that kube-proxy left may be written again, and no client may notice. After ipvsproxy has stopped, the kernel has the
+state that kube-proxy left. Rows in ``golden/accepted.txt``, which differ on purpose, may be written.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
 LONG_LIVED = ("p1", "TCP", "10.96.16.1", 80)
 INTERVAL_S = 0.05
 LOOKED_THROUGH = frozenset({"flow"})
-"""Tracked flows of UDP ports are looked through at each start: that is no writing."""
+"""Each start reads the tracked flows of UDP ports, which is not a write."""
 WRITTEN = frozenset({("set", "sysctl")})
-"""The size of the table of flows is no part of the recording."""
+"""The recording does not include the size of the table of flows."""
 
 
 class Passage(NamedTuple):
-    """What was seen: operations by verb and kind, the kernel's state at the end, the clients' luck, and the open connection."""
+    """The results: operations by verb and kind, the kernel's state at the end, the clients' loads, and the open connection."""
 
     operations: Mapping[tuple[str, str], int]
     state: golden_state.State
@@ -65,7 +65,7 @@ def _passage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Passage]:
 
 
 def _operations() -> Iterator[tuple[tuple[str, str], int]]:
-    """What was done since the start, as the metrics say."""
+    """The operations since the start, by the metrics."""
     with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=10) as answer:
         text = answer.read().decode()
     for labels, value in re.findall(r"^ipvsproxy_operations_total\{(.*)\} ([\d.e+]+)$", text, re.MULTILINE):
@@ -83,7 +83,7 @@ def test_nothing_is_written_again(passage: Passage) -> None:
 def test_no_client_notices(passage: Passage) -> None:
     unlucky = {client: load.failures for client, load in zip(CLIENTS, passage.loads, strict=True) if load.failed}
     assert unlucky == {}, passage.log
-    assert all(load.outcomes["ok"] > 10 for load in passage.loads), "they have asked all the time"
+    assert all(load.outcomes["ok"] > 10 for load in passage.loads), "clients have sent requests throughout"
 
 
 def test_an_open_connection_stays_with_its_endpoint(passage: Passage) -> None:
@@ -91,11 +91,11 @@ def test_an_open_connection_stays_with_its_endpoint(passage: Passage) -> None:
     assert before == after
 
 
-def test_what_is_handed_back_is_what_kube_proxy_left(passage: Passage) -> None:
-    found = golden_state.differences(RECORDED, passage.state, golden_state.KERNEL_SECTIONS)
+def test_the_state_handed_back_is_the_one_that_kube_proxy_left(passage: Passage) -> None:
+    differing = golden_state.differences(RECORDED, passage.state, golden_state.KERNEL_SECTIONS)
     report = [
         (part, row, kind, old, new)
-        for part, rows in found.items()
+        for part, rows in differing.items()
         for row, kind, old, new in rows
         if not golden_fixtures.is_accepted("P0", part, row)
     ]
@@ -114,7 +114,7 @@ def test_clients_of_one_address_share_no_endpoint() -> None:
         for client in CLIENTS
         for real_server in RECORDED["real_servers"]
     )
-    assert len(reached) == counted > len(CLIENTS), "IPVS could not tell their answers apart, should they use one port"
+    assert len(reached) == counted > len(CLIENTS), "if they used one port, IPVS would confuse their answers"
 
 
 def _printed(address: str) -> str:
