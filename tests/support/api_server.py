@@ -1,8 +1,7 @@
-"""An API server for tests: list and watch over real HTTP, on loopback, in this process, with troubles on demand.
+"""An API server for tests: list and watch over real HTTP, on loopback, in this process, with trouble on demand.
 
-It serves Services, EndpointSlices and Nodes of all namespaces, and takes events. Objects are changed through Python (``put``,
-``delete``).
-``test_api_server`` is its contract test against the documentation of the API.
+It serves Services, EndpointSlices and Nodes of all namespaces, and accepts events. Tests change objects by calls (``put``,
+``delete``). ``test_api_server`` is its contract test against the documentation of the API.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from tests.support.api_store import NODES, RESOURCES, Change, Object, Resource, 
 
 
 class Request(NamedTuple):
-    """A request as it arrived."""
+    """A received request."""
 
     resource: Resource
     watch: bool
@@ -47,7 +46,7 @@ class _End(enum.Enum):
 
 
 class _Watcher:
-    """One open watch, and what is still to be written to it."""
+    """One open watch, and the lines that it has not sent yet."""
 
     def __init__(
         self,
@@ -65,27 +64,26 @@ class _Watcher:
         self.bookmarks = bookmarks
         self.queue: asyncio.Queue[bytes | _End] = asyncio.Queue()
 
-    def tell(self, change: Change) -> None:
+    def notify(self, change: Change) -> None:
         event = change.event(self.matches) if change.resource is self.resource else None
         if event and change.revision > self.after_revision:
             self.queue.put_nowait(line(event))
 
 
 def line(event: Object) -> bytes:
-    """A watch event as it stands on the wire."""
+    """A watch event as bytes."""
     return json.dumps(event).encode() + b"\n"
 
 
 class ApiServer:
-    """Start it with ``async with``; ``url`` is where it listens.
+    """Start it with ``async with``; ``url`` is its address.
 
-    ``token``: the bearer token that is asked for, none if empty. ``hidden``: lists of this resource are empty although it
-    is not. ``gone_by_event``: a watch from too old a revision gets 200 and an ERROR event instead of HTTP 410.
-    ``waits_for_revision``: a watch from a revision that is not reached yet is silent until it is, instead of getting HTTP 504.
-    ``cache``: what the watch cache holds where it is behind; lists that it may answer come from it. ``has_cache``: without one,
+    ``token``: the required bearer token, none if empty. ``hidden``: lists of these resources are empty although
+    objects exist. ``gone_by_event``: a watch from too old a revision gets 200 and an ERROR event instead of HTTP 410.
+    ``waits_for_revision``: a watch from a future revision is silent until that is reached, instead of getting HTTP 504.
+    ``cache``: the contents of a watch cache that is behind; it answers the lists that it may. ``has_cache``: without a cache,
     each list comes from etcd, in pages.
-    ``lists_open``: while cleared, lists are not answered. ``requests``: all that was asked, in order. ``events``: those that were
-    created.
+    ``lists_open``: while cleared, lists are not answered. ``requests``: all requests, in order. ``events``: all created events.
     """
 
     def __init__(self, *, tls: "Certificates | None" = None, token: str = "") -> None:
@@ -123,7 +121,7 @@ class ApiServer:
         await self.close()
 
     async def _listen(self, app: web.Application, port: int) -> None:
-        # A handler that is not cancelled when its client leaves would be counted as a watcher for ever.
+        # Otherwise a handler whose client has left would count as a watcher for ever.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
         await self._runner.setup()
         context = self._tls.server_context() if self._tls else None
@@ -133,15 +131,15 @@ class ApiServer:
         self.url = f"{'https' if context else 'http'}://127.0.0.1:{bound}"
 
     async def close(self) -> None:
-        """Stop listening and drop all connections; ``url`` stays, and refuses connections from now on."""
+        """Stop listening and drop all connections; from now on ``url`` refuses connections."""
         if self._runner:
             await self._runner.cleanup()
             self._runner = None
 
-    # What happens in the cluster
+    # Changes of the cluster
 
     def put(self, resource: Resource, item: Object) -> Object:
-        """Create or update an object; returns it as it is stored."""
+        """Create or update an object; returns the stored one."""
         change = self.store.put(resource, item)
         self._tell(change)
         assert change.new is not None
@@ -153,10 +151,10 @@ class ApiServer:
 
     def _tell(self, change: Change) -> None:
         for watcher in self._watchers:
-            watcher.tell(change)
+            watcher.notify(change)
 
     def bookmark(self) -> None:
-        """Send a bookmark of the present revision to all watches that asked for bookmarks."""
+        """Send a bookmark of the present revision to all watches that requested bookmarks."""
         for watcher in self._watchers:
             if watcher.bookmarks and self.store.revision >= watcher.after_revision:
                 bare = {
@@ -166,14 +164,14 @@ class ApiServer:
                 }
                 watcher.queue.put_nowait(line({"type": "BOOKMARK", "object": bare}))
 
-    # Troubles on demand
+    # Trouble on demand
 
     def refuse(self, *refusals: Refusal) -> None:
-        """Answer the next fitting requests so, one refusal each."""
+        """Refuse the next matching requests, one per refusal."""
         self._refusals.extend(refusals)
 
     def send(self, resource: Resource, raw: bytes) -> None:
-        """Send these bytes into the open watches of a resource: a garbled line, a duplicate, an event out of order."""
+        """Send these bytes to the open watches of a resource: a garbled line, a duplicate, an event out of order."""
         for watcher in self._of(resource):
             watcher.queue.put_nowait(raw)
 
@@ -184,7 +182,7 @@ class ApiServer:
         self.end_watches(resource)
 
     def restore(self, backup: api_store.Store) -> None:
-        """Go back to a former state of the store, and to its revision; all watches are cut, as servers are started again."""
+        """Return to a former state of the store and to its revision; cuts all watches, as a restarted server does."""
         self.store = backup
         for resource in RESOURCES:
             self.cut_watches(resource)
@@ -194,30 +192,30 @@ class ApiServer:
         self._end(resource, _End.NORMAL)
 
     def cut_watches(self, resource: Resource, half_line: bytes = b"") -> None:
-        """Send this, then drop the connections of the open watches without a good-bye."""
+        """Send this, then drop the connections of the open watches."""
         self.send(resource, half_line)
         self._end(resource, _End.CUT)
 
     def _end(self, resource: Resource, how: _End) -> None:
         for watcher in self._of(resource):
             watcher.queue.put_nowait(how)
-            self._watchers.remove(watcher)  # Now, not when it is written: what comes later is not for this watch.
+            self._watchers.remove(watcher)  # Now, not after the write: later changes are not for this watch.
 
     def stall(self) -> None:
-        """From now on nothing more is written into any watch, not even its end, while connections stay open."""
+        """Stop writing to all watches, including their ends, while connections stay open."""
         self._flowing.clear()
 
     def resume(self) -> None:
-        """End of ``stall``."""
+        """End ``stall``."""
         self._flowing.set()
 
-    # What a test waits for and looks at
+    # For tests to wait and to check
 
     def _of(self, resource: Resource) -> list[_Watcher]:
         return [watcher for watcher in self._watchers if watcher.resource is resource]
 
     async def watched(self, resource: Resource, *, from_present: bool = False) -> None:
-        """Wait until somebody watches this resource; ``from_present``: and not from a revision that is yet to come."""
+        """Wait for a watch of this resource; ``from_present``: not one from a future revision."""
 
         def is_watched() -> bool:
             return any(not from_present or one.after_revision <= self.store.revision for one in self._of(resource))
@@ -231,7 +229,7 @@ class ApiServer:
             await self._changed.wait_for(lambda: len(self.queries(resource, watch=watch)) >= times)
 
     def queries(self, resource: Resource, *, watch: bool) -> list[Mapping[str, str]]:
-        """The queries of all lists (or watches) of a resource, those of one object included."""
+        """The queries of all lists (or watches) of a resource, including those of one object."""
         return [request.query for request in self.requests if request.resource is resource and request.watch is watch]
 
     # HTTP
@@ -252,7 +250,7 @@ class ApiServer:
             return web.json_response(error.body, status=error.code, headers=error.headers)
 
     async def event_count(self, count: int) -> None:
-        """Wait until so many events were created."""
+        """Wait until this many events were created."""
         async with self._changed:
             await self._changed.wait_for(lambda: len(self.events) >= count)
 
@@ -281,13 +279,13 @@ class ApiServer:
 
     def _list(self, request: web.Request, resource: Resource) -> web.Response:
         query, namespace = request.query, "" if request.path == resource.path else "default"
-        wanted = (lambda _: False) if resource in self.hidden else api_store.selector(query)
+        is_selected = (lambda _: False) if resource in self.hidden else api_store.selector(query)
         version, limit, token = query.get("resourceVersion", ""), int(query.get("limit") or 0), query.get("continue", "")
         if token and version not in {"", "0"}:
             raise StatusError(400, "BadRequest", "specifying resource version is not allowed when using continue")
         store = self.cache if self.cache and version and not token else self.store
         self._require_reached(_revision(query), store)
-        if version not in {"", "0"} and limit and int(version) != store.revision:  # the exact version is asked for
+        if version not in {"", "0"} and limit and int(version) != store.revision:  # an exact version is requested
             raise StatusError(410, "Expired", f"The resourceVersion for the provided list is too old: {version}")
         if version == "0" and self.has_cache:
             limit = 0  # the watch cache has no pages
@@ -296,7 +294,7 @@ class ApiServer:
             body=_compact(
                 store.page(
                     resource,
-                    lambda item: wanted(item) and namespace in {"", item["metadata"].get("namespace")},
+                    lambda item: is_selected(item) and namespace in {"", item["metadata"].get("namespace")},
                     limit=limit,
                     continue_token=token,
                 )
@@ -335,7 +333,7 @@ class ApiServer:
         return response
 
     def _first_lines(self, resource: Resource, matches: api_store.Matches, revision: int) -> Iterator[bytes | _End]:
-        """What a watch begins with: the state if no revision is given, else what happened since then."""
+        """The first lines of a watch: the state if no revision is given, else the changes since then."""
         if not revision:
             return iter([line({"type": "ADDED", "object": item}) for item in self.store.objects(resource) if matches(item)])
         try:
@@ -348,7 +346,7 @@ class ApiServer:
 
     @contextlib.asynccontextmanager
     async def _open(self, watcher: _Watcher) -> AsyncIterator[None]:
-        # Registered before the first await after reading history: no change may fall between the two.
+        # Registered before the first await after reading the history, so that no change is lost between the two.
         self._watchers.append(watcher)
         async with self._changed:
             self._changed.notify_all()
@@ -359,7 +357,7 @@ class ApiServer:
                 self._watchers.remove(watcher)
 
     async def _chunks(self, watcher: _Watcher) -> AsyncIterator[bytes]:
-        """What waits in the queue, as one chunk, until the watch ends."""
+        """The queued lines, as one chunk at a time, until the watch ends."""
         while True:
             items = [await watcher.queue.get()]
             await self._flowing.wait()
@@ -375,12 +373,12 @@ class ApiServer:
 
 
 def _compact(body: object) -> bytes:
-    """JSON as an API server writes it: without spaces."""
+    """JSON without spaces, as an API server writes it."""
     return json.dumps(body, separators=(",", ":")).encode()
 
 
 def _in_default(resource: Resource) -> str:
-    """Where the objects of one namespace are."""
+    """The path of the objects of one namespace."""
     parent, _, plural = resource.path.rpartition("/")
     return f"{parent}/namespaces/default/{plural}"
 
@@ -393,7 +391,7 @@ def _revision(query: Mapping[str, str]) -> int:
 
 
 class Certificates:
-    """A certificate authority of its own, and a server certificate for 127.0.0.1; made by openssl in this directory."""
+    """A certificate authority, and a server certificate for 127.0.0.1, made by openssl in this directory."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.authority = directory / "ca.crt"
@@ -409,7 +407,7 @@ class Certificates:
         subprocess.run(command, check=True, capture_output=True)
 
     def server_context(self) -> ssl.SSLContext:
-        """For the server's side."""
+        """The TLS context of the server."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._certificate, self._key)
         return context
@@ -418,7 +416,7 @@ class Certificates:
 def write_kubeconfig(
     path: pathlib.Path, server: str, *, token_file: str = "", authority: str = "", user: Object | None = None
 ) -> str:
-    """A kubeconfig for this server; returns its path. ``user`` replaces the whole section of the user."""
+    """Write a kubeconfig for this server; returns its path. ``user`` replaces the whole section of the user."""
     cluster: Object = {"server": server} | ({"certificate-authority": authority} if authority else {})
     if user is None:
         user = {"tokenFile": token_file} if token_file else {}

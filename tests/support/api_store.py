@@ -1,6 +1,6 @@
-"""What the API server of the tests knows: objects, revisions, a window of history, and snapshots for paged lists.
+"""The store of the tests' API server: objects, revisions, a window of history, and snapshots for paged lists.
 
-No HTTP here. Rules are those of the page "Kubernetes API Concepts"; ``test_api_server`` names the section for each.
+No HTTP here. The rules come from the page "Kubernetes API Concepts"; ``test_api_server`` names the section for each.
 """
 
 import base64
@@ -19,7 +19,7 @@ Matches = Callable[[Object], bool]
 
 
 class Resource(NamedTuple):
-    """A resource type: what stands in its objects, and where it is served."""
+    """A resource type: the names in its objects, and its path."""
 
     api_version: str
     kind: str
@@ -33,7 +33,7 @@ RESOURCES = (SERVICES, ENDPOINT_SLICES, NODES)
 
 
 class StatusError(Exception):
-    """An answer of kind Status: HTTP code, reason and message as the API gives them, and the header Retry-After if not empty."""
+    """An answer of kind Status: the API's HTTP code, reason and message, and the header Retry-After if not empty."""
 
     def __init__(self, code: int, reason: str, message: str, retry_after: str = "") -> None:
         super().__init__(message)
@@ -59,9 +59,9 @@ class Change(NamedTuple):
     new: Object | None
 
     def event(self, matches: Matches) -> Object | None:
-        """The watch event for one who watches by a selector; None when it does not concern him.
+        """The event for a watch with a selector; None if the change does not concern it.
 
-        An object that begins to match is ADDED for him, one that ceases to match is DELETED.
+        An object that begins to match is ADDED, one that ceases to match is DELETED.
         """
         was = self.old is not None and matches(self.old)
         if self.new is not None and matches(self.new):
@@ -103,7 +103,7 @@ class Store:
         return self._commit(Change(self.revision, resource, old, new))
 
     def delete(self, resource: Resource, name: str, namespace: str = "default") -> Change:
-        """Delete; KeyError when it is not there."""
+        """Delete; KeyError if it does not exist."""
         old = self._objects[resource].pop(("" if resource is NODES else namespace, name))
         self.revision += 1
         return self._commit(Change(self.revision, resource, old, None))
@@ -123,10 +123,10 @@ class Store:
         self._snapshots.clear()
 
     def changes_since(self, resource: Resource, revision: int) -> list[Change]:
-        """What happened to a resource after this revision.
+        """The changes of a resource after this revision.
 
         Raises:
-            StatusError: 410 when that is longer ago than the history reaches.
+            StatusError: 410 if the history does not reach back so far.
         """
         if revision < self._oldest:
             raise StatusError(410, "Expired", f"too old resource version: {revision} ({self._oldest})")
@@ -136,18 +136,18 @@ class Store:
         """A list, or one page of it at the revision of its first page. ``limit`` 0 means all.
 
         Raises:
-            StatusError: 410 for a token that has expired, 400 for one that is none.
+            StatusError: 410 for an expired token, 400 for an invalid one.
         """
         revision, after = _read_token(continue_token) if continue_token else (self.revision, None)
         if continue_token and (resource, revision) not in self._snapshots:
             message = "The provided continue parameter is too old to display a consistent list result."
             raise StatusError(410, "Expired", message)
-        found = self._snapshots[resource, revision] if continue_token else self.objects(resource)
-        rest = [item for item in found if matches(item) and (after is None or _key(item) > after)]
+        items = self._snapshots[resource, revision] if continue_token else self.objects(resource)
+        rest = [item for item in items if matches(item) and (after is None or _key(item) > after)]
         page = rest[:limit] if limit else rest
         metadata: Object = {"resourceVersion": str(revision)}
         if len(page) < len(rest):
-            self._snapshots[resource, revision] = found
+            self._snapshots[resource, revision] = items
             metadata["continue"] = _token(revision, _key(page[-1]))
             metadata["remainingItemCount"] = len(rest) - len(page)
         return {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": metadata, "items": page}
@@ -166,7 +166,7 @@ def _read_token(text: str) -> tuple[int, tuple[str, str]]:
 
 
 def selector(query: Mapping[str, str]) -> Matches:
-    """What ``labelSelector`` and ``fieldSelector`` of a query select, for the operators that are needed here.
+    """The predicate of ``labelSelector`` and ``fieldSelector`` of a query, for the operators that the program uses.
 
     Raises:
         StatusError: 400 for a selector that the resource or this server does not know.
@@ -183,8 +183,8 @@ def _terms(query: Mapping[str, str], name: str) -> list[str]:
 def _label_test(term: str) -> Matches:
     if "=" in term:
         raise StatusError(400, "BadRequest", f"unable to parse requirement: {term}")
-    wanted, label = not term.startswith("!"), term.removeprefix("!")
-    return lambda item: (label in item["metadata"].get("labels", {})) is wanted
+    is_required, label = not term.startswith("!"), term.removeprefix("!")
+    return lambda item: (label in item["metadata"].get("labels", {})) is is_required
 
 
 _FIELDS: Mapping[str, Callable[[Object], str]] = {

@@ -1,6 +1,6 @@
-"""Values with sane defaults: a test states only what it is about.
+"""Builds values with defaults, so that a test states only its subject.
 
-Addresses and ranges are given as text. Endpoints are on this node, ready, and without hints unless said otherwise.
+Addresses and ranges are given as text. By default, endpoints are on this node, ready, and without hints.
 """
 
 from collections.abc import Iterable, Mapping
@@ -101,7 +101,7 @@ def draining(address: str, node: str = THIS_NODE, *, zones: Iterable[str] = ()) 
 
 
 def dead(address: str, node: str = THIS_NODE) -> Endpoint:
-    """An endpoint that neither is ready nor serves."""
+    """An endpoint that is not ready and does not serve."""
     return endpoint(address, node, ready=False, serving=False)
 
 
@@ -148,7 +148,7 @@ def node(
 
 
 def interface_address(interface: str, address: str) -> InterfaceAddress:
-    """An address that an interface of this host carries."""
+    """An address of an interface of this host."""
     parsed = parse_address(address)
     return InterfaceAddress(interface, parsed, parsed.family.bits)
 
@@ -164,18 +164,18 @@ def addresses(*texts: str) -> tuple[Address, ...]:
 
 
 def api_servers(slices: Iterable[EndpointSlice]) -> frozenset[RealServerKey]:
-    """Where the API servers are, as these EndpointSlices of their own Service say."""
+    """The API servers' addresses in these EndpointSlices of their own Service."""
     return frozenset(RealServerKey.of(one.address, port.port) for item in slices for one in item.endpoints for port in item.ports)
 
 
 def node_view(
     interfaces: Mapping[str, Iterable[str]] | None = None,
     *,
-    seen: Node | None = None,
+    node_object: Node | None = None,
     settings: Settings | None = None,
 ) -> NodeView:
-    """This node with the addresses that its interfaces carry; by default eth0 with those of its Node object."""
-    known = seen or node()
+    """This node with the addresses of its interfaces; by default eth0 with those of its Node object."""
+    known = node_object or node()
     by_interface = interfaces if interfaces is not None else {"eth0": [str(address) for address in known.addresses]}
     carried = [interface_address(interface, text) for interface, texts in by_interface.items() for text in texts]
     return view_node(settings or Settings(), known.name, known, carried, api_servers=())

@@ -1,6 +1,6 @@
-"""A small cluster for packet tests: the laboratory, the real program on its node, and the API's objects in a file.
+"""A small cluster for packet tests: the lab, the real program on its node, and the API's objects in a file.
 
-Names stand for addresses of both families: a test says ``p1`` or ``client`` and means 10.244.0.11 or fd00:10:244::11.
+Names stand for addresses of both families: ``p1`` means 10.244.0.11 or fd00:10:244::11.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ CHANGED_WITHIN_S = 20.0
 FLAGS = (f"--hostname-override={THIS_NODE}", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--ipvs-min-sync-period=0s")
 
 PORTS: Mapping[str, tuple[int, int]] = {"TCP": (80, 8080), "UDP": (53, 8053), "SCTP": (80, 8080)}
-"""The port of each Service, and that of the pods behind it."""
+"""The port of each Service, and that of its pods."""
 
 ADDRESSES: Mapping[str, tuple[str, str]] = {
     "p1": ("10.244.0.11", "fd00:10:244::11"),
@@ -34,13 +34,13 @@ ADDRESSES: Mapping[str, tuple[str, str]] = {
     "client": ("172.18.0.50", "fc00:f853:ccd::50"),
     "client2": ("172.18.1.51", "fc00:f853:ccd::51"),
 }
-"""What the laboratory has, in IPv4 and IPv6. ``bridge`` and ``node`` are both addresses of the node."""
+"""The lab's addresses, IPv4 and IPv6. ``bridge`` and ``node`` are both addresses of the node."""
 
 Manifest = dict[str, Any]
 
 
 def address(name: str, family: Family) -> str:
-    """The address that a name stands for; ``cluster 7``, ``balancer 7`` and ``external 7`` are those of Services."""
+    """The address with a name; ``cluster 7``, ``balancer 7`` and ``external 7`` are those of Services."""
     kind, _, number = name.partition(" ")
     if number:
         ranges = {
@@ -83,9 +83,9 @@ def service(
     protocols: Iterable[str] = PORTS,
     **spec: Any,
 ) -> list[Manifest]:
-    """A Service of both families with its EndpointSlices; ``number`` makes its addresses.
+    """A Service of both families with its EndpointSlices; ``number`` determines its addresses.
 
-    It has one port for each protocol; a pod's name stands for an endpoint that is ready. ``spec`` has the API's names.
+    It has one port for each protocol; a pod's name means a ready endpoint. ``spec`` has the API's names.
     """
     ports: list[Manifest] = [{"name": one.lower(), "protocol": one, "port": PORTS[one][0]} for one in protocols]
     for port in ports if node_port else ():
@@ -130,7 +130,7 @@ def slices(name: str, *endpoints: Endpoint | str, protocols: Iterable[str] = POR
 
 
 def node(**labels: str) -> Manifest:
-    """The Node, in zone-a unless the labels say otherwise."""
+    """The Node, by default in zone-a."""
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -140,7 +140,7 @@ def node(**labels: str) -> Manifest:
 
 
 class Cluster:
-    """The laboratory ``lab``, and the program from entering until leaving the block. The node's kernel is empty before."""
+    """The ``lab``, and the program while the block runs. The node's kernel is empty before."""
 
     def __init__(self, laboratory: lab.Lab, directory: Path, *flags: str) -> None:
         self.lab = laboratory
@@ -149,7 +149,7 @@ class Cluster:
         self._log = directory / "log"
         self._flags = (*FLAGS, *flags)
         self.objects: list[Manifest] = []
-        """What the API holds when it is shown the next time; a Node is added unless there is one."""
+        """The API's objects at the next ``show``; a Node is added if there is none."""
         self.program = program.Program(self._manifests, self._log, *self._flags)
 
     def __enter__(self) -> Self:
@@ -161,7 +161,7 @@ class Cluster:
         self.program.__exit__(kind, value, traceback)
 
     def start(self, *flags: str) -> None:
-        """Start the program, this time with these flags too, and wait until it has programmed everything."""
+        """Start the program with these additional flags, and wait until it has programmed everything."""
         self.program = program.Program(self._manifests, self._log, *self._flags, *flags)
         before = self.synced
         self.show()
@@ -169,7 +169,7 @@ class Cluster:
         self.program.wait_until(lambda: self.synced > before, "synced", program.SYNCED_WITHIN_S)
 
     def have(self, *manifests: Iterable[Manifest]) -> None:
-        """Let the API hold these objects, and wait until this is programmed."""
+        """Set the API's objects, and wait until they are programmed."""
         shown = self.objects
         self.objects = list(itertools.chain.from_iterable(manifests))
         if self.objects == shown:
@@ -179,7 +179,7 @@ class Cluster:
         self.program.wait_until(lambda: self.synced > before, "synced", CHANGED_WITHIN_S)
 
     def show(self) -> None:
-        """Write down what the API holds; all of it changes at once."""
+        """Write the API's objects to the file, all at once."""
         has_node = any(one["kind"] == "Node" for one in self.objects)
         draft = self._manifests / ".draft"
         draft.write_text(json.dumps({"kind": "List", "items": self.objects if has_node else [node(), *self.objects]}))
@@ -187,7 +187,7 @@ class Cluster:
 
     @property
     def synced(self) -> int:
-        """How many syncs the program has told of."""
+        """How many syncs the program has logged."""
         return self._log.read_bytes().count(b"event=synced") if self._log.exists() else 0
 
     def logged(self, pattern: str) -> list[str]:
@@ -195,7 +195,7 @@ class Cluster:
         return [line for line in self._log.read_text().splitlines() if re.search(pattern, line)]
 
     def real_servers(self, protocol: str, address: str, port: int) -> dict[str, int]:
-        """The weights of a virtual server's real servers by their addresses; empty where there is none of them."""
+        """The weights of a virtual server's real servers by address; empty without any."""
         return _table().get((protocol, address, port), {})
 
     def virtual_servers(self) -> Iterable[tuple[str, str, int]]:
@@ -204,15 +204,15 @@ class Cluster:
 
 
 def _table() -> dict[tuple[str, str, int], dict[str, int]]:
-    """What ``/proc/net/ip_vs`` shows: a program that lists it takes long on user-mode Linux, and some are in a hurry."""
-    found: dict[tuple[str, str, int], dict[str, int]] = {}
+    """The contents of ``/proc/net/ip_vs``, because starting ipvsadm takes long on user-mode Linux."""
+    table: dict[tuple[str, str, int], dict[str, int]] = {}
     for line in Path("/proc/net/ip_vs").read_text().splitlines()[3:]:
         words = line.split()
         if words[0] == "->":
-            found[next(reversed(found))][_address_and_port(words[1])[0]] = int(words[3])
+            table[next(reversed(table))][_address_and_port(words[1])[0]] = int(words[3])
         else:
-            found[(words[0], *_address_and_port(words[1]))] = {}
-    return found
+            table[(words[0], *_address_and_port(words[1]))] = {}
+    return table
 
 
 def _address_and_port(text: str) -> tuple[str, int]:

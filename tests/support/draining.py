@@ -1,4 +1,4 @@
-"""Draining real servers, as a reconciler comes to know of them."""
+"""Shows draining real servers to a reconciler."""
 
 from ipvsproxy.model.kernel import ObservedVirtualServer, VirtualServerKey
 from ipvsproxy.model.real_servers import RealServerKey
@@ -7,7 +7,7 @@ from ipvsproxy.reconcile.reconciler import Reconciler
 
 
 def show_draining(reconciler: Reconciler, key: VirtualServerKey, *real_servers: RealServerKey, now: float = 0) -> None:
-    """Show a desired virtual server with these real servers at weight 0: others that drained are gone."""
+    """Show a desired virtual server with exactly these real servers at weight 0."""
     settings = reconciler.survey.virtual_servers[key].settings
     observed = ObservedVirtualServer(settings, dict.fromkeys(real_servers, 0))
     reconciler.observe(Observation(some_virtual_servers={key: observed}), now)

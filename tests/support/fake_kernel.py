@@ -1,7 +1,7 @@
-"""A kernel in memory that refuses what the real one refuses, for tests without a kernel.
+"""An in-memory kernel that refuses the same operations as the real one, for tests without a kernel.
 
-It holds what the drivers in ``ipvsproxy/kernel`` would make of the same operations, and answers with the same outcomes;
-``tests/kernel/test_contract.py`` runs the same tests on both. What it holds lies open: a test makes drift, foreign objects and
+Its state and outcomes are those of the drivers in ``ipvsproxy/kernel`` after the same operations;
+``tests/kernel/test_contract.py`` runs the same tests on both. Its state is public: tests make drift, foreign objects and
 connections by changing the attributes.
 """
 
@@ -44,12 +44,12 @@ from tests.support import fake_sets
 
 SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "fo", "ovf", "mh"})
 SCHEDULER_FLAGS = 0x38
-"""What ``/proc/net/ip_vs`` does not show."""
+"""Flags that ``/proc/net/ip_vs`` does not show."""
 
 
 @dataclasses.dataclass(slots=True)
 class Failure:
-    """Operations that are to fail, whatever the kernel holds."""
+    """Operations that must fail, whatever the kernel's state."""
 
     predicate: Callable[[Operation], bool]
     number: int
@@ -59,7 +59,7 @@ class Failure:
 if TYPE_CHECKING:
 
     class HeldVirtualServer(ObservedVirtualServer):
-        """One whose real servers may be changed, by a test that plays somebody else."""
+        """One whose real servers a test may change, in the role of another program."""
 
         real_servers: dict[RealServerKey, int]  # type: ignore[mutable-override]  # that is its point
 else:
@@ -77,11 +77,11 @@ class FakePrograms:
 
 
 class FakeKernel:
-    """What a node's kernel holds, and what was done to it.
+    """The state of a node's kernel, and the operations applied to it.
 
-    ``applied`` are the operations in the order in which they came, refused ones included; ``counts`` counts them by verb and
-    kind. ``unreadable`` names fields of ``Observation``, or ``connections``, that cannot be read. ``flows`` holds, per
-    frontend, how many tracked flows each real server answers.
+    ``applied`` has the operations in order, refused ones included; ``counts`` counts them by verb and kind. ``unreadable`` names
+    fields of ``Observation``, or ``connections``, that cannot be read. ``flows`` has, per frontend, the number of tracked flows
+    of each real server.
     """
 
     def __init__(self, *, set_capacity: int = SET_CAPACITY, schedulers: Collection[str] = SCHEDULERS) -> None:
@@ -92,7 +92,7 @@ class FakeKernel:
         self.foreign_virtual_servers = 0
         self.connection_counts: dict[tuple[VirtualServerKey, RealServerKey], Connections] = {}
         self.asked: list[int] = []
-        """How many virtual servers each question for connections was about."""
+        """The number of virtual servers in each query for connections."""
         self.sets: dict[str, fake_sets.HeldSet] = {}
         self.set_copy = False
         self.device = False
@@ -107,19 +107,19 @@ class FakeKernel:
         self.applied: list[Operation] = []
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.unreadable: set[str] = set()
-        self.audits = self.looks = 0
+        self.audits = self.polls = 0
         self._known: set[VirtualServerKey] = set()
-        """The virtual servers that were told of, or asked for, at any time: a look tells of them when they are gone."""
-        self._told: dict[VirtualServerKey, ObservedVirtualServer | None] = {}
-        """What ``poll`` told of them, unless they were written since."""
+        """All virtual servers that were ever reported or requested: a poll reports their absence."""
+        self._reported: dict[VirtualServerKey, ObservedVirtualServer | None] = {}
+        """The last report of ``poll``, without virtual servers written since."""
         self._failures: list[Failure] = []
 
     def fail(self, predicate: Callable[[Operation], bool], number: int = errno.EIO, *, times: int = 1) -> None:
-        """Have the next ``times`` operations that the predicate picks fail with this error number."""
+        """Fail the next ``times`` operations that match the predicate, with this error number."""
         self._failures.append(Failure(predicate, number, times))
 
     def forget(self) -> None:
-        """Forget what was done so far, not what is held."""
+        """Forget the operations so far, not the state."""
         self.applied.clear()
         self.counts.clear()
 
@@ -129,14 +129,14 @@ class FakeKernel:
         families: Iterable[Family] = tuple(Family),
         sysctls: Iterable[str] | None = None,
     ) -> Observation:
-        """What is held now; later changes do not show in it. ``sysctls`` None stands for all there are."""
+        """A copy of the present state. ``sysctls`` None means all."""
         self._known.update(self.virtual_servers)
         parts: dict[str, object] = {
             "virtual_servers": {key: _copy(server) for key, server in self.virtual_servers.items()},
             "foreign_virtual_servers": self.foreign_virtual_servers,
             "sets": {
-                name: frozenset(() if held.differs_from(IP_SETS[name]) else held.entries)
-                for name, held in self.sets.items()
+                name: frozenset(() if present.differs_from(IP_SETS[name]) else present.entries)
+                for name, present in self.sets.items()
                 if name in sets
             },
             "set_copy": self.set_copy,
@@ -168,23 +168,26 @@ class FakeKernel:
         if thorough:
             self.audits += 1
         else:
-            self.looks += 1
-        seen = self.observe(sets, families, sysctls)
-        told = seen.sets
+            self.polls += 1
+        observation = self.observe(sets, families, sysctls)
+        sets_read = observation.sets
         yield dataclasses.replace(
-            seen, virtual_servers=None, sets=None, some_sets={} if told is None else {name: told.get(name) for name in sets}
+            observation,
+            virtual_servers=None,
+            sets=None,
+            some_sets={} if sets_read is None else {name: sets_read.get(name) for name in sets},
         )
         if thorough:
-            self._told.clear()
-        for key in () if seen.virtual_servers is None else sorted(self._known):
-            held = self.virtual_servers.get(key)
-            shown = held and _without_flags(held)
-            if key not in self._told or self._told[key] != shown:
-                self._told[key] = shown
-                yield Observation(some_virtual_servers={key: _copy(held) if held and thorough else shown})
+            self._reported.clear()
+        for key in () if observation.virtual_servers is None else sorted(self._known):
+            present = self.virtual_servers.get(key)
+            shown = present and _without_flags(present)
+            if key not in self._reported or self._reported[key] != shown:
+                self._reported[key] = shown
+                yield Observation(some_virtual_servers={key: _copy(present) if present and thorough else shown})
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
-        """The addresses of all interfaces but the device of the service addresses."""
+        """The addresses of all interfaces except the device of the Service addresses."""
         if "interface_addresses" in self.unreadable:
             raise KernelError(action="list addresses", errno=errno.EIO)
         return tuple(self.host_addresses)
@@ -211,15 +214,15 @@ class FakeKernel:
         }
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Do operations in their order. Raises AssertionError where one object occurs twice: drivers may reorder those."""
+        """Apply operations in order. Raises AssertionError if an object occurs twice, because drivers may reorder."""
         keys = [_identity(operation.item) for operation in one_by_one(operations)]
         twice = [key for key, count in collections.Counter(keys).items() if count > 1]
-        assert not twice, f"in one go, at most one operation per object: {twice}"
+        assert not twice, f"at most one operation per object in one call: {twice}"
         for _, item in operations:
             if isinstance(item, VirtualServer | RealServers):
                 key = item.key if isinstance(item, VirtualServer) else item.virtual_server
                 self._known.add(key)
-                self._told.pop(key, None)
+                self._reported.pop(key, None)
         return [outcome for operation in operations for outcome in self._apply_all(operation)]
 
     def _apply_all(self, operation: Operation) -> list[Outcome]:
@@ -250,7 +253,7 @@ class FakeKernel:
                 raise fake_sets.Refusal(failure.number)
 
     def _change(self, verb: Verb, item: Item) -> bool:
-        """Change one object; whether it was found otherwise than the verb expects. Raises Refusal."""
+        """Change one object; returns whether its state was not the one that the verb expects. Raises Refusal."""
         surprise = False
         match item:
             case VirtualServer():
@@ -335,7 +338,7 @@ class FakeKernel:
         return there is (verb is Verb.ADD)
 
     def _change_skeleton(self, verb: Verb, item: Skeleton) -> None:
-        """Each table changes at once or not at all, the tables one after the other."""
+        """Change each table at once or not at all, the tables one after the other."""
         family = item.family
         if family not in self.families:
             raise fake_sets.Refusal(0, f"{family.label} is not usable on this host")
@@ -377,17 +380,17 @@ class FakeKernel:
         return sum(flows.pop(real_server) for real_server in gone)
 
 
-def _copy(held: HeldVirtualServer) -> ObservedVirtualServer:
-    return ObservedVirtualServer(held.settings, dict(held.real_servers), held.flags_known)
+def _copy(present: HeldVirtualServer) -> ObservedVirtualServer:
+    return ObservedVirtualServer(present.settings, dict(present.real_servers), present.flags_known)
 
 
-def _without_flags(held: HeldVirtualServer) -> ObservedVirtualServer:
-    settings = held.settings._replace(flags=held.settings.flags & ~SCHEDULER_FLAGS)
-    return ObservedVirtualServer(settings, dict(held.real_servers), flags_known=False)
+def _without_flags(present: HeldVirtualServer) -> ObservedVirtualServer:
+    settings = present.settings._replace(flags=present.settings.flags & ~SCHEDULER_FLAGS)
+    return ObservedVirtualServer(settings, dict(present.real_servers), flags_known=False)
 
 
 def _identity(item: Item) -> object:
-    """What an operation is about, whatever it makes of it."""
+    """The identity of an operation's object."""
     return kind_of(item), item.virtual_server if isinstance(item, RealServers) else None, item.key
 
 

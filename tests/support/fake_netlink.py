@@ -1,4 +1,4 @@
-"""A netlink socket without a kernel behind it: it answers what it is told to, and loses what it is told to lose."""
+"""A netlink socket without a kernel: its answers and losses are scripted."""
 
 import errno
 import struct
@@ -12,7 +12,7 @@ Answer = bytes | OSError
 
 
 class FakeSocket:
-    """``answer`` gets what was sent and returns the datagrams to be read, and errors in between."""
+    """``answer`` gets the sent bytes and returns the datagrams and errors to receive."""
 
     def __init__(self, answer: Callable[[bytes], Iterable[Answer]], receive_buffer: int = 8 << 20) -> None:
         self._answer = answer
@@ -50,12 +50,12 @@ def message(sequence: int, payload: bytes = b"", *, kind: int = 100, flags: int 
 
 def split(data: bytes) -> list[tuple[int, int, int, int, bytes]]:
     """Length, type, flags, sequence number and payload of each message in a datagram."""
-    found = []
+    messages = []
     while data:
         length, kind, flags, sequence, _ = HEADER.unpack_from(data)
-        found.append((length, kind, flags, sequence, data[HEADER.size : length]))
+        messages.append((length, kind, flags, sequence, data[HEADER.size : length]))
         data = data[(length + 3) & ~3 :]
-    return found
+    return messages
 
 
 def error(sequence: int, number: int = 0) -> bytes:
@@ -69,7 +69,7 @@ def done(sequence: int, number: int = 0, flags: int = 0) -> bytes:
 
 
 def sequences(data: bytes) -> list[int]:
-    """The sequence numbers in what was sent."""
+    """The sequence numbers of sent messages."""
     return [sequence for _, _, _, sequence, _ in split(data)]
 
 

@@ -9,14 +9,14 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
 
 SET_BUSY = 4100
-"""IPSET_ERR_BUSY: a rule refers to the set."""
+"""IPSET_ERR_BUSY: a rule uses the set."""
 INVALID_PREFIX = 4104
 """IPSET_ERR_INVALID_CIDR: a range of /0."""
 HASH_FULL = 4352
 """IPSET_ERR_HASH_FULL."""
 
 
-class Refusal(Exception):  # noqa: N818 - what a kernel says, not what went wrong in a test
+class Refusal(Exception):  # noqa: N818 - an answer of the kernel, not an error of a test
     """The kernel refuses an operation."""
 
     def __init__(self, number: int, detail: str = "") -> None:
@@ -33,12 +33,12 @@ class HeldSet:
     entries: set[SetEntry] = dataclasses.field(default_factory=set)
 
     def differs_from(self, ip_set: IpSet) -> bool:
-        """Whether this is not the set of ours that its name says: then its entries mean nothing to us."""
+        """Whether the set differs from ours of that name; then its entries mean nothing to us."""
         return self.type is not ip_set.type or (self.type is not SetType.PORT and self.family is not ip_set.family)
 
 
 def change_set(sets: dict[str, HeldSet], verb: Verb, item: IpSet, *, referenced: bool) -> bool:
-    """Make or remove a set; whether it was found otherwise than the verb expects. Raises Refusal."""
+    """Make or remove a set; returns whether its state was not the one that the verb expects. Raises Refusal."""
     there = sets.get(item.name)
     if verb is Verb.REMOVE:
         if referenced:
@@ -53,9 +53,9 @@ def change_set(sets: dict[str, HeldSet], verb: Verb, item: IpSet, *, referenced:
 
 
 def change_entry(sets: dict[str, HeldSet], verb: Verb, item: SetEntry, capacity: int) -> bool:
-    """Add or remove an entry; whether the whole set was found missing. Raises Refusal.
+    """Add or remove an entry; returns whether the whole set is missing. Raises Refusal.
 
-    Entries go to the kernel in bulk, and it does not tell which ones were there already.
+    Entries go to the kernel in bulk, and it does not report which ones existed.
     """
     held = sets.get(item.set)
     if verb is Verb.REMOVE:
@@ -72,15 +72,15 @@ def change_entry(sets: dict[str, HeldSet], verb: Verb, item: SetEntry, capacity:
 
 
 def _check_entry(entry: SetEntry, held: HeldSet) -> None:
-    """Raises Refusal for an entry that does not have just the fields of its set's type, in the set's family."""
-    wanted = {
+    """Raise Refusal for an entry without exactly the fields of its set's type, in the set's family."""
+    required = {
         SetType.ADDRESS: (True, False, False),
         SetType.ADDRESS_PORT: (True, True, False),
         SetType.ADDRESS_PORT_ADDRESS: (True, True, True),
         SetType.ADDRESS_PORT_NETWORK: (True, True, True),
         SetType.PORT: (False, False, False),
     }[held.type]
-    if (entry.address is not None, entry.protocol is not None, entry.other is not None) != wanted:
+    if (entry.address is not None, entry.protocol is not None, entry.other is not None) != required:
         raise Refusal(errno.EINVAL, f"not an entry of type {held.type}")
     if any(address is not None and address.family is not held.family for address in (entry.address, entry.other)):
         raise Refusal(errno.EINVAL, f"the set is for {held.family.label}")

@@ -1,4 +1,4 @@
-"""A source that follows an API server of the tests over the real wire; its pauses are recorded instead of waited for."""
+"""A source that follows the tests' API server over HTTP; its pauses are recorded, and skipped."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ def endpoint_slice(name: str, **labels: str) -> Object:
 
 
 class Sink:
-    """Where events go: a store as simple as can be, that can be waited for."""
+    """The receiver of events: a minimal store with a way to wait for changes."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -64,7 +64,7 @@ class Sink:
 
 @dataclasses.dataclass
 class Setup:
-    """A server, a source that follows it, and what the source did."""
+    """A server, a source that follows it, and the source's notifications."""
 
     server: ApiServer
     source: watch.KubernetesSource
@@ -112,7 +112,7 @@ async def following(server: ApiServer, kubeconfig: str, *, idle_s: float = 600) 
         yield Setup(server, source, sink, sleeps, restarts)
 
 
-async def seen(running: Setup, trouble: Trouble) -> None:
+async def wait_for_trouble(running: Setup, trouble: Trouble) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while trouble not in running.troubles():  # noqa: ASYNC110  # it is the source's own callback that fills the list
+        while trouble not in running.troubles():  # noqa: ASYNC110  # the source's callback fills the list
             await asyncio.sleep(0.001)

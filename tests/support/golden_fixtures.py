@@ -1,8 +1,8 @@
 """The golden scenarios as directories of manifests, phase by phase.
 
-A recording began with the objects of all documents without a phase and went on with the documents of each phase, through a real
-API server. What such a server adds or keeps is added and kept here: the Service ``default/kubernetes``, and what a *put* leaves
-unsaid that only the server or the status subresource may change.
+A recording began with the objects of all documents without a phase, then applied the documents of each phase, through a real API
+server. This module adds and keeps the same as such a server: the Service ``default/kubernetes``, and fields absent from a *put*
+that only the server or the status subresource may change.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ _KUBERNETES: Manifest = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One document of a scenario: an object, and when and how it is applied."""
+    """One document of a scenario: an object, its phase and its verb."""
 
     scenario: str
     phase: str
@@ -54,7 +54,7 @@ class Document:
 
 @functools.cache
 def documents() -> tuple[Document, ...]:
-    """All documents of all scenarios, in the order in which they are applied within a phase."""
+    """All documents of all scenarios, in their order within a phase."""
     return tuple(_read_documents())
 
 
@@ -62,15 +62,15 @@ def _read_documents() -> Iterator[Document]:
     yield Document(scenario="00-blog", phase=INITIAL, verb="create", manifest=_KUBERNETES)
     for path in sorted((GOLDEN / "fixtures").glob("*.yaml")):
         for text in re.split(r"^---\n", path.read_text(), flags=re.MULTILINE):
-            found = _PHASE.search(text)
-            phase, verb = (found["phase"], found["verb"]) if found else (INITIAL, "create")
+            match = _PHASE.search(text)
+            phase, verb = (match["phase"], match["verb"]) if match else (INITIAL, "create")
             manifest = yaml.load(text, Loader=yaml.CSafeLoader)
             yield Document(scenario=path.stem, phase=phase, verb=verb, manifest=manifest)
 
 
 @functools.cache
 def profiles() -> Mapping[str, Mapping[str, Any]]:
-    """The recorded profiles: ``flags``, and ``no_ip6tables`` where the node has no IPv6."""
+    """The recorded profiles: ``flags``, and ``no_ip6tables`` if the node has no IPv6."""
     content: dict[str, dict[str, Any]] = json.loads((GOLDEN / "profiles.json").read_text())
     return content
 
@@ -83,9 +83,9 @@ def recording(profile: str, name: str) -> Mapping[str, Any]:
 
 
 class World:
-    """The objects that the API server would hold, and the directory that shows them to the proxy, one file per scenario.
+    """The API server's objects, and the directory that shows them to the proxy, one file per scenario.
 
-    ``node_has_ipv6`` false takes the IPv6 addresses from the Node.
+    ``node_has_ipv6`` false removes the IPv6 addresses of the Node.
     """
 
     def __init__(self, directory: Path, *, node_has_ipv6: bool = True) -> None:
@@ -95,7 +95,7 @@ class World:
         self._scenario_of: dict[ObjectKey, str] = {}
 
     def apply(self, phase: str) -> None:
-        """Apply the documents of a phase and show the result; each file changes at once, or not at all."""
+        """Apply the documents of a phase and write the result; each file changes at once or not at all."""
         changed = set()
         for document in documents():
             if document.phase == phase:
@@ -127,7 +127,7 @@ class World:
 
 @functools.cache
 def _tokens() -> tuple[tuple[str, str], ...]:
-    """Addresses and ports that one scenario alone names, with its name; virtual addresses and node ports first."""
+    """Addresses and ports of only one scenario, with its name; virtual addresses and node ports first."""
     owners: dict[str, set[str]] = {}
     weak = set()
     for document in documents():
@@ -145,7 +145,7 @@ def _tokens() -> tuple[tuple[str, str], ...]:
 
 
 def scenario_of(row: str) -> str:
-    """The scenario that a row of a recording belongs to, ``(node)`` if it is not one scenario's alone."""
+    """The scenario of a row of a recording; ``(node)`` if it belongs to no single scenario."""
     for token, scenario in _tokens():
         before = "[0-9a-f.]" if token.isdecimal() else "[0-9a-f.:]"  # a port follows a colon, an address does not
         if re.search(rf"(?<!{before}){re.escape(token)}(?![0-9a-f.])", row):

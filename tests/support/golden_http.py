@@ -1,4 +1,4 @@
-"""What the program answers over HTTP, in the form of the golden recordings: health, health check node ports, metrics."""
+"""The program's HTTP answers in the form of the recordings: health, health-check node ports, metrics."""
 
 import email.message
 import json
@@ -17,7 +17,7 @@ _SAMPLE = re.compile(r"^(?P<name>kubeproxy_[a-z_]+)(?:\{(?P<labels>.*)\})? (?P<v
 
 
 def read_answers(recorded: Mapping[str, Any]) -> State:
-    """The sections of ``SECTIONS``, asked from this namespace, of the ports and with the values that the recording has."""
+    """The sections of ``SECTIONS``, requested from this namespace, with the ports and values of the recording."""
     ports = sorted({int(row.rpartition(" ")[2]) for row in recorded["health_check_node_ports"]})
     with_value = {row for row, metric in recorded["metrics"].items() if "value" in metric}
     health = _read_health(ports)  # before the metrics, which count these requests
@@ -30,11 +30,11 @@ def _read_metrics(with_value: Iterable[str]) -> State:
 
 
 def parse_metrics(text: str, with_value: Iterable[str]) -> State:
-    """The metrics of kube-proxy's names in the text format: name and labels, then type, buckets, and value for these rows."""
-    types = {found["name"]: found["type"] for found in _TYPE.finditer(text)}
+    """kube-proxy's metrics in text format: name and labels, then type, buckets, and the value for these rows."""
+    types = {match["name"]: match["type"] for match in _TYPE.finditer(text)}
     metrics: State = {}
-    for found in _SAMPLE.finditer(text):
-        name, labels = found["name"], sorted(filter(None, (found["labels"] or "").split(",")))
+    for match in _SAMPLE.finditer(text):
+        name, labels = match["name"], sorted(filter(None, (match["labels"] or "").split(",")))
         family = name if name in types else name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
         if family not in types:
             continue
@@ -44,12 +44,12 @@ def parse_metrics(text: str, with_value: Iterable[str]) -> State:
         if bounds:
             metric.setdefault("buckets", []).extend(bounds)
         if row in with_value:
-            metric["value"] = float(found["value"])
+            metric["value"] = float(match["value"])
     return metrics
 
 
 def _read_health(ports: Iterable[int] = ()) -> State:
-    """The ``health`` and ``health_check_node_ports`` sections, asked from this namespace."""
+    """The sections ``health`` and ``health_check_node_ports``, requested from this namespace."""
     addresses = ("127.0.0.1", "172.18.0.2", "fc00:f853:ccd::2")
     health: State = {}
     for path in ("10249/configz", "10249/healthz", "10249/nothing", "10249/proxyMode", "10256/", "10256/healthz", "10256/livez"):

@@ -1,8 +1,8 @@
-"""The kernel's state of the current namespace in the form of the golden recordings, read and put back.
+"""Reads and restores the kernel's state of the current namespace in the form of the recordings.
 
-``read_state`` prints what an operator sees (ipvsadm, ipset, iptables-save, ip) in the form of ``tests/golden/expected``, and
-``restore_state`` makes the kernel hold a recorded state, as if kube-proxy had left it there. Both go through the operator's own
-tools, never through ipvsproxy's drivers: what they agree on is not our own mistake twice.
+``read_state`` returns an operator's view (ipvsadm, ipset, iptables-save, ip) in the form of ``tests/golden/expected``.
+``restore_state`` puts a recorded state into the kernel, as if kube-proxy had left it. Both use the operator's own tools, never
+ipvsproxy's drivers, so that no error of ours affects both sides of a comparison.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# A copy of what the recordings came with: not typed, and not ours to edit.
+# Part of the recordings: untyped, and not edited.
 compare: Any = importlib.import_module("tests.golden.compare")
 
 State = dict[str, Any]
@@ -42,7 +42,7 @@ HOST_CONNTRACK_MAX = "net.netfilter.nf_conntrack_max"
 
 _PROTOCOL_OPTIONS = {"-t": "TCP", "-u": "UDP", "--sctp-service": "SCTP"}
 _PROTOCOL_OF = {name: option for option, name in _PROTOCOL_OPTIONS.items()}
-# The kernel picks these itself, and differently on every boot.
+# The kernel chooses these itself, differently on every boot.
 _SET_OPTIONS_OF_THE_KERNEL = frozenset({"hashsize", "bucketsize", "initval"})
 _BUILT_IN_TABLES = ("nat", "filter")
 
@@ -59,7 +59,7 @@ def _run(*argv: str, stdin: str | None = None) -> str:
 
 
 def read_state(sections: Collection[str] = KERNEL_SECTIONS) -> State:
-    """The kernel's part of a recording: these sections of it; ``virtual_servers`` brings ``real_servers`` with it."""
+    """The kernel's part of a recording, in these sections; ``virtual_servers`` includes ``real_servers``."""
     state: State = {}
     if "virtual_servers" in sections:
         state["virtual_servers"], state["real_servers"] = parse_ipvs(_run("ipvsadm", "--save", "--numeric"))
@@ -77,14 +77,14 @@ def read_state(sections: Collection[str] = KERNEL_SECTIONS) -> State:
 
 
 def _iptables(label: str, verb: str) -> str:
-    """The program of the variant that this namespace's rules are in, which is the legacy one wherever it has tables."""
+    """The program of the variant with this namespace's rules: legacy if it has tables."""
     program, listing = ("iptables", "ip_tables_names") if label == "v4" else ("ip6tables", "ip6_tables_names")
     path = Path("/proc/net") / listing
     return f"{program}-{'legacy' if path.exists() and path.read_text() else 'nft'}-{verb}"
 
 
 def parse_ipvs(text: str) -> tuple[State, State]:
-    """Virtual and real servers from what ``ipvsadm --save --numeric`` prints."""
+    """Virtual and real servers from the output of ``ipvsadm --save --numeric``."""
     virtual_servers: State = {}
     real_servers: State = {}
     for line in text.splitlines():
@@ -105,7 +105,7 @@ def parse_ipvs(text: str) -> tuple[State, State]:
 
 
 def parse_sets(text: str) -> State:
-    """The sets whose name begins with ``KUBE-`` from what ``ipset save`` prints."""
+    """The sets whose name begins with ``KUBE-`` from the output of ``ipset save``."""
     sets: State = {}
     for line in text.splitlines():
         verb, name, *rest = line.split()
@@ -123,7 +123,7 @@ def parse_sets(text: str) -> State:
 
 
 def parse_rules(label: str, text: str) -> dict[str, list[str]]:
-    """All rules of chains whose name begins with ``KUBE-``, and the jumps to them, from what iptables-save prints."""
+    """All rules of chains whose name begins with ``KUBE-``, and the jumps to them, from the output of iptables-save."""
     chains: dict[str, list[str]] = {}
     table = ""
     for line in text.splitlines():
@@ -162,7 +162,7 @@ def _read_sysctls() -> State:
 
 
 def restore_state(expected: Mapping[str, Any]) -> None:
-    """Make the kernel hold a recorded state; what was there before in our namespace's tables is cleared.
+    """Put a recorded state into the kernel, after clearing the tables of our namespace.
 
     Raises:
         RuntimeError: a tool refused.
@@ -181,7 +181,7 @@ def restore_state(expected: Mapping[str, Any]) -> None:
 
 
 def unprepare_sysctls() -> None:
-    """Set the kernel's settings as on a node where no proxy has run yet, so that what is not set shows."""
+    """Set the kernel's settings as on a node without a proxy, so that missing settings are noticed."""
     values = {name: "0" for name in SYSCTLS if name.startswith(("net.ipv4.vs.", "net.ipv4.conf."))}
     values |= {
         "net.ipv4.vs.conn_reuse_mode": "1",
@@ -195,13 +195,13 @@ def unprepare_sysctls() -> None:
 
 def _write_sysctls(values: Mapping[str, str]) -> None:
     for name, value in values.items():
-        # Outside the first namespace this one is read-only: it is the whole host's.
+        # Outside the first namespace this setting is read-only, because it belongs to the whole host.
         if name != HOST_CONNTRACK_MAX or _sysctl_path(name).stat().st_mode & 0o200:
             _sysctl_path(name).write_text(value)
 
 
 def clear_state() -> None:
-    """Empty what a proxy programs in this namespace: virtual servers, legacy and nft rules, sets, kube-ipvs0."""
+    """Remove everything that a proxy programs in this namespace: virtual servers, legacy and nft rules, sets, kube-ipvs0."""
     _run("ipvsadm", "--clear")
     for label in ("v4", "v6"):
         program = _iptables(label, "restore")
@@ -251,9 +251,9 @@ def differences(
     rows_expected, rows_actual = (
         compare.rows("", {name: state[name] for name in chosen if name in state}) for state in (expected, actual)
     )
-    found = {}
+    differing = {}
     for section in sorted({*rows_expected, *rows_actual}):
         different, _ = compare.diff(rows_expected.get(section, {}), rows_actual.get(section, {}))
         if different:
-            found[section] = different
-    return found
+            differing[section] = different
+    return differing

@@ -1,4 +1,4 @@
-"""What translation wants of a node, in the form of the golden recordings, so that it can be compared with a kernel's state."""
+"""The desired state of a node in the form of the recordings, to compare it with a kernel's state."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ State = dict[str, Any]
 
 
 def render(states: Sequence[ServiceState], settings: Settings, view: NodeView) -> State:
-    """The kernel's sections. ``states`` are in the order of their owners: the first that wants a virtual server has it."""
+    """The kernel's sections. ``states`` are in the order of their owners: the first that desires a virtual server has it."""
     virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
     for state in states:
         for key, server in state.virtual_servers.items():

@@ -1,4 +1,4 @@
-"""A client that shows an HTTP answer as it came, and can be as rude as it likes."""
+"""An HTTP client that returns raw answers, and can break the protocol."""
 
 import asyncio
 import contextlib
@@ -8,16 +8,16 @@ from typing import NamedTuple
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Seen(NamedTuple):
-    """An answer; names of headers are as they were sent."""
+class Response(NamedTuple):
+    """An answer; header names are as sent."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
-async def ask(port: int, path: str, *, host: str = "127.0.0.1", method: str = "GET", headers: str = "") -> Seen:
-    """One request on a connection of its own."""
+async def ask(port: int, path: str, *, host: str = "127.0.0.1", method: str = "GET", headers: str = "") -> Response:
+    """Send one request on a new connection."""
     async with connection(port, host) as (reader, writer):
         writer.write(f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n".encode())
         return await read_answer(reader, has_body=method != "HEAD")
@@ -35,9 +35,9 @@ async def connection(port: int, host: str = "127.0.0.1") -> AsyncIterator[Stream
             await writer.wait_closed()
 
 
-async def read_answer(reader: asyncio.StreamReader, *, has_body: bool = True) -> Seen:
-    """The next answer of a connection."""
+async def read_answer(reader: asyncio.StreamReader, *, has_body: bool = True) -> Response:
+    """Read the next answer of a connection."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     headers = dict(line.split(": ", 1) for line in head[1:] if line)
     body = await reader.readexactly(int(headers["Content-Length"])) if has_body else b""
-    return Seen(int(head[0].split()[1]), headers, body)
+    return Response(int(head[0].split()[1]), headers, body)

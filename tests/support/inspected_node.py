@@ -1,4 +1,4 @@
-"""A node on a kernel in memory, as the commands that only look see it."""
+"""A node with an in-memory kernel, for tests of the inspecting commands."""
 
 import asyncio
 

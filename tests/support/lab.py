@@ -1,7 +1,7 @@
-"""A network laboratory: a node with pods, a remote node with pods, and clients outside, all on one machine.
+"""The lab: a node with pods, a remote node with pods, and clients outside, all on one machine.
 
-The *node* is the namespace that the caller is in; whatever ipvsproxy or a test programs is programmed there. Everything else
-lives in namespaces of the agent process (:mod:`tests.support.lab_agent`) and vanishes with it.
+The *node* is the namespace of the caller; ipvsproxy and tests program that one. Everything else is in namespaces of the agent
+process (:mod:`tests.support.lab_agent`) and vanishes with it.
 
 ::
 
@@ -10,8 +10,9 @@ lives in namespaces of the agent process (:mod:`tests.support.lab_agent`) and va
     remote 172.18.0.3 ──────────────┘  fc00:f853:ccd::2
       └─ pods 10.244.1.11, 10.244.1.12, fd00:10:244:1::11, ::12
 
-Each pod answers TCP and SCTP on 8080 and UDP on 8053, for each of its addresses, and says which address answered and which
-source address it saw. The node itself answers TCP on 22 as ``0.0.0.0`` and ``::``, the host's own port that no VIP may expose.
+Each pod answers TCP and SCTP on 8080 and UDP on 8053, on each of its addresses, with the answering address and the observed
+source address. The node itself answers TCP on 22 as ``0.0.0.0`` and ``::``: the host's own port, which no virtual server may
+expose.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple, Self
 
 POD_PORTS = (("TCP", 8080), ("SCTP", 8080), ("UDP", 8053))
 
-# Redirects between node and pods on one wire, or an answer that takes the short way, are normal here.
+# Redirects between node and pods on one wire, and answers by a shorter way, are normal here.
 _EVERYWHERE = {
     "net/ipv4/conf/all/rp_filter": "0",
     "net/ipv4/conf/default/rp_filter": "0",
@@ -36,7 +37,7 @@ _EVERYWHERE = {
     "net/ipv4/conf/default/send_redirects": "0",
     "net/ipv4/icmp_ratelimit": "0",  # a second refusal within a second would look like a timeout
     "net/ipv6/icmp/ratelimit": "0",
-    "net/ipv4/icmp_ratemask": "0",  # nor do many at once, which the kernel bounds for all senders together
+    "net/ipv4/icmp_ratemask": "0",  # the kernel limits all senders together, too
     "net/ipv6/icmp/ratemask": "\n",
     "net/ipv6/conf/default/accept_dad": "0",  # addresses are usable at once
     "net/ipv6/conf/all/disable_ipv6": "0",
@@ -51,12 +52,12 @@ _NODE = _EVERYWHERE | {
 
 
 class LabError(Exception):
-    """The laboratory could not do what it was asked to."""
+    """The lab could not carry out a request."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probe:
-    """A question to put ``count`` times, all at once; ``src`` is the address to send from, None lets the kernel choose."""
+    """A request to send ``count`` times at once; ``src`` is the source address, None lets the kernel choose."""
 
     from_: str
     protocol: str
@@ -68,10 +69,10 @@ class Probe:
 
 
 class Result(NamedTuple):
-    """What the attempts of one probe met with.
+    """The result of all attempts of one probe.
 
-    ``outcome`` is ``ok``, ``refused``, ``timeout``, ``unreachable``, ``reset`` or ``error-`` and an errno; attempts that met
-    with different fates are joined by ``+`` in alphabetical order.
+    ``outcome`` is ``ok``, ``refused``, ``timeout``, ``unreachable``, ``reset`` or ``error-`` and an errno; different outcomes of
+    attempts are joined by ``+`` in alphabetical order.
     """
 
     outcome: str
@@ -80,9 +81,9 @@ class Result(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What a load met with: how often each outcome and each backend was seen, the slowest answer, and all failures.
+    """The result of a load: counts of each outcome and each backend, the slowest answer, and all failures.
 
-    A failure is the time at which it was asked, as ``time.monotonic`` has it everywhere on one kernel, and the outcome.
+    A failure is the time of the request in ``time.monotonic``, which is the same for all processes of a kernel, and the outcome.
     """
 
     outcomes: Mapping[str, int]
@@ -92,7 +93,7 @@ class Load(NamedTuple):
 
     @property
     def failed(self) -> int:
-        """The number of requests that were not answered."""
+        """The number of unanswered requests."""
         return sum(count for outcome, count in self.outcomes.items() if outcome != "ok")
 
 
@@ -106,7 +107,7 @@ class Connection:
         self.source = first["source"]
 
     def ask(self, timeout_s: float = 1.5) -> str:
-        """Ask again; returns the address of who answers.
+        """Send another request; returns the answering address.
 
         Raises:
             LabError: the connection is broken or silent.
@@ -115,7 +116,7 @@ class Connection:
         return answer
 
     def close(self) -> None:
-        """Close the connection in the ordinary way."""
+        """Close the connection."""
         self._lab.call("release", number=self._number, abort=False)
 
     def abort(self) -> None:
@@ -124,7 +125,7 @@ class Connection:
 
 
 class Lab:
-    """The laboratory; a context manager that builds it and takes it away again. Needs root."""
+    """The lab; a context manager that builds and removes it. Needs root."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -154,15 +155,15 @@ class Lab:
         self.call("sysctl", namespace="node", values=before)
 
     def _unlink(self) -> None:
-        # The devices would vanish with the agent too, but a little later. Building may have ended before there were any.
+        # The devices would also vanish with the agent, but later. The build may have failed before there were any.
         text = "".join(f"link delete {device}\n" for device in ("eth0", "cni0", *self._pods))
         self.call("run", namespace="node", argv=["ip", "-force", "-batch", "-"], stdin=text)
 
     def call(self, operation: str, **arguments: Any) -> Any:
-        """Let the agent do one thing.
+        """Send one request to the agent.
 
         Raises:
-            LabError: it could not.
+            LabError: the agent failed.
         """
         return self._gather([(operation, arguments)])[0]
 
@@ -180,7 +181,7 @@ class Lab:
         for _ in waiting:
             line = self._agent.stdout.readline()
             if not line:
-                raise LabError("the laboratory's agent has ended")
+                raise LabError("the lab's agent has ended")
             reply = json.loads(line)
             errors += [reply["error"]] if "error" in reply else []
             results[waiting[reply["id"]]] = reply.get("result")
@@ -201,7 +202,7 @@ class Lab:
         return text
 
     def ip(self, namespace: str, *commands: str) -> None:
-        """Give commands to iproute2, one call for all of them."""
+        """Run commands of iproute2, in one process."""
         self.run(namespace, "ip", "-batch", "-", stdin="\n".join(commands) + "\n")
 
     def _namespace(self, name: str) -> str:
@@ -259,20 +260,20 @@ class Lab:
         self._wait_until_reachable()
 
     def _wait_until_reachable(self) -> None:
-        """A device that was set up carries packets a little later, and the first one asks for a neighbour's address."""
+        """A new device transmits packets after a moment, and the first packet needs a neighbour's address."""
         probes = [Probe("host", "TCP", f"10.244.{node}.{pod}", 8080) for node, pod in itertools.product((0, 1), (11, 12))]
         probes += [Probe("host", "TCP", f"fd00:10:244:{node}::{pod}", 8080) for node, pod in itertools.product((0, 1), (11, 12))]
         probes += [Probe("client", "TCP", address, 22) for address in ("172.18.0.2", "fc00:f853:ccd::2")]
         deadline = time.monotonic() + 10
-        while any(seen.outcome != "ok" for seen in self.probe_all(probes)):
+        while any(result.outcome != "ok" for result in self.probe_all(probes)):
             if time.monotonic() > deadline:
-                raise LabError(f"the laboratory is not connected: {list(zip(probes, self.probe_all(probes), strict=True))}")
+                raise LabError(f"the lab is not connected: {list(zip(probes, self.probe_all(probes), strict=True))}")
 
     def add_pod(self, name: str, number: str) -> None:
         """Start a pod on the node with the addresses 10.244.0.<number> and fd00:10:244::<number>."""
         path = self._namespace(name)
         self._pods.append(name)
-        # Hairpin as the bridge CNI plugin's hairpinMode: what a pod answers itself through a Service leaves by its own port.
+        # Hairpin as with the bridge CNI plugin's hairpinMode: a pod's answer to itself through a Service leaves by its own port.
         self.ip(
             "node",
             f"link add {name} type veth peer name eth0 netns {path}",
@@ -297,19 +298,19 @@ class Lab:
             self.serve(namespace, protocol, address, port)
 
     def serve(self, namespace: str, protocol: str, address: str, port: int) -> None:
-        """Answer at an address of a namespace from now on."""
+        """Start a server on an address of a namespace."""
         self.call("serve", namespace=namespace, protocol=protocol, address=address, port=port)
 
     def hush(self, namespace: str, protocol: str, address: str, port: int) -> None:
-        """Stop answering at an address."""
+        """Stop the server on an address."""
         self.call("hush", namespace=namespace, protocol=protocol, address=address, port=port)
 
     def probe(self, from_: str, protocol: str, to: str, port: int, **options: Any) -> Result:
-        """Put one question; the options are those of :class:`Probe`."""
+        """Run one probe; the options are those of :class:`Probe`."""
         return self.probe_all([Probe(from_, protocol, to, port, **options)])[0]
 
     def probe_all(self, probes: Iterable[Probe]) -> list[Result]:
-        """Put several questions at the same time; the answers have the order of the questions."""
+        """Run several probes at the same time; returns the results in their order."""
         results = self._gather(
             (
                 "probe",
@@ -321,13 +322,13 @@ class Lab:
             )
             for probe in probes
         )
-        return [Result(seen["outcome"], tuple(seen["backends"]), tuple(seen["sources"])) for seen in results]
+        return [Result(one["outcome"], tuple(one["backends"]), tuple(one["sources"])) for one in results]
 
     def open(self, from_: str, protocol: str, to: str, port: int, *, src: str | None = None) -> Connection:
         """Open a connection that stays open until it is closed.
 
         Raises:
-            LabError: nobody answers.
+            LabError: no answer.
         """
         number, first = self.call("hold", target=_target(from_, protocol, to, port, src), timeout_s=1.5)
         return Connection(self, number, first)
@@ -344,7 +345,7 @@ class Lab:
         interval_s: float = 0.01,
         timeout_s: float = 5.0,
     ) -> Iterator[list[Load]]:
-        """Ask again and again while the block runs; after it, the list that the block was given holds the result."""
+        """Send requests while the block runs; after it, the list that the block got has the result."""
         target = _target(from_, protocol, to, port, src)
         number = self.call("start_load", target=target, interval_s=interval_s, timeout_s=timeout_s)
         results: list[Load] = []

@@ -1,9 +1,9 @@
-"""The process behind the laboratory: it owns the network namespaces, serves in them and sends from them.
+"""The agent process of the lab: owns the network namespaces, serves in them and sends from them.
 
-One process does all of it, because a socket stays in the namespace it was made in: the agent steps into a namespace for the
-moment of making a socket or of starting a command, and waits for all of them in one loop. A namespace lives as long as its
-descriptor, so nothing is left when this process ends, however it ends. It reads one JSON request per line from standard input
-and answers on standard output, in the order in which the work is done; it needs nothing but the standard library.
+One process suffices, because a socket stays in the namespace in which it was made: the agent enters a namespace to make a socket
+or to start a command, and waits for all of them in one loop. A namespace exists as long as its descriptor, so nothing is left
+when this process ends, however it ends. It reads one JSON request per line from standard input, and answers on standard output in
+the order of completion. It needs only the standard library.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ OUTCOMES = {
 
 
 class Target(NamedTuple):
-    """Whom to ask, and from where; ``src`` None lets the kernel choose the address to send from."""
+    """A client namespace and a target; ``src`` None lets the kernel choose the source address."""
 
     namespace: str
     protocol: str
@@ -73,7 +73,7 @@ class Namespaces:
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Be in a namespace; there must be no await inside the block."""
+        """Enter a namespace; the block must not await."""
         if name == "node":
             yield
             return
@@ -122,7 +122,7 @@ class DatagramServer(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.DatagramTransport", transport)  # Python 3.11's own is none by class
+        self._transport = cast("asyncio.DatagramTransport", transport)  # Python 3.11's transport is not a subclass
 
     def datagram_received(self, _data: bytes, addr: tuple[str | Any, int]) -> None:
         assert self._transport is not None
@@ -149,7 +149,7 @@ class Agent:
         return [done.returncode, done.stdout, done.stderr]
 
     async def sysctl(self, namespace: str, values: dict[str, str]) -> dict[str, str]:
-        """Write kernel settings that exist; returns what they were before."""
+        """Write existing kernel settings; returns their former values."""
         before = {}
         with self._namespaces.inside(namespace):
             for name, value in values.items():
@@ -160,7 +160,7 @@ class Agent:
         return before
 
     async def serve(self, namespace: str, protocol: str, address: str, port: int) -> None:
-        """Answer at this address until :meth:`hush`."""
+        """Serve on this address until :meth:`hush`."""
         loop = asyncio.get_running_loop()
         listening = self._namespaces.socket(namespace, protocol, address)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -175,7 +175,7 @@ class Agent:
         self._servers[namespace, protocol, address, port] = server
 
     async def hush(self, namespace: str, protocol: str, address: str, port: int) -> None:
-        """Stop answering new clients at this address; open connections stay."""
+        """Stop serving new clients on this address; open connections stay."""
         self._servers.pop((namespace, protocol, address, port)).close()
 
     async def _connect(self, target: Target) -> socket.socket:
@@ -210,7 +210,7 @@ class Agent:
             return OUTCOMES.get(error.errno or 0, f"error-{error.errno}"), None
 
     async def probe(self, target: list[Any], count: int, timeout_s: float) -> dict[str, Any]:
-        """Ask this many times at once, each time from a fresh port; returns the sorted outcomes, backends and sources."""
+        """Send this many requests at once, each from a new port; returns the sorted outcomes, backends and sources."""
         attempts = await asyncio.gather(*(self._attempt(Target(*target), timeout_s) for _ in range(count)))
         answers = [answer for _, answer in attempts if answer is not None]
         return {
@@ -227,19 +227,19 @@ class Agent:
             return [client.fileno(), await self._ask(client)]
 
     async def ask(self, number: int, timeout_s: float) -> dict[str, str]:
-        """Ask again through a connection that is held."""
+        """Send a request through an open connection."""
         async with asyncio.timeout(timeout_s):
             return await self._ask(self._held[number])
 
     async def release(self, number: int, *, abort: bool) -> None:
-        """Close a connection that is held, or reset it."""
+        """Close an open connection, or reset it."""
         client = self._held.pop(number)
         if abort:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
 
     async def start_load(self, target: list[Any], interval_s: float, timeout_s: float = 5.0) -> int:
-        """Begin to ask again and again, a fresh connection each time; returns a number for :meth:`stop_load`."""
+        """Start to send requests, each on a new connection; returns a number for :meth:`stop_load`."""
         stopping = asyncio.Event()
         self._loads.append((asyncio.create_task(self._load(Target(*target), interval_s, timeout_s, stopping)), stopping))
         return len(self._loads) - 1
@@ -264,7 +264,7 @@ class Agent:
         return {"outcomes": outcomes, "backends": backends, "slowest_s": slowest_s, "failures": failures}
 
     async def stop_load(self, number: int) -> dict[str, Any]:
-        """End a load with its last answer; returns how often each outcome and backend was seen, and the slowest answer."""
+        """End a load with its last answer; returns the counts of outcomes and backends, and the slowest answer."""
         task, stopping = self._loads[number]
         stopping.set()
         return await task
@@ -280,7 +280,7 @@ async def main() -> None:
     async def handle(number: int, operation: str, arguments: dict[str, Any]) -> None:
         try:
             reply = {"id": number, "result": await getattr(agent, operation)(**arguments)}
-        except Exception as error:  # noqa: BLE001 - whatever went wrong is the caller's to see
+        except Exception as error:  # noqa: BLE001 - the caller gets the error
             reply = {"id": number, "error": f"{operation}: {type(error).__name__}: {error}"}
         sys.stdout.write(json.dumps(reply) + "\n")
         sys.stdout.flush()

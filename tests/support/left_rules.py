@@ -1,4 +1,4 @@
-"""Rules that a kube-proxy of iptables mode leaves on a node, with those of others: as text, and in a kernel in memory."""
+"""Rules that a kube-proxy in iptables mode leaves on a node, with foreign ones: as text, and in an in-memory kernel."""
 
 import itertools
 import shutil
@@ -34,13 +34,13 @@ OF_OTHERS = frozenset(
         "-A KUBE-MARK-DROP -j MARK --set-xmark 0x8000/0x8000",
     }
 )
-"""What has to stay: the kubelet's and a network plug-in's."""
+"""Rules that must stay: the kubelet's and a network plug-in's."""
 _CANARIES = ":KUBE-PROXY-CANARY - [0:0]"
 _NEW = "-m conntrack --ctstate NEW -m comment --comment"
 
 
 def iptables_mode(family: Family) -> str:
-    """With a Service without endpoints (REJECT), one with an endpoint, and the rules of others."""
+    """Rules of a Service without endpoints (REJECT), of one with an endpoint, and foreign rules."""
     v4 = family is Family.IPV4
     refused, served = ("10.96.0.1/32", "10.96.0.11/32") if v4 else ("fd00:96::1/128", "fd00:96::11/128")
     reject = "icmp-port-unreachable" if v4 else "icmp6-port-unreachable"
@@ -82,7 +82,7 @@ COMMIT
 
 
 class Tables:
-    """The rules of all places. Each change gives another mark, ``reads`` are those that were listed."""
+    """The rules of all places. Each change gives another mark; ``reads`` are the listed places."""
 
     def __init__(self) -> None:
         self.held: dict[Place, LeftRules] = {}
@@ -98,7 +98,7 @@ class Tables:
         return PLACES
 
     def put(self, place: Place, rules: LeftRules) -> None:
-        """Somebody changes the rules of a place."""
+        """Change the rules of a place, as another program."""
         self.held[place] = rules
         self._mark[place] = next(self._marks)
 
@@ -108,11 +108,11 @@ class Tables:
     def read(self, place: Place, concerns: Callable[[ChainKey], bool]) -> LeftRules:
         self.reads.append(place)
         self._fail("read", place)
-        found = self.held.get(place, LeftRules())
+        rules = self.held.get(place, LeftRules())
         return LeftRules(
-            chains={key: count for key, count in found.chains.items() if concerns(key)},
-            references=found.references,
-            hidden=found.hidden,
+            chains={key: count for key, count in rules.chains.items() if concerns(key)},
+            references=rules.references,
+            hidden=rules.hidden,
         )
 
     def remove(self, place: Place, removal: Removal) -> None:

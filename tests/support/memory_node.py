@@ -1,6 +1,6 @@
-"""A node whose kernel is in memory: store, loop and kernel thread are the real ones, events come from the test.
+"""A node with an in-memory kernel: store, loop and kernel thread are the real ones, events come from the test.
 
-``from_scratch`` is the other opinion: what the kernel of such a node must hold, without a loop and without a history.
+``from_scratch`` computes the desired state of such a node independently, without a loop and without a history.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ SYSCTLS = (Sysctl("net/ipv4/vs/conntrack", "1"), Sysctl("net/ipv4/ip_forward", "
 TIMEOUTS = Timeouts(600, 0, 0)
 AUDIT_INTERVAL_S = 30.0
 QUIET_S = 0.001
-"""Of virtual time: all that can be done now is done then."""
+"""In virtual time: after it, all that can be done now is done."""
 
 KINDS: Mapping[type, ObjectKind] = {
     Service: ObjectKind.SERVICE,
@@ -49,21 +49,21 @@ KINDS: Mapping[type, ObjectKind] = {
 
 
 class InlineWorker:
-    """Does a job at once, without a thread: what the kernel takes is then no matter of chance. It tells as late as a thread."""
+    """Runs a job at once, without a thread, so that its time is not random. Returns the result as late as a thread."""
 
     def put(self, future: asyncio.Future[Any], job: Callable[[], object]) -> None:
         try:
-            told = functools.partial(future.set_result, job())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the caller's
-            told = functools.partial(future.set_exception, error)
-        future.get_loop().call_soon(lambda: future.cancelled() or told())
+            notify = functools.partial(future.set_result, job())
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            notify = functools.partial(future.set_exception, error)
+        future.get_loop().call_soon(lambda: future.cancelled() or notify())
 
     def stop(self) -> None:
         pass
 
 
 class Watcher:
-    """What the loop told. ``queued_s`` and ``syncing_s`` are the times of what they are named after."""
+    """The notifications of the loop. ``queued_s`` and ``syncing_s`` are the times of these notifications."""
 
     def __init__(self) -> None:
         self.queued_s: list[float] = []
@@ -95,7 +95,7 @@ class Watcher:
 
 
 class MemoryNode:
-    """One process on a kernel in memory. ``worker`` defaults to one without a thread."""
+    """One process with an in-memory kernel. ``worker`` defaults to one without a thread."""
 
     def __init__(
         self,
@@ -133,31 +133,31 @@ class MemoryNode:
     def _now(self) -> float:
         try:
             return asyncio.get_running_loop().time()
-        except RuntimeError:  # no loop runs yet: a node may be made before its test begins
+        except RuntimeError:  # no loop runs yet: a node may be made before its test starts
             return 0.0
 
     def deliver(self, events: Iterable[Event]) -> None:
-        """What a source does with its events."""
+        """Deliver events as a source does."""
         now = self._now()
         self.store.deliver(events, now)
         self.engine.changed(now)
 
     def put(self, *objects: ApiObject) -> None:
-        """Objects appear or change."""
+        """Add or change objects."""
         self.deliver([put(item) for item in objects])
 
     def remove(self, *objects: ApiObject) -> None:
-        """Objects are deleted."""
+        """Delete objects."""
         self.deliver([Gone(KINDS[type(item)], key_of(item)) for item in objects])
 
     def begin_with(self, *objects: ApiObject) -> None:
-        """The first lists, complete with these objects."""
+        """Deliver complete first lists with these objects."""
         self.deliver([put(item) for item in objects])
         self.deliver([listed(kind, objects) for kind in ObjectKind])
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The loop runs while the block does; what ends it is raised at the end of the block."""
+        """Run the loop while the block runs; an error that ended it is raised at the end of the block."""
         task = asyncio.create_task(self.engine.run())
         try:
             yield
@@ -168,27 +168,27 @@ class MemoryNode:
             task.result()
 
     async def quiet(self, after_s: float = 0) -> None:
-        """Let this time pass, and then all be done that can be done."""
+        """Let this time pass, then wait until all is done that can be done."""
         await asyncio.sleep(after_s + QUIET_S)
 
     @property
     def done(self) -> list[str]:
-        """What was done to the kernel since it last forgot, one line each."""
+        """The operations since the kernel last forgot, one line each."""
         return list(map(str, self.kernel.applied))
 
 
 def put(item: ApiObject) -> Put:
-    """The event that brings an object."""
+    """The event that puts an object."""
     return Put(KINDS[type(item)], key_of(item), item)
 
 
 def listed(kind: ObjectKind, objects: Collection[ApiObject]) -> Listed:
-    """The event that ends a list of this kind that held these of the objects."""
+    """The event that ends a list of this kind with those of the objects that are of it."""
     return Listed(kind, frozenset(key_of(item) for item in objects if KINDS[type(item)] is kind))
 
 
 def key_of(item: ApiObject) -> ObjectKey:
-    """What names an object."""
+    """The key of an object."""
     return ObjectKey("", item.name) if isinstance(item, Node) else item.name
 
 
@@ -206,7 +206,7 @@ def new_kernel() -> FakeKernel:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """All that a kernel holds of what can be ours."""
+    """All of a kernel's objects that can be ours."""
 
     virtual_servers: Mapping[object, object]
     sets: Mapping[str, object]
@@ -219,10 +219,10 @@ class Contents:
 
 
 def contents(kernel: FakeKernel) -> Contents:
-    """What the kernel holds now; later changes do not show in it."""
+    """A copy of the kernel's present contents."""
     return Contents(
         virtual_servers={key: (one.settings, dict(one.real_servers)) for key, one in kernel.virtual_servers.items()},
-        sets={name: (held.type, held.family, frozenset(held.entries)) for name, held in kernel.sets.items()},
+        sets={name: (present.type, present.family, frozenset(present.entries)) for name, present in kernel.sets.items()},
         device=kernel.device,
         addresses=frozenset(kernel.addresses),
         chains={family: dict(chains) for family, chains in kernel.chains.items()},
@@ -233,19 +233,19 @@ def contents(kernel: FakeKernel) -> Contents:
 
 
 def from_scratch(store: Store, settings: view.Settings, like: FakeKernel) -> Contents:
-    """What the kernel must hold for what the store knows, on a node with the interfaces of another kernel."""
+    """The desired contents for the objects of a store, on a node with the interfaces of another kernel."""
     kernel = new_kernel()
     kernel.host_addresses = list(like.host_addresses)
     api_servers = builders.api_servers(store.slices_of(ServiceName("default", "kubernetes")))
-    seen = view.view_node(settings, builders.THIS_NODE, store.node(builders.THIS_NODE), kernel.host_addresses, api_servers)
+    node_view = view.view_node(settings, builders.THIS_NODE, store.node(builders.THIS_NODE), kernel.host_addresses, api_servers)
     reconciler = Reconciler(Policy())
     reconciler.put_node(settings.families, SYSCTLS, TIMEOUTS)
     reconciler.observe(kernel.observe(), 0)
     for name, service in store.services.items():
-        reconciler.put(name, state.translate(service, store.slices_of(name), seen, settings))
+        reconciler.put(name, state.translate(service, store.slices_of(name), node_view, settings))
     while True:
         for family in settings.families:
-            rules = skeleton.build_skeleton(family, settings, seen, reconciler.occupied(family), reconciler.refused())
+            rules = skeleton.build_skeleton(family, settings, node_view, reconciler.occupied(family), reconciler.refused())
             reconciler.put_skeleton(rules)
         operations = reconciler.plan(0).operations
         if not operations:

@@ -1,4 +1,4 @@
-"""The real program as a subprocess, fed from a directory of manifests."""
+"""The real program as a subprocess, with a directory of manifests as source."""
 
 import json
 import os
@@ -24,7 +24,7 @@ for arguments in json.loads(sys.argv.pop()):
 
 
 class Ended(NamedTuple):
-    """What came of a command line."""
+    """The result of a command line."""
 
     status: int
     output: str
@@ -32,7 +32,7 @@ class Ended(NamedTuple):
 
 
 def run_in_turn(*commands: Sequence[str], within_s: float) -> list[Ended]:
-    """Run several command lines that end by themselves, in one process: on user-mode Linux each takes seconds to begin.
+    """Run several command lines that end by themselves, in one process, because each start takes seconds on user-mode Linux.
 
     Raises:
         subprocess.SubprocessError: one of them ended the process, or they took too long.
@@ -43,15 +43,14 @@ def run_in_turn(*commands: Sequence[str], within_s: float) -> list[Ended]:
 
 
 class ProgramError(Exception):
-    """The program did not do what it was expected to; the message ends with what it logged last."""
+    """The program did not behave as expected; the message ends with its last log lines."""
 
 
 class Program:
-    """``ipvsproxy --proxy-mode=ipvs --manifests=…`` in the current namespace, from entering until leaving the block.
+    """``ipvsproxy --proxy-mode=ipvs --manifests=…`` in the current namespace, while the block runs.
 
-    ``manifests`` None leaves it to the flags where objects come from. ``log`` is a file that its output is appended to;
-    ``path`` is put in front of PATH, and ``environment`` is added to ours. ``starter`` is what Python is given before the flags:
-    something that runs the program.
+    With ``manifests`` None, the flags name the source. Output is appended to the file ``log``; ``path`` is put in front of PATH,
+    and ``environment`` is added to ours. ``starter`` are the arguments of Python before the flags, which run the program.
     """
 
     def __init__(
@@ -87,18 +86,18 @@ class Program:
                 raise ProgramError(f"still running {STOPPED_WITHIN_S} s after SIGTERM\n{self.log_tail()}") from None
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill it, as a crash would."""
         self._process.kill()
         self._process.wait()
 
     @property
     def process_id(self) -> int:
-        """Of the program."""
+        """The process number of the program."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the program runs."""
         return self._process.poll() is None
 
     @property
@@ -111,15 +110,15 @@ class Program:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
     def wait_until_synced(self) -> None:
-        """Wait until the log says that all that the manifests want was programmed once.
+        """Wait until the log says that all manifests were programmed once.
 
         Raises:
-            ProgramError: it ended, or took too long.
+            ProgramError: the program ended, or took too long.
         """
         self.wait_until(lambda: b"event=synced" in self._log.read_bytes(), "synced", SYNCED_WITHIN_S)
 
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
-        """Wait until a condition holds, looking again and again.
+        """Poll until a condition holds.
 
         Raises:
             ProgramError: the program ended, or the condition did not hold within this time.

@@ -1,4 +1,4 @@
-"""An API server that is a script: a connection, a clock and an observer for a reflector, in one."""
+"""A scripted API server: connection, clock and observer of a reflector, in one."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from ipvsproxy.model.service import Event, Listed, Listing, ObjectKind, ServiceN
 Json = dict[str, Any]
 WEB = ServiceName("default", "web")
 PIECE_BYTES = 64
-"""A list arrives in pieces of this size: an item is in several of them."""
+"""A list arrives in pieces of this size, smaller than an item."""
 
 
 def service(name: str, version: int = 0, address: str = "10.0.0.1") -> Json:
@@ -42,17 +42,17 @@ GONE_LINE = line("ERROR", {"kind": "Status", "code": 410, "message": "too old re
 
 
 class ScriptEndError(Exception):
-    """Nothing more is in the script: the test looks at what happened until here."""
+    """The script has ended; the test checks the events so far."""
 
 
 Answer = bytes | ApiError | Sequence[bytes | float | ApiError]
 
 
 class World:
-    """Connection, clock and observer in one. A script is a list of answers: a page, or what a watch brings, in order.
+    """Connection, clock and observer in one. A script is a list of answers: a page, or the parts of a watch, in order.
 
-    A float within a watch is time that passes; an exception is raised. ``served_versions`` is what the server tells when it is
-    only asked how far it is; it is ahead of everybody where nothing is said.
+    A float within a watch lets that time pass; an exception is raised. ``served_versions`` are the answers to requests for the
+    server's version; by default, it is ahead of everybody.
     """
 
     def __init__(self, *script: Answer) -> None:
@@ -96,14 +96,14 @@ class World:
             yield page(service("any"), version=self.served_versions.pop(0) if self.served_versions else 999999)
             return
         answer = self.next(path)
-        assert isinstance(answer, bytes), "a list was asked, the script has a watch"
+        assert isinstance(answer, bytes), "the request is a list, the script has a watch"
         for begin in range(0, len(answer), PIECE_BYTES):
             yield answer[begin : begin + PIECE_BYTES]
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         self.idle.append(idle_s)
         parts = self.next(path)
-        assert not isinstance(parts, bytes), "a watch was asked, the script has a list"
+        assert not isinstance(parts, bytes), "the request is a watch, the script has a list"
         yield b""
         for part in parts:
             match part:

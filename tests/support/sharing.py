@@ -1,8 +1,7 @@
-"""Several pytest processes that share the same tests: each module is run by the one that claims it first.
+"""Lets several pytest processes share the same tests: the first process that claims a module runs it.
 
-``-p tests.support.sharing --share DIRECTORY`` in each of them; the directory lies where all of them see it, and is empty at
-first. What another process has claimed is passed over without a word: the reports of all of them together tell of every test
-once.
+Each gets ``-p tests.support.sharing --share DIRECTORY``, with a directory that all can access, empty at first. Modules claimed by
+others are skipped silently: together, the reports of all processes have every test once.
 """
 
 import itertools
@@ -24,7 +23,7 @@ LONGEST = (
     "test_take_over",
     "test_packets_changes",
 )
-"""These modules come first, so that nobody begins with one of them when all others have ended."""
+"""These modules come first, so that no process starts one of them when all others have ended."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool:
-    """As pytest's own, but module by module: after each, all is torn down, since nobody knows which one will be next."""
+    """As pytest's own, but module by module: each is torn down completely, because the next module is unknown."""
     directory = session.config.getoption("--share")
     if session.testsfailed:
         raise session.Interrupted(f"{session.testsfailed} errors during collection")
@@ -54,7 +53,7 @@ def _place(module: pathlib.Path) -> int:
 
 
 def _claim(directory: pathlib.Path, module: pathlib.Path) -> bool:
-    """Making a directory is one step, also in a file system that several kernels see."""
+    """Claim a module by making a directory, which is atomic even in a file system that several kernels share."""
     try:
         (directory / "-".join(module.parts[1:])).mkdir()
     except FileExistsError:

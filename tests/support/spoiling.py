@@ -1,4 +1,4 @@
-"""What somebody else may do to the kernel objects of a node in memory, while the loop keeps them."""
+"""Changes by other programs to the kernel objects of an in-memory node, which the loop repairs."""
 
 from collections.abc import Callable, Collection
 

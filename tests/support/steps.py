@@ -1,4 +1,4 @@
-"""Counts what a piece of code does, where a clock would tell more of the machine than of the code."""
+"""Counts the steps of code, because a clock would measure the machine more than the code."""
 
 import asyncio
 import concurrent.futures
@@ -18,11 +18,11 @@ _WAITING = (
     selectors.__file__,
     threading.__file__,
 )
-"""How often a loop wakes up is chance, and nothing that grows with the work."""
+"""How often a loop wakes up is random, and does not grow with the work."""
 
 
 class Steps:
-    """Steps of Python: calls, and lines as often as they are run, each round of a loop or a comprehension among them."""
+    """Steps of Python: calls and executed lines, including each round of a loop or a comprehension."""
 
     def __init__(self) -> None:
         self._here = threading.get_ident()
@@ -30,16 +30,16 @@ class Steps:
 
     @property
     def here(self) -> int:
-        """In the thread that counts, which is the loop's."""
+        """Steps of the counting thread, which is the loop's."""
         return self._of[self._here]
 
     @property
     def all(self) -> int:
-        """In this thread and in those that were started since."""
+        """Steps of this thread and of threads started since."""
         return sum(self._of.values())
 
     def trace(self, frame: FrameType, event: str, _argument: object) -> Any:
-        """As ``sys.settrace`` wants it."""
+        """The function for ``sys.settrace``."""
         if frame.f_code.co_filename.startswith(_WAITING):
             return None
         if event in ("call", "line"):
@@ -49,7 +49,7 @@ class Steps:
 
 @contextlib.contextmanager
 def counted() -> Iterator[Steps]:
-    """Count the steps of what is called in the block, here and in threads that it starts."""
+    """Count the steps of calls in the block, in this thread and in threads that it starts."""
     steps = Steps()
     before = sys.gettrace()
     threading.settrace(steps.trace)

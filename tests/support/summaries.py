@@ -1,4 +1,4 @@
-"""Finished syncs as the loop tells of them: a test states only what it is about."""
+"""Builds summaries of finished syncs, so that a test states only its subject."""
 
 from collections.abc import Collection, Mapping
 
@@ -30,7 +30,7 @@ def summary(
     is_audit: bool = False,
     unmet_settings: Mapping[str, str] | None = None,
 ) -> SyncSummary:
-    """A sync; without changes it is about the Services that have states."""
+    """A sync; without ``changes``, of the Services that have states."""
     by_name = {state.owner.service: state for state in states}
     return SyncSummary(
         report=report,
@@ -58,7 +58,7 @@ def state(
     without_local_internal: Collection[Family] = (),
     without_local_external: Collection[Family] = (),
 ) -> ServiceState:
-    """What a Service wants; ``ports`` are health-check ports, with the number of its endpoints on this node."""
+    """The desired state of a Service; ``ports`` are health-check ports, with the number of its endpoints on this node."""
     service = ServiceName(builders.NAMESPACE, name)
     return ServiceState(
         owner=Owner(created_s, service),
@@ -73,7 +73,7 @@ def state(
 
 
 class Clock:
-    """Time that stands still until it is told to pass."""
+    """A clock that advances on request only."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now

@@ -1,7 +1,7 @@
 """The contract of the tests' API server, against the page "Kubernetes API Concepts" of the Kubernetes documentation.
 
-Each test names the section that it holds the server to; the last ones cover the troubles that can be ordered.
-Left out: verbs other than list and watch, single namespaces, protobuf and tables, which nothing here asks for.
+Each test names its section; the last tests cover trouble on demand. Not tested, because the program does not use them: verbs
+other than list and watch, single namespaces, protobuf and tables.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 class Watch:
-    """A plain client's end of a watch."""
+    """A plain client's side of a watch."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
@@ -48,7 +48,7 @@ class Watch:
 
 
 class Client:
-    """Asks as any HTTP client would."""
+    """Sends requests like any HTTP client."""
 
     def __init__(self, session: aiohttp.ClientSession, closing: contextlib.AsyncExitStack) -> None:
         self.get = session.get
@@ -86,7 +86,7 @@ async def test_a_list_has_kind_version_and_the_revision_at_which_it_was_made(ser
     assert names(page) == ["web"]
 
 
-async def test_a_watch_tells_all_changes_after_its_revision_in_order(server: ApiServer, http: Client) -> None:
+async def test_a_watch_sends_all_changes_after_its_revision_in_order(server: ApiServer, http: Client) -> None:
     _, page = await http.list()
     server.put(SERVICES, service("web"))
     watch = await http.watch(SERVICES, {"resourceVersion": page["metadata"]["resourceVersion"]})
@@ -123,7 +123,7 @@ async def test_gone_may_also_come_as_an_event_in_a_stream_of_status_200(server: 
 # Section "Watch bookmarks"
 
 
-async def test_a_bookmark_carries_kind_and_revision_only_and_comes_to_those_who_asked(server: ApiServer, http: Client) -> None:
+async def test_a_bookmark_has_kind_and_revision_only_and_is_sent_on_request_only(server: ApiServer, http: Client) -> None:
     version = str(server.store.revision)
     asking = await http.watch(SERVICES, {"allowWatchBookmarks": "true", "resourceVersion": version})
     silent = await http.watch(SERVICES, {"resourceVersion": version})
@@ -188,25 +188,25 @@ async def test_a_list_of_any_version_is_one_page_and_may_be_old(server: ApiServe
 
 async def test_a_list_from_a_version_on_is_not_older_and_with_a_limit_is_of_that_version(server: ApiServer, http: Client) -> None:
     server.put(SERVICES, service("s0"))
-    seen = str(server.store.revision)
+    revision = str(server.store.revision)
     server.cache = copy.deepcopy(server.store)
     server.put(SERVICES, service("s1"))
-    assert names((await http.list(SERVICES, {"resourceVersion": seen}))[1]) == ["s0"]
+    assert names((await http.list(SERVICES, {"resourceVersion": revision}))[1]) == ["s0"]
     status, body = await http.list(SERVICES, {"resourceVersion": str(server.store.revision)})
     assert (status, "Too large resource version" in body["message"]) == (504, True)
     server.cache = None
-    assert names((await http.list(SERVICES, {"resourceVersion": seen}))[1]) == ["s0", "s1"]
-    assert (await http.list(SERVICES, {"resourceVersion": seen, "limit": "1"}))[0] == 410
+    assert names((await http.list(SERVICES, {"resourceVersion": revision}))[1]) == ["s0", "s1"]
+    assert (await http.list(SERVICES, {"resourceVersion": revision, "limit": "1"}))[0] == 410
 
 
-async def test_one_namespace_can_be_listed_for_itself(server: ApiServer) -> None:
+async def test_one_namespace_can_be_listed_alone(server: ApiServer) -> None:
     server.put(SERVICES, service("web"))
     server.put(SERVICES, {"metadata": {"name": "web", "namespace": "other"}, "spec": {}})
     async with aiohttp.ClientSession() as http, http.get(f"{server.url}/api/v1/namespaces/default/services") as response:
         assert [item["metadata"]["namespace"] for item in (await response.json())["items"]] == ["default"]
 
 
-async def test_a_watch_without_a_revision_begins_with_the_state_as_added(server: ApiServer, http: Client) -> None:
+async def test_a_watch_without_a_revision_begins_with_added_events_of_the_state(server: ApiServer, http: Client) -> None:
     server.put(SERVICES, service("web"))
     watch = await http.watch()
     kind, item = await watch.event()
@@ -237,7 +237,7 @@ async def test_an_update_keeps_uid_and_creation_time(server: ApiServer) -> None:
     assert before["resourceVersion"] != after["resourceVersion"]
 
 
-async def test_an_unknown_revision_times_out_and_one_that_is_none_is_a_bad_request(server: ApiServer, http: Client) -> None:
+async def test_an_unknown_revision_times_out_and_an_invalid_one_is_a_bad_request(server: ApiServer, http: Client) -> None:
     status, body = await http.list(SERVICES, {"resourceVersion": "999999"})
     assert (status, body["message"]) == (504, f"Timeout: Too large resource version: 999999, current: {server.store.revision}")
     assert (await http.list(SERVICES, {"resourceVersion": "x"}))[0] == 400
@@ -290,10 +290,10 @@ async def test_an_object_that_leaves_or_enters_a_selection_is_deleted_or_added_f
     assert [(await watch.event())[0] for _ in range(3)] == ["ADDED", "DELETED", "ADDED"]
 
 
-# Troubles on demand
+# Trouble on demand
 
 
-async def test_a_wrong_token_is_unauthorized_and_the_new_one_is_let_in(server: ApiServer, http: Client) -> None:
+async def test_a_wrong_token_is_unauthorized_and_the_new_one_is_accepted(server: ApiServer, http: Client) -> None:
     server.token = "new"
     assert (await http.list())[0] == 401
     async with http.get(SERVICES.path, headers={"Authorization": "Bearer new"}) as response:
@@ -316,7 +316,7 @@ async def test_a_cut_watch_ends_with_half_a_line_and_a_broken_connection(server:
         await watch.response.content.readany()
 
 
-async def test_changes_after_a_cut_are_not_for_the_watch_that_was_cut(server: ApiServer, http: Client) -> None:
+async def test_changes_after_a_cut_are_not_sent_to_the_cut_watch(server: ApiServer, http: Client) -> None:
     watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision)})
     server.end_watches(SERVICES)
     server.put(SERVICES, service("web"))
@@ -340,7 +340,7 @@ async def test_a_hidden_resource_is_listed_as_empty(server: ApiServer, http: Cli
     assert names((await http.list())[1]) == []
 
 
-async def test_lists_wait_while_they_are_held(server: ApiServer, http: Client) -> None:
+async def test_lists_wait_while_lists_open_is_cleared(server: ApiServer, http: Client) -> None:
     server.lists_open.clear()
     answer = asyncio.create_task(http.list())
     await server.asked(SERVICES, watch=False, times=1)
@@ -430,7 +430,7 @@ async def test_an_event_that_breaks_a_rule_is_not_created(server: ApiServer, cha
     assert len(server.events) == (code == 201)
 
 
-async def test_an_event_of_a_name_that_is_taken_is_a_conflict(server: ApiServer) -> None:
+async def test_an_event_with_a_taken_name_is_a_conflict(server: ApiServer) -> None:
     path = f"{server.url}/apis/events.k8s.io/v1/namespaces/default/events"
     async with aiohttp.ClientSession() as session:
         codes = []

@@ -1,4 +1,4 @@
-"""What only the fake kernel does. What it shares with the real one stands in tests/kernel/test_contract.py."""
+"""Behaviour of the fake kernel alone. tests/kernel/test_contract.py has the behaviour that it shares with the real one."""
 
 import errno
 
@@ -41,7 +41,7 @@ def entry(port: int) -> SetEntry:
     return SetEntry(CLUSTER_IP.name, KEY.address, Protocol.TCP, port)
 
 
-def test_a_failure_on_demand_changes_nothing_and_wears_off() -> None:
+def test_a_failure_on_demand_changes_nothing_and_ends() -> None:
     kernel = fake_kernel.FakeKernel()
     kernel.fail(lambda operation: operation.item == SERVER, errno.ENOMEM, times=2)
     assert [kernel.apply(add(SERVER))[0].errno for _ in range(3)] == [errno.ENOMEM, errno.ENOMEM, 0]
@@ -49,7 +49,7 @@ def test_a_failure_on_demand_changes_nothing_and_wears_off() -> None:
     assert list(kernel.virtual_servers) == [KEY]
 
 
-def test_everything_applied_is_recorded_until_it_is_forgotten() -> None:
+def test_all_operations_are_recorded_until_they_are_forgotten() -> None:
     kernel = fake_kernel.FakeKernel()
     operations = add(SERVER, REAL)
     kernel.apply(operations)
@@ -59,7 +59,7 @@ def test_everything_applied_is_recorded_until_it_is_forgotten() -> None:
     assert kernel.virtual_servers[KEY].real_servers == {REAL.key: 1}
 
 
-def test_one_object_twice_in_one_go_is_a_mistake_of_the_caller() -> None:
+def test_one_object_twice_in_one_call_is_an_error_of_the_caller() -> None:
     kernel = fake_kernel.FakeKernel()
     with pytest.raises(AssertionError, match="at most one operation per object"):
         kernel.apply([*add(REAL), Operation(Verb.REMOVE, REAL._replace(weight=0))])
@@ -76,12 +76,12 @@ def test_an_observation_does_not_change_with_the_kernel() -> None:
     assert before.sets == {CLUSTER_IP.name: frozenset({entry(1)})}
 
 
-def test_a_part_that_cannot_be_read_is_none_and_told() -> None:
+def test_a_part_that_cannot_be_read_is_none_and_reported() -> None:
     kernel = fake_kernel.FakeKernel()
     kernel.unreadable = {"sets", "virtual_servers"}
-    seen = kernel.observe()
-    assert (seen.sets, seen.virtual_servers, seen.device) == (None, None, False)
-    assert seen.errors == ("sets cannot be read", "virtual_servers cannot be read")
+    observation = kernel.observe()
+    assert (observation.sets, observation.virtual_servers, observation.device) == (None, None, False)
+    assert observation.errors == ("sets cannot be read", "virtual_servers cannot be read")
 
 
 def test_connections_that_cannot_be_read_are_none() -> None:
@@ -91,7 +91,7 @@ def test_connections_that_cannot_be_read_are_none() -> None:
     assert kernel.connections([KEY]) == {KEY: None}
 
 
-def test_addresses_of_the_host_are_those_that_the_test_says_unless_they_cannot_be_read() -> None:
+def test_addresses_of_the_host_are_those_of_the_test_unless_unreadable() -> None:
     kernel = fake_kernel.FakeKernel()
     kernel.host_addresses = [InterfaceAddress("eth0", KEY.address, 24)]
     assert kernel.interface_addresses() == kernel.observe().interface_addresses == tuple(kernel.host_addresses)
@@ -129,14 +129,14 @@ def test_an_entry_must_have_the_fields_of_its_set() -> None:
     assert not kernel.sets[CLUSTER_IP.name].entries
 
 
-def test_strange_sets_are_held_but_not_observed() -> None:
+def test_sets_of_a_wrong_type_exist_but_are_not_observed() -> None:
     kernel = fake_kernel.FakeKernel()
     kernel.sets["cali40all"] = fake_sets.HeldSet(SetType.ADDRESS, Family.IPV4)
     kernel.apply(add(CLUSTER_IP))
     assert kernel.observe().sets == {CLUSTER_IP.name: frozenset()}
 
 
-def test_connections_are_those_that_the_test_says() -> None:
+def test_connections_are_those_of_the_test() -> None:
     kernel = fake_kernel.FakeKernel()
     kernel.apply(add(SERVER, REAL))
     kernel.connection_counts[KEY, REAL.key] = Connections(3, 1)
@@ -146,7 +146,7 @@ def test_connections_are_those_that_the_test_says() -> None:
     assert kernel.connections([KEY]) == {KEY: {REAL.key: Connections(0, 0)}}
 
 
-def test_flows_are_cleaned_but_for_those_to_keep() -> None:
+def test_flows_are_cleaned_except_those_to_keep() -> None:
     kernel = fake_kernel.FakeKernel()
     flow = Flow(Family.IPV4, Protocol.UDP, KEY.address, 53)
     gone, kept = RealServerKey.of(parse_address("10.244.0.9"), 53), RealServerKey.of(parse_address("10.244.0.10"), 53)

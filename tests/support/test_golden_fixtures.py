@@ -1,4 +1,4 @@
-"""The golden scenarios as manifests: what phases do to the objects, and which scenario a recorded row belongs to."""
+"""The golden scenarios as manifests: the effect of phases on objects, and the scenario of a recorded row."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_a_put_without_status_keeps_the_status_and_one_with_status_replaces_it(t
     assert _read(tmp_path, "62-mut-type")["Service", "lb2cip"]["status"] == {"loadBalancer": {}}
 
 
-def test_a_deleted_object_is_gone_and_its_neighbours_stay(tmp_path: Path) -> None:
+def test_a_deleted_object_is_removed_and_others_stay(tmp_path: Path) -> None:
     world = golden_fixtures.World(tmp_path)
     for phase in ("P0", "P1", "P2"):
         world.apply(phase)
@@ -56,5 +56,5 @@ def test_the_node_of_a_machine_without_ipv6_has_no_ipv6_address(tmp_path: Path) 
         ("net.ipv4.vs.conntrack", "(node)"),
     ],
 )
-def test_a_row_is_told_to_its_scenario(row: str, scenario: str) -> None:
+def test_a_row_is_attributed_to_its_scenario(row: str, scenario: str) -> None:
     assert golden_fixtures.scenario_of(row) == scenario

@@ -1,4 +1,4 @@
-"""Metrics in the form of the recordings. What is asked over HTTP is covered by ``test_golden``, which asks a running program."""
+"""Metrics in the form of the recordings. ``test_golden`` covers HTTP, with a running program."""
 
 from tests.support import golden_http
 
@@ -18,7 +18,7 @@ python_info{version="3"} 1.0
 """
 
 
-def test_metrics_have_type_labels_in_order_buckets_and_only_the_values_that_are_wanted() -> None:
+def test_metrics_have_type_labels_in_order_buckets_and_only_requested_values() -> None:
     pending = 'kubeproxy_pending{ip_family="IPv4",traffic_policy="external"}'
     assert golden_http.parse_metrics(TEXT, [pending]) == {
         "kubeproxy_syncs_total{}": {"type": "counter"},

@@ -1,6 +1,6 @@
 """Reading the kernel's state in the form of the recordings, and putting a recording into the kernel.
 
-The recordings themselves prove both ways at once: what is put back must be read as it was recorded.
+The recordings themselves prove both at once: a restored state must be read as it was recorded.
 """
 
 import copy
@@ -23,7 +23,7 @@ def _node() -> Iterator[None]:
 @pytest.mark.kernel
 @pytest.mark.usefixtures("node")
 @pytest.mark.parametrize(("profile", "phase"), RECORDINGS)
-def test_a_recording_that_is_put_back_reads_as_it_was_recorded(profile: str, phase: str) -> None:
+def test_a_restored_recording_is_read_as_it_was_recorded(profile: str, phase: str) -> None:
     recorded = golden_fixtures.recording(profile, phase)
     golden_state.restore_state(recorded)
     read = golden_state.read_state()
@@ -39,8 +39,8 @@ def test_every_kind_of_difference_is_found() -> None:
     changed["ipsets"]["KUBE-IPVS-IPS"]["members"].append("10.9.9.9")
     changed["iptables"]["v4/nat/KUBE-SERVICES"].reverse()
     changed["sysctls"]["net.ipv4.vs.conntrack"] = "0"
-    found = golden_state.differences(recorded, changed, golden_state.KERNEL_SECTIONS)
-    assert {section: [(row, kind) for row, kind, _, _ in rows] for section, rows in found.items()} == {
+    differing = golden_state.differences(recorded, changed, golden_state.KERNEL_SECTIONS)
+    assert {section: [(row, kind) for row, kind, _, _ in rows] for section, rows in differing.items()} == {
         "virtual_servers": [("TCP 10.96.9.1:80", "different")],
         "real_servers": [("TCP 10.96.1.1:80 -> 10.244.1.11:8080", "missing")],
         "ipset KUBE-IPVS-IPS": [("10.9.9.9", "extra")],
@@ -49,7 +49,7 @@ def test_every_kind_of_difference_is_found() -> None:
     }
 
 
-def test_a_line_of_ipvsadm_keeps_all_that_it_says() -> None:
+def test_a_line_of_ipvsadm_is_parsed_completely() -> None:
     virtual_servers, real_servers = golden_state.parse_ipvs(
         "-A --sctp-service [fd00::1]:80 -s mh -p 600 -M 64 -b mh-port\n-a --sctp-service [fd00::1]:80 -r [fd00::2]:8080 -g -w 0\n"
     )
@@ -57,6 +57,6 @@ def test_a_line_of_ipvsadm_keeps_all_that_it_says() -> None:
     assert real_servers == {"SCTP [fd00::1]:80 -> [fd00::2]:8080": {"forward": "route", "weight": 0}}
 
 
-def test_rules_of_others_are_left_out_and_empty_chains_are_kept() -> None:
+def test_foreign_rules_are_left_out_and_empty_chains_are_kept() -> None:
     text = "*nat\n:OUTPUT ACCEPT [0:0]\n:KUBE-A - [0:0]\n:B - [0:0]\n-A OUTPUT -j KUBE-A\n-A OUTPUT -j B\n-A B -j LOG\n"
     assert golden_state.parse_rules("v4", text) == {"v4/nat/KUBE-A": [], "v4/nat/OUTPUT": ["-A OUTPUT -j KUBE-A"]}

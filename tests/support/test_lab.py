@@ -1,4 +1,4 @@
-"""The laboratory itself: who reaches whom, what a refusal and a silence look like, and that nothing is left behind."""
+"""The lab itself: reachability, the results of refusals and silence, and a complete removal."""
 
 import socket
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ def _lab() -> Iterator[laboratory.Lab]:
         yield lab
 
 
-def test_a_laboratory_leaves_nothing_behind() -> None:
-    """Comes first, because the laboratory of the other tests has the same names."""
+def test_a_lab_leaves_nothing_behind() -> None:
+    """Comes first, because the lab of the other tests has the same names."""
     forwarding = Path("/proc/sys/net/ipv6/conf/all/forwarding")
     devices, before = socket.if_nameindex(), forwarding.read_text()
     with laboratory.Lab():
@@ -42,21 +42,21 @@ def test_a_laboratory_leaves_nothing_behind() -> None:
         ("remote", "fd00:10:244::11", "fc00:f853:ccd::3"),
     ],
 )
-def test_a_backend_names_itself_and_the_source_that_it_saw(
+def test_a_backend_answers_with_its_address_and_the_observed_source(
     lab: laboratory.Lab, from_: str, protocol: str, to: str, source: str
 ) -> None:
     port = dict(laboratory.POD_PORTS)[protocol]
     assert lab.probe(from_, protocol, to, port, count=3) == laboratory.Result("ok", (to,), (source,))
 
 
-def test_the_client_chooses_the_address_that_it_sends_from(lab: laboratory.Lab) -> None:
-    seen = lab.probe("client", "TCP", "172.18.0.2", 22, src="172.18.1.51")
-    assert seen == laboratory.Result("ok", ("0.0.0.0",), ("172.18.1.51",))
+def test_the_client_chooses_its_source_address(lab: laboratory.Lab) -> None:
+    result = lab.probe("client", "TCP", "172.18.0.2", 22, src="172.18.1.51")
+    assert result == laboratory.Result("ok", ("0.0.0.0",), ("172.18.1.51",))
 
 
 @pytest.mark.parametrize("protocol", ["TCP", "UDP"])
 @pytest.mark.parametrize("to", ["172.18.0.2", "fc00:f853:ccd::2"])
-def test_a_closed_port_refuses_however_often_it_is_asked(lab: laboratory.Lab, protocol: str, to: str) -> None:
+def test_a_closed_port_refuses_every_request(lab: laboratory.Lab, protocol: str, to: str) -> None:
     assert lab.probe("client", protocol, to, 9999, count=20) == laboratory.Result("refused", (), ())
 
 
@@ -83,7 +83,7 @@ def test_a_connection_stays_open_while_new_ones_are_refused(lab: laboratory.Lab)
     connection.close()
 
 
-def test_a_load_counts_what_it_met_with(lab: laboratory.Lab) -> None:
+def test_a_load_counts_its_results(lab: laboratory.Lab) -> None:
     with lab.load("p2", "UDP", "10.244.0.11", 8053, interval_s=0) as results:
         lab.probe("host", "UDP", "10.244.0.11", 8053, count=5)
     (load,) = results

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps: when nothing is ready, the next timer is due at once. No test waits for real."""
+"""An event loop whose clock jumps: if nothing is ready, the next timer is due at once. No test really waits."""
 
 import asyncio
 import functools
@@ -10,7 +10,7 @@ P = ParamSpec("P")
 
 BEGIN_S = 1000.0
 _LEAST_S = 1e-6
-"""Adding less than this to the time may not change it."""
+"""Adding less than this to the time may leave it unchanged."""
 
 
 class _Jump(selectors.SelectSelector):
@@ -40,7 +40,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jump.now_s
 
     def pass_time(self, seconds: float) -> None:
-        """Work that is going on takes this long."""
+        """Let the present work take this long."""
         self._jump.now_s += seconds
 
 
@@ -52,7 +52,7 @@ def loop() -> VirtualLoop:
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """A test function that runs this coroutine on a loop of its own."""
+    """Make a test function that runs this coroutine on a loop of its own."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

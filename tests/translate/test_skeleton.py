@@ -150,7 +150,7 @@ def test_hairpin_traffic_is_masqueraded_before_the_mark_is_tested() -> None:
 
 def _masquerade(settings: Settings, family: Family = Family.IPV4, view: NodeView | None = None) -> str:
     """The rule that selects traffic to cluster IPs for masquerading, without its comment."""
-    node = view or builders.node_view(seen=builders.node(pod_networks=["10.244.3.0/24"]))
+    node = view or builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]))
     skeleton = build_skeleton(family, settings, node, {SetKind.CLUSTER_IP}, [])
     (rule,) = [text for text in reading.texts(skeleton, "nat", "KUBE-SERVICES") if "KUBE-MARK-MASQ" in text]
     assert CLUSTER_COMMENT in rule
@@ -189,8 +189,8 @@ def test_local_pods_are_recognised_by_the_range_of_each_family() -> None:
 
 @pytest.mark.checklist(104)
 def test_a_nodes_pod_ranges_count_only_if_local_pods_are_recognised_by_them() -> None:
-    before = builders.node_view(seen=builders.node(pod_networks=["10.244.3.0/24"]))
-    after = builders.node_view(seen=builders.node(pod_networks=["10.244.4.0/24"]))
+    before = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]))
+    after = builders.node_view(node_object=builders.node(pod_networks=["10.244.4.0/24"]))
     by_node = Settings(detect_local=LocalMode.NODE_CIDR)
     assert _masquerade(by_node, view=before) != _masquerade(by_node, view=after)
     by_cluster = Settings(cluster_networks=BOTH)

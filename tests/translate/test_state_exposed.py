@@ -280,7 +280,7 @@ def test_source_ranges_are_admitted_and_all_other_clients_are_dropped() -> None:
 
 
 def test_a_node_inside_the_source_ranges_may_use_the_address_itself() -> None:
-    view = builders.node_view(seen=builders.node("10.1.2.3"))
+    view = builders.node_view(node_object=builders.node("10.1.2.3"))
     state = _on_a_node_without_addresses(_load_balancer("10.0.0.0/8", "192.0.2.0/24"), view)
     assert members(SetKind.LOAD_BALANCER_SOURCE_IP, state) == {"1.2.3.4,tcp:80,1.2.3.4"}
     assert state.rare.refused == ()
@@ -292,7 +292,7 @@ def test_a_node_inside_the_source_ranges_may_use_the_address_itself() -> None:
 
 
 def test_a_node_outside_the_source_ranges_may_not_use_the_address_itself() -> None:
-    view = builders.node_view(seen=builders.node("172.16.0.1"))
+    view = builders.node_view(node_object=builders.node("172.16.0.1"))
     state = _on_a_node_without_addresses(_load_balancer("10.0.0.0/8"), view)
     assert members(SetKind.LOAD_BALANCER_SOURCE_IP, state) == set()
     assert state.rare.refused == (builders.frontend("1.2.3.4", 80),)

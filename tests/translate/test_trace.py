@@ -16,7 +16,7 @@ BY_CLUSTER = Settings(cluster_networks=builders.networks(PODS))
 
 
 def _trace(service: Service, key: VirtualServerKey, client: Client, settings: Settings = BY_CLUSTER) -> trace.Trace:
-    view = builders.node_view(seen=builders.node(pod_networks=["10.244.3.0/24"]), settings=settings)
+    view = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]), settings=settings)
     desired = state.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
     entries: set[SetEntry] = set(desired.entries)
     occupied: set[SetKind] = {IP_SETS[entry.set].kind for entry in entries}
@@ -93,7 +93,7 @@ def test_an_external_address_is_masqueraded_unless_its_traffic_stays_here(*, loc
     ],
 )
 def test_an_example_of_a_pod_has_an_address_that_pods_here_may_have(pods: list[str], settings: Settings, source: str) -> None:
-    view = builders.node_view(seen=builders.node(pod_networks=pods), settings=settings)
+    view = builders.node_view(node_object=builders.node(pod_networks=pods), settings=settings)
     result = trace.connection_of(Client.POD, CLUSTER, settings, view)
     assert (str(result.source), result.is_from_pod_interface, result.is_from_host) == (source, True, False)
 

@@ -155,7 +155,7 @@ def test_an_address_that_two_interfaces_carry_counts_once() -> None:
 
 def test_primary_means_the_nodes_own_address_of_each_family() -> None:
     node = builders.node("10.2.0.5", "2001:db8::5")
-    view = builders.node_view(INTERFACES, seen=node, settings=Settings(node_port_primary=True))
+    view = builders.node_view(INTERFACES, node_object=node, settings=Settings(node_port_primary=True))
     assert view.node_port_addresses == {
         Family.IPV4: builders.addresses("10.2.0.5"),
         Family.IPV6: builders.addresses("2001:db8::5"),
@@ -163,12 +163,12 @@ def test_primary_means_the_nodes_own_address_of_each_family() -> None:
 
 
 def test_primary_stands_for_every_address_of_a_family_in_which_the_nodes_own_is_not_known() -> None:
-    view = builders.node_view(INTERFACES, seen=builders.node("2001:db8::5"), settings=Settings(node_port_primary=True))
+    view = builders.node_view(INTERFACES, node_object=builders.node("2001:db8::5"), settings=Settings(node_port_primary=True))
     assert view.node_port_addresses[Family.IPV4] == builders.addresses("10.1.0.5", "10.2.0.5")
 
 
 def test_the_first_address_of_each_family_is_the_nodes_own() -> None:
-    view = builders.node_view(seen=builders.node("10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2"))
+    view = builders.node_view(node_object=builders.node("10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2"))
     assert view.primary_addresses == {Family.IPV4: parse_address("10.0.0.1"), Family.IPV6: parse_address("2001:db8::1")}
 
 
@@ -191,7 +191,7 @@ def test_without_a_node_object_addresses_are_loopback_and_zone_and_pod_ranges_un
 
 
 def test_zone_and_pod_ranges_are_those_of_the_node_object() -> None:
-    view = builders.node_view(seen=builders.node(zone="zone-7", pod_networks=["10.244.3.0/24", "fd00:3::/64"]))
+    view = builders.node_view(node_object=builders.node(zone="zone-7", pod_networks=["10.244.3.0/24", "fd00:3::/64"]))
     assert view.zone == "zone-7"
     assert view.pod_networks == builders.networks("10.244.3.0/24", "fd00:3::/64")
 

@@ -26,7 +26,7 @@ async def test_polls_without_drift_are_no_syncs() -> None:
         await node.quiet(1)
         before = len(node.watcher.summaries)
         await node.quiet(AUDIT_INTERVAL_S - 2)
-        assert node.kernel.looks == 9
+        assert node.kernel.polls == 9
         assert len(node.watcher.summaries) == before
 
 

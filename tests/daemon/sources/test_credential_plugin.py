@@ -13,7 +13,7 @@ from ipvsproxy.daemon.sources.reflector import Trouble
 from tests.support import api_server
 from tests.support.api_server import ApiServer
 from tests.support.api_store import SERVICES
-from tests.support.following import following, seen, service
+from tests.support.following import following, service, wait_for_trouble
 
 VERSION = "client.authentication.k8s.io/v1"
 
@@ -113,7 +113,7 @@ async def test_a_plugin_that_fails_at_the_start_is_tried_again_and_logged(tmp_pa
         kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user=user)
         async with following(server, kubeconfig) as running:
             await running.source.check()
-            await seen(running, Trouble.CREDENTIALS)
+            await wait_for_trouble(running, Trouble.CREDENTIALS)
             assert f"credential plugin {plugin} cannot be run: No such file" in running.source.describe()
             written = tmp_path / "written"
             written.write_text(f"#!/bin/sh\necho '{answer(token='from-plugin')}'\n")

@@ -14,7 +14,7 @@ from ipvsproxy.daemon.sources.reflector import Trouble
 from tests.support import api_server
 from tests.support.api_server import ApiServer
 from tests.support.api_store import SERVICES, Object
-from tests.support.following import Sink, following, running_task, seen, service
+from tests.support.following import Sink, following, running_task, service, wait_for_trouble
 
 
 async def test_a_rotated_token_is_read_again_after_401(tmp_path: pathlib.Path) -> None:
@@ -63,7 +63,7 @@ async def test_a_server_with_a_foreign_certificate_gets_no_request(tmp_path: pat
         kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
         with structlog.testing.capture_logs() as logs:
             async with following(server, kubeconfig) as running:
-                await seen(running, Trouble.UNREACHABLE)
+                await wait_for_trouble(running, Trouble.UNREACHABLE)
         assert server.requests == []
         assert "CERTIFICATE_VERIFY_FAILED" in logs[0]["error"]
 
@@ -99,7 +99,7 @@ async def test_no_secret_is_logged(tmp_path: pathlib.Path) -> None:
         kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user=user)
         with structlog.testing.capture_logs() as logs:
             async with following(server, kubeconfig) as running:
-                await seen(running, Trouble.UNAUTHORIZED)
+                await wait_for_trouble(running, Trouble.UNAUTHORIZED)
     assert logs
     assert "very-secret-token" not in str(logs)
 
@@ -117,7 +117,7 @@ async def test_the_password_of_a_proxy_is_not_logged_when_its_url_is_wrong(tmp_p
         kubeconfig = _kubeconfig_with_proxy(tmp_path / "kubeconfig", server.url, "http://me:very-secret@127.0.0.1:99999")
         with structlog.testing.capture_logs() as logs:
             async with following(server, kubeconfig) as running:
-                await seen(running, Trouble.UNREACHABLE)
+                await wait_for_trouble(running, Trouble.UNREACHABLE)
                 described = running.source.describe()
     assert "http://127.0.0.1:99999" in described
     assert "secret" not in described + str(logs)

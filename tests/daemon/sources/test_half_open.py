@@ -15,7 +15,7 @@ from ipvsproxy.daemon.sources.reflector import Trouble
 from tests.support import api_server
 from tests.support.api_server import ApiServer
 from tests.support.api_store import RESOURCES, SERVICES
-from tests.support.following import following, seen, service
+from tests.support.following import following, service, wait_for_trouble
 
 WITHIN_S = 15.0
 
@@ -41,7 +41,7 @@ async def test_a_half_open_watch_is_given_up_and_missed_changes_arrive(
             drop("-I", port)
             server.put(SERVICES, service("web"))
             try:
-                await seen(running, Trouble.DROPPED)
+                await wait_for_trouble(running, Trouble.DROPPED)
             finally:
                 drop("-D", port)
             async with asyncio.timeout(WITHIN_S):

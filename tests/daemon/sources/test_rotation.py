@@ -12,7 +12,7 @@ from ipvsproxy.daemon.sources.reflector import Trouble
 from tests.support import api_server
 from tests.support.api_server import ApiServer
 from tests.support.api_store import SERVICES
-from tests.support.following import DEADLINE_S, Setup, following, seen, service
+from tests.support.following import DEADLINE_S, Setup, following, service, wait_for_trouble
 
 
 class Mutual(api_server.Certificates):
@@ -55,7 +55,7 @@ async def test_rotated_certificates_of_server_and_client_are_read_from_their_fil
             await running.sink.until(running.sink.has("web", "still"))  # an open connection stays
             server.cut_watches(SERVICES)
             server.put(SERVICES, service("late"))
-            await seen(running, Trouble.UNREACHABLE)  # signed by an authority that is unknown to us
+            await wait_for_trouble(running, Trouble.UNREACHABLE)  # signed by an authority that is unknown to us
             shutil.copy(new.authority, ours)
             await further_failures(running)  # the server no longer knows the authority of our certificate
             assert running.sink.has("web", "still")()
@@ -80,5 +80,5 @@ async def test_a_server_refuses_a_client_with_an_unknown_certificate(tmp_path: p
         authority = str(server_side.authority)
         kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, authority=authority, user=user)
         async with following(server, kubeconfig) as running:
-            await seen(running, Trouble.UNREACHABLE)
+            await wait_for_trouble(running, Trouble.UNREACHABLE)
         assert server.requests == []

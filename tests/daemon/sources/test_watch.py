@@ -23,7 +23,17 @@ from ipvsproxy.model.service import Event, Listed, ObjectKind, Put, ServiceName
 from tests.support import api_server
 from tests.support.api_server import ApiServer, Refusal
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES
-from tests.support.following import DEADLINE_S, KIND_OF, Setup, Sink, endpoint_slice, following, running_task, seen, service
+from tests.support.following import (
+    DEADLINE_S,
+    KIND_OF,
+    Setup,
+    Sink,
+    endpoint_slice,
+    following,
+    running_task,
+    service,
+    wait_for_trouble,
+)
 
 
 @pytest.fixture
@@ -318,17 +328,17 @@ async def test_requests_to_an_unreachable_server_are_repeated_with_one_clear_lin
     async with ApiServer() as reborn:
         with structlog.testing.capture_logs() as logs:
             async with following(reborn, kubeconfig) as running:
-                await seen(running, Trouble.UNREACHABLE)
+                await wait_for_trouble(running, Trouble.UNREACHABLE)
                 assert running.source.describe().startswith(f"API server {url}: Cannot connect to host 127.0.0.1:")
                 async with asyncio.timeout(DEADLINE_S):
-                    while len(running.sleeps) < 12:  # noqa: ASYNC110  # as in ``seen``
+                    while len(running.sleeps) < 12:  # noqa: ASYNC110  # as in ``wait_for_trouble``
                         await asyncio.sleep(0.001)
                 reborn.put(SERVICES, service("web"))
                 api_server.write_kubeconfig(tmp_path / "kubeconfig", reborn.url)
                 await running.sink.until(running.sink.has("web"))
                 await reborn.watched(SERVICES)
                 async with asyncio.timeout(DEADLINE_S):
-                    while [line["event"] for line in logs].count("watch_resumed") < len(ObjectKind):  # noqa: ASYNC110  # as in ``seen``
+                    while [line["event"] for line in logs].count("watch_resumed") < len(ObjectKind):  # noqa: ASYNC110  # as in ``wait_for_trouble``
                         await asyncio.sleep(0.001)
     assert running.source.describe() == f"API server {reborn.url}"
     failures = [line for line in logs if line["event"] == "watch_failed"]
@@ -342,13 +352,13 @@ async def test_a_message_of_the_server_stays_in_one_line(setup: Setup, monkeypat
     text = json.dumps({"kind": "Status", "code": 500, "message": "evil\n2026-01-01 level=info all is well\x1b[2J"})
     with structlog.testing.capture_logs() as logs:
         setup.server.send(SERVICES, f'{{"type": "ERROR", "object": {text}}}\n'.encode())
-        await seen(setup, Trouble.SERVER_ERROR)
+        await wait_for_trouble(setup, Trouble.SERVER_ERROR)
     assert logs[0]["error"] == "status 500: evil 2026-01-01 level=info all is well [2J"
 
 
 async def test_statuses_show_the_open_watches(setup: Setup) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while not all(status.connected for status in setup.source.statuses.values()):  # noqa: ASYNC110  # as in ``seen``
+        while not all(status.connected for status in setup.source.statuses.values()):  # noqa: ASYNC110  # as in ``wait_for_trouble``
             await asyncio.sleep(0.001)
     assert set(setup.source.statuses) == set(ObjectKind)
     assert ServiceName("default", "web") in {event.key for event in setup.sink.events if isinstance(event, Put)}
