@@ -26,7 +26,9 @@ NODE = {
     "metadata": {"name": builders.THIS_NODE, "labels": {"topology.kubernetes.io/zone": "zone-a"}},
     "status": {"addresses": [{"type": "InternalIP", "address": builders.NODE_ADDRESS}]},
 }
-SETTINGS = view.Settings(cluster_networks=builders.networks("10.244.0.0/16", "fd00:244::/64"))
+SETTINGS = view.Settings(
+    cluster_networks=builders.networks("10.244.0.0/16", "fd00:244::/64"), scopes=view.TrafficScopes.KUBE_PROXY
+)
 
 State = Mapping[tuple[ObjectKind, ObjectKey], Put]
 """All objects of the API at one moment, in the order of delivery."""

@@ -83,8 +83,9 @@ class Comparison:
         self.view = self._translator.update_view(seen.interface_addresses or (), now)
         changes = self.store.take()
         await in_slices(self._translator.putting(changes.services), self._clock, now)
-        self._translator.put_settled_skeletons()
         self._reconciler.observe(seen, self._clock())
+        self._reconciler.tend_scopes()
+        self._translator.put_settled_skeletons()
         self._reconciler.note_timeouts(timeouts)
         return self._translator.with_refusals(changes)
 

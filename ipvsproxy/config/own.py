@@ -1,6 +1,7 @@
 """Options that kube-proxy does not have. In a file they stand below ``ipvsproxy:``."""
 
 from ipvsproxy.config.option import Kind, Option, Status
+from ipvsproxy.translate.view import TrafficScopes
 
 OPTIONS = (
     Option(
@@ -30,6 +31,24 @@ OPTIONS = (
         "",
         "Serve Service addresses in these ranges even if they are the API server's, this node's, or in a range of pods.",
         "CIDR,...",
+        status=Status.OWN,
+    ),
+    Option(
+        "ipvs-traffic-scopes",
+        "ipvsproxy.trafficScopes",
+        Kind.TEXT,
+        "kube-proxy",
+        "With externalTrafficPolicy Local, clients of this node reach all endpoints (api), or those of everybody (kube-proxy).",
+        status=Status.OWN,
+        choices=tuple(TrafficScopes),
+    ),
+    Option(
+        "ipvs-scope-mark-bits",
+        "ipvsproxy.scopeMarkBits",
+        Kind.TEXT,
+        "0x3fff",
+        "The bits of packet marks for traffic scopes; no other program may write them. 14 bits do for 16383 Service ports.",
+        "MASK",
         status=Status.OWN,
     ),
     Option(

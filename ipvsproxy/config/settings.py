@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 from ipvsproxy.config.given import Notice, Value
 from ipvsproxy.model.net import Address, Network, host_port
-from ipvsproxy.translate.view import LocalMode
+from ipvsproxy.translate.view import LocalMode, TrafficScopes
 
 
 class Command(enum.Enum):
@@ -45,7 +45,7 @@ class Ipvs:
 
     ``excluded_networks`` hold addresses whose virtual servers are never removed. ``drain_deadline_s`` bounds the time that
     the connections of a removed real server have; 0 does not. ``allowed_service_addresses`` are served though they are the
-    API server's, the node's or in a range of pods.
+    API server's, the node's or in a range of pods. ``scope_bits`` are the bits of packet marks that ``traffic_scopes`` uses.
     """
 
     scheduler: str = "rr"
@@ -58,6 +58,8 @@ class Ipvs:
     udp_timeout_s: float = 0
     drain_deadline_s: float = 0
     allowed_service_addresses: tuple[Network, ...] = ()
+    traffic_scopes: TrafficScopes = TrafficScopes.KUBE_PROXY
+    scope_bits: int = 0x3FFF
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

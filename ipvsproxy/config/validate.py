@@ -13,7 +13,7 @@ from ipvsproxy.config.given import Given, Notice, Problem, Value, quoted
 from ipvsproxy.config.option import Status
 from ipvsproxy.config.settings import Command, Config, ListenAddress, LogFormat
 from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
-from ipvsproxy.translate.view import LocalMode
+from ipvsproxy.translate.view import LocalMode, TrafficScopes
 
 HEALTH_PORT = 10256
 METRICS_PORT = 10249
@@ -21,6 +21,8 @@ _OTHER_MODES = ("iptables", "nftables")
 _PRIMARY = "primary"
 _SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # IP_VS_SCHEDNAME_MAXLEN is 16 with the NUL
 _INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # what else cannot stand in a rule, or in a name
+_MARK_DROP = 0x8000  # the kubelet's KUBE-MARK-DROP
+_MOST_SCOPE_BITS = 16
 _INTERFACE_LIMIT = 15  # bytes; IFNAMSIZ is 16 with the NUL
 _VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}", re.ASCII)
 _EXTERNAL_IPS_GATE = "AllowServiceExternalIPs"
@@ -221,7 +223,27 @@ def _ipvs(answers: Answers) -> settings.Ipvs:
         allowed_service_addresses=_networks(
             answers, "ipvsproxy.allowServiceAddresses", answers.items("ipvsproxy.allowServiceAddresses")
         ),
+        traffic_scopes=TrafficScopes(answers.text("ipvsproxy.trafficScopes") or TrafficScopes.KUBE_PROXY),
+        scope_bits=_scope_bits(answers),
     )
+
+
+def _scope_bits(answers: Answers) -> int:
+    key = "ipvsproxy.scopeMarkBits"
+    text = answers.text(key)
+    try:
+        bits = int(text, 0)
+    except ValueError:
+        bits = 0
+    taken = _MARK_DROP | 1 << answers.number("iptables.masqueradeBit")
+    if not 0 < bits < 1 << 32 or bits.bit_count() > _MOST_SCOPE_BITS:
+        answers.refuse(key, f"{quoted(text)} must be a number such as 0x3fff, with 1 to {_MOST_SCOPE_BITS} of 32 bits set")
+    elif text == catalogue.BY_KEY[key].default:
+        bits &= ~taken
+    elif bits & taken:
+        reason = f"{quoted(text)} must not have the bits {taken:#x}, by which Kubernetes asks to masquerade and to drop a packet"
+        answers.refuse(key, reason)
+    return bits
 
 
 def _networks(answers: Answers, key: str, texts: Iterable[str]) -> tuple[Network, ...]:

@@ -70,6 +70,8 @@ def translation_settings(config: Config, random_fully: Mapping[Family, bool], sc
         external_addresses=config.external_addresses_served,
         allowed_addresses=config.ipvs.allowed_service_addresses,
         families=frozenset(random_fully),
+        scopes=config.ipvs.traffic_scopes,
+        scope_bits=config.ipvs.scope_bits,
     )
 
 
@@ -89,7 +91,12 @@ def guard(config: Config) -> Guard:
 def policy(config: Config, families: Collection[Family]) -> Policy:
     """The policy of the reconciler. ``families`` are the served ones."""
     ipvs = config.ipvs
-    return Policy(drain_deadline_s=ipvs.drain_deadline_s, excluded=ipvs.excluded_networks, families=frozenset(families))
+    return Policy(
+        drain_deadline_s=ipvs.drain_deadline_s,
+        excluded=ipvs.excluded_networks,
+        families=frozenset(families),
+        scope_bits=ipvs.scope_bits,
+    )
 
 
 def engine_settings(config: Config, kernel_version: tuple[int, int], processors: int) -> EngineSettings:

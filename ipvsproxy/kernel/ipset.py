@@ -50,7 +50,7 @@ class IpsetDriver:
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
         self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
-        self._revisions: dict[tuple[SetType, Family], int] = {}
+        self._revisions: dict[tuple[SetType, Family, bool], int] = {}
         self._digests: dict[str, bytes] = {}
         """The digest of each set when ``observe_changed`` last returned it. A write to a set deletes its digest."""
 
@@ -180,10 +180,11 @@ class IpsetDriver:
 
     def _revision(self, ip_set: IpSet) -> int:
         """The lowest sufficient revision of the set's type, or the nearest one that this kernel has."""
-        kind = (ip_set.type, ip_set.family)
+        kind = (ip_set.type, ip_set.family, ip_set.gives_marks)
         if kind not in self._revisions:
+            query = ipset_message.type_query(ip_set.type, ip_set.family)
             try:
-                data, start, end = self._channel.ask(ipset_message.type_query(*kind), f"find {ip_set.type}")
+                data, start, end = self._channel.ask(query, f"find {ip_set.type}")
             except KernelError as error:
                 if error.errno == 0:
                     raise
@@ -193,7 +194,8 @@ class IpsetDriver:
                 attributes = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
                 lowest = _byte(data, attributes[ipset_message.LOWEST_REVISION])
                 newest = _byte(data, attributes[ipset_message.REVISION])
-            self._revisions[kind] = min(max(ipset_message.SUFFICIENT_REVISIONS[ip_set.type], lowest), newest)
+            sufficient = ipset_message.MARK_REVISION if ip_set.gives_marks else ipset_message.SUFFICIENT_REVISIONS[ip_set.type]
+            self._revisions[kind] = min(max(sufficient, lowest), newest)
         return self._revisions[kind]
 
     def _observe(self, name: str, *, header_only: bool = False) -> ObservedSet | None:

@@ -9,7 +9,7 @@ from typing import Any
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, ipset
 
 from ipvsproxy.kernel import message, netlink
-from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, SetEntry, SetType
+from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, MarkedEntry, SetEntry, SetType
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Verb
 
@@ -33,10 +33,12 @@ SUFFICIENT_REVISIONS: Mapping[SetType, int] = {
 }
 """The lowest revision of each set type that holds our entries: types with a protocol take SCTP since revision 1.
 
-Later revisions add features that our sets do not use: ranges, nomatch, counters, comments, forceadd, skbinfo, bucketsize, bitmask
+Later revisions add features that are not used here: ranges, nomatch, counters, comments, forceadd, skbinfo, bucketsize, bitmask
 (the lists at ``IPSET_TYPE_REV_MAX`` in net/netfilter/ipset/ip_set_hash_*.c and ip_set_bitmap_port.c). An ``ipset`` that is older
 than the kernel refuses to list a set of a revision that it does not know, and a kube-proxy that runs it stops syncing that set.
 """
+MARK_REVISION = 5
+"""The first revision of ``hash:ip,port`` whose entries may carry a mark (``skbinfo``, Linux 3.18)."""
 IPSET_PROTOCOL = 6
 """The oldest protocol version, which every kernel speaks. Version 7 came with Linux 5.0, for commands that are not used here."""
 _SUBSYSTEM = NFNL_SUBSYS_IPSET << 8
@@ -53,8 +55,14 @@ _FIELDS: Mapping[SetType, tuple[str, ...]] = {
     SetType.ADDRESS_PORT_NETWORK: ("address", "port", "protocol", "other", "prefix_length"),
     SetType.PORT: ("port",),
 }
-_NUMBERS = {"address": 1, "port": 4, "protocol": 7, "other": 20, "prefix_length": 21}
-_CODES = {"port": "2s", "protocol": "B", "prefix_length": "B"}
+_NUMBERS = {"address": 1, "port": 4, "protocol": 7, "other": 20, "prefix_length": 21, "skbmark": 27}
+_CODES = {"port": "2s", "protocol": "B", "prefix_length": "B", "skbmark": "8s"}
+_NAMES = {
+    "port": "IPSET_ATTR_PORT",
+    "protocol": "IPSET_ATTR_PROTO",
+    "prefix_length": "IPSET_ATTR_CIDR2",
+    "skbmark": "IPSET_ATTR_SKBMARK",
+}
 _WRONG = {
     "address": "the address is not of the set's family",
     "protocol": "the protocol is missing",
@@ -82,6 +90,8 @@ def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SE
         data = [["IPSET_ATTR_PORT_FROM", _ALL_PORTS[0]], ["IPSET_ATTR_PORT_TO", _ALL_PORTS[1]]]
     else:
         data = [["IPSET_ATTR_HASHSIZE", HASH_SIZE], ["IPSET_ATTR_MAXELEM", capacity]]
+        if ip_set.gives_marks:
+            data.append(["IPSET_ATTR_CADT_FLAGS", ipset.IPSET_FLAG_WITH_SKBINFO])
     attributes = [
         ["IPSET_ATTR_SETNAME", name or ip_set.name],
         ["IPSET_ATTR_TYPENAME", ip_set.type.value],
@@ -116,7 +126,7 @@ class EntryCodec:
 
     def __init__(self, ip_set: IpSet, name: str = "") -> None:
         self._type, self._family, self._name = ip_set.type, ip_set.family, name or ip_set.name
-        self._fields = _FIELDS[ip_set.type]
+        self._fields = (*_FIELDS[ip_set.type], "skbmark") if ip_set.gives_marks else _FIELDS[ip_set.type]
         self._columns = [(field, operator.attrgetter(field)) for field in self._fields]
         self._size = ip_set.family.bits // 8
         samples = {
@@ -125,6 +135,7 @@ class EntryCodec:
             "protocol": (0, 0xFF),
             "other": _SAMPLES[ip_set.family],
             "prefix_length": (0, 0xFF),
+            "skbmark": (0, 0xFFFFFFFFFFFFFFFF),
         }
         chosen = {field: samples[field] for field in self._fields}
         self._template = message.Template(self._element, chosen, whole_message=False)
@@ -145,6 +156,8 @@ class EntryCodec:
     def _column(self, field: str, values: Sequence[Any]) -> bytes:
         if field == "port":
             return struct.pack(f">{len(values)}H", *values)
+        if field == "skbmark":
+            return struct.pack(f">{len(values)}Q", *values)
         try:
             if field in ("protocol", "prefix_length"):
                 return bytes(values)
@@ -174,6 +187,10 @@ class EntryCodec:
         if values is None or values[2] not in _PROTOCOLS:
             return None
         address, port, protocol, *rest = values
+        if "skbmark" in self._fields:
+            mark, mask = struct.unpack(">II", rest[0])
+            number = int.from_bytes(port, "big")
+            return MarkedEntry(self._name, Address(address), _PROTOCOLS[protocol], number, mark=mark, mask=mask)
         other = Address(rest[0]) if rest else None
         length = rest[1] if len(rest) > 1 else 0
         return SetEntry(self._name, Address(address), _PROTOCOLS[protocol], int.from_bytes(port, "big"), other, length)
@@ -205,8 +222,7 @@ class EntryCodec:
                 name = "IPSET_ATTR_IP" if field == "address" else "IPSET_ATTR_IP2"
                 attributes.append([name, {"attrs": [[kind, value]]}])
             else:
-                name = {"port": "IPSET_ATTR_PORT", "protocol": "IPSET_ATTR_PROTO", "prefix_length": "IPSET_ATTR_CIDR2"}[field]
-                attributes.append([name, value])
+                attributes.append([_NAMES[field], divmod(value, 1 << 32) if field == "skbmark" else value])
         entry = ["IPSET_ATTR_DATA", {"attrs": attributes}]
         data = _encoded(ipset.IPSET_CMD_ADD, self._family, [["IPSET_ATTR_ADT", {"attrs": [entry]}]], 0)
         start, end = message.attributes(data, message.HEADER_SIZE + HEADER_SIZE, len(data))[ENTRIES]

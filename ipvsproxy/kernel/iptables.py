@@ -32,6 +32,8 @@ With -save and -restore at the end, these are the names of the programs that rea
 _LOCK_WAIT_VERSION = (1, 4, 22)
 _RESTORE_VERSION = (1, 6, 2)
 """The first version whose MASQUERADE has ``--random-fully``, and whose iptables-restore has ``-w``."""
+_ALWAYS_USED = frozenset({"nat", "filter"})
+"""The tables in which every skeleton has rules."""
 _TRIED_CHAIN = "KUBE-IPVS-CANARY"  # not a canary chain of kube-proxy, which must not vanish
 
 
@@ -276,9 +278,13 @@ class IptablesDriver:
     def _read(self, family: Family) -> Listing:
         text = self.save(family)
         try:
-            return iptables_text.parse_save(text, self._chains, self._jumps)
+            listing = iptables_text.parse_save(text, self._chains, self._jumps)
         except ValueError as error:
             raise KernelError(action=f"{self._commands[family]}-save", errno=0, detail=str(error)) from error
+        # A table that holds nothing of ours may hold what it likes.
+        put = self._put_last.get(family)
+        used = {key.table for key in (*(put.chains if put else ()), *listing.chains)} | _ALWAYS_USED
+        return dataclasses.replace(listing, hidden=listing.hidden & used)
 
     def save(self, family: Family) -> str:
         """The output of ``iptables-save``.
@@ -308,7 +314,7 @@ def describe_hidden(tables: Collection[str]) -> str:
 
 def _with_jumps(skeleton: Skeleton) -> Listing:
     """The listing that follows from a write of this skeleton, as far as the built-in chains are concerned."""
-    return Listing(chains={}, jumps=dict.fromkeys(skeleton.jumps, 1), foreign_jumps={})
+    return Listing(chains=dict.fromkeys(skeleton.chains, ()), jumps=dict.fromkeys(skeleton.jumps, 1), foreign_jumps={})
 
 
 def _file(command: str) -> str:

@@ -24,6 +24,7 @@ from ipvsproxy.model.rules import (
     SetMark,
     SetMatch,
     Side,
+    TakeMark,
     Target,
     UnknownRule,
     Verdict,
@@ -43,14 +44,19 @@ def render(rule: ObservedRule, family: Family) -> str:
     parts = (
         rule.source and f"-s {rule.source}",
         rule.not_source and f"! -s {rule.not_source}",
+        rule.interface and f"-i {_interface(rule.interface)}",
         rule.not_interface and f"! -i {_interface(rule.not_interface)}",
         rule.protocol and f"-p {rule.protocol.label}",
         rule.comment and f'-m comment --comment "{comment}"',
         rule.mark is not None and f"-m mark --mark {rule.mark:#x}/{rule.mark:#x}",
         rule.not_mark is not None and f"-m mark ! --mark {rule.not_mark:#x}/{rule.not_mark:#x}",
+        rule.any_mark is not None and f"-m mark ! --mark 0x0/{rule.any_mark:#x}",
+        rule.no_mark is not None and f"-m mark --mark 0x0/{rule.no_mark:#x}",
+        rule.original_destination and f"-m conntrack --ctorigdst {rule.original_destination}",
         rule.connection_states and f"-m conntrack --ctstate {','.join(state.value for state in rule.connection_states)}",
-        rule.set and f"-m set --match-set {rule.set.set} {','.join(side.value for side in rule.set.sides)}",
+        rule.set and f"-m set --match-set {_set(rule.set)}",
         rule.not_from_bridge_port and "-m physdev ! --physdev-is-in",
+        rule.from_this_host and "-m addrtype --src-type LOCAL",
         rule.from_elsewhere and "-m addrtype ! --src-type LOCAL",
         rule.to_this_host and "-m addrtype --dst-type LOCAL",
         rule.virtual_server and _virtual_server(rule.virtual_server),
@@ -64,6 +70,10 @@ def render_jump(jump: Jump) -> str:
     return f'-m comment --comment "{jump.comment}" -j {jump.target}'
 
 
+def _set(match: SetMatch) -> str:
+    return f"{match.set} {','.join(side.value for side in match.sides)}"
+
+
 def _interface(match: InterfaceMatch) -> str:
     return f"{match.name}+" if match.is_prefix else match.name
 
@@ -72,7 +82,7 @@ def _virtual_server(key: VirtualServerKey) -> str:
     return f"-m ipvs --vproto {key.protocol:d} --vaddr {key.address} --vport {key.port}"
 
 
-def _target(target: Target, family: Family) -> str:
+def _target(target: Target, family: Family) -> str:  # noqa: PLR0911 - one for each kind
     match target:
         case Verdict.REJECT:
             return f"REJECT --reject-with {_REJECT[family]}"
@@ -86,6 +96,8 @@ def _target(target: Target, family: Family) -> str:
             return f"MARK --set-xmark {bits:#x}/{bits:#x}"
         case InvertMark(bits):
             return f"MARK --set-xmark {bits:#x}/0x0"
+        case TakeMark(match):
+            return f"SET --map-set {_set(match)} --map-mark"
         case never:
             assert_never(never)
 
@@ -148,11 +160,14 @@ _VALUES: Mapping[str, int] = {"--match-set": 2}
 _MATCHES: Mapping[str, Callable[..., tuple[str, object]]] = {
     "-s": lambda text: ("source", parse_network(text)),
     "! -s": lambda text: ("not_source", parse_network(text)),
+    "-i": lambda text: ("interface", InterfaceMatch(text.removesuffix("+"), is_prefix=text.endswith("+"))),
     "! -i": lambda text: ("not_interface", InterfaceMatch(text.removesuffix("+"), is_prefix=text.endswith("+"))),
     "-p": lambda text: ("protocol", _PROTOCOLS[text]),
     "--comment": lambda text: ("comment", text.replace("\\'", "'")),
-    "--mark": lambda text: ("mark", int(text.partition("/")[0], 16)),
-    "! --mark": lambda text: ("not_mark", int(text.partition("/")[0], 16)),
+    "--mark": lambda text: _mark(text, "mark", "no_mark"),
+    "! --mark": lambda text: _mark(text, "not_mark", "any_mark"),
+    "--ctorigdst": lambda text: ("original_destination", parse_address(text.removesuffix("/128"))),
+    "--src-type": lambda _: ("from_this_host", True),
     "--ctstate": lambda text: ("connection_states", tuple(map(ConnectionState, text.split(",")))),
     "--match-set": lambda name, sides: ("set", SetMatch(name, tuple(map(Side, sides.split(","))))),
     "! --src-type": lambda _: ("from_elsewhere", True),
@@ -162,6 +177,11 @@ _MATCHES: Mapping[str, Callable[..., tuple[str, object]]] = {
     "--vport": lambda text: ("port", int(text)),
 }
 """The field of a rule that an option of iptables sets. A value that does not fit shows when the rule is rendered again."""
+
+
+def _mark(text: str, of_set_bits: str, of_clear_bits: str) -> tuple[str, object]:
+    value, _, mask = text.partition("/")
+    return (of_set_bits, int(value, 16)) if int(value, 16) else (of_clear_bits, int(mask, 16))
 
 
 def _parse_target(words: list[str]) -> Target:
@@ -175,6 +195,8 @@ def _parse_target(words: list[str]) -> Target:
         case ["MARK", "--set-xmark", bits]:
             value, _, mask = bits.partition("/")
             return InvertMark(int(value, 16)) if mask == "0x0" else SetMark(int(value, 16))
+        case ["SET", "--map-set", name, sides, "--map-mark"]:
+            return TakeMark(SetMatch(name, tuple(map(Side, sides.split(",")))))
         case [chain]:
             return JumpTo(chain)
         case _:

@@ -126,15 +126,22 @@ def render_left_removal(removal: Removal) -> str:
 def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump] = ()) -> str:
     """The input of ``iptables-restore --noflush`` that puts a skeleton in force.
 
-    It declares every chain, which empties it, and writes it anew. An absent jump is put first in its chain, in the skeleton's
+    It declares every chain, which empties it, and writes it anew. Listed chains and jumps that the skeleton lacks are removed. A
+    chain that another program's rule leads to is only emptied. An absent jump is put first in its chain, in the skeleton's
     order, so that the last one ends up on top, as kube-proxy's do. A present jump stays in its place. Of duplicates the last one
     stays: each was put first, so it is the oldest. Jumps in ``moved`` are put first again.
     """
     lines: list[str] = []
-    for table in _tables(skeleton):
+    gone = [key for key in listing.chains if key not in skeleton.chains]
+    ways = [jump for jump in listing.jumps if jump not in skeleton.jumps]
+    for table in dict.fromkeys([*_tables(skeleton), *(key.table for key in gone), *(jump.table for jump in ways)]):
         keys = [key for key in skeleton.chains if key.table == table]
+        going = [key for key in gone if key.table == table]
         lines.append(f"*{table}")
-        lines += [f":{key.chain} - [0:0]" for key in keys]
+        lines += [f":{key.chain} - [0:0]" for key in (*keys, *going)]
+        for jump in ways:
+            lines += [f"-D {jump.source} {iptables_rule.render_jump(jump)}"] * (listing.jumps[jump] if jump.table == table else 0)
+        lines += [f"-X {key.chain}" for key in going if key not in listing.foreign_jumps]
         lines += [
             f"-A {key.chain} {iptables_rule.render(rule, skeleton.family)}" for key in keys for rule in skeleton.chains[key]
         ]

@@ -15,6 +15,7 @@ from ipvsproxy.kernel.ipvs_connections import ConnectionReader
 from ipvsproxy.model.kernel import (
     HASHED,
     Connections,
+    FirewallMark,
     ObservedVirtualServer,
     RealServers,
     Timeouts,
@@ -37,6 +38,9 @@ _SETTINGS = message.Layout(
         message.Field((_SERVICE, kind), code)
         for kind, code in ((1, "H"), (2, "H"), (3, "16s"), (4, "2s"), (6, "s"), (7, "I"), (8, "I"))
     ]
+)
+_MARKED_SETTINGS = message.Layout(
+    [message.Field((_SERVICE, kind), code) for kind, code in ((1, "H"), (5, "I"), (6, "s"), (7, "I"), (8, "I"))]
 )
 _TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
 _METHODS = 0x7
@@ -84,7 +88,7 @@ class IpvsDriver:
 
     @property
     def foreign(self) -> int:
-        """The number of virtual servers that the last reading left out: those by firewall mark, which are never ours."""
+        """The number of virtual servers that the last reading left out: those of another protocol, which are never ours."""
         return self._table.foreign
 
     def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
@@ -332,14 +336,16 @@ class AbsentIpvs(IpvsDriver):
 
 
 def _read_settings(parts: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[VirtualServerKey, VirtualServerSettings]]:
-    """The settings in messages about virtual servers, without virtual servers by firewall mark and of other protocols."""
+    """The settings in messages about virtual servers, without those of other protocols."""
     for part in parts:
-        values = _SETTINGS.read(*part)
-        if values is None or values[1] not in _PROTOCOLS:
-            continue
-        family, protocol, address, port, scheduler, flags, timeout_s = values
-        key = VirtualServerKey(_PROTOCOLS[protocol], _address(family, address), int.from_bytes(port, "big"))
-        yield key, _shared_settings(scheduler, flags, timeout_s)
+        if (values := _SETTINGS.read(*part)) is not None:
+            family, protocol, address, port, *settings = values
+            if protocol in _PROTOCOLS:
+                key = VirtualServerKey(_PROTOCOLS[protocol], _address(family, address), int.from_bytes(port, "big"))
+                yield key, _shared_settings(*settings)
+        elif (values := _MARKED_SETTINGS.read(*part)) is not None:
+            family, mark, *settings = values
+            yield FirewallMark.of(Family(family), mark), _shared_settings(*settings)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ipvsproxy.kernel import sockopt
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import Connections, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, FirewallMark, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
 
@@ -24,7 +24,7 @@ MOST_ROOM = 2048
 """For a virtual server with more real servers netlink is faster: a question must be as long as its answer."""
 
 _GET_DESTINATIONS = 64 + 1024 + 64 + 4  # IP_VS_SO_GET_DESTS
-_QUESTION = struct.Struct("=H2x4s2s6xI4x")  # protocol, address, port; no firewall mark; the number of entries with room
+_QUESTION = struct.Struct("=H2x4s2s2xII4x")  # protocol, address, port, firewall mark, the number of entries with room
 _ENTRY = struct.Struct("=6s18xII64x")  # address and port, active and inactive connections
 _COUNTS = struct.Struct("=24xII")
 _NO_NAME = bytes(6)
@@ -60,6 +60,12 @@ class _Counted(Mapping[RealServerKey, Connections]):
         return sum(1 for _ in self)
 
 
+def _question(key: VirtualServerKey, room: int) -> bytes:
+    if isinstance(key, FirewallMark):
+        return _QUESTION.pack(key.protocol, key.address, bytes(2), key.mark, room)
+    return _QUESTION.pack(key.protocol, key.address, key.port.to_bytes(2, "big"), 0, room)
+
+
 class ConnectionReader:
     """Reads connections in the network namespace of the first thread that uses it. Only that thread may use it."""
 
@@ -82,7 +88,7 @@ class ConnectionReader:
         action = f"count the connections of {key}"
         room = FIRST_ROOM
         while room <= MOST_ROOM:
-            question = _QUESTION.pack(key.protocol, key.address, key.port.to_bytes(2, "big"), room) + bytes(room * _ENTRY.size)
+            question = _question(key, room) + bytes(room * _ENTRY.size)
             try:
                 answer = self._ask(self._open(), socket.IPPROTO_IP, _GET_DESTINATIONS, question, action)
             except (KernelError, OSError) as error:

@@ -8,7 +8,8 @@
     FWM  00000064 wlc
 
 The number behind an address is a hexadecimal port. The timeout of a persistent virtual server is in ticks of this kernel, whose
-rate the file does not show. Nor does it show scheduler flags, and it shows one-packet scheduling (``ops``) for IPv4 alone
+rate the file does not show. The family of a virtual server by firewall mark (``FWM``, with the mark) only shows in its real
+servers. Nor does the file show scheduler flags, and it shows one-packet scheduling (``ops``) for IPv4 alone
 (net/netfilter/ipvs/ip_vs_ctl.c, ``ip_vs_info_seq_show``).
 
 A file of a hundred thousand lines is common, and nearly all are like the second one. So structs cut the lines of real servers,
@@ -23,7 +24,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import Connections, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, FirewallMark, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
 
@@ -48,6 +49,10 @@ _MASQUERADED = b"Masq"
 """The forwarding method of all of our real servers. Since Linux 2.6.37 the file shows it for an address of this node as well, and
 Local only for a real server that was added with that method.
 """
+_MARKED = b"FWM "
+"""The beginning of the line of a virtual server by firewall mark."""
+_MARK_NAMES: Mapping[bool, bytes] = {False: b"F4:", True: b"F6:"}
+"""The beginning of its name, by whether addresses are in brackets."""
 _ARROW, _MARK = b"\n  -> ", b"\0"
 """The beginning of a real server's line, and its replacement where a virtual server becomes one line."""
 
@@ -79,9 +84,12 @@ class Block(NamedTuple):
 
     @property
     def name(self) -> bytes:
-        """The name that identifies this virtual server; see ``name_of``."""
+        """The name that identifies this virtual server; see ``name_of``. Empty for one by mark without real servers."""
         heading = self.heading
-        return heading[:1] + heading[_ADDRESS_AT - 1 : heading.find(b" ", _ADDRESS_AT)].lstrip()
+        where = heading[_ADDRESS_AT - 1 : heading.find(b" ", _ADDRESS_AT)].lstrip()
+        if heading.startswith(_MARKED):
+            return _MARK_NAMES[self.real_servers[1:2] == b"["] + where if self.real_servers else b""
+        return heading[:1] + where
 
 
 class Heading(NamedTuple):
@@ -137,10 +145,12 @@ def blocks(piece: bytes) -> Iterator[Block]:
 
 
 def name_of(key: VirtualServerKey) -> bytes:
-    """The name of a virtual server: the first letter of its protocol, and its address as in the file.
+    """The name of a virtual server: the first letter of its protocol, and its address as in the file; or its family and mark.
 
     It is short because there may be a hundred thousand names: whole protocols would take 1.6 MB more.
     """
+    if isinstance(key, FirewallMark):
+        return _MARK_NAMES[key.family is Family.IPV6] + f"{key.mark:08X}".encode()
     digits = key.address.hex().upper() if key.address.family is Family.IPV4 else f"[{key.address.hex(':', 2)}]"
     return f"{key.protocol.name[0]}{digits}:{key.port:04X}".encode()
 
@@ -151,6 +161,9 @@ def key_of(name: bytes) -> VirtualServerKey:
     Raises:
         ValueError: there can be no such name.
     """
+    for is_bracketed, begin in _MARK_NAMES.items():
+        if name.startswith(begin):
+            return FirewallMark.of(Family.IPV6 if is_bracketed else Family.IPV4, int(name[len(begin) :], 16))
     where = name[1:]
     return VirtualServerKey(_BY_LETTER[name[:1]], Address(_packed(where)), _port(where))
 
@@ -176,12 +189,13 @@ def _lines(text: bytes) -> list[bytes]:
     return text.split(_MARK)[1:]
 
 
-def heading(line: bytes) -> Heading | None:
-    """Parse the line of a virtual server; None for one that is never ours: by firewall mark, or of another protocol.
+def heading(block: Block) -> Heading | None:
+    """Parse the line of a virtual server; None for one by firewall mark without real servers, or of another protocol.
 
     Raises:
         ValueError: the line cannot be parsed; the message contains it.
     """
+    line = block.heading
     if line.startswith(_ARROW[1:]):
         raise _unparsable(line)
     words = line.split()
@@ -189,9 +203,12 @@ def heading(line: bytes) -> Heading | None:
         where, scheduler, flags = words[1], words[2].decode("ascii"), words[3:]
         ticks = int(flags[flags.index(b"persistent") + 1]) if b"persistent" in flags else 0
         protocol = _PROTOCOLS.get(words[0])
-        if protocol is None:
+        if line.startswith(_MARKED) and block.name:
+            key = key_of(block.name)
+        elif protocol is None:
             return None
-        key = VirtualServerKey(protocol, Address(_packed(where)), _port(where))
+        else:
+            key = VirtualServerKey(protocol, Address(_packed(where)), _port(where))
     except (ValueError, IndexError) as error:
         raise _unparsable(line) from error
     return Heading(key, scheduler, b"ops" in flags, ticks)

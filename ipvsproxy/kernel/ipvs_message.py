@@ -2,17 +2,18 @@
 
 import array
 import functools
+import itertools
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyroute2.netlink import genlmsg
 from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel import message, netlink
 from ipvsproxy.model import packed
-from ipvsproxy.model.kernel import HASHED, RealServers, Timeouts, VirtualServer, VirtualServerKey
+from ipvsproxy.model.kernel import HASHED, FirewallMark, RealServers, Timeouts, VirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey
@@ -70,6 +71,13 @@ def attributes(reply: netlink.Reply) -> tuple[bytes, int, int]:
     return reply.data, reply.start + GENERIC_HEADER, reply.end
 
 
+class Shape(NamedTuple):
+    """The shape of a virtual server's name in a message: its family, and whether it is a mark or an address with a port."""
+
+    family: Family
+    by_mark: bool = False
+
+
 class Encoder:
     """Encodes operations for one number of the IPVS family. The number changes when the module is loaded again."""
 
@@ -89,7 +97,7 @@ class Encoder:
                 server, or a value does not fit its field.
         """
         messages = [b""] * len(sequences)
-        several: dict[Family, list[tuple[int, int, VirtualServerKey, EvenWeights]]] = {}
+        several: dict[Shape, list[tuple[int, int, VirtualServerKey, EvenWeights]]] = {}
         last: tuple[VirtualServerKey | None, Verb | None, int] = (None, None, 0)
         head = middle = between = tail = b""
         position = size = 0
@@ -100,7 +108,7 @@ class Encoder:
                 continue
             key, keys, weight = item
             if verb is Verb.ADD and isinstance(keys, EvenWeights):
-                several.setdefault(key.address.family, []).append((position, len(keys), key, keys))
+                several.setdefault(_shape(key), []).append((position, len(keys), key, keys))
                 position += len(keys)
                 continue
             # Operations on one virtual server follow each other. To join their common bytes anew takes 0.6 µs for each.
@@ -118,13 +126,13 @@ class Encoder:
                 else:
                     raise ValueError("the real server's address is not of the virtual server's family")
                 position += 1
-        for family, items in several.items():
-            self._encode_several(family, items, sequences, messages)
+        for shape, items in several.items():
+            self._encode_several(shape, items, sequences, messages)
         return messages
 
     def _encode_several(
         self,
-        family: Family,
+        shape: Shape,
         items: Sequence[tuple[int, int, VirtualServerKey, EvenWeights]],
         sequences: range,
         messages: list[bytes],
@@ -138,15 +146,15 @@ class Encoder:
         virtual_servers: list[bytes] = []
         real_servers: list[bytes] = []
         for position, count, key, keys in items:
-            virtual_servers.append(b"".join((_pack_u16(key.protocol), key.address, _pack_port(key.port))) * count)
+            virtual_servers.append(b"".join(_holes(key)) * count)
             if count == 1:
                 numbers.append(_pack_u32(sequences[position]))
             else:
                 numbers.append(array.array("I", sequences[position : position + count]).tobytes())
             real_servers.append(keys.packed)
-            if len(keys.packed) != count * (family.bits // 8 + PORT_SIZE):
+            if len(keys.packed) != count * (shape.family.bits // 8 + PORT_SIZE):
                 raise ValueError("the real server's address is not of the virtual server's family")
-        template = self._destination(Verb.ADD, family)
+        template = self._destination(Verb.ADD, shape)
         total = sum(count for _, count, _, _ in items)
         columns = (*map(b"".join, (numbers, virtual_servers, real_servers)), _pack_u32(1) * total)
         encoded = packed.pieces(template.encode_all(total, columns), template.size)
@@ -157,9 +165,10 @@ class Encoder:
 
     def _around_real_server(self, key: VirtualServerKey, verb: Verb, weight: int) -> tuple[bytes, bytes, bytes, bytes]:
         """The bytes before the sequence number, before a real server's address, after it, and after its port."""
-        protocol, address, port = key.protocol, key.address, key.port
-        head, first, second, third, last, between, *behind = self._destination(verb, address.family).fixed
-        middle = b"".join((first, _pack_u16(protocol), second, address, third, _pack_port(port), last))
+        holes = _holes(key)
+        head, *parts = self._destination(verb, _shape(key)).fixed
+        last, between, *behind = parts[len(holes) :]
+        middle = b"".join(itertools.chain.from_iterable(zip(parts, holes, strict=False))) + last
         return head, middle, between, behind[0] if verb is Verb.REMOVE else _pack_u32(weight).join(behind)
 
     def _removal_of_other_family(self, key: VirtualServerKey, real_server: RealServerKey, sequence: bytes) -> bytes:
@@ -170,7 +179,7 @@ class Encoder:
             ["IPVS_DEST_ATTR_ADDR", str(address)],
             ["IPVS_DEST_ATTR_PORT", real_server.port],
         ]
-        service = _key(key.address.family, key.protocol, str(key.address), key.port)
+        service = _key(_shape(key), **_values(key))
         attributes = [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}], ["IPVS_CMD_ATTR_DEST", {"attrs": destination}]]
         return message.numbered(self._message(_DESTINATION_COMMANDS[Verb.REMOVE], attributes), sequence)
 
@@ -185,7 +194,7 @@ class Encoder:
     def unacceptable_service(self, scheduler: str) -> bytes:
         """A virtual server that every kernel refuses: of IPv6, with a prefix length of 0."""
         service = [
-            *_key(Family.IPV6, Protocol.TCP, "::", 1),
+            *_key(Shape(Family.IPV6), protocol=Protocol.TCP, address="::", port=1),
             ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],
             ["IPVS_SVC_ATTR_FLAGS", {"flags": 0, "mask": _ALL_FLAGS}],
             ["IPVS_SVC_ATTR_TIMEOUT", 0],
@@ -195,22 +204,21 @@ class Encoder:
 
     def destinations(self, key: VirtualServerKey) -> bytes:
         """The request for a dump of one virtual server's real servers."""
-        return self._listing(key.address.family)((_UNNUMBERED, _pack_u16(key.protocol), key.address, _pack_port(key.port)))
+        return self._listing(_shape(key))((_UNNUMBERED, *_holes(key)))
 
     def service(self, key: VirtualServerKey) -> bytes:
         """The request for one virtual server."""
-        return self._question(key.address.family)((_UNNUMBERED, _pack_u16(key.protocol), key.address, _pack_port(key.port)))
+        return self._question(_shape(key))((_UNNUMBERED, *_holes(key)))
 
     def _encode_other(self, verb: Verb, item: object, sequence: bytes) -> bytes:
         if isinstance(item, VirtualServer):
-            address = item.key.address
-            key = sequence, _pack_u16(item.key.protocol), address, _pack_port(item.key.port)
+            key, shape = (sequence, *_holes(item.key)), _shape(item.key)
             if verb is Verb.REMOVE:
-                return self._removal(address.family)(key)
+                return self._removal(shape)(key)
             scheduler, flags, timeout_s = item.settings
             if not 0 < len(scheduler) <= SCHEDULER_NAME_LIMIT:
                 raise ValueError(f"the name of a scheduler has 1 to {SCHEDULER_NAME_LIMIT} characters")
-            encode = self._service(verb, address.family, scheduler)
+            encode = self._service(verb, shape, scheduler)
             return encode((*key, _pack_u32(flags & ~HASHED), _pack_u32(timeout_s)))
         if isinstance(item, Timeouts):
             return self._timeouts(item, sequence)
@@ -222,12 +230,13 @@ class Encoder:
         data = self._message(ipvs.IPVS_CMD_SET_CONFIG, attributes, netlink.REQUEST, _Configuration())
         return message.numbered(data, sequence)
 
-    def _service_template(self, verb: Verb, family: Family, scheduler: str) -> Encode:
+    def _service_template(self, verb: Verb, shape: Shape, scheduler: str) -> Encode:
+        family = shape.family
         command = ipvs.IPVS_CMD_NEW_SERVICE if verb is Verb.ADD else ipvs.IPVS_CMD_SET_SERVICE
 
-        def build(protocol: int, address: str, port: int, flags: int, timeout: int) -> bytes:
+        def build(flags: int, timeout: int, **key: Any) -> bytes:
             service = [
-                *_key(family, protocol, address, port),
+                *_key(shape, **key),
                 ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],
                 ["IPVS_SVC_ATTR_FLAGS", {"flags": flags, "mask": _ALL_FLAGS}],
                 ["IPVS_SVC_ATTR_TIMEOUT", timeout],
@@ -235,40 +244,38 @@ class Encoder:
             ]
             return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
 
-        return message.Template(build, {**_key_samples(family), "flags": _U32, "timeout": _U32}).encode
+        return message.Template(build, {**_key_samples(shape), "flags": _U32, "timeout": _U32}).encode
 
-    def _removal_template(self, family: Family) -> Encode:
-        return self._key_template(ipvs.IPVS_CMD_DEL_SERVICE, family, netlink.REQUEST)
+    def _removal_template(self, shape: Shape) -> Encode:
+        return self._key_template(ipvs.IPVS_CMD_DEL_SERVICE, shape, netlink.REQUEST)
 
-    def _listing_template(self, family: Family) -> Encode:
-        return self._key_template(ipvs.IPVS_CMD_GET_DEST, family, netlink.REQUEST | netlink.DUMP)
+    def _listing_template(self, shape: Shape) -> Encode:
+        return self._key_template(ipvs.IPVS_CMD_GET_DEST, shape, netlink.REQUEST | netlink.DUMP)
 
-    def _question_template(self, family: Family) -> Encode:
-        return self._key_template(ipvs.IPVS_CMD_GET_SERVICE, family, netlink.REQUEST)
+    def _question_template(self, shape: Shape) -> Encode:
+        return self._key_template(ipvs.IPVS_CMD_GET_SERVICE, shape, netlink.REQUEST)
 
-    def _key_template(self, command: int, family: Family, flags: int) -> Encode:
-        def build(protocol: int, address: str, port: int) -> bytes:
-            service = _key(family, protocol, address, port)
-            return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]], flags)
+    def _key_template(self, command: int, shape: Shape, flags: int) -> Encode:
+        def build(**key: Any) -> bytes:
+            return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": _key(shape, **key)}]], flags)
 
-        return message.Template(build, _key_samples(family)).encode
+        return message.Template(build, _key_samples(shape)).encode
 
-    def _destination_template(self, verb: Verb, family: Family) -> message.Template:
+    def _destination_template(self, verb: Verb, shape: Shape) -> message.Template:
+        family = shape.family
         command = _DESTINATION_COMMANDS[verb]
         samples: dict[str, message.Sample] = {
-            "protocol": _U16,
-            "virtual": _ADDRESSES[family],
-            "virtual_port": _U16,
-            "address": _ADDRESSES[family],
-            "port": _U16,
+            **_key_samples(shape),
+            "real_address": _ADDRESSES[family],
+            "real_port": _U16,
         }
 
-        def build(weight: int | None = None, **values: Any) -> bytes:
-            service = _key(family, values["protocol"], values["virtual"], values["virtual_port"])
+        def build(real_address: str, real_port: int, weight: int | None = None, **key: Any) -> bytes:
+            service = _key(shape, **key)
             destination = [
                 ["IPVS_DEST_ATTR_ADDR_FAMILY", int(family)],
-                ["IPVS_DEST_ATTR_ADDR", values["address"]],
-                ["IPVS_DEST_ATTR_PORT", values["port"]],
+                ["IPVS_DEST_ATTR_ADDR", real_address],
+                ["IPVS_DEST_ATTR_PORT", real_port],
             ]
             if weight is not None:
                 destination += [
@@ -290,13 +297,36 @@ class Encoder:
         return message.encode(encoded, self._number, flags)
 
 
-def _key_samples(family: Family) -> dict[str, message.Sample]:
-    return {"protocol": _U16, "address": _ADDRESSES[family], "port": _U16}
+def _shape(key: VirtualServerKey) -> Shape:
+    return Shape(key.address.family, by_mark=type(key) is FirewallMark)
 
 
-def _key(family: Family, protocol: int, address: str, port: int) -> list[list[Any]]:
+def _holes(key: VirtualServerKey) -> tuple[bytes, ...]:
+    """The contents of the holes for a name in a template of its shape."""
+    if type(key) is FirewallMark:
+        return (_pack_u32(key.mark),)
+    return _pack_u16(key.protocol), key.address, _pack_port(key.port)
+
+
+def _values(key: VirtualServerKey) -> Mapping[str, Any]:
+    """The arguments of ``_key`` for a name."""
+    if isinstance(key, FirewallMark):
+        return {"mark": key.mark}
+    return {"protocol": key.protocol, "address": str(key.address), "port": key.port}
+
+
+def _key_samples(shape: Shape) -> dict[str, message.Sample]:
+    if shape.by_mark:
+        return {"mark": _U32}
+    return {"protocol": _U16, "address": _ADDRESSES[shape.family], "port": _U16}
+
+
+def _key(shape: Shape, *, mark: int = 0, protocol: int = 0, address: str = "", port: int = 0) -> list[list[Any]]:
+    family = ["IPVS_SVC_ATTR_AF", int(shape.family)]
+    if shape.by_mark:
+        return [family, ["IPVS_SVC_ATTR_FWMARK", mark]]
     return [
-        ["IPVS_SVC_ATTR_AF", int(family)],
+        family,
         ["IPVS_SVC_ATTR_PROTOCOL", int(protocol)],
         ["IPVS_SVC_ATTR_ADDR", address],
         ["IPVS_SVC_ATTR_PORT", port],

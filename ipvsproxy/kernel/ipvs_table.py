@@ -43,7 +43,7 @@ Reading = dict[VirtualServerKey, ObservedVirtualServer | None]
 class TableReader:
     """Reads the table in the network namespace of the thread that uses this object.
 
-    ``foreign`` is the number of virtual servers that the last reading left out: those by firewall mark or of another protocol.
+    ``foreign`` is the number of virtual servers that the last reading left out: those of another protocol.
     """
 
     def __init__(
@@ -141,9 +141,11 @@ class TableReader:
                 texts: dict[bytes, int] = {}
                 for block in ipvs_listing.blocks(part):
                     name, text = block.name, hash(ipvs_listing.without_connections(block)) & _SHORT
+                    if not name:
+                        continue  # the file does not show its family, so it is asked for like one that the file skips
                     before = self._remaining.get(name, _UNKNOWN)
                     if text != before:
-                        heading = ipvs_listing.heading(block.heading)
+                        heading = ipvs_listing.heading(block)
                         if heading is None:
                             foreign += 1
                             continue
@@ -212,7 +214,7 @@ class TableReader:
         with self._reading():
             for piece in ipvs_listing.pieces(self._path):
                 for block in ipvs_listing.blocks(piece):
-                    heading = ipvs_listing.heading(block.heading)
+                    heading = ipvs_listing.heading(block)
                     if heading is not None:
                         by_virtual_server[heading.key] = ipvs_listing.connections(block.real_servers)
         return by_virtual_server

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pyroute2.netlink import NETLINK_GENERIC
 
 from ipvsproxy.kernel import ipvs_message, message, netlink
-from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, Counters, FirewallMark, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
 
@@ -27,6 +27,9 @@ _SERVICE, _DESTINATION = 1, 2
 _COUNTERS = tuple(((12, counter), "Q") for counter in range(1, 6))
 _OF_SERVICE = message.Layout(
     [message.Field((_SERVICE, *path), code) for path, code in (((1,), "H"), ((2,), "H"), ((3,), "16s"), ((4,), "2s"), *_COUNTERS)]
+)
+_OF_MARKED_SERVICE = message.Layout(
+    [message.Field((_SERVICE, *path), code) for path, code in (((1,), "H"), ((5,), "I"), *_COUNTERS)]
 )
 _OF_DESTINATION = message.Layout(
     [
@@ -93,15 +96,21 @@ class TrafficReader:
 
 
 def read_services(parts: Iterable[Part], always: Container[VirtualServerKey]) -> dict[VirtualServerKey, Counters]:
-    """The counters in a dump of virtual servers, without zeros, except for those in ``always``; none by firewall mark."""
+    """The counters in a dump of virtual servers, without zeros, except for those in ``always``."""
     result: dict[VirtualServerKey, Counters] = {}
     for part in parts:
-        values = _OF_SERVICE.read(*part)
-        if values is not None and values[1] in _PROTOCOLS:
+        if (values := _OF_SERVICE.read(*part)) is not None:
             family, protocol, address, port, *counters = values
+            if protocol not in _PROTOCOLS:
+                continue
             key = VirtualServerKey(_PROTOCOLS[protocol], _address(family, address), int.from_bytes(port, "big"))
-            if any(counters) or key in always:
-                result[key] = Counters._make(counters)
+        elif (values := _OF_MARKED_SERVICE.read(*part)) is not None:
+            family, mark, *counters = values
+            key = FirewallMark.of(Family(family), mark)
+        else:
+            continue
+        if any(counters) or key in always:
+            result[key] = Counters._make(counters)
     return result
 
 

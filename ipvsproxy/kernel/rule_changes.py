@@ -18,8 +18,10 @@ from ipvsproxy.kernel import message, netlink, sockopt
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.net import Family
 
-TABLES = ("nat", "filter")
+TABLES = ("nat", "filter", "mangle")
 """The tables of our rules."""
+OPTIONAL_TABLES = ("mangle",)
+"""The tables that a kernel need not have: without them, external addresses have one scope."""
 NO_RULES = (b"",) * len(TABLES)
 """The mark of tables without rules, and without chains except the built-in ones. The nf_tables variant has no such mark."""
 
@@ -69,7 +71,7 @@ class RuleChanges:
         Raises:
             KernelError: the kernel shows no mark.
         """
-        return self._generation() if variant == "nf_tables" else tuple(_digest(family, table) for table in tables)
+        return self._generation() if variant == "nf_tables" else tuple(_mark(family, table) for table in tables)
 
     def _generation(self) -> int:
         action = "read the generation of nf_tables"
@@ -79,6 +81,15 @@ class RuleChanges:
         if _GENERATION_ID not in attributes:
             raise KernelError(action=action, detail="the answer is incomplete")
         return int.from_bytes(data[slice(*attributes[_GENERATION_ID])], "big")
+
+
+def _mark(family: Family, table: str) -> bytes:
+    try:
+        return _digest(family, table)
+    except KernelError:
+        if table not in OPTIONAL_TABLES:
+            raise
+        return b""
 
 
 def _digest(family: Family, table: str) -> bytes:

@@ -59,6 +59,32 @@ class VirtualServerKey(msgspec.Struct, frozen=True, order=True, gc=False):
         return f"{self.protocol.name} {host_port(self.address, self.port)}"
 
 
+class FirewallMark(VirtualServerKey, frozen=True, gc=False):
+    """The name of a virtual server that takes packets by their mark, whatever their destination is; made by ``of``.
+
+    ``protocol`` is TCP, as the kernel notes for each of these (``ip_vs_genl_parse_service`` in
+    net/netfilter/ipvs/ip_vs_ctl.c), ``address`` the unspecified one of the family, and ``port`` the mark: 1 to 2**32 - 1.
+    """
+
+    @classmethod
+    def of(cls, family: Family, mark: int) -> "FirewallMark":
+        """The virtual server of a family for packets with this mark."""
+        return cls(Protocol.TCP, Address(bytes(family.bits // 8)), mark)
+
+    @property
+    def family(self) -> Family:
+        """The family of the packets."""
+        return self.address.family
+
+    @property
+    def mark(self) -> int:
+        """The whole mark of the packets."""
+        return self.port
+
+    def __str__(self) -> str:
+        return f"mark {self.mark:#x} ({self.family.label})"
+
+
 PERSISTENT = 0x1
 """Virtual-server flag: session affinity."""
 HASHED = 0x2
@@ -91,13 +117,19 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     """A desired virtual server, with its owner.
 
     ``weights`` are in the order in which the real servers are added. Several virtual servers, and observed ones, may share one
-    object of weights.
+    object of weights. ``marked`` is the protocol of the packets of one that is named by a ``FirewallMark``.
     """
 
     key: VirtualServerKey
     settings: VirtualServerSettings
     weights: EvenWeights = NO_REAL_SERVERS
     owner: Owner = NODE_OWNER
+    marked: Protocol | None = None
+
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol of its packets."""
+        return self.marked or self.key.protocol
 
     @property
     def real_servers(self) -> KeysView[RealServerKey]:
@@ -183,7 +215,11 @@ class SetType(enum.StrEnum):
 
 
 class SetKind(enum.StrEnum):
-    """The 17 sets, by their IPv4 names (pkg/proxy/ipvs/ipset.go in kubernetes/kubernetes)."""
+    """The sets by their IPv4 names: kube-proxy's 17 (pkg/proxy/ipvs/ipset.go in kubernetes/kubernetes), and ``SCOPE_KINDS``.
+
+    ``SCOPE`` gives packets to its addresses and ports their mark, ``NO_LOCAL`` has those without an endpoint on this node, and
+    ``MARKS`` has the marks whose virtual servers are ours, each as the last four bytes of an address.
+    """
 
     LOOP_BACK = "KUBE-LOOP-BACK"
     CLUSTER_IP = "KUBE-CLUSTER-IP"
@@ -202,7 +238,13 @@ class SetKind(enum.StrEnum):
     NODE_PORT_LOCAL_SCTP = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
     HEALTH_CHECK_NODE_PORT = "KUBE-HEALTH-CHECK-NODE-PORT"
     IPVS_IPS = "KUBE-IPVS-IPS"
+    SCOPE = "KUBE-IPVSPROXY-SCOPE"
+    NO_LOCAL = "KUBE-IPVSPROXY-NO-LOCAL"
+    MARKS = "KUBE-IPVSPROXY-MARKS"
 
+
+SCOPE_KINDS = frozenset({SetKind.SCOPE, SetKind.NO_LOCAL, SetKind.MARKS})
+"""The sets that kube-proxy does not have: they exist only while a Service has an external address with traffic policy Local."""
 
 _SET_TYPES: Mapping[SetKind, SetType] = {
     SetKind.LOOP_BACK: SetType.ADDRESS_PORT_ADDRESS,
@@ -214,6 +256,7 @@ _SET_TYPES: Mapping[SetKind, SetType] = {
     SetKind.NODE_PORT_LOCAL_UDP: SetType.PORT,
     SetKind.HEALTH_CHECK_NODE_PORT: SetType.PORT,
     SetKind.IPVS_IPS: SetType.ADDRESS,
+    SetKind.MARKS: SetType.ADDRESS,
 }
 SET_NAME_LIMIT = 31
 """The longest set name that the kernel takes (IPSET_MAXNAMELEN less the NUL). IPv6 names are cut to this length."""
@@ -221,9 +264,9 @@ SET_CAPACITY = 65536
 """``maxelem`` of every hash set, as in kube-proxy. With another value, each sync of a kube-proxy on this node would fail."""
 
 
-@Kind("set", DriverName.IPSET, add=Stage.SETS)
+@Kind("set", DriverName.IPSET, add=Stage.SETS, remove=Stage.SET_REMOVALS)
 class IpSet(NamedTuple):
-    """One of the 34 sets: a kind of set in one family."""
+    """One of the sets: a kind of set in one family."""
 
     kind: SetKind
     family: Family
@@ -239,6 +282,11 @@ class IpSet(NamedTuple):
     def type(self) -> SetType:
         """The ipset type."""
         return _SET_TYPES.get(self.kind, SetType.ADDRESS_PORT)
+
+    @property
+    def gives_marks(self) -> bool:
+        """Whether its entries carry a mark (the extension ``skbinfo``): they are ``MarkedEntry`` then."""
+        return self.kind is SetKind.SCOPE
 
     @property
     def key(self) -> "IpSet":
@@ -298,6 +346,37 @@ class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
             if self.prefix_length and self.prefix_length != self.other.family.bits:
                 text += f"/{self.prefix_length}"
         return text
+
+
+class MarkedEntry(SetEntry, frozen=True, gc=False):
+    """An entry that gives its packets a mark: the bits of ``mask`` become those of ``mark``, the others stay.
+
+    A set holds one for each address, protocol and port: another mark replaces the one before.
+    """
+
+    mark: int = 0
+    mask: int = 0
+
+    @property
+    def skbmark(self) -> int:
+        """Mark and mask in one number, as the kernel's attribute has them."""
+        return self.mark << 32 | self.mask
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} skbmark {self.mark:#x}/{self.mask:#x}"
+
+
+def mark_entry(key: FirewallMark) -> SetEntry:
+    """The entry that shows that the virtual server of a mark is ours."""
+    return SetEntry(IpSet(SetKind.MARKS, key.family).name, Address(key.mark.to_bytes(key.family.bits // 8, "big")))
+
+
+def mark_of(entry: SetEntry) -> FirewallMark | None:
+    """The virtual server that an entry of a ``MARKS`` set names; None for an entry of another set."""
+    ip_set = IP_SETS[entry.set]
+    if ip_set.kind is not SetKind.MARKS or entry.address is None:
+        return None
+    return FirewallMark.of(ip_set.family, int.from_bytes(entry.address, "big") & 0xFFFFFFFF)
 
 
 @Kind(

@@ -10,6 +10,8 @@ Additions come before removals, and a restriction comes before the object that i
 * A virtual server and its real servers come before its address. Otherwise clients would be refused in between.
 * On removal, the virtual server goes first, then its entries and its address. These are its witnesses: they show a later process
   that the virtual server is ours.
+* A packet gets a mark only while the virtual server of that mark has its real servers. Without a mark, it comes to the virtual
+  server of its address.
 """
 
 import enum
@@ -35,18 +37,21 @@ class Stage(enum.IntEnum):
     TIMEOUTS = 1
     DEVICE = 2
     SETS = 3
-    SOURCE_RANGES = 4
-    ENTRIES = 5
-    RULES = 6
-    FIREWALL_ENTRIES = 7
-    SERVERS = 8
-    ADDRESSES = 9
-    REAL_SERVER_REMOVALS = 10
-    VIRTUAL_SERVER_REMOVALS = 11
-    FIREWALL_REMOVALS = 12
-    ENTRY_REMOVALS = 13
-    ADDRESS_REMOVALS = 14
-    FLOWS = 15
+    MARK_REMOVALS = 4
+    SOURCE_RANGES = 5
+    ENTRIES = 6
+    RULES = 7
+    FIREWALL_ENTRIES = 8
+    SERVERS = 9
+    ADDRESSES = 10
+    MARKS = 11
+    REAL_SERVER_REMOVALS = 12
+    VIRTUAL_SERVER_REMOVALS = 13
+    FIREWALL_REMOVALS = 14
+    ENTRY_REMOVALS = 15
+    ADDRESS_REMOVALS = 16
+    SET_REMOVALS = 17
+    FLOWS = 18
 
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ipvsproxy.model.kernel import VirtualServerKey
 from ipvsproxy.model.kind import DriverName, Kind, Stage
-from ipvsproxy.model.net import Family, Network, Protocol
+from ipvsproxy.model.net import Address, Family, Network, Protocol
 
 
 class Side(enum.Enum):
@@ -80,7 +80,14 @@ class InvertMark:
     bits: int
 
 
-Target = Verdict | JumpTo | Masquerade | SetMark | InvertMark
+@dataclasses.dataclass(frozen=True, slots=True)
+class TakeMark:
+    """Gives the packet the mark of its entry in a set of marks; without an entry, the mark stays as it is."""
+
+    match: SetMatch
+
+
+Target = Verdict | JumpTo | Masquerade | SetMark | InvertMark | TakeMark
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,20 +95,26 @@ class Rule:
     """One rule of a chain. It applies to packets that meet every match; a field with its default matches every packet.
 
     ``not_source``, ``not_interface`` and ``not_mark`` match packets that the value does not match. ``mark`` and ``not_mark`` are
-    bits, all of which must be set. A packet with any of the ``connection_states`` matches.
+    bits, all of which must be set. Of the bits of ``any_mark``, one at least must be set; of ``no_mark``, none. A packet with any
+    of the ``connection_states`` matches. ``original_destination`` is that of the connection's first packet on its arrival.
     """
 
     target: Target
     source: Network | None = None
     not_source: Network | None = None
+    interface: InterfaceMatch | None = None
     not_interface: InterfaceMatch | None = None
     protocol: Protocol | None = None
     comment: str = ""
     mark: int | None = None
     not_mark: int | None = None
+    any_mark: int | None = None
+    no_mark: int | None = None
     connection_states: tuple[ConnectionState, ...] = ()
+    original_destination: Address | None = None
     set: SetMatch | None = None
     not_from_bridge_port: bool = False
+    from_this_host: bool = False
     from_elsewhere: bool = False
     to_this_host: bool = False
     virtual_server: VirtualServerKey | None = None
@@ -118,7 +131,7 @@ ObservedRule = Rule | UnknownRule
 
 
 class ChainKey(NamedTuple):
-    """The key of a chain: its table (``nat`` or ``filter``), and its name there."""
+    """The key of a chain: its table (``nat``, ``filter`` or ``mangle``), and its name there."""
 
     table: str
     chain: str

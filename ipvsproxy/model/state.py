@@ -23,21 +23,46 @@ from ipvsproxy.model.kernel import (
     Sysctl,
     VirtualServer,
     VirtualServerKey,
+    VirtualServerSettings,
 )
-from ipvsproxy.model.net import Address, Family
-from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.rules import ObservedSkeleton
 from ipvsproxy.model.service import Skipped
+
+
+class ClusterScope(msgspec.Struct, frozen=True, gc=False):
+    """The endpoints of a Service port in one family for clients of this node, if its externalTrafficPolicy is Local.
+
+    ``virtual_servers`` are those of its external addresses, which have the endpoints for all other clients. ``protocol`` and
+    ``port`` are those of the Service port. ``weights`` and ``settings`` are of the virtual server that takes the packets of
+    this node's clients, by a mark.
+    """
+
+    family: Family
+    protocol: Protocol
+    port: int
+    virtual_servers: tuple[VirtualServerKey, ...]
+    settings: VirtualServerSettings
+    weights: EvenWeights
 
 
 class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The parts of the desired state that few Services of a cluster have. All others share ``NO_RARITIES``.
 
+    <<<<<<< HEAD
     ``refused`` are the virtual servers that this node itself may not use, because their source ranges leave it out. ``flows`` has
     the real servers that may still reply, for each UDP and SCTP frontend. ``local_endpoints`` is the number of addresses of ready
     endpoints on this node, for each health listener. ``without_local_internal`` and ``without_local_external`` are the families
     in which a Local traffic policy has no endpoint on this node, although there are some elsewhere. ``skipped`` are the unused
     fields.
+    =======
+    ``refused`` are the virtual servers that this node itself may not use, because their source ranges leave it out. ``flows``
+    says for each UDP and SCTP frontend which real servers may go on answering. ``local_endpoints`` counts, per health listener,
+    the addresses of ready endpoints on this node. ``without_local_internal`` and ``without_local_external`` are the families in
+    which a Local traffic policy finds no endpoint on this node though there are some elsewhere. ``skipped`` is what is not used.
+    ``scopes`` are second scopes of external addresses.
+    >>>>>>> c545102 (Give external addresses with traffic policy Local a second scope)
     """
 
     refused: tuple[VirtualServerKey, ...] = ()
@@ -46,6 +71,7 @@ class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     without_local_internal: frozenset[Family] = frozenset()
     without_local_external: frozenset[Family] = frozenset()
     skipped: tuple[Skipped, ...] = ()
+    scopes: tuple[ClusterScope, ...] = ()
 
 
 NO_RARITIES = Rarities()
@@ -63,6 +89,10 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     addresses: tuple[Address, ...] = ()
     rare: Rarities = NO_RARITIES
 
+    def with_objects(self, served: tuple[VirtualServer, ...], entries: tuple[SetEntry, ...]) -> "ServiceState":
+        """The same with these virtual servers and entries."""
+        return msgspec.structs.replace(self, served=served, entries=entries)
+
     @property
     def virtual_servers(self) -> Mapping[VirtualServerKey, VirtualServer]:
         """The virtual servers by key; a new mapping at each call."""
@@ -76,11 +106,20 @@ class Observation:
     A field is None if it was not read, could not be read, or has not changed since the last reading. Then its observed state
     stays.
 
+    <<<<<<< HEAD
     ``sets`` and ``virtual_servers`` are complete. ``some_sets`` and ``some_virtual_servers`` do not mention others; None stands
     for an object that does not exist. ``set_copy``: whether a ``SetCopy`` exists. ``skeletons`` lacks families that are not in
     use, ``sysctls`` lacks paths that this kernel does not have. ``addresses`` are on the dummy device, ``interface_addresses`` on
     all other interfaces. ``foreign_virtual_servers`` is the number of virtual servers by firewall mark, which are never ours.
     ``errors`` has one line for each field that could not be read. ``is_of_rules``: this part only has rules.
+    =======
+    ``sets`` and ``virtual_servers`` are all that there are; ``some_sets`` and ``some_virtual_servers`` are such as were read by
+    themselves, None for one that does not exist: they say nothing of others. ``set_copy``: whether a ``SetCopy`` was left.
+    ``skeletons`` lacks the families that are not in use, ``sysctls`` the paths that this kernel does not have. ``addresses`` are
+    those on the dummy device, ``interface_addresses`` those on all others. ``foreign_virtual_servers`` counts those of protocols
+    that no Service has.
+    ``errors`` has one line per part that could not be read. ``is_of_rules``: a part with rules alone.
+    >>>>>>> c545102 (Give external addresses with traffic policy Local a second scope)
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None

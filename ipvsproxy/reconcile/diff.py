@@ -53,23 +53,23 @@ def differs(desired: VirtualServer, observed: ObservedVirtualServer, is_over: Is
     if not desired_weights.items() <= weights.items():
         return True
     parting = weights.keys() - desired_weights.keys()
-    return any(_parting(desired.key, RealServerKey(key), weights[key], is_over) for key in parting)
+    return any(_parting(desired, RealServerKey(key), weights[key], is_over) for key in parting)
 
 
 def _parting(
-    virtual_server: VirtualServerKey,
+    desired: VirtualServer,
     key: RealServerKey,
     weight: int,
     is_over: IsOver,
 ) -> Verb | None:
     """The operation for an undesired real server now: weight 0, removal, or nothing yet."""
-    if virtual_server.protocol is not Protocol.TCP:
+    if desired.protocol is not Protocol.TCP:
         return Verb.REMOVE
-    if len(key) != len(virtual_server.address) + PORT_SIZE:
+    if len(key) != len(desired.key.address) + PORT_SIZE:
         return (
             Verb.REMOVE
         )  # a real server of the other family is tunnelled, and the kernel refuses weight 0 for it as a masqueraded one
-    over = is_over(virtual_server, key)
+    over = is_over(desired.key, key)
     if weight != 0 or over is None:
         return Verb.SET
     return Verb.REMOVE if over else None
@@ -103,5 +103,5 @@ def virtual_server_operations(
     for packed, weight in weights.items():
         if packed not in desired_weights:
             real_server = RealServerKey(packed)
-            if parting := _parting(key, real_server, weight, is_over):
+            if parting := _parting(desired, real_server, weight, is_over):
                 yield Operation(parting, RealServers.of(key, real_server, 0))

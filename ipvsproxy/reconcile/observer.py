@@ -81,7 +81,9 @@ class Observer:
             needs_twins = not self.has_observed_all and "interface addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))
-            self.has_observed_all |= not self._unread
+            if not self.has_observed_all and not self._unread:
+                self.has_observed_all = True
+                tables.recall_marks()
             self.newcomers.clear()
         if observed.some_virtual_servers:
             some = {key: self._as_known(key, one) for key, one in observed.some_virtual_servers.items()}

@@ -26,6 +26,8 @@ LOCAL_SETS = frozenset(
     }
 )
 """Sets of traffic that is not masqueraded because it stays on this node."""
+SCOPE_SETS = frozenset(name for name, ip_set in IP_SETS.items() if ip_set.gives_marks)
+"""Sets that give packets their mark."""
 
 _STAGES: Mapping[tuple[Verb, type], Stage] = {
     (Verb(verb), described): stage for described, kind in KINDS.items() for verb, stage in kind.stages.items()
@@ -34,6 +36,8 @@ _STAGES_OF_ENTRIES: Mapping[tuple[Verb, str], Stage] = (
     {(Verb.ADD, name): Stage.SOURCE_RANGES for name in RANGE_SETS}
     | {(Verb.ADD, name): Stage.FIREWALL_ENTRIES for name in FIREWALL_SETS}
     | {(Verb.REMOVE, name): Stage.FIREWALL_REMOVALS for name in FIREWALL_SETS}
+    | {(Verb.ADD, name): Stage.MARKS for name in SCOPE_SETS}
+    | {(Verb.REMOVE, name): Stage.MARK_REMOVALS for name in SCOPE_SETS}
 )
 """The stages of entries, by set."""
 

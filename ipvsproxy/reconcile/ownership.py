@@ -10,6 +10,8 @@ may also be ours, of a process that served node ports elsewhere, or on an addres
 has a twin: a virtual server that is ours by another witness, with the same settings and real servers: that of the same port on an
 address where node ports are served, or that of the Service's cluster IP. Somebody else's leads to other places, unless these are
 hosts' own addresses; so those do not count.
+
+A virtual server by firewall mark is ours if our set of marks has its mark.
 """
 
 import functools
@@ -17,7 +19,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import IP_SETS, ObservedVirtualServer, SetEntry, SetKind, SetType, VirtualServerKey
+from ipvsproxy.model.kernel import (
+    IP_SETS,
+    SCOPE_KINDS,
+    FirewallMark,
+    ObservedVirtualServer,
+    SetEntry,
+    SetKind,
+    SetType,
+    VirtualServerKey,
+    mark_entry,
+    mark_of,
+)
 from ipvsproxy.model.net import Address, Family, Network, Protocol, network
 
 _WITNESSES = frozenset(
@@ -106,6 +119,9 @@ def owned_virtual_servers(
         return key.address in served and is_node_port(key)
 
     def is_ours(key: VirtualServerKey) -> bool:
+        if isinstance(key, FirewallMark):
+            entry = mark_entry(key)
+            return entry in sets.get(entry.set, ())
         return is_witnessed(key) or (is_node_port(key) and has_twin(key))
 
     return is_ours
@@ -142,13 +158,16 @@ class Witnesses:
     def __init__(self, going: Iterable[VirtualServerKey]) -> None:
         """``going`` are observed virtual servers that are no longer desired."""
         self._keys = frozenset(going)
-        self._ports = frozenset(map(node_port, self._keys))
-        self.addresses = frozenset(key.address for key in self._keys)
+        by_address = [key for key in self._keys if not isinstance(key, FirewallMark)]
+        self._ports = frozenset(map(node_port, by_address))
+        self.addresses = frozenset(key.address for key in by_address)
 
     def need(self, entry: SetEntry) -> bool:
         """Whether the entry must stay."""
         if not self._keys:
             return False
+        if IP_SETS[entry.set].kind in SCOPE_KINDS:
+            return mark_of(entry) in self._keys
         if entry.address is None:
             return node_port_of(entry) in self._ports
         if entry.protocol is None:

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 
-from ipvsproxy.model.kernel import BoundAddresses, FlowCleaning, RealServers, SetEntries
+from ipvsproxy.model.kernel import NODE_OWNER, BoundAddresses, FirewallMark, FlowCleaning, IpSet, RealServers, SetEntries
 from ipvsproxy.model.plan import KINDS, Operation, Verb, one_by_one
 from ipvsproxy.reconcile import diff, ownership, precondition
 from ipvsproxy.reconcile.drain import Drains
@@ -22,8 +22,13 @@ def desired_operations(tables: Tables, drains: Drains, *, together: bool = True)
             yield from _split(Operation(Verb.ADD, SetEntries(name, entries)), together=together)
     held_back = precondition.held_back(tables)
     not_masqueraded_yet = precondition.not_masqueraded_yet(tables)
+    still_given = precondition.still_given(tables)
     virtual_servers = tables.virtual_servers
     for key in virtual_servers.pending:
+        if isinstance(key, FirewallMark):
+            is_closing = virtual_servers.desired[key].owner == NODE_OWNER
+            if (is_closing and key in still_given) or not precondition.is_witnessed(tables, key):
+                continue
         if key not in held_back:
             desired, observed = virtual_servers.desired[key], virtual_servers.observed.get(key)
             operations = diff.virtual_server_operations(key, desired, observed, drains.is_over)
@@ -70,7 +75,10 @@ def surplus_operations(
     for key in going:
         observed = tables.virtual_servers.observed[key]
         yield from diff.virtual_server_operations(key, None, observed, drains.is_over)
-    yield from (Operation(Verb.REMOVE, key) for _, table in tables.foundation for key in table.surplus)
+    for _, table in tables.foundation:
+        for key in table.surplus:
+            if not isinstance(key, IpSet) or precondition.may_be_destroyed(tables, key):
+                yield Operation(Verb.REMOVE, key)
     if not has_observed_all:
         return
     witnesses = ownership.Witnesses(going)

@@ -9,12 +9,26 @@ Rule 4: traffic to another node is masqueraded, or its answers would not return 
 from masquerading comes when no undesired real server gets traffic, and real servers come when the entry has gone.
 Rule 5: an address is local as soon as it is on our device. Without a virtual server there, a program of this host that listens on
 the Service's port would answer. The rules that close the host's ports leave out those of Services.
+Rule 6: a packet gets a mark only while the virtual server of the mark has its real servers. Before the virtual server is added,
+the entry that shows that it is ours is in force. Sets that only scopes use go when no rule names them.
 """
 
+import itertools
 from collections.abc import Collection, Iterable
 
-from ipvsproxy.model.kernel import IP_SETS, Flow, IpSet, SetEntry, SetKind, VirtualServerKey
+from ipvsproxy.model.kernel import (
+    IP_SETS,
+    FirewallMark,
+    Flow,
+    IpSet,
+    MarkedEntry,
+    SetEntry,
+    SetKind,
+    VirtualServerKey,
+    mark_entry,
+)
 from ipvsproxy.model.net import Address
+from ipvsproxy.model.rules import ObservedRule, TakeMark, UnknownRule
 from ipvsproxy.reconcile import order, ownership
 from ipvsproxy.reconcile.tables import Keep, Tables
 
@@ -44,7 +58,47 @@ def may_be_added(tables: Tables, name: str, entries: Iterable[SetEntry]) -> Iter
         return (entry for entry in entries if _has_ranges_in_force(tables, entry))
     if name in order.LOCAL_SETS:
         return (entry for entry in entries if not _leads_elsewhere(tables, entry))
+    if name in order.SCOPE_SETS:
+        return (entry for entry in entries if _is_served_by_mark(tables, entry))
     return entries
+
+
+def _is_served_by_mark(tables: Tables, entry: SetEntry) -> bool:
+    table, key = tables.virtual_servers, _mark_given_by(entry)
+    return key is not None and key in table.observed and key not in table.pending
+
+
+def _mark_given_by(entry: SetEntry) -> FirewallMark | None:
+    return FirewallMark.of(IP_SETS[entry.set].family, entry.mark) if isinstance(entry, MarkedEntry) else None
+
+
+def is_witnessed(tables: Tables, key: FirewallMark) -> bool:
+    """Whether the entry is in force that shows that this virtual server is ours (rule 6)."""
+    entry = mark_entry(key)
+    return entry in tables.entries[entry.set].observed
+
+
+def still_given(tables: Tables) -> Collection[FirewallMark]:
+    """The marks that packets still get by an undesired entry (rule 6)."""
+    unequal = (table for name, table in tables.unequal_entries() if name in order.SCOPE_SETS)
+    return {mark for table in unequal for entry in table.surplus if (mark := _mark_given_by(entry)) is not None}
+
+
+def may_be_destroyed(tables: Tables, ip_set: IpSet) -> bool:
+    """Whether a set is empty, and no rule that is in force names it (rule 6)."""
+    if tables.entries[ip_set.name].observed or ip_set.family in tables.skeletons.pending:
+        return False
+    observed = tables.skeletons.observed.get(ip_set.family)
+    rules = itertools.chain.from_iterable(observed.chains.values()) if observed else ()
+    return not any(_names_set(rule, ip_set.name) for rule in rules)
+
+
+def _names_set(rule: ObservedRule, name: str) -> bool:
+    if isinstance(rule, UnknownRule):
+        return name in rule.text
+    return (rule.set is not None and rule.set.set == name) or (
+        isinstance(rule.target, TakeMark) and rule.target.match.set == name
+    )
 
 
 def may_be_removed(tables: Tables, entry: SetEntry) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from ipvsproxy.model.kernel import (
     INDISPENSABLE_SETTINGS,
     PERSISTENT,
+    SCOPE_KINDS,
     Connections,
     RealServers,
     SetKind,
@@ -49,11 +50,13 @@ class Policy:
 
     ``drain_deadline_s`` 0 means no deadline. ``excluded`` are ranges whose virtual servers are never removed. ``families`` are
     served by this node. Nothing of another family is removed: a former process may have programmed it, and it goes on serving.
+    ``scope_bits`` are the bits of packet marks for second scopes.
     """
 
     drain_deadline_s: float = 0
     excluded: tuple[Network, ...] = ()
     families: frozenset[Family] = frozenset(Family)
+    scope_bits: int = 0x3FFF
 
 
 class Reconciler:
@@ -72,6 +75,7 @@ class Reconciler:
             self._is_excluded,
             lambda family: family in self._policy.families,
         )
+        self._tables.use_mark_bits(policy.scope_bits)
         self._observer = observer.Observer(self._tables, self._drains, self._drifts)
         self.survey = survey.Survey(self._tables, self._drains)
         """Answers questions about both sides; no other object reads the tables."""
@@ -83,6 +87,7 @@ class Reconciler:
         """Adopt another policy. Virtual servers in ranges that are no longer excluded may be removed, and the other way round."""
         self._policy = policy
         self._drains.deadline_s = policy.drain_deadline_s
+        self._tables.use_mark_bits(policy.scope_bits)
         virtual_servers = self._tables.virtual_servers
         for key in virtual_servers.observed.keys() - virtual_servers.desired.keys():
             virtual_servers.touch(key)
@@ -122,7 +127,7 @@ class Reconciler:
 
     def subjects(self) -> tuple[list[str], list[str]]:
         """The names of the sets, and the paths of the settings, that a reading of the kernel must include."""
-        return [ip_set.name for ip_set in self._tables.sets.desired], list(self._tables.sysctls.desired)
+        return self._tables.set_names(), list(self._tables.sysctls.desired)
 
     def observing(self, observed: Observation, now: float) -> Iterator[None]:
         """Take in a reading of the kernel, or a part of one, with pauses."""
@@ -170,7 +175,8 @@ class Reconciler:
         if tables.devices.pending:
             return frozenset(families)
         unset = {family for path in self.unmet_settings() for family in INDISPENSABLE_SETTINGS[path]}
-        return frozenset(families) & (unset | {ip_set.family for ip_set in tables.sets.pending} | set(tables.skeletons.pending))
+        without_sets = {ip_set.family for ip_set in tables.sets.pending if ip_set.kind not in SCOPE_KINDS}
+        return frozenset(families) & (unset | without_sets | set(tables.skeletons.pending))
 
     def unserved(self, families: Collection[Family]) -> frozenset[Family]:
         """The families of which the kernel lacks more than half of the desired virtual servers."""
@@ -215,6 +221,13 @@ class Reconciler:
         draining = plan.draining
         return draining if room else [key for key in draining if not self._drains.has_place(key, self._may_wait(key))]
 
+    def tend_scopes(self) -> None:
+        """Desire the second scopes of external addresses as far as there are marks, and let those drain that are not desired.
+
+        Every Service must have been put. ``plan`` does this as well.
+        """
+        self._tables.tend_scopes(may_close=self._observer.has_observed_all)
+
     def plan(self, now: float, *, only_additions: bool = False) -> Plan:
         """The operations that are possible now, in their order.
 
@@ -222,6 +235,7 @@ class Reconciler:
         """
         for key in self._drains.expire(now):
             self._tables.virtual_servers.touch(key)
+        self._tables.tend_scopes(may_close=not only_additions and self._observer.has_observed_all)
         self._release(0 if only_additions else self.room(now), now)
         # Objects that failed, or whose drift returns, get operations of their own.
         together = not (self._drifts or self._retries)

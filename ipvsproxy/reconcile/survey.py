@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ipvsproxy.model.kernel import (
     Connections,
+    FirewallMark,
     HealthCheck,
     HealthCheckPort,
     ObservedVirtualServer,
@@ -13,6 +14,7 @@ from ipvsproxy.model.kernel import (
     SetEntry,
     VirtualServer,
     VirtualServerKey,
+    mark_entry,
 )
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import KINDS, Item
@@ -23,6 +25,7 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile import compare, ownership
 from ipvsproxy.reconcile.compare import DescribeRule, Difference
 from ipvsproxy.reconcile.drain import Drains
+from ipvsproxy.reconcile.marks import MarkedPort
 from ipvsproxy.reconcile.table import Conflict, Table
 from ipvsproxy.reconcile.tables import Tables
 
@@ -48,7 +51,8 @@ class Statistics:
     """Desired and observed state in numbers, at one moment.
 
     ``virtual_servers`` and ``observed`` are in the same order; ``foreign`` keys are not ours. ``set_entries`` is by set,
-    ``pending`` and ``drifted`` by kind of kernel object. ``conflicts`` counts addresses and ports that several Services desire.
+    ``pending`` and ``drifted`` by kind of kernel object. ``conflicts`` counts addresses and ports that several Services desire,
+    ``without_scope`` the Service ports for whose second scope there is no mark.
     ``waiting_removals`` are real servers at weight 0 whose removal waits. ``oldest_drain_age_s`` is 0 without a drain.
     """
 
@@ -60,6 +64,7 @@ class Statistics:
     pending: Mapping[str, int]
     drifted: Mapping[str, int]
     conflicts: int
+    without_scope: int
     drains: int
     waiting_removals: int
     oldest_drain_age_s: float
@@ -81,6 +86,21 @@ class Survey:
     def virtual_servers(self) -> Mapping[VirtualServerKey, VirtualServer]:
         """The desired virtual servers."""
         return self._tables.virtual_servers.desired
+
+    @property
+    def without_scope(self) -> Sequence[MarkedPort]:
+        """The Service ports for whose second scope there is no mark, the oldest Service first."""
+        return self._tables.marks.waiting
+
+    def scope(self, port: MarkedPort, family: Family) -> FirewallMark | None:
+        """The virtual server of the second scope of a Service port; None without one."""
+        mark = self._tables.marks.mark_of(port)
+        key = FirewallMark.of(family, mark)
+        return key if mark and key in self._tables.virtual_servers.desired else None
+
+    def port_of(self, key: FirewallMark) -> MarkedPort | None:
+        """The Service port whose second scope a virtual server is."""
+        return self._tables.marks.port_of(key.mark)
 
     @property
     def health_checks(self) -> Mapping[HealthCheckPort, HealthCheck]:
@@ -134,6 +154,9 @@ class Survey:
         """The observed address or set entry that shows that a virtual server is ours; None without one."""
         if key.address in self._tables.addresses.observed:
             return key.address
+        if isinstance(key, FirewallMark):
+            entry = mark_entry(key)
+            return entry if entry in self._tables.entries[entry.set].observed else None
         port = ownership.node_port(key)
         entries = (entry for table in self._tables.entries.values() for entry in table.observed)
         return next(
@@ -150,7 +173,8 @@ class Survey:
         Keepalived's, docker's, an administrator's. They stay.
         """
         table = self._tables.virtual_servers
-        return ((key, table.observed[key]) for key in sorted(table.foreign) if key not in table.desired)
+        keys = sorted(table.foreign, key=lambda key: (isinstance(key, FirewallMark), key.protocol, key.address, key.port))
+        return ((key, table.observed[key]) for key in keys if key not in table.desired)
 
     def owner_of(self, item: Item) -> Owner | None:
         """The owner of a kernel object; ``NODE_OWNER`` if the node itself needs it, None if it is not desired."""
@@ -176,6 +200,7 @@ class Survey:
             pending={kind: sum(len(one.pending) + len(one.surplus) for one in tables) for kind, tables in by_kind.items()},
             drifted={kind: sum(one.drifted for one in tables) for kind, tables in by_kind.items()},
             conflicts=sum(1 for _ in tables.conflicts()),
+            without_scope=len(tables.marks.waiting),
             drains=len(drains) - drains.waiting,
             waiting_removals=drains.waiting,
             oldest_drain_age_s=drains.oldest_age_s(now),

@@ -5,7 +5,9 @@ Names, order and conditions are those of pkg/proxy/ipvs/proxier.go (kubernetes/k
 kube-proxy must be able to take over again.
 """
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import assert_never
 
 from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServerKey
@@ -23,6 +25,7 @@ from ipvsproxy.model.rules import (
     SetMatch,
     Side,
     Skeleton,
+    TakeMark,
     Target,
     Verdict,
 )
@@ -38,17 +41,28 @@ PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
 SOURCE_RANGES_FIREWALL = "KUBE-SOURCE-RANGES-FIREWALL"
 IPVS_FILTER = "KUBE-IPVS-FILTER"
 IPVS_OUT_FILTER = "KUBE-IPVS-OUT-FILTER"
+SCOPE_ARRIVAL = "KUBE-IPVSPROXY-ARRIVAL"
+SCOPE_MARK = "KUBE-IPVSPROXY-MARK"
+SCOPE_MASQUERADE = "KUBE-IPVSPROXY-MASQ"
 
-CHAINS: tuple[ChainKey, ...] = (
+KUBE_PROXY_CHAINS: tuple[ChainKey, ...] = (
     *(ChainKey("nat", chain) for chain in (SERVICES, POSTROUTING, NODE_PORT, LOAD_BALANCER, MARK_MASQUERADE)),
     *(
         ChainKey("filter", chain)
         for chain in (FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES_FIREWALL, IPVS_FILTER, IPVS_OUT_FILTER)
     ),
 )
-"""Our chains, in the order of their declaration."""
+"""The chains that kube-proxy has, too, in the order of their declaration."""
+SCOPE_CHAINS: tuple[ChainKey, ...] = (
+    ChainKey("mangle", SCOPE_ARRIVAL),
+    ChainKey("mangle", SCOPE_MARK),
+    ChainKey("nat", SCOPE_MASQUERADE),
+)
+"""The chains that exist only while an external address has two scopes."""
+CHAINS: tuple[ChainKey, ...] = (*KUBE_PROXY_CHAINS, *SCOPE_CHAINS)
+"""Our chains."""
 
-JUMPS: tuple[Jump, ...] = (
+KUBE_PROXY_JUMPS: tuple[Jump, ...] = (
     Jump("nat", "OUTPUT", SERVICES, "kubernetes service portals"),
     Jump("nat", "PREROUTING", SERVICES, "kubernetes service portals"),
     Jump("nat", "POSTROUTING", POSTROUTING, "kubernetes postrouting rules"),
@@ -59,6 +73,13 @@ JUMPS: tuple[Jump, ...] = (
     Jump("filter", "INPUT", IPVS_FILTER, "kubernetes ipvs access filter"),
     Jump("filter", "OUTPUT", IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
 )
+"""The jumps to the chains that kube-proxy has, too."""
+SCOPE_JUMPS: tuple[Jump, ...] = (
+    Jump("mangle", "PREROUTING", SCOPE_ARRIVAL, "ipvsproxy traffic scopes"),
+    Jump("mangle", "OUTPUT", SCOPE_MARK, "ipvsproxy traffic scopes"),
+    Jump("nat", "POSTROUTING", SCOPE_MASQUERADE, "ipvsproxy traffic scopes"),
+)
+JUMPS: tuple[Jump, ...] = (*KUBE_PROXY_JUMPS, *SCOPE_JUMPS)
 """The jumps to our chains. An absent jump is inserted at the head of its chain, in this order."""
 
 _COMMENTS: Mapping[SetKind, str] = {
@@ -97,7 +118,7 @@ def build_skeleton(
     family: Family,
     settings: Settings,
     view: NodeView,
-    occupied: Collection[SetKind],
+    occupied: AbstractSet[SetKind],
     refused: Iterable[VirtualServerKey],
 ) -> Skeleton:
     """All rules of a family.
@@ -107,7 +128,7 @@ def build_skeleton(
     """
     mark = settings.mark
     masquerade = Masquerade(fully_random=settings.random_fully.get(family, True))
-    rules = {(table, chain): list[Rule]() for table, chain in CHAINS}
+    rules = {(table, chain): list[Rule]() for table, chain in KUBE_PROXY_CHAINS}
     services, postrouting = rules["nat", SERVICES], rules["nat", POSTROUTING]
 
     services.append(Rule(source=_LOOPBACK[family], target=Verdict.RETURN))
@@ -144,7 +165,76 @@ def build_skeleton(
         for key in sorted(refused)
         if key.address.family is family
     )
-    return Skeleton(family=family, chains={ChainKey(*key): tuple(value) for key, value in rules.items()}, jumps=JUMPS)
+    chains = {ChainKey(*key): tuple(value) for key, value in rules.items()}
+    if not occupied & {SetKind.SCOPE, SetKind.NO_LOCAL}:
+        return Skeleton(family=family, chains=chains, jumps=KUBE_PROXY_JUMPS)
+    return Skeleton(family=family, chains={**chains, **_scope_chains(family, settings, view, occupied)}, jumps=JUMPS)
+
+
+def _scope_chains(
+    family: Family, settings: Settings, view: NodeView, occupied: AbstractSet[SetKind]
+) -> Mapping[ChainKey, tuple[Rule, ...]]:
+    """The rules that tell clients of this node from others, at external addresses with traffic policy Local.
+
+    Their number grows with the ranges of local pods and with the addresses of node ports alone.
+
+    Where pods of this node cannot be told from other clients, only this host's own packets get a mark, and none is dropped.
+    The mark is taken in ``mangle``, where the kernel allows it, and where neither ``nat`` nor IPVS has seen the packet.
+    """
+    arrival = list[Rule]()
+    mark = (Rule(target=TakeMark(_match(SetKind.SCOPE, family, _TO_PORT))),) if SetKind.SCOPE in occupied else ()
+    pods = list(_from_local_pods(family, settings, view))
+    for pod in pods:
+        arrival += (dataclasses.replace(pod, target=JumpTo(SCOPE_MARK)), pod)
+    if pods and SetKind.NO_LOCAL in occupied:
+        no_local = _match(SetKind.NO_LOCAL, family, _TO_PORT)
+        arrival.append(Rule(connection_states=(ConnectionState.NEW,), set=no_local, from_elsewhere=True, target=Verdict.DROP))
+    masquerade = tuple(_scope_masquerade(family, settings, view)) if SetKind.SCOPE in occupied else ()
+    return dict(zip(SCOPE_CHAINS, (tuple(arrival), mark, masquerade), strict=True))
+
+
+def _from_local_pods(family: Family, settings: Settings, view: NodeView) -> Iterable[Rule]:
+    """A rule for each way to recognise pods of this node (``detectLocalMode``)."""
+    match settings.detect_local:
+        case LocalMode.BRIDGE_INTERFACE:
+            yield Rule(interface=InterfaceMatch(settings.local_interface), target=Verdict.RETURN)
+        case LocalMode.INTERFACE_NAME_PREFIX:
+            yield Rule(interface=InterfaceMatch(settings.local_interface, is_prefix=True), target=Verdict.RETURN)
+        case LocalMode.CLUSTER_CIDR:
+            yield from (Rule(source=item, target=Verdict.RETURN) for item in settings.cluster_networks if item.family is family)
+        case LocalMode.NODE_CIDR:
+            yield from (Rule(source=item, target=Verdict.RETURN) for item in view.pod_networks if item.family is family)
+        case never:
+            assert_never(never)
+
+
+def _scope_masquerade(family: Family, settings: Settings, view: NodeView) -> Iterable[Rule]:
+    """Masquerading where answers would not come back through this node, after IPVS has chosen an endpoint.
+
+    This host's own packets to a service address have that address as their source. Its packets to a node port may have one that
+    other nodes do not know. In mode ClusterCIDR, pods of other nodes look like pods of this node, and come to node ports.
+    """
+    masquerade = Masquerade(fully_random=settings.random_fully.get(family, True))
+    yield Rule(no_mark=settings.scope_bits, target=Verdict.RETURN)
+    yield Rule(set=_match(SetKind.IPVS_IPS, family, (Side.SOURCE,)), target=masquerade)
+    may_be_remote = settings.detect_local is LocalMode.CLUSTER_CIDR
+    if may_be_remote:
+        local = _surely_local(family, settings, view)
+        yield from (Rule(source=item, from_elsewhere=True, target=Verdict.RETURN) for item in local)
+    for address in view.node_port_addresses[family]:
+        yield Rule(original_destination=address, from_this_host=not may_be_remote, target=masquerade)
+
+
+def _surely_local(family: Family, settings: Settings, view: NodeView) -> Iterable[Network]:
+    """The ranges of the cluster's pods whose pods are all on this node: the Node's own, and those of its bridges."""
+    clusters = [item for item in settings.cluster_networks if item.family is family]
+    for item in dict.fromkeys((*view.pod_networks, *view.connected)):
+        if (
+            item.family is family
+            and item.prefix_length < family.bits
+            and any(cluster.prefix_length < item.prefix_length and cluster.contains(item.address) for cluster in clusters)
+        ):
+            yield item
 
 
 def _on_set(kind: SetKind, family: Family, sides: tuple[Side, ...], target: Target, protocol: Protocol | None = None) -> Rule:

@@ -3,6 +3,8 @@
 Rule 1: the result depends on the arguments alone, and never on another Service.
 Rule 2: a family is served if the Service has a cluster IP of it, with all other addresses of that family.
 Rule 3: every virtual server exists, with or without real servers. Without any, IPVS itself refuses the client.
+Rule 4: an external address with externalTrafficPolicy Local has a second scope, for clients of this node. Its virtual server is
+the same with and without it, so a packet that does not get its mark fares as with kube-proxy.
 """
 
 import functools
@@ -25,10 +27,10 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
-from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
+from ipvsproxy.model.state import NO_RARITIES, ClusterScope, Rarities, ServiceState
 from ipvsproxy.translate import refusal, topology
 from ipvsproxy.translate.endpoints import Endpoints, find_endpoints
-from ipvsproxy.translate.view import NodeView, Settings
+from ipvsproxy.translate.view import NodeView, Settings, TrafficScopes
 
 _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
     Protocol.TCP: (SetKind.NODE_PORT_TCP, SetKind.NODE_PORT_LOCAL_TCP),
@@ -101,6 +103,8 @@ class _FamilyState:
         self.local_endpoints: dict[HealthListener, int] = {}
         self.without_local_internal = False
         self.without_local_external = False
+        self.scopes: list[ClusterScope] = []
+        self.has_scopes = options.external_traffic_local and settings.scopes is TrafficScopes.API
 
     def whole(self, skipped: tuple[Skipped, ...]) -> ServiceState:
         """The finished state, for a Service of this family alone."""
@@ -117,7 +121,12 @@ class _FamilyState:
     def has_rarities(self) -> bool:
         """Whether the Service has anything that few Services have."""
         return bool(
-            self.refused or self.flows or self.local_endpoints or self.without_local_internal or self.without_local_external
+            self.refused
+            or self.flows
+            or self.local_endpoints
+            or self.without_local_internal
+            or self.without_local_external
+            or self.scopes
         )
 
     def add(self, slices: list[EndpointSlice]) -> None:
@@ -164,6 +173,8 @@ class _FamilyState:
             self._bind_unless_elsewhere(address)
         if port.node_port:
             self._add_node_port(port, external)
+        if self.has_scopes:
+            self._add_scope(port, choice)
         if port.protocol is not Protocol.TCP:
             self._add_flows(port, endpoints)
 
@@ -185,6 +196,31 @@ class _FamilyState:
                     self._enter(kind, address, port.protocol, port.node_port)
             else:
                 self._enter(kind, port=port.node_port)
+
+    def _add_scope(self, port: ServicePort, choice: topology.Choice) -> None:
+        """Add the scope of this node's clients to the external addresses of a port.
+
+        The kernel ignores the port of a real server where affinity and a mark meet (net/netfilter/ipvs/ip_vs_core.c,
+        ``ip_vs_sched_persist``), so a scheduler that goes by the client's address has to do.
+        """
+        keys = [
+            VirtualServerKey(port.protocol, address, port.port)
+            for address in (*self.external_addresses, *self.load_balancer_addresses)
+        ]
+        if port.node_port:
+            node_addresses = self.view.node_port_addresses[self.family]
+            keys += (VirtualServerKey(port.protocol, address, port.node_port) for address in node_addresses)
+        if not keys:
+            return
+        if choice.lacks_local:
+            for key in keys:
+                self._enter(SetKind.NO_LOCAL, key.address, key.protocol, key.port)
+        settings = self.virtual_server_settings
+        if self.options.affinity_timeout_s:
+            settings = _virtual_server_settings(self.settings.hash_scheduler, 0)
+            settings = settings._replace(flags=settings.flags & ~SCHEDULER_PORT)
+        scope = ClusterScope(self.family, port.protocol, port.port, tuple(keys), settings, choice.cluster.weights)
+        self.scopes.append(scope)
 
     def _restrict(self, key: VirtualServerKey) -> None:
         """Admit the source ranges alone. The node's own clients have the service address as their source."""
@@ -239,6 +275,7 @@ def _rarities(served: Sequence[_FamilyState], skipped: tuple[Skipped, ...]) -> R
         without_local_internal=frozenset(item.family for item in served if item.without_local_internal),
         without_local_external=frozenset(item.family for item in served if item.without_local_external),
         skipped=skipped,
+        scopes=tuple(scope for item in served for scope in item.scopes),
     )
 
 

@@ -91,11 +91,13 @@ class Route(NamedTuple):
 class Choice(NamedTuple):
     """The routes of one service port: for traffic to the cluster IP, and for traffic to all other addresses.
 
+    ``cluster`` is the route by no traffic policy, which is that of clients of this node to all other addresses.
     ``lacks_local``: a policy asks for endpoints on this node, and only other nodes have usable ones.
     """
 
     internal: Route
     external: Route
+    cluster: Route
     lacks_local: bool
 
 
@@ -130,12 +132,13 @@ def choose(endpoints: Endpoints, node: str, zone: str, *, internal_local: bool, 
         used = cluster.used(endpoints)
     everywhere = Route(cluster, in_order(used, node, endpoints.suffix))
     if not (internal_local or external_local):
-        return Choice(everywhere, everywhere, lacks_local=False)
+        return Choice(everywhere, everywhere, everywhere, lacks_local=False)
     local = _local_scope(endpoints.conditions, node)
     here = Route(local, in_order(local.used(endpoints), node, endpoints.suffix))
     return Choice(
         here if internal_local else everywhere,
         here if external_local and here.weights else everywhere,
+        everywhere,
         lacks_local=bool(everywhere.weights) and not here.weights,
     )
 

@@ -22,6 +22,17 @@ class LocalMode(enum.StrEnum):
     INTERFACE_NAME_PREFIX = "InterfaceNamePrefix"
 
 
+class TrafficScopes(enum.StrEnum):
+    """Which endpoints clients of this node get at external addresses with externalTrafficPolicy Local.
+
+    ``API``: those of the whole cluster, as the Service API has it. ``KUBE_PROXY``: those of all other clients, as kube-proxy's
+    IPVS mode has it.
+    """
+
+    API = "api"
+    KUBE_PROXY = "kube-proxy"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The operator's choices that change desired state.
@@ -29,7 +40,8 @@ class Settings:
     ``node_port_networks`` empty means every address of the node. ``node_port_primary`` means its primary addresses only.
     ``local_interface`` is the bridge or the name prefix of the two interface modes. ``bind_address``, unless it is
     unspecified, is the node's primary address whatever its Node object says. ``external_addresses`` is the feature gate
-    AllowServiceExternalIPs. ``allowed_addresses`` are served even where ``refusal`` would not.
+    AllowServiceExternalIPs. ``allowed_addresses`` are served even where ``refusal`` would not. ``scope_bits`` are the bits of
+    packet marks that ``scopes`` uses. ``hash_scheduler`` sends a client to one endpoint for as long as the endpoints stay.
     """
 
     scheduler: str = "rr"
@@ -45,6 +57,9 @@ class Settings:
     external_addresses: bool = True
     families: frozenset[Family] = frozenset(Family)
     allowed_addresses: tuple[Network, ...] = ()
+    scopes: TrafficScopes = TrafficScopes.KUBE_PROXY
+    scope_bits: int = 0x3FFF
+    hash_scheduler: str = "mh"
 
     @property
     def mark(self) -> int:
@@ -60,6 +75,7 @@ class NodeView:
     ``node_port_addresses`` are those on which node ports answer, ``health_check_addresses`` those on which health-check ports
     listen (the unspecified address stands for all). ``elsewhere`` are the addresses that other interfaces than our dummy device
     carry: a service address among them is served, but not bound a second time. ``api_servers`` are those that are known.
+    ``pod_networks`` are the Node's ``spec.podCIDRs``, ``connected`` the networks that other interfaces than our device are in.
     """
 
     name: str
@@ -69,6 +85,7 @@ class NodeView:
     health_check_addresses: Mapping[Family, tuple[Address, ...]]
     elsewhere: frozenset[Address]
     pod_networks: tuple[Network, ...] = ()
+    connected: tuple[Network, ...] = ()
     api_servers: frozenset[RealServerKey] = frozenset()
 
 
@@ -85,7 +102,8 @@ def view_node(
 
     ``lingering`` are lost addresses on which node ports and health-check ports stay for a while.
     """
-    ours = [item.address for item in addresses if item.interface != DEVICE]
+    carried_here = [item for item in addresses if item.interface != DEVICE]
+    ours = [item.address for item in carried_here]
     primary = _primary_addresses(settings, node)
     answering = (*ours, *lingering)
     carried = {family: [address for address in answering if address.family is family] for family in Family}
@@ -98,6 +116,7 @@ def view_node(
         health_check_addresses={family: _health_check_addresses(family, networks[family], carried[family]) for family in Family},
         elsewhere=frozenset(address for address in ours if not address.is_loopback and not address.is_link_local_v6),
         pod_networks=node.pod_networks if node else (),
+        connected=tuple(dict.fromkeys(network(item.address, item.prefix_length) for item in carried_here)),
         api_servers=frozenset(api_servers),
     )
 

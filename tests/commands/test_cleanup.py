@@ -351,7 +351,7 @@ def test_rules_of_both_variants_go_where_the_kernel_has_both(variant: Variant) -
     drivers = [IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=commands(one)) for one in Variant]
     if refusal := next(filter(None, (driver.try_writing(Family.IPV4) for driver in drivers)), None):
         pytest.skip(f"this kernel does not do both: {refusal.reason}")
-    nothing = skeleton.build_skeleton(Family.IPV4, view.Settings(), builders.node_view(), occupied=(), refused=())
+    nothing = skeleton.build_skeleton(Family.IPV4, view.Settings(), builders.node_view(), occupied=frozenset(), refused=())
     plain = {key: tuple(rule for rule in rules if not rule.set) for key, rules in nothing.chains.items()}
     for driver in drivers:
         (outcome,) = driver.apply([Operation(Verb.SET, dataclasses.replace(nothing, chains=plain))])

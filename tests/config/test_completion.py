@@ -48,7 +48,7 @@ def test_every_flag_and_command_is_in_every_script(shell: str) -> None:
     ("words", "offered"),
     [
         (("ipvsproxy", "ver"), ["verify"]),
-        (("ipvsproxy", "--ipvs-s"), ["--ipvs-scheduler", "--ipvs-sync-period", "--ipvs-strict-arp"]),
+        (("ipvsproxy", "--ipvs-s"), ["--ipvs-scope-mark-bits", "--ipvs-scheduler", "--ipvs-sync-period", "--ipvs-strict-arp"]),
         (("ipvsproxy", "run", "ver"), []),
         (("ipvsproxy", "--d"), ["--detect-local-mode", "--dry-run"]),
         (("ipvsproxy", "run", "--dr"), ["--dry-run"]),

@@ -56,6 +56,7 @@ def test_options_reach_translation() -> None:
         scheduler="mh",
         masquerade_all=True,
         masquerade_bit=9,
+        scope_bits=0x3DFF,
         random_fully=BOTH,
         cluster_networks=builders.networks("10.244.0.0/16", "fd00:10:244::/56"),
         node_port_networks=builders.networks("10.0.0.0/8"),

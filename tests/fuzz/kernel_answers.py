@@ -55,7 +55,7 @@ def ip_vs(data: bytes) -> None:
 
 
 def _read_block(block: ipvs_listing.Block) -> None:
-    heading = ipvs_listing.heading(block.heading)
+    heading = ipvs_listing.heading(block)
     weights = ipvs_listing.weights(block.real_servers)
     assert weights.keys() == ipvs_listing.connections(block.real_servers).keys()
     assert ipvs_listing.without_connections(block).startswith(block.heading)
@@ -70,7 +70,7 @@ def iptables_save(data: bytes) -> None:
     except ValueError as error:
         _check_reason(error)
         return
-    built = skeleton.build_skeleton(Family.IPV4, Settings(), builders.node_view(), (), ())
+    built = skeleton.build_skeleton(Family.IPV4, Settings(), builders.node_view(), frozenset(), ())
     restore_text.check(iptables_text.render_restore(built, listing))
     restore_text.check(iptables_text.render_removal(built, listing))
 

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 import pytest
 
 from ipvsproxy.kernel import ipset, message
-from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType
+from ipvsproxy.model.kernel import IP_SETS, SCOPE_KINDS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from tests.support import fake_netlink
@@ -56,9 +56,13 @@ def test_every_set_is_created_as_kube_proxy_creates_it(driver: ipset.IpsetDriver
         else:
             family = "inet" if ip_set.family is Family.IPV4 else "inet6"
             assert made[name][:7] == [ip_set.type, "family", family, "hashsize", "1024", "maxelem", "65536"]
-            assert set(made[name][7::2]) <= {"bucketsize", "initval"}
+            rest = [word for word in made[name][7:] if word != "skbinfo"]
+            assert set(rest[::2]) <= {"bucketsize", "initval"}
+            assert ("skbinfo" in made[name]) == ip_set.gives_marks
     # The program that kube-proxy runs takes ours for its own.
     for name, ip_set in IP_SETS.items():
+        if ip_set.kind in SCOPE_KINDS:
+            continue
         if ip_set.type is SetType.PORT:
             tool("create", name, "bitmap:port", "range", "0-65535", "-exist")
         else:
@@ -299,7 +303,7 @@ def test_every_set_has_the_lowest_revision_that_takes_its_entries(driver: ipset.
     apply(driver, Verb.ADD, *IP_SETS.values())
     revisions = {name: int(tool("list", "-terse", name).partition("Revision: ")[2].split()[0]) for name in IP_SETS}
     desired = {"hash:ip": 0, "hash:ip,port": 1, "hash:ip,port,ip": 1, "hash:ip,port,net": 1, "bitmap:port": 0}
-    assert revisions == {name: desired[ip_set.type] for name, ip_set in IP_SETS.items()}
+    assert revisions == {name: 5 if ip_set.gives_marks else desired[ip_set.type] for name, ip_set in IP_SETS.items()}
 
 
 @pytest.mark.kernel

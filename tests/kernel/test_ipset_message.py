@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipvsproxy.kernel import ipset_message, message
-from ipvsproxy.model.kernel import IP_SETS, IpSet, SetEntry, SetKind, SetType
+from ipvsproxy.model.kernel import IP_SETS, IpSet, MarkedEntry, SetEntry, SetKind, SetType
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Verb
 
@@ -25,6 +25,9 @@ def entries(draw: st.DrawFn) -> SetEntry:
     if ip_set.type is SetType.ADDRESS:
         return SetEntry(ip_set.name, draw(addresses))
     entry = SetEntry(ip_set.name, draw(addresses), draw(st.sampled_from(Protocol)), draw(PORTS))
+    if ip_set.gives_marks:
+        marks = st.integers(0, 0xFFFFFFFF)
+        return MarkedEntry(entry.set, entry.address, entry.protocol, entry.port, mark=draw(marks), mask=draw(marks))
     if ip_set.type is SetType.ADDRESS_PORT:
         return entry
     entry = msgspec.structs.replace(entry, other=draw(addresses))
@@ -64,6 +67,8 @@ def test_a_full_message_stays_below_the_limit_of_the_container() -> None:
 
 def entry_of(ip_set: IpSet) -> SetEntry:
     address = Address(bytes(ip_set.family.bits // 8))
+    if ip_set.gives_marks:
+        return MarkedEntry(ip_set.name, address, Protocol.TCP, 80, mark=0x12, mask=0x3FFF)
     return SetEntry(ip_set.name, address, Protocol.TCP, 80, address, 24)
 
 

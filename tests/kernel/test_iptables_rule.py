@@ -3,7 +3,7 @@
 import pytest
 
 from ipvsproxy.kernel import iptables_rule
-from ipvsproxy.model.net import Family, Protocol, parse_network
+from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
 from ipvsproxy.model.rules import (
     ConnectionState,
     InterfaceMatch,
@@ -15,6 +15,7 @@ from ipvsproxy.model.rules import (
     SetMark,
     SetMatch,
     Side,
+    TakeMark,
     UnknownRule,
     Verdict,
 )
@@ -53,6 +54,14 @@ FROM_CNI = InterfaceMatch("cni", is_prefix=True)
             Rule(target=Verdict.ACCEPT, set=SET, not_from_bridge_port=True, from_elsewhere=True),
             "-m set --match-set KUBE-CLUSTER-IP dst,dst -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL -j ACCEPT",
         ),
+        (Rule(target=JumpTo("T"), interface=FROM_CNI), "-i cni+ -j T"),
+        (Rule(target=Verdict.RETURN, no_mark=0x3FFF), "-m mark --mark 0x0/0x3fff -j RETURN"),
+        (Rule(target=Verdict.RETURN, any_mark=0x3FFF), "-m mark ! --mark 0x0/0x3fff -j RETURN"),
+        (
+            Rule(target=Masquerade(), original_destination=parse_address("192.0.2.1"), from_this_host=True),
+            "-m conntrack --ctorigdst 192.0.2.1 -m addrtype --src-type LOCAL -j MASQUERADE",
+        ),
+        (Rule(target=TakeMark(SET)), "-j SET --map-set KUBE-CLUSTER-IP dst,dst --map-mark"),
         (Rule(target=JumpTo("KUBE-NODE-PORT"), to_this_host=True), "-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT"),
         (
             Rule(target=Verdict.DROP, source=parse_network("fd00::10/128"), virtual_server=FRONTEND_V6),
@@ -101,7 +110,7 @@ def test_another_spelling_of_the_same_rule_is_the_same_rule(text: str, rule: Rul
         "-s 10.0.0.0/33 -j DROP",
         "-s 10.0.0.1/8 -j DROP",
         "-d 192.0.2.1/32 -j DROP",
-        "-i eth0 -j DROP",
+        "-o eth0 -j DROP",
         "! -p tcp -j DROP",
         "-m mark --mark 0x1/0x3 -j ACCEPT",
         "-m conntrack --ctstate INVALID -j DROP",

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import strategies as st
 
 from ipvsproxy.kernel import ipvs_listing
-from ipvsproxy.model.kernel import Connections, VirtualServerKey
-from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.kernel import Connections, FirewallMark, VirtualServerKey
+from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
 
 TITLE = """\
@@ -51,13 +51,13 @@ class Server(NamedTuple):
 
 
 def read(text: str, folder: pathlib.Path) -> dict[VirtualServerKey | None, Server]:
-    """All virtual servers of a file with this text; None stands for one that is never ours."""
+    """All virtual servers of a file with this text; None stands for one that the file does not name."""
     path = folder / "ip_vs"
     path.write_text(text)
     result: dict[VirtualServerKey | None, Server] = {}
     for piece in ipvs_listing.pieces(path):
-        for heading_line, real_servers in ipvs_listing.blocks(piece):
-            heading = ipvs_listing.heading(heading_line)
+        for block in ipvs_listing.blocks(piece):
+            heading, real_servers = ipvs_listing.heading(block), block.real_servers
             key, scheduler, one_packet, ticks = heading or (None, "", False, 0)
             weights, connections = ipvs_listing.weights(real_servers), ipvs_listing.connections(real_servers)
             result[key] = Server(scheduler, one_packet, ticks, weights, connections)
@@ -73,6 +73,7 @@ def test_every_kind_of_line_is_read(tmp_path: pathlib.Path) -> None:
         key(Protocol.TCP, "fd00::1", 80): ("mh", False, 0),
         key(Protocol.TCP, "10.0.0.1", 80): ("rr", False, 60000),
         key(Protocol.UDP, "10.0.0.1", 53): ("rr", True, 0),
+        FirewallMark.of(Family.IPV4, 0x64): ("wlc", False, 0),
     }
     server = result[key(Protocol.TCP, "10.0.0.1", 80)]
     assert server.weights == {
@@ -154,13 +155,14 @@ def test_a_name_is_a_short_form_of_the_line_and_has_the_key(protocol: Protocol, 
     assert ipvs_listing.key_of(name) == shown
     (block,) = ipvs_listing.blocks(f"{protocol.name}  ".encode() + name[1:] + b" rr \n")
     assert block.name == name
-    assert ipvs_listing.heading(block.heading) == (shown, "rr", False, 0)
+    assert ipvs_listing.heading(block) == (shown, "rr", False, 0)
 
 
 def test_names_are_as_the_kernel_prints_them() -> None:
     blocks = list(ipvs_listing.blocks(TABLE.removeprefix(TITLE).encode()))
-    headings = [ipvs_listing.heading(block.heading) for block in blocks]
-    assert [ipvs_listing.name_of(heading.key) for heading in headings if heading] == [block.name for block in blocks[:4]]
+    headings = [ipvs_listing.heading(block) for block in blocks]
+    assert [ipvs_listing.name_of(heading.key) for heading in headings if heading] == [block.name for block in blocks[:5]]
+    assert blocks[5].name == b""
 
 
 class SequentialFile:

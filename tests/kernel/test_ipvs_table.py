@@ -428,11 +428,18 @@ def test_a_timeout_that_no_settings_explain_is_an_error_unless_they_are_what_cou
         table.poll()
 
 
-def test_firewall_marks_are_counted_at_each_reading(table: Table) -> None:
-    table.write("FWM  00000064 wlc \n", real(), WEB_TEXT)
+def test_other_protocols_are_counted_at_each_reading(table: Table) -> None:
+    table.write("ESP  0A000001:0000 wlc \n", real(), WEB_TEXT)
     for _ in range(2):
         table.poll()
         assert table.reader.foreign == 1
+
+
+def test_a_firewall_mark_is_read_with_the_family_of_its_real_servers(table: Table) -> None:
+    table.write("FWM  00000064 wlc \n", real(), "FWM  00000064 rr \n", real6())
+    found = {str(key): value.settings.scheduler for key, value in table.poll().items() if value}
+    assert found == {"mark 0x64 (IPv4)": "wlc", "mark 0x64 (IPv6)": "rr"}
+    assert table.poll() == {}
 
 
 def test_connections_are_shown_for_each_real_server(table: Table) -> None:

@@ -5,9 +5,11 @@ import pytest
 from ipvsproxy.model.kernel import (
     IP_SETS,
     NODE_OWNER,
+    SCOPE_KINDS,
     SET_NAME_LIMIT,
     BoundAddresses,
     Device,
+    FirewallMark,
     Flow,
     FlowCleaning,
     HealthListener,
@@ -19,6 +21,9 @@ from ipvsproxy.model.kernel import (
     SetType,
     Sysctl,
     Timeouts,
+    VirtualServerKey,
+    mark_entry,
+    mark_of,
     network_entry,
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
@@ -30,8 +35,8 @@ FRONTEND, BACKEND = builders.frontend("10.96.0.10", 443), builders.backend("10.2
 FRONTEND_V6 = builders.frontend("fd00::10", 53, Protocol.UDP)
 
 
-def test_there_are_seventeen_sets_of_each_family_and_their_names_fit_the_kernel() -> None:
-    assert len(IP_SETS) == 34
+def test_there_are_seventeen_sets_of_each_family_and_three_of_our_own_and_their_names_fit_the_kernel() -> None:
+    assert len(IP_SETS) == 2 * (17 + len(SCOPE_KINDS))
     assert max(map(len, IP_SETS)) == SET_NAME_LIMIT == 31
     assert all(IP_SETS[ip_set.name] is ip_set for ip_set in IP_SETS.values())
 
@@ -123,3 +128,18 @@ def test_the_older_service_comes_first_then_the_name_and_the_node_before_all() -
     older, younger, namesake = (Owner(age, ServiceName(*name)) for age, name in ((1, "bb"), (2, "aa"), (2, "ab")))
     assert sorted([namesake, younger, older, NODE_OWNER]) == [NODE_OWNER, older, younger, namesake]
     assert older.service == ServiceName("b", "b")
+
+
+@pytest.mark.parametrize("family", Family)
+def test_the_entry_that_shows_whose_a_mark_is_names_it(family: Family) -> None:
+    key = FirewallMark.of(family, 0xFFFF3FFF)
+    entry = mark_entry(key)
+    assert IP_SETS[entry.set] == IpSet(SetKind.MARKS, family)
+    assert mark_of(entry) == key
+    assert mark_of(SetEntry(IpSet(SetKind.CLUSTER_IP, family).name, entry.address)) is None
+
+
+def test_a_mark_is_no_address_with_a_port() -> None:
+    mark = FirewallMark.of(Family.IPV4, 80)
+    assert mark != VirtualServerKey(mark.protocol, mark.address, mark.port)
+    assert str(mark) == "mark 0x50 (IPv4)"

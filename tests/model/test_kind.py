@@ -19,7 +19,7 @@ def test_every_class_of_kernel_objects_has_a_stage_for_each_of_its_verbs(describ
 
 def test_every_driver_and_every_stage_belongs_to_a_kind() -> None:
     assert {declared.driver for declared in KINDS.values()} == set(DriverName)
-    by_set = {Stage.SOURCE_RANGES, Stage.FIREWALL_ENTRIES, Stage.FIREWALL_REMOVALS}
+    by_set = {Stage.SOURCE_RANGES, Stage.FIREWALL_ENTRIES, Stage.FIREWALL_REMOVALS, Stage.MARKS, Stage.MARK_REMOVALS}
     assert {stage for declared in KINDS.values() for stage in declared.stages.values()} == set(Stage) - by_set
 
 

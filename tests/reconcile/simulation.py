@@ -33,6 +33,8 @@ class SimulatedNode:
         drain_deadline_s: float = 0,
         excluded: Iterable[str] = (),
         scheduler: str = "rr",
+        scopes: view.TrafficScopes = view.TrafficScopes.KUBE_PROXY,
+        scope_bits: int = 0x3FFF,
         after_each: Callable[[Operation], None] = lambda _: None,
     ) -> None:
         self.kernel = kernel or new_kernel()
@@ -42,10 +44,10 @@ class SimulatedNode:
         self.reports: list[Report] = []
         self.states: dict[ServiceName, ServiceState] = {}
         self._families = frozenset({Family.IPV4})
-        self._settings = view.Settings(families=self._families, scheduler=scheduler)
+        self._settings = view.Settings(families=self._families, scheduler=scheduler, scopes=scopes, scope_bits=scope_bits)
         self.kernel.schedulers |= {scheduler}
         self._view = builders.node_view()
-        self._policy = Policy(drain_deadline_s=drain_deadline_s, excluded=builders.networks(*excluded))
+        self._policy = Policy(drain_deadline_s=drain_deadline_s, excluded=builders.networks(*excluded), scope_bits=scope_bits)
         self.reconciler = self._new_reconciler()
 
     def _new_reconciler(self) -> Reconciler:

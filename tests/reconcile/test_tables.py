@@ -7,6 +7,7 @@ import pytest
 from ipvsproxy.model.kernel import (
     DEVICE,
     IP_SETS,
+    SCOPE_KINDS,
     TIMEOUTS,
     Device,
     HealthCheck,
@@ -66,7 +67,7 @@ def test_the_node_desires_its_device_its_sets_and_its_settings() -> None:
     tables = new_claims()
     tables.put_node({Family.IPV4}, [Sysctl("net/ipv4/ip_forward", "1")], Timeouts(1, 2, 3))
     assert list(tables.devices.desired) == [Device(DEVICE)]
-    assert set(tables.sets.desired) == {IpSet(kind, Family.IPV4) for kind in SetKind}
+    assert set(tables.sets.desired) == {IpSet(kind, Family.IPV4) for kind in SetKind if kind not in SCOPE_KINDS}
     assert tables.sysctls.desired == {"net/ipv4/ip_forward": Sysctl("net/ipv4/ip_forward", "1")}
     assert tables.timeouts.desired == {TIMEOUTS: Timeouts(1, 2, 3)}
 
@@ -342,7 +343,8 @@ def test_every_table_is_among_the_unequal_ones_exactly_while_it_has_something_pe
     kernel_tables = examples.tables_of(tables)
     assert len(kernel_tables) == len(IP_SETS) + 9
     for number, table in enumerate(kernel_tables, 1):
-        table.confirm(NOBODYS.address if table is tables.addresses else NOBODYS, object())
+        nobodys = {tables.addresses: NOBODYS.address, tables.sets: IpSet(SetKind.SCOPE, Family.IPV4)}
+        table.confirm(nobodys.get(table, NOBODYS), object())
         table.replace(OLD, {}, {"pending": OLD})
         assert list(tables.unequal) == kernel_tables[:number]
     for table in kernel_tables:

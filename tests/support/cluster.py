@@ -210,6 +210,8 @@ def _table() -> dict[tuple[str, str, int], dict[str, int]]:
         words = line.split()
         if words[0] == "->":
             table[next(reversed(table))][_address_and_port(words[1])[0]] = int(words[3])
+        elif words[0] == "FWM":
+            table[(words[0], "", int(words[1], 16))] = {}
         else:
             table[(words[0], *_address_and_port(words[1]))] = {}
     return table

@@ -179,7 +179,7 @@ class FakeKernel:
         )
         if thorough:
             self._reported.clear()
-        for key in () if observation.virtual_servers is None else sorted(self._known):
+        for key in () if observation.virtual_servers is None else sorted(self._known, key=str):
             present = self.virtual_servers.get(key)
             shown = present and _without_flags(present)
             if key not in self._reported or self._reported[key] != shown:

@@ -44,7 +44,7 @@ _PROTOCOL_OPTIONS = {"-t": "TCP", "-u": "UDP", "--sctp-service": "SCTP"}
 _PROTOCOL_OF = {name: option for option, name in _PROTOCOL_OPTIONS.items()}
 # The kernel chooses these itself, differently on every boot.
 _SET_OPTIONS_OF_THE_KERNEL = frozenset({"hashsize", "bucketsize", "initval"})
-_BUILT_IN_TABLES = ("nat", "filter")
+_BUILT_IN_TABLES = ("nat", "filter", "mangle")
 
 
 def _start(*argv: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:

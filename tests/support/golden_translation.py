@@ -4,7 +4,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ipvsproxy.kernel import iptables_rule
-from ipvsproxy.model.kernel import IP_SETS, PERSISTENT, SCHEDULER_PORT, IpSet, SetKind, SetType, VirtualServer, VirtualServerKey
+from ipvsproxy.model.kernel import (
+    IP_SETS,
+    PERSISTENT,
+    SCHEDULER_PORT,
+    SCOPE_KINDS,
+    IpSet,
+    SetKind,
+    SetType,
+    VirtualServer,
+    VirtualServerKey,
+)
 from ipvsproxy.model.net import Family, host_port
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.state import ServiceState
@@ -22,7 +32,9 @@ def render(states: Sequence[ServiceState], settings: Settings, view: NodeView) -
     for state in states:
         for key, server in state.virtual_servers.items():
             virtual_servers.setdefault(key, server)
-    sets: dict[str, set[str]] = {IpSet(kind, family).name: set() for family in settings.families for kind in SetKind}
+    sets: dict[str, set[str]] = {
+        IpSet(kind, family).name: set() for family in settings.families for kind in SetKind if kind not in SCOPE_KINDS
+    }
     for entry in (entry for state in states for entry in state.entries):
         sets[entry.set].add(str(entry))
     return {
@@ -60,7 +72,7 @@ def _rule_rows(
     states: Sequence[ServiceState], sets: Mapping[str, set[str]], settings: Settings, view: NodeView
 ) -> Iterator[tuple[str, list[str]]]:
     for family in settings.families:
-        occupied = {kind for kind in SetKind if sets[IpSet(kind, family).name]}
+        occupied = {kind for kind in SetKind if kind not in SCOPE_KINDS and sets[IpSet(kind, family).name]}
         refused = [key for state in states for key in state.rare.refused]
         yield from _skeleton_rows(build_skeleton(family, settings, view, occupied, refused))
 

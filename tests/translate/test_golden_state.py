@@ -4,6 +4,7 @@ The kernel's part (sysctls, draining real servers, packets) is left to ``tests/t
 in ``golden/accepted.txt`` may differ.
 """
 
+import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from ipvsproxy.model.service import EndpointSlice, Node, Put, Service, ServiceNa
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate.decode import decode_document
 from ipvsproxy.translate.state import translate
-from ipvsproxy.translate.view import Settings, view_node
+from ipvsproxy.translate.view import Settings, TrafficScopes, view_node
 from tests.support import builders, golden_fixtures, golden_state, golden_translation
 
 NODE = "node-a"
@@ -30,16 +31,18 @@ INTERFACES = {
     "cni0": ("10.244.0.1", "fd00:10:244::1", "fe80::2"),
     DEVICE: ("10.96.0.1",),
 }
-DEFAULT = Settings(cluster_networks=builders.networks("10.244.0.0/16"))
+DEFAULT = Settings(cluster_networks=builders.networks("10.244.0.0/16"), scopes=TrafficScopes.KUBE_PROXY)
 PROFILES: Mapping[str, Settings] = {
     "default": DEFAULT,
-    "masquerade-all": Settings(cluster_networks=builders.networks("10.244.0.0/16", "fd00:10:244::/56"), masquerade_all=True),
-    "masquerade-bit": Settings(cluster_networks=DEFAULT.cluster_networks, masquerade_bit=15),
-    "nodeport-cidr": Settings(cluster_networks=DEFAULT.cluster_networks, node_port_networks=builders.networks("172.18.0.0/16")),
-    "nodeport-primary": Settings(cluster_networks=DEFAULT.cluster_networks, node_port_primary=True),
-    "scheduler-mh": Settings(cluster_networks=DEFAULT.cluster_networks, scheduler="mh"),
-    "scheduler-wrr": Settings(cluster_networks=DEFAULT.cluster_networks, scheduler="wrr"),
-    "single-v4": Settings(cluster_networks=DEFAULT.cluster_networks, families=frozenset({Family.IPV4})),
+    "masquerade-all": dataclasses.replace(
+        DEFAULT, cluster_networks=builders.networks("10.244.0.0/16", "fd00:10:244::/56"), masquerade_all=True
+    ),
+    "masquerade-bit": dataclasses.replace(DEFAULT, masquerade_bit=15),
+    "nodeport-cidr": dataclasses.replace(DEFAULT, node_port_networks=builders.networks("172.18.0.0/16")),
+    "nodeport-primary": dataclasses.replace(DEFAULT, node_port_primary=True),
+    "scheduler-mh": dataclasses.replace(DEFAULT, scheduler="mh"),
+    "scheduler-wrr": dataclasses.replace(DEFAULT, scheduler="wrr"),
+    "single-v4": dataclasses.replace(DEFAULT, families=frozenset({Family.IPV4})),
     "strict-exclude": DEFAULT,  # what it changes is not translation: sysctls, timeouts, what is kept
 }
 PHASES = ("P0", "P1", "P2")

@@ -2,8 +2,9 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import IpSet, SetKind
+from ipvsproxy.model.kernel import SCOPE_KINDS, IpSet, SetKind
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import TakeMark
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.translate.skeleton import build_skeleton
 from ipvsproxy.translate.view import LocalMode, NodeView, Settings
@@ -109,8 +110,8 @@ def test_with_every_set_empty_only_the_rules_that_need_none_are_there() -> None:
     }
 
 
-def test_with_every_set_occupied_there_are_thirty_seven_rules() -> None:
-    skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(SetKind), [])
+def test_with_every_set_of_kube_proxy_s_occupied_there_are_thirty_seven_rules() -> None:
+    skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(SetKind) - SCOPE_KINDS, [])
     assert sum(map(len, skeleton.chains.values())) == 37
 
 
@@ -124,8 +125,11 @@ def test_other_ports_of_service_addresses_are_refused_as_the_family_does_it(fami
 
 def test_the_rules_of_ipv6_name_the_sets_of_ipv6() -> None:
     skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(SetKind), [])
-    names = {rule.set.set for rules in skeleton.chains.values() for rule in rules if rule.set}
-    assert names == {IpSet(kind, Family.IPV6).name for kind in SetKind}
+    rules = [rule for rules in skeleton.chains.values() for rule in rules]
+    marks = [rule.target for rule in rules if isinstance(rule.target, TakeMark)]
+    names = {rule.set.set for rule in rules if rule.set} | {target.match.set for target in marks}
+    unnamed = {SetKind.MARKS, SetKind.NO_LOCAL}
+    assert names == {IpSet(kind, Family.IPV6).name for kind in SetKind if kind not in unnamed}
     assert "KUBE-6-LOAD-BALANCER-SOURCE-CID" in names
 
 

@@ -126,6 +126,7 @@ EVENTS: Mapping[str, str] = {
         "of a command: the kernel has no module of the configured scheduler; the command assumes `rr`, which `run` would use"
     ),
     "scheduler_not_used": "the kernel lacks the configured scheduler: which one is `used` instead, and the `reason`",
+    "scope_without_mark": "no packet mark is left for a Service port with externalTrafficPolicy Local",
     "server_cannot_listen": "the address is taken; listening is tried again every 5 s",
     "server_listening": "an HTTP server listens",
     "serves": "of a dry run: where one of its servers listens, beside kube-proxy's",
@@ -208,6 +209,8 @@ KEYS: Mapping[str, Key] = {
     "scheduler": Key("text", "the IPVS scheduler in use"),
     "served": Key("text", "the Service that has the address and port"),
     "server": Key("text", "an API server, or one of our HTTP servers"),
+    "port": Key("number", "a port of a Service, by its number at the cluster IP"),
+    "protocol": Key("text", "`TCP`, `UDP` or `SCTP`"),
     "service": Key("text", "a Service, as `namespace/name`"),
     "services": Key("number", "Services that were translated"),
     "set": Key("text", "the name of an ipset"),

@@ -40,6 +40,10 @@ class Announcer:
             self._announce_complaint(complaint)
         for conflict in summary.conflicts:
             self._announce_conflict(conflict)
+        for port in summary.without_scope:
+            note = f"port {port.port} {port.protocol.name}: no packet mark is left, so it is served as by kube-proxy"
+            regarding = self._regard(port.service)
+            self._recorder.record(KubernetesEvent(regarding, "TrafficScopeNotServed", "Sync", note, everywhere=True))
         full = {
             outcome.operation.item.set: outcome.error
             for outcome in summary.report.errors

@@ -265,6 +265,7 @@ class Engine:
         self._journal.log_doubts(self._store.doubts)
         conflicts = self._journal.log_conflicts(self._reconciler.survey.conflicts())
         report = await self._program(translated, done_before)
+        without_scope = self._journal.log_without_scope(self._reconciler.survey.without_scope)
         self._journal.log_settings(self._reconciler.settings_given_up)
         is_audit = self._reader.has_audited
         self._reader.synced(report)
@@ -283,6 +284,7 @@ class Engine:
             translated_s=translated - observed,
             applied_s=(ended := self._clock()) - translated,
             conflicts=conflicts,
+            without_scope=without_scope,
         )
         self._sync_took_s = ended - began
         self._journal.log_sync(summary, self._reconciler.survey.draining)

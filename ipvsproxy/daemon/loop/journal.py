@@ -16,6 +16,7 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.drift import News
+from ipvsproxy.reconcile.marks import MarkedPort
 from ipvsproxy.reconcile.table import Conflict
 from ipvsproxy.store.mass_deletion import CONFIRMED_AFTER_S, Doubt
 from ipvsproxy.store.objects import Complaint
@@ -107,6 +108,7 @@ class Journal:
         self._untold = 0
         self._untold_syncs = 0
         self._conflicts: frozenset[Conflict] = frozenset()
+        self._without_scope: frozenset[MarkedPort] = frozenset()
         self._doubted: frozenset[ObjectKind] = frozenset()
         self._settings: Mapping[str, str] = {}
 
@@ -144,6 +146,23 @@ class Journal:
                     why=conflict.reasons,
                 )
         self._conflicts = present
+        return new
+
+    def log_without_scope(self, ports: Iterable[MarkedPort]) -> Collection[MarkedPort]:
+        """Log the new ones of all Service ports that have no mark for a second scope, and return them."""
+        present = frozenset(ports)
+        new = present - self._without_scope
+        for port in sorted(new):
+            if self._is_allowed(port):
+                self._log_limited(
+                    log.warning,
+                    "scope_without_mark",
+                    service=str(port.service),
+                    port=port.port,
+                    protocol=port.protocol.name,
+                    hint="all packet marks are in use, so it is served as by kube-proxy; widen --ipvs-scope-mark-bits",
+                )
+        self._without_scope = present
         return new
 
     def log_doubts(self, doubts: Mapping[ObjectKind, Doubt]) -> None:

@@ -9,6 +9,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.reconcile.marks import MarkedPort
 from ipvsproxy.reconcile.table import Conflict
 from ipvsproxy.store.objects import Changes
 from ipvsproxy.translate.view import NodeView
@@ -24,7 +25,7 @@ class SyncSummary:
     ``unserved`` are the families without most of their virtual servers; all, while a first list is doubted.
     ``is_audit``: an audit came before the sync. ``waited_s`` is the age of its oldest change at its beginning, 0 without changes.
     ``observed_s``, ``translated_s`` and ``applied_s`` are the durations of reading the kernel, translating changes and applying
-    operations. ``conflicts`` are the new ones.
+    operations. ``conflicts`` are the new ones, and so are ``without_scope``: Service ports without a mark for a second scope.
     """
 
     report: Report
@@ -37,6 +38,7 @@ class SyncSummary:
     translated_s: float
     applied_s: float
     conflicts: Collection[Conflict] = ()
+    without_scope: Collection[MarkedPort] = ()
     health_checks: Mapping[HealthCheckPort, HealthCheck] = dataclasses.field(default_factory=dict)
     unmet_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unserved: Collection[Family] = ()

@@ -120,6 +120,7 @@ def gauges(snapshot: Snapshot, families: Collection[Family]) -> Iterator[Counted
     yield _labelled(series.DRIFT, {kind: count for kind, count in kernel.drifted.items() if kind not in NEVER_READ})
     yield _labelled(series.DOUBTED_DELETIONS, snapshot.doubted)
     yield _one(series.CONFLICTS, kernel.conflicts)
+    yield _one(series.WITHOUT_SCOPE, kernel.without_scope)
     yield _one(series.DRAINS, kernel.drains)
     yield _one(series.WAITING_REMOVALS, kernel.waiting_removals)
     yield _one(series.OLDEST_DRAIN_AGE, kernel.oldest_drain_age_s)

@@ -175,6 +175,10 @@ DOUBTED_DELETIONS = _gauge(
     "kind",
 )
 CONFLICTS = _gauge("ipvsproxy_conflicts", "Addresses and ports that several Services desire.")
+WITHOUT_SCOPE = _gauge(
+    "ipvsproxy_ports_without_scope",
+    "Service ports with externalTrafficPolicy Local that have no packet mark left for a scope of this node's clients.",
+)
 DRAINS = _gauge("ipvsproxy_drains", "Real servers that drain: they keep their connections and get no new ones.")
 WAITING_REMOVALS = _gauge(
     "ipvsproxy_waiting_removals",

@@ -22,7 +22,7 @@ from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, Counters, FirewallMark, VirtualServerKey
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.reconcile.survey import Survey
@@ -234,7 +234,12 @@ class Traffic:
         service = self._store.services.get(desired.owner.service) if desired else None
         if service is None:
             return None
-        return before if before and before[0] is service else (service, _describe(service, key))
+        if before and before[0] is service:
+            return before
+        port = self._survey.port_of(key) if isinstance(key, FirewallMark) else None
+        if port is not None:
+            key = VirtualServerKey(port.protocol, service.cluster_addresses[0], port.port)
+        return service, _describe(service, key)
 
     def render(self, *, openmetrics: bool) -> Iterator[bytes]:
         """The series in one of Prometheus's formats, in parts of ``LINES_AT_ONCE``."""

@@ -1,0 +1,126 @@
+"""Second scopes by every way to recognise local pods, beside marks of others, and while they come and go."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from tests.packets.test_scopes import ANSWERED, API, ATTEMPTS, BOTH, LOCAL, SERVICES
+from tests.support import cluster, lab
+from tests.support.cluster import service
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(name="laboratory", scope="module")
+def _laboratory() -> Iterator[lab.Lab]:
+    with lab.Lab() as laboratory:
+        yield laboratory
+
+
+def _ask(running: cluster.Cluster, from_: str, to: str, port: int = 80, family: Family = Family.IPV4) -> lab.Seen:
+    source = cluster.address(from_, family) if from_.startswith("client") else None
+    inside = "client" if source else from_
+    return running.lab.probe(inside, "TCP", cluster.address(to, family), port, src=source, count=ATTEMPTS, timeout_s=2.0)
+
+
+def _backends(*names: str, family: Family = Family.IPV4) -> tuple[str, ...]:
+    return tuple(sorted(cluster.address(name, family) for name in names))
+
+
+def _traces(running: cluster.Cluster) -> list[str]:
+    """What scopes have left in the kernel."""
+    rules = [line for program in ("iptables-save", "ip6tables-save") for line in running.lab.run("node", program).splitlines()]
+    sets = running.lab.run("node", "ipset", "list", "-name").splitlines()
+    marks = [line for line in Path("/proc/net/ip_vs").read_text().splitlines() if line.startswith("FWM")]
+    return [line for line in (*rules, *sets, *marks) if "IPVSPROXY" in line or line.startswith("FWM")]
+
+
+def _wait_until(reached: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not reached():
+        assert time.monotonic() < deadline, f"not {what}"
+        time.sleep(0.2)
+
+
+DETECTION = {
+    "ranges of the Node": ("--detect-local-mode=NodeCIDR",),
+    "bridge": ("--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0"),
+    "prefix of interfaces": ("--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cni"),
+    "masquerade all": ("--masquerade-all",),
+}
+
+
+@pytest.mark.parametrize("flags", DETECTION.values(), ids=DETECTION)
+def test_scopes_follow_every_way_to_recognise_local_pods(laboratory: lab.Lab, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    node = cluster.node()
+    node["spec"] = {"podCIDRs": ["10.244.0.0/24", "fd00:10:244::/64"]}
+    with cluster.Cluster(laboratory, tmp_path, *API, *flags) as running:
+        running.have([node], SERVICES)
+        for family in Family:
+            assert _ask(running, "client", "balancer 1", family=family).backends == _backends("p1", family=family)
+            assert _ask(running, "client", "balancer 2", family=family).outcome == "timeout"
+            for client in ("p2", "host"):
+                assert _ask(running, client, "balancer 1", family=family).backends == _backends("p1", "r1", family=family)
+                assert _ask(running, client, "balancer 2", family=family).backends == _backends("r1", family=family)
+            remote = running.lab.probe(
+                "remote", "TCP", cluster.address("node", family), 30001, src=cluster.address("r2", family), count=ATTEMPTS
+            )
+            assert remote.outcome == ANSWERED
+
+
+def test_where_pods_cannot_be_told_from_others_nobody_is_dropped(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with cluster.Cluster(laboratory, tmp_path, *API, "--detect-local-mode=NodeCIDR") as running:
+        running.have(SERVICES)
+        assert _ask(running, "host", "balancer 1").backends == _backends("p1", "r1")
+        assert _ask(running, "p2", "balancer 1").backends == _backends("p1")
+        assert _ask(running, "p2", "balancer 2").backends == _backends("r1")
+
+
+def test_a_packet_whose_mark_others_have_changed_fares_as_with_kube_proxy(laboratory: lab.Lab, tmp_path: Path) -> None:
+    rule = ("filter", "INPUT", "-i", "cni0", "-j", "MARK", "--set-xmark", "0x10000/0xffff0000")
+    with cluster.Cluster(laboratory, tmp_path, *API) as running:
+        running.have(SERVICES)
+        laboratory.run("node", "iptables", "-t", rule[0], "-I", *rule[1:])
+        try:
+            assert _ask(running, "p2", "balancer 1").backends == _backends("p1")
+            assert _ask(running, "p2", "balancer 2").backends == _backends("r1")
+            assert _ask(running, "host", "balancer 1").backends == _backends("p1", "r1")
+        finally:
+            laboratory.run("node", "iptables", "-t", rule[0], "-D", *rule[1:])
+
+
+def test_connections_outlive_a_restart_and_the_end_of_scopes_which_leaves_no_trace(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with cluster.Cluster(laboratory, tmp_path, *API) as running:
+        running.have(SERVICES)
+        held = [running.lab.open("p2", "TCP", cluster.address("balancer 1", Family.IPV4), 80) for _ in range(2)]
+        assert {one.backend for one in held} == set(_backends("p1", "r1"))
+        before = sorted(_traces(running))
+        running.program.__exit__(None, None, None)
+        running.start()
+        assert sorted(_traces(running)) == before, "every port keeps its mark"
+        assert [one.ask() for one in held] == [one.backend for one in held]
+        running.program.__exit__(None, None, None)
+        running.start("--ipvs-traffic-scopes=kube-proxy")
+        assert _ask(running, "p2", "balancer 1").backends == _backends("p1")
+        assert _ask(running, "p2", "balancer 2").backends == _backends("r1")
+        assert [one.ask() for one in held] == [one.backend for one in held]
+        for one in held:
+            one.abort()
+        _wait_until(lambda: _traces(running) == [], "without a trace")
+        running.program.__exit__(None, None, None)
+
+
+def test_a_service_that_turns_to_policy_cluster_keeps_its_connections(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with cluster.Cluster(laboratory, tmp_path, *API) as running:
+        running.have(service("web", 1, *BOTH, balancer=True, **LOCAL))
+        held = [running.lab.open("p2", "TCP", cluster.address("balancer 1", Family.IPV4), 80) for _ in range(2)]
+        running.have(service("web", 1, *BOTH, balancer=True))
+        assert [one.ask() for one in held] == [one.backend for one in held]
+        running.have(service("web", 1, *BOTH, balancer=True, **LOCAL))
+        assert [one.ask() for one in held] == [one.backend for one in held]
+        assert _ask(running, "p2", "balancer 1").backends == _backends("p1", "r1")
+        for one in held:
+            one.abort()

@@ -1,0 +1,150 @@
+"""Two scopes for one address: who answers clients of this node, and who answers all others, with externalTrafficPolicy Local."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from tests.support import cluster, lab
+from tests.support.cluster import Endpoint, service
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
+
+ATTEMPTS = 4
+API = ("--ipvs-traffic-scopes=api",)
+BOTH = ("p1", "r1")
+LOCAL: dict[str, Any] = {"externalTrafficPolicy": "Local"}
+SERVICES = [
+    *service("here", 1, *BOTH, balancer=True, external=True, node_port=30001, **LOCAL),
+    *service("elsewhere", 2, "r1", balancer=True, external=True, node_port=30002, **LOCAL),
+    *service("nowhere", 3, balancer=True, external=True, node_port=30003, **LOCAL),
+    *service("affinity", 4, *BOTH, balancer=True, node_port=30004, sessionAffinity="ClientIP", **LOCAL),
+    *service("hairpin", 5, "p1", balancer=True, node_port=30005, **LOCAL),
+    *service("internal", 6, *BOTH, balancer=True, internalTrafficPolicy="Local", **LOCAL),
+    *service("ranges", 7, *BOTH, balancer=True, loadBalancerSourceRanges=["172.18.0.50/32", "fc00:f853:ccd::50/128"], **LOCAL),
+    *service("draining", 8, Endpoint("p1", ready=False, terminating=True), "r1", balancer=True, node_port=30008, **LOCAL),
+    *service("zone", 9, "p1", Endpoint("r1", zones=("zone-a",)), balancer=True, **LOCAL),
+    *service("hinted", 10, Endpoint("p1", zones=("zone-b",)), Endpoint("r1", zones=("zone-a",)), balancer=True, **LOCAL),
+    *service("everywhere", 11, *BOTH, balancer=True, node_port=30011),
+]
+ANSWERED = "ok"
+
+
+class Row(NamedTuple):
+    """A client, an address, and the expected outcome. ``port`` 0 is the Service's; ``sources`` are those that backends see."""
+
+    about: str
+    from_: str
+    to: str
+    port: int
+    outcome: str
+    backends: str = ""
+    sources: str = ""
+    protocols: tuple[str, ...] = ("TCP", "UDP", "SCTP")
+
+
+MASQUERADED = "bridge node"
+
+ROWS = [
+    *(
+        Row(f"{who} to {to}: {about}", who, to, port, outcome, backends, sources)
+        for to, number, port in (("balancer", 1, 0), ("external", 1, 0), ("node", 0, 30001), ("bridge", 0, 30001))
+        for to in (f"{to} {number}" if number else to,)
+        for who, about, outcome, backends, sources in (
+            ("client", "local endpoints, address kept", ANSWERED, "p1", "client"),
+            ("p2", "all endpoints, address kept", ANSWERED, "p1 r1", "p2"),
+        )
+    ),
+    *(
+        Row(f"{who} to {to} without a local endpoint: {about}", who, to, port, outcome, backends, sources)
+        for to, number, port in (("balancer", 2, 0), ("external", 2, 0), ("node", 0, 30002))
+        for to in (f"{to} {number}" if number else to,)
+        for who, about, outcome, backends, sources in (
+            ("client", "dropped", "timeout", "", ""),
+            ("p2", "all endpoints, address kept", ANSWERED, "r1", "p2"),
+        )
+    ),
+    Row("a process of this host to a balancer: all endpoints", "host", "balancer 1", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a process of this host to an external IP: all endpoints", "host", "external 1", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a process of this host to a node port: all endpoints", "host", "node", 30001, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a process of this host, to another address of it", "host", "bridge", 30001, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a process of this host, no local endpoint", "host", "balancer 2", 0, ANSWERED, "r1", "node"),
+    Row("a process of this host to a node port, no local endpoint", "host", "node", 30002, ANSWERED, "r1", "node"),
+    Row("another node to a node port: local endpoints", "remote", "node", 30001, ANSWERED, "p1", "remote"),
+    Row("another node to a node port without a local endpoint: dropped", "remote", "node", 30002, "timeout"),
+    Row("a pod of another node to a node port: answered", "r2", "node", 30001, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a pod of another node, no local endpoint: answered", "r2", "node", 30002, ANSWERED, "r1", "node"),
+    Row("no endpoint at all: a client outside is refused", "client", "balancer 3", 0, "refused"),
+    Row("no endpoint at all: a pod is refused", "p2", "balancer 3", 0, "refused"),
+    Row("no endpoint at all: a process of this host is refused", "host", "balancer 3", 0, "refused", protocols=("TCP", "SCTP")),
+    Row("no endpoint at all: a node port refuses", "p2", "node", 30003, "refused"),
+    Row("a pod reaches itself through a balancer", "p1", "balancer 5", 0, ANSWERED, "p1", "bridge"),
+    Row("a pod reaches itself through a node port", "p1", "node", 30005, ANSWERED, "p1", "bridge"),
+    Row("internal traffic policy Local does not bind a pod at a balancer", "p2", "balancer 6", 0, ANSWERED, "p1 r1", "p2"),
+    Row("internal traffic policy Local binds it at the cluster IP", "p2", "cluster 6", 0, ANSWERED, "p1", "p2"),
+    Row("a client in the source ranges comes to local endpoints", "client", "balancer 7", 0, ANSWERED, "p1", "client"),
+    Row("a client outside of the source ranges is dropped", "client2", "balancer 7", 0, "timeout"),
+    Row("a pod outside of the source ranges is dropped", "p2", "balancer 7", 0, "timeout"),
+    Row("a process of this host outside of the source ranges is dropped", "host", "balancer 7", 0, "timeout"),
+    Row("a terminating endpoint is the last resort of the local scope", "client", "balancer 8", 0, ANSWERED, "p1", "client"),
+    Row("and not of the cluster scope, which has a ready one", "p2", "balancer 8", 0, ANSWERED, "r1", "p2"),
+    Row("hints that not all endpoints have count for nothing", "p2", "balancer 9", 0, ANSWERED, "p1 r1", "p2"),
+    Row("hints narrow the cluster scope", "p2", "balancer 10", 0, ANSWERED, "r1", "p2"),
+    Row("hints do not narrow the local scope", "client", "balancer 10", 0, ANSWERED, "p1", "client"),
+    Row("the cluster IP leads to all nodes as before", "p2", "cluster 1", 0, ANSWERED, "p1 r1", "p2"),
+    Row("policy Cluster is as before", "client", "balancer 11", 0, ANSWERED, "p1 r1", MASQUERADED),
+]
+
+Question = tuple[Row, str, Family]
+QUESTIONS: list[Question] = [
+    (row, protocol, family) for row, family in itertools.product(ROWS, Family) for protocol in row.protocols
+]
+
+
+def _probe(row: Row, protocol: str, family: Family) -> lab.Probe:
+    inside, source = row.from_, None
+    if row.from_.startswith("client"):
+        inside, source = "client", cluster.address(row.from_, family)
+    if row.from_ == "r2":
+        inside, source = "remote", cluster.address(row.from_, family)
+    port = row.port or cluster.PORTS[protocol][0]
+    return lab.Probe(inside, protocol, cluster.address(row.to, family), port, src=source, count=ATTEMPTS, timeout_s=4.0)
+
+
+@pytest.fixture(scope="module", name="running")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
+    with (
+        lab.Lab() as laboratory,
+        cluster.Cluster(laboratory, tmp_path_factory.mktemp("scopes"), *API) as running,
+    ):
+        running.have(SERVICES)
+        yield running
+
+
+@pytest.fixture(scope="module", name="answers")
+def _answers(running: cluster.Cluster) -> Mapping[Question, lab.Seen]:
+    silent = [one for one in QUESTIONS if one[0].outcome != ANSWERED]
+    answers = dict(zip(silent, running.lab.probe_all(_probe(*one) for one in silent), strict=True))
+    return answers | {one: running.lab.probe_all([_probe(*one)])[0] for one in QUESTIONS if one not in answers}
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: f"{one[0].about}: {one[1]} {one[2].label}")
+def test_each_client_meets_its_scope(answers: Mapping[Question, lab.Seen], question: Question) -> None:
+    row, protocol, family = question
+    backends, sources = (tuple(sorted(cluster.address(one, family) for one in names.split())) for names in row[5:7])
+    # Linux's SCTP goes on asking after the ICMP error that refuses the others.
+    outcome = "timeout" if row.outcome == "refused" and protocol == "SCTP" else row.outcome
+    assert answers[question] == lab.Seen(outcome, backends, sources)
+
+
+@pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
+@pytest.mark.parametrize("protocol", cluster.PORTS)
+@pytest.mark.parametrize(("name", "to"), [("p2", "balancer 4"), ("p2", "node"), ("host", "balancer 4")])
+def test_a_client_of_this_node_with_affinity_stays_with_one_endpoint(
+    running: cluster.Cluster, name: str, to: str, protocol: str, family: Family
+) -> None:
+    port = 30004 if to == "node" else cluster.PORTS[protocol][0]
+    seen = running.lab.probe(name, protocol, cluster.address(to, family), port, count=ATTEMPTS, timeout_s=4.0)
+    assert (seen.outcome, len(seen.backends)) == (ANSWERED, 1)
