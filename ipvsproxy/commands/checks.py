@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel.facts import Facts, ModuleState
-from ipvsproxy.model.kernel import Sysctl
+from ipvsproxy.model.kernel import FirewallMark, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.reconcile import leftovers, ownership
+from ipvsproxy.translate.view import TrafficScopes
 
 ADVISED = (
     "net/ipv6/conf/all/forwarding",
@@ -51,6 +52,7 @@ def judge(facts: Facts, wanted: Iterable[Sysctl], config: Config) -> Iterator[Fi
     yield from _advice(facts, config)
     yield from _iptables(facts)
     yield from _neighbours(facts, config)
+    yield from _marks(facts, config)
     yield from _ports(facts, config)
     yield from _timeouts(facts)
 
@@ -199,7 +201,8 @@ def _neighbours(facts: Facts, config: Config) -> Iterator[Finding]:
     is_ours = ownership.owned_virtual_servers(seen.sets or {}, seen.addresses or (), host, seen.virtual_servers, ranges)
     strangers = [key for key in seen.virtual_servers if not is_ours(key)]
     ports = {ownership.node_port_of(entry) for entries in (seen.sets or {}).values() for entry in entries}
-    doubtful = [str(key) for key in strangers if ownership.node_port(key) in ports]
+    by_address = [key for key in strangers if not isinstance(key, FirewallMark)]
+    doubtful = [str(key) for key in by_address if ownership.node_port(key) in ports]
     if doubtful:
         text = f"{', '.join(doubtful)}: the port is a node port of ours, but none is served on the address"
         yield _warn("ipvs", text, "if no keepalived or the like made it, remove it with ipvsadm -D: it was left behind")
@@ -211,6 +214,25 @@ def _neighbours(facts: Facts, config: Config) -> Iterator[Finding]:
         yield _warn("ipvs", f"{count} virtual servers of others (keepalived, docker swarm, ...){named}", remedy)
     else:
         yield _ok("ipvs", f"{len(seen.virtual_servers)} virtual servers, none of others")
+
+
+def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
+    """Rules of other programs that keep second scopes of external addresses from their packets."""
+    if config.ipvs.traffic_scopes is not TrafficScopes.API:
+        return
+    bits = config.ipvs.scope_bits
+    same = [rule.text for rule in facts.mark_rules if rule.bits & bits]
+    others = [rule.text for rule in facts.mark_rules if not rule.bits & bits]
+    if same:
+        text = f"rules of other programs write the bits {bits:#x} of packet marks, so packets may come to a wrong Service: "
+        remedy = "choose bits that nobody else writes by --ipvs-scope-mark-bits"
+        yield _fail("marks", text + "; ".join(same), remedy)
+    if others:
+        text = "rules of other programs write other bits of packet marks before IPVS: "
+        remedy = "clients of this node whose packets meet them reach the endpoints of kube-proxy's IPVS mode"
+        yield _warn("marks", text + "; ".join(others), remedy)
+    if not same and not others:
+        yield _ok("marks", f"no rule of another program writes packet marks before IPVS; the bits {bits:#x} are ours")
 
 
 def _ports(facts: Facts, config: Config) -> Iterator[Finding]:

@@ -9,10 +9,20 @@ from ipvsproxy.commands.comparison import Comparison
 from ipvsproxy.commands.inspection import Document, Inspected
 from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel import iptables_rule
-from ipvsproxy.model.kernel import PERSISTENT, Connections, IpSet, SetEntry, SetKind, VirtualServer, VirtualServerKey
+from ipvsproxy.model.kernel import (
+    PERSISTENT,
+    Connections,
+    FirewallMark,
+    IpSet,
+    SetEntry,
+    SetKind,
+    VirtualServer,
+    VirtualServerKey,
+)
 from ipvsproxy.model.net import Address, host_port, parse_address
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
+from ipvsproxy.reconcile.marks import MarkedPort
 from ipvsproxy.translate import explain, trace
 from ipvsproxy.translate.lingering import GRACE_S
 
@@ -73,7 +83,8 @@ async def describe(node: Inspected, subject: Subject) -> Document:
     else:
         keys = [key for key in survey.virtual_server_keys() if subject.matches(key)]
         names = sorted({desired.owner.service for key in keys if (desired := survey.sides(key).desired)})
-    observed = [key for key in keys if survey.sides(key).observed]
+    scopes = [key for name in names for key in _keys_of(comparison, name) if isinstance(key, FirewallMark)]
+    observed = [key for key in dict.fromkeys((*keys, *scopes)) if survey.sides(key).observed]
     counts = await node.kernel.call(lambda kernel: kernel.connections(observed))
     reader = _Reader(comparison, counts)
     return {
@@ -137,9 +148,31 @@ class _Reader:
             "nodePort": use.port.node_port,
             "family": use.family.label,
             "virtualServers": [self._frontend(explained, one) for one in frontends],
+            "clusterScope": self._cluster_scope(explained, use),
             "endpoints": [_endpoint(one) for one in use.endpoints],
             "hairpinSet": next((one.set for one in explained.desired.entries if _is_hairpin(one, use)), ""),
         }
+
+    def _cluster_scope(self, explained: explain.Explanation, use: explain.PortUse) -> Document | None:
+        """The second scope of the port's external addresses; None without one."""
+        wanted = (use.family, use.port.protocol, use.port.port)
+        scopes = explained.desired.rare.scopes
+        scope = next((one for one in scopes if (one.family, one.protocol, one.port) == wanted), None)
+        if scope is None:
+            return None
+        key = self._survey.scope(MarkedPort(explained.service.name, scope.protocol, scope.port), scope.family)
+        return {
+            "virtualServer": str(key) if key else None,
+            "addresses": [str(one) for one in scope.virtual_servers],
+            "scheduler": scope.settings.scheduler,
+            "kernel": self._kernel(key, self._survey.sides(key).desired) if key else None,
+        }
+
+    def _has_scope(self, explained: explain.Explanation, key: VirtualServerKey) -> bool:
+        """Whether packets to an address get the mark of a second scope."""
+        scopes = (one for one in explained.desired.rare.scopes if key in one.virtual_servers)
+        name = explained.service.name
+        return any(self._survey.scope(MarkedPort(name, one.protocol, one.port), one.family) for one in scopes)
 
     def _frontend(self, explained: explain.Explanation, frontend: explain.Frontend) -> Document:
         wanted = frontend.virtual_server
@@ -157,18 +190,20 @@ class _Reader:
             "scheduler": wanted.settings.scheduler,
             "sourceRangesApply": is_restricted,
             "usableByThisNode": key not in explained.desired.rare.refused,
-            "masquerade": [self._masquerade(client, key) for client in trace.Client],
+            "masquerade": [self._masquerade(client, key, has_scopes=self._has_scope(explained, key)) for client in trace.Client],
             "kernel": self._kernel(key, wanted),
         }
 
-    def _masquerade(self, client: trace.Client, key: VirtualServerKey) -> Document:
+    def _masquerade(self, client: trace.Client, key: VirtualServerKey, *, has_scopes: bool) -> Document:
         comparison = self._comparison
         connection = trace.connection_of(client, key, comparison.translation, comparison.view)
         rules = self._survey.rules(key.address.family)
-        found = trace.follow(rules, self._survey.is_desired_entry, connection)
+        found = trace.follow(rules, self._survey.is_desired_entry, connection, has_scopes=has_scopes)
         return {
             "from": client.value,
             "masqueraded": found.is_masqueraded,
+            "marked": found.is_marked,
+            "dropped": found.is_dropped,
             "rules": [
                 f"-t {applied.chain.table} -A {applied.chain.chain} {iptables_rule.render(applied.rule, key.address.family)}"
                 for applied in found.applied_rules
@@ -248,7 +283,7 @@ def _endpoint(use: explain.EndpointUse) -> Document:
         "terminating": conditions.terminating,
         "zoneHints": sorted(conditions.zone_hints),
         "nodeHints": sorted(conditions.node_hints),
-        **{scope: _use(why) for scope, why in (("internal", use.internal), ("external", use.external))},
+        **{scope: _use(why) for scope, why in (("internal", use.internal), ("external", use.external), ("cluster", use.cluster))},
     }
 
 

@@ -5,6 +5,12 @@ from collections.abc import Iterator, Sequence
 
 from ipvsproxy.commands.inspection import Document
 
+_TRAFFIC = {
+    "internal": "the cluster IP",
+    "external": "all other addresses",
+    "cluster": "all other addresses, of clients of this node",
+}
+
 
 def render(document: Document, subject: str) -> Iterator[str]:
     """All of it, line by line."""
@@ -39,9 +45,20 @@ def _port(service: str, port: Document, source_ranges: Sequence[str]) -> Iterato
     yield f"  port{name} {port['protocol']} {port['port']}{node_port}, {port['family']}"
     for one in port["virtualServers"]:
         yield from _virtual_server(service, one, source_ranges)
+    if port["clusterScope"]:
+        yield from _cluster_scope(port["clusterScope"])
     yield from _endpoints(port)
     if port["hairpinSet"]:
         yield f"    a pod that reaches itself: masqueraded by KUBE-POSTROUTING, set {port['hairpinSet']}"
+
+
+def _cluster_scope(scope: Document) -> Iterator[str]:
+    addresses = ", ".join(scope["addresses"])
+    if scope["virtualServer"] is None:
+        yield f"    NO SECOND SCOPE: no packet mark is left, so clients of this node are like all others at {addresses}"
+        return
+    yield f"    {scope['virtualServer']} (clients of this node at {addresses}), {scope['scheduler']}"
+    yield from _kernel(scope["kernel"], "      ")
 
 
 def _virtual_server(service: str, one: Document, source_ranges: Sequence[str]) -> Iterator[str]:
@@ -56,11 +73,18 @@ def _virtual_server(service: str, one: Document, source_ranges: Sequence[str]) -
         yield f"      only from {', '.join(source_ranges)}"
         if not one["usableByThisNode"]:
             yield "      this node itself is outside of these ranges and cannot use it (KUBE-IPVS-OUT-FILTER)"
-    for (is_masqueraded, rules), ways in itertools.groupby(one["masquerade"], key=lambda way: (way["masqueraded"], way["rules"])):
+    for (outcome, rules), ways in itertools.groupby(one["masquerade"], key=lambda way: (_outcome(way), way["rules"])):
         clients = " and ".join(f"from {way['from']}" for way in ways)
-        yield f"      {clients}: {'masqueraded' if is_masqueraded else 'the source address is kept'}"
+        yield f"      {clients}: {outcome}"
         yield from (f"        {rule}" for rule in rules)
     yield from _kernel(one["kernel"], "      ")
+
+
+def _outcome(way: Document) -> str:
+    if way["dropped"]:
+        return "dropped, since only other nodes have endpoints"
+    source = "masqueraded" if way["masqueraded"] else "the source address is kept"
+    return f"to the second scope, {source}" if way["marked"] else source
 
 
 def _kernel(kernel: Document | None, indent: str) -> Iterator[str]:
@@ -83,12 +107,14 @@ def _endpoints(port: Document) -> Iterator[str]:
     """Both kinds of traffic in one list where they are treated alike."""
     endpoints = port["endpoints"]
     traffics = sorted({one["traffic"] for one in port["virtualServers"]}, reverse=True)
-    if all(one["internal"] == one["external"] for one in endpoints):
+    if port["clusterScope"] and port["clusterScope"]["virtualServer"]:
+        traffics.append("cluster")
+    if all(one["internal"] == one[traffic] for one in endpoints for traffic in traffics):
         traffics = traffics[:1]
     if not endpoints:
         yield "    endpoints: none"
     for traffic in traffics if endpoints else ():
-        to = {"internal": "the cluster IP", "external": "all other addresses"}[traffic]
+        to = _TRAFFIC[traffic]
         yield "    endpoints:" if len(traffics) == 1 else f"    endpoints for traffic to {to}:"
         for one in endpoints:
             where = f" on {one['node']}" if one["node"] else ""

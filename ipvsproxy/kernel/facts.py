@@ -1,5 +1,6 @@
 """Facts about this host for ``ipvsproxy doctor``. Nothing is written. Every call blocks."""
 
+import contextlib
 import dataclasses
 import enum
 import os
@@ -11,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipvsproxy.kernel import host, iptables_process, iptables_variant
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import Missing, SysctlDriver
+from ipvsproxy.kernel.mark_rules import MarkRule, mark_rules
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.model.kernel import IP_SETS, Timeouts
 from ipvsproxy.model.net import Family
@@ -39,6 +41,7 @@ class Facts:
     ``chains`` are all chains that iptables shows, of both families and variants. ``nft_tables`` are the tables of nft, none if
     nft is not in PATH. ``listeners`` are the programs that listen on the TCP ports in question. ``observation`` and ``timeouts``
     are None if IPVS cannot be read, and ``unreadable`` is the reason. ``bridges`` are the names of the Linux bridges.
+    ``mark_rules`` are rules of other programs that write packet marks before IPVS.
     """
 
     release: str
@@ -57,6 +60,7 @@ class Facts:
     timeouts: Timeouts | None
     unreadable: str
     bridges: tuple[str, ...] = ()
+    mark_rules: tuple[MarkRule, ...] = ()
 
 
 def gather(
@@ -92,6 +96,7 @@ def gather(
                 kernel.close()
     except KernelError as error:
         unreadable = str(error)
+    listings = list(_listings(choice))
     return Facts(
         release=pathlib.Path("/proc/sys/kernel/osrelease").read_text().strip(),
         version=host.kernel_version(),
@@ -102,13 +107,14 @@ def gather(
         sysctls_writable=os.access("/proc/sys/net/ipv4/ip_forward", os.W_OK),
         iptables_choice=choice,
         unserved=unserved,
-        chains=frozenset(_chains(choice)),
+        chains=frozenset(chain for text in listings for chain in _chains(text)),
         nft_tables=tuple(_nft_tables()),
         listeners=listeners(ports),
         observation=observation,
         timeouts=timeouts,
         unreadable=unreadable,
         bridges=bridges(),
+        mark_rules=tuple(dict.fromkeys(rule for text in listings for rule in mark_rules(text))),
     )
 
 
@@ -170,21 +176,22 @@ def _open_sockets(proc: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
             continue
 
 
-def _chains(choice: iptables_variant.Choice | None) -> Iterator[ChainKey]:
-    """The chains of both families in all installed variants."""
+def _listings(choice: iptables_variant.Choice | None) -> Iterator[str]:
+    """The output of ``iptables-save`` of both families in all installed variants."""
     commands = [iptables_variant.commands(variant) for variant in iptables_variant.installed()]
     for of_families in commands or ([choice.commands] if choice else []):
         for command in of_families.values():
-            try:
-                text = iptables_process.run(f"{command}-save")
-            except KernelError:
-                continue
-            table = ""
-            for line in text.splitlines():
-                if line.startswith("*"):
-                    table = line[1:]
-                elif line.startswith(":"):
-                    yield ChainKey(table, line[1:].partition(" ")[0])
+            with contextlib.suppress(KernelError):
+                yield iptables_process.run(f"{command}-save")
+
+
+def _chains(saved: str) -> Iterator[ChainKey]:
+    table = ""
+    for line in saved.splitlines():
+        if line.startswith("*"):
+            table = line[1:]
+        elif line.startswith(":"):
+            yield ChainKey(table, line[1:].partition(" ")[0])
 
 
 def _nft_tables() -> Iterator[str]:

@@ -50,19 +50,11 @@ class ClusterScope(msgspec.Struct, frozen=True, gc=False):
 class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The parts of the desired state that few Services of a cluster have. All others share ``NO_RARITIES``.
 
-    <<<<<<< HEAD
     ``refused`` are the virtual servers that this node itself may not use, because their source ranges leave it out. ``flows`` has
     the real servers that may still reply, for each UDP and SCTP frontend. ``local_endpoints`` is the number of addresses of ready
     endpoints on this node, for each health listener. ``without_local_internal`` and ``without_local_external`` are the families
     in which a Local traffic policy has no endpoint on this node, although there are some elsewhere. ``skipped`` are the unused
-    fields.
-    =======
-    ``refused`` are the virtual servers that this node itself may not use, because their source ranges leave it out. ``flows``
-    says for each UDP and SCTP frontend which real servers may go on answering. ``local_endpoints`` counts, per health listener,
-    the addresses of ready endpoints on this node. ``without_local_internal`` and ``without_local_external`` are the families in
-    which a Local traffic policy finds no endpoint on this node though there are some elsewhere. ``skipped`` is what is not used.
-    ``scopes`` are second scopes of external addresses.
-    >>>>>>> c545102 (Give external addresses with traffic policy Local a second scope)
+    fields. ``scopes`` are second scopes of external addresses.
     """
 
     refused: tuple[VirtualServerKey, ...] = ()
@@ -106,20 +98,11 @@ class Observation:
     A field is None if it was not read, could not be read, or has not changed since the last reading. Then its observed state
     stays.
 
-    <<<<<<< HEAD
     ``sets`` and ``virtual_servers`` are complete. ``some_sets`` and ``some_virtual_servers`` do not mention others; None stands
     for an object that does not exist. ``set_copy``: whether a ``SetCopy`` exists. ``skeletons`` lacks families that are not in
     use, ``sysctls`` lacks paths that this kernel does not have. ``addresses`` are on the dummy device, ``interface_addresses`` on
-    all other interfaces. ``foreign_virtual_servers`` is the number of virtual servers by firewall mark, which are never ours.
+    all other interfaces. ``foreign_virtual_servers`` is the number of virtual servers of protocols that no Service has.
     ``errors`` has one line for each field that could not be read. ``is_of_rules``: this part only has rules.
-    =======
-    ``sets`` and ``virtual_servers`` are all that there are; ``some_sets`` and ``some_virtual_servers`` are such as were read by
-    themselves, None for one that does not exist: they say nothing of others. ``set_copy``: whether a ``SetCopy`` was left.
-    ``skeletons`` lacks the families that are not in use, ``sysctls`` the paths that this kernel does not have. ``addresses`` are
-    those on the dummy device, ``interface_addresses`` those on all others. ``foreign_virtual_servers`` counts those of protocols
-    that no Service has.
-    ``errors`` has one line per part that could not be read. ``is_of_rules``: a part with rules alone.
-    >>>>>>> c545102 (Give external addresses with traffic policy Local a second scope)
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None

@@ -46,6 +46,7 @@ class EndpointUse:
     """One endpoint at one service port.
 
     ``internal`` and ``external`` say why it does not get traffic to the cluster IP, and to all other addresses; None if it does.
+    ``cluster`` is about traffic of this node's clients to all other addresses, if these have a second scope.
     ``port`` is 0 if its EndpointSlice has none for the service port.
     """
 
@@ -54,6 +55,7 @@ class EndpointUse:
     port: int
     internal: NotUsed | None
     external: NotUsed | None
+    cluster: NotUsed | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,17 +135,20 @@ def _uses(
         name = f"named {port.name!r}" if port.name else "without a name"
         reason = NotUsed("no_such_port", f"its EndpointSlice has no {port.protocol.name} port {name}")
         for endpoint in item.endpoints:
-            yield EndpointUse(slice=item.name, endpoint=endpoint, port=0, internal=reason, external=reason)
+            yield EndpointUse(slice=item.name, endpoint=endpoint, port=0, internal=reason, external=reason, cluster=reason)
     for number in numbers:
         for endpoint in item.endpoints:
             key, conditions = RealServerKey.of(endpoint.address, number), endpoint.conditions
             counts = by_key[key] == conditions and key not in explained  # of two equal ones, the first
             if counts:
                 explained.add(key)
-            internal, external = (
-                _reason(route.scope.why_not(conditions)) if counts else _DUPLICATE for route in (choice.internal, choice.external)
+            internal, external, cluster = (
+                _reason(route.scope.why_not(conditions)) if counts else _DUPLICATE
+                for route in (choice.internal, choice.external, choice.cluster)
             )
-            yield EndpointUse(slice=item.name, endpoint=endpoint, port=number, internal=internal, external=external)
+            yield EndpointUse(
+                slice=item.name, endpoint=endpoint, port=number, internal=internal, external=external, cluster=cluster
+            )
 
 
 _DUPLICATE = NotUsed("duplicate", "another entry for the same address and port counts instead")

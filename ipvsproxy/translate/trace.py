@@ -9,7 +9,7 @@ from typing import NamedTuple, assert_never
 
 from ipvsproxy.model.kernel import IP_SETS, SetEntry, SetType, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, parse_address
-from ipvsproxy.model.rules import ChainKey, JumpTo, Rule, SetMatch, Side, Skeleton, Verdict
+from ipvsproxy.model.rules import ChainKey, JumpTo, Masquerade, Rule, SetMatch, Side, Skeleton, TakeMark, Target, Verdict
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.view import LocalMode, NodeView, Settings
 
@@ -32,6 +32,7 @@ class Connection(NamedTuple):
     virtual_server: VirtualServerKey
     is_from_host: bool = False
     is_from_pod_interface: bool = False
+    has_mark: bool = False
 
 
 class AppliedRule(NamedTuple):
@@ -42,10 +43,15 @@ class AppliedRule(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The verdict on a connection, and the rules that decide it, in their order. If no rule decides, it is not masqueraded."""
+    """The verdict on a connection, and the rules that decide it, in their order. If no rule decides, it is not masqueraded.
+
+    ``is_marked``: it comes to the second scope of its address.
+    """
 
     is_masqueraded: bool
     applied_rules: tuple[AppliedRule, ...]
+    is_marked: bool = False
+    is_dropped: bool = False
 
 
 def connection_of(client: Client, key: VirtualServerKey, settings: Settings, view: NodeView) -> Connection:
@@ -73,14 +79,30 @@ def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
     return _OUTSIDE[family]
 
 
-def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: Connection) -> Trace:
-    """Follow a connection until it is marked for masquerading, or nothing more can happen to it."""
-    applied_rules: list[AppliedRule] = []
-    is_marked = _walk(rules, ChainKey("nat", skeleton.SERVICES), is_in_set, connection, applied_rules) is _Verdict.MARKED
-    return Trace(is_marked, tuple(applied_rules))
+def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: Connection, *, has_scopes: bool = False) -> Trace:
+    """Follow a connection until it is marked for masquerading, or nothing more can happen to it.
+
+    ``has_scopes``: the virtual server's address has a second scope, so a set gives packets of this node's clients a mark.
+    """
+    applied: list[AppliedRule] = []
+    connection = connection._replace(has_mark=has_scopes)
+    arrival = skeleton.SCOPE_MARK if connection.is_from_host else skeleton.SCOPE_ARRIVAL
+    first = _walk(rules, ChainKey("mangle", arrival), is_in_set, connection, applied)
+    if first is _Verdict.DROPPED:
+        return Trace(is_masqueraded=False, applied_rules=tuple(applied), is_dropped=True)
+    is_scoped = first is _Verdict.SCOPED
+    if not is_scoped:
+        applied.clear()
+    is_masqueraded = _walk(rules, ChainKey("nat", skeleton.SERVICES), is_in_set, connection, applied) is _Verdict.MARKED
+    if is_scoped and not is_masqueraded:
+        chain = ChainKey("nat", skeleton.SCOPE_MASQUERADE)
+        is_masqueraded = _walk(rules, chain, is_in_set, connection, applied) is _Verdict.MARKED
+    return Trace(is_masqueraded, tuple(applied), is_marked=is_scoped)
 
 
 class _Verdict(enum.Enum):
+    DROPPED = enum.auto()
+    SCOPED = enum.auto()
     MARKED = enum.auto()
     ACCEPTED = enum.auto()
 
@@ -97,13 +119,10 @@ def _walk(
         if not all(_conditions(rule, is_in_set, connection)):
             continue
         applied_rule = AppliedRule(chain, rule)
+        if verdict := _verdict(rule.target, connection):
+            applied_rules.append(applied_rule)
+            return verdict
         match rule.target:
-            case JumpTo(skeleton.MARK_MASQUERADE):
-                applied_rules.append(applied_rule)
-                return _Verdict.MARKED
-            case Verdict.ACCEPT:
-                applied_rules.append(applied_rule)
-                return _Verdict.ACCEPTED
             case Verdict.RETURN:
                 applied_rules.append(applied_rule)
                 return None
@@ -118,12 +137,31 @@ def _walk(
     return None
 
 
+def _verdict(target: Target, connection: Connection) -> _Verdict | None:
+    """The verdict of a target; None for one that does not decide."""
+    match target:
+        case JumpTo(skeleton.MARK_MASQUERADE) | Masquerade():
+            return _Verdict.MARKED
+        case TakeMark() if connection.has_mark:
+            return _Verdict.SCOPED
+        case Verdict.DROP:
+            return _Verdict.DROPPED
+        case Verdict.ACCEPT:
+            return _Verdict.ACCEPTED
+        case _:
+            return None
+
+
 def _conditions(rule: Rule, is_in_set: Callable[[SetEntry], bool], connection: Connection) -> Iterator[bool]:
     source, key = connection.source, connection.virtual_server
     yield rule.source is None or rule.source.contains(source)
     yield rule.not_source is None or not rule.not_source.contains(source)
     yield not (rule.not_interface and connection.is_from_pod_interface)
+    yield not rule.interface or connection.is_from_pod_interface
     yield rule.protocol in (None, key.protocol)
+    yield rule.no_mark is None or not connection.has_mark
+    yield rule.original_destination in (None, key.address)
+    yield not rule.from_this_host or connection.is_from_host
     yield not (rule.from_elsewhere and connection.is_from_host)
     yield rule.set is None or is_in_set(_entry(rule.set, connection))
 
@@ -133,5 +171,7 @@ def _entry(match: SetMatch, connection: Connection) -> SetEntry:
     asked = connection.virtual_server
     if IP_SETS[match.set].type is SetType.PORT:
         return SetEntry(match.set, port=asked.port)
+    if IP_SETS[match.set].type is SetType.ADDRESS:
+        return SetEntry(match.set, connection.source if match.sides[0] is Side.SOURCE else asked.address)
     first = connection.source if match.sides[0] is Side.SOURCE else asked.address
     return SetEntry(match.set, first, asked.protocol, asked.port)

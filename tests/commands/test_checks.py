@@ -13,6 +13,7 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel.facts import Facts, ModuleState
 from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.iptables_variant import Choice, Variant
+from ipvsproxy.kernel.mark_rules import MarkRule
 from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, Sysctl, Timeouts, VirtualServerSettings
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
@@ -204,3 +205,25 @@ def test_people_see_one_line_each_and_a_sum() -> None:
         "fail  ports: held; stop it",
         "node-a: 1 ok, 0 warn, 1 fail",
     ]
+
+
+OTHER_BITS = MarkRule("-t filter -A INPUT -i cni0 -j MARK --set-xmark 0x10000/0x10000", 0x10000)
+SAME_BITS = MarkRule("-t mangle -A PREROUTING -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80", 0x80)
+
+
+@pytest.mark.parametrize(
+    ("rules", "level", "text"),
+    [
+        ((), Level.OK, "no rule of another program"),
+        ((OTHER_BITS,), Level.WARN, OTHER_BITS.text),
+        ((SAME_BITS,), Level.FAIL, SAME_BITS.text),
+    ],
+)
+def test_rules_that_write_marks_before_ipvs_are_named(rules: tuple[MarkRule, ...], level: Level, text: str) -> None:
+    facts = dataclasses.replace(FINE, mark_rules=rules)
+    (found,) = (one for one in checks.judge(facts, WANTED, _config("--ipvs-traffic-scopes=api")) if one.topic == "marks")
+    assert (found.level, text in found.text) == (level, True)
+
+
+def test_marks_are_no_topic_without_second_scopes() -> None:
+    assert not [one for one in _judge("--ipvs-traffic-scopes=kube-proxy", mark_rules=(SAME_BITS,)) if one.topic == "marks"]

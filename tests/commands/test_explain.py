@@ -9,6 +9,7 @@ from ipvsproxy.commands.inspection import Document
 from ipvsproxy.model.kernel import Connections, VirtualServerSettings
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
+from ipvsproxy.translate import view
 from tests.support import builders, memory_node
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.fake_kernel import FakeKernel, HeldVirtualServer
@@ -184,3 +185,37 @@ async def test_what_nobody_knows_is_said_so() -> None:
 
 def test_a_service_name_is_taken_as_it_is() -> None:
     assert explain.parse_subject("kube-system/kube-dns") == ServiceName("kube-system", "kube-dns")
+
+
+SHOP = (
+    builders.node(),
+    builders.service(
+        "shop", kind=ServiceType.LOAD_BALANCER, cluster=["10.96.0.7"], load_balancer=["192.0.2.7"], external_local=True
+    ),
+    builders.endpoint_slice(endpoint("10.244.0.1"), endpoint("10.244.1.1", OTHER_NODE), service="shop"),
+)
+BOTH_SCOPES = view.Settings(cluster_networks=builders.networks("10.244.0.0/16"), scopes=view.TrafficScopes.API)
+
+
+async def test_both_scopes_of_an_address_are_shown_with_their_endpoints_and_clients() -> None:
+    kernel = await synced_kernel(*SHOP, translation=BOTH_SCOPES)
+    document = await explain.describe(inspected(kernel, *SHOP, translation=BOTH_SCOPES), explain.parse_subject("default/shop"))
+    lines = list(explain_text.render(document, "default/shop"))
+    assert "    mark 0x1 (IPv4) (clients of this node at TCP 192.0.2.7:80), rr" in lines
+    at = lines.index("    endpoints for traffic to all other addresses, of clients of this node:")
+    assert lines[at + 1 :] == ["      10.244.0.1 port 8080 on node-a: in", "      10.244.1.1 port 8080 on node-b: in"] or lines[
+        at + 2
+    ].endswith("in")
+    text = "\n".join(lines)
+    assert "from pod of this node: to the second scope, the source address is kept" in text
+    assert "from this host: to the second scope, masqueraded" in text
+    assert "from outside of the cluster: the source address is kept" in text
+
+
+async def test_clients_outside_of_an_address_without_local_endpoints_are_dropped() -> None:
+    objects = (*SHOP[:2], builders.endpoint_slice(endpoint("10.244.1.1", OTHER_NODE), service="shop"))
+    kernel = await synced_kernel(*objects, translation=BOTH_SCOPES)
+    document = await explain.describe(inspected(kernel, *objects, translation=BOTH_SCOPES), explain.parse_subject("192.0.2.7:80"))
+    text = "\n".join(explain_text.render(document, "192.0.2.7:80"))
+    assert "from outside of the cluster: dropped, since only other nodes have endpoints" in text
+    assert "  -> 10.244.1.1:8080 weight 1" in text

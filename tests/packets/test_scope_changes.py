@@ -20,7 +20,7 @@ def _laboratory() -> Iterator[lab.Lab]:
         yield laboratory
 
 
-def _ask(running: cluster.Cluster, from_: str, to: str, port: int = 80, family: Family = Family.IPV4) -> lab.Seen:
+def _ask(running: cluster.Cluster, from_: str, to: str, port: int = 80, family: Family = Family.IPV4) -> lab.Result:
     source = cluster.address(from_, family) if from_.startswith("client") else None
     inside = "client" if source else from_
     return running.lab.probe(inside, "TCP", cluster.address(to, family), port, src=source, count=ATTEMPTS, timeout_s=2.0)

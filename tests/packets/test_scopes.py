@@ -124,19 +124,19 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Clust
 
 
 @pytest.fixture(scope="module", name="answers")
-def _answers(running: cluster.Cluster) -> Mapping[Question, lab.Seen]:
+def _answers(running: cluster.Cluster) -> Mapping[Question, lab.Result]:
     silent = [one for one in QUESTIONS if one[0].outcome != ANSWERED]
     answers = dict(zip(silent, running.lab.probe_all(_probe(*one) for one in silent), strict=True))
     return answers | {one: running.lab.probe_all([_probe(*one)])[0] for one in QUESTIONS if one not in answers}
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: f"{one[0].about}: {one[1]} {one[2].label}")
-def test_each_client_meets_its_scope(answers: Mapping[Question, lab.Seen], question: Question) -> None:
+def test_each_client_meets_its_scope(answers: Mapping[Question, lab.Result], question: Question) -> None:
     row, protocol, family = question
     backends, sources = (tuple(sorted(cluster.address(one, family) for one in names.split())) for names in row[5:7])
     # Linux's SCTP goes on asking after the ICMP error that refuses the others.
     outcome = "timeout" if row.outcome == "refused" and protocol == "SCTP" else row.outcome
-    assert answers[question] == lab.Seen(outcome, backends, sources)
+    assert answers[question] == lab.Result(outcome, backends, sources)
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)

@@ -100,7 +100,7 @@ def test_an_example_of_a_pod_has_an_address_that_pods_here_may_have(pods: list[s
 
 def test_the_hosts_own_connection_comes_from_the_very_address_that_it_goes_to() -> None:
     result = trace.connection_of(Client.HOST, CLUSTER, Settings(), builders.node_view())
-    assert result == (CLUSTER.address, CLUSTER, True, False)
+    assert result == trace.Connection(CLUSTER.address, CLUSTER, is_from_host=True)
     assert trace.connection_of(Client.OUTSIDE, CLUSTER, Settings(), builders.node_view()).is_from_host is False
 
 
@@ -115,7 +115,8 @@ MARK, TO_OTHER = Rule(target=JumpTo("KUBE-MARK-MASQ")), Rule(target=JumpTo("OTHE
 
 def test_an_accepted_connection_meets_no_later_rule_of_any_chain() -> None:
     accept = Rule(target=Verdict.ACCEPT)
-    assert _follow(("KUBE-SERVICES", (accept, MARK))) == (False, ((ChainKey("nat", "KUBE-SERVICES"), accept),))
+    applied = (trace.AppliedRule(ChainKey("nat", "KUBE-SERVICES"), accept),)
+    assert _follow(("KUBE-SERVICES", (accept, MARK))) == trace.Trace(is_masqueraded=False, applied_rules=applied)
     result = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (accept, MARK)))
     assert (result.is_masqueraded, [applied.rule for applied in result.applied_rules]) == (False, [TO_OTHER, accept])
 
