@@ -28,7 +28,7 @@ from ipvsproxy.model.kernel import (
     mark_entry,
 )
 from ipvsproxy.model.net import Address
-from ipvsproxy.model.rules import ObservedRule, TakeMark, UnknownRule
+from ipvsproxy.model.rules import Rule, TakeMark
 from ipvsproxy.reconcile import order, ownership
 from ipvsproxy.reconcile.tables import Keep, Tables
 
@@ -88,17 +88,14 @@ def may_be_destroyed(tables: Tables, ip_set: IpSet) -> bool:
     """Whether a set is empty, and no rule that is in force names it (rule 6)."""
     if tables.entries[ip_set.name].observed or ip_set.family in tables.skeletons.pending:
         return False
-    observed = tables.skeletons.observed.get(ip_set.family)
-    rules = itertools.chain.from_iterable(observed.chains.values()) if observed else ()
+    desired = tables.skeletons.desired.get(ip_set.family)  # and in force, since it is not pending
+    rules = itertools.chain.from_iterable(desired.chains.values()) if desired else ()
     return not any(_names_set(rule, ip_set.name) for rule in rules)
 
 
-def _names_set(rule: ObservedRule, name: str) -> bool:
-    if isinstance(rule, UnknownRule):
-        return name in rule.text
-    return (rule.set is not None and rule.set.set == name) or (
-        isinstance(rule.target, TakeMark) and rule.target.match.set == name
-    )
+def _names_set(rule: Rule, name: str) -> bool:
+    target = rule.target
+    return (rule.set is not None and rule.set.set == name) or (isinstance(target, TakeMark) and target.match.set == name)
 
 
 def may_be_removed(tables: Tables, entry: SetEntry) -> bool:

@@ -1,21 +1,29 @@
 """Second scopes of external addresses: marks, their virtual servers and entries, on a kernel in memory."""
 
+import dataclasses
+
 import pytest
 
 from ipvsproxy.model.kernel import (
     IP_SETS,
     SCOPE_KINDS,
     FirewallMark,
+    IpSet,
     MarkedEntry,
     SetEntries,
+    SetKind,
     VirtualServer,
     VirtualServerSettings,
+    mark_entry,
 )
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
+from ipvsproxy.model.rules import ChainKey, ObservedRule, Rule, SetMatch, Side, TakeMark, UnknownRule, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
-from ipvsproxy.reconcile.marks import spread
+from ipvsproxy.reconcile import precondition
+from ipvsproxy.reconcile.marks import MarkedPort, spread
 from ipvsproxy.reconcile.reconciler import Policy
+from ipvsproxy.reconcile.tables import Tables
 from ipvsproxy.translate.view import TrafficScopes
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
@@ -176,3 +184,72 @@ def test_other_bits_give_every_scope_another_mark() -> None:
 @pytest.mark.parametrize(("number", "bits", "mark"), [(1, 0x3FFF, 1), (0x3FFF, 0x3FFF, 0x3FFF), (5, 0xF0, 0x50), (3, 0x11, 0x11)])
 def test_a_mark_has_the_bits_of_its_number_in_the_places_that_may_be_used(number: int, bits: int, mark: int) -> None:
     assert spread(number, bits) == mark
+
+
+def test_the_survey_knows_the_second_scope_of_a_port() -> None:
+    node = node_with()
+    service, slices = shop()
+    node.put(service, slices)
+    node.sync()
+    survey, port = node.reconciler.survey, MarkedPort(service.name, Protocol.TCP, 80)
+    mark = survey.scope(port, Family.IPV4)
+    assert mark == FirewallMark.of(Family.IPV4, 1)
+    assert survey.port_of(mark) == port
+    assert survey.witness(mark) == mark_entry(mark)
+    assert survey.witness(FirewallMark.of(Family.IPV4, 2)) is None
+    assert survey.scope(MarkedPort(service.name, Protocol.UDP, 80), Family.IPV4) is None
+
+
+def test_no_mark_is_given_before_the_marks_in_the_kernel_are_known() -> None:
+    tables = Tables(lambda _desired, _observed: False, lambda _: False)
+    tables.use_mark_bits(0x3)
+    node = node_with()
+    node.put(*shop())
+    (state,) = node.states.values()
+    tables.put(state.owner.service, state)
+    assert not [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)]
+    tables.put(state.owner.service, None)
+    tables.put(state.owner.service, state)
+    tables.recall_marks()
+    assert [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)] == [FirewallMark.of(Family.IPV4, 1)]
+
+
+def test_a_service_that_waits_for_a_mark_may_go() -> None:
+    node = node_with(0x1)
+    for number, name in enumerate(("old", "young"), 20):
+        node.put(*shop(name, number=number, created_s=number))
+    node.sync()
+    node.put(*shop("old", number=20, created_s=20))
+    node.remove("young")
+    node.sync()
+    assert node.reconciler.survey.without_scope == []
+    node.reconciler.tend_scopes()
+    assert marks_of(node) == {"192.0.2.20": 1}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule(target=Verdict.DROP, set=SetMatch("KUBE-IPVSPROXY-SCOPE", (Side.DESTINATION, Side.DESTINATION))),
+        Rule(target=TakeMark(SetMatch("KUBE-IPVSPROXY-SCOPE", (Side.DESTINATION, Side.DESTINATION)))),
+        UnknownRule("-j SET --map-set KUBE-IPVSPROXY-SCOPE dst,dst --map-prio"),
+    ],
+)
+def test_a_set_stays_while_a_rule_names_it(rule: ObservedRule) -> None:
+    node = node_with()
+    node.sync()
+    ip_set = IpSet(SetKind.SCOPE, Family.IPV4)
+    node.kernel.apply([Operation(Verb.ADD, ip_set)])
+    node.observe()
+    skeleton = node.kernel.observe().skeletons[Family.IPV4]
+    chains = {**skeleton.chains, ChainKey("mangle", "KUBE-IPVSPROXY-MARK"): (rule,)}
+    node.reconciler.observe(
+        dataclasses.replace(node.kernel.observe(), skeletons={Family.IPV4: dataclasses.replace(skeleton, chains=chains)}),
+        node.now,
+    )
+    assert Operation(Verb.REMOVE, ip_set) not in node.plan().operations
+    assert not precondition.may_be_destroyed(node.reconciler._tables, ip_set)
+    node.sync()
+    node.observe()
+    node.sync()
+    assert ip_set.name not in node.kernel.sets

@@ -1,0 +1,141 @@
+"""Second scopes of external addresses: from a Service to them, their rules, and a connection's way through these."""
+
+import dataclasses
+from collections.abc import Set as AbstractSet
+
+import pytest
+
+from ipvsproxy.model.kernel import IpSet, SetEntry, SetKind
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.service import ServiceType
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.translate import trace
+from ipvsproxy.translate.skeleton import SCOPE_CHAINS, build_skeleton
+from ipvsproxy.translate.trace import Client
+from ipvsproxy.translate.view import LocalMode, Settings, TrafficScopes
+from tests.support import builders
+from tests.support.builders import OTHER_NODE, endpoint, endpoint_slice
+from tests.translate.reading import members, state_of, texts
+
+BALANCER = "192.0.2.80"
+API = Settings(scopes=TrafficScopes.API, cluster_networks=builders.networks("10.244.0.0/16"))
+OCCUPIED = frozenset({SetKind.SCOPE, SetKind.NO_LOCAL, SetKind.IPVS_IPS})
+
+
+def _shop(*endpoints: str, affinity_s: int = 0, settings: Settings = API, node_port: int = 30080) -> ServiceState:
+    service = builders.service(
+        "web",
+        builders.service_port(80, node_port=node_port),
+        kind=ServiceType.LOAD_BALANCER,
+        load_balancer=[BALANCER],
+        external_local=True,
+        affinity_timeout_s=affinity_s,
+    )
+    listed = [endpoint(one, OTHER_NODE if one.startswith("10.244.1.") else builders.THIS_NODE) for one in endpoints]
+    return state_of(service, endpoint_slice(*listed), settings=settings)
+
+
+def _chains(settings: Settings, occupied: AbstractSet[SetKind] = OCCUPIED, **view: object) -> dict[str, list[str]]:
+    node = dataclasses.replace(builders.node_view(), **view)  # type: ignore[arg-type]  # names of fields
+    skeleton = build_skeleton(Family.IPV4, settings, node, occupied, ())
+    return {key.chain: list(texts(skeleton, *key)) for key in SCOPE_CHAINS}
+
+
+def test_a_scope_has_all_endpoints_for_every_external_address_of_a_port() -> None:
+    (scope,) = _shop("10.244.0.5", "10.244.1.5").rare.scopes
+    assert {str(key) for key in scope.virtual_servers} == {f"TCP {BALANCER}:80", f"TCP {builders.NODE_ADDRESS}:30080"}
+    assert {str(one) for one in scope.weights} == {"10.244.0.5:8080", "10.244.1.5:8080"}
+
+
+def test_addresses_without_a_local_endpoint_are_named_for_clients_outside() -> None:
+    assert members(SetKind.NO_LOCAL, _shop("10.244.1.5")) == {f"{BALANCER},tcp:80", f"{builders.NODE_ADDRESS},tcp:30080"}
+    assert members(SetKind.NO_LOCAL, _shop("10.244.0.5", "10.244.1.5")) == set()
+    assert members(SetKind.NO_LOCAL, _shop()) == set()
+
+
+def test_affinity_is_by_the_address_of_the_client() -> None:
+    (scope,) = _shop("10.244.0.5", affinity_s=600).rare.scopes
+    assert scope.settings == ("mh", 0, 0)
+
+
+def test_a_service_without_external_addresses_has_one_scope() -> None:
+    assert state_of(builders.service(external_local=True), settings=API).rare.scopes == ()
+    assert _shop("10.244.0.5", settings=dataclasses.replace(API, scopes=TrafficScopes.KUBE_PROXY)).rare.scopes == ()
+
+
+@pytest.mark.parametrize(
+    ("mode", "match"),
+    [
+        (LocalMode.CLUSTER_CIDR, "-s 10.244.0.0/16"),
+        (LocalMode.NODE_CIDR, "-s 10.244.0.0/24"),
+        (LocalMode.BRIDGE_INTERFACE, "-i cni0"),
+        (LocalMode.INTERFACE_NAME_PREFIX, "-i cni0+"),
+    ],
+)
+def test_pods_of_this_node_get_a_mark_and_others_are_dropped_without_local_endpoints(mode: LocalMode, match: str) -> None:
+    settings = dataclasses.replace(API, detect_local=mode, local_interface="cni0")
+    chains = _chains(settings, pod_networks=builders.networks("10.244.0.0/24"))
+    assert chains["KUBE-IPVSPROXY-ARRIVAL"] == [
+        f"{match} -j KUBE-IPVSPROXY-MARK",
+        f"{match} -j RETURN",
+        "-m conntrack --ctstate NEW -m set --match-set KUBE-IPVSPROXY-NO-LOCAL dst,dst -m addrtype ! --src-type LOCAL -j DROP",
+    ]
+    assert chains["KUBE-IPVSPROXY-MARK"] == ["-j SET --map-set KUBE-IPVSPROXY-SCOPE dst,dst --map-mark"]
+
+
+def test_nobody_is_dropped_where_pods_cannot_be_recognised() -> None:
+    assert _chains(dataclasses.replace(API, cluster_networks=()))["KUBE-IPVSPROXY-ARRIVAL"] == []
+
+
+def test_only_packets_with_a_mark_whose_answers_would_not_come_back_are_masqueraded() -> None:
+    *first, last = _chains(
+        API,
+        pod_networks=builders.networks("10.244.0.0/24"),
+        connected=builders.networks("10.244.0.0/24", "192.168.0.0/24", "10.244.7.1/32"),
+    )["KUBE-IPVSPROXY-MASQ"]
+    assert first == [
+        "-m mark --mark 0x0/0x3fff -j RETURN",
+        "-m set --match-set KUBE-IPVS-IPS src -j MASQUERADE --random-fully",
+        "-s 10.244.0.0/24 -m addrtype ! --src-type LOCAL -j RETURN",
+    ]
+    assert last == f"-m conntrack --ctorigdst {builders.NODE_ADDRESS} -j MASQUERADE --random-fully"
+    exact = _chains(dataclasses.replace(API, detect_local=LocalMode.NODE_CIDR))["KUBE-IPVSPROXY-MASQ"]
+    assert exact[-1].endswith("-m addrtype --src-type LOCAL -j MASQUERADE --random-fully")
+
+
+def test_there_are_no_chains_without_an_occupied_set_and_no_marks_without_scopes() -> None:
+    skeleton = build_skeleton(Family.IPV4, API, builders.node_view(), frozenset(), ())
+    assert not any(key in skeleton.chains for key in SCOPE_CHAINS)
+    assert _chains(API, frozenset({SetKind.NO_LOCAL}))["KUBE-IPVSPROXY-MARK"] == []
+    assert len(_chains(API, frozenset({SetKind.SCOPE}))["KUBE-IPVSPROXY-ARRIVAL"]) == 2
+
+
+def _trace(client: Client, address: str, port: int, *, has_scopes: bool, has_local: bool = True) -> trace.Trace:
+    node = builders.node_view()
+    skeleton = build_skeleton(Family.IPV4, API, node, OCCUPIED, ())
+    key = builders.frontend(address, port)
+    connection = trace.connection_of(client, key, API, node)
+
+    def is_in_set(entry: SetEntry) -> bool:
+        if entry.set == IpSet(SetKind.NO_LOCAL, Family.IPV4).name:
+            return not has_local
+        return entry.set == IpSet(SetKind.IPVS_IPS, Family.IPV4).name and str(entry.address) == BALANCER
+
+    return trace.follow(skeleton, is_in_set, connection, has_scopes=has_scopes)
+
+
+def test_a_process_of_this_host_comes_to_the_second_scope_and_is_masqueraded() -> None:
+    for address, port in ((BALANCER, 80), (builders.NODE_ADDRESS, 30080)):
+        result = _trace(Client.HOST, address, port, has_scopes=True)
+        assert (result.is_marked, result.is_masqueraded) == (True, True)
+
+
+def test_a_pod_comes_to_the_second_scope_with_its_own_address() -> None:
+    result = _trace(Client.POD, BALANCER, 80, has_scopes=True)
+    assert (result.is_marked, result.is_masqueraded) == (True, False)
+
+
+def test_others_stay_with_the_first_scope_and_are_dropped_where_it_is_empty() -> None:
+    assert not _trace(Client.OUTSIDE, BALANCER, 80, has_scopes=True).is_marked
+    assert _trace(Client.OUTSIDE, BALANCER, 80, has_scopes=True, has_local=False).is_dropped
+    assert not _trace(Client.POD, BALANCER, 80, has_scopes=False).is_marked
