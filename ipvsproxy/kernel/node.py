@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from collections.abc import Set as AbstractSet
 from typing import Protocol, TypeVar
 
+import structlog
+
 from ipvsproxy.kernel import iptables, netlink
 from ipvsproxy.kernel.addresses import AddressDriver, ObservedAddresses
 from ipvsproxy.kernel.conntrack import ConntrackDriver
@@ -40,6 +42,8 @@ SETS_AT_ONCE = 5
 """The number of sets, out of 34, in one part of a poll: each takes three system calls."""
 
 T = TypeVar("T")
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Driver(Protocol):
@@ -88,6 +92,8 @@ class NodeKernel:
         self._conntrack = ConntrackDriver()
         self._rule_changes = RuleChanges()
         self._marks: dict[Family, object] = {}
+        self._unmarked: set[Family] = set()
+        """The families whose rules had no mark at the last reading."""
         drivers: Mapping[DriverName, Driver] = {
             DriverName.IPVS: self.ipvs,
             DriverName.IPSET: self._ipset,
@@ -192,11 +198,22 @@ class NodeKernel:
         return image
 
     def _mark(self, family: Family) -> object:
-        """The mark of a family's rules; None if the kernel does not show one, so that only ``observe`` reads the rules."""
-        with contextlib.suppress(KernelError):
-            program = self.iptables.known_program(family)
-            return self._rule_changes.mark(family, program.variant) if program else None
-        return None
+        """The mark of a family's rules; None if the kernel does not show one, so that only ``observe`` reads the rules.
+
+        That is logged once, until a mark can be read.
+        """
+        program = self.iptables.known_program(family)
+        if program is None:
+            return None
+        try:
+            mark = self._rule_changes.mark(family, program.variant)
+        except KernelError as error:
+            if family not in self._unmarked:
+                log.warning("rule_changes_unseen", family=family.label, error=str(error), hint="only audits see them")
+                self._unmarked.add(family)
+            return None
+        self._unmarked.discard(family)
+        return mark
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
         """The addresses of this host on all interfaces except our device.

@@ -188,7 +188,15 @@ class _FamilyRules:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, f"iptables {family.label}")
 
     def submit(self, method: Callable[..., T], *arguments: object) -> concurrent.futures.Future[T]:
-        return self._thread.submit(method, *arguments)
+        """Call a method in the thread of this family.
+
+        Raises:
+            KernelError: the thread cannot be started now.
+        """
+        try:
+            return self._thread.submit(method, *arguments)
+        except RuntimeError as error:
+            raise KernelError(action="start a thread for iptables", errno=errno.EAGAIN, detail=str(error)) from error
 
     def known_program(self) -> Program | None:
         return self.driver.known_program(self._family)

@@ -8,6 +8,7 @@ Rule 3: a mark that the kernel still has, whoever put it there, is given to no o
 """
 
 import bisect
+import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -39,7 +40,11 @@ class Marks:
         self._is_busy = is_busy
         self._count = 0
         self._last = 0
+        """The number of the last mark that was looked at for the first time. Later ones were never given."""
+        self._free: collections.deque[int] = collections.deque()
+        """Marks up to that number that were taken back, or that the kernel had."""
         self._has_room = True
+        self._news: list[MarkedPort] = []
         self._marks: dict[MarkedPort, int] = {}
         self._ports: dict[int, MarkedPort] = {}
         self._by_age: list[tuple[Owner, MarkedPort]] = []
@@ -54,11 +59,21 @@ class Marks:
         """The Service ports without a mark, the oldest Service first."""
         return [port for _, port in self._waiting]
 
+    @property
+    def waiting_count(self) -> int:
+        """The number of Service ports without a mark."""
+        return len(self._waiting)
+
+    def take_news(self) -> Sequence[MarkedPort]:
+        """The Service ports that have begun to wait since the last call."""
+        news, self._news = self._news, []
+        return news
+
     def adopt(self, bits: int) -> None:
         """Use these bits from now on. Every mark is given anew, so every scope must be put again."""
         self.bits, self._count, self._last = bits, (1 << bits.bit_count()) - 1, 0
         self._has_room = True
-        for known in (self._marks, self._ports, self._by_age, self._waiting):
+        for known in (self._marks, self._ports, self._by_age, self._waiting, self._free):
             known.clear()
 
     def recall(self, entries: Iterable[MarkedEntry]) -> None:
@@ -76,19 +91,22 @@ class Marks:
         mark = self._marks.get(port, 0)
         if mark:
             return mark, None
-        mark = self._recalled_for(scope) or self._free()
+        mark = self._recalled_for(scope) or self._next_free()
         loser = None
         if not mark and self._by_age and (owner, port) < self._by_age[-1]:
             lost_by, lost = self._by_age[-1]
             mark, loser = self._marks[lost], lost.service
             self._release(lost_by, lost)
         waits = (owner, port)
+        place = bisect.bisect_left(self._waiting, waits)
+        is_waiting = self._waiting[place : place + 1] == [waits]
         if not mark:
-            if waits not in self._waiting:
-                bisect.insort(self._waiting, waits)
+            if not is_waiting:
+                self._waiting.insert(place, waits)
+                self._news.append(port)
             return 0, None
-        if waits in self._waiting:
-            self._waiting.remove(waits)
+        if is_waiting:
+            del self._waiting[place]
         self._marks[port], self._ports[mark], self._protocols[mark] = mark, port, scope.protocol
         bisect.insort(self._by_age, waits)
         return mark, loser
@@ -98,8 +116,10 @@ class Marks:
         for port in dict.fromkeys(MarkedPort(service, scope.protocol, scope.port) for scope in scopes):
             if port in self._marks:
                 self._release(owner, port)
-            elif (owner, port) in self._waiting:
-                self._waiting.remove((owner, port))
+                continue
+            place = bisect.bisect_left(self._waiting, (owner, port))
+            if self._waiting[place : place + 1] == [(owner, port)]:
+                del self._waiting[place]
 
     def note_room(self) -> None:
         """A mark has gone from the kernel: it may be given again."""
@@ -122,7 +142,9 @@ class Marks:
         return self._protocols.get(mark)
 
     def _release(self, owner: Owner, port: MarkedPort) -> None:
-        del self._ports[self._marks.pop(port)]
+        mark = self._marks.pop(port)
+        del self._ports[mark]
+        self._free.append(mark)
         self._by_age.pop(bisect.bisect_left(self._by_age, (owner, port)))
         self._has_room = True
 
@@ -130,14 +152,25 @@ class Marks:
         marks = [self._recalled.pop(key, 0) for key in scope.virtual_servers] if self._recalled else ()
         return next((mark for mark in marks if mark and not mark & ~self.bits and mark not in self._ports), 0)
 
-    def _free(self) -> int:
+    def _next_free(self) -> int:
+        """A mark that nobody has, 0 without one. One that the kernel has keeps its turn."""
         if not self._has_room:
             return 0
-        for _ in range(self._count):
-            self._last = self._last % self._count + 1
-            mark = spread(self._last, self.bits)
-            if mark not in self._ports and not self._is_busy(mark):
+        for _ in range(len(self._free)):
+            mark = self._free.popleft()
+            if mark in self._ports:
+                continue
+            if not self._is_busy(mark):
                 return mark
+            self._free.append(mark)
+        while self._last < self._count:
+            self._last += 1
+            mark = spread(self._last, self.bits)
+            if mark in self._ports:
+                continue
+            if not self._is_busy(mark):
+                return mark
+            self._free.append(mark)
         self._has_room = False
         return 0
 

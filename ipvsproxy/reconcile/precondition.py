@@ -24,6 +24,7 @@ from ipvsproxy.model.kernel import (
     MarkedEntry,
     SetEntry,
     SetKind,
+    VirtualServer,
     VirtualServerKey,
     mark_entry,
 )
@@ -121,9 +122,15 @@ def leads_only_to(tables: Tables, flow: Flow, keep: Keep) -> bool:
     table = tables.virtual_servers
     return all(
         key in table.observed and table.observed[key].real_servers.keys() <= keep.real_servers | table.desired[key].real_servers
-        for key in (item.key for item in tables.states[keep.owner.service].served)
-        if key == VirtualServerKey(flow.protocol, flow.address, flow.port)
+        for key in (item.key for item in tables.states[keep.owner.service].served if _may_carry(item, flow))
     )
+
+
+def _may_carry(item: VirtualServer, flow: Flow) -> bool:
+    """Whether packets of a flow may come to a virtual server of its Service: to that of its address, or to one by mark."""
+    if isinstance(item.key, FirewallMark):
+        return item.marked is flow.protocol and item.key.family is flow.family
+    return item.key == VirtualServerKey(flow.protocol, flow.address, flow.port)
 
 
 def _leads_elsewhere(tables: Tables, entry: SetEntry) -> bool:

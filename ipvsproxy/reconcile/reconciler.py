@@ -33,6 +33,7 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Observation, ServiceState
 from ipvsproxy.reconcile import compare, diff, drain, observer, order, pace, planning, retry, survey
 from ipvsproxy.reconcile.drift import Drifts, News
+from ipvsproxy.reconcile.marks import MarkedPort
 from ipvsproxy.reconcile.settlement import Settlement
 from ipvsproxy.reconcile.tables import Tables
 
@@ -75,7 +76,7 @@ class Reconciler:
             self._is_excluded,
             lambda family: family in self._policy.families,
         )
-        self._tables.use_mark_bits(policy.scope_bits)
+        self._tables.scopes.use_bits(policy.scope_bits)
         self._observer = observer.Observer(self._tables, self._drains, self._drifts)
         self.survey = survey.Survey(self._tables, self._drains)
         """Answers questions about both sides; no other object reads the tables."""
@@ -87,7 +88,7 @@ class Reconciler:
         """Adopt another policy. Virtual servers in ranges that are no longer excluded may be removed, and the other way round."""
         self._policy = policy
         self._drains.deadline_s = policy.drain_deadline_s
-        self._tables.use_mark_bits(policy.scope_bits)
+        self._tables.scopes.use_bits(policy.scope_bits)
         virtual_servers = self._tables.virtual_servers
         for key in virtual_servers.observed.keys() - virtual_servers.desired.keys():
             virtual_servers.touch(key)
@@ -221,12 +222,16 @@ class Reconciler:
         draining = plan.draining
         return draining if room else [key for key in draining if not self._drains.has_place(key, self._may_wait(key))]
 
+    def take_without_scope(self) -> Sequence[MarkedPort]:
+        """The Service ports that have begun to wait for a mark since the last call."""
+        return self._tables.scopes.marks.take_news()
+
     def tend_scopes(self) -> None:
         """Desire the second scopes of external addresses as far as there are marks, and let those drain that are not desired.
 
         Every Service must have been put. ``plan`` does this as well.
         """
-        self._tables.tend_scopes(may_close=self._observer.has_observed_all)
+        self._tables.scopes.tend(may_close=self._observer.has_observed_all)
 
     def plan(self, now: float, *, only_additions: bool = False) -> Plan:
         """The operations that are possible now, in their order.
@@ -235,7 +240,7 @@ class Reconciler:
         """
         for key in self._drains.expire(now):
             self._tables.virtual_servers.touch(key)
-        self._tables.tend_scopes(may_close=not only_additions and self._observer.has_observed_all)
+        self._tables.scopes.tend(may_close=not only_additions and self._observer.has_observed_all)
         self._release(0 if only_additions else self.room(now), now)
         # Objects that failed, or whose drift returns, get operations of their own.
         together = not (self._drifts or self._retries)

@@ -90,17 +90,17 @@ class Survey:
     @property
     def without_scope(self) -> Sequence[MarkedPort]:
         """The Service ports for whose second scope there is no mark, the oldest Service first."""
-        return self._tables.marks.waiting
+        return self._tables.scopes.marks.waiting
 
     def scope(self, port: MarkedPort, family: Family) -> FirewallMark | None:
         """The virtual server of the second scope of a Service port; None without one."""
-        mark = self._tables.marks.mark_of(port)
+        mark = self._tables.scopes.marks.mark_of(port)
         key = FirewallMark.of(family, mark)
         return key if mark and key in self._tables.virtual_servers.desired else None
 
     def port_of(self, key: FirewallMark) -> MarkedPort | None:
         """The Service port whose second scope a virtual server is."""
-        return self._tables.marks.port_of(key.mark)
+        return self._tables.scopes.marks.port_of(key.mark)
 
     @property
     def health_checks(self) -> Mapping[HealthCheckPort, HealthCheck]:
@@ -200,7 +200,7 @@ class Survey:
             pending={kind: sum(len(one.pending) + len(one.surplus) for one in tables) for kind, tables in by_kind.items()},
             drifted={kind: sum(one.drifted for one in tables) for kind, tables in by_kind.items()},
             conflicts=sum(1 for _ in tables.conflicts()),
-            without_scope=len(tables.marks.waiting),
+            without_scope=tables.scopes.marks.waiting_count,
             drains=len(drains) - drains.waiting,
             waiting_removals=drains.waiting,
             oldest_drain_age_s=drains.oldest_age_s(now),

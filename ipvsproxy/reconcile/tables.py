@@ -19,13 +19,11 @@ from ipvsproxy.model.kernel import (
     TIMEOUTS,
     BoundAddresses,
     Device,
-    FirewallMark,
     Flow,
     FlowCleaning,
     HealthCheck,
     HealthCheckPort,
     IpSet,
-    MarkedEntry,
     ObservedVirtualServer,
     Owner,
     RealServers,
@@ -37,7 +35,6 @@ from ipvsproxy.model.kernel import (
     Timeouts,
     VirtualServer,
     VirtualServerKey,
-    mark_entry,
 )
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Item
@@ -46,8 +43,8 @@ from ipvsproxy.model.rules import ObservedSkeleton, Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile import ownership, precedence
-from ipvsproxy.reconcile.marks import Marks, by_family
 from ipvsproxy.reconcile.presence import PresenceTable, presence
+from ipvsproxy.reconcile.scopes import Scopes
 from ipvsproxy.reconcile.table import Conflict, Table
 
 
@@ -81,18 +78,10 @@ class Tables:
         is_served: Callable[[Family], bool] = _always,
     ) -> None:
         """Excluded virtual servers are never removed, nor virtual servers and addresses of a family that is not served."""
-        self._families: frozenset[Family] = frozenset()
         self._states: dict[ServiceName, ServiceState] = {}
         self._fewer_entries: dict[ServiceName, tuple[SetEntry, ...]] = {}
         """The entries of Services that do not have all of their virtual servers, and so fewer entries than in their state."""
         self._restricting: dict[ServiceName, ServiceState] = {}
-        self._scoped: dict[ServiceName, ServiceState] = {}
-        """The Services with two scopes, each as it was put: without marks."""
-        self._closing: dict[FirewallMark, None] = {}
-        """Undesired virtual servers by mark, while they drain."""
-        self._leaving: dict[FirewallMark, None] = {}
-        """Virtual servers by mark that were undesired, until the kernel has forgotten them."""
-        self.marks = Marks(self._has_mark)
         self._in_rules: dict[Family, frozenset[VirtualServerKey]] = {}
         """The virtual servers that the desired rules of a family name one by one."""
         self._refused_settings: dict[str, tuple[Sysctl, str | None, str]] = {}
@@ -154,6 +143,8 @@ class Tables:
         )
         """All tables of kernel objects."""
         self._by_class = dict(self.by_class)
+        self.scopes = Scopes(self.virtual_servers, self.entries, self.sets, self.put)
+        """Second scopes of external addresses."""
 
     @property
     def unequal(self) -> Collection[Table[Any, Any, Any]]:
@@ -193,7 +184,7 @@ class Tables:
 
     def put_node(self, families: Collection[Family], sysctls: Iterable[Sysctl], timeouts: Timeouts | None) -> None:
         """The objects that the node needs with any Services: the device, the sets of the families in use, kernel settings."""
-        self._families = frozenset(families)
+        self.scopes.families = frozenset(families)
         desired = [ip_set for ip_set in IP_SETS.values() if ip_set.family in families and ip_set.kind not in SCOPE_KINDS]
         desired += [ip_set for ip_set in self.sets.desired if ip_set.family in families and ip_set.kind in SCOPE_KINDS]
         self.sets.replace(NODE_OWNER, dict(self.sets.desired), presence(desired, NODE_OWNER))
@@ -203,8 +194,9 @@ class Tables:
 
     def set_names(self) -> list[str]:
         """The sets that a reading must include: those that are desired, and those that only scopes use, desired or not."""
-        scoped = (ip_set.name for ip_set in IP_SETS.values() if ip_set.kind in SCOPE_KINDS and ip_set.family in self._families)
-        return list(dict.fromkeys((*(ip_set.name for ip_set in self.sets.desired), *scoped)))
+        families = self.scopes.families
+        scoped = (ip_set for ip_set in IP_SETS.values() if ip_set.kind in SCOPE_KINDS and ip_set.family in families)
+        return list(dict.fromkeys(ip_set.name for ip_set in (*self.sets.desired, *scoped)))
 
     def give_up_setting(self, item: Sysctl, reason: str) -> None:
         """Give up a kernel setting that cannot be written, until its desired or observed value changes."""
@@ -230,123 +222,12 @@ class Tables:
 
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
         """The desired state of a Service; None when it is gone."""
-        losers: list[ServiceName] = []
-        if name in self._scoped or (state is not None and state.rare.scopes):
-            state = self._with_marks(name, state, losers)
+        losers: Sequence[ServiceName] = ()
+        if self.scopes.concern(name, state):
+            state, losers = self.scopes.resolve(name, state)
         self._put(name, state)
         for loser in losers:
-            self.put(loser, self._scoped[loser])
-
-    def _with_marks(self, name: ServiceName, state: ServiceState | None, losers: list[ServiceName]) -> ServiceState | None:
-        """The state with its second scopes: virtual servers by mark, and the entries that give the marks.
-
-        ``losers`` gets the Services that have lost a mark.
-        """
-        before = self._scoped.pop(name, None)
-        if before is not None and (state is None or before.owner != state.owner):
-            self.marks.release(before.owner, name, before.rare.scopes)
-        elif before is not None and state is not None:
-            ports = {(scope.protocol, scope.port) for scope in state.rare.scopes}
-            gone = [scope for scope in before.rare.scopes if (scope.protocol, scope.port) not in ports]
-            self.marks.release(before.owner, name, gone)
-        if state is None or not state.rare.scopes:
-            return state
-        self._scoped[name] = state
-        if not self.marks.is_known:
-            return state
-        served, entries = list(state.served), list(state.entries)
-        for scope in state.rare.scopes:
-            mark, loser = self.marks.take(state.owner, name, scope)
-            if loser is not None:
-                losers.append(loser)
-            if mark:
-                key = FirewallMark.of(scope.family, mark)
-                self._stop_closing(key)
-                served.append(VirtualServer(key, scope.settings, scope.weights, state.owner, scope.protocol))
-                entries.append(mark_entry(key))
-                set_name = IpSet(SetKind.SCOPE, scope.family).name
-                entries += [
-                    MarkedEntry(set_name, one.address, one.protocol, one.port, mark=mark, mask=self.marks.bits)
-                    for one in scope.virtual_servers
-                ]
-        return state.with_objects(tuple(served), tuple(entries))
-
-    def use_mark_bits(self, bits: int) -> None:
-        """Use these bits of packet marks. If others were in use, every scope gets another mark."""
-        if bits == self.marks.bits:
-            return
-        self.marks.adopt(bits)
-        if self.marks.is_known:
-            self.recall_marks()
-
-    def recall_marks(self) -> None:
-        """Note the marks that the kernel has, now that they were read, and put the scopes that have waited for that."""
-        self.marks.recall(
-            entry
-            for name, ip_set in IP_SETS.items()
-            if ip_set.gives_marks
-            for entry in self.entries[name].observed
-            if isinstance(entry, MarkedEntry) and entry.mask == self.marks.bits
-        )
-        for name, state in list(self._scoped.items()):
-            self.put(name, state)
-
-    def _has_mark(self, mark: int) -> bool:
-        """Whether the kernel has a mark: as a virtual server, whoever's, or as an entry that shows that one is ours."""
-        observed = self.virtual_servers.observed
-        for key in by_family(mark).values():
-            entry = mark_entry(key)
-            if key in observed or entry in self.entries[entry.set].observed:
-                return True
-        return False
-
-    def tend_scopes(self, *, may_close: bool) -> None:
-        """Let undesired virtual servers by mark drain before they are removed, and give marks that have become free.
-
-        Sets that only scopes use are desired while there are scopes, or what is left of them. ``may_close``: every Service has
-        been put.
-        """
-        table = self.virtual_servers
-        for key in list(self._closing):
-            observed = table.observed.get(key)
-            if observed is None or not observed.real_servers:
-                self._stop_closing(key)
-        if may_close:
-            surplus = [key for key in table.surplus if isinstance(key, FirewallMark)]
-            self._leaving.update(dict.fromkeys(surplus))
-            for key in surplus:
-                if not table.observed[key].real_servers:
-                    continue
-                self._closing[key] = None
-                settings, protocol = table.observed[key].settings, self.marks.protocol_of(key.mark)
-                table.desire(key, NODE_OWNER, VirtualServer(key, settings, owner=NODE_OWNER, marked=protocol))
-                entry = mark_entry(key)
-                self.entries[entry.set].desire(entry, NODE_OWNER, NODE_OWNER)
-        for key in list(self._leaving):
-            entry = mark_entry(key)
-            if key not in table.observed and entry not in self.entries[entry.set].observed:
-                del self._leaving[key]
-                self.marks.note_room()
-        while (name := self.marks.next_in_turn()) is not None:
-            self.put(name, self._scoped[name])
-        for family in self._families:
-            self._desire_scope_sets(family)
-
-    def _stop_closing(self, key: FirewallMark) -> None:
-        if key in self._closing:
-            del self._closing[key]
-            self.virtual_servers.release(key, NODE_OWNER)
-            entry = mark_entry(key)
-            self.entries[entry.set].release(entry, NODE_OWNER)
-
-    def _desire_scope_sets(self, family: Family) -> None:
-        sets = [IpSet(kind, family) for kind in SetKind if kind in SCOPE_KINDS]
-        is_used = any(self.entries[ip_set.name].desired or self.entries[ip_set.name].observed for ip_set in sets)
-        for ip_set in sets:
-            if is_used and ip_set not in self.sets.desired:
-                self.sets.desire(ip_set, NODE_OWNER, NODE_OWNER)
-            elif not is_used and ip_set in self.sets.desired:
-                self.sets.release(ip_set, NODE_OWNER)
+            self.scopes.put_again(loser)
 
     def _put(self, name: ServiceName, state: ServiceState | None) -> None:
         before = self._states.pop(name, None)

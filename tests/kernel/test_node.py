@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+import structlog
 
 from ipvsproxy.kernel import iptables, node
 from ipvsproxy.kernel.errors import KernelError
@@ -352,8 +353,20 @@ def test_a_poll_leaves_out_rules_without_a_mark(kernel: Kernel) -> None:
     kernel.broken = {"rule_changes"}
     target = new_node()
     assert observe(target).skeletons == IMAGES
-    observed = poll(target)
-    assert (observed.skeletons, observed.errors) == ({}, ())
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(2):
+            observed = poll(target)
+            assert (observed.skeletons, observed.errors) == ({}, ())
+    assert logged == [], "the first reading has logged it"
+
+
+def test_rules_without_a_mark_are_logged_once_until_they_have_one(kernel: Kernel) -> None:
+    target = new_node()
+    with structlog.testing.capture_logs() as logged:
+        for broken in ({"rule_changes"}, {"rule_changes"}, set(), {"rule_changes"}):
+            kernel.broken = broken
+            observe(target)
+    assert [line["event"] for line in logged] == ["rule_changes_unseen"] * len(Family) * 2
 
 
 def test_all_that_is_there_is_observed(kernel: Kernel) -> None:

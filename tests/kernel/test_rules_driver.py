@@ -6,8 +6,10 @@ The input of the programs is in ``test_iptables.py``. That nothing else waits: `
 import concurrent.futures
 import errno
 import pathlib
+import threading
 import time
 from collections.abc import Callable, Iterator
+from unittest.mock import Mock
 
 import pytest
 
@@ -77,6 +79,19 @@ def apply_until_over(driver: RulesDriver, operation: Operation) -> Outcome:
 def test_without_a_bound_a_program_is_waited_for(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
     (programs / "iptables.go").touch()
     assert make(None).apply([PUT]) == [Outcome(PUT)]
+
+
+def test_rules_whose_thread_cannot_be_started_are_tried_again(
+    make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (programs / "iptables.go").touch()
+    driver = make(None)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        (outcome,) = driver.apply([PUT])
+    assert outcome.errno == errno.EAGAIN
+    assert "can't start new thread" in outcome.error
+    assert driver.apply([PUT]) == [Outcome(PUT)]
 
 
 def test_a_program_that_takes_too_long_goes_on_and_its_outcome_comes_with_the_next_attempt(

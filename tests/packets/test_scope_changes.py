@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ipvsproxy.model.net import Family
-from tests.packets.test_scopes import ANSWERED, API, ATTEMPTS, BOTH, LOCAL, SERVICES
+from tests.packets.questions import ANSWERED, ATTEMPTS
+from tests.packets.test_scopes import API, BOTH, LOCAL, SERVICES
 from tests.support import cluster, lab
 from tests.support.cluster import service
 

@@ -1,18 +1,18 @@
 """Two scopes for one address: who answers clients of this node, and who answers all others, with externalTrafficPolicy Local."""
 
-import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from ipvsproxy.model.net import Family
+from tests.packets import questions
+from tests.packets.questions import ANSWERED, ATTEMPTS, MASQUERADED, Question, Row
 from tests.support import cluster, lab
 from tests.support.cluster import Endpoint, service
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
 
-ATTEMPTS = 4
 API = ("--ipvs-traffic-scopes=api",)
 BOTH = ("p1", "r1")
 LOCAL: dict[str, Any] = {"externalTrafficPolicy": "Local"}
@@ -29,23 +29,7 @@ SERVICES = [
     *service("hinted", 10, Endpoint("p1", zones=("zone-b",)), Endpoint("r1", zones=("zone-a",)), balancer=True, **LOCAL),
     *service("everywhere", 11, *BOTH, balancer=True, node_port=30011),
 ]
-ANSWERED = "ok"
 
-
-class Row(NamedTuple):
-    """A client, an address, and the expected outcome. ``port`` 0 is the Service's; ``sources`` are those that backends see."""
-
-    about: str
-    from_: str
-    to: str
-    port: int
-    outcome: str
-    backends: str = ""
-    sources: str = ""
-    protocols: tuple[str, ...] = ("TCP", "UDP", "SCTP")
-
-
-MASQUERADED = "bridge node"
 
 ROWS = [
     *(
@@ -97,20 +81,7 @@ ROWS = [
     Row("policy Cluster is as before", "client", "balancer 11", 0, ANSWERED, "p1 r1", MASQUERADED),
 ]
 
-Question = tuple[Row, str, Family]
-QUESTIONS: list[Question] = [
-    (row, protocol, family) for row, family in itertools.product(ROWS, Family) for protocol in row.protocols
-]
-
-
-def _probe(row: Row, protocol: str, family: Family) -> lab.Probe:
-    inside, source = row.from_, None
-    if row.from_.startswith("client"):
-        inside, source = "client", cluster.address(row.from_, family)
-    if row.from_ == "r2":
-        inside, source = "remote", cluster.address(row.from_, family)
-    port = row.port or cluster.PORTS[protocol][0]
-    return lab.Probe(inside, protocol, cluster.address(row.to, family), port, src=source, count=ATTEMPTS, timeout_s=4.0)
+QUESTIONS = questions.questions(ROWS)
 
 
 @pytest.fixture(scope="module", name="running")
@@ -125,18 +96,12 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Clust
 
 @pytest.fixture(scope="module", name="answers")
 def _answers(running: cluster.Cluster) -> Mapping[Question, lab.Result]:
-    silent = [one for one in QUESTIONS if one[0].outcome != ANSWERED]
-    answers = dict(zip(silent, running.lab.probe_all(_probe(*one) for one in silent), strict=True))
-    return answers | {one: running.lab.probe_all([_probe(*one)])[0] for one in QUESTIONS if one not in answers}
+    return questions.ask(running.lab, QUESTIONS)
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: f"{one[0].about}: {one[1]} {one[2].label}")
+@pytest.mark.parametrize("question", QUESTIONS, ids=str)
 def test_each_client_meets_its_scope(answers: Mapping[Question, lab.Result], question: Question) -> None:
-    row, protocol, family = question
-    backends, sources = (tuple(sorted(cluster.address(one, family) for one in names.split())) for names in row[5:7])
-    # Linux's SCTP goes on asking after the ICMP error that refuses the others.
-    outcome = "timeout" if row.outcome == "refused" and protocol == "SCTP" else row.outcome
-    assert answers[question] == lab.Result(outcome, backends, sources)
+    assert answers[question] == question.expected
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)

@@ -4,20 +4,18 @@ Each question is sent over TCP, UDP and SCTP, in IPv4 and IPv6, to one run of th
 ``test_changes.py`` covers changes.
 """
 
-import itertools
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import pytest
 
 from ipvsproxy.model.net import Family
+from tests.packets import questions
+from tests.packets.questions import ANSWERED, ATTEMPTS, MASQUERADED, Question, Row
 from tests.support import cluster, lab
 from tests.support.cluster import Endpoint, service
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
 
-ATTEMPTS = 4
-"""Enough to choose each of two endpoints, because the scheduler takes turns."""
 
 ALL_NODES = ("p1", "r1")
 RANGES = {
@@ -56,24 +54,6 @@ PROXIED[0]["status"]["loadBalancer"]["ingress"] = [
     entry | {"ipMode": "Proxy"} for entry in PROXIED[0]["status"]["loadBalancer"]["ingress"]
 ]
 
-ANSWERED = "ok"
-
-
-class Row(NamedTuple):
-    """A client, a target and the result. ``port`` 0 is the Service's; ``sources`` are the addresses that backends observe."""
-
-    about: str
-    from_: str
-    to: str
-    port: int
-    outcome: str
-    backends: str = ""
-    sources: str = ""
-    protocols: tuple[str, ...] = ("TCP", "UDP", "SCTP")
-
-
-MASQUERADED = "bridge node"
-"""The addresses of a masqueraded client, as a pod on this node and one on the other observe them."""
 
 ROWS = [
     Row("a pod keeps its address on the way to a cluster IP", "p2", "cluster 1", 0, ANSWERED, "p1 r1", "p2"),
@@ -130,18 +110,7 @@ ROWS = [
     Row("the host's ssh is not on a load balancer's IP", "client", "balancer 5", 22, "refused", protocols=("TCP",)),
 ]
 
-Question = tuple[Row, str, Family]
-QUESTIONS: list[Question] = [
-    (row, protocol, family) for row, family in itertools.product(ROWS, Family) for protocol in row.protocols
-]
-
-
-def _probe(row: Row, protocol: str, family: Family) -> lab.Probe:
-    inside, source = row.from_, None
-    if row.from_.startswith("client"):
-        inside, source = "client", cluster.address(row.from_, family)
-    port = row.port or cluster.PORTS[protocol][0]
-    return lab.Probe(inside, protocol, cluster.address(row.to, family), port, src=source, count=ATTEMPTS, timeout_s=4.0)
+QUESTIONS = questions.questions(ROWS)
 
 
 @pytest.fixture(scope="module", name="running")
@@ -153,19 +122,12 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Clust
 
 @pytest.fixture(scope="module", name="answers")
 def _answers(running: cluster.Cluster) -> Mapping[Question, lab.Result]:
-    """Run all probes. Those without an answer run together; the others one by one, because the scheduler takes turns."""
-    silent = [one for one in QUESTIONS if one[0].outcome != ANSWERED]
-    answers = dict(zip(silent, running.lab.probe_all(_probe(*one) for one in silent), strict=True))
-    return answers | {one: running.lab.probe_all([_probe(*one)])[0] for one in QUESTIONS if one not in answers}
+    return questions.ask(running.lab, QUESTIONS)
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: f"{one[0].about}: {one[1]} {one[2].label}")
+@pytest.mark.parametrize("question", QUESTIONS, ids=str)
 def test_packets_have_the_result_that_the_api_defines(answers: Mapping[Question, lab.Result], question: Question) -> None:
-    row, protocol, family = question
-    backends, sources = (tuple(sorted(cluster.address(one, family) for one in names.split())) for names in row[5:7])
-    # Linux's SCTP ignores the ICMP error that refuses the others.
-    outcome = "timeout" if row.outcome == "refused" and protocol == "SCTP" else row.outcome
-    assert answers[question] == lab.Result(outcome, backends, sources)
+    assert answers[question] == question.expected
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)

@@ -8,8 +8,10 @@ from ipvsproxy.model.kernel import (
     IP_SETS,
     SCOPE_KINDS,
     FirewallMark,
+    FlowCleaning,
     IpSet,
     MarkedEntry,
+    RealServers,
     SetEntries,
     SetKind,
     VirtualServer,
@@ -121,6 +123,10 @@ def test_a_restart_keeps_every_mark() -> None:
     node.restart()
     assert [str(one) for one in node.sync() if "timeouts" not in str(one)] == []
     assert marks_of(node) == {address: mark for address, mark in before.items() if address != "192.0.2.20"}
+    for number, name in enumerate(("four", "five"), 23):
+        node.put(*shop(name, number=number))
+    node.sync()
+    assert sorted(marks_of(node).values()) == [1, 2, 3, 4], "what was kept is given to nobody else"
 
 
 def test_the_youngest_services_go_without_a_mark_and_the_oldest_of_them_gets_the_next_free_one() -> None:
@@ -202,7 +208,7 @@ def test_the_survey_knows_the_second_scope_of_a_port() -> None:
 
 def test_no_mark_is_given_before_the_marks_in_the_kernel_are_known() -> None:
     tables = Tables(lambda _desired, _observed: False, lambda _: False)
-    tables.use_mark_bits(0x3)
+    tables.scopes.use_bits(0x3)
     node = node_with()
     node.put(*shop())
     (state,) = node.states.values()
@@ -210,7 +216,7 @@ def test_no_mark_is_given_before_the_marks_in_the_kernel_are_known() -> None:
     assert not [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)]
     tables.put(state.owner.service, None)
     tables.put(state.owner.service, state)
-    tables.recall_marks()
+    tables.scopes.recall_marks()
     assert [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)] == [FirewallMark.of(Family.IPV4, 1)]
 
 
@@ -253,3 +259,42 @@ def test_a_set_stays_while_a_rule_names_it(rule: ObservedRule) -> None:
     node.observe()
     node.sync()
     assert ip_set.name not in node.kernel.sets
+
+
+def test_flows_are_cleaned_after_the_second_scope_has_lost_their_endpoint() -> None:
+    node = node_with()
+    port = builders.service_port(53, Protocol.UDP)
+    service = builders.service(
+        "dns", port, kind=ServiceType.LOAD_BALANCER, load_balancer=[BALANCER], cluster=["10.96.1.9"], external_local=True
+    )
+
+    def slices(*addresses: str) -> EndpointSlice:
+        listed = [builders.endpoint(address, builders.OTHER_NODE) for address in addresses]
+        return builders.endpoint_slice(*listed, service="dns", ports=(builders.endpoint_port(53, Protocol.UDP),))
+
+    node.put(service, slices(ELSEWHERE, "10.244.1.6"))
+    node.sync()
+    node.put(service, slices(ELSEWHERE))
+
+    def is_of_mark(operation: Operation) -> bool:
+        return isinstance(operation.item, RealServers) and isinstance(operation.item.virtual_server, FirewallMark)
+
+    def cleans(operation: Operation) -> bool:
+        return isinstance(operation.item, FlowCleaning)
+
+    planned = node.plan().operations
+    assert any(map(is_of_mark, planned))
+    node.reconciler.settle(node.apply([one for one in planned if not is_of_mark(one)]), node.now)
+    later = node.plan().operations
+    assert any(map(is_of_mark, later))
+    assert not any(map(cleans, later))
+    assert any(map(cleans, node.sync()))
+
+
+def test_services_that_begin_to_wait_for_a_mark_are_news_once() -> None:
+    node = node_with(0x1)
+    for number, name in enumerate(("old", "young"), 20):
+        node.put(*shop(name, number=number, created_s=number))
+    assert [port.service.name for port in node.reconciler.take_without_scope()] == ["young"]
+    node.put(*shop("young", number=21, created_s=21))
+    assert node.reconciler.take_without_scope() == []

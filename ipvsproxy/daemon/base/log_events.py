@@ -115,6 +115,9 @@ EVENTS: Mapping[str, str] = {
     ),
     "request_failed": "an HTTP request met an internal error; the client got status 500",
     "restart_needed": "changed settings that take effect only after a restart",
+    "rule_changes_unseen": (
+        "the kernel does not show whether rules of this family have changed, and why: polls do not see changed rules, audits do"
+    ),
     "rules_left_in_other_variant": (
         "the unused variant of iptables holds rules of ours, which apply to packets, too. They are removed once the new "
         "ones are in force"

@@ -265,7 +265,8 @@ class Engine:
         self._journal.log_doubts(self._store.doubts)
         conflicts = self._journal.log_conflicts(self._reconciler.survey.conflicts())
         report = await self._program(translated, done_before)
-        without_scope = self._journal.log_without_scope(self._reconciler.survey.without_scope)
+        without_scope = self._reconciler.take_without_scope()
+        self._journal.log_without_scope(without_scope)
         self._journal.log_settings(self._reconciler.settings_given_up)
         is_audit = self._reader.has_audited
         self._reader.synced(report)

@@ -108,7 +108,6 @@ class Journal:
         self._untold = 0
         self._untold_syncs = 0
         self._conflicts: frozenset[Conflict] = frozenset()
-        self._without_scope: frozenset[MarkedPort] = frozenset()
         self._doubted: frozenset[ObjectKind] = frozenset()
         self._settings: Mapping[str, str] = {}
 
@@ -148,11 +147,9 @@ class Journal:
         self._conflicts = present
         return new
 
-    def log_without_scope(self, ports: Iterable[MarkedPort]) -> Collection[MarkedPort]:
-        """Log the new ones of all Service ports that have no mark for a second scope, and return them."""
-        present = frozenset(ports)
-        new = present - self._without_scope
-        for port in sorted(new):
+    def log_without_scope(self, ports: Iterable[MarkedPort]) -> None:
+        """Log the Service ports that have begun to wait for a mark."""
+        for port in ports:
             if self._is_allowed(port):
                 self._log_limited(
                     log.warning,
@@ -162,8 +159,6 @@ class Journal:
                     protocol=port.protocol.name,
                     hint="all packet marks are in use, so it is served as by kube-proxy; widen --ipvs-scope-mark-bits",
                 )
-        self._without_scope = present
-        return new
 
     def log_doubts(self, doubts: Mapping[ObjectKind, Doubt]) -> None:
         """Log the doubted lists, and the end of each doubt."""

@@ -151,7 +151,7 @@ class Leftovers:
                 may_remove = self._returns.due_s(place) <= now
                 try:
                     examined = await self._in_thread(examine, self._rules, place, state.known, may_remove=may_remove)
-                except KernelError as error:
+                except (KernelError, OSError) as error:
                     self._fail(place, state, str(error))
                 else:
                     self._take_in(place, state, examined)

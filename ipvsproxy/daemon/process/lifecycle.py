@@ -3,10 +3,11 @@
 import asyncio
 import concurrent.futures
 import ctypes
+import errno
 import pathlib
 import sys
-from collections.abc import Collection, Coroutine, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from typing import Any, TypeVar
 
 import structlog
 
@@ -25,6 +26,8 @@ LAST_ANSWERS_S = 0.5
 """How long a stopping process still answers that it is unhealthy."""
 LARGE_BYTES = 1 << 20
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # M_MMAP_THRESHOLD and M_ARENA_MAX in malloc.h
+
+T = TypeVar("T")
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -45,7 +48,17 @@ def run(config: Config, main: Coroutine[None, None, int]) -> int:
 
 
 class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
-    """Threads that the end of the process does not wait for: their work may hang, as a program of iptables does for a minute."""
+    """Threads that the end of the process does not wait for: their work may hang, as a program of iptables does for a minute.
+
+    A thread that cannot be started, at the limit of processes, is an ``OSError``: the caller's work has failed, for now.
+    """
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[T]":
+        """As in the library, but for the error."""
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as in the library
         super().shutdown(wait=False, cancel_futures=cancel_futures)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -121,3 +122,16 @@ print(abs(places[0] - places[1]))
 def test_a_c_library_without_mallopt_does_not_prevent_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
     lifecycle.use_little_memory()
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_of_the_system_for_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> int:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+            with pytest.raises(OSError, match="can't start new thread"):
+                await asyncio.to_thread(lambda: 1)
+        return 0
+
+    monkeypatch.setattr(lifecycle, "set_up_log", lambda _: None)
+    config = load.load(["--proxy-mode=ipvs"], hostname="node-a", read_file=lambda _: b"")
+    assert lifecycle.run(config, main()) == 0

@@ -1,0 +1,71 @@
+"""Tables of questions: a client, an address, and the expected result, each over every protocol and in both families."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ipvsproxy.model.net import Family
+from tests.support import cluster, lab
+
+ANSWERED = "ok"
+ATTEMPTS = 4
+"""Enough for each of two endpoints to be chosen: the scheduler takes turns."""
+MASQUERADED = "bridge node"
+"""The sources that a pod on this node and one on the other see of a masqueraded client."""
+
+
+class Row(NamedTuple):
+    """A client, an address, and the expected result. ``port`` 0 is the Service's; ``sources`` are those that the backends see."""
+
+    about: str
+    from_: str
+    to: str
+    port: int
+    outcome: str
+    backends: str = ""
+    sources: str = ""
+    protocols: tuple[str, ...] = ("TCP", "UDP", "SCTP")
+
+
+class Question(NamedTuple):
+    """A row in one protocol and family."""
+
+    row: Row
+    protocol: str
+    family: Family
+
+    def __str__(self) -> str:
+        return f"{self.row.about}: {self.protocol} {self.family.label}"
+
+    @property
+    def probe(self) -> lab.Probe:
+        """The probe that asks it. Pods of the other node, and addresses of the client, are in one namespace each."""
+        row, inside, source = self.row, self.row.from_, None
+        if inside.startswith(("client", "r1", "r2")):
+            inside, source = "client" if inside.startswith("client") else "remote", cluster.address(inside, self.family)
+        port = row.port or cluster.PORTS[self.protocol][0]
+        address = cluster.address(row.to, self.family)
+        return lab.Probe(inside, self.protocol, address, port, src=source, count=ATTEMPTS, timeout_s=4.0)
+
+    @property
+    def expected(self) -> lab.Result:
+        """The expected result."""
+        row = self.row
+        backends, sources = (
+            tuple(sorted(cluster.address(one, self.family) for one in names.split())) for names in (row.backends, row.sources)
+        )
+        # Linux's SCTP ignores the ICMP error that refuses the others.
+        outcome = "timeout" if row.outcome == "refused" and self.protocol == "SCTP" else row.outcome
+        return lab.Result(outcome, backends, sources)
+
+
+def questions(rows: Iterable[Row]) -> list[Question]:
+    """All questions of a table."""
+    return [Question(row, protocol, family) for row, family in itertools.product(rows, Family) for protocol in row.protocols]
+
+
+def ask(laboratory: lab.Lab, asked: Sequence[Question]) -> Mapping[Question, lab.Result]:
+    """Run all probes. Those without an answer run together; the others one by one, because the scheduler takes turns."""
+    silent = [one for one in asked if one.row.outcome != ANSWERED]
+    results = dict(zip(silent, laboratory.probe_all(one.probe for one in silent), strict=True))
+    return results | {one: laboratory.probe_all([one.probe])[0] for one in asked if one not in results}
