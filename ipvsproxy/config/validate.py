@@ -8,10 +8,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 from ipvsproxy.config import catalogue, settings, syntax
-from ipvsproxy.config.answers import Answers
 from ipvsproxy.config.given import Given, Notice, Problem, Value, quoted
 from ipvsproxy.config.option import Status
 from ipvsproxy.config.settings import Command, Config, ListenAddress, LogFormat
+from ipvsproxy.config.values import Answers
 from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
 from ipvsproxy.translate.view import LocalMode, TrafficScopes
 
