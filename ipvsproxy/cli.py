@@ -1,4 +1,4 @@
-"""The command line: ``ipvsproxy [COMMAND] [flags]``. Without a command it runs, so that kube-proxy's command lines fit."""
+"""The command line: ``ipvsproxy [COMMAND] [flags]``. The default command is ``run``, so that kube-proxy's command lines work."""
 
 import functools
 import importlib
@@ -17,11 +17,11 @@ from ipvsproxy.config.settings import Command, Config
 
 OK = 0
 WRONG_USE = 2
-"""Exit status when flags or file are wrong: nothing was programmed, and a restart will not help."""
+"""Exit status when flags or file are wrong: nothing was programmed, and a restart does not help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line asks (without the program's name); returns the exit status."""
+    """Execute a command line, given without the program's name; returns the exit status."""
     _open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments.pop(0) if arguments and arguments[0] in _COMMANDS else "run"
@@ -29,10 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """``ipvsproxy run``: serve, or what a flag asks for instead."""
+    """``ipvsproxy run``: serve, or do the task that a flag selects."""
     own, arguments = output.take(arguments)
     given, _ = flags.parse(arguments)
-    if text := _told(given, usage.render()):
+    if text := _help_or_version(given, usage.render()):
         sys.stdout.write(text)
         return OK
     try:
@@ -41,22 +41,22 @@ def run(arguments: Sequence[str]) -> int:
         return _refuse(map(str, error.problems))
     match config.command:
         case Command.RUN:
-            return _shadow(config) if own.dry_run else _serve(config, lambda: _load(arguments, ()))
+            return _run_dry(config) if own.dry_run else _serve(config, lambda: _load(arguments, ()))
         case Command.WRITE_CONFIG:
             return _write_config(config)
         case Command.CLEANUP:
             return _clean(config, dry_run=own.dry_run, as_json=own.as_json)
         case Command.INIT_ONLY:
-            return _set_up(config)
+            return _init_only(config)
         case never:
             assert_never(never)
 
 
 def cleanup(arguments: Sequence[str]) -> int:
-    """``ipvsproxy cleanup``: what ``--cleanup`` does, or only tell of it, for people or for programs."""
+    """``ipvsproxy cleanup``: do what ``--cleanup`` does, or report it only, as text or as JSON."""
     own, others = output.take(arguments)
     given, _ = flags.parse(others)
-    if text := _told(given, _CLEANUP_HELP):
+    if text := _help_or_version(given, _CLEANUP_HELP):
         sys.stdout.write(text)
         return OK
     try:
@@ -69,13 +69,14 @@ def cleanup(arguments: Sequence[str]) -> int:
 _CLEANUP_HELP = """\
 ipvsproxy cleanup [--dry-run] [--output=text|json] [flags]
 
-Removes everything of ours, or of a kube-proxy in IPVS or iptables mode, from this network namespace: virtual servers,
-iptables rules of both variants, ipsets, kube-ipvs0; of both families, and nothing of anybody else. No API server is asked.
+Removes everything of ipvsproxy, or of a kube-proxy in IPVS or iptables mode, from this network namespace: virtual
+servers, iptables rules of both variants, ipsets, kube-ipvs0; of both IP families. Objects of other programs stay.
+No API server is needed.
 
   --dry-run
-        Only tell what would be removed.
+        Only report what would be removed.
   --output text|json
-        As lines for people, or as one JSON object (default text).
+        Text for people, or one JSON object (default text).
 
 Of the other flags --config and --ipvs-exclude-cidrs matter: virtual servers in those ranges stay.
 Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
@@ -83,11 +84,11 @@ Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
 
 
 def inspect(command: commands.Command, arguments: Sequence[str]) -> int:
-    """A command that only looks."""
+    """A command that only inspects this node."""
     own, others = output.take(arguments)
     words, others = flags.take_words(others) if command.subject else ([], others)
     given, _ = flags.parse(others)
-    if text := _told(given, command.help):
+    if text := _help_or_version(given, command.help):
         sys.stdout.write(text)
         return OK
     problems = list(own.problems)
@@ -95,21 +96,21 @@ def inspect(command: commands.Command, arguments: Sequence[str]) -> int:
         problems.append(Problem(Source(command.name), _wrong_number(command, words)))
     try:
         config = _load(others if "mode" in given or "config" in given else ["--proxy-mode=ipvs", *others], problems)
-        return _look(command, config, "".join(words), as_json=own.as_json)
+        return _inspect(command, config, "".join(words), as_json=own.as_json)
     except ConfigError as error:
         return _refuse(map(str, error.problems))
 
 
 def _wrong_number(command: commands.Command, words: Sequence[str]) -> str:
-    """What is wrong with the words of a command that takes one."""
+    """The problem of missing or extra words of a command that takes one."""
     if not words:
         return f"needs {command.subject}"
     return f"takes one {command.subject}, not {len(words)}: {', '.join(map(quoted, words))}"
 
 
 def complete(arguments: Sequence[str]) -> int:
-    """``ipvsproxy completion``: the script by which a shell completes our command line."""
-    completion = importlib.import_module("ipvsproxy.config.completion")  # no other command needs what it imports
+    """``ipvsproxy completion``: print the script with which a shell completes our command line."""
+    completion = importlib.import_module("ipvsproxy.config.completion")  # no other command needs its imports
     match arguments:
         case ["--help" | "-h"]:
             sys.stdout.write(completion.HELP)
@@ -129,8 +130,8 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
 }
 
 
-def _told(given: Mapping[str, Given], usage_text: str) -> str:
-    """What a command only has to tell, if so asked: its usage or the version."""
+def _help_or_version(given: Mapping[str, Given], usage_text: str) -> str:
+    """The help text or the version, if a flag requests one; else empty."""
     if "help" in given and given["help"].value:
         return usage_text
     if "version" in given and given["version"].value != "false":
@@ -139,7 +140,7 @@ def _told(given: Mapping[str, Given], usage_text: str) -> str:
 
 
 def _load(arguments: Sequence[str], problems: Sequence[Problem]) -> Config:
-    """Raises ConfigError; ``problems`` are what is wrong already."""
+    """Raises ConfigError, also for ``problems`` that are known already."""
     try:
         config = load.load(arguments, hostname=socket.gethostname(), read_file=_read_file)
     except ConfigError as error:
@@ -150,39 +151,39 @@ def _load(arguments: Sequence[str], problems: Sequence[Problem]) -> Config:
 
 
 def _clean(config: Config, *, dry_run: bool, as_json: bool) -> int:
-    cleaning = importlib.import_module("ipvsproxy.commands.cleanup")
-    return int(cleaning.run(config, dry_run=dry_run, as_json=as_json))
+    module = importlib.import_module("ipvsproxy.commands.cleanup")
+    return int(module.run(config, dry_run=dry_run, as_json=as_json))
 
 
-def _look(command: commands.Command, config: Config, subject: str, *, as_json: bool) -> int:
-    """Raises ConfigError when the subject is none."""
-    looking = importlib.import_module(f"ipvsproxy.commands.{command.name}")
+def _inspect(command: commands.Command, config: Config, subject: str, *, as_json: bool) -> int:
+    """Raises ConfigError if the subject cannot be parsed."""
+    module = importlib.import_module(f"ipvsproxy.commands.{command.name}")
     if not command.subject:
-        return int(looking.run(config, as_json=as_json))
+        return int(module.run(config, as_json=as_json))
     try:
-        parsed = looking.parse_subject(subject)
+        parsed = module.parse_subject(subject)
     except ValueError as error:
         raise ConfigError([Problem(Source(command.name), str(error))]) from error
-    return int(looking.run(config, parsed, as_json=as_json))
+    return int(module.run(config, parsed, as_json=as_json))
 
 
-def _shadow(config: Config) -> int:
-    dry_run = importlib.import_module("ipvsproxy.commands.dry_run")
-    return _leave(int(dry_run.run(config)))
+def _run_dry(config: Config) -> int:
+    module = importlib.import_module("ipvsproxy.commands.dry_run")
+    return _end(int(module.run(config)))
 
 
 def _serve(config: Config, read_again: Callable[[], Config]) -> int:
-    app = importlib.import_module("ipvsproxy.daemon.app")  # as late as this: --help and errors need no API client
-    return _leave(int(app.run(config, read_again)))
+    module = importlib.import_module("ipvsproxy.daemon.app")  # imported here, because --help and errors need no API client
+    return _end(int(module.run(config, read_again)))
 
 
-def _set_up(config: Config) -> int:
-    prepare = importlib.import_module("ipvsproxy.daemon.process.init_only")
-    return _leave(int(prepare.run(config)))
+def _init_only(config: Config) -> int:
+    module = importlib.import_module("ipvsproxy.daemon.process.init_only")
+    return _end(int(module.run(config)))
 
 
 def _open_standard_streams() -> None:
-    """Lead those that were closed at the start to nowhere: else a socket would get their number, and what is written there."""
+    """Redirect closed standard streams to /dev/null; else a socket would get their number, and receive the output."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -194,10 +195,10 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
-def _leave(status: int) -> int:
-    """End now: a thread that hangs in the kernel or in a program must not keep a process that was asked to stop.
+def _end(status: int) -> int:
+    """End now: a thread that hangs in the kernel or in a program must not delay the end of the process.
 
-    Nor is it an error that nobody reads what was said last, which the interpreter would make it.
+    A closed pipe behind the last output is no error, although the interpreter would report one at its end.
     """
     is_read = True
     for stream in (sys.stdout, sys.stderr):

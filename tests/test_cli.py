@@ -17,7 +17,7 @@ from ipvsproxy.config.settings import Config
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """The configurations that were served; serving ends at once with status 7."""
+    """The served configurations; serving ends at once with status 7."""
     configs: list[Config] = []
 
     def serve(config: Config, read_again: Callable[[], Config]) -> int:
@@ -30,13 +30,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
 
 def test_init_only_serves_nothing(served: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_set_up", lambda config: 5 if config.ipvs.strict_arp else 6)
+    monkeypatch.setattr(cli, "_init_only", lambda config: 5 if config.ipvs.strict_arp else 6)
     assert cli.main(["--proxy-mode=ipvs", "--init-only", "--ipvs-strict-arp"]) == 5
     assert served == []
 
 
 @pytest.mark.parametrize("command", [[], ["run"]])
-def test_flags_alone_serve_as_kube_proxy_does(served: list[Config], command: list[str]) -> None:
+def test_flags_without_command_serve_as_in_kube_proxy(served: list[Config], command: list[str]) -> None:
     assert cli.main([*command, "--proxy-mode=ipvs", "--ipvs-scheduler=lc"]) == 7
     assert [config.ipvs.scheduler for config in served] == ["lc"]
 
@@ -75,7 +75,7 @@ def test_flag_and_command_both_start_the_clean_up(
     assert served == []
 
 
-def test_wrong_flags_of_cleanup_are_all_named_and_nothing_is_cleaned(
+def test_cleanup_with_wrong_flags_reports_all_of_them_and_cleans_nothing(
     cleaned: list[tuple[tuple[str, ...], bool, bool]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["cleanup", "--output=yaml", "--dry-run=perhaps", "--nope"]) == 2
@@ -88,7 +88,7 @@ def test_wrong_flags_of_cleanup_are_all_named_and_nothing_is_cleaned(
     assert cli.main(["cleanup", "--output"]) == 2
 
 
-def test_cleanup_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cleanup_has_its_own_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cleanup", "--dry-run", "--help"]) == 0
     assert capsys.readouterr().out.startswith("ipvsproxy cleanup [--dry-run]")
 
@@ -101,7 +101,7 @@ def test_wrong_flags_end_with_status_2_and_a_sentence_each(served: list[Config],
     assert captured.err.splitlines() == [
         "ipvsproxy: '--nope': unknown flag",
         "ipvsproxy: --oom-score-adj: 5000 must be -1000..1000",
-        "ipvsproxy: --proxy-mode: is not set, and ipvs is the only mode that ipvsproxy does; set --proxy-mode=ipvs",
+        "ipvsproxy: --proxy-mode: is not set, and ipvs is the only mode that ipvsproxy supports; set --proxy-mode=ipvs",
         "ipvsproxy: nothing was changed; ipvsproxy --help lists every flag and field",
     ]
 
@@ -152,7 +152,7 @@ def test_an_unwritable_path_is_reported_in_one_sentence(tmp_path: pathlib.Path, 
     assert f"ipvsproxy: --write-config-to: '{tmp_path}' cannot be written: Is a directory\n" in capsys.readouterr().err
 
 
-def test_module_can_be_run() -> None:
+def test_package_can_be_run_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ipvsproxy", "--version"], capture_output=True, text=True, check=True, timeout=60
     )
@@ -202,7 +202,7 @@ def test_inspecting_commands_take_the_flags_of_run(
     [
         (["plan", "--nope"], "'--nope': unknown flag"),
         (["plan", "--output=xml"], "--output: 'xml' must be one of text, json"),
-        (["plan", "--proxy-mode=iptables"], "--proxy-mode: 'iptables' is a mode that ipvsproxy does not do"),
+        (["plan", "--proxy-mode=iptables"], "--proxy-mode: 'iptables' is a mode that ipvsproxy does not support"),
         (["explain"], "explain: needs namespace/name | address:port\n"),
         (["explain", "--kubeconfig", "default/web"], "explain: needs namespace/name | address:port\n"),
         (
@@ -237,8 +237,8 @@ def test_each_command_has_its_own_help(command: str, capsys: pytest.CaptureFixtu
     assert max(map(len, text.splitlines())) <= 115
 
 
-def test_a_dry_run_never_serves(served: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_shadow", lambda _: 5)
+def test_dry_run_never_serves(served: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_run_dry", lambda _: 5)
     assert cli.main(["--proxy-mode=ipvs", "--dry-run"]) == 5
     assert served == []
     assert cli.main(["--proxy-mode=ipvs", "--dry-run=false"]) == 7

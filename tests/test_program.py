@@ -390,7 +390,7 @@ def without_privileges() -> Sequence[str]:
 
 WRONG: Sequence[tuple[Sequence[str], str]] = (
     (["--proxy-mode=ipvs", "--nope"], "'--nope': unknown flag"),
-    (["--manifests=."], "--proxy-mode: is not set, and ipvs is the only mode that ipvsproxy does"),
+    (["--manifests=."], "--proxy-mode: is not set, and ipvs is the only mode that ipvsproxy supports"),
     ([*FLAGS, "--manifests=/missing"], "--manifests: /missing is not a directory"),
     ([*FLAGS, "--kubeconfig=/missing"], "kubeconfig /missing: /missing: No such file or directory"),
     ([*FLAGS, "--config=/missing"], "--config: '/missing'"),

@@ -1,4 +1,4 @@
-"""Every option that has an effect, and those of ``inert``: the one table behind flags, file, ``--help`` and documentation.
+"""Every option, with those of ``own`` and ``inert``: the one table behind flags, file, ``--help`` and documentation.
 
 Flags, defaults and bounds are those of kube-proxy 1.36 (cmd/kube-proxy/app/options.go and pkg/proxy/apis/config in
 kubernetes/kubernetes), in the order in which they are written to a file.
@@ -13,26 +13,32 @@ from ipvsproxy.translate.view import LocalMode
 CONFIGURATION = (
     Option("config", "", Kind.TEXT, "", "Read a KubeProxyConfiguration (v1alpha1). Most flags are then ignored.", "FILE"),
     Option(
-        "write-config-to", "", Kind.TEXT, "", "Write the resulting configuration to this file and end.", "FILE", beats_file=True
+        "write-config-to",
+        "",
+        Kind.TEXT,
+        "",
+        "Write the resulting configuration to this file and exit.",
+        "FILE",
+        overrides_file=True,
     ),
     Option(
         "cleanup",
         "",
         Kind.BOOLEAN,
         "false",
-        "Remove everything of ours from the kernel and end.",
-        beats_file=True,
+        "Remove everything that ipvsproxy or kube-proxy has left in the kernel and exit.",
+        overrides_file=True,
     ),
     Option(
         "init-only",
         "",
         Kind.BOOLEAN,
         "false",
-        "Do only what needs full root (sysctls, modules) and end; then CAP_NET_ADMIN alone is enough to run.",
-        beats_file=True,
+        "Do only what needs full root (sysctls, modules) and exit; CAP_NET_ADMIN alone is then enough to run.",
+        overrides_file=True,
     ),
-    Option("version", "", Kind.TEXT, "false", "Print the version and end.", "BOOL", beats_file=True, implied="true"),
-    Option("help", "", Kind.BOOLEAN, "false", "Print this and end; also -h.", beats_file=True),
+    Option("version", "", Kind.TEXT, "false", "Print the version and exit.", "BOOL", overrides_file=True, implied="true"),
+    Option("help", "", Kind.BOOLEAN, "false", "Print this help and exit; also -h.", overrides_file=True),
     Option(
         "feature-gates",
         "featureGates",
@@ -46,7 +52,7 @@ CONFIGURATION = (
         "mode",
         Kind.TEXT,
         "",
-        "Has to be ipvs; kube-proxy would take an absent mode for iptables.",
+        "Must be ipvs; kube-proxy would take an absent mode for iptables.",
         "MODE",
     ),
 )
@@ -57,10 +63,10 @@ SOURCE = (
         "clientConnection.kubeconfig",
         Kind.TEXT,
         "",
-        "How to reach the API server. Without it and --master: the pod's own service account.",
+        "How to reach the API server. Without this flag and --master: the pod's service account.",
         "FILE",
     ),
-    Option("master", "", Kind.TEXT, "", "URL of the API server; replaces the one in the kubeconfig.", "URL", beats_file=True),
+    Option("master", "", Kind.TEXT, "", "URL of the API server; replaces the one in the kubeconfig.", "URL", overrides_file=True),
 )
 
 NODE = (
@@ -69,17 +75,17 @@ NODE = (
         "hostnameOverride",
         Kind.TEXT,
         "",
-        "Name of this node's Node object; without it the host's name.",
+        "Name of this node's Node object; by default the host's name.",
         "NAME",
         empty_is_unset=True,
-        beats_file=True,
+        overrides_file=True,
     ),
     Option(
         "bind-address",
         "bindAddress",
         Kind.TEXT,
-        "0.0.0.0",  # noqa: S104 - nothing is bound to it
-        "Take this for the node's primary IP. Nothing is bound to it; 0.0.0.0 and :: leave the choice to the Node object.",
+        "0.0.0.0",  # noqa: S104 - no server listens on it
+        "The node's primary IP. No server listens on it; 0.0.0.0 and :: leave the choice to the Node object.",
         "IP",
         zero_is_unset=True,
         empty_is_unset=True,
@@ -89,7 +95,7 @@ NODE = (
         "oomScoreAdj",
         Kind.INTEGER,
         "-999",
-        "How unlikely the kernel is to kill this process when memory runs out.",
+        "When memory runs out, the kernel kills processes with a low score last.",
         minimum=-1000,
         maximum=1000,
     ),
@@ -102,7 +108,7 @@ IPVS = (
         "ipvs.syncPeriod",
         Kind.DURATION,
         "30s",
-        "How often the kernel is compared with what it should hold.",
+        "Time between two audits, which compare the whole kernel state with the desired state.",
         above=0,
         zero_is_unset=True,
     ),
@@ -111,7 +117,7 @@ IPVS = (
         "ipvs.minSyncPeriod",
         Kind.DURATION,
         "1s",
-        "Least time between two programmings of the kernel; 0 programs every change at once.",
+        "Minimum time between two syncs; 0 programs every change at once.",
         minimum=0,
         file_default="0s",
     ),
@@ -128,11 +134,32 @@ IPVS = (
         "ipvs.strictARP",
         Kind.BOOLEAN,
         "false",
-        "Answer ARP only for addresses of the interface asked (arp_ignore 1, arp_announce 2).",
+        "Answer ARP requests only for addresses of the interface that receives them (arp_ignore 1, arp_announce 2).",
     ),
-    Option("ipvs-tcp-timeout", "ipvs.tcpTimeout", Kind.DURATION, "0s", "Idle TCP connections; 0 leaves as is.", minimum=0),
-    Option("ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout", Kind.DURATION, "0s", "TCP after a FIN; 0 leaves as is.", minimum=0),
-    Option("ipvs-udp-timeout", "ipvs.udpTimeout", Kind.DURATION, "0s", "Idle UDP; 0 leaves as is.", minimum=0),
+    Option(
+        "ipvs-tcp-timeout",
+        "ipvs.tcpTimeout",
+        Kind.DURATION,
+        "0s",
+        "Timeout of idle TCP connections; 0 keeps the kernel's.",
+        minimum=0,
+    ),
+    Option(
+        "ipvs-tcpfin-timeout",
+        "ipvs.tcpFinTimeout",
+        Kind.DURATION,
+        "0s",
+        "Timeout of TCP connections after a FIN; 0 keeps the kernel's.",
+        minimum=0,
+    ),
+    Option(
+        "ipvs-udp-timeout",
+        "ipvs.udpTimeout",
+        Kind.DURATION,
+        "0s",
+        "Timeout of idle UDP flows; 0 keeps the kernel's.",
+        minimum=0,
+    ),
 )
 
 TRAFFIC = (
@@ -148,7 +175,7 @@ TRAFFIC = (
         "iptables.masqueradeBit",
         Kind.INTEGER,
         "14",
-        "Bit of the packet mark that asks for masquerading.",
+        "Bit of the packet mark that requests masquerading.",
         minimum=0,
         maximum=31,
     ),
@@ -157,7 +184,7 @@ TRAFFIC = (
         "detectLocalMode",
         Kind.TEXT,
         "ClusterCIDR",
-        "How traffic of local pods is told; other traffic to cluster IPs is masqueraded.",
+        "How traffic of local pods is recognised; other traffic to cluster IPs is masqueraded.",
         "MODE",
         choices=tuple(LocalMode),
         zero_is_unset=True,
@@ -168,7 +195,7 @@ TRAFFIC = (
         "clusterCIDR",
         Kind.TEXT,
         "",
-        "Addresses of pods, for --detect-local-mode=ClusterCIDR: one range, or one of each family.",
+        "Pod addresses, for --detect-local-mode=ClusterCIDR: one range, or one of each IP family.",
         "CIDR[,CIDR]",
         empty_is_unset=True,
     ),
@@ -177,7 +204,7 @@ TRAFFIC = (
         "detectLocal.bridgeInterface",
         Kind.TEXT,
         "",
-        "Bridge of the pods, for --detect-local-mode=BridgeInterface.",
+        "Bridge that the pods are on, for --detect-local-mode=BridgeInterface.",
         "NAME",
     ),
     Option(
@@ -185,7 +212,7 @@ TRAFFIC = (
         "detectLocal.interfaceNamePrefix",
         Kind.TEXT,
         "",
-        "How pods' interfaces begin, for --detect-local-mode=InterfaceNamePrefix.",
+        "Prefix of the names of pod interfaces, for --detect-local-mode=InterfaceNamePrefix.",
         "PREFIX",
     ),
     Option(
@@ -193,7 +220,7 @@ TRAFFIC = (
         "nodePortAddresses",
         Kind.LIST,
         "",
-        "Where node ports answer: ranges of node addresses, or the word primary. Empty means on all of them.",
+        "Node addresses that serve node ports: CIDR ranges, or the word primary. Empty means all node addresses.",
         "CIDR,...",
     ),
 )
@@ -204,16 +231,23 @@ CONNTRACK = (
         "conntrack.maxPerCore",
         Kind.INTEGER,
         "32768",
-        "Tracked connections per CPU core; 0 leaves the limit as is.",
+        "Limit of tracked connections per CPU core; 0 keeps the kernel's.",
         minimum=0,
     ),
-    Option("conntrack-min", "conntrack.min", Kind.INTEGER, "131072", "Least limit, whatever the number of cores.", minimum=0),
+    Option(
+        "conntrack-min",
+        "conntrack.min",
+        Kind.INTEGER,
+        "131072",
+        "Minimum of that limit, whatever the number of cores.",
+        minimum=0,
+    ),
     Option(
         "conntrack-tcp-timeout-established",
         "conntrack.tcpEstablishedTimeout",
         Kind.DURATION,
         "24h0m0s",
-        "Idle established TCP connections; 0 leaves as is.",
+        "Timeout of idle established TCP connections; 0 keeps the kernel's.",
         minimum=0,
     ),
     Option(
@@ -221,7 +255,7 @@ CONNTRACK = (
         "conntrack.tcpCloseWaitTimeout",
         Kind.DURATION,
         "1h0m0s",
-        "TCP connections in CLOSE_WAIT; 0 leaves as is.",
+        "Timeout of TCP connections in CLOSE_WAIT; 0 keeps the kernel's.",
         minimum=0,
     ),
     Option(
@@ -229,14 +263,14 @@ CONNTRACK = (
         "conntrack.tcpBeLiberal",
         Kind.BOOLEAN,
         "false",
-        "Do not call packets outside of the TCP window invalid.",
+        "Do not mark packets outside of the TCP window as invalid.",
     ),
     Option(
         "conntrack-udp-timeout",
         "conntrack.udpTimeout",
         Kind.DURATION,
         "0s",
-        "UDP flows without a reply; 0 leaves as is.",
+        "Timeout of UDP flows without a reply; 0 keeps the kernel's.",
         minimum=0,
     ),
     Option(
@@ -244,7 +278,7 @@ CONNTRACK = (
         "conntrack.udpStreamTimeout",
         Kind.DURATION,
         "0s",
-        "UDP flows with replies; 0 leaves as is.",
+        "Timeout of UDP flows with replies; 0 keeps the kernel's.",
         minimum=0,
     ),
 )
@@ -255,7 +289,7 @@ SERVERS = (
         "healthzBindAddress",
         Kind.TEXT,
         "0.0.0.0:10256",
-        "Where /healthz and /livez are served. In a file with an IPv6 bindAddress the default is [::]:10256.",
+        "Address of /healthz and /livez. In a file with an IPv6 bindAddress the default is [::]:10256.",
         "IP[:PORT]",
         zero_is_unset=True,
         empty_is_unset=True,
@@ -265,7 +299,7 @@ SERVERS = (
         "",
         Kind.INTEGER,
         "10256",
-        "Deprecated. 0 turns the health server off; else the port if --healthz-bind-address has none.",
+        "Deprecated. 0 turns the health server off; any other number is the port if --healthz-bind-address has none.",
         minimum=0,
         maximum=65535,
         deprecated="use --healthz-bind-address",
@@ -275,7 +309,7 @@ SERVERS = (
         "metricsBindAddress",
         Kind.TEXT,
         "127.0.0.1:10249",
-        "Where /metrics is served. In a file with an IPv6 bindAddress the default is [::1]:10249.",
+        "Address of /metrics. In a file with an IPv6 bindAddress the default is [::1]:10249.",
         "IP[:PORT]",
         zero_is_unset=True,
         empty_is_unset=True,
@@ -285,7 +319,7 @@ SERVERS = (
         "",
         Kind.INTEGER,
         "10249",
-        "Deprecated. 0 turns the metrics server off; else the port if --metrics-bind-address has none.",
+        "Deprecated. 0 turns the metrics server off; any other number is the port if --metrics-bind-address has none.",
         minimum=0,
         maximum=65535,
         status=Status.EXTENDED,
@@ -296,14 +330,14 @@ SERVERS = (
         "bindAddressHardFail",
         Kind.BOOLEAN,
         "false",
-        "End the process if one of these addresses cannot be bound.",
+        "Exit if one of these addresses cannot be bound.",
     ),
     Option(
         "profiling",
         "enableProfiling",
         Kind.BOOLEAN,
         "false",
-        "Let PUT /debug/flags/v of the metrics server change -v while this runs. There is no Go profiler in here.",
+        "Let PUT /debug/flags/v of the metrics server change -v at run time. There is no Go profiler.",
         status=Status.PARTIAL,
     ),
 )
@@ -314,13 +348,13 @@ LOGGING = (
         "logging.format",
         Kind.TEXT,
         "text",
-        "Log lines for people, or for machines.",
+        "Log lines as text for people, or as JSON for programs.",
         "FORMAT",
         choices=("text", "json"),
         zero_is_unset=True,
-        beats_file=True,
+        overrides_file=True,
     ),
-    Option("v", "logging.verbosity", Kind.LEVEL, "0", "How much is logged; also --v LEVEL.", beats_file=True),
+    Option("v", "logging.verbosity", Kind.LEVEL, "0", "Verbosity of the log; also --v LEVEL.", overrides_file=True),
 )
 
 OPTIONS: Mapping[Group, tuple[Option, ...]] = {
@@ -341,4 +375,4 @@ BY_KEY: Mapping[str, Option] = {option.key: option for options in OPTIONS.values
 """All options by ``Option.key``, in the table's order."""
 
 BY_FLAG: Mapping[str, Option] = {option.flag: option for option in BY_KEY.values() if option.flag}
-"""All options that are flags, by the flag's name without dashes."""
+"""All options that are flags, by the flag's name without leading dashes."""

@@ -1,6 +1,6 @@
-"""Completion for shells: commands, flags and values of the catalogue, as a parser from which shtab makes the scripts.
+"""Shell completion: shtab generates the scripts from a parser of all commands, flags and values of the catalogue.
 
-The parser serves shtab alone. ``config/flags.py`` reads command lines, since argparse has other rules than kube-proxy.
+Only shtab uses this parser. ``config/flags.py`` parses command lines, because argparse's rules differ from kube-proxy's.
 """
 
 import argparse
@@ -15,7 +15,7 @@ SHELLS = ("bash", "zsh", "fish")
 HELP = """\
 ipvsproxy completion bash|zsh|fish
 
-Prints what makes a shell complete commands, flags and their values:
+Prints the script with which a shell completes commands, flags and their values:
 
   bash    source <(ipvsproxy completion bash)
   zsh     source <(ipvsproxy completion zsh)
@@ -35,7 +35,7 @@ _ipvsproxy() {
 }
 complete -o filenames -F _ipvsproxy ipvsproxy
 """
-"""Bash cuts ``--flag=value`` into three words: without the sign, it is completed as ``--flag value`` is."""
+"""Bash splits ``--flag=value`` into three words. Without the equals sign they are completed as ``--flag value``."""
 
 
 def render(shell: str, commands: Sequence[str]) -> str:
@@ -53,7 +53,7 @@ def render(shell: str, commands: Sequence[str]) -> str:
         if command in ("run", "cleanup"):
             _add_dry_run(words)
         if command != "run":
-            words.add_argument("-o", "--output", choices=output.FORMATS, help="As lines for people, or as JSON.")
+            words.add_argument("-o", "--output", choices=output.FORMATS, help="Text for people, or JSON.")
     script: str = shtab.complete(parser, shell)
     return script + (_BASH_EQUALS if shell == "bash" else "")
 
@@ -62,13 +62,13 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     for option in catalogue.BY_FLAG.values():
         action = parser.add_argument(
             "-v" if option.flag == "v" else f"--{option.flag}",
-            nargs="?" if option.alone else None,
+            nargs="?" if option.implied_value else None,
             choices=("true", "false") if option.kind is Kind.BOOLEAN else option.choices or None,
             help=option.help.replace("%", "%%"),
         )
         if option.placeholder in _PATHS:
-            action.complete = _PATHS[option.placeholder]  # type: ignore[attr-defined] # shtab reads it
+            action.complete = _PATHS[option.placeholder]  # type: ignore[attr-defined] # shtab reads this attribute
 
 
 def _add_dry_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="Only tell what would be done.")
+    parser.add_argument("--dry-run", action="store_true", help="Only report what would be done.")

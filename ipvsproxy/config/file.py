@@ -1,9 +1,9 @@
 """The file behind ``--config``: a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) in YAML or JSON.
 
-As strict and as lenient as kube-proxy: broken YAML, another kind and a value of the wrong type are refused; a field that is
-unknown or stands there twice is told of and passed over (of two, the last counts). So our own fields, which live under
-``ipvsproxy:``, do not keep the same file from serving kube-proxy: it logs one line about them. Under ``ipvsproxy:`` an
-unknown field is refused, for nobody else would ever read it.
+As strict and as lenient as kube-proxy: broken YAML, another kind and a value of the wrong type are refused; an unknown field
+and the earlier one of two equal fields are ignored with a notice. kube-proxy therefore accepts a file with our own fields, which
+stand under ``ipvsproxy:``, and logs one line about them. An unknown field under ``ipvsproxy:`` is refused, because no other
+program reads that section.
 """
 
 import difflib
@@ -26,33 +26,33 @@ _BOOLEAN, _NULL, _TIMESTAMP = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:null"
 _TRUE = frozenset(("yes", "true", "on"))
 _NANOSECONDS = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
-DEEPEST = 100
+NESTING_LIMIT = 100
 """Levels of nesting in a file; a KubeProxyConfiguration has four."""
 
 _Tree = dict[str, "_Tree | Option"]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with a bound on nesting: what PyYAML does at each token takes longer the deeper it is nested."""
+    """YAML with a bound on nesting, because PyYAML's work at each token grows with the depth."""
 
     _depth = 0
 
     def descend_resolver(self, current_node: yaml.Node | None, current_index: object) -> None:
-        """Called by the composer at the beginning of each node."""
+        """The composer calls this at the beginning of each node."""
         self._depth += 1
-        if self._depth > DEEPEST:
+        if self._depth > NESTING_LIMIT:
             mark = current_node.start_mark if current_node else None
-            raise yaml.MarkedYAMLError(problem=f"nested more than {DEEPEST} levels deep", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem=f"nested more than {NESTING_LIMIT} levels deep", problem_mark=mark)
         super().descend_resolver(current_node, current_index)
 
     def ascend_resolver(self) -> None:
-        """Called at the end of each node."""
+        """The composer calls this at the end of each node."""
         self._depth -= 1
         super().ascend_resolver()
 
 
 class Content(NamedTuple):
-    """What a file says: values by ``Option.key``, what is wrong, and what was passed over."""
+    """The content of a file: values by ``Option.key``, problems, and notices about ignored fields."""
 
     given: Mapping[str, Given]
     problems: tuple[Problem, ...] = ()
@@ -79,7 +79,7 @@ _LAYOUT = _layout()
 
 
 def read(data: bytes, path: str) -> Content:
-    """Understand the content of a file; ``path`` is what errors call it."""
+    """Parse the content of a file; ``path`` is its name in problems."""
     try:
         documents = yaml.compose_all(data, Loader=_Loader)
         root = next(documents, None)
@@ -89,7 +89,7 @@ def read(data: bytes, path: str) -> Content:
     except yaml.YAMLError as error:
         return Content({}, (Problem(Source("", path), f"is not YAML: {' '.join(str(error).split())}"),))
     except (ValueError, OverflowError) as error:  # PyYAML's own limits: \\U escapes out of range
-        return Content({}, (Problem(Source("", path), f"is not YAML that can be read: {error}"),))
+        return Content({}, (Problem(Source("", path), f"cannot be read as YAML: {error}"),))
     if not isinstance(root, yaml.MappingNode):
         return Content({}, (Problem(Source("", path, 1), f"must hold a {KIND}, which is a mapping"),))
     reading = _Reading(path)
@@ -100,7 +100,7 @@ def read(data: bytes, path: str) -> Content:
 
 
 class _WrongTypeError(Exception):
-    """A node is not of the type that is needed; the text completes "must be ..."."""
+    """A node has the wrong type; the text completes "must be ..."."""
 
 
 class _Reading:
@@ -113,14 +113,14 @@ class _Reading:
         self.notices: list[Notice] = []
 
     def read_kind(self, root: yaml.MappingNode) -> None:
-        """Check that this is the kind of object that we can read."""
+        """Check ``apiVersion`` and ``kind``."""
         values = {key.value: value for key, value in root.value if isinstance(key, yaml.ScalarNode)}
-        for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
+        for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
             node = values.get(name)
             if node is None:
-                self.problems.append(Problem(Source(name, self.path, 1), f"is missing; it must be {wanted}"))
-            elif node.value != wanted:
-                self.problems.append(Problem(self._source(name, node), f"{_shown(node)} must be {wanted}"))
+                self.problems.append(Problem(Source(name, self.path, 1), f"is missing; it must be {expected}"))
+            elif node.value != expected:
+                self.problems.append(Problem(self._source(name, node), f"{_shown(node)} must be {expected}"))
 
     def read_section(self, section: yaml.MappingNode, tree: _Tree, prefix: str) -> None:
         """Read the fields of one mapping."""
@@ -140,7 +140,7 @@ class _Reading:
                 self.problems.append(Problem(self._source(path, node), f"{_shown(node)} must be a mapping"))
 
     def _fields(self, section: yaml.MappingNode, prefix: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-        """The mapping's fields, the last of each name."""
+        """The mapping's fields; of several with one name, the last."""
         fields: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
         for key, node in section.value:
             if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
@@ -148,7 +148,7 @@ class _Reading:
                 continue
             if key.value in fields:
                 source = self._source(f"{prefix}{key.value}", key)
-                self.notices.append(Notice(source, "stands here for the second time; the first value is not used"))
+                self.notices.append(Notice(source, "is repeated here; the earlier value is not used"))
             fields[key.value] = (key, node)
         return list(fields.values())
 
@@ -183,10 +183,10 @@ def _shown(node: yaml.Node) -> str:
     return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
 
 
-def _scalar(node: yaml.Node, tags: tuple[str, ...], wanted: str) -> str:
+def _scalar(node: yaml.Node, tags: tuple[str, ...], expected: str) -> str:
     if not isinstance(node, yaml.ScalarNode) or node.tag not in tags:
-        hint = ", in quotes" if wanted == "a string" and isinstance(node, yaml.ScalarNode) else ""
-        raise _WrongTypeError(f"{wanted}{hint}")
+        hint = ", in quotes" if expected == "a string" and isinstance(node, yaml.ScalarNode) else ""
+        raise _WrongTypeError(f"{expected}{hint}")
     return str(node.value)
 
 
@@ -242,7 +242,7 @@ def _read_gates(node: yaml.Node, option: Option) -> Value:
 
 
 def _read_patterns(node: yaml.Node, option: Option) -> Value:
-    wanted = "one of mappings with filePattern and verbosity"
+    expected = "one of mappings with filePattern and verbosity"
     if not isinstance(node, yaml.SequenceNode):
         raise _WrongTypeError("a list")
     patterns = []
@@ -250,10 +250,10 @@ def _read_patterns(node: yaml.Node, option: Option) -> Value:
         pairs = element.value if isinstance(element, yaml.MappingNode) else []
         fields = {key.value: value for key, value in pairs if isinstance(key, yaml.ScalarNode)}
         if not {"filePattern", "verbosity"} <= fields.keys():
-            raise _WrongTypeError(wanted)
+            raise _WrongTypeError(expected)
         pattern = _string(fields["filePattern"])
         if not pattern or "," in pattern or "=" in pattern:
-            raise _WrongTypeError(f"{wanted}, no filePattern being empty or with a comma or equals sign")
+            raise _WrongTypeError(f"{expected}, where no filePattern is empty or has a comma or equals sign")
         patterns.append(f"{pattern}={_read_level(fields['verbosity'], option)}")
     return tuple(patterns)
 

@@ -1,9 +1,9 @@
-"""The command line, read as Go's pflag reads it, so that every kube-proxy command line means the same here.
+"""The command line, parsed as Go's pflag parses it, so that every kube-proxy command line means the same here.
 
 ``--name=value``, ``--name value``, ``--switch``, ``--switch=false``, ``-v=4``, ``-v 4``, ``-v4``; dashes and underscores in a
-name are one; of a repeated flag the last value counts, of a repeated list all; what follows ``--`` is no flag. argparse differs
-in each of the finer points (a switch would eat the next word, a value may not begin with a dash, the first error ends it), hence
-our own loop.
+name are equivalent; the last value of a repeated flag counts, all values of a repeated list do; arguments after ``--`` are no
+flags. argparse differs in each of these details (a switch takes the next word, a value may not begin with a dash, parsing ends
+at the first error), hence our own loop.
 """
 
 import difflib
@@ -16,14 +16,14 @@ from ipvsproxy.config.option import Kind, Option
 
 _SHORTHANDS: Mapping[str, str] = {"v": "v", "h": "help"}
 END = "--"
-"""What follows it is no flag, whatever it begins with."""
+"""Ends the flags: every argument after it is a word."""
 _APPENDED = frozenset((Kind.LIST, Kind.GATES, Kind.PATTERNS))
 
 
 class Piece(NamedTuple):
-    """A flag with its value, a word, or the two dashes that end the flags; ``raw`` is how it was written.
+    """A flag with its value, a word, or the two dashes that end the flags; ``raw`` holds the original arguments.
 
-    A word has no ``name``. A flag's is normalised; its ``value`` is None where it was given none.
+    A word has no ``name``. A flag's name is normalised; its ``value`` is None if the command line gives none.
     """
 
     raw: tuple[str, ...]
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 
 
 def pieces(arguments: Sequence[str], valued: Collection[str] = ()) -> Iterator[Piece]:
-    """Take a command line apart. Flags of these names take a value, too, beside those of the catalogue."""
+    """Split a command line. ``valued`` names flags that take a value, beside those of the catalogue."""
     rest = list(reversed(arguments))
     while rest:
         argument = rest.pop()
@@ -45,7 +45,7 @@ def pieces(arguments: Sequence[str], valued: Collection[str] = ()) -> Iterator[P
             continue
         name, value = _split(argument)
         option = catalogue.BY_FLAG.get(name)
-        takes_value = name in valued or (option is not None and not option.alone)
+        takes_value = name in valued or (option is not None and not option.implied_value)
         if value is None and takes_value and rest:
             value = rest.pop()
             yield Piece((argument, value), name, value)
@@ -54,9 +54,9 @@ def pieces(arguments: Sequence[str], valued: Collection[str] = ()) -> Iterator[P
 
 
 def take_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words among the flags of a command line, wherever they stand, and the flags.
+    """Split a command line into words, which may stand anywhere, and flags.
 
-    A word that looks like a switch's value stays with the flags, so that ``parse`` says how to write it.
+    A word that looks like a switch's value stays with the flags, so that ``parse`` reports how to write it.
     """
     words: list[str] = []
     others: list[str] = []
@@ -75,7 +75,7 @@ def take_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def parse(arguments: Sequence[str]) -> tuple[Mapping[str, Given], tuple[Problem, ...]]:
-    """Read all flags. What was given comes by ``Option.key``, beside all that is wrong."""
+    """Parse all flags; returns the given values by ``Option.key``, and all problems."""
     given: dict[str, Given] = {}
     problems: list[Problem] = []
     previous: Option | None = None
@@ -91,10 +91,10 @@ def parse(arguments: Sequence[str]) -> tuple[Mapping[str, Given], tuple[Problem,
         if option is None:
             problems.append(_unknown_problem(raw[0], name))
             continue
-        if value is None and not option.alone:
+        if value is None and not option.implied_value:
             problems.append(Problem(source, f"needs a value, such as --{name}={_example(option)}", option.key))
             continue
-        text = option.alone if value is None else value
+        text = option.implied_value if value is None else value
         if not text and option.empty_is_unset:
             continue
         try:
@@ -108,7 +108,7 @@ def parse(arguments: Sequence[str]) -> tuple[Mapping[str, Given], tuple[Problem,
 
 
 def _split(argument: str) -> tuple[str, str | None]:
-    """The flag's normalised name, and its value if the argument holds one."""
+    """The flag's normalised name, and its value if the argument has one."""
     if not argument.startswith("--") and argument[1] in _SHORTHANDS:
         value = argument[2:].removeprefix("=")
         if argument[1] == "v":
@@ -137,8 +137,8 @@ def _example(option: Option) -> str:
 
 
 def _is_value_of(switch: Option | None, word: str) -> bool:
-    """Whether a word was meant as the value of the switch before it."""
-    return switch is not None and bool(switch.alone) and word.lower() in ("true", "false")
+    """Whether a word looks like the value of the switch before it."""
+    return switch is not None and bool(switch.implied_value) and word.lower() in ("true", "false")
 
 
 def _word_problem(word: str, previous: Option | None) -> Problem:

@@ -1,14 +1,14 @@
-"""What the user gave: a value and where it stands, and what is wrong with it."""
+"""Option values as the user gave them, with their place, and problems of these values."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Self
 
 Value = str | bool | int | float | tuple[str, ...] | Mapping[str, bool]
-"""A setting's value once its syntax is understood. Durations are seconds; addresses and ranges are still text."""
+"""A setting's value after its syntax is parsed. Durations are seconds; addresses and ranges are still text."""
 
 
 class Source(NamedTuple):
-    """Where a value was given: a flag, or a field of a file. Lines count from 1, 0 means none."""
+    """The place of a value: a flag, or a field of a file. Lines count from 1; 0 means no line."""
 
     name: str
     file: str = ""
@@ -16,7 +16,7 @@ class Source(NamedTuple):
     element_lines: tuple[int, ...] = ()
 
     def element(self, index: int) -> Self:
-        """The place of one element of a list, counted from 0; all elements of a flag stand in the flag."""
+        """The place of one element of a list, counted from 0; for a flag, the flag itself."""
         if not self.element_lines:
             return self
         return type(self)(f"{self.name}[{index}]", self.file, self.element_lines[index])
@@ -36,7 +36,7 @@ class Given(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Why the configuration is refused. ``key`` names the option (``Option.key``) if the problem is that of one."""
+    """Why the configuration is refused. ``key`` is the ``Option.key`` of the option concerned, if there is one."""
 
     source: Source
     text: str
@@ -47,7 +47,7 @@ class Problem(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """Something in the configuration that is accepted, but that the operator should know of."""
+    """A remark for the operator on an accepted part of the configuration."""
 
     source: Source
     text: str
@@ -57,7 +57,7 @@ class Notice(NamedTuple):
 
 
 class ConfigError(Exception):
-    """The configuration is refused; ``problems`` holds every reason that was found, in the order of flags, file, rules."""
+    """The configuration is refused; ``problems`` holds every reason, in the order of flags, file, rules."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)

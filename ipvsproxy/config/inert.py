@@ -1,6 +1,6 @@
-"""Options that kube-proxy knows and that have no meaning here. They are read, checked as kube-proxy would, and kept.
+"""Options of kube-proxy that have no effect here. They are read, checked as kube-proxy checks them, and kept.
 
-Kept, so that a configuration written by ``--write-config-to`` serves kube-proxy as it did before.
+A configuration written by ``--write-config-to`` keeps them, so that it still means the same to kube-proxy.
 """
 
 from ipvsproxy.config.option import Kind, Option, Status
@@ -16,7 +16,7 @@ def _inert(
     minimum: float | None = None,
     above: float | None = None,
     zero_is_unset: bool = False,
-    beats_file: bool = False,
+    overrides_file: bool = False,
     nanoseconds: bool = False,
 ) -> Option:
     """An option without effect; ``reason`` says why it has none."""
@@ -30,17 +30,17 @@ def _inert(
         minimum=minimum,
         above=above,
         zero_is_unset=zero_is_unset,
-        beats_file=beats_file,
+        overrides_file=overrides_file,
         nanoseconds=nanoseconds,
     )
 
 
-_API = "The API server is asked for JSON."
-_CALLS = "Three watches need no rate limit; events have one of their own."
+_API = "Requests to the API server ask for JSON."
+_CALLS = "Three watches need no rate limit; events have their own."
 _IPTABLES = "For kube-proxy's iptables mode only."
 _NFTABLES = "For kube-proxy's nftables mode only."
 _WINDOWS = "For Windows only."
-_STREAM = "All log lines go to one stream at once."
+_STREAM = "All log lines go to one stream, without a buffer."
 
 OPTIONS = (
     _inert("", "clientConnection.acceptContentTypes", Kind.TEXT, "", _API),
@@ -59,7 +59,7 @@ OPTIONS = (
         "configSyncPeriod",
         Kind.DURATION,
         "15m0s",
-        "Known objects need no refreshing; the watches say what changes.",
+        "Known objects need no refresh; the watches report each change.",
         above=0,
         zero_is_unset=True,
     ),
@@ -68,7 +68,7 @@ OPTIONS = (
         "showHiddenMetricsForVersion",
         Kind.TEXT,
         "",
-        "No metric is hidden. MAJOR.MINOR of any version.",
+        "No metric is hidden. Takes MAJOR.MINOR of any version.",
     ),
     _inert(
         "iptables-localhost-nodeports",
@@ -89,30 +89,30 @@ OPTIONS = (
     _inert("", "winkernel.rootHnsEndpointName", Kind.TEXT, "", _WINDOWS),
     _inert("", "winkernel.forwardHealthCheckVip", Kind.BOOLEAN, "false", _WINDOWS),
     _inert("", "windowsRunAsService", Kind.BOOLEAN, "false", _WINDOWS),
-    _inert("", "portRange", Kind.TEXT, "", "For the userspace mode, which kube-proxy has no more."),
+    _inert("", "portRange", Kind.TEXT, "", "For the userspace mode, which kube-proxy no longer has."),
     _inert(
         "vmodule",
         "logging.vmodule",
         Kind.PATTERNS,
         "",
-        "Levels by source file mean kube-proxy's files.",
-        beats_file=True,
+        "Levels by source file refer to kube-proxy's files.",
+        overrides_file=True,
     ),
     _inert(
         "log-flush-frequency",
         "logging.flushFrequency",
         Kind.DURATION,
         "5s",
-        "Log lines are not held back.",
+        "Log lines are not buffered.",
         zero_is_unset=True,
-        beats_file=True,
+        overrides_file=True,
         nanoseconds=True,
     ),
-    _inert("log-text-split-stream", "logging.options.text.splitStream", Kind.BOOLEAN, "false", _STREAM, beats_file=True),
-    _inert("log-text-info-buffer-size", "logging.options.text.infoBufferSize", Kind.QUANTITY, "0", _STREAM, beats_file=True),
-    _inert("log-json-split-stream", "logging.options.json.splitStream", Kind.BOOLEAN, "false", _STREAM, beats_file=True),
-    _inert("log-json-info-buffer-size", "logging.options.json.infoBufferSize", Kind.QUANTITY, "0", _STREAM, beats_file=True),
-    _inert("boot-id-file", "", Kind.TEXT, "", "kube-proxy does not use it either.", beats_file=True),
-    _inert("machine-id-file", "", Kind.TEXT, "", "kube-proxy does not use it either.", beats_file=True),
+    _inert("log-text-split-stream", "logging.options.text.splitStream", Kind.BOOLEAN, "false", _STREAM, overrides_file=True),
+    _inert("log-text-info-buffer-size", "logging.options.text.infoBufferSize", Kind.QUANTITY, "0", _STREAM, overrides_file=True),
+    _inert("log-json-split-stream", "logging.options.json.splitStream", Kind.BOOLEAN, "false", _STREAM, overrides_file=True),
+    _inert("log-json-info-buffer-size", "logging.options.json.infoBufferSize", Kind.QUANTITY, "0", _STREAM, overrides_file=True),
+    _inert("boot-id-file", "", Kind.TEXT, "", "kube-proxy does not use it either.", overrides_file=True),
+    _inert("machine-id-file", "", Kind.TEXT, "", "kube-proxy does not use it either.", overrides_file=True),
 )
-"""All of them; the help of each says why it has no effect."""
+"""All options without effect; the help of each says why it has none."""

@@ -1,4 +1,4 @@
-"""Flags and file to one ``Config``. Pure: the host's name and the reading of files come from outside."""
+"""From flags and file to one ``Config``. Pure: the caller passes the host's name and a function that reads files."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,14 +9,14 @@ from ipvsproxy.config.settings import Config
 
 
 def load(arguments: Sequence[str], *, hostname: str, read_file: Callable[[str], bytes]) -> Config:
-    """The configuration that a command line (without program and command) stands for.
+    """The configuration of a command line, which is given without program and command.
 
-    As with kube-proxy, a file replaces the flags, but for ``--hostname-override``, the logging flags and those that say what
-    to do; the file's defaults then count, of which ``ipvs.minSyncPeriod`` is 0 instead of 1s. ``read_file`` may raise
-    OSError.
+    As in kube-proxy, a file replaces all flags but ``--hostname-override``, the logging flags and those that select a task.
+    The file's defaults then apply; they differ from those of flags in ``ipvs.minSyncPeriod``, 0 instead of 1s.
+    ``read_file`` may raise OSError.
 
     Raises:
-        ConfigError: anything is wrong; it holds everything that is.
+        ConfigError: the configuration has problems; the error holds all of them.
     """
     given, problems = flags.parse(arguments)
     notices: tuple[Notice, ...] = ()
@@ -46,14 +46,14 @@ def _ignored(given: Mapping[str, Given]) -> list[Notice]:
     return [
         Notice(value.source, "not used, because --config is given")
         for key, value in given.items()
-        if key != "config" and not catalogue.BY_KEY[key].beats_file
+        if key != "config" and not catalogue.BY_KEY[key].overrides_file
     ]
 
 
 def _merged(given: Mapping[str, Given], from_file: Mapping[str, Given]) -> Mapping[str, Given]:
     merged = dict(from_file)
     for key, flag in given.items():
-        if not catalogue.BY_KEY[key].beats_file:
+        if not catalogue.BY_KEY[key].overrides_file:
             continue
         below = from_file.get(key)
         if (
@@ -62,6 +62,6 @@ def _merged(given: Mapping[str, Given], from_file: Mapping[str, Given]) -> Mappi
             and isinstance(flag.value, tuple)
             and isinstance(below.value, tuple)
         ):
-            flag = flag._replace(value=flag.value + below.value)  # noqa: PLW2901 - of both, the flag's part first
+            flag = flag._replace(value=flag.value + below.value)  # noqa: PLW2901 - both count, the flag's patterns first
         merged[key] = flag
     return merged

@@ -1,4 +1,4 @@
-"""One thing that can be set, as data: parsing, checking, ``--help`` and the layout of the file all follow from it."""
+"""An option as data: parsing, checking, ``--help`` and the layout of the file follow from it."""
 
 import enum
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Kind(enum.Enum):
 
 
 class Status(enum.StrEnum):
-    """How an option compares with that of kube-proxy."""
+    """How an option compares with kube-proxy's."""
 
     SAME = "same"
     EXTENDED = "extended"
@@ -41,7 +41,7 @@ class Group(enum.StrEnum):
     CONNTRACK = "Connection tracking, set once at the start"
     SERVERS = "Health and metrics"
     LOGGING = "Logging"
-    WITHOUT_EFFECT = "Accepted without effect, for the sake of existing command lines"
+    WITHOUT_EFFECT = "Accepted without effect, so that existing command lines work"
 
 
 class Option(NamedTuple):
@@ -49,12 +49,12 @@ class Option(NamedTuple):
 
     ``flag`` has no dashes in front, ``field`` is a dotted path; either may be empty. ``default`` is written as a flag's value;
     ``file_default`` replaces it when a file is given. ``minimum`` and ``maximum`` are inclusive, ``above`` is not; all three
-    are in seconds for a duration. ``choices`` do not apply to an empty value.
+    are in seconds for a duration. An empty value is allowed beside the ``choices``.
 
     ``zero_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
-    kubernetes/kubernetes). ``empty_is_unset``: the flag's empty value changes nothing. ``beats_file``: the flag counts even
-    when ``--config`` is given. ``implied`` is the value of a flag that stands alone, where it is no boolean.
-    ``nanoseconds``: in a file, a number is taken for nanoseconds. ``deprecated`` says what to use instead.
+    kubernetes/kubernetes). ``empty_is_unset``: the flag's empty value changes nothing. ``overrides_file``: the flag counts
+    even when ``--config`` is given. ``implied`` is the value that the flag without a value implies, if it is no boolean.
+    ``nanoseconds``: a number in a file is in nanoseconds. ``deprecated`` says what to use instead.
     """
 
     flag: str
@@ -71,19 +71,19 @@ class Option(NamedTuple):
     file_default: str | None = None
     zero_is_unset: bool = False
     empty_is_unset: bool = False
-    beats_file: bool = False
+    overrides_file: bool = False
     implied: str = ""
     nanoseconds: bool = False
     deprecated: str = ""
 
     @property
     def key(self) -> str:
-        """The name by which the program knows this option: the field's path, or the flag's name where there is no field."""
+        """The option's name in the program: the field's path, or the flag's name if there is no field."""
         return self.field or self.flag
 
     @property
-    def alone(self) -> str:
-        """The value of the flag when none is written; empty means that the next word is the value."""
+    def implied_value(self) -> str:
+        """The value that the flag without a value implies; empty means that the next word is the value."""
         return "true" if self.kind is Kind.BOOLEAN else self.implied
 
     def default_in(self, *, file: bool) -> str:
@@ -92,7 +92,7 @@ class Option(NamedTuple):
 
     @property
     def allowed(self) -> str:
-        """What values are allowed, for an error or ``--help``; empty where the kind says it all."""
+        """The allowed values, for an error or ``--help``; empty if the kind alone describes them."""
         unit = "s" if self.kind is Kind.DURATION else ""
         if self.choices:
             return f"one of {', '.join(self.choices)}"

@@ -1,4 +1,4 @@
-"""Options that kube-proxy does not have. In a file they stand below ``ipvsproxy:``."""
+"""Options that kube-proxy does not have. In a file they stand under ``ipvsproxy:``."""
 
 from ipvsproxy.config.option import Kind, Option, Status
 from ipvsproxy.translate.view import TrafficScopes
@@ -9,18 +9,18 @@ OPTIONS = (
         "ipvsproxy.manifests",
         Kind.TEXT,
         "",
-        "Serve the Services, EndpointSlices and Nodes in this directory instead of an API server's.",
+        "Read Services, EndpointSlices and Nodes from this directory instead of an API server.",
         "DIR",
         status=Status.OWN,
         empty_is_unset=True,
-        beats_file=True,
+        overrides_file=True,
     ),
     Option(
         "ipvs-drain-deadline",
         "ipvsproxy.drainDeadline",
         Kind.DURATION,
         "0s",
-        "How long the TCP connections of an endpoint that is gone may go on; 0 means until they end by themselves.",
+        "How long TCP connections to a removed endpoint may last; 0 means until they end by themselves.",
         status=Status.OWN,
         minimum=0,
     ),
@@ -29,7 +29,7 @@ OPTIONS = (
         "ipvsproxy.allowServiceAddresses",
         Kind.LIST,
         "",
-        "Serve Service addresses in these ranges even if they are the API server's, this node's, or in a range of pods.",
+        "Serve Service addresses in these ranges even if they belong to the API server, this node or a range of pods.",
         "CIDR,...",
         status=Status.OWN,
     ),
@@ -56,7 +56,7 @@ OPTIONS = (
         "ipvsproxy.massDeletionGuardPercent",
         Kind.INTEGER,
         "50",
-        "If a list lacks more than this percentage of all Services or endpoints, wait a minute for a second one; 0: never.",
+        "If a list lacks more than this percentage of all Services or endpoints, wait a minute for a second list; 0: never.",
         "PERCENT",
         status=Status.OWN,
         minimum=0,
@@ -67,7 +67,7 @@ OPTIONS = (
         "ipvsproxy.staleWatchTimeout",
         Kind.DURATION,
         "15m0s",
-        "How long the API server may be silent before log, metrics and /healthz say that this node may be out of date; 0: never.",
+        "How long the API server may be silent before log, metrics and /healthz report a stale watch; 0: never.",
         status=Status.OWN,
         minimum=0,
     ),
@@ -76,7 +76,7 @@ OPTIONS = (
         "ipvsproxy.staleWatchUnhealthy",
         Kind.BOOLEAN,
         "false",
-        "Turn load balancers away (503 on /healthz and health-check node ports) while a watch is stale.",
+        "Answer load balancers with 503 on /healthz and health-check node ports while a watch is stale.",
         status=Status.OWN,
     ),
     Option(
@@ -84,7 +84,7 @@ OPTIONS = (
         "ipvsproxy.serviceMetricsLimit",
         Kind.INTEGER,
         "20000",
-        "How many Service ports, and how many endpoints, have traffic metrics of their own; 0 turns these metrics off.",
+        "How many Service ports, and how many endpoints, have their own traffic metrics; 0 turns these metrics off.",
         status=Status.OWN,
         minimum=0,
     ),
@@ -93,7 +93,7 @@ OPTIONS = (
         "ipvsproxy.endpointMetrics",
         Kind.BOOLEAN,
         "false",
-        "Traffic metrics for each endpoint as well, not only for each Service port.",
+        "Export traffic metrics for each endpoint, too, not only for each Service port.",
         status=Status.OWN,
     ),
 )

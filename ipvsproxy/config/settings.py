@@ -14,7 +14,7 @@ from ipvsproxy.translate.view import LocalMode, TrafficScopes
 
 
 class Command(enum.Enum):
-    """What the process is started for."""
+    """The task of the process."""
 
     RUN = "run"
     INIT_ONLY = "init-only"
@@ -23,14 +23,14 @@ class Command(enum.Enum):
 
 
 class LogFormat(enum.StrEnum):
-    """The form of log lines."""
+    """The format of log lines."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class ListenAddress(NamedTuple):
-    """Where a server listens."""
+    """The address and port on which a server listens."""
 
     address: Address
     port: int
@@ -41,11 +41,12 @@ class ListenAddress(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ipvs:
-    """Programming of IPVS. ``sync_period_s`` is above 0; a timeout of 0 leaves the kernel's as it is.
+    """Programming of IPVS. ``sync_period_s`` is above 0; a timeout of 0 keeps the kernel's.
 
-    ``excluded_networks`` hold addresses whose virtual servers are never removed. ``drain_deadline_s`` bounds the time that
-    the connections of a removed real server have; 0 does not. ``allowed_service_addresses`` are served though they are the
-    API server's, the node's or in a range of pods. ``scope_bits`` are the bits of packet marks that ``traffic_scopes`` uses.
+    Virtual servers with an address in ``excluded_networks`` are never removed. ``drain_deadline_s`` bounds how long the
+    connections of a removed real server may last; 0 sets no bound. ``allowed_service_addresses`` are served even if they
+    belong to the API server, the node or a range of pods. ``scope_bits`` are the bits of packet
+    marks that ``traffic_scopes`` uses.
     """
 
     scheduler: str = "rr"
@@ -64,23 +65,23 @@ class Ipvs:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Masquerade:
-    """Masquerading. ``bit`` is that of the packet mark, 0..31; ``everything`` masquerades all traffic to cluster IPs."""
+    """Masquerading. ``bit`` of the packet mark is 0..31; ``everything`` masquerades all traffic to cluster IPs."""
 
     bit: int = 14
     everything: bool = False
 
     @property
     def mark(self) -> int:
-        """The packet mark that asks for masquerading."""
+        """The packet mark that requests masquerading."""
         return 1 << self.bit
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DetectLocal:
-    """How traffic of local pods is told.
+    """How traffic of local pods is recognised.
 
-    ``cluster_networks`` holds at most one range of each family and counts in mode ClusterCIDR only, as the names count in
-    theirs, where they are not empty.
+    ``cluster_networks`` holds at most one range of each family and applies in mode ClusterCIDR only. Each name applies in
+    its own mode only, where it is not empty.
     """
 
     mode: LocalMode = LocalMode.CLUSTER_CIDR
@@ -91,7 +92,7 @@ class DetectLocal:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodePorts:
-    """Where node ports answer: on the node's primary addresses, or in these ranges, or, without either, everywhere."""
+    """The node addresses that serve node ports: the primary ones, or those in ``networks``; with neither, all."""
 
     networks: tuple[Network, ...] = ()
     primary_only: bool = False
@@ -99,7 +100,7 @@ class NodePorts:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Conntrack:
-    """Connection tracking. ``max_per_core`` and each timeout: 0 leaves the kernel's as it is. ``minimum`` is of the total."""
+    """Connection tracking. 0 as ``max_per_core`` or a timeout keeps the kernel's. ``minimum`` is that of the total limit."""
 
     max_per_core: int = 32768
     minimum: int = 131072
@@ -115,7 +116,7 @@ class ServiceSource:
     """Where Services come from: the directory ``manifests`` if not empty, else an API server.
 
     ``kubeconfig`` is a file, ``api_server`` a URL that replaces the kubeconfig's. With neither: the pod's service account.
-    ``mass_deletion_percent`` is how much of all one list may lack and be believed; 0 believes every list.
+    ``mass_deletion_percent``: a list that lacks more than this share of all objects needs a second one; 0 accepts every list.
     """
 
     manifests: str = ""
@@ -128,8 +129,8 @@ class ServiceSource:
 class Servers:
     """HTTP servers; None turns one off. ``bind_hard_fail``: an address that cannot be bound ends the process.
 
-    A watch without contact for ``stale_watch_s`` is stale (0: never); ``stale_watch_unhealthy``: load balancers are told.
-    ``profiling``: the verbosity of the log may be changed over HTTP.
+    A watch without contact for ``stale_watch_s`` is stale (0: never); ``stale_watch_unhealthy``: the health checks of load
+    balancers then fail. ``profiling``: HTTP requests may change the verbosity of the log.
     """
 
     health: ListenAddress | None
@@ -142,7 +143,7 @@ class Servers:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficMetrics:
-    """Traffic by Service port, and ``of_endpoints``. ``limit`` bounds how many of either have series of their own; 0: none."""
+    """Traffic by Service port, and ``of_endpoints``. ``limit`` bounds how many of each have their own series; 0: none."""
 
     limit: int = 20_000
     of_endpoints: bool = False
@@ -160,13 +161,13 @@ class Logging:
 class Config:
     """Everything that flags and file say.
 
-    ``node_name`` is the override, or else the host's name, in lower case. An unspecified ``bind_address`` (0.0.0.0, ::)
+    ``node_name`` is the override or the host's name, in lower case. An unspecified ``bind_address`` (0.0.0.0, ::)
     leaves the choice of the primary address to the Node object. ``oom_score_adj`` is -1000..1000. ``config_file`` and
     ``write_config_to`` are paths, empty when not given.
 
-    ``without_effect`` names what was set to other than its default and means nothing here; ``notices`` is what was accepted
-    but deserves a word. ``values`` holds every setting that a file can hold, by its dotted path, for writing it back; two
-    configurations that differ only in these three are equal.
+    ``without_effect`` names the options that differ from their default and have no effect here; ``notices`` tell the
+    operator about accepted options. ``values`` holds every setting that a file can hold, by its dotted path, for writing a
+    file. Two configurations that differ only in these three are equal.
     """
 
     node_name: str
@@ -190,5 +191,5 @@ class Config:
     values: Mapping[str, Value] = dataclasses.field(default_factory=dict, compare=False)
 
     def with_notices(self, notices: Iterable[Notice]) -> Self:
-        """The same, with these notices before its own."""
+        """This configuration with these notices before its own."""
         return dataclasses.replace(self, notices=(*notices, *self.notices))

@@ -1,4 +1,4 @@
-"""The syntax of values: that of Go's flag and duration parsers, which kube-proxy's users write.
+"""The syntax of values: that of Go's flag and duration parsers, as kube-proxy uses them.
 
 Every ``parse_`` function raises ValueError with a text that completes "must be ...".
 """
@@ -15,7 +15,7 @@ INT32 = range(-(2**31), 2**31)
 INT64_MAX = 2**63 - 1
 LEVEL_MAX = 2**31 - 1
 _LONGEST = 200
-"""No number or duration that means anything is longer; Python's own conversions are slow or refuse beyond."""
+"""Characters of a number or duration. Python converts longer texts slowly or not at all."""
 
 _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
 _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
@@ -156,7 +156,7 @@ def parse_patterns(text: str) -> tuple[str, ...]:
 
 
 def parse_quantity(text: str) -> str:
-    """Check a number of bytes: 512, 1k, 2Ki, 3M. The text is kept, for nothing here counts with it."""
+    """Check a number of bytes: 512, 1k, 2Ki, 3M. Returns the text, because nothing here calculates with the number."""
     if len(text) > _LONGEST or not _QUANTITY.fullmatch(text):
         raise ValueError("a number of bytes such as 512, 1k or 2Ki")
     return text
@@ -182,7 +182,7 @@ def parse(kind: Kind, text: str) -> Value:
 
 
 def render(kind: Kind, value: Value) -> str:
-    """The value as an error shows it."""
+    """The value as text for an error."""
     if kind is Kind.DURATION and isinstance(value, float):
         return render_duration(value)
     return quoted(value) if isinstance(value, str) else str(value)

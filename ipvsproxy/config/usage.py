@@ -1,4 +1,4 @@
-"""The text of ``--help``, made from the catalogue."""
+"""The text of ``--help``, generated from the catalogue."""
 
 import textwrap
 from collections.abc import Iterator
@@ -13,24 +13,24 @@ _HEAD = """\
 ipvsproxy [run] [flags]
 
 The node daemon that does the whole job of kube-proxy --proxy-mode=ipvs: it watches Services and
-EndpointSlices and keeps this node's IPVS, ipsets, addresses and iptables rules equal to them.
+EndpointSlices and keeps this node's IPVS, ipsets, addresses and iptables rules in step with them.
 
-Every flag of kube-proxy is taken with kube-proxy's meaning and syntax. Durations are written 30s, 1m30s, 1h.
-With --config most flags are ignored, as kube-proxy does; the flags that count all the same are marked with *.
-The field of the file that says the same as a flag stands in [brackets].
+Every kube-proxy flag is accepted, with the same meaning and syntax. Durations are written 30s, 1m30s, 1h.
+With --config most flags are ignored, as in kube-proxy; flags marked with * still count.
+The equivalent field of the file stands in [brackets].
 
 Other commands, each with its own --help:
 {commands}
-  cleanup   remove everything of ours from the kernel
+  cleanup   remove everything that ipvsproxy or kube-proxy has left in the kernel
   completion bash|zsh|fish
-            print what makes a shell complete all of this
-With --dry-run, run never programs anything: it stays beside a kube-proxy, and logs and exports what would
-differ, on ports 10356 and 10349 in the place of 10256 and 10249.
+            print the script for shell completion
+With --dry-run, run changes nothing: it runs beside a kube-proxy and reports differences by log and metrics,
+on ports 10356 and 10349 instead of 10256 and 10249.
 """
 
 
 def render() -> str:
-    """The whole text, for a terminal of 110 columns or more."""
+    """The whole text, in lines of at most 110 columns."""
     others = "\n".join(f"  {command.name:<9} {command.summary}" for command in commands.COMMANDS.values())
     sections = [_HEAD.format(commands=others)]
     for group, options in catalogue.OPTIONS.items():
@@ -47,7 +47,7 @@ def render() -> str:
 def _option_lines(option: Option) -> Iterator[str]:
     dashes = "-" if option.flag == "v" else "--"
     value = "" if option.kind is Kind.BOOLEAN else f" {option.placeholder or option.kind.value}"
-    star = " *" if option.beats_file else ""
+    star = " *" if option.overrides_file else ""
     field = f"  [{option.field}]" if option.field else ""
     yield f"  {dashes}{option.flag}{value}{star}{field}"
     text = " ".join(filter(None, (option.help, _facts(option))))

@@ -1,7 +1,7 @@
-"""The rules: from what was given to a ``Config``, or to every reason why not.
+"""The rules that turn the given values into a ``Config``, or into every problem.
 
-They are those of pkg/proxy/apis/config/validation in kubernetes/kubernetes. What kube-proxy does not check because it has no
-effect in its IPVS mode is not checked here either.
+They are those of pkg/proxy/apis/config/validation in kubernetes/kubernetes. kube-proxy does not check options without effect in
+its IPVS mode; these are not checked here either.
 """
 
 import re
@@ -11,7 +11,7 @@ from ipvsproxy.config import catalogue, settings, syntax
 from ipvsproxy.config.given import Given, Notice, Problem, Value, quoted
 from ipvsproxy.config.option import Status
 from ipvsproxy.config.settings import Command, Config, ListenAddress, LogFormat
-from ipvsproxy.config.values import Answers
+from ipvsproxy.config.values import Values
 from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
 from ipvsproxy.translate.view import LocalMode, TrafficScopes
 
@@ -20,7 +20,7 @@ METRICS_PORT = 10249
 _OTHER_MODES = ("iptables", "nftables")
 _PRIMARY = "primary"
 _SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # IP_VS_SCHEDNAME_MAXLEN is 16 with the NUL
-_INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # what else cannot stand in a rule, or in a name
+_INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # the excluded characters cannot stand in a rule or a name
 _MARK_DROP = 0x8000  # the kubelet's KUBE-MARK-DROP
 _MOST_SCOPE_BITS = 16
 _INTERFACE_LIMIT = 15  # bytes; IFNAMSIZ is 16 with the NUL
@@ -34,124 +34,122 @@ def resolve(
 ) -> tuple[Config, tuple[Problem, ...]]:
     """Apply defaults and rules.
 
-    ``given`` and ``broken`` (options whose value could not be read) go by ``Option.key``. The ``Config`` is of use only
-    when no problem comes with it: defaults stand where values are wrong.
+    ``given`` and ``broken`` (options whose value cannot be parsed) hold ``Option.key``s. The ``Config`` is valid only if
+    there are no problems: defaults replace wrong values.
     """
-    answers = Answers(given, broken, config_file)
-    _check_bounds(answers)
-    command = _command(answers)
-    _check_mode(answers, command)
-    bind_address = _bind_address(answers)
+    values = Values(given, broken, config_file)
+    _check_bounds(values)
+    command = _command(values)
+    _check_mode(values, command)
+    bind_address = _bind_address(values)
     servers = settings.Servers(
-        health=_listen(answers, "healthzBindAddress", bind_address, ("0.0.0.0", "::"), HEALTH_PORT),  # noqa: S104 - as kube-proxy
-        metrics=_listen(answers, "metricsBindAddress", bind_address, ("127.0.0.1", "::1"), METRICS_PORT),
-        bind_hard_fail=answers.switch("bindAddressHardFail"),
-        stale_watch_s=answers.seconds("ipvsproxy.staleWatchTimeout"),
-        stale_watch_unhealthy=answers.switch("ipvsproxy.staleWatchUnhealthy"),
-        profiling=answers.switch("enableProfiling"),
+        health=_listen(values, "healthzBindAddress", bind_address, ("0.0.0.0", "::"), HEALTH_PORT),  # noqa: S104 - as kube-proxy
+        metrics=_listen(values, "metricsBindAddress", bind_address, ("127.0.0.1", "::1"), METRICS_PORT),
+        bind_hard_fail=values.switch("bindAddressHardFail"),
+        stale_watch_s=values.seconds("ipvsproxy.staleWatchTimeout"),
+        stale_watch_unhealthy=values.switch("ipvsproxy.staleWatchUnhealthy"),
+        profiling=values.switch("enableProfiling"),
     )
-    _check_writable(answers, command, servers)
-    node_name = _node_name(answers, hostname)
+    _check_writable(values, command, servers)
+    node_name = _node_name(values, hostname)
     config = Config(
         node_name=node_name,
         servers=servers,
         bind_address=bind_address,
         command=command,
         config_file=config_file,
-        write_config_to=answers.text("write-config-to"),
-        source=_service_source(answers),
-        ipvs=_ipvs(answers),
+        write_config_to=values.text("write-config-to"),
+        source=_service_source(values),
+        ipvs=_ipvs(values),
         masquerade=settings.Masquerade(
-            bit=answers.number("iptables.masqueradeBit"), everything=answers.switch("iptables.masqueradeAll")
+            bit=values.number("iptables.masqueradeBit"), everything=values.switch("iptables.masqueradeAll")
         ),
-        detect_local=_detect_local(answers),
-        node_ports=_node_ports(answers),
-        conntrack=_conntrack(answers),
-        oom_score_adj=answers.number("oomScoreAdj"),
+        detect_local=_detect_local(values),
+        node_ports=_node_ports(values),
+        conntrack=_conntrack(values),
+        oom_score_adj=values.number("oomScoreAdj"),
         traffic_metrics=settings.TrafficMetrics(
-            limit=answers.number("ipvsproxy.serviceMetricsLimit"), of_endpoints=answers.switch("ipvsproxy.endpointMetrics")
+            limit=values.number("ipvsproxy.serviceMetricsLimit"), of_endpoints=values.switch("ipvsproxy.endpointMetrics")
         ),
         logging=settings.Logging(
-            format=LogFormat(answers.text("logging.format") or LogFormat.TEXT), verbosity=answers.number("logging.verbosity")
+            format=LogFormat(values.text("logging.format") or LogFormat.TEXT), verbosity=values.number("logging.verbosity")
         ),
-        external_addresses_served=_gates(answers),
+        external_addresses_served=_gates(values),
         without_effect=tuple(_without_effect(given)),
-        notices=tuple(answers.notices),
-        values=_values(answers, bind_address, servers),
+        notices=tuple(values.notices),
+        values=_file_values(values, bind_address, servers),
     )
-    return config, tuple(answers.problems)
+    return config, tuple(values.problems)
 
 
-def _check_bounds(answers: Answers) -> None:
-    for key, (value, _) in answers.given.items():
+def _check_bounds(values: Values) -> None:
+    for key, (value, _) in values.given.items():
         option = catalogue.BY_KEY[key]
         shown = syntax.render(option.kind, value)
         if (option.choices and value and value not in option.choices) or (
             isinstance(value, int | float) and not isinstance(value, bool) and not option.allows(value)
         ):
-            answers.refuse(key, f"{shown} must be {option.allowed}")
+            values.refuse(key, f"{shown} must be {option.allowed}")
         if option.deprecated:
-            answers.notices.append(Notice(answers.source(key), f"deprecated; {option.deprecated}"))
-    version = answers.text("showHiddenMetricsForVersion")
+            values.notices.append(Notice(values.source(key), f"deprecated; {option.deprecated}"))
+    version = values.text("showHiddenMetricsForVersion")
     if version and not _VERSION.fullmatch(version):
-        answers.refuse("showHiddenMetricsForVersion", f"{quoted(version)} must be MAJOR.MINOR, such as 1.35")
+        values.refuse("showHiddenMetricsForVersion", f"{quoted(version)} must be MAJOR.MINOR, such as 1.35")
 
 
-def _command(answers: Answers) -> Command:
-    if answers.text("write-config-to"):
+def _command(values: Values) -> Command:
+    if values.text("write-config-to"):
         return Command.WRITE_CONFIG
-    if answers.switch("cleanup"):
+    if values.switch("cleanup"):
         return Command.CLEANUP
-    return Command.INIT_ONLY if answers.switch("init-only") else Command.RUN
+    return Command.INIT_ONLY if values.switch("init-only") else Command.RUN
 
 
-def _check_mode(answers: Answers, command: Command) -> None:
-    mode = answers.text("mode")
-    if mode == "ipvs" or not answers.known("mode"):
+def _check_mode(values: Values, command: Command) -> None:
+    mode = values.text("mode")
+    if mode == "ipvs" or not values.known("mode"):
         return
     known = not mode or mode in _OTHER_MODES
     if command is Command.CLEANUP and known:
         return
-    wanted = "set mode: ipvs in the file" if answers.config_file else "set --proxy-mode=ipvs"
+    remedy = "set mode: ipvs in the file" if values.config_file else "set --proxy-mode=ipvs"
     if not mode:
-        answers.refuse("mode", f"is not set, and ipvs is the only mode that ipvsproxy does; {wanted}")
+        values.refuse("mode", f"is not set, and ipvs is the only mode that ipvsproxy supports; {remedy}")
     elif known:
-        answers.refuse("mode", f"{quoted(mode)} is a mode that ipvsproxy does not do; {wanted}")
+        values.refuse("mode", f"{quoted(mode)} is a mode that ipvsproxy does not support; {remedy}")
     else:
-        answers.refuse("mode", f"{quoted(mode)} is no mode; {wanted}")
+        values.refuse("mode", f"{quoted(mode)} is no mode; {remedy}")
 
 
-def _bind_address(answers: Answers) -> Address:
-    text = answers.text("bindAddress")
+def _bind_address(values: Values) -> Address:
+    text = values.text("bindAddress")
     try:
         return parse_address(text)
     except ValueError:
-        answers.refuse("bindAddress", f"{quoted(text)} must be an IP address")
-        return parse_address(answers.text("bindAddress"))
+        values.refuse("bindAddress", f"{quoted(text)} must be an IP address")
+        return parse_address(values.text("bindAddress"))
 
 
 def _listen(
-    answers: Answers, key: str, bind_address: Address, default_hosts: tuple[str, str], default_port: int
+    values: Values, key: str, bind_address: Address, default_hosts: tuple[str, str], default_port: int
 ) -> ListenAddress | None:
-    """Where a server listens, as kube-proxy merges the address and the deprecated port flag; None: it is off."""
+    """A server's address and port, merged from the address and the deprecated port flag as in kube-proxy; None: off."""
     port_key = "healthz-port" if default_port == HEALTH_PORT else "metrics-port"
-    port_given = port_key in answers.given and answers.known(port_key)
-    port = answers.number(port_key)
+    port_given = port_key in values.given and values.known(port_key)
+    port = values.number(port_key)
     if port_given and not port:
         return None
-    if key not in answers.given and answers.config_file:
+    if key not in values.given and values.config_file:
         return ListenAddress(parse_address(default_hosts[bind_address.family is Family.IPV6]), default_port)
-    text = answers.text(key)
+    text = values.text(key)
     try:
         listen = _parse_listen(text, port)
     except ValueError as error:
-        answers.refuse(key, f"{quoted(text)} must be {error}")
+        values.refuse(key, f"{quoted(text)} must be {error}")
         return None
     if port_given and listen.port != port:
-        said_by = (
-            f"--{catalogue.BY_KEY[key].flag} has a port" if key in answers.given else f"the default address {text} has a port"
-        )
-        answers.notices.append(Notice(answers.source(port_key), f"{port} has no effect, because {said_by}"))
+        reason = f"--{catalogue.BY_KEY[key].flag} has a port" if key in values.given else f"the default address {text} has a port"
+        values.notices.append(Notice(values.source(port_key), f"{port} has no effect, because {reason}"))
     return listen
 
 
@@ -172,108 +170,108 @@ def _parse_listen(text: str, default_port: int) -> ListenAddress:
         raise ValueError(rule) from error
 
 
-def _check_writable(answers: Answers, command: Command, servers: settings.Servers) -> None:
+def _check_writable(values: Values, command: Command, servers: settings.Servers) -> None:
     if command is Command.WRITE_CONFIG:
         for key, server in (("healthz-port", servers.health), ("metrics-port", servers.metrics)):
-            if server is None and key in answers.given:
-                answers.refuse(key, "0 cannot be written to a file: v1alpha1 has no way to say that a server is off")
+            if server is None and key in values.given:
+                values.refuse(key, "0 cannot be written to a file: v1alpha1 has no way to say that a server is off")
 
 
-def _node_name(answers: Answers, hostname: str) -> str:
-    override = answers.text("hostnameOverride")
+def _node_name(values: Values, hostname: str) -> str:
+    override = values.text("hostnameOverride")
     name = (override or hostname).strip().lower()
     if not name and override:
-        answers.refuse("hostnameOverride", "must not be blank")
+        values.refuse("hostnameOverride", "must not be blank")
     elif not name:
-        answers.refuse("hostnameOverride", "must be set, for this host has no name")
+        values.refuse("hostnameOverride", "must be set, because this host has no name")
     return name
 
 
-def _service_source(answers: Answers) -> settings.ServiceSource:
+def _service_source(values: Values) -> settings.ServiceSource:
     source = settings.ServiceSource(
-        manifests=answers.text("ipvsproxy.manifests"),
-        kubeconfig=answers.text("clientConnection.kubeconfig"),
-        api_server=answers.text("master"),
-        mass_deletion_percent=answers.number("ipvsproxy.massDeletionGuardPercent"),
+        manifests=values.text("ipvsproxy.manifests"),
+        kubeconfig=values.text("clientConnection.kubeconfig"),
+        api_server=values.text("master"),
+        mass_deletion_percent=values.number("ipvsproxy.massDeletionGuardPercent"),
     )
     for key, value in (("clientConnection.kubeconfig", source.kubeconfig), ("master", source.api_server)):
         if source.manifests and value:
-            answers.refuse(key, f"{quoted(value)} and {answers.source('ipvsproxy.manifests')} exclude each other; drop one")
+            values.refuse(key, f"{quoted(value)} and {values.source('ipvsproxy.manifests')} exclude each other; drop one")
     return source
 
 
-def _ipvs(answers: Answers) -> settings.Ipvs:
-    period_s, least_s = answers.seconds("ipvs.syncPeriod"), answers.seconds("ipvs.minSyncPeriod")
-    if least_s > period_s and answers.known("ipvs.syncPeriod", "ipvs.minSyncPeriod"):
-        period = f"{answers.source('ipvs.syncPeriod').name} ({syntax.render_duration(period_s)})"
-        answers.refuse("ipvs.minSyncPeriod", f"{syntax.render_duration(least_s)} must not be longer than {period}")
-    scheduler = answers.text("ipvs.scheduler") or "rr"
+def _ipvs(values: Values) -> settings.Ipvs:
+    period_s, least_s = values.seconds("ipvs.syncPeriod"), values.seconds("ipvs.minSyncPeriod")
+    if least_s > period_s and values.known("ipvs.syncPeriod", "ipvs.minSyncPeriod"):
+        period = f"{values.source('ipvs.syncPeriod').name} ({syntax.render_duration(period_s)})"
+        values.refuse("ipvs.minSyncPeriod", f"{syntax.render_duration(least_s)} must not be longer than {period}")
+    scheduler = values.text("ipvs.scheduler") or "rr"
     if not _SCHEDULER.fullmatch(scheduler):
-        answers.refuse("ipvs.scheduler", f"{quoted(scheduler)} must be the name of an IPVS scheduler, such as rr, lc, sh or mh")
+        values.refuse("ipvs.scheduler", f"{quoted(scheduler)} must be the name of an IPVS scheduler, such as rr, lc, sh or mh")
     return settings.Ipvs(
         scheduler=scheduler,
         sync_period_s=period_s,
         min_sync_period_s=least_s,
-        excluded_networks=_networks(answers, "ipvs.excludeCIDRs", answers.items("ipvs.excludeCIDRs")),
-        strict_arp=answers.switch("ipvs.strictARP"),
-        tcp_timeout_s=answers.seconds("ipvs.tcpTimeout"),
-        tcp_fin_timeout_s=answers.seconds("ipvs.tcpFinTimeout"),
-        udp_timeout_s=answers.seconds("ipvs.udpTimeout"),
-        drain_deadline_s=answers.seconds("ipvsproxy.drainDeadline"),
+        excluded_networks=_networks(values, "ipvs.excludeCIDRs", values.items("ipvs.excludeCIDRs")),
+        strict_arp=values.switch("ipvs.strictARP"),
+        tcp_timeout_s=values.seconds("ipvs.tcpTimeout"),
+        tcp_fin_timeout_s=values.seconds("ipvs.tcpFinTimeout"),
+        udp_timeout_s=values.seconds("ipvs.udpTimeout"),
+        drain_deadline_s=values.seconds("ipvsproxy.drainDeadline"),
         allowed_service_addresses=_networks(
-            answers, "ipvsproxy.allowServiceAddresses", answers.items("ipvsproxy.allowServiceAddresses")
+            values, "ipvsproxy.allowServiceAddresses", values.items("ipvsproxy.allowServiceAddresses")
         ),
-        traffic_scopes=TrafficScopes(answers.text("ipvsproxy.trafficScopes") or TrafficScopes.KUBE_PROXY),
-        scope_bits=_scope_bits(answers),
+        traffic_scopes=TrafficScopes(values.text("ipvsproxy.trafficScopes") or TrafficScopes.KUBE_PROXY),
+        scope_bits=_scope_bits(values),
     )
 
 
-def _scope_bits(answers: Answers) -> int:
+def _scope_bits(values: Values) -> int:
     key = "ipvsproxy.scopeMarkBits"
-    text = answers.text(key)
+    text = values.text(key)
     try:
         bits = int(text, 0)
     except ValueError:
         bits = 0
-    taken = _MARK_DROP | 1 << answers.number("iptables.masqueradeBit")
+    taken = _MARK_DROP | 1 << values.number("iptables.masqueradeBit")
     if not 0 < bits < 1 << 32 or bits.bit_count() > _MOST_SCOPE_BITS:
-        answers.refuse(key, f"{quoted(text)} must be a number such as 0x3fff, with 1 to {_MOST_SCOPE_BITS} of 32 bits set")
+        values.refuse(key, f"{quoted(text)} must be a number such as 0x3fff, with 1 to {_MOST_SCOPE_BITS} of 32 bits set")
     elif text == catalogue.BY_KEY[key].default:
         bits &= ~taken
     elif bits & taken:
         reason = f"{quoted(text)} must not have the bits {taken:#x}, by which Kubernetes asks to masquerade and to drop a packet"
-        answers.refuse(key, reason)
+        values.refuse(key, reason)
     return bits
 
 
-def _networks(answers: Answers, key: str, texts: Iterable[str]) -> tuple[Network, ...]:
+def _networks(values: Values, key: str, texts: Iterable[str]) -> tuple[Network, ...]:
     networks = []
-    source = answers.source(key)
+    source = values.source(key)
     for index, text in enumerate(texts):
         try:
             networks.append(parse_network(text))
         except ValueError as error:
-            answers.refuse(key, str(error), source.element(index))
+            values.refuse(key, str(error), source.element(index))
     return tuple(networks)
 
 
-def _detect_local(answers: Answers) -> settings.DetectLocal:
-    mode = LocalMode(answers.text("detectLocalMode") or LocalMode.CLUSTER_CIDR)
-    text = answers.text("clusterCIDR") if mode is LocalMode.CLUSTER_CIDR else ""
-    networks = _networks(answers, "clusterCIDR", text.split(",") if text else ())
-    if len(networks) != len({network.family for network in networks}) and answers.known("clusterCIDR"):
-        answers.refuse("clusterCIDR", f"{quoted(text)} must be one CIDR range, or one IPv4 and one IPv6 range")
+def _detect_local(values: Values) -> settings.DetectLocal:
+    mode = LocalMode(values.text("detectLocalMode") or LocalMode.CLUSTER_CIDR)
+    text = values.text("clusterCIDR") if mode is LocalMode.CLUSTER_CIDR else ""
+    networks = _networks(values, "clusterCIDR", text.split(",") if text else ())
+    if len(networks) != len({network.family for network in networks}) and values.known("clusterCIDR"):
+        values.refuse("clusterCIDR", f"{quoted(text)} must be one CIDR range, or one IPv4 and one IPv6 range")
     names = {}
     for of_mode, key, longest in (
         (LocalMode.BRIDGE_INTERFACE, "detectLocal.bridgeInterface", _INTERFACE_LIMIT),
-        # In a rule a plus sign comes behind it, which iptables counts.
+        # A rule appends a plus sign, which counts towards iptables' limit.
         (LocalMode.INTERFACE_NAME_PREFIX, "detectLocal.interfaceNamePrefix", _INTERFACE_LIMIT - 1),
     ):
-        name = names[of_mode] = answers.text(key)
+        name = names[of_mode] = values.text(key)
         if mode is of_mode and not name:
-            answers.refuse(key, f"is required with {answers.source('detectLocalMode').name} {mode}")
+            values.refuse(key, f"is required with {values.source('detectLocalMode').name} {mode}")
         elif mode is of_mode and not _is_interface(name, longest):
-            answers.refuse(key, f"{quoted(name)} must be a name of 1 to {longest} characters that an interface can have")
+            values.refuse(key, f"{quoted(name)} must be a name of 1 to {longest} characters that an interface can have")
     return settings.DetectLocal(
         mode=mode,
         cluster_networks=networks,
@@ -286,38 +284,38 @@ def _is_interface(name: str, longest: int) -> bool:
     return name.isprintable() and len(name.encode()) <= longest and bool(_INTERFACE.fullmatch(name))
 
 
-def _node_ports(answers: Answers) -> settings.NodePorts:
-    texts = answers.items("nodePortAddresses")
+def _node_ports(values: Values) -> settings.NodePorts:
+    texts = values.items("nodePortAddresses")
     if texts == (_PRIMARY,):
         return settings.NodePorts(primary_only=True)
     if _PRIMARY in texts:
-        source = answers.source("nodePortAddresses").element(texts.index(_PRIMARY))
-        answers.refuse("nodePortAddresses", "'primary' must stand alone, without CIDR ranges beside it", source)
-    return settings.NodePorts(networks=_networks(answers, "nodePortAddresses", [text for text in texts if text != _PRIMARY]))
+        source = values.source("nodePortAddresses").element(texts.index(_PRIMARY))
+        values.refuse("nodePortAddresses", "'primary' must stand alone, without CIDR ranges beside it", source)
+    return settings.NodePorts(networks=_networks(values, "nodePortAddresses", [text for text in texts if text != _PRIMARY]))
 
 
-def _conntrack(answers: Answers) -> settings.Conntrack:
+def _conntrack(values: Values) -> settings.Conntrack:
     return settings.Conntrack(
-        max_per_core=answers.number("conntrack.maxPerCore"),
-        minimum=answers.number("conntrack.min"),
-        tcp_established_timeout_s=answers.seconds("conntrack.tcpEstablishedTimeout"),
-        tcp_close_wait_timeout_s=answers.seconds("conntrack.tcpCloseWaitTimeout"),
-        tcp_be_liberal=answers.switch("conntrack.tcpBeLiberal"),
-        udp_timeout_s=answers.seconds("conntrack.udpTimeout"),
-        udp_stream_timeout_s=answers.seconds("conntrack.udpStreamTimeout"),
+        max_per_core=values.number("conntrack.maxPerCore"),
+        minimum=values.number("conntrack.min"),
+        tcp_established_timeout_s=values.seconds("conntrack.tcpEstablishedTimeout"),
+        tcp_close_wait_timeout_s=values.seconds("conntrack.tcpCloseWaitTimeout"),
+        tcp_be_liberal=values.switch("conntrack.tcpBeLiberal"),
+        udp_timeout_s=values.seconds("conntrack.udpTimeout"),
+        udp_stream_timeout_s=values.seconds("conntrack.udpStreamTimeout"),
     )
 
 
-def _gates(answers: Answers) -> bool:
-    gates = answers.gates()
+def _gates(values: Values) -> bool:
+    gates = values.gates()
     for name in _LOCKED_GATES:
         if gates.get(name, True) is False:
-            answers.refuse("featureGates", f"{name} must be true, it can no longer be turned off")
+            values.refuse("featureGates", f"{name} must be true; it can no longer be turned off")
     return gates.get(_EXTERNAL_IPS_GATE, True)
 
 
 def _without_effect(given: Mapping[str, Given]) -> Iterable[str]:
-    """What was set to something else than its default, or nothing, and has no effect. Ready-made files set a lot to that."""
+    """Options without effect that are set. Empty values and defaults are not named, because ready-made files hold many."""
     for key, (value, source) in given.items():
         option = catalogue.BY_KEY[key]
         if isinstance(value, Mapping):
@@ -326,10 +324,10 @@ def _without_effect(given: Mapping[str, Given]) -> Iterable[str]:
             yield source.name
 
 
-def _values(answers: Answers, bind_address: Address, servers: settings.Servers) -> Mapping[str, Value]:
-    values = {key: answers.value(key) for key, option in catalogue.BY_KEY.items() if option.field}
-    values["bindAddress"] = str(bind_address)
-    values["healthzBindAddress"] = str(servers.health or "")
-    values["metricsBindAddress"] = str(servers.metrics or "")
-    values["hostnameOverride"] = answers.text("hostnameOverride").strip().lower()
-    return values
+def _file_values(values: Values, bind_address: Address, servers: settings.Servers) -> Mapping[str, Value]:
+    written = {key: values.value(key) for key, option in catalogue.BY_KEY.items() if option.field}
+    written["bindAddress"] = str(bind_address)
+    written["healthzBindAddress"] = str(servers.health or "")
+    written["metricsBindAddress"] = str(servers.metrics or "")
+    written["hostnameOverride"] = values.text("hostnameOverride").strip().lower()
+    return written

@@ -1,4 +1,4 @@
-"""What was given, or else the default, by the type that its reader needs."""
+"""The value of each option, given or default, in its type."""
 
 from collections.abc import Collection, Mapping
 from typing import TypeVar
@@ -9,10 +9,10 @@ from ipvsproxy.config.given import Given, Notice, Problem, Source, Value
 _Value = TypeVar("_Value")
 
 
-class Answers:
-    """Values by ``Option.key``; collects what breaks a rule, and takes the default in its place from then on.
+class Values:
+    """Values by ``Option.key``; collects problems. After a problem, the option has its default value.
 
-    ``broken`` names the options whose value could not be read. ``config_file`` is empty where there is none.
+    ``broken`` names the options whose value cannot be parsed. ``config_file`` is empty if there is no file.
     """
 
     def __init__(self, given: Mapping[str, Given], broken: Collection[str], config_file: str) -> None:
@@ -61,17 +61,17 @@ class Answers:
         return value if isinstance(value, Mapping) else {}
 
     def source(self, key: str) -> Source:
-        """Where the value stands, or where it would stand."""
+        """The place of the value, or the place where the user could give it."""
         if key in self.given:
             return self.given[key].source
         option = catalogue.BY_KEY[key]
         return Source(option.field, self.config_file) if self.config_file and option.field else Source(f"--{option.flag}")
 
     def refuse(self, key: str, text: str, source: Source | None = None) -> None:
-        """Book a broken rule; ``source`` is where, if it is not the option as a whole."""
+        """Record a problem of an option; ``source`` is its place if the problem is not that of the whole option."""
         self.problems.append(Problem(source or self.source(key), text, key))
         self._broken.add(key)
 
     def known(self, *keys: str) -> bool:
-        """Whether nothing is wrong with any of these, so that they can be compared with each other."""
+        """Whether none of these options has a problem, so that their values can be compared."""
         return self._broken.isdisjoint(keys)

@@ -1,6 +1,6 @@
-"""The configuration as a KubeProxyConfiguration v1alpha1, for ``--write-config-to`` and for showing it.
+"""The configuration as a KubeProxyConfiguration v1alpha1, for ``--write-config-to`` and ``/configz``.
 
-kube-proxy reads what is written; our own section is written only where it says something.
+kube-proxy can read the file. It has a section ``ipvsproxy`` only if one of our own options differs from its default.
 """
 
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ Document = dict[str, "Document | object"]
 
 
 def render(config: Config) -> str:
-    """The file's text. Reading it gives an equal configuration, but for what only flags can say."""
+    """The file's text. Reading the file gives an equal configuration, except for options that are flags only."""
     return str(yaml.safe_dump(document(config), default_flow_style=False, width=10_000))
 
 
 def document(config: Config) -> Document:
-    """The object as JSON types, every field set."""
+    """The object as JSON types, with every field."""
     root: Document = {"apiVersion": file.API_VERSION, "kind": file.KIND}
     for key, value in config.values.items():
         option = catalogue.BY_KEY[key]
@@ -39,7 +39,7 @@ def document(config: Config) -> Document:
 
 
 def flags(config: Config) -> Mapping[str, str]:
-    """The value in force of each flag that has a field in the file, as it would be written on a command line."""
+    """The effective value of each flag that has a field in the file, as text for a command line."""
     options = ((catalogue.BY_KEY[key], value) for key, value in config.values.items())
     return {option.flag: _flag_value(option, value) for option, value in options if option.flag}
 

@@ -1,4 +1,4 @@
-"""Configurations for tests: a command line, and at most one file that needs no disk."""
+"""Configurations for tests: a command line, and at most one file in memory."""
 
 import textwrap
 
@@ -14,7 +14,7 @@ HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfigurati
 
 
 def load_with(arguments: list[str], content: bytes = b"") -> Config:
-    """What these arguments stand for, on the host Host-1, where one file exists."""
+    """The configuration of these arguments on the host Host-1, which has one file."""
 
     def read_file(path: str) -> bytes:
         if path != PATH:
@@ -42,7 +42,7 @@ def problems_of_flags(*arguments: str) -> list[str]:
 
 
 def problems_of_file(text: str, *arguments: str) -> list[str]:
-    """Every reason why this file is refused, without the path in front."""
+    """Every reason why this file is refused, without the leading path."""
     with pytest.raises(ConfigError) as raised:
         from_file(text, *arguments)
     return [str(problem).removeprefix(f"{PATH}:") for problem in raised.value.problems]

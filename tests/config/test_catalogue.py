@@ -38,12 +38,12 @@ KUBE_PROXY_FIELDS = """
 ALL = list(catalogue.BY_KEY.values())
 
 
-def test_every_flag_of_kube_proxy_is_there_and_no_other_but_our_own() -> None:
+def test_catalogue_has_every_flag_of_kube_proxy_and_our_own_only() -> None:
     flags = {option.flag for option in ALL if option.flag and option.status is not Status.OWN}
     assert flags == set(KUBE_PROXY_FLAGS)
 
 
-def test_every_field_of_the_file_is_there_and_no_other_but_our_own() -> None:
+def test_catalogue_has_every_field_of_the_file_and_our_own_only() -> None:
     fields = {option.field for option in ALL if option.field and option.status is not Status.OWN}
     assert fields == set(KUBE_PROXY_FIELDS)
 
@@ -57,7 +57,7 @@ def test_no_key_stands_for_two_options() -> None:
 
 
 @pytest.mark.parametrize("option", ALL, ids=[option.key for option in ALL])
-def test_defaults_can_be_read_and_are_allowed(option: Option) -> None:
+def test_default_can_be_parsed_and_is_allowed(option: Option) -> None:
     for file in (False, True):
         value = syntax.parse(option.kind, option.default_in(file=file))
         if isinstance(value, int | float):
@@ -79,7 +79,7 @@ def test_help_shows_every_flag_with_its_default_and_every_field() -> None:
         assert " ".join(option.help.split()) in plain or not option.flag
 
 
-def test_help_fits_a_terminal_and_marks_the_flags_that_beat_the_file() -> None:
+def test_help_fits_a_terminal_and_marks_the_flags_that_override_the_file() -> None:
     lines = usage.render().splitlines()
     assert max(map(len, lines)) <= 110
     assert "  --hostname-override NAME *  [hostnameOverride]" in lines

@@ -1,4 +1,4 @@
-"""Completion: shells read what is written for them, and bash completes as an operator would type it."""
+"""Completion: each shell accepts its script, and bash completes the words that an operator types."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ READING = {"bash": ("-n",), "zsh": ("-n",), "fish": ("--no-execute",)}
 
 
 def _complete(*words: str) -> list[str]:
-    """What bash offers for the last word."""
+    """The completions that bash offers for the last word."""
     typed = " ".join(f"'{word}'" for word in words)
     ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _ipvsproxy; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     script = completion.render("bash", COMMANDS) + ask
@@ -22,7 +22,7 @@ def _complete(*words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)
-def test_a_shell_reads_its_script(shell: str) -> None:
+def test_shell_accepts_its_script(shell: str) -> None:
     program = shutil.which(shell)
     if not program:
         pytest.skip(f"{shell} is not installed")
@@ -62,21 +62,23 @@ def test_every_flag_and_command_is_in_every_script(shell: str) -> None:
         (("ipvsproxy", "run", "--manifests", "/et"), ["/etc"]),
     ],
 )
-def test_bash_offers_what_can_follow(words: tuple[str, ...], offered: list[str]) -> None:
+def test_bash_offers_the_words_that_can_follow(words: tuple[str, ...], offered: list[str]) -> None:
     assert _complete(*words) == offered
 
 
-def test_the_command_prints_the_script_with_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_a_script_with_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["completion", "bash"]) == 0
     assert "run cleanup" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [[], ["tcsh"], ["bash", "zsh"]])
-def test_anything_else_is_refused_with_what_can_be_asked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_arguments_are_refused_with_the_names_of_the_shells(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["completion", *arguments]) == 2
     assert "bash|zsh|fish" in capsys.readouterr().err
 
 
-def test_it_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_has_its_own_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["completion", "--help"]) == 0
     assert "source <(ipvsproxy completion zsh)" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Reading the file: what is refused and where, and what is passed over. What values mean is tested with the rules."""
+"""Reading the file: refused fields with their lines, and ignored fields. ``test_validate.py`` tests the meaning of values."""
 
 import pytest
 from hypothesis import given, strategies
@@ -36,7 +36,7 @@ _WRONG: dict[Kind, str] = {
 
 
 def nested(option: Option, value: str) -> str:
-    """A file that holds this one field, whose last line is the field's."""
+    """A file that holds this one field, in its last line."""
     *sections, name = option.field.split(".")
     lines = [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
     return HEAD.replace("mode: ipvs\n", "") + "\n".join((*lines, f"{'  ' * len(sections)}{name}: {value}"))
@@ -99,23 +99,23 @@ def test_all_wrong_fields_are_reported_with_path_and_line() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["''", "'a,b'", "a=b"])
-def test_pattern_that_a_flag_could_not_say_is_refused(pattern: str) -> None:
+def test_pattern_that_a_flag_could_not_express_is_refused(pattern: str) -> None:
     text = f"logging: {{vmodule: [{{filePattern: {pattern}, verbosity: 1}}]}}"
-    assert problems_of_file(text)[0].endswith("no filePattern being empty or with a comma or equals sign")
+    assert problems_of_file(text)[0].endswith("where no filePattern is empty or has a comma or equals sign")
 
 
-def test_string_that_yaml_takes_for_something_else_is_told_to_be_quoted() -> None:
+def test_unquoted_string_that_yaml_takes_for_another_type_is_refused_with_a_hint() -> None:
     assert problems_of_file("hostnameOverride: 12") == ["4: hostnameOverride: 12 must be a string, in quotes"]
 
 
 @pytest.mark.parametrize("written", ["1e+06", "1e6", "1000000", "1.0e+6"])
-def test_a_number_may_be_written_as_go_does(written: str) -> None:
+def test_number_may_be_written_as_go_writes_it(written: str) -> None:
     assert from_file(f"clientConnection: {{qps: {written}}}").values["clientConnection.qps"] == 1e6
     (problem,) = problems_of_file(f'clientConnection: {{qps: "{written}"}}')
     assert problem.endswith("must be a number")
 
 
-def test_unknown_field_is_passed_over_with_a_notice() -> None:
+def test_unknown_field_is_ignored_with_a_notice() -> None:
     config = from_file("ipvs:\n  shceduler: lc\nfuture:\n  a: [1]\n")
     assert config.ipvs.scheduler == "rr"
     assert [str(notice) for notice in config.notices] == [
@@ -127,10 +127,7 @@ def test_unknown_field_is_passed_over_with_a_notice() -> None:
 def test_last_of_two_fields_counts_with_a_notice() -> None:
     config = from_file("oomScoreAdj: 1\noomScoreAdj: 2\n")
     assert config.oom_score_adj == 2
-    assert (
-        str(config.notices[0])
-        == "/etc/kube-proxy.conf:5: oomScoreAdj: stands here for the second time; the first value is not used"
-    )
+    assert str(config.notices[0]) == "/etc/kube-proxy.conf:5: oomScoreAdj: is repeated here; the earlier value is not used"
 
 
 def test_unknown_field_of_our_own_section_is_refused() -> None:
@@ -162,8 +159,8 @@ def test_anchors_may_be_used_but_merge_keys_may_not() -> None:
         ),
     ],
 )
-def test_file_that_is_something_else_is_refused_in_one_sentence(content: bytes, problem: str) -> None:
-    assert [str(found) for found in file.read(content, "f").problems] == [problem]
+def test_file_of_another_format_or_kind_is_refused_in_one_sentence(content: bytes, problem: str) -> None:
+    assert [str(one) for one in file.read(content, "f").problems] == [problem]
 
 
 @pytest.mark.parametrize(
@@ -207,4 +204,4 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
 def test_nesting_has_a_bound(opening: str) -> None:
     (problem,) = file.read((HEAD + "x: \n  " + opening * 5000).encode(), "f").problems
-    assert str(problem) == f"f:{HEAD.count(chr(10)) + 2}: is not YAML: nested more than {file.DEEPEST} levels deep"
+    assert str(problem) == f"f:{HEAD.count(chr(10)) + 2}: is not YAML: nested more than {file.NESTING_LIMIT} levels deep"

@@ -1,4 +1,4 @@
-"""The form of command lines. What values mean is tested with the rules."""
+"""The syntax of command lines. ``test_validate.py`` tests the meaning of values."""
 
 import pytest
 from hypothesis import given, strategies
@@ -35,23 +35,23 @@ def problem(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("option", _OPTIONS, ids=[option.flag for option in _OPTIONS])
-def test_every_flag_takes_its_value_in_every_form(option: Option) -> None:
+def test_every_flag_takes_its_value_in_every_spelling(option: Option) -> None:
     text, value = _EXAMPLES[option.kind]
     underscored = option.flag.replace("-", "_")
     assert values(f"--{option.flag}={text}") == {option.key: value}
     assert values(f"--{underscored}={text}") == {option.key: value}
-    if option.alone:
+    if option.implied_value:
         assert option.key in values(f"--{option.flag}")
     else:
         assert values(f"--{option.flag}", text) == {option.key: value}
 
 
 @pytest.mark.parametrize("arguments", [["-v=4"], ["-v", "4"], ["-v4"], ["--v=4"], ["--v", "4"]])
-def test_verbosity_has_every_form(arguments: list[str]) -> None:
+def test_verbosity_takes_its_value_in_every_spelling(arguments: list[str]) -> None:
     assert values(*arguments) == {"logging.verbosity": 4}
 
 
-def test_help_has_its_short_form() -> None:
+def test_help_has_a_short_flag() -> None:
     assert values("-h") == values("--help") == {"help": True}
 
 
@@ -98,11 +98,11 @@ def test_unknown_flag_comes_with_the_nearest_known_one() -> None:
     assert problem("--zzzzzzzz") == "'--zzzzzzzz': unknown flag"
 
 
-def test_long_flag_with_one_dash_is_told_the_other() -> None:
+def test_refused_long_flag_with_one_dash_names_the_flag_with_two() -> None:
     assert problem("-config=x") == "'-config': unknown flag; write --config"
 
 
-def test_flag_without_its_value_says_so() -> None:
+def test_flag_without_its_value_is_refused_with_an_example() -> None:
     assert problem("--config") == "--config: needs a value, such as --config=FILE"
     assert problem("--ipvs-sync-period") == "--ipvs-sync-period: needs a value, such as --ipvs-sync-period=30s"
 
@@ -127,7 +127,7 @@ def test_stray_words_are_refused() -> None:
         (["--nope", "web"], ["web"], ["--nope"]),
     ],
 )
-def test_words_are_found_anywhere_among_the_flags(arguments: list[str], words: list[str], others: list[str]) -> None:
+def test_words_may_stand_anywhere_among_the_flags(arguments: list[str], words: list[str], others: list[str]) -> None:
     assert flags.take_words(arguments) == (words, others)
 
 

@@ -1,4 +1,4 @@
-"""Which of flags and file counts, and that nothing is lost of what is wrong."""
+"""Precedence of flags and file; every problem is reported."""
 
 import pytest
 from hypothesis import given, strategies
@@ -9,7 +9,7 @@ from ipvsproxy.config.settings import Command, LogFormat
 from tests.config.loading import HEAD, PATH, from_file, load_with, problems_of_file, problems_of_flags
 
 
-def test_file_replaces_the_flags_and_the_operator_is_told() -> None:
+def test_file_replaces_the_flags_with_a_notice() -> None:
     config = from_file("oomScoreAdj: -5", "--oom-score-adj=-7", "--ipvs-scheduler=lc")
     assert (config.oom_score_adj, config.ipvs.scheduler) == (-5, "rr")
     assert [str(notice) for notice in config.notices] == [
@@ -18,7 +18,7 @@ def test_file_replaces_the_flags_and_the_operator_is_told() -> None:
     ]
 
 
-def test_flags_that_beat_the_file() -> None:
+def test_flags_that_override_the_file() -> None:
     text = "hostnameOverride: a\nlogging: {verbosity: 2, format: text, vmodule: [{filePattern: x, verbosity: 1}]}\n"
     flags = ["--hostname-override=b", "-v=5", "--logging-format=json", "--vmodule=y=2", "--master=https://m", "--init-only"]
     config = from_file(text, *flags)
@@ -30,16 +30,16 @@ def test_flags_that_beat_the_file() -> None:
     assert config.notices == ()
 
 
-def test_logging_of_the_file_stays_where_no_flag_speaks() -> None:
+def test_logging_options_of_the_file_apply_where_no_flag_sets_them() -> None:
     config = from_file("logging: {verbosity: 2, format: json}", "-v=5")
     assert (config.logging.verbosity, config.logging.format) == (5, LogFormat.JSON)
 
 
-def test_directory_given_by_flag_beats_that_of_the_file() -> None:
+def test_manifests_flag_overrides_the_directory_of_the_file() -> None:
     assert from_file("ipvsproxy: {manifests: /a}", "--manifests=/b").source.manifests == "/b"
 
 
-def test_empty_hostname_flag_leaves_the_name_of_the_file() -> None:
+def test_empty_hostname_flag_keeps_the_name_of_the_file() -> None:
     assert from_file("hostnameOverride: a", "--hostname-override=").node_name == "a"
 
 
@@ -47,11 +47,11 @@ def test_empty_config_flag_means_no_file() -> None:
     assert load_with(["--config=", "--proxy-mode=ipvs"]).config_file == ""
 
 
-def test_file_that_cannot_be_read_is_the_one_problem() -> None:
+def test_unreadable_file_is_the_only_problem() -> None:
     assert problems_of_flags("--config=/nowhere") == ["--config: '/nowhere' cannot be read: No such file or directory"]
 
 
-def test_problems_of_flags_file_and_rules_come_together() -> None:
+def test_problems_of_flags_file_and_rules_are_reported_together() -> None:
     assert problems_of_file("ipvs: {strictARP: 1}\noomScoreAdj: 5000\n", "--nope") == [
         "'--nope': unknown flag",
         "4: ipvs.strictARP: 1 must be true or false",
@@ -72,7 +72,7 @@ _CONTENTS = strategies.text().map(lambda text: (HEAD + text).encode("utf-8", "su
 
 
 @given(arguments=strategies.lists(_ARGUMENTS, max_size=4), content=strategies.none() | _CONTENTS)
-def test_junk_ends_in_a_configuration_or_in_sentences(arguments: list[str], content: bytes | None) -> None:
+def test_junk_gives_a_configuration_or_problems(arguments: list[str], content: bytes | None) -> None:
     try:
         load_with(arguments if content is None else ["--config", PATH, *arguments], content or b"")
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The options of commands that only tell. How they are refused on a command line is in ``tests/test_cli.py``."""
+"""The options of commands that report. ``tests/test_cli.py`` tests their refusal on a command line."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from ipvsproxy.config import output
         (["--dry-run", "--dry-run=false", "--output", "json", "-o=text", "x"], False, False, ["x"]),
     ],
 )
-def test_options_are_picked_out_and_the_last_value_counts(
+def test_options_are_split_from_the_rest_and_the_last_value_counts(
     arguments: list[str],
     dry_run: bool,  # noqa: FBT001 - a table
     as_json: bool,  # noqa: FBT001 - a table
@@ -25,7 +25,7 @@ def test_options_are_picked_out_and_the_last_value_counts(
     assert output.take(arguments) == (output.Output(dry_run, as_json), rest)
 
 
-def test_wrong_values_are_named() -> None:
+def test_wrong_values_are_reported() -> None:
     own, _ = output.take(["--dry-run=", "--output"])
     assert [str(problem) for problem in own.problems] == [
         "--dry-run: '' must be true or false",

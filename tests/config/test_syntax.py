@@ -1,4 +1,4 @@
-"""The syntax of values, against Go's own rules. How errors are shown is tested with flags and file."""
+"""The syntax of values, against Go's own rules. The tests of flags and file cover the text of errors."""
 
 import pytest
 from hypothesis import given, strategies
@@ -33,7 +33,7 @@ from ipvsproxy.config.option import Kind
         ("2562047h47m16.854775807s", 9223372036.854775807),
     ],
 )
-def test_duration_means_what_it_means_to_go(text: str, seconds: float) -> None:
+def test_duration_means_the_same_as_in_go(text: str, seconds: float) -> None:
     assert syntax.parse_duration(text) == pytest.approx(seconds, abs=1e-12)
 
 
@@ -72,7 +72,7 @@ def test_duration_prints_as_go_prints_it(seconds: float, text: str) -> None:
 
 
 @given(nanoseconds=strategies.integers(-(2**52), 2**52))
-def test_duration_that_is_printed_and_read_is_the_same(nanoseconds: int) -> None:
+def test_printed_duration_parses_to_the_same_value(nanoseconds: int) -> None:
     seconds = nanoseconds / 1e9
     assert syntax.parse_duration(syntax.render_duration(seconds)) == seconds
 
@@ -84,7 +84,7 @@ def test_duration_that_is_printed_and_read_is_the_same(nanoseconds: int) -> None
         *(("0x1f", 31), ("0X_1F", 31), ("0b101", 5), ("0o17", 15), ("017", 15)),
     ],
 )
-def test_integer_takes_the_bases_of_go(text: str, number: int) -> None:
+def test_integer_may_have_any_base_of_go(text: str, number: int) -> None:
     assert syntax.parse_integer(text) == number
 
 
@@ -107,7 +107,7 @@ def test_every_false_of_go_is_false(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yes", "on", "tRUE", "2"])
-def test_other_words_are_no_booleans(text: str) -> None:
+def test_other_word_is_no_boolean(text: str) -> None:
     with pytest.raises(ValueError, match="true or false"):
         syntax.parse_boolean(text)
 
@@ -123,7 +123,7 @@ def test_gates_allow_spaces_around_names_and_values() -> None:
 
 
 @pytest.mark.parametrize("text", ["A", "=true", "A=maybe"])
-def test_gate_without_name_or_truth_is_refused(text: str) -> None:
+def test_gate_without_name_or_boolean_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"true or false|a list such as"):
         syntax.parse_gates(text)
 

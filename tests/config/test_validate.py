@@ -1,4 +1,4 @@
-"""The rules, one by one, and what each option comes to in the ``Config``."""
+"""The rules, one by one, and the effect of each option on the ``Config``."""
 
 import dataclasses
 import operator
@@ -93,7 +93,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("attribute", "value", "flag", "line"), CASES, ids=[f"{case[0]}-{index}" for index, case in enumerate(CASES)]
 )
-def test_flag_and_field_come_to_the_same_setting(attribute: str, value: object, flag: str, line: str) -> None:
+def test_flag_and_field_give_the_same_setting(attribute: str, value: object, flag: str, line: str) -> None:
     read = operator.attrgetter(attribute)
     assert read(from_flags()) != value
     assert read(from_flags(flag)) == value
@@ -109,7 +109,7 @@ def test_defaults_of_flags_are_those_of_kube_proxy() -> None:
     assert (config.without_effect, config.notices) == ((), ())
 
 
-def test_defaults_of_a_file_differ_in_the_least_sync_period_alone() -> None:
+def test_defaults_of_a_file_differ_in_the_minimum_sync_period_alone() -> None:
     by_flags, by_file = from_flags(), from_file("")
     assert by_file.ipvs == dataclasses.replace(by_flags.ipvs, min_sync_period_s=0)
     assert dataclasses.replace(by_file, ipvs=by_flags.ipvs, config_file="") == by_flags
@@ -134,19 +134,21 @@ def test_zero_in_a_file_means_the_default() -> None:
 
 @pytest.mark.parametrize("mode", ["", "iptables", "nftables"])
 def test_other_mode_is_refused_with_the_remedy(mode: str) -> None:
-    what = (
-        f"'{mode}' is a mode that ipvsproxy does not do" if mode else "is not set, and ipvs is the only mode that ipvsproxy does"
+    reason = (
+        f"'{mode}' is a mode that ipvsproxy does not support"
+        if mode
+        else "is not set, and ipvs is the only mode that ipvsproxy supports"
     )
-    assert problems_of_flags(f"--proxy-mode={mode}") == [f"--proxy-mode: {what}; set --proxy-mode=ipvs"]
-    assert problems_of_file(f"mode: '{mode}'") == [f"4: mode: {what}; set mode: ipvs in the file"]
+    assert problems_of_flags(f"--proxy-mode={mode}") == [f"--proxy-mode: {reason}; set --proxy-mode=ipvs"]
+    assert problems_of_file(f"mode: '{mode}'") == [f"4: mode: {reason}; set mode: ipvs in the file"]
 
 
-def test_unknown_mode_is_refused_even_for_cleaning_up() -> None:
+def test_unknown_mode_is_refused_even_by_cleanup() -> None:
     assert problems_of_flags("--proxy-mode=ebpf", "--cleanup") == ["--proxy-mode: 'ebpf' is no mode; set --proxy-mode=ipvs"]
 
 
 @pytest.mark.parametrize("mode", ["", "iptables", "nftables", "ipvs"])
-def test_cleaning_up_needs_no_mode(mode: str) -> None:
+def test_cleanup_needs_no_mode(mode: str) -> None:
     assert from_flags(f"--proxy-mode={mode}", "--cleanup").command is Command.CLEANUP
 
 
@@ -160,7 +162,7 @@ def test_cleaning_up_needs_no_mode(mode: str) -> None:
         (["--cleanup=false"], Command.RUN),
     ],
 )
-def test_writing_goes_before_cleaning_before_preparing(flags: list[str], command: Command) -> None:
+def test_write_config_takes_precedence_over_cleanup_over_init_only(flags: list[str], command: Command) -> None:
     assert from_flags(*flags).command is command
 
 
@@ -213,11 +215,11 @@ def test_writing_goes_before_cleaning_before_preparing(flags: list[str], command
         ("--show-hidden-metrics-for-version=1", "'1' must be MAJOR.MINOR, such as 1.35"),
         (
             "--feature-gates=MultiCIDRServiceAllocator=false",
-            "MultiCIDRServiceAllocator must be true, it can no longer be turned off",
+            "MultiCIDRServiceAllocator must be true; it can no longer be turned off",
         ),
     ],
 )
-def test_value_outside_the_rules_is_refused_in_one_sentence(flag: str, problem: str) -> None:
+def test_value_that_breaks_a_rule_is_refused_in_one_sentence(flag: str, problem: str) -> None:
     assert problems_of_flags(flag) == [f"{flag.partition('=')[0]}: {problem}"]
 
 
@@ -247,11 +249,11 @@ def test_interface_prefix_leaves_room_for_the_plus_sign_that_follows_it_in_a_rul
     assert "1 to 14 characters" in problem
 
 
-def test_cluster_cidr_is_not_looked_at_in_another_mode() -> None:
+def test_cluster_cidr_is_ignored_in_another_mode() -> None:
     assert from_flags("--detect-local-mode=NodeCIDR", "--cluster-cidr=junk").detect_local.cluster_networks == ()
 
 
-def test_what_kube_proxy_does_not_check_in_ipvs_mode_is_not_checked() -> None:
+def test_options_that_kube_proxy_does_not_check_in_ipvs_mode_are_not_checked() -> None:
     config = from_file("iptables: {syncPeriod: -1s, minSyncPeriod: 99h}\nnftables: {masqueradeBit: 99}\n")
     assert config.without_effect == ("iptables.syncPeriod", "iptables.minSyncPeriod", "nftables.masqueradeBit")
 
@@ -269,7 +271,7 @@ def test_two_equal_sync_periods_are_allowed() -> None:
     assert from_flags("--ipvs-min-sync-period=30s").ipvs.min_sync_period_s == 30
 
 
-def test_value_that_cannot_be_read_is_not_compared_with_others() -> None:
+def test_value_that_cannot_be_parsed_is_not_compared_with_others() -> None:
     assert problems_of_flags("--ipvs-sync-period=1x", "--ipvs-min-sync-period=40s") == [
         "--ipvs-sync-period: '1x' must be a duration such as 30s, 1m30s or 1h"
     ]
@@ -285,13 +287,13 @@ def test_server_that_is_off_cannot_be_written_to_a_file() -> None:
     assert problems_of_flags("--write-config-to=/x", "--healthz-port=0") == [f"--healthz-port: {rule}"]
 
 
-def test_port_flag_fills_in_for_an_address_without_one() -> None:
+def test_port_flag_gives_the_port_of_an_address_without_one() -> None:
     config = from_flags("--healthz-bind-address=10.0.0.1", "--healthz-port=8080")
     assert config.servers.health == listen("10.0.0.1", 8080)
     assert [str(notice) for notice in config.notices] == ["--healthz-port: deprecated; use --healthz-bind-address"]
 
 
-def test_port_flag_beside_an_address_with_a_port_is_told_to_have_no_effect() -> None:
+def test_port_flag_beside_an_address_with_a_port_is_reported_as_without_effect() -> None:
     config = from_flags("--healthz-port=8080")
     assert config.servers.health == listen("0.0.0.0", 10256)
     assert str(config.notices[1]) == "--healthz-port: 8080 has no effect, because the default address 0.0.0.0:10256 has a port"
@@ -305,22 +307,22 @@ def test_manifests_and_an_api_server_exclude_each_other() -> None:
 
 
 def test_host_without_a_name_needs_an_override() -> None:
-    with pytest.raises(ConfigError, match="--hostname-override: must be set, for this host has no name"):
+    with pytest.raises(ConfigError, match="--hostname-override: must be set, because this host has no name"):
         load.load(["--proxy-mode=ipvs"], hostname="", read_file=lambda _: b"")
 
 
-def test_options_without_effect_are_named_when_they_say_something() -> None:
+def test_options_without_effect_are_named_if_they_differ_from_their_defaults() -> None:
     config = from_flags(
         "--kube-api-content-type=x", "--kube-api-qps=50", "--kube-api-burst=10", "--vmodule=a=1", "--feature-gates=Some=true"
     )
     assert config.without_effect == ("--kube-api-content-type", "--kube-api-qps", "--vmodule", "--feature-gates Some")
 
 
-def test_mark_is_the_bit() -> None:
+def test_mark_has_the_masquerade_bit() -> None:
     assert from_flags().masquerade.mark == 0x4000
 
 
-def test_file_that_kubeadm_writes_means_the_defaults_and_says_nothing() -> None:
+def test_file_of_kubeadm_gives_the_defaults_without_notices() -> None:
     text = """
         bindAddress: 0.0.0.0
         bindAddressHardFail: false

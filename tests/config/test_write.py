@@ -1,4 +1,4 @@
-"""Writing the configuration, and that what is read back means the same."""
+"""Writing the configuration; reading it back gives an equal one."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def read_back(config: Config) -> Config:
         ["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cali"],
     ],
 )
-def test_what_is_written_and_read_is_the_same(flags: list[str]) -> None:
+def test_configuration_read_back_is_the_same(flags: list[str]) -> None:
     config = from_flags(*flags)
     again = read_back(config)
     assert again == config
@@ -50,7 +50,7 @@ _SECONDS = strategies.integers(0, 10**15).map(lambda nanoseconds: f"{nanoseconds
     excluded=strategies.lists(strategies.ip_addresses().map(lambda address: f"{address}/{104 if address.version == 6 else 7}")),
     path=strategies.text(strategies.characters(exclude_categories=["Cs"])),
 )
-def test_any_configuration_that_is_written_and_read_is_the_same(
+def test_any_configuration_read_back_is_the_same(
     *,
     timeouts: tuple[str, str, str],
     bit: int,
@@ -74,16 +74,16 @@ def test_any_configuration_that_is_written_and_read_is_the_same(
     assert read_back(config) == config
 
 
-def test_our_own_section_is_written_only_where_it_says_something() -> None:
+def test_our_own_section_is_written_only_if_it_differs_from_the_defaults() -> None:
     assert "ipvsproxy" not in write.document(from_flags())
     assert write.document(from_flags("--manifests=/m"))["ipvsproxy"] == {"manifests": "/m"}
 
 
-def test_name_of_the_host_is_not_written_for_other_hosts_to_take() -> None:
+def test_host_name_is_not_written_because_other_hosts_may_read_the_file() -> None:
     assert write.document(from_flags())["hostnameOverride"] == ""
 
 
-def test_what_has_no_effect_here_is_kept_for_kube_proxy() -> None:
+def test_options_without_effect_are_kept_for_kube_proxy() -> None:
     config = from_file("nftables: {masqueradeBit: 9}\nportRange: 1-2\nlogging: {vmodule: [{filePattern: a, verbosity: 1}]}\n")
     document = yaml.safe_load(write.render(config))
     assert document["nftables"]["masqueradeBit"] == 9
