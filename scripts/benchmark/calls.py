@@ -73,7 +73,7 @@ class _ListeningSocket:
 
 def cover(make: Make, counts: Counter[str]) -> None:
     """Route the calls of each new channel, and each question, through ``make``; count those of listening sockets."""
-    netlink.Channel.__init__ = _connecting(netlink.Channel.__init__, make)  # type: ignore[method-assign]  # to see what it does
+    netlink.Channel.__init__ = _connecting(netlink.Channel.__init__, make)  # type: ignore[method-assign]  # to observe its calls
     notify.ChangeListener.__init__ = _listening(notify.ChangeListener.__init__, counts)  # type: ignore[method-assign]  # likewise
     sockopt._libc.getsockopt = functools.partial(make, QUESTIONS, sockopt._libc.getsockopt)
 

@@ -67,12 +67,12 @@ def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> di
 def pages(directory: pathlib.Path, *size: int) -> pathlib.Path:
     """The pages of a cluster of this size, made at the first call."""
     numbers = list(map(str, size))
-    wanted = directory / "-".join(["pages", *numbers])
-    if not wanted.exists():
-        wanted.mkdir()
-        command = [sys.executable, "-m", "scripts.benchmark.workload", str(wanted), *numbers]
+    folder = directory / "-".join(["pages", *numbers])
+    if not folder.exists():
+        folder.mkdir()
+        command = [sys.executable, "-m", "scripts.benchmark.workload", str(folder), *numbers]
         subprocess.run(command, check=True)
-    return wanted
+    return folder
 
 
 def quiet(*command: str) -> None:

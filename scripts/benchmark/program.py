@@ -107,8 +107,8 @@ async def running(api: MemoryApi, *flags: str) -> AsyncIterator[Running]:
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def _first(wanted: asyncio.Future[Any], task: "asyncio.Task[int]") -> None:
-    await asyncio.wait((wanted, task), return_when=asyncio.FIRST_COMPLETED)
+async def _first(event: asyncio.Future[Any], task: "asyncio.Task[int]") -> None:
+    await asyncio.wait((event, task), return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         task.result()
         raise RuntimeError("the program ended")

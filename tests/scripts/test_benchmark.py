@@ -40,8 +40,8 @@ def test_the_whole_program_is_measured_without_a_kernel() -> None:
     cold = ["own", {"what": "cold", "arguments": {"pages": [SERVICES, ENDPOINTS]}}]
     steady = {"pages": [SERVICES, ENDPOINTS], "services": SERVICES, "endpoints": ENDPOINTS, "churn_s": 0.2, "changes": 3}
     parts = ["change", "rolling", "scrape", "churn"]
-    wanted = [cold, ["own", {"what": "steady", "arguments": {**steady, "parts": parts}}]]
-    command = ["unshare", "--net", "--mount", sys.executable, "-m", "scripts.benchmark.guest", json.dumps(wanted)]
+    measurements = [cold, ["own", {"what": "steady", "arguments": {**steady, "parts": parts}}]]
+    command = ["unshare", "--net", "--mount", sys.executable, "-m", "scripts.benchmark.guest", json.dumps(measurements)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     started, served = map(json.loads, done.stdout.splitlines())
     assert "error" not in started, started["error"]

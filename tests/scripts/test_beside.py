@@ -132,10 +132,10 @@ async def test_a_sync_has_finished_once_the_metrics_have_its_time() -> None:
 @pytest.mark.kernel
 def test_ipvsproxy_is_measured_on_a_kernel_like_any_other_process() -> None:
     command = shlex.join([sys.executable, "-m", "ipvsproxy"])
-    wanted = json.dumps({**TINY, "command": command, "scrape_pause_s": 0.5, "idle_s": 1})
+    arguments = json.dumps({**TINY, "command": command, "scrape_pause_s": 0.5, "idle_s": 1})
     # A network namespace with a matching /sys, for the program and its observer.
     inside = 'mount -t sysfs sys /sys && ip link set lo up && exec "$@"'
-    measure = [sys.executable, "-m", "scripts.benchmark.measure", "beside", wanted]
+    measure = [sys.executable, "-m", "scripts.benchmark.measure", "beside", arguments]
     done = subprocess.run(
         ["unshare", "--net", "--mount", "sh", "-c", inside, "sh", *measure], cwd=ROOT, capture_output=True, text=True, check=False
     )
