@@ -168,7 +168,7 @@ def inspections(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
         calls.append((command.name, subject, as_json))
         return 3
 
-    monkeypatch.setattr(cli, "_look", inspect)
+    monkeypatch.setattr(cli, "_inspect", inspect)
     return calls
 
 
