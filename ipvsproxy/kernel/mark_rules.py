@@ -9,7 +9,7 @@ _AFTER_IPVS = frozenset({"FORWARD", "POSTROUTING"})
 """Built-in chains that no packet passes between its arrival and IPVS."""
 _OURS = re.compile(r"KUBE-(IPVSPROXY-|MARK-|POSTROUTING$)")
 """Chains of ours, and the kubelet's: the bits that they write have a meaning of their own, or are written after IPVS."""
-_MARK = re.compile(r"-j MARK --set-xmark (0x[0-9a-f]+)/(0x[0-9a-f]+)")
+_MARK = re.compile(r"-j (?:MARK --set-xmark|TPROXY .*--tproxy-mark) (0x[0-9a-f]+)/(0x[0-9a-f]+)")
 _RESTORED = re.compile(r"-j CONNMARK --restore-mark(?: --nfmask (0x[0-9a-f]+))?")
 _MAPPED = re.compile(r"-j SET --map-set \S+ \S+ .*--map-mark")
 

@@ -10,6 +10,7 @@ SAVED = """\
 -A PREROUTING -j KUBE-IPVSPROXY-ARRIVAL
 -A KUBE-IPVSPROXY-MARK -j SET --map-set KUBE-IPVSPROXY-SCOPE dst,dst --map-mark
 -A OUTPUT -j CONNMARK --restore-mark
+-A PREROUTING -p tcp -m tcp --dport 80 -j TPROXY --on-port 8080 --on-ip 0.0.0.0 --tproxy-mark 0x1/0x1
 -A POSTROUTING -j MARK --set-xmark 0x1/0x1
 COMMIT
 *filter
@@ -28,6 +29,7 @@ def test_rules_before_ipvs_are_found_with_the_bits_that_they_write() -> None:
     assert [(rule.text.split()[1], rule.text.split()[3], rule.bits) for rule in mark_rules(SAVED)] == [
         ("mangle", "PREROUTING", 0x80),
         ("mangle", "OUTPUT", ALL_BITS),
+        ("mangle", "PREROUTING", 0x1),
         ("filter", "cali-INPUT", 0xFFF00000),
         ("nat", "OUTPUT", ALL_BITS),
     ]
