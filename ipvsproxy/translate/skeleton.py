@@ -211,18 +211,15 @@ def _from_local_pods(family: Family, settings: Settings, view: NodeView) -> Iter
 def _scope_masquerade(family: Family, settings: Settings, view: NodeView) -> Iterable[Rule]:
     """Masquerading where answers would not come back through this node, after IPVS has chosen an endpoint.
 
-    This host's own packets to a service address have that address as their source. Its packets to a node port may have one that
-    other nodes do not know. In mode ClusterCIDR, pods of other nodes look like pods of this node, and come to node ports.
+    This host's own packets to a service address have that address as their source. Other nodes take it for their own, wherever
+    this node carries it. In mode ClusterCIDR, pods of other nodes look like pods of this node, and come to node ports.
     """
     masquerade = Masquerade(fully_random=settings.random_fully.get(family, True))
     yield Rule(no_mark=settings.scope_bits, target=Verdict.RETURN)
-    yield Rule(set=_match(SetKind.IPVS_IPS, family, (Side.SOURCE,)), target=masquerade)
-    may_be_remote = settings.detect_local is LocalMode.CLUSTER_CIDR
-    if may_be_remote:
-        local = _surely_local(family, settings, view)
-        yield from (Rule(source=item, from_elsewhere=True, target=Verdict.RETURN) for item in local)
-    for address in view.node_port_addresses[family]:
-        yield Rule(original_destination=address, from_this_host=not may_be_remote, target=masquerade)
+    yield Rule(from_this_host=True, target=masquerade)
+    if settings.detect_local is LocalMode.CLUSTER_CIDR:
+        yield from (Rule(source=item, target=Verdict.RETURN) for item in _surely_local(family, settings, view))
+        yield from (Rule(original_destination=one, target=masquerade) for one in view.node_port_addresses[family])
 
 
 def _surely_local(family: Family, settings: Settings, view: NodeView) -> Iterable[Network]:

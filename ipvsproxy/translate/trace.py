@@ -171,7 +171,5 @@ def _entry(match: SetMatch, connection: Connection) -> SetEntry:
     asked = connection.virtual_server
     if IP_SETS[match.set].type is SetType.PORT:
         return SetEntry(match.set, port=asked.port)
-    if IP_SETS[match.set].type is SetType.ADDRESS:
-        return SetEntry(match.set, connection.source if match.sides[0] is Side.SOURCE else asked.address)
     first = connection.source if match.sides[0] is Side.SOURCE else asked.address
     return SetEntry(match.set, first, asked.protocol, asked.port)

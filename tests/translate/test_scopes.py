@@ -95,8 +95,8 @@ def test_only_packets_with_a_mark_whose_answers_would_not_come_back_are_masquera
     )["KUBE-IPVSPROXY-MASQ"]
     assert first == [
         "-m mark --mark 0x0/0x3fff -j RETURN",
-        "-m set --match-set KUBE-IPVS-IPS src -j MASQUERADE --random-fully",
-        "-s 10.244.0.0/24 -m addrtype ! --src-type LOCAL -j RETURN",
+        "-m addrtype --src-type LOCAL -j MASQUERADE --random-fully",
+        "-s 10.244.0.0/24 -j RETURN",
     ]
     assert last == f"-m conntrack --ctorigdst {builders.NODE_ADDRESS} -j MASQUERADE --random-fully"
     exact = _chains(dataclasses.replace(API, detect_local=LocalMode.NODE_CIDR))["KUBE-IPVSPROXY-MASQ"]
