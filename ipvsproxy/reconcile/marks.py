@@ -5,6 +5,8 @@ showed at the start goes before a choice of our own.
 Rule 2: if there are more Service ports than marks, those of the youngest Services have none. Their addresses have one scope, as
 with kube-proxy.
 Rule 3: a mark that the kernel still has, whoever put it there, is given to no other Service port.
+Rule 4: the largest marks come first. A packet with a mark comes to its virtual server wherever it is bound for, and programs that
+mark packets of their own mostly begin at 1.
 """
 
 import bisect
@@ -29,20 +31,25 @@ class MarkedPort(NamedTuple):
 class Marks:
     """The marks, and the Service ports that have one or wait for one.
 
-    ``is_busy`` says whether the kernel has a mark, in either family. No mark is given before ``recall``.
+    ``is_busy`` says whether the kernel has a mark, in either family. ``is_recallable`` says whether the kernel still has an entry
+    that was recalled, and its mark belongs to no other program. No mark is given before ``recall``.
     """
 
-    def __init__(self, is_busy: Callable[[int], bool]) -> None:
+    def __init__(self, is_busy: Callable[[int], bool], is_recallable: Callable[[MarkedEntry], bool]) -> None:
         self.is_known = False
         """Whether the marks that the kernel has are known."""
         self.bits = 0
         """The bits of packet marks in use. All others are left as they are."""
         self._is_busy = is_busy
-        self._count = 0
-        self._last = 0
-        """The number of the last mark that was looked at for the first time. Later ones were never given."""
+        self._is_recallable = is_recallable
+        self._next = 0
+        """The number of the next mark that was never looked at; 0 if there is none."""
         self._free: collections.deque[int] = collections.deque()
-        """Marks up to that number that were taken back, or that the kernel had."""
+        """Marks with larger numbers that nobody has."""
+        self._returning: dict[int, None] = {}
+        """Marks that were taken back, while the kernel still has them."""
+        self._held: dict[int, None] = {}
+        """Marks that the kernel had when they were looked at."""
         self._has_room = True
         self._news: list[MarkedPort] = []
         self._marks: dict[MarkedPort, int] = {}
@@ -50,8 +57,8 @@ class Marks:
         self._by_age: list[tuple[Owner, MarkedPort]] = []
         """Those with a mark, the oldest Service first."""
         self._waiting: list[tuple[Owner, MarkedPort]] = []
-        self._recalled: dict[VirtualServerKey, int] = {}
-        """The marks that the kernel's sets gave to virtual servers when they were first read."""
+        self._recalled: dict[VirtualServerKey, MarkedEntry] = {}
+        """The entries of the kernel's sets that gave marks to virtual servers when they were first read."""
         self._protocols: dict[int, Protocol] = {}
 
     @property
@@ -71,45 +78,58 @@ class Marks:
 
     def adopt(self, bits: int) -> None:
         """Use these bits from now on. Every mark is given anew, so every scope must be put again."""
-        self.bits, self._count, self._last = bits, (1 << bits.bit_count()) - 1, 0
+        self.bits, self._next = bits, (1 << bits.bit_count()) - 1
         self._has_room = True
-        for known in (self._marks, self._ports, self._by_age, self._waiting, self._free):
+        for known in (self._marks, self._ports, self._by_age, self._waiting, self._free, self._returning, self._held):
             known.clear()
 
     def recall(self, entries: Iterable[MarkedEntry]) -> None:
         """Note the marks that the kernel's sets give. From now on, Service ports get marks."""
         self.is_known = True
         self._recalled = {
-            VirtualServerKey(entry.protocol, entry.address, entry.port): entry.mark
+            VirtualServerKey(entry.protocol, entry.address, entry.port): entry
             for entry in entries
             if entry.address is not None and entry.protocol is not None
         }
 
     def take(self, owner: Owner, service: ServiceName, scope: ClusterScope) -> tuple[int, ServiceName | None]:
-        """The mark of a Service port, or 0 while it has to wait; and the Service that loses a mark by this, if any."""
+        """The mark of a Service port, or 0 while it has to wait; and the Service that loses a mark by this, if any.
+
+        What a Service loses is free once the kernel has forgotten it: until then the port waits.
+        """
         port = MarkedPort(service, scope.protocol, scope.port)
         mark = self._marks.get(port, 0)
         if mark:
             return mark, None
-        mark = self._recalled_for(scope) or self._next_free()
-        loser = None
-        if not mark and self._by_age and (owner, port) < self._by_age[-1]:
-            lost_by, lost = self._by_age[-1]
-            mark, loser = self._marks[lost], lost.service
-            self._release(lost_by, lost)
-        waits = (owner, port)
+        waits, loser = (owner, port), None
         place = bisect.bisect_left(self._waiting, waits)
         is_waiting = self._waiting[place : place + 1] == [waits]
+        mark = self._recalled_for(scope) or self._next_free()
+        if not mark and self._by_age and waits < self._by_age[-1] and place >= len(self._returning):
+            lost_by, lost = self._by_age[-1]
+            loser = lost.service
+            self._release(lost_by, lost)
+            mark = self._next_free()
         if not mark:
             if not is_waiting:
                 self._waiting.insert(place, waits)
                 self._news.append(port)
-            return 0, None
+            return 0, loser
         if is_waiting:
             del self._waiting[place]
         self._marks[port], self._ports[mark], self._protocols[mark] = mark, port, scope.protocol
         bisect.insort(self._by_age, waits)
         return mark, loser
+
+    def pass_on(self, before: Owner, after: Owner, scopes: Iterable[ClusterScope]) -> None:
+        """Let the ports of a Service keep their marks, or wait in their new turn, when its owner is another."""
+        service = after.service
+        for port in dict.fromkeys(MarkedPort(service, scope.protocol, scope.port) for scope in scopes):
+            among = self._by_age if port in self._marks else self._waiting
+            place = bisect.bisect_left(among, (before, port))
+            if among[place : place + 1] == [(before, port)]:
+                del among[place]
+                bisect.insort(among, (after, port))
 
     def release(self, owner: Owner, service: ServiceName, scopes: Iterable[ClusterScope]) -> None:
         """Take back the marks of Service ports."""
@@ -121,9 +141,18 @@ class Marks:
             if self._waiting[place : place + 1] == [(owner, port)]:
                 del self._waiting[place]
 
-    def note_room(self) -> None:
+    def note_room(self, mark: int) -> None:
         """A mark has gone from the kernel: it may be given again."""
-        self._has_room = True
+        if mark in self._returning or mark in self._held:
+            self._returning.pop(mark, None)
+            self._held.pop(mark, None)
+            self._free.append(mark)
+            self._has_room = True
+
+    def look_again(self) -> None:
+        """The kernel was read: marks that it had may have gone unnoticed."""
+        for mark in [mark for mark in self._held if not self._is_busy(mark)] if self._waiting else ():
+            self.note_room(mark)
 
     def next_in_turn(self) -> ServiceName | None:
         """The Service of the oldest Service port that waits, if there may be a mark for it now."""
@@ -144,33 +173,34 @@ class Marks:
     def _release(self, owner: Owner, port: MarkedPort) -> None:
         mark = self._marks.pop(port)
         del self._ports[mark]
-        self._free.append(mark)
         self._by_age.pop(bisect.bisect_left(self._by_age, (owner, port)))
-        self._has_room = True
+        if self._is_busy(mark):
+            self._returning[mark] = None
+        else:
+            self._free.append(mark)
+            self._has_room = True
 
     def _recalled_for(self, scope: ClusterScope) -> int:
-        marks = [self._recalled.pop(key, 0) for key in scope.virtual_servers] if self._recalled else ()
-        return next((mark for mark in marks if mark and not mark & ~self.bits and mark not in self._ports), 0)
+        entries = [self._recalled.pop(key, None) for key in scope.virtual_servers] if self._recalled else ()
+        marks = (entry.mark for entry in entries if entry and self._is_recallable(entry))
+        recalled = next((mark for mark in marks if mark and not mark & ~self.bits and mark not in self._ports), 0)
+        self._held.pop(recalled, None)
+        return recalled
 
     def _next_free(self) -> int:
-        """A mark that nobody has, 0 without one. One that the kernel has keeps its turn."""
+        """A mark that nobody has, 0 without one."""
         if not self._has_room:
             return 0
-        for _ in range(len(self._free)):
-            mark = self._free.popleft()
+        while self._free or self._next:
+            if self._free:
+                mark = self._free.popleft()
+            else:
+                mark, self._next = spread(self._next, self.bits), self._next - 1
             if mark in self._ports:
                 continue
             if not self._is_busy(mark):
                 return mark
-            self._free.append(mark)
-        while self._last < self._count:
-            self._last += 1
-            mark = spread(self._last, self.bits)
-            if mark in self._ports:
-                continue
-            if not self._is_busy(mark):
-                return mark
-            self._free.append(mark)
+            self._held[mark] = None
         self._has_room = False
         return 0
 

@@ -60,7 +60,11 @@ def may_be_added(tables: Tables, name: str, entries: Iterable[SetEntry]) -> Iter
     if name in order.LOCAL_SETS:
         return (entry for entry in entries if not _leads_elsewhere(tables, entry))
     if name in order.SCOPE_SETS:
-        return (entry for entry in entries if _is_served_by_mark(tables, entry))
+        # The kernel has one entry for each of these, whatever its mark: the removal of the old one would remove the new one.
+        taken = {ownership.virtual_server_of(entry) for entry in tables.entries[name].surplus}
+        return (
+            entry for entry in entries if ownership.virtual_server_of(entry) not in taken and _is_served_by_mark(tables, entry)
+        )
     return entries
 
 

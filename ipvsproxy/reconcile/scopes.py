@@ -44,7 +44,7 @@ class Scopes:
         put: Callable[[ServiceName, ServiceState], None],
     ) -> None:
         self.families: frozenset[Family] = frozenset()
-        self.marks = Marks(self._has_mark)
+        self.marks = Marks(self._has_mark, self._is_recallable)
         self._virtual_servers = virtual_servers
         self._entries = entries
         self._sets = sets
@@ -63,12 +63,14 @@ class Scopes:
     def resolve(self, name: ServiceName, state: ServiceState | None) -> tuple[ServiceState | None, Sequence[ServiceName]]:
         """The state with its virtual servers by mark and the entries of the marks; and the Services that lose a mark by this."""
         before = self._states.pop(name, None)
-        if before is not None and (state is None or before.owner != state.owner):
+        if before is not None and state is None:
             self.marks.release(before.owner, name, before.rare.scopes)
         elif before is not None and state is not None:
+            if before.owner != state.owner:
+                self.marks.pass_on(before.owner, state.owner, before.rare.scopes)
             ports = {(scope.protocol, scope.port) for scope in state.rare.scopes}
             gone = [scope for scope in before.rare.scopes if (scope.protocol, scope.port) not in ports]
-            self.marks.release(before.owner, name, gone)
+            self.marks.release(state.owner, name, gone)
         if state is None or not state.rare.scopes:
             return state, ()
         self._states[name] = state
@@ -124,6 +126,11 @@ class Scopes:
         entry = mark_entry(key)
         return entry in self._entries[entry.set].observed
 
+    def _is_recallable(self, entry: MarkedEntry) -> bool:
+        keys = by_family(entry.mark).values()
+        is_ours = all(key not in self._virtual_servers.observed or self._is_witnessed(key) for key in keys)
+        return is_ours and entry in self._entries[entry.set].observed
+
     def tend(self, *, may_close: bool) -> None:
         """Let undesired virtual servers by mark drain before they are removed, and give marks that have become free.
 
@@ -143,7 +150,7 @@ class Scopes:
         for key in list(self._leaving):
             if key not in table.observed and not self._is_witnessed(key):
                 del self._leaving[key]
-                self.marks.note_room()
+                self.marks.note_room(key.mark)
         while (name := self.marks.next_in_turn()) is not None:
             self.put_again(name)
         for family in self.families:

@@ -201,7 +201,7 @@ async def test_both_scopes_of_an_address_are_shown_with_their_endpoints_and_clie
     kernel = await synced_kernel(*SHOP, translation=BOTH_SCOPES)
     document = await explain.describe(inspected(kernel, *SHOP, translation=BOTH_SCOPES), explain.parse_subject("default/shop"))
     lines = list(explain_text.render(document, "default/shop"))
-    assert "    mark 0x1 (IPv4) (clients of this node at TCP 192.0.2.7:80), rr" in lines
+    assert "    mark 0x3fff (IPv4) (clients of this node at TCP 192.0.2.7:80), rr" in lines
     at = lines.index("    endpoints for traffic to all other addresses, of clients of this node:")
     assert lines[at + 1 :] == ["      10.244.0.1 port 8080 on node-a: in", "      10.244.1.1 port 8080 on node-b: in"] or lines[
         at + 2

@@ -1,5 +1,6 @@
 """Second scopes by every way to recognise local pods, beside marks of others, and while they come and go."""
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,6 +92,47 @@ def test_a_packet_whose_mark_others_have_changed_fares_as_with_kube_proxy(labora
             assert _ask(running, "host", "balancer 1").backends == _backends("p1", "r1")
         finally:
             laboratory.run("node", "iptables", "-t", rule[0], "-D", *rule[1:])
+
+
+def test_a_process_that_marks_its_own_packets_reaches_where_it_wants(laboratory: lab.Lab, tmp_path: Path) -> None:
+    """IPVS takes a packet by its mark, wherever it is bound for; many programs use the mark 1."""
+    with cluster.Cluster(laboratory, tmp_path, *API) as running, socket.socket() as client:
+        running.have(service("web", 1, "p1", balancer=True, **LOCAL))
+        client.settimeout(5)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 1)
+        p2 = cluster.address("p2", Family.IPV4)
+        client.connect((p2, 8080))
+        client.sendall(b"?\n")
+        assert f'"backend": "{p2}"' in client.recv(200).decode()
+
+
+def test_a_process_of_this_host_reaches_all_endpoints_of_a_balancer_on_another_interface(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
+    """As kube-vip has it. Its source is that address then, which the other node takes for its own."""
+    balancer = f"{cluster.address('balancer 1', Family.IPV4)}/32"
+    laboratory.run("node", "ip", "addr", "add", balancer, "dev", "eth0")
+    laboratory.run("remote", "ip", "link", "add", "kube-ipvs0", "type", "dummy")
+    laboratory.run("remote", "ip", "addr", "add", balancer, "dev", "kube-ipvs0")
+    try:
+        with cluster.Cluster(laboratory, tmp_path, *API, "--nodeport-addresses=172.18.0.2/32") as running:
+            running.have(service("web", 1, *BOTH, balancer=True, **LOCAL))
+            assert _ask(running, "host", "balancer 1").backends == _backends("p1", "r1")
+    finally:
+        laboratory.run("node", "ip", "addr", "del", balancer, "dev", "eth0")
+        laboratory.run("remote", "ip", "link", "del", "kube-ipvs0")
+
+
+def test_other_bits_after_a_restart_end_no_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with cluster.Cluster(laboratory, tmp_path, *API) as running:
+        running.have(service("web", 1, *BOTH, balancer=True, **LOCAL))
+        held = [running.lab.open("p2", "TCP", cluster.address("balancer 1", Family.IPV4), 80) for _ in range(2)]
+        running.program.__exit__(None, None, None)
+        running.start("--ipvs-scope-mark-bits=0xff0000")
+        assert _ask(running, "p2", "balancer 1").backends == _backends("p1", "r1")
+        assert [one.ask() for one in held] == [one.backend for one in held]
+        for one in held:
+            one.abort()
 
 
 def test_connections_outlive_a_restart_and_the_end_of_scopes_which_leaves_no_trace(laboratory: lab.Lab, tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ class SimulatedNode:
         for name, desired in self.states.items():
             self.reconciler.put(name, desired)
 
-    def put(self, service: Service, *slices: EndpointSlice) -> None:
+    def put(self, service: Service, *slices: EndpointSlice, remembered: bool = False) -> None:
         """A Service has changed."""
-        self.put_state(translate_state.translate(service, slices, self._view, self._settings))
+        self.put_state(translate_state.translate(service, slices, self._view, self._settings, remembered=remembered))
 
     def put_state(self, desired: ServiceState) -> None:
         """The desired state of a Service has changed."""

@@ -11,6 +11,7 @@ from ipvsproxy.model.kernel import (
     FlowCleaning,
     IpSet,
     MarkedEntry,
+    Owner,
     RealServers,
     SetEntries,
     SetKind,
@@ -20,10 +21,12 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
+from ipvsproxy.model.real_servers import EvenWeights
 from ipvsproxy.model.rules import ChainKey, ObservedRule, Rule, SetMatch, Side, TakeMark, UnknownRule, Verdict
-from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
+from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
+from ipvsproxy.model.state import ClusterScope
 from ipvsproxy.reconcile import precondition
-from ipvsproxy.reconcile.marks import MarkedPort, spread
+from ipvsproxy.reconcile.marks import MarkedPort, Marks, spread
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.reconcile.tables import Tables
 from ipvsproxy.translate.view import TrafficScopes
@@ -32,6 +35,8 @@ from tests.support import builders
 
 HERE, ELSEWHERE = "10.244.0.5", "10.244.1.5"
 BALANCER = "192.0.2.12"
+FIRST, SECOND = 0x3FFF, 0x3FFE
+"""The marks in the order in which they are given."""
 
 
 def shop(name: str = "shop", *, local: bool = True, number: int = 12, created_s: float = 1.0) -> tuple[Service, EndpointSlice]:
@@ -78,8 +83,8 @@ def test_a_balancer_with_policy_local_has_local_endpoints_by_address_and_all_by_
     node.sync()
     plain = node.kernel.virtual_servers[builders.frontend(BALANCER, 80)]
     assert {str(one.address) for one in plain.real_servers} == {HERE}
-    assert marks_of(node) == {BALANCER: 1}
-    assert scopes_of(node) == {1: {HERE, ELSEWHERE}}
+    assert marks_of(node) == {BALANCER: FIRST}
+    assert scopes_of(node) == {FIRST: {HERE, ELSEWHERE}}
 
 
 def test_without_policy_local_there_is_no_trace_of_scopes() -> None:
@@ -126,7 +131,7 @@ def test_a_restart_keeps_every_mark() -> None:
     for number, name in enumerate(("four", "five"), 23):
         node.put(*shop(name, number=number))
     node.sync()
-    assert sorted(marks_of(node).values()) == [1, 2, 3, 4], "what was kept is given to nobody else"
+    assert set(marks_of(node).values()) == {FIRST, FIRST - 1, FIRST - 2, FIRST - 3}, "what was kept is given to nobody else"
 
 
 def test_the_youngest_services_go_without_a_mark_and_the_oldest_of_them_gets_the_next_free_one() -> None:
@@ -146,13 +151,13 @@ def test_the_youngest_services_go_without_a_mark_and_the_oldest_of_them_gets_the
 
 def test_a_mark_of_somebody_else_is_left_alone_and_not_given() -> None:
     node = node_with()
-    theirs = VirtualServer(FirewallMark.of(Family.IPV4, 1), VirtualServerSettings("wlc"))
+    theirs = VirtualServer(FirewallMark.of(Family.IPV4, FIRST), VirtualServerSettings("wlc"))
     node.kernel.schedulers |= {"wlc"}
     node.kernel.apply([Operation(Verb.ADD, theirs)])
     node.observe()
     node.put(*shop())
     node.sync()
-    assert marks_of(node) == {BALANCER: 2}
+    assert marks_of(node) == {BALANCER: SECOND}
     node.remove("shop")
     node.sync()
     node.sync(after_s=60)
@@ -172,7 +177,7 @@ def test_another_mark_in_an_entry_is_drift_and_is_mended() -> None:
     node.observe()
     operations = [str(one) for one in one_by_one(node.sync()) if "SCOPE" in str(one)]
     assert [one.split()[0] for one in operations] == ["remove", "add"]
-    assert marks_of(node) == {BALANCER: 1}
+    assert marks_of(node) == {BALANCER: FIRST}
 
 
 def test_other_bits_give_every_scope_another_mark() -> None:
@@ -183,8 +188,8 @@ def test_other_bits_give_every_scope_another_mark() -> None:
     node.sync()
     node.sync(after_s=60)
     node.sync(after_s=60)
-    assert marks_of(node) == {BALANCER: 0x10000}
-    assert scopes_of(node) == {0x10000: {HERE, ELSEWHERE}}
+    assert marks_of(node) == {BALANCER: 0xFF0000}
+    assert scopes_of(node) == {0xFF0000: {HERE, ELSEWHERE}}
 
 
 @pytest.mark.parametrize(("number", "bits", "mark"), [(1, 0x3FFF, 1), (0x3FFF, 0x3FFF, 0x3FFF), (5, 0xF0, 0x50), (3, 0x11, 0x11)])
@@ -199,10 +204,10 @@ def test_the_survey_knows_the_second_scope_of_a_port() -> None:
     node.sync()
     survey, port = node.reconciler.survey, MarkedPort(service.name, Protocol.TCP, 80)
     mark = survey.scope(port, Family.IPV4)
-    assert mark == FirewallMark.of(Family.IPV4, 1)
+    assert mark == FirewallMark.of(Family.IPV4, FIRST)
     assert survey.port_of(mark) == port
     assert survey.witness(mark) == mark_entry(mark)
-    assert survey.witness(FirewallMark.of(Family.IPV4, 2)) is None
+    assert survey.witness(FirewallMark.of(Family.IPV4, SECOND)) is None
     assert survey.scope(MarkedPort(service.name, Protocol.UDP, 80), Family.IPV4) is None
 
 
@@ -215,9 +220,11 @@ def test_no_mark_is_given_before_the_marks_in_the_kernel_are_known() -> None:
     tables.put(state.owner.service, state)
     assert not [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)]
     tables.put(state.owner.service, None)
+    node.put(*shop(created_s=5.0))
     tables.put(state.owner.service, state)
+    tables.put(state.owner.service, node.states[state.owner.service])
     tables.scopes.recall_marks()
-    assert [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)] == [FirewallMark.of(Family.IPV4, 1)]
+    assert [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)] == [FirewallMark.of(Family.IPV4, 3)]
 
 
 def test_a_service_that_waits_for_a_mark_may_go() -> None:
@@ -298,3 +305,118 @@ def test_services_that_begin_to_wait_for_a_mark_are_news_once() -> None:
     assert [port.service.name for port in node.reconciler.take_without_scope()] == ["young"]
     node.put(*shop("young", number=21, created_s=21))
     assert node.reconciler.take_without_scope() == []
+
+
+def plan_additions(node: SimulatedNode) -> None:
+    """Apply additions alone until there are none, as while a first list is doubted."""
+    node.plan()
+    while operations := node.reconciler.plan(node.now, only_additions=True).operations:
+        node.reconciler.settle(node.apply(operations), node.now)
+
+
+def test_a_mark_that_the_kernel_still_has_for_one_service_leads_to_no_endpoint_of_another() -> None:
+    node = node_with(0x1)
+    node.put(*shop("young", number=21, created_s=21))
+    node.sync()
+    service, _ = shop("old", number=20, created_s=20)
+    node.put(service, builders.endpoint_slice(builders.endpoint("10.244.0.9"), service="old"))
+    plan_additions(node)
+    assert (marks_of(node), scopes_of(node)) == ({"192.0.2.21": 1}, {1: {HERE, ELSEWHERE}})
+    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["old", "young"]
+    node.sync()
+    for _ in range(3):
+        node.sync(after_s=60)
+    assert (marks_of(node), scopes_of(node)) == ({"192.0.2.20": 1}, {1: {"10.244.0.9"}})
+    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["young"]
+
+
+def test_one_mark_is_taken_back_for_one_service_that_waits_however_often_it_changes() -> None:
+    node = node_with(0x3)
+    for number in (1, 2, 3):
+        node.put(*shop(f"young{number}", number=20 + number, created_s=20 + number))
+    node.sync()
+    for _ in range(2):
+        node.put(*shop("old", number=20, created_s=20))
+        plan_additions(node)
+    assert len(marks_of(node)) == 3
+    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["old", "young3"]
+
+
+@pytest.mark.parametrize("change", ["is created anew", "is only remembered"])
+def test_a_service_keeps_its_mark_when_it(change: str) -> None:
+    node = node_with()
+    service, slices = shop()
+    node.put(service, slices)
+    node.sync()
+    if change == "is created anew":
+        node.put(*shop(created_s=5.0))
+    else:
+        node.put(service, slices, remembered=True)
+        (state,) = node.states.values()
+        assert state.owner.is_remembered
+    assert not [one for one in node.sync() if isinstance(one.item, VirtualServer | RealServers | SetEntries)]
+    assert marks_of(node) == {BALANCER: FIRST}
+
+
+def test_a_service_that_waits_keeps_waiting_in_its_new_turn_when_it_is_created_anew() -> None:
+    node = node_with(0x1)
+    for number, name in enumerate(("old", "middle", "young"), 20):
+        node.put(*shop(name, number=number, created_s=number))
+    node.sync()
+    node.put(*shop("middle", number=21, created_s=30))
+    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["young", "middle"]
+
+
+def test_other_bits_after_a_restart_replace_the_marks_of_entries_though_additions_come_first() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    node._policy = Policy(scope_bits=0xFF0000)
+    node.restart()
+    plan_additions(node)
+    assert marks_of(node) == {BALANCER: FIRST}, "the kernel has one entry for an address and port"
+    node.sync()
+    node.sync(after_s=60)
+    assert marks_of(node) == {BALANCER: 0xFF0000}
+
+
+def test_a_mark_that_another_program_has_taken_meanwhile_is_not_given_again_after_a_restart() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    theirs = FirewallMark.of(Family.IPV4, FIRST)
+    entry = mark_entry(theirs)
+    del node.kernel.virtual_servers[theirs]
+    node.kernel.sets[entry.set].entries.clear()
+    node.kernel.schedulers |= {"wlc"}
+    node.kernel.apply([Operation(Verb.ADD, VirtualServer(theirs, VirtualServerSettings("wlc")))])
+    node.restart()
+    node.sync()
+    assert node.kernel.virtual_servers[theirs].settings.scheduler == "wlc"
+    assert marks_of(node) == {BALANCER: SECOND}
+
+
+def test_a_mark_that_another_program_gives_up_is_given_after_the_next_reading() -> None:
+    node = node_with(0x1)
+    theirs = FirewallMark.of(Family.IPV4, 1)
+    node.kernel.apply([Operation(Verb.ADD, VirtualServer(theirs, VirtualServerSettings("rr")))])
+    node.observe()
+    node.put(*shop())
+    node.sync()
+    assert marks_of(node) == {}
+    del node.kernel.virtual_servers[theirs]
+    node.observe()
+    for _ in node.reconciler.concluding(node.now):
+        pass
+    node.sync()
+    assert marks_of(node) == {BALANCER: 1}
+
+
+def test_marks_that_the_kernel_still_has_are_looked_at_once() -> None:
+    asked: list[int] = []
+    marks = Marks(lambda mark: not asked.append(mark) and mark > 0x3F00, lambda _: False)  # type: ignore[func-returns-value]
+    marks.adopt(0x3FFF)
+    scope = ClusterScope(Family.IPV4, Protocol.TCP, 80, (), VirtualServerSettings("rr"), EvenWeights.of([]))
+    for number in range(10):
+        marks.take(Owner(number, ServiceName("default", str(number))), ServiceName("default", str(number)), scope)
+    assert len(asked) == 0x3FFF - 0x3F00 + 10

@@ -4,7 +4,7 @@ import dataclasses
 import errno
 import os
 
-from ipvsproxy.model.kernel import IpSet, SetEntry, SetType
+from ipvsproxy.model.kernel import IpSet, MarkedEntry, SetEntry, SetType
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
 
@@ -58,6 +58,9 @@ def change_entry(sets: dict[str, HeldSet], verb: Verb, item: SetEntry, capacity:
     Entries go to the kernel in bulk, and it does not report which ones existed.
     """
     held = sets.get(item.set)
+    if isinstance(item, MarkedEntry) and held is not None:  # a mark is no part of the key
+        place = (item.address, item.protocol, item.port)
+        held.entries -= {one for one in held.entries if (one.address, one.protocol, one.port) == place}
     if verb is Verb.REMOVE:
         if held is not None:
             held.entries.discard(item)
