@@ -178,6 +178,7 @@ def inspections(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
         (["plan"], ("plan", "", False)),
         (["plan", "--output=json", "--proxy-mode=ipvs"], ("plan", "", True)),
         (["verify", "-o", "json"], ("verify", "", True)),
+        (["list", "--output=json"], ("list", "", True)),
         (["explain", "demo/web", "--ipvs-scheduler=lc"], ("explain", "demo/web", False)),
         (["explain", "[fd00::1]:80", "--output", "text"], ("explain", "[fd00::1]:80", False)),
         (["explain", "--kubeconfig=x", "default/web", "--output=json"], ("explain", "default/web", True)),

@@ -106,7 +106,7 @@ def test_every_command_of_the_runbook_works_as_printed(surroundings: Surrounding
     assert "0 differences" in said or "equal" in said
     assert re.search(r"^demo-node: \d+ ok", said, re.MULTILINE)
     report = (pathlib.Path(surroundings["folder"]) / "report.txt").read_text()
-    for part in ('"command": "explain"', "-A -t 10.96.0.80:80", "create KUBE-CLUSTER-IP", ":KUBE-SERVICES", "kube-ipvs0"):
+    for part in ('"command": "explain"', "demo/web:http", "create KUBE-CLUSTER-IP", ":KUBE-SERVICES", "kube-ipvs0"):
         assert part in report
 
 

@@ -60,6 +60,17 @@ Exit status: 0 explained, 1 unknown Service or address, 2 state unknown.
 """,
     "namespace/name | address:port",
 )
+_LIST = Command(
+    "list",
+    "print the IPVS table as ipvsadm -Ln does, with the names of Services and pods",
+    """\
+Prints what ipvsadm -Ln prints, in the same layout. Beside each virtual server stands its Service port
+(namespace/name:port), beside each real server its pod and node. A virtual server of another program is (not ours).
+Without the API server the table is printed without names.
+
+Exit status: 0 printed with names, 2 names or table could not be read.
+""",
+)
 _DOCTOR = Command(
     "doctor",
     "check what ipvsproxy needs of this node, and name remedies",
@@ -71,5 +82,5 @@ Exit status: 0 no line is fail, 1 some line is fail, 2 wrong flags.
 """,
 )
 
-COMMANDS: Mapping[str, Command] = {command.name: command for command in (_PLAN, _VERIFY, _EXPLAIN, _DOCTOR)}
+COMMANDS: Mapping[str, Command] = {command.name: command for command in (_PLAN, _VERIFY, _EXPLAIN, _LIST, _DOCTOR)}
 """The commands by name."""

@@ -191,6 +191,10 @@ class Encoder:
         """The request for the connection timeouts."""
         return self._message(ipvs.IPVS_CMD_GET_CONFIG, [], netlink.REQUEST)
 
+    def information(self) -> bytes:
+        """The request for IPVS's version and the size of its connection table."""
+        return self._message(ipvs.IPVS_CMD_GET_INFO, [], netlink.REQUEST)
+
     def unacceptable_service(self, scheduler: str) -> bytes:
         """A virtual server that every kernel refuses: of IPv6, with a prefix length of 0."""
         service = [

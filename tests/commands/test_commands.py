@@ -105,6 +105,41 @@ def test_plan_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path: Pa
     assert _state() == before
 
 
+def _sorted(lines: list[str]) -> list[str]:
+    """Virtual servers with their rows, sorted by text: ipvsadm's own comparison of addresses overflows."""
+    virtual_servers = "\n".join(lines[3:]).replace("\n  ->", "\0  ->").split("\n")
+    return [*lines[:3], *(row for one in sorted(virtual_servers) for row in one.split("\0"))]
+
+
+@pytest.mark.usefixtures("_node")
+def test_list_prints_the_rows_of_ipvsadm_with_names_beside_them(tmp_path: Path) -> None:
+    with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
+        program.wait_until_synced()
+    for command in ("-A -f 7 -s wlc", "-a -f 7 -r 10.9.9.9 -m", "-A -t 192.0.2.1:80 -s rr -p 60"):
+        subprocess.run(("ipvsadm", *command.split()), check=True, timeout=60)
+    shown = _shown("ipvsadm", "-Ln").splitlines()
+    before = _state()
+    (listed,) = _run("list")
+    assert listed.status == 0, listed.error
+    lines = listed.output.splitlines()
+    assert len(lines) == len(shown)
+    names = {}
+    for line, row in zip(_sorted(lines), _sorted(shown), strict=True):
+        assert line.startswith(row.rstrip())
+        names[" ".join(row.split()[:2])] = line.removeprefix(row.rstrip()).strip()
+    assert names["TCP 10.96.0.80:80"] == "demo/web:http"
+    assert names["TCP [fd00:10:96::80]:80"] == "demo/web:http"
+    assert names["TCP 172.18.0.2:30080"] == "demo/shop:http"
+    assert names["-> 10.244.1.12:8080"] == "demo/pod-1-12 on other-node"
+    assert names["FWM 7"] == names["TCP 192.0.2.1:80"] == "(not ours)"
+    assert names["-> 10.9.9.9:0"] == ""
+    (unnamed,) = _run("list", manifests=tmp_path / "absent")
+    assert (unnamed.status, _sorted(unnamed.output.splitlines())) == (2, _sorted(shown))
+    assert "absent is not a directory" in unnamed.error
+    assert "names are missing above" in unnamed.error
+    assert _state() == before
+
+
 @pytest.mark.usefixtures("_node")
 def test_what_run_refuses_for_the_sake_of_api_servers_is_no_difference(tmp_path: Path) -> None:
     manifests = tmp_path / "manifests"

@@ -17,6 +17,8 @@ from ipvsproxy.daemon.base import inotify
 from ipvsproxy.daemon.sources import manifests
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.model.service import Event, ObjectKind
+from ipvsproxy.translate import targets
+from ipvsproxy.translate.targets import Targets
 
 SETTLE_S = 0.03
 LONGEST_SETTLE_S = 1.0
@@ -65,6 +67,17 @@ class DirectorySource:
         """Empty, because a directory has no watches."""
         return {}
 
+    async def targets(self) -> Targets:
+        """As ``Source``. A directory that cannot be read has none."""
+        return await asyncio.to_thread(self._targets)
+
+    def _targets(self) -> Targets:
+        try:
+            paths = self._paths()
+        except OSError:
+            return {}
+        return targets.of_documents(document for path in paths for document in manifests.documents(path))
+
     async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
         """Deliver events for ever: first all objects and the ends of their lists, then differences."""
         with inotify.DirectoryChanges(self._directory, self._poll_s) as changes:
@@ -95,13 +108,17 @@ class DirectorySource:
 
     def _read_changed(self) -> tuple[Mapping[str, manifests.FileContent], Collection[str]]:
         """New and changed files, and the names of all files. Raises OSError if the directory cannot be listed."""
-        with os.scandir(self._directory) as entries:
-            paths = [pathlib.Path(entry) for entry in entries if manifests.is_manifest(entry.name) and not entry.is_dir()]
+        paths = self._paths()
         stamps = {path.name: _stamp(path) for path in paths}
         changed = [path for path in paths if self._stamps.get(path.name) != stamps[path.name]]
         read = {path.name: manifests.read_file(path) for path in changed}
         self._stamps = stamps
         return read, stamps.keys()
+
+    def _paths(self) -> list[pathlib.Path]:
+        """The files of manifests. Raises OSError if the directory cannot be listed."""
+        with os.scandir(self._directory) as entries:
+            return [pathlib.Path(entry) for entry in entries if manifests.is_manifest(entry.name) and not entry.is_dir()]
 
     async def _wait(self, changes: inotify.DirectoryChanges) -> None:
         """Wait for a change, and then until the directory is quiet."""

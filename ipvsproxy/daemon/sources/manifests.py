@@ -97,6 +97,14 @@ def read_file(path: pathlib.Path) -> FileContent:
     return FileContent(objects, tuple(rejected))
 
 
+def documents(path: pathlib.Path) -> list[Any]:
+    """The documents of a file, and the items of its Lists, as they stand there; none of a file that cannot be read."""
+    try:
+        return [document for _, document in _documents(path)]
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):  # ``read_file`` reports it
+        return []
+
+
 def _unread(path: pathlib.Path, reason: str) -> Rejected:
     # The kind is unknown; Service, because a reader misses Services first.
     return Rejected(ObjectKind.SERVICE, None, path.name, reason)

@@ -9,6 +9,7 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.sources.directory import DirectorySource
 from ipvsproxy.daemon.sources.reflector import Post, Trouble, WatchStatus
 from ipvsproxy.model.service import Event, ObjectKind
+from ipvsproxy.translate.targets import Targets
 
 
 class Source(Protocol):
@@ -19,6 +20,13 @@ class Source(Protocol):
 
     def list_again(self, kind: ObjectKind, at_s: float) -> None:
         """List a kind once more at this time (of a monotonic clock), or soon after."""
+
+    async def targets(self) -> Targets:
+        """The pods behind all endpoints, read now, for people.
+
+        Raises:
+            ApiError: they could not be read.
+        """
 
     def describe(self) -> str:
         """The place of the source and, if it does not answer, its last problem."""

@@ -23,7 +23,11 @@ import structlog
 from ipvsproxy.daemon.sources import credentials, kubernetes_client, reflector
 from ipvsproxy.daemon.sources.credentials import Credentials, SourceError
 from ipvsproxy.daemon.sources.reflector import ApiError, Deliver, Trouble
-from ipvsproxy.model.service import ObjectKind
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.service import ObjectKind, ServiceName
+from ipvsproxy.translate import targets
+from ipvsproxy.translate.decode import UndecodableError
+from ipvsproxy.translate.targets import Target, Targets
 
 CREDENTIALS_TIMEOUT_S = 30
 """The bound for files, an issuer of tokens, or a credential plugin, which has a shorter bound of its own."""
@@ -83,9 +87,10 @@ class KubernetesSource:
         self._server = ""
         self._logged: dict[str, float] = {}
         self._failing: dict[ObjectKind, str] = {}
+        resources = reflector.resources(node_name)
+        self._slices = resources[ObjectKind.ENDPOINT_SLICE]
         self._reflectors = {
-            kind: reflector.Reflector(kind, resource, self._connect, self, self._pace)
-            for kind, resource in reflector.resources(node_name).items()
+            kind: reflector.Reflector(kind, resource, self._connect, self, self._pace) for kind, resource in resources.items()
         }
 
     @property
@@ -115,6 +120,29 @@ class KubernetesSource:
         async with asyncio.TaskGroup() as group:
             for kind, each in self._reflectors.items():
                 group.create_task(_follow(each, deliver), name=f"watch {kind.value}")
+
+    async def targets(self) -> Targets:
+        """As ``Source``: a list of all EndpointSlices, page by page.
+
+        Raises:
+            ApiError: a page could not be read.
+        """
+        found: dict[tuple[ServiceName, RealServerKey], Target] = {}
+        token = ""
+        async with self._connect() as connection:
+            while True:
+                version = "" if token else reflector.ANY_VERSION
+                query = self._slices.list_query(version, limit=reflector.PAGE_ITEMS, continue_token=token)
+                async with contextlib.aclosing(connection.body(query)) as pieces:
+                    body = b"".join([piece async for piece in pieces])
+                try:
+                    page = targets.of_page(body)
+                except UndecodableError as error:
+                    raise ApiError(Trouble.GARBLED, str(error)) from error
+                found.update(page.targets)
+                token = page.continue_token
+                if not token:
+                    return found
 
     async def post(self, path: str, body: Mapping[str, object]) -> None:
         """Create an object.

@@ -22,6 +22,14 @@ kind: Service
 metadata: {{name: {name}}}
 spec: {{clusterIP: {address}, ports: [{{port: 80}}]}}
 """
+SLICE = """\
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: demo, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: "", port: 8080}]
+endpoints: [{addresses: [10.244.0.1], nodeName: node-a, targetRef: {kind: Pod, name: web-abc}}]
+"""
 
 
 def manifest(name: str, address: str = "10.0.0.1") -> str:
@@ -211,3 +219,16 @@ async def test_a_deleted_file_takes_its_objects_with_it(tmp_path: pathlib.Path) 
     (tmp_path / "a.yaml").unlink()
     await source.read(sink.deliver)
     assert {event.key.name for event in sink.batches[1] if isinstance(event, Gone)} == {"a", "b"}
+
+
+async def test_the_pods_behind_endpoints_are_read_from_the_files_that_can_be_read(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "web.yaml").write_text(manifest("web") + "---\n" + SLICE)
+    (tmp_path / "broken.yaml").write_text("{")
+    found = await directory.DirectorySource(str(tmp_path)).targets()
+    assert [(str(service), str(key), *target) for (service, key), target in found.items()] == [
+        ("demo/web", "10.244.0.1:8080", "demo/web-abc", "node-a")
+    ]
+
+
+async def test_a_directory_that_cannot_be_read_has_no_pods(tmp_path: pathlib.Path) -> None:
+    assert await directory.DirectorySource(str(tmp_path / "absent")).targets() == {}

@@ -18,7 +18,7 @@ import structlog
 import structlog.testing
 
 from ipvsproxy.daemon.sources import reflector, watch
-from ipvsproxy.daemon.sources.reflector import Trouble
+from ipvsproxy.daemon.sources.reflector import ApiError, Trouble
 from ipvsproxy.model.service import Event, Listed, ObjectKind, Put, ServiceName
 from tests.support import api_server
 from tests.support.api_server import ApiServer, Refusal
@@ -316,6 +316,25 @@ async def test_kinds_do_not_wait_for_each_other(setup: Setup) -> None:
     setup.server.put(SERVICES, service("dns"))
     await setup.sink.until(setup.sink.has("web", "dns"))
     assert setup.troubles() == []
+
+
+# The pods behind endpoints
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+async def test_the_pods_behind_all_endpoints_are_listed_page_by_page(setup: Setup, *, has_cache: bool) -> None:
+    setup.server.has_cache = has_cache
+    for number in range(600):
+        pod = {"addresses": [f"10.244.{number >> 8}.{number & 255}"], "targetRef": {"kind": "Pod", "name": f"pod-{number}"}}
+        item = {**endpoint_slice(f"web-{number}"), "endpoints": [pod], "ports": [{"name": "", "port": 80}]}
+        setup.server.put(ENDPOINT_SLICES, item)
+    assert {target.name for target in (await setup.source.targets()).values()} == {f"default/pod-{n}" for n in range(600)}
+
+
+async def test_pods_that_cannot_be_listed_are_an_error(setup: Setup) -> None:
+    setup.server.refuse(Refusal(500, resource=ENDPOINT_SLICES))
+    with pytest.raises(ApiError, match="refused with 500"):
+        await setup.source.targets()
 
 
 # An absent API server

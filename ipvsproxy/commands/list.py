@@ -1,0 +1,272 @@
+"""``ipvsproxy list``: what ``ipvsadm -Ln`` prints, with the names of Services and pods beside it."""
+
+import asyncio
+import sys
+from collections.abc import Collection, Iterable, Iterator
+
+from ipvsproxy.commands import inspection
+from ipvsproxy.commands.comparison import Comparison, UnknownStateError
+from ipvsproxy.commands.inspection import Document, Inspected
+from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon.base import log as logs
+from ipvsproxy.daemon.sources import source as sources
+from ipvsproxy.daemon.sources.reflector import ApiError
+from ipvsproxy.daemon.sources.source import CannotStartError
+from ipvsproxy.kernel import ipvs_rows
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.ipvs_rows import MASQUERADED, RealServerRow, Rows, VirtualServerRow
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import FirewallMark, VirtualServerKey
+from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.service import Service, ServiceName
+from ipvsproxy.translate.targets import Targets
+
+NAMED = 0
+NAME_COLUMN = 70
+"""The width of a row of ipvsadm for a real server of IPv4; names stand behind it."""
+
+
+async def describe(node: Inspected, rows: Rows, targets: Targets) -> Document:
+    """The table with names. ``rows`` were read a moment ago.
+
+    Raises:
+        UnknownStateError: a part of the kernel could not be read.
+    """
+    comparison = node.comparison()
+    await comparison.read()
+    return _document(node.config.node_name, rows, _Names(comparison, targets))
+
+
+def describe_without_names(node_name: str, rows: Rows) -> Document:
+    """The table of a node whose Services are not known."""
+    return _document(node_name, rows, None)
+
+
+class _Names:
+    """What the rows are for."""
+
+    def __init__(self, comparison: Comparison, targets: Targets) -> None:
+        self._survey = comparison.survey
+        self._services = comparison.store.services
+        self._targets = targets
+
+    def virtual_server(self, key: VirtualServerKey) -> Document:
+        """Whose virtual server it is; without an owner all names are null."""
+        sides = self._survey.sides(key)
+        service, port, is_scope = None, "", isinstance(key, FirewallMark)
+        if sides.desired:
+            service = sides.desired.owner.service
+            port = self._port(service, key)
+        owner = "service" if service else "other" if sides.is_foreign else "stale" if sides.observed else "unknown"
+        return {
+            "owner": owner,
+            "service": str(service) if service else None,
+            "servicePort": port or None,
+            "secondScope": is_scope and service is not None,
+        }
+
+    def _port(self, name: ServiceName, key: VirtualServerKey) -> str:
+        """Name of the Service port, or its number if it has none."""
+        service = self._services.get(name)
+        if isinstance(key, FirewallMark):
+            marked = self._survey.port_of(key)
+            protocol, number, is_node_port = (marked.protocol, marked.port, False) if marked else (key.protocol, 0, False)
+        else:
+            protocol, number, is_node_port = key.protocol, key.port, bool(service and not _has_address(service, key))
+        for port in service.ports if service else ():
+            if port.protocol is protocol and number == (port.node_port if is_node_port else port.port):
+                return port.name or str(port.port)
+        return str(number) if number else ""
+
+    def real_server(self, key: VirtualServerKey, row: RealServerRow) -> Document:
+        """What is behind a real server, and why it is there."""
+        desired = self._survey.sides(key).desired
+        target = self._targets.get((desired.owner.service, row.key)) if desired else None
+        return {
+            "target": target.name or None if target else None,
+            "node": target.node or None if target else None,
+            "state": _state(row, desired.real_servers if desired else None),
+        }
+
+
+def _has_address(service: Service, key: VirtualServerKey) -> bool:
+    options = service.options
+    return key.address in (*service.cluster_addresses, *options.external_addresses, *options.load_balancer_addresses)
+
+
+def _state(row: RealServerRow, desired: Collection[RealServerKey] | None) -> str | None:
+    if desired is None:
+        return None
+    if row.method != MASQUERADED:
+        return "not masqueraded"
+    if row.key in desired:
+        return "serving" if row.weight else "no new connections"
+    return "not wanted" if row.weight else "draining"
+
+
+def _document(node_name: str, rows: Rows, names: _Names | None) -> Document:
+    return {
+        "version": inspection.JSON_VERSION,
+        "command": "list",
+        "node": node_name,
+        "ipvs": {"version": rows.version, "connectionTableSize": rows.size},
+        "named": names is not None,
+        "virtualServers": [_virtual_server(one, names) for one in rows.virtual_servers],
+    }
+
+
+def _virtual_server(row: VirtualServerRow, names: _Names | None) -> Document:
+    key = row.key
+    is_mark = isinstance(key, FirewallMark)
+    return {
+        "virtualServer": str(key),
+        "family": key.address.family.label,
+        "protocol": None if is_mark else key.protocol.name,
+        "address": None if is_mark else str(key.address),
+        "port": None if is_mark else key.port,
+        "mark": key.mark if isinstance(key, FirewallMark) else None,
+        "scheduler": row.settings.scheduler,
+        "schedulerFlags": row.scheduler_flags,
+        "persistentSeconds": row.settings.timeout_s if row.is_persistent else None,
+        "persistencePrefixLength": row.prefix_length,
+        "persistenceEngine": row.engine or None,
+        "onePacket": row.is_one_packet,
+        **(names.virtual_server(key) if names else {}),
+        "realServers": [
+            {
+                "realServer": str(one.key),
+                "forward": one.method,
+                "weight": one.weight,
+                "active": one.connections.active,
+                "inactive": one.connections.inactive,
+                **(names.real_server(key, one) if names else {}),
+            }
+            for one in row.real_servers
+        ],
+    }
+
+
+def render(document: Document) -> Iterator[str]:
+    """The table as ipvsadm prints it, with names behind its rows."""
+    ipvs = document["ipvs"]
+    yield f"IP Virtual Server version {ipvs['version']} (size={ipvs['connectionTableSize']})"
+    titles = ("Service port", "pod, node") if document["named"] else ("", "")
+    yield _beside("Prot LocalAddress:Port Scheduler Flags", titles[0])
+    yield _beside("  -> RemoteAddress:Port           Forward Weight ActiveConn InActConn", titles[1])
+    for one in document["virtualServers"]:
+        yield _beside(_heading(one), _service(one))
+        for each in one["realServers"]:
+            row = f"  -> {each['realServer']:<28} {each['forward']:<7} {each['weight']:<6} "
+            yield _beside(f"{row}{each['active']:<10} {each['inactive']:<10}", _target(each))
+
+
+def _beside(row: str, name: str) -> str:
+    return f"{row:<{NAME_COLUMN}}  {name}" if name else row
+
+
+def _heading(one: Document) -> str:
+    """The row of a virtual server."""
+    if one["mark"] is not None:
+        name = f"FWM  {one['mark']}" + (" IPv6" if one["family"] == "IPv6" else "")
+    else:
+        name = f"{one['protocol']:<4} {one['virtualServer'].partition(' ')[2]}"
+    words = [name, one["scheduler"]]
+    if one["schedulerFlags"]:
+        words.append(f"({','.join(one['schedulerFlags'])})")
+    if one["persistentSeconds"] is not None:
+        words.append(f"persistent {one['persistentSeconds']}")
+        words += _netmask(one["family"], one["persistencePrefixLength"])
+    if one["persistenceEngine"]:
+        words.append(f"pe {one['persistenceEngine']}")
+    if one["onePacket"]:
+        words.append("ops")
+    return " ".join(words)
+
+
+def _netmask(family: str, prefix_length: int) -> list[str]:
+    """Which part of a client's address counts; nothing where it is all of it."""
+    if family == Family.IPV6.label:
+        return [f"mask {prefix_length}"] if prefix_length != Family.IPV6.bits else []
+    everything = (1 << Family.IPV4.bits) - 1
+    mask = everything ^ (everything >> prefix_length)
+    return [f"mask {Address(mask.to_bytes(4, 'big'))}"] if mask != everything else []
+
+
+def _service(one: Document) -> str:
+    match one.get("owner"):
+        case "service":
+            name = f"{one['service']}:{one['servicePort']}" if one["servicePort"] else one["service"]
+            return f"{name} (second scope)" if one["secondScope"] else str(name)
+        case "other":
+            return "(not ours)"
+        case "stale":
+            return "(no Service wants it any more)"
+        case "unknown":
+            return "(gone meanwhile)"
+        case _:
+            return ""
+
+
+def _target(one: Document) -> str:
+    state = one.get("state")
+    words = [one["target"] or "" if state else "", f"on {one['node']}" if state and one["node"] else ""]
+    if state not in (None, "serving"):
+        words.append(f"({state})")
+    return " ".join(filter(None, words))
+
+
+def run(config: Config, *, as_json: bool) -> int:
+    """``ipvsproxy list``; returns the exit status."""
+    logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
+    try:
+        document, problems = asyncio.run(_read(config))
+    except CannotStartError as error:
+        _complain(error.reasons, "nothing can be said about this node, and nothing was changed")
+        return inspection.CANNOT_TELL
+    except KernelError as error:
+        _complain([str(error)], "nothing can be said about this node, and nothing was changed")
+        return inspection.CANNOT_TELL
+    inspection.say(document, render(document), as_json=as_json)
+    if problems:
+        _complain(problems, "names are missing above; what the kernel holds is complete")
+        return inspection.CANNOT_TELL
+    return NAMED
+
+
+def _complain(reasons: Iterable[str], conclusion: str) -> None:
+    for sentence in (*reasons, conclusion):
+        sys.stderr.write(f"ipvsproxy: {sentence}\n")
+
+
+async def _read(config: Config) -> tuple[Document, tuple[str, ...]]:
+    """The table, and why names are missing in it.
+
+    Raises:
+        CannotStartError: a privilege or the kernel's IPVS is missing.
+        KernelError: the table could not be read.
+    """
+    async with inspection.readable_kernel() as kernel:
+        try:
+            return await _read_with_names(config, kernel)
+        except (CannotStartError, UnknownStateError) as error:
+            problems = error.reasons
+        except KernelError as error:
+            problems = (str(error),)
+        rows = await kernel.call(lambda _: ipvs_rows.read())
+        return describe_without_names(config.node_name, rows), problems
+
+
+async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> tuple[Document, tuple[str, ...]]:
+    source = await sources.make(config, inspection.Unheard())
+    node = await inspection.inspect(config, kernel)
+    async with inspection.following(source, node.store):
+        problems: tuple[str, ...] = ()
+        targets: Targets = {}
+        try:
+            targets = await source.targets()
+        except ApiError as error:
+            problems = (f"the names of pods cannot be read: {error}",)
+        rows = await kernel.call(lambda _: ipvs_rows.read())
+        return await describe(node, rows, targets), problems

@@ -1,0 +1,181 @@
+"""``list``: the names beside the rows of the IPVS table, and a table whose names are not known.
+
+That the rows are those of ipvsadm is shown in ``tests/kernel/test_ipvs_rows.py``.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ipvsproxy.commands import inspection
+from ipvsproxy.commands import list as listing
+from ipvsproxy.commands.inspection import Document
+from ipvsproxy.daemon.base import log as logs
+from ipvsproxy.kernel import host
+from ipvsproxy.kernel.ipvs_rows import RealServerRow, Rows, VirtualServerRow
+from ipvsproxy.model.kernel import Connections, VirtualServerSettings
+from ipvsproxy.model.net import Protocol
+from ipvsproxy.model.real_servers import NOT_MASQUERADED
+from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
+from ipvsproxy.translate import view
+from ipvsproxy.translate.targets import Target, Targets
+from tests.config import loading
+from tests.support import builders
+from tests.support.builders import OTHER_NODE, endpoint
+from tests.support.fake_kernel import FakeKernel, HeldVirtualServer
+from tests.support.inspected_node import inspected, synced_kernel
+
+WEB = (
+    builders.node(),
+    builders.service("web", builders.service_port(80, name="http", node_port=30080)),
+    builders.endpoint_slice(
+        endpoint("10.244.0.1"), endpoint("10.244.1.1", OTHER_NODE), ports=[builders.endpoint_port(8080, name="http")]
+    ),
+)
+CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
+NAME = ServiceName("default", "web")
+TARGETS: Targets = {
+    (NAME, builders.backend("10.244.0.1")): Target("default/web-1", builders.THIS_NODE),
+    (NAME, builders.backend("10.244.1.1")): Target("", OTHER_NODE),
+}
+
+
+def _rows(kernel: FakeKernel) -> Rows:
+    """The table of a kernel as ``ipvs_rows`` reads it."""
+    return Rows("1.2.1", 4096, tuple(_virtual_servers(kernel)))
+
+
+def _virtual_servers(kernel: FakeKernel) -> Iterator[VirtualServerRow]:
+    for key, held in sorted(kernel.virtual_servers.items(), key=lambda item: (item[0].port, str(item[0]))):
+        real_servers = [
+            RealServerRow(one, "Route" if weight == NOT_MASQUERADED else "Masq", max(weight, 0), Connections(2, 3))
+            for one, weight in sorted(held.real_servers.items())
+        ]
+        yield VirtualServerRow(key, held.settings, key.address.family.bits, real_servers=tuple(real_servers))
+
+
+async def _list(
+    kernel: FakeKernel, *objects: ApiObject, targets: Targets = TARGETS, translation: view.Settings | None = None
+) -> Document:
+    return await listing.describe(inspected(kernel, *objects, translation=translation), _rows(kernel), targets)
+
+
+async def _lines(kernel: FakeKernel, *objects: ApiObject, targets: Targets = TARGETS) -> list[str]:
+    return list(listing.render(await _list(kernel, *objects, targets=targets)))
+
+
+async def test_each_row_has_its_name_beside_it_in_one_column() -> None:
+    kernel = await synced_kernel(*WEB)
+    assert await _lines(kernel, *WEB) == [
+        "IP Virtual Server version 1.2.1 (size=4096)",
+        "Prot LocalAddress:Port Scheduler Flags                                  Service port",
+        "  -> RemoteAddress:Port           Forward Weight ActiveConn InActConn   pod, node",
+        "TCP  10.96.0.10:80 rr                                                   default/web:http",
+        "  -> 10.244.0.1:8080              Masq    1      2          3           default/web-1 on node-a",
+        "  -> 10.244.1.1:8080              Masq    1      2          3           on node-b",
+        "TCP  192.168.0.10:30080 rr                                              default/web:http",
+        "  -> 10.244.0.1:8080              Masq    1      2          3           default/web-1 on node-a",
+        "  -> 10.244.1.1:8080              Masq    1      2          3           on node-b",
+    ]
+    assert kernel.applied == []
+
+
+async def test_a_port_without_a_name_has_its_number() -> None:
+    objects = (builders.node(), builders.service("dns", builders.service_port(53, Protocol.UDP, node_port=30053)))
+    lines = await _lines(await synced_kernel(*objects), *objects)
+    assert [line.split()[-1] for line in lines[3:]] == ["default/dns:53"] * 2
+
+
+async def test_a_node_port_of_the_number_of_another_port_is_not_mistaken_for_it() -> None:
+    ports = (builders.service_port(30080, name="high"), builders.service_port(80, name="low", node_port=30080))
+    objects = (builders.node(), builders.service("web", *ports, kind=ServiceType.NODE_PORT))
+    document = await _list(await synced_kernel(*objects), *objects)
+    assert {one["virtualServer"]: one["servicePort"] for one in document["virtualServers"]} == {
+        "TCP 10.96.0.10:80": "low",
+        "TCP 10.96.0.10:30080": "high",
+        "TCP 192.168.0.10:30080": "low",
+    }
+
+
+async def test_rows_of_others_are_not_ours_and_stale_ones_are_nobodys() -> None:
+    kernel = await synced_kernel(*WEB)
+    kernel.virtual_servers[builders.frontend("192.0.2.1", 7)] = HeldVirtualServer(
+        VirtualServerSettings("wlc"), {builders.backend("10.9.9.9"): 1}
+    )
+    lines = await _lines(kernel, builders.node())
+    assert [line[72:] for line in lines[3:] if line.startswith("TCP")] == [
+        "(not ours)",
+        "(no Service wants it any more)",
+        "(no Service wants it any more)",
+    ]
+    assert {line[72:] for line in lines[3:] if line.startswith("  ->")} == {""}
+
+
+async def test_a_row_that_went_meanwhile_has_no_owner() -> None:
+    kernel = await synced_kernel(*WEB)
+    rows = _rows(kernel)
+    kernel.virtual_servers.clear()
+    document = await listing.describe(inspected(kernel, builders.node()), rows, {})
+    assert {line[72:] for line in listing.render(document) if line.startswith("TCP")} == {"(gone meanwhile)"}
+
+
+async def test_what_is_not_as_it_should_be_is_said_beside_a_real_server() -> None:
+    kernel = await synced_kernel(*WEB)
+    weights = kernel.virtual_servers[CLUSTER].real_servers
+    weights[builders.backend("10.244.0.1")] = 0
+    weights[builders.backend("10.244.1.1")] = NOT_MASQUERADED
+    weights[builders.backend("10.244.9.8")] = 0
+    weights[builders.backend("10.244.9.9")] = 1
+    lines = await _lines(kernel, *WEB)
+    assert [line[72:] for line in lines[4:8]] == [
+        "default/web-1 on node-a (no new connections)",
+        "on node-b (not masqueraded)",
+        "(draining)",
+        "(not wanted)",
+    ]
+
+
+async def test_a_second_scope_is_the_row_of_its_mark() -> None:
+    objects = (
+        builders.node(),
+        builders.service("shop", kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.7"], external_local=True),
+        builders.endpoint_slice(endpoint("10.244.0.1"), endpoint("10.244.1.1", OTHER_NODE), service="shop"),
+    )
+    settings = view.Settings(cluster_networks=builders.networks("10.244.0.0/16"), scopes=view.TrafficScopes.API)
+    kernel = await synced_kernel(*objects, translation=settings)
+    lines = list(listing.render(await _list(kernel, *objects, targets={}, translation=settings)))
+    (line,) = (line for line in lines if line.startswith("FWM"))
+    assert line.split(maxsplit=3) == ["FWM", "1", "rr", "default/shop:80 (second scope)"]
+
+
+async def test_hostile_names_stay_text(capsys: pytest.CaptureFixture[str]) -> None:
+    kernel = await synced_kernel(*WEB)
+    hostile = {key: Target("default/\x1b[31m[red]\nTCP", "node\x07\u202e") for key in TARGETS}
+    document = await _list(kernel, *WEB, targets=hostile)
+    capsys.readouterr()  # the log of the sync
+    inspection.say(document, listing.render(document), as_json=False)
+    output = capsys.readouterr().out
+    assert "default/\\x1b[31m[red]\\nTCP on node\\x07\\u202e" in output
+    assert len(output.splitlines()) == 9
+    assert all(character.isprintable() for character in output.replace("\n", ""))
+
+
+async def test_without_names_the_table_is_bare_and_says_so_in_json() -> None:
+    rows = _rows(await synced_kernel(*WEB))
+    document = listing.describe_without_names("node-a", rows)
+    assert not document["named"]
+    assert list(listing.render(document))[1:4] == [
+        "Prot LocalAddress:Port Scheduler Flags",
+        "  -> RemoteAddress:Port           Forward Weight ActiveConn InActConn",
+        "TCP  10.96.0.10:80 rr",
+    ]
+
+
+def test_a_kernel_that_cannot_be_read_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(logs, "set_up", lambda **_: None)  # other tests have their own log
+    monkeypatch.setattr(host, "missing_privileges", lambda: ("CAP_NET_ADMIN is missing",))
+    monkeypatch.setattr(host, "missing_features", lambda: ())
+    assert listing.run(loading.from_flags("--manifests=."), as_json=False) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert error.splitlines()[0] == "ipvsproxy: CAP_NET_ADMIN is missing"
