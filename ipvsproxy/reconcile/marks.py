@@ -141,22 +141,14 @@ class Marks:
             if self._waiting[place : place + 1] == [(owner, port)]:
                 del self._waiting[place]
 
-    def note_room(self, mark: int) -> None:
-        """A mark has gone from the kernel: it may be given again."""
-        if mark in self._returning or mark in self._held:
-            self._returning.pop(mark, None)
-            self._held.pop(mark, None)
-            self._free.append(mark)
-            self._has_room = True
-
-    def look_again(self) -> None:
-        """The kernel was read: marks that it had may have gone unnoticed."""
-        for mark in [mark for mark in self._held if not self._is_busy(mark)] if self._waiting else ():
-            self.note_room(mark)
-
     def next_in_turn(self) -> ServiceName | None:
         """The Service of the oldest Service port that waits, if there may be a mark for it now."""
-        return self._waiting[0][1].service if self._waiting and self._has_room else None
+        if not self._waiting:
+            return None
+        if not self._has_room:
+            self._reclaim()
+        is_older = not self._returning and bool(self._by_age) and self._waiting[0] < self._by_age[-1]
+        return self._waiting[0][1].service if self._has_room or is_older else None
 
     def mark_of(self, port: MarkedPort) -> int:
         """The mark of a Service port; 0 if it has none."""
@@ -169,6 +161,14 @@ class Marks:
     def protocol_of(self, mark: int) -> Protocol | None:
         """The protocol of the Service port that has a mark, or had it last; None if it is not known."""
         return self._protocols.get(mark)
+
+    def _reclaim(self) -> None:
+        """Take the marks that the kernel has forgotten."""
+        for marks in (self._returning, self._held):
+            for mark in [mark for mark in marks if not self._is_busy(mark)]:
+                del marks[mark]
+                self._free.append(mark)
+                self._has_room = True
 
     def _release(self, owner: Owner, port: MarkedPort) -> None:
         mark = self._marks.pop(port)
@@ -183,7 +183,8 @@ class Marks:
     def _recalled_for(self, scope: ClusterScope) -> int:
         entries = [self._recalled.pop(key, None) for key in scope.virtual_servers] if self._recalled else ()
         marks = (entry.mark for entry in entries if entry and self._is_recallable(entry))
-        recalled = next((mark for mark in marks if mark and not mark & ~self.bits and mark not in self._ports), 0)
+        usable = (mark for mark in marks if mark and not mark & ~self.bits)
+        recalled = next((mark for mark in usable if mark not in self._ports and mark not in self._returning), 0)
         self._held.pop(recalled, None)
         return recalled
 

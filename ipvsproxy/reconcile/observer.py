@@ -107,7 +107,6 @@ class Observer:
         virtual_servers = self._tables.virtual_servers
         foreign = {key: virtual_servers.observed[key] for key in virtual_servers.foreign}
         yield from virtual_servers.observing_some(foreign, self._is_ours({}))
-        self._tables.scopes.marks.look_again()
         self.newcomers.clear()
         self._note_drift(now, in_parts=False)
 

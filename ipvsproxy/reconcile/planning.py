@@ -71,8 +71,10 @@ def surplus_operations(
 
     ``keeping`` are entries and addresses that stay for now. ``together``: as for ``desired_operations``.
     """
-    going = tables.virtual_servers.surplus
+    going, still_given = tables.virtual_servers.surplus, precondition.still_given(tables)
     for key in going:
+        if key in still_given:
+            continue
         observed = tables.virtual_servers.observed[key]
         yield from diff.virtual_server_operations(key, None, observed, drains.is_over)
     for _, table in tables.foundation:

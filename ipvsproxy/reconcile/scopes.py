@@ -53,8 +53,6 @@ class Scopes:
         """The Services with two scopes, each as it was put: without marks."""
         self._closing: dict[FirewallMark, None] = {}
         """Undesired virtual servers, while they drain."""
-        self._leaving: dict[FirewallMark, None] = {}
-        """Virtual servers that were undesired, until the kernel has forgotten them."""
 
     def concern(self, name: ServiceName, state: ServiceState | None) -> bool:
         """Whether a Service has second scopes, or had them before."""
@@ -144,13 +142,8 @@ class Scopes:
                 self._stop_closing(key)
         if may_close:
             for key in [key for key in table.surplus if isinstance(key, FirewallMark)]:
-                self._leaving[key] = None
                 if table.observed[key].real_servers:
                     self._close(key)
-        for key in list(self._leaving):
-            if key not in table.observed and not self._is_witnessed(key):
-                del self._leaving[key]
-                self.marks.note_room(key.mark)
         while (name := self.marks.next_in_turn()) is not None:
             self.put_again(name)
         for family in self.families:

@@ -406,8 +406,6 @@ def test_a_mark_that_another_program_gives_up_is_given_after_the_next_reading() 
     assert marks_of(node) == {}
     del node.kernel.virtual_servers[theirs]
     node.observe()
-    for _ in node.reconciler.concluding(node.now):
-        pass
     node.sync()
     assert marks_of(node) == {BALANCER: 1}
 
@@ -420,3 +418,34 @@ def test_marks_that_the_kernel_still_has_are_looked_at_once() -> None:
     for number in range(10):
         marks.take(Owner(number, ServiceName("default", str(number))), ServiceName("default", str(number)), scope)
     assert len(asked) == 0x3FFF - 0x3F00 + 10
+
+
+def test_a_virtual_server_stays_while_packets_still_get_its_mark() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+
+    def takes_mark(one: Operation) -> bool:
+        return one.verb is Verb.REMOVE and isinstance(one.item, SetEntries) and IP_SETS[one.item.set].gives_marks
+
+    node.kernel.fail(takes_mark)
+    node.put(*shop(local=False))
+    node.kernel.virtual_servers[FirewallMark.of(Family.IPV4, FIRST)].real_servers.clear()
+    node.observe()
+    node.sync()
+    assert marks_of(node) == {BALANCER: FIRST}
+    assert scopes_of(node) == {FIRST: set()}
+    node.sync(after_s=60)
+    node.sync(after_s=60)
+    assert traces_of(node) == []
+
+
+def test_a_service_that_has_become_the_youngest_gives_its_mark_to_the_oldest_that_waits() -> None:
+    node = node_with(0x1)
+    for number, name in enumerate(("old", "young"), 20):
+        node.put(*shop(name, number=number, created_s=number))
+    node.sync()
+    node.put(*shop("old", number=20, created_s=30))
+    for _ in range(3):
+        node.sync(after_s=60)
+    assert marks_of(node) == {"192.0.2.21": 1}
