@@ -92,10 +92,13 @@ class Marks:
             if entry.address is not None and entry.protocol is not None
         }
 
-    def take(self, owner: Owner, service: ServiceName, scope: ClusterScope) -> tuple[int, ServiceName | None]:
+    def take(
+        self, owner: Owner, service: ServiceName, scope: ClusterScope, scopes: Sequence[ClusterScope]
+    ) -> tuple[int, ServiceName | None]:
         """The mark of a Service port, or 0 while it has to wait; and the Service that loses a mark by this, if any.
 
-        What a Service loses is free once the kernel has forgotten it: until then the port waits.
+        What a Service loses is free once the kernel has forgotten it: until then the port waits. ``scopes`` are all of the
+        Service: the kernel may have lost the mark of a port in one family, and have it in the other.
         """
         port = MarkedPort(service, scope.protocol, scope.port)
         mark = self._marks.get(port, 0)
@@ -104,7 +107,7 @@ class Marks:
         waits, loser = (owner, port), None
         place = bisect.bisect_left(self._waiting, waits)
         is_waiting = self._waiting[place : place + 1] == [waits]
-        mark = self._recalled_for(scope) or self._next_free()
+        mark = self._recalled_for(port, scopes) or self._next_free()
         if not mark and self._by_age and waits < self._by_age[-1] and place >= len(self._returning):
             lost_by, lost = self._by_age[-1]
             loser = lost.service
@@ -180,8 +183,11 @@ class Marks:
             self._free.append(mark)
             self._has_room = True
 
-    def _recalled_for(self, scope: ClusterScope) -> int:
-        entries = [self._recalled.pop(key, None) for key in scope.virtual_servers] if self._recalled else ()
+    def _recalled_for(self, port: MarkedPort, scopes: Iterable[ClusterScope]) -> int:
+        if not self._recalled:
+            return 0
+        same = [scope for scope in scopes if (scope.protocol, scope.port) == (port.protocol, port.port)]
+        entries = [self._recalled.pop(key, None) for scope in same for key in scope.virtual_servers]
         marks = (entry.mark for entry in entries if entry and self._is_recallable(entry))
         usable = (mark for mark in marks if mark and not mark & ~self.bits)
         recalled = next((mark for mark in usable if mark not in self._ports and mark not in self._returning), 0)

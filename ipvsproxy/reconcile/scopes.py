@@ -77,7 +77,7 @@ class Scopes:
         losers: list[ServiceName] = []
         served, entries = list(state.served), list(state.entries)
         for scope in state.rare.scopes:
-            mark, loser = self.marks.take(state.owner, name, scope)
+            mark, loser = self.marks.take(state.owner, name, scope, state.rare.scopes)
             if loser is not None:
                 losers.append(loser)
             if mark:

@@ -35,6 +35,7 @@ class SimulatedNode:
         scheduler: str = "rr",
         scopes: view.TrafficScopes = view.TrafficScopes.KUBE_PROXY,
         scope_bits: int = 0x3FFF,
+        families: Iterable[Family] = (Family.IPV4,),
         after_each: Callable[[Operation], None] = lambda _: None,
     ) -> None:
         self.kernel = kernel or new_kernel()
@@ -43,7 +44,7 @@ class SimulatedNode:
         self.applied: list[Operation] = []
         self.reports: list[Report] = []
         self.states: dict[ServiceName, ServiceState] = {}
-        self._families = frozenset({Family.IPV4})
+        self._families = frozenset(families)
         self._settings = view.Settings(families=self._families, scheduler=scheduler, scopes=scopes, scope_bits=scope_bits)
         self.kernel.schedulers |= {scheduler}
         self._view = builders.node_view()

@@ -416,7 +416,7 @@ def test_marks_that_the_kernel_still_has_are_looked_at_once() -> None:
     marks.adopt(0x3FFF)
     scope = ClusterScope(Family.IPV4, Protocol.TCP, 80, (), VirtualServerSettings("rr"), EvenWeights.of([]))
     for number in range(10):
-        marks.take(Owner(number, ServiceName("default", str(number))), ServiceName("default", str(number)), scope)
+        marks.take(Owner(number, ServiceName("default", str(number))), ServiceName("default", str(number)), scope, [scope])
     assert len(asked) == 0x3FFF - 0x3F00 + 10
 
 
@@ -449,3 +449,29 @@ def test_a_service_that_has_become_the_youngest_gives_its_mark_to_the_oldest_tha
     for _ in range(3):
         node.sync(after_s=60)
     assert marks_of(node) == {"192.0.2.21": 1}
+
+
+def test_a_port_that_has_lost_its_mark_in_one_family_keeps_that_of_the_other() -> None:
+    service, slices = shop()
+    both = builders.service(
+        "shop",
+        builders.service_port(80),
+        cluster=["10.96.1.12", "fd00::12"],
+        load_balancer=[BALANCER, "2001:db8::12"],
+        kind=ServiceType.LOAD_BALANCER,
+        external_local=True,
+        created_s=service.created_s,
+    )
+    node = node_with(families=Family)
+    node.put(*shop("first", number=11))
+    node.sync()
+    node.put(both, slices, builders.endpoint_slice(builders.endpoint("fd00:244::5"), service="shop", suffix="6"))
+    node.sync()
+    node.remove("first")
+    node.sync()
+    node.sync(after_s=60)
+    (mark,) = set(marks_of(node).values())
+    node.kernel.sets[IpSet(SetKind.SCOPE, Family.IPV4).name].entries.clear()
+    node.restart()
+    node.sync()
+    assert marks_of(node) == {BALANCER: mark, "2001:db8::12": mark}
