@@ -22,17 +22,17 @@ def _laboratory() -> Iterator[lab.Lab]:
         yield laboratory
 
 
-def _ask(running: cluster.Cluster, from_: str, to: str, port: int = 80, family: Family = Family.IPV4) -> lab.Result:
+def ask(running: cluster.Cluster, from_: str, to: str, port: int = 80, family: Family = Family.IPV4) -> lab.Result:
     source = cluster.address(from_, family) if from_.startswith("client") else None
     inside = "client" if source else from_
     return running.lab.probe(inside, "TCP", cluster.address(to, family), port, src=source, count=ATTEMPTS, timeout_s=2.0)
 
 
-def _backends(*names: str, family: Family = Family.IPV4) -> tuple[str, ...]:
+def backends(*names: str, family: Family = Family.IPV4) -> tuple[str, ...]:
     return tuple(sorted(cluster.address(name, family) for name in names))
 
 
-def _traces(running: cluster.Cluster) -> list[str]:
+def traces(running: cluster.Cluster) -> list[str]:
     """What scopes have left in the kernel."""
     rules = [line for program in ("iptables-save", "ip6tables-save") for line in running.lab.run("node", program).splitlines()]
     sets = running.lab.run("node", "ipset", "list", "-name").splitlines()
@@ -40,7 +40,7 @@ def _traces(running: cluster.Cluster) -> list[str]:
     return [line for line in (*rules, *sets, *marks) if "IPVSPROXY" in line or line.startswith("FWM")]
 
 
-def _wait_until(reached: Callable[[], bool], what: str) -> None:
+def wait_until(reached: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + 30
     while not reached():
         assert time.monotonic() < deadline, f"not {what}"
@@ -62,11 +62,11 @@ def test_scopes_follow_every_way_to_recognise_local_pods(laboratory: lab.Lab, tm
     with cluster.Cluster(laboratory, tmp_path, *API, *flags) as running:
         running.have([node], SERVICES)
         for family in Family:
-            assert _ask(running, "client", "balancer 1", family=family).backends == _backends("p1", family=family)
-            assert _ask(running, "client", "balancer 2", family=family).outcome == "timeout"
+            assert ask(running, "client", "balancer 1", family=family).backends == backends("p1", family=family)
+            assert ask(running, "client", "balancer 2", family=family).outcome == "timeout"
             for client in ("p2", "host"):
-                assert _ask(running, client, "balancer 1", family=family).backends == _backends("p1", "r1", family=family)
-                assert _ask(running, client, "balancer 2", family=family).backends == _backends("r1", family=family)
+                assert ask(running, client, "balancer 1", family=family).backends == backends("p1", "r1", family=family)
+                assert ask(running, client, "balancer 2", family=family).backends == backends("r1", family=family)
             remote = running.lab.probe(
                 "remote", "TCP", cluster.address("node", family), 30001, src=cluster.address("r2", family), count=ATTEMPTS
             )
@@ -76,9 +76,9 @@ def test_scopes_follow_every_way_to_recognise_local_pods(laboratory: lab.Lab, tm
 def test_where_pods_cannot_be_told_from_others_nobody_is_dropped(laboratory: lab.Lab, tmp_path: Path) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API, "--detect-local-mode=NodeCIDR") as running:
         running.have(SERVICES)
-        assert _ask(running, "host", "balancer 1").backends == _backends("p1", "r1")
-        assert _ask(running, "p2", "balancer 1").backends == _backends("p1")
-        assert _ask(running, "p2", "balancer 2").backends == _backends("r1")
+        assert ask(running, "host", "balancer 1").backends == backends("p1", "r1")
+        assert ask(running, "p2", "balancer 1").backends == backends("p1")
+        assert ask(running, "p2", "balancer 2").backends == backends("r1")
 
 
 def test_a_packet_whose_mark_others_have_changed_fares_as_with_kube_proxy(laboratory: lab.Lab, tmp_path: Path) -> None:
@@ -87,9 +87,9 @@ def test_a_packet_whose_mark_others_have_changed_fares_as_with_kube_proxy(labora
         running.have(SERVICES)
         laboratory.run("node", "iptables", "-t", rule[0], "-I", *rule[1:])
         try:
-            assert _ask(running, "p2", "balancer 1").backends == _backends("p1")
-            assert _ask(running, "p2", "balancer 2").backends == _backends("r1")
-            assert _ask(running, "host", "balancer 1").backends == _backends("p1", "r1")
+            assert ask(running, "p2", "balancer 1").backends == backends("p1")
+            assert ask(running, "p2", "balancer 2").backends == backends("r1")
+            assert ask(running, "host", "balancer 1").backends == backends("p1", "r1")
         finally:
             laboratory.run("node", "iptables", "-t", rule[0], "-D", *rule[1:])
 
@@ -117,7 +117,7 @@ def test_a_process_of_this_host_reaches_all_endpoints_of_a_balancer_on_another_i
     try:
         with cluster.Cluster(laboratory, tmp_path, *API, "--nodeport-addresses=172.18.0.2/32") as running:
             running.have(service("web", 1, *BOTH, balancer=True, **LOCAL))
-            assert _ask(running, "host", "balancer 1").backends == _backends("p1", "r1")
+            assert ask(running, "host", "balancer 1").backends == backends("p1", "r1")
     finally:
         laboratory.run("node", "ip", "addr", "del", balancer, "dev", "eth0")
         laboratory.run("remote", "ip", "link", "del", "kube-ipvs0")
@@ -129,7 +129,7 @@ def test_other_bits_after_a_restart_end_no_connection(laboratory: lab.Lab, tmp_p
         held = [running.lab.open("p2", "TCP", cluster.address("balancer 1", Family.IPV4), 80) for _ in range(2)]
         running.program.__exit__(None, None, None)
         running.start("--ipvs-scope-mark-bits=0xff0000")
-        assert _ask(running, "p2", "balancer 1").backends == _backends("p1", "r1")
+        assert ask(running, "p2", "balancer 1").backends == backends("p1", "r1")
         assert [one.ask() for one in held] == [one.backend for one in held]
         for one in held:
             one.abort()
@@ -139,20 +139,20 @@ def test_connections_outlive_a_restart_and_the_end_of_scopes_which_leaves_no_tra
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
         running.have(SERVICES)
         held = [running.lab.open("p2", "TCP", cluster.address("balancer 1", Family.IPV4), 80) for _ in range(2)]
-        assert {one.backend for one in held} == set(_backends("p1", "r1"))
-        before = sorted(_traces(running))
+        assert {one.backend for one in held} == set(backends("p1", "r1"))
+        before = sorted(traces(running))
         running.program.__exit__(None, None, None)
         running.start()
-        assert sorted(_traces(running)) == before, "every port keeps its mark"
+        assert sorted(traces(running)) == before, "every port keeps its mark"
         assert [one.ask() for one in held] == [one.backend for one in held]
         running.program.__exit__(None, None, None)
         running.start("--ipvs-traffic-scopes=kube-proxy")
-        assert _ask(running, "p2", "balancer 1").backends == _backends("p1")
-        assert _ask(running, "p2", "balancer 2").backends == _backends("r1")
+        assert ask(running, "p2", "balancer 1").backends == backends("p1")
+        assert ask(running, "p2", "balancer 2").backends == backends("r1")
         assert [one.ask() for one in held] == [one.backend for one in held]
         for one in held:
             one.abort()
-        _wait_until(lambda: _traces(running) == [], "without a trace")
+        wait_until(lambda: traces(running) == [], "without a trace")
         running.program.__exit__(None, None, None)
 
 
@@ -164,6 +164,6 @@ def test_a_service_that_turns_to_policy_cluster_keeps_its_connections(laboratory
         assert [one.ask() for one in held] == [one.backend for one in held]
         running.have(service("web", 1, *BOTH, balancer=True, **LOCAL))
         assert [one.ask() for one in held] == [one.backend for one in held]
-        assert _ask(running, "p2", "balancer 1").backends == _backends("p1", "r1")
+        assert ask(running, "p2", "balancer 1").backends == backends("p1", "r1")
         for one in held:
             one.abort()

@@ -168,6 +168,11 @@ class Cluster:
         self.program.__enter__()
         self.program.wait_until(lambda: self.synced > before, "synced", program.SYNCED_WITHIN_S)
 
+    def run(self, *commands: str) -> list[program.Ended]:
+        """Run commands that end by themselves, with the flags of the program and the API's objects."""
+        flags = [f"--manifests={self._manifests}", *self._flags]
+        return program.run_in_turn(*([*command.split(), *flags] for command in commands), within_s=120)
+
     def have(self, *manifests: Iterable[Manifest]) -> None:
         """Set the API's objects, and wait until they are programmed."""
         shown = self.objects

@@ -1,0 +1,156 @@
+"""Second scopes as operators meet them: switched by a reload, and in plan, verify and cleanup."""
+
+import functools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from tests.packets.test_scope_changes import ask, backends, traces, wait_until
+from tests.packets.test_scopes import API, BOTH, LOCAL, SERVICES
+from tests.support import cluster, golden_state, lab
+from tests.support.cluster import service
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
+
+FOREIGN = ("ipvsadm", "-A", "-f", "4660", "-s", "wlc")
+"""A virtual server of another program, whose mark has bits of ours."""
+SERVED = service("web", 1, *BOTH, balancer=True, **LOCAL)
+BESIDE = re.compile(r"sysctl|flow")
+"""A network namespace may not change the size of the connection table; a host may. Each start reads the tracked flows."""
+
+
+@pytest.fixture(name="laboratory", scope="module")
+def _laboratory() -> Iterator[lab.Lab]:
+    with lab.Lab() as laboratory:
+        yield laboratory
+
+
+def _configure(path: Path, scopes: str, drain_deadline: str = "0s") -> None:
+    document = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "ipvs",
+        "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
+        "ipvs": {"minSyncPeriod": "0s"},
+        "ipvsproxy": {"trafficScopes": scopes, "drainDeadline": drain_deadline},
+    }
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(document))
+    draft.rename(path)
+
+
+def test_a_reload_switches_scopes_off_and_on_without_a_lost_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    _configure(path, "api")
+    with cluster.Cluster(laboratory, tmp_path, f"--config={path}") as running:
+        running.have(SERVICES)
+        process = running.program.process_id
+        held = [running.lab.open("p2", "TCP", cluster.address("balancer 1", Family.IPV4), 80) for _ in range(2)]
+        assert {one.backend for one in held} == set(backends("p1", "r1"))
+        with laboratory.load("host", "TCP", cluster.address("balancer 1", Family.IPV4), 80, interval_s=0.05) as loads:
+            _configure(path, "kube-proxy")
+            running.program.wait_until(
+                lambda: ask(running, "p2", "balancer 1").backends == backends("p1"), "switched off", cluster.CHANGED_WITHIN_S
+            )
+            assert [one.ask() for one in held] == [one.backend for one in held]
+            held[1].abort()
+            _configure(path, "api")
+            running.program.wait_until(
+                lambda: ask(running, "p2", "balancer 1").backends == backends("p1", "r1"), "switched on", cluster.CHANGED_WITHIN_S
+            )
+            assert held[0].ask() == held[0].backend
+            _configure(path, "kube-proxy")
+            running.program.wait_until(
+                lambda: ask(running, "p2", "balancer 1").backends == backends("p1"),
+                "switched off again",
+                cluster.CHANGED_WITHIN_S,
+            )
+        (load,) = loads
+        assert (load.failed, load.outcomes["ok"] > 5) == (0, True), load.failures
+        held[0].abort()
+        _configure(path, "kube-proxy", "1s")  # else closed connections remain for two minutes
+        running.program.wait_until(lambda: traces(running) == [], "without a trace", cluster.CHANGED_WITHIN_S)
+        assert running.program.process_id == process
+        assert running.program.is_alive
+
+
+def _differences(running: cluster.Cluster) -> list[str]:
+    (verified,) = running.run("verify --output=json")
+    found = [" ".join((one["kind"], one["object"])) for one in json.loads(verified.output)["differences"]]
+    return [one for one in found if not BESIDE.search(one)]
+
+
+def test_plan_and_verify_know_scopes_and_their_drift(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with cluster.Cluster(laboratory, tmp_path, *API) as running:
+        running.have(SERVED)
+        laboratory.run("node", *FOREIGN)
+        running.program.__exit__(None, None, None)
+        assert _differences(running) == []
+        marks = [line.split()[1] for line in Path("/proc/net/ip_vs").read_text().splitlines() if line.startswith("FWM")]
+        lost = next(str(int(mark, 16)) for mark in marks if int(mark, 16) != int(FOREIGN[3]))
+        entry = next(
+            line
+            for line in laboratory.run("node", "ipset", "save", "KUBE-IPVSPROXY-SCOPE").splitlines()
+            if line.startswith("add ")
+        )
+        laboratory.run("node", "ipvsadm", "-D", "-f", lost)
+        laboratory.run("node", "ipset", "del", *entry.split()[1:3])
+        laboratory.run("node", "iptables", "-t", "mangle", "-F", "KUBE-IPVSPROXY-ARRIVAL")
+        found = _differences(running)
+        (planned,) = running.run("plan --output=json")
+        operations = [one for one in json.loads(planned.output)["operations"] if not BESIDE.search(one["kind"])]
+        assert {one.split()[0] for one in found} == {"virtual_server", "set_entry", "rules"}
+        assert {one["kind"] for one in operations} == {"virtual_server", "real_server", "set_entry", "rules"}
+        assert not [one for one in operations if one["verb"] not in ("add", "set")]
+        running.start()
+        running.program.__exit__(None, None, None)
+        assert _differences(running) == []
+
+
+def test_cleanup_removes_scopes_and_no_virtual_server_by_mark_of_others(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with cluster.Cluster(laboratory, tmp_path, *API) as running:
+        running.have(SERVED)
+        laboratory.run("node", *FOREIGN)
+        running.program.__exit__(None, None, None)
+        assert len(traces(running)) > 1
+        command = (sys.executable, "-m", "ipvsproxy", "--cleanup", *API)
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        assert [line.split()[:2] for line in traces(running)] == [["FWM", f"{int(FOREIGN[3]):08X}"]]
+
+
+def test_drift_of_scopes_is_repaired(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with cluster.Cluster(laboratory, tmp_path, *API) as running:
+        running.have(SERVED)
+        before = sorted(traces(running))
+        mark = next(line.split()[1] for line in before if line.startswith("FWM"))
+        for damage in (
+            ("ipvsadm", "-D", "-f", str(int(mark, 16))),
+            ("ipvsadm", "-E", "-f", str(int(mark, 16)), "-s", "wlc"),
+            ("ipset", "flush", "KUBE-IPVSPROXY-SCOPE"),
+            ("ipset", "flush", "KUBE-IPVSPROXY-MARKS"),
+            ("iptables", "-t", "mangle", "-F", "KUBE-IPVSPROXY-MARK"),
+            ("iptables", "-t", "nat", "-F", "KUBE-IPVSPROXY-MASQ"),
+        ):
+            state = _all_scopes()
+            subprocess.run(damage, check=True, timeout=60)
+            assert _all_scopes() != state, damage
+            wait_until(functools.partial(_is_as_before, state), f"repaired after {' '.join(damage)}")
+        assert ask(running, "p2", "balancer 1").backends == backends("p1", "r1")
+
+
+def _is_as_before(state: golden_state.State) -> bool:
+    return _all_scopes() == state
+
+
+def _all_scopes() -> golden_state.State:
+    state = golden_state.read_state(("virtual_servers", "ipsets", "iptables"))
+    servers = {row: value for part in ("virtual_servers", "real_servers") for row, value in state[part].items()}
+    sets = {name: content for name, content in state["ipsets"].items() if "IPVSPROXY" in name}
+    rules = {chain: lines for chain, lines in state["iptables"].items() if "IPVSPROXY" in chain}
+    return {"servers": {row: one for row, one in servers.items() if row.startswith("FWM")}, "sets": sets, "rules": rules}
