@@ -2,9 +2,13 @@
 
 Each test is one section of one phase of one profile; a failure lists the rows that differ, each with its scenario. Rows in
 ``golden/accepted.txt`` may differ. The phases of one profile follow each other in one run of the program.
+
+kube-proxy has no second scopes of addresses. Some profiles run with them, too: then everything else equals the recording, and the
+scopes are those of the recorded Services with externalTrafficPolicy Local.
 """
 
 import functools
+import ipaddress
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,18 +16,35 @@ from typing import Any
 
 import pytest
 
-from tests.support import golden_fixtures, golden_http, golden_state, lab, program
+from ipvsproxy.model.kernel import IpSet, SetKind
+from ipvsproxy.model.net import Family
+from ipvsproxy.translate.view import TrafficScopes
+from tests.support import golden_fixtures, golden_http, golden_state, lab, program, scope_rows
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 
 PHASES = {"default": ("P0", "P1", "P2")}
+WITHOUT_SCOPES, WITH_SCOPES = TrafficScopes.KUBE_PROXY, TrafficScopes.API
+PROFILES_WITH_SCOPES = ("default", "masquerade-all")
 CASES = [
-    (profile, phase, section)
-    for profile in golden_fixtures.profiles()
+    (scopes, profile, phase, section)
+    for scopes in TrafficScopes
+    for profile in (golden_fixtures.profiles() if scopes is WITHOUT_SCOPES else PROFILES_WITH_SCOPES)
     for phase in PHASES.get(profile, ("P0",))
     for section in (*golden_state.KERNEL_SECTIONS, *golden_http.SECTIONS, *(("graceful_termination",) if phase == "P1" else ()))
 ]
 PROBES: Mapping[str, Any] = golden_fixtures.recording("default", "probes")
+
+BOTH_PODS = ["10.244.0.11", "10.244.1.11"]
+CELLS: Mapping[str, Mapping[str, Any]] = {
+    "pod -> LB IP, ETP Local TCP": {"backends": BOTH_PODS},
+    "pod -> LB IP, ETP Local UDP": {"backends": BOTH_PODS},
+    "pod -> NodePort Local TCP": {"backends": BOTH_PODS},
+    "pod -> NodePort Local UDP": {"backends": BOTH_PODS},
+    "host -> LB IP, ETP Local TCP": {"backends": BOTH_PODS, "source_seen": ["10.244.0.1", "172.18.0.2"]},
+    "host -> LB IP, ETP Local UDP": {"backends": BOTH_PODS, "source_seen": ["10.244.0.1", "172.18.0.2"]},
+}
+"""The probes that second scopes answer in another way: clients of this node reach all endpoints, processes masqueraded."""
 
 SETTLED_WITHIN_S = 45.0
 EQUAL_READINGS = 4
@@ -45,17 +66,17 @@ def _node() -> Iterator[lab.Lab]:
 
 
 @pytest.fixture(scope="module", name="observed")
-def _observed(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], State]:
+def _observed(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Callable[[TrafficScopes, str, str], State]:
     """The state that the program reaches in each phase of a profile; each profile runs once, at the first request."""
 
     @functools.cache
-    def phases(profile: str) -> Mapping[str, State]:
-        return dict(_run(node, profile, tmp_path_factory.mktemp(profile)))
+    def phases(scopes: TrafficScopes, profile: str) -> Mapping[str, State]:
+        return dict(_run(node, scopes, profile, tmp_path_factory.mktemp(profile)))
 
-    return lambda profile, phase: phases(profile)[phase]
+    return lambda scopes, profile, phase: phases(scopes, profile)[phase]
 
 
-def _start(profile: str, directory: Path) -> tuple[golden_fixtures.World, program.Program]:
+def _start(scopes: TrafficScopes, profile: str, directory: Path) -> tuple[golden_fixtures.World, program.Program]:
     golden_state.clear_state()
     golden_state.unprepare_sysctls()
     manifests = directory / "manifests"
@@ -64,7 +85,7 @@ def _start(profile: str, directory: Path) -> tuple[golden_fixtures.World, progra
     has_ipv6 = not settings.get("no_ip6tables", False)
     world = golden_fixtures.World(manifests, node_has_ipv6=has_ipv6)
     world.apply("P0")
-    flags = ["--hostname-override=node-a", *settings["flags"].split()]
+    flags = ["--hostname-override=node-a", f"--ipvs-traffic-scopes={scopes}", *settings["flags"].split()]
     path = None if has_ipv6 else _programs_that_fail(directory / "bin")
     return world, program.Program(manifests, directory / "log", *flags, path=path)
 
@@ -79,16 +100,16 @@ def _programs_that_fail(directory: Path) -> str:
     return str(directory)
 
 
-def _run(node: lab.Lab, profile: str, directory: Path) -> Iterator[tuple[str, State]]:
-    world, running = _start(profile, directory)
+def _run(node: lab.Lab, scopes: TrafficScopes, profile: str, directory: Path) -> Iterator[tuple[str, State]]:
+    world, running = _start(scopes, profile, directory)
     with running:
         running.wait_until_synced()
-        yield "P0", _settle(running, profile, "P0")
+        yield "P0", _settle(running, scopes, profile, "P0")
         if "P1" not in PHASES.get(profile, ()):
             return
         before = node.open("p1", "TCP", "10.96.16.1", 80)
         world.apply("P1")
-        state = _settle(running, profile, "P1")
+        state = _settle(running, scopes, profile, "P1")
         new = node.probe("p1", "TCP", "10.96.16.1", 80)
         state["graceful_termination"] = {
             "before": {"backend": before.backend, "outcome": "ok"},
@@ -101,10 +122,10 @@ def _run(node: lab.Lab, profile: str, directory: Path) -> Iterator[tuple[str, St
         before.abort()
         yield "P1", state
         world.apply("P2")
-        yield "P2", _settle(running, profile, "P2")
+        yield "P2", _settle(running, scopes, profile, "P2")
 
 
-def _settle(running: program.Program, profile: str, phase: str) -> State:
+def _settle(running: program.Program, scopes: TrafficScopes, profile: str, phase: str) -> State:
     """The state, once it equals the recording, or has stopped changing and drains nothing."""
     recorded = golden_fixtures.recording(profile, phase)
     states: list[State] = []
@@ -112,7 +133,7 @@ def _settle(running: program.Program, profile: str, phase: str) -> State:
 
     def is_settled() -> bool:
         states.append(golden_state.read_state())
-        if not _report(profile, phase, states[-1], golden_state.KERNEL_SECTIONS) or time.monotonic() > deadline:
+        if not _report(scopes, profile, phase, states[-1], golden_state.KERNEL_SECTIONS) or time.monotonic() > deadline:
             return True
         draining = any(
             server["weight"] == 0 and row not in recorded["real_servers"] for row, server in states[-1]["real_servers"].items()
@@ -123,8 +144,10 @@ def _settle(running: program.Program, profile: str, phase: str) -> State:
     return states[-1] | golden_http.read_answers(recorded)
 
 
-def _report(profile: str, phase: str, observed: State, sections: Iterable[str]) -> list[str]:
+def _report(scopes: TrafficScopes, profile: str, phase: str, observed: State, sections: Iterable[str]) -> list[str]:
     """The rows that differ and are not accepted, each with its scenario."""
+    if scopes is WITH_SCOPES:
+        observed = scope_rows.without_scopes(observed)
     differences = golden_state.differences(golden_fixtures.recording(profile, phase), observed, sections)
     return [
         f"{golden_fixtures.scenario_of(row)} | {part} | {row} | {kind}\n    recorded {recorded}\n    observed {value}"
@@ -134,20 +157,101 @@ def _report(profile: str, phase: str, observed: State, sections: Iterable[str]) 
     ]
 
 
-@pytest.mark.parametrize(("profile", "phase", "section"), CASES)
-def test_state_equals_the_recording(observed: Callable[[str, str], State], profile: str, phase: str, section: str) -> None:
-    report = _report(profile, phase, observed(profile, phase), [section])
+@pytest.mark.parametrize(("scopes", "profile", "phase", "section"), CASES)
+def test_state_equals_the_recording(
+    observed: Callable[[TrafficScopes, str, str], State], scopes: TrafficScopes, profile: str, phase: str, section: str
+) -> None:
+    report = _report(scopes, profile, phase, observed(scopes, profile, phase), [section])
     assert not report, f"{len(report)} rows differ\n" + "\n".join(report)
 
 
+@pytest.mark.parametrize(("profile", "phase"), dict.fromkeys((one[1], one[2]) for one in CASES if one[0] is WITH_SCOPES))
+def test_second_scopes_are_those_of_the_recorded_services(
+    observed: Callable[[TrafficScopes, str, str], State], tmp_path: Path, profile: str, phase: str
+) -> None:
+    """The cluster scope of a Service port has the endpoints that kube-proxy gave to its cluster IP."""
+    world = golden_fixtures.World(tmp_path)
+    for name in PHASES["default"][: PHASES["default"].index(phase) + 1]:
+        world.apply(name)
+    state = observed(WITH_SCOPES, profile, phase)
+    recorded = golden_fixtures.recording(profile, phase)
+    scopes = dict(_recorded_scopes(world, recorded))
+    assert scopes
+    assert dict(_observed_scopes(state)) == scopes
+    no_local = {member for family in Family for member in _members(state, SetKind.NO_LOCAL, family)}
+    assert no_local == {_as_member(row) for row in scopes if _has_remote_endpoints_only(recorded, row)}
+
+
+def _recorded_scopes(world: golden_fixtures.World, recorded: Mapping[str, Any]) -> Iterator[tuple[str, frozenset[str]]]:
+    """Each recorded virtual server of an external address with policy Local, with the recorded endpoints of its cluster IP."""
+    for service in world.services():
+        spec = service["spec"]
+        if spec.get("externalTrafficPolicy") != "Local":
+            continue
+        assert spec.get("internalTrafficPolicy", "Cluster") == "Cluster", "its cluster IP has other endpoints"
+        addresses = [entry["ip"] for entry in service.get("status", {}).get("loadBalancer", {}).get("ingress", [])]
+        addresses += spec.get("externalIPs", [])
+        cluster_addresses = {ipaddress.ip_address(one).version: one for one in spec.get("clusterIPs", [spec["clusterIP"]])}
+        for port in spec["ports"]:
+            protocol = port.get("protocol", "TCP")
+            external = {f"{protocol} {_host(address)}:{port['port']}" for address in addresses}
+            for row in recorded["virtual_servers"]:
+                host, _, number = row.partition(" ")[2].rpartition(":")
+                is_node_port = row.startswith(f"{protocol} ") and number == str(port.get("nodePort"))
+                address = cluster_addresses.get(ipaddress.ip_address(host.strip("[]")).version)
+                if address and (is_node_port or row in external):
+                    yield row, _recorded_endpoints(recorded, f"{protocol} {_host(address)}:{port['port']}")
+
+
+def _recorded_endpoints(recorded: Mapping[str, Any], server: str) -> frozenset[str]:
+    rows = (row.split(" -> ") for row, value in recorded["real_servers"].items() if value["weight"])
+    return frozenset(endpoint for one, endpoint in rows if one == server)
+
+
+def _observed_scopes(state: State) -> Iterator[tuple[str, frozenset[str]]]:
+    for family in Family:
+        for mark, members in scope_rows.marks_of(state["ipsets"], family).items():
+            server = scope_rows.server_row(mark, family)
+            assert server in state["virtual_servers"]
+            for member in members:
+                address, _, port = member.partition(",")
+                protocol, _, number = port.partition(":")
+                yield f"{protocol.upper()} {_host(address)}:{number}", _recorded_endpoints(state, server)
+
+
+def _has_remote_endpoints_only(recorded: Mapping[str, Any], row: str) -> bool:
+    endpoints = _recorded_endpoints(recorded, row)
+    return bool(endpoints) and not any(endpoint.startswith(("10.244.0.", "[fd00:10:244::")) for endpoint in endpoints)
+
+
+def _members(state: State, kind: SetKind, family: Family) -> list[str]:
+    members: list[str] = state["ipsets"].get(IpSet(kind, family).name, {}).get("members", [])
+    return members
+
+
+def _as_member(row: str) -> str:
+    protocol, _, address = row.partition(" ")
+    host, _, port = address.rpartition(":")
+    return f"{host.strip('[]')},{protocol.lower()}:{port}"
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
 @pytest.fixture(scope="module", name="answers")
-def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, lab.Result]:
-    """All probes after P0 of the default profile."""
-    _, running = _start("default", tmp_path_factory.mktemp("probes"))
-    with running:
-        running.wait_until_synced()
-        _settle(running, "default", "P0")
-        return _probe_all(node)
+def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Callable[[TrafficScopes], Mapping[str, lab.Result]]:
+    """All probes after P0 of the default profile, with each kind of scopes."""
+
+    @functools.cache
+    def answers(scopes: TrafficScopes) -> Mapping[str, lab.Result]:
+        _, running = _start(scopes, "default", tmp_path_factory.mktemp("probes"))
+        with running:
+            running.wait_until_synced()
+            _settle(running, scopes, "default", "P0")
+            return _probe_all(node)
+
+    return answers
 
 
 def _probe_all(node: lab.Lab) -> Mapping[str, lab.Result]:
@@ -168,10 +272,14 @@ def _probe(name: str) -> lab.Probe:
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_probes_have_the_recorded_results(answers: Mapping[str, lab.Result], name: str) -> None:
+@pytest.mark.parametrize("scopes", TrafficScopes)
+def test_probes_have_the_recorded_results(
+    answers: Callable[[TrafficScopes], Mapping[str, lab.Result]], scopes: TrafficScopes, name: str
+) -> None:
     if golden_fixtures.is_accepted("probes", "probes", name):
         pytest.skip("differs on purpose, see accepted.txt")
-    assert _in_recorded_form(name, answers[name]) == PROBES[name]
+    cell = CELLS.get(name, {}) if scopes is WITH_SCOPES else {}
+    assert _in_recorded_form(name, answers(scopes)[name]) == {**PROBES[name], **cell}
 
 
 def _in_recorded_form(name: str, result: lab.Result) -> Mapping[str, Any]:

@@ -37,7 +37,7 @@ OPTIONS = (
         "ipvs-traffic-scopes",
         "ipvsproxy.trafficScopes",
         Kind.TEXT,
-        "kube-proxy",
+        "api",
         "With externalTrafficPolicy Local, clients of this node reach all endpoints (api), or those of everybody (kube-proxy).",
         status=Status.OWN,
         choices=tuple(TrafficScopes),

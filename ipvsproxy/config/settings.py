@@ -59,7 +59,7 @@ class Ipvs:
     udp_timeout_s: float = 0
     drain_deadline_s: float = 0
     allowed_service_addresses: tuple[Network, ...] = ()
-    traffic_scopes: TrafficScopes = TrafficScopes.KUBE_PROXY
+    traffic_scopes: TrafficScopes = TrafficScopes.API
     scope_bits: int = 0x3FFF
 
 

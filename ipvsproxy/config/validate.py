@@ -221,7 +221,7 @@ def _ipvs(values: Values) -> settings.Ipvs:
         allowed_service_addresses=_networks(
             values, "ipvsproxy.allowServiceAddresses", values.items("ipvsproxy.allowServiceAddresses")
         ),
-        traffic_scopes=TrafficScopes(values.text("ipvsproxy.trafficScopes") or TrafficScopes.KUBE_PROXY),
+        traffic_scopes=TrafficScopes(values.text("ipvsproxy.trafficScopes") or TrafficScopes.API),
         scope_bits=_scope_bits(values),
     )
 

@@ -57,7 +57,7 @@ class Settings:
     external_addresses: bool = True
     families: frozenset[Family] = frozenset(Family)
     allowed_addresses: tuple[Network, ...] = ()
-    scopes: TrafficScopes = TrafficScopes.KUBE_PROXY
+    scopes: TrafficScopes = TrafficScopes.API
     scope_bits: int = 0x3FFF
     hash_scheduler: str = "mh"
 

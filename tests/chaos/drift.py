@@ -25,16 +25,21 @@ def _run(*argv: str, stdin: str | None = None, check: bool = True) -> str:
 
 
 def _pick_server(state: State, dice: random.Random) -> tuple[str, ...]:
-    name = dice.choice(sorted(row for row in state["virtual_servers"] if "192.0.2.200" not in row))
-    protocol, address = name.split()
+    name = dice.choice(sorted(row for row in state["virtual_servers"] if row not in foreign.VIRTUAL_SERVERS))
+    return _option(name)
+
+
+def _option(server: str) -> tuple[str, ...]:
+    protocol, address, *family = server.split()
+    if protocol == "FWM":
+        return ("-f", address, *(("-6",) if family == ["IPv6"] else ()))
     return _OPTIONS[protocol], address
 
 
 def _pick_real_server(state: State, dice: random.Random) -> tuple[str, ...]:
-    rows = sorted(row for row, value in state["real_servers"].items() if "192.0.2.200" not in row and value["weight"])
+    rows = sorted(row for row, value in state["real_servers"].items() if row not in foreign.REAL_SERVERS and value["weight"])
     server, _, address = dice.choice(rows).partition(" -> ")
-    protocol, virtual_address = server.split()
-    return _OPTIONS[protocol], virtual_address, "-r", address
+    return (*_option(server), "-r", address)
 
 
 def clear_ipvs(_state: State, _dice: random.Random) -> str:
@@ -65,9 +70,9 @@ def change_method(state: State, dice: random.Random) -> str:
     With these methods ipvsadm uses the virtual server's port for the real server, whatever its argument. If the ports differ, it
     does not edit that real server, but adds another one.
     """
-    option, virtual_server, _, real_server = _pick_real_server(state, dice)
-    is_same_port = virtual_server.rpartition(":")[2] == real_server.rpartition(":")[2]
-    return _run("ipvsadm", "-e" if is_same_port else "-a", option, virtual_server, "-r", real_server, dice.choice(["-g", "-i"]))
+    *server, _, real_server = _pick_real_server(state, dice)
+    is_same_port = server[1].rpartition(":")[2] == real_server.rpartition(":")[2]
+    return _run("ipvsadm", "-e" if is_same_port else "-a", *server, "-r", real_server, dice.choice(["-g", "-i"]))
 
 
 def change_scheduler(state: State, dice: random.Random) -> str:

@@ -1,4 +1,4 @@
-"""Foreign kernel objects on the same node: keepalived's virtual servers, docker's rules and sets."""
+"""Foreign kernel objects on the same node: keepalived's virtual servers, one by firewall mark, docker's rules and sets."""
 
 import re
 import subprocess
@@ -8,10 +8,12 @@ from typing import Any
 VIRTUAL_SERVERS: Mapping[str, Any] = {
     "TCP 192.0.2.200:80": {"scheduler": "wlc", "persistent": 0, "netmask": "default", "flags": ""},
     "UDP 192.0.2.200:53": {"scheduler": "sh", "persistent": 300, "netmask": "default", "flags": ""},
+    "FWM 7 IPv4": {"scheduler": "wlc", "persistent": 0, "netmask": "default", "flags": ""},
 }
 REAL_SERVERS: Mapping[str, Any] = {
     "TCP 192.0.2.200:80 -> 10.244.1.11:8080": {"forward": "masq", "weight": 7},
     "UDP 192.0.2.200:53 -> 10.244.1.11:8053": {"forward": "masq", "weight": 0},
+    "FWM 7 IPv4 -> 10.244.1.11:8080": {"forward": "masq", "weight": 3},
 }
 DEVICE = "foreign0"
 SET = "FOREIGN-SET"
@@ -23,6 +25,8 @@ _IPVS = """\
 -a -t 192.0.2.200:80 -r 10.244.1.11:8080 -m -w 7
 -A -u 192.0.2.200:53 -s sh -p 300
 -a -u 192.0.2.200:53 -r 10.244.1.11:8053 -m -w 0
+-A -f 7 -s wlc
+-a -f 7 -r 10.244.1.11:8080 -m -w 3
 """
 _SETS = f"create {SET} hash:ip,port family inet maxelem 128\nadd {SET} 10.96.0.10,tcp:80\n"
 RULES = f"""\

@@ -48,6 +48,7 @@ QUESTIONS = (
     Question("p1", "UDP", "10.96.0.11", 53),
     Question("p2", "TCP", "fd00:96::10", 80),
     Question("client", "TCP", "203.0.113.12", 80),
+    Question("p2", "TCP", "203.0.113.13", 80),
 )
 HELD = (*(question for question in QUESTIONS if question.protocol == "TCP"), Question("p1", "TCP", "10.96.0.20", 80))
 """Targets of the connections that stay open; the last is the flapping Service's."""
@@ -73,6 +74,10 @@ def anchors() -> Iterator[Object]:
     item = _service("anchor-balanced", ["10.96.0.12"], balanced_ports, **balanced)
     yield item | {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.12"}]}}}
     yield _slice("anchor-balanced-a", "anchor-balanced", ["TCP"], {"10.244.0.11": {}, "10.244.1.11": {}})
+    local = {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}
+    item = _service("anchor-local", ["10.96.0.13"], [_port("http", "TCP", 80, 30082)], **local)
+    yield item | {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.13"}]}}}
+    yield _slice("anchor-local-a", "anchor-local", ["TCP"], {"10.244.1.12": {}})
     yield _service("flapping", ["10.96.0.20"], [_port("http", "TCP", 80)])
     yield _slice("flapping-a", "flapping", ["TCP"], {address: {} for address in ANSWERING})
 

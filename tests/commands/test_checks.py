@@ -77,6 +77,7 @@ def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
         "sysctl",
         "iptables",
         "kube-proxy",
+        "marks",
         "ports",
         "timeouts",
     }

@@ -1,7 +1,8 @@
 """Take-over from kube-proxy and hand-back: its recorded state in the kernel, the same API objects, and permanent clients.
 
 No object that kube-proxy left may be written again, and no client may notice. After ipvsproxy has stopped, the kernel has the
-state that kube-proxy left. Rows in ``golden/accepted.txt``, which differ on purpose, may be written.
+state that kube-proxy left. Rows in ``golden/accepted.txt``, which differ on purpose, may be written. Second scopes of addresses
+are added beside that state; before the hand-back they are switched off, which removes them.
 """
 
 import contextlib
@@ -13,8 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.translate.view import TrafficScopes
 from tests.chaos.take_overs import CLIENTS, add_second_address
-from tests.support import golden_fixtures, golden_state, lab, program
+from tests.support import golden_fixtures, golden_state, lab, program, scope_rows
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
 
@@ -25,6 +27,9 @@ LOOKED_THROUGH = frozenset({"flow"})
 """Each start reads the tracked flows of UDP ports, which is not a write."""
 WRITTEN = frozenset({("set", "sysctl")})
 """The recording does not include the size of the table of flows."""
+SCOPED_SECTIONS = ("virtual_servers", "real_servers", "ipsets", "iptables")
+SCOPED = frozenset({("add", "virtual_server"), ("add", "real_server"), ("add", "set"), ("add", "set_entry"), ("set", "rules")})
+"""Second scopes add objects, and chains to the rules."""
 
 
 class Passage(NamedTuple):
@@ -35,33 +40,51 @@ class Passage(NamedTuple):
     loads: tuple[lab.Load, ...]
     backends: tuple[str, str]
     log: str
+    scopes: TrafficScopes
+    traces: int
+    """The rows of second scopes while the program served."""
 
 
-@pytest.fixture(scope="module", name="passage")
-def _passage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Passage]:
+@pytest.fixture(scope="module", name="passage", params=TrafficScopes)
+def _passage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Passage]:
+    scopes: TrafficScopes = request.param
     directory = tmp_path_factory.mktemp("take-over")
     manifests = directory / "manifests"
     manifests.mkdir()
     golden_fixtures.World(manifests).apply("P0")
-    flags = golden_fixtures.profiles()["default"]["flags"].split()
+    flags = ["--hostname-override=node-a", "-v=4", *golden_fixtures.profiles()["default"]["flags"].split()]
     with lab.Lab() as node:
         add_second_address(node)
         golden_state.restore_state(RECORDED)
         connection = node.open(*LONG_LIVED)
         with contextlib.ExitStack() as loads:
             results = [loads.enter_context(node.load(*one[:4], src=one.src, interval_s=INTERVAL_S)) for one in CLIENTS]
-            with program.Program(manifests, directory / "log", "--hostname-override=node-a", "-v=4", *flags) as running:
+            log = directory / "log"
+            with program.Program(manifests, log, *flags, f"--ipvs-traffic-scopes={scopes}") as running:
                 running.wait_until_synced()
                 operations = dict(_operations())
                 asked = connection.ask()
+                traces = _traces()
+            if scopes is TrafficScopes.API:
+                with program.Program(manifests, log, *flags, f"--ipvs-traffic-scopes={TrafficScopes.KUBE_PROXY}") as running:
+                    running.wait_until(lambda: not _traces(), "without second scopes", program.SYNCED_WITHIN_S)
         yield Passage(
             operations,
             golden_state.read_state(),
             tuple(one[0] for one in results),
             (connection.backend, connection.ask() if asked == connection.backend else asked),
-            (directory / "log").read_text(),
+            log.read_text(),
+            scopes,
+            traces,
         )
         golden_state.clear_state()
+
+
+def _traces() -> int:
+    """The rows of second scopes in the kernel."""
+    state = golden_state.read_state(SCOPED_SECTIONS)
+    compared = golden_state.differences(scope_rows.without_scopes(state), state, SCOPED_SECTIONS)
+    return sum(len(rows) for rows in compared.values())
 
 
 def _operations() -> Iterator[tuple[tuple[str, str], int]]:
@@ -76,8 +99,10 @@ def _operations() -> Iterator[tuple[tuple[str, str], int]]:
 
 def test_nothing_is_written_again(passage: Passage) -> None:
     written = {(verb, kind): count for (verb, kind), count in passage.operations.items() if kind not in LOOKED_THROUGH}
-    assert set(written) <= WRITTEN, passage.log
-    assert max(written.values(), default=0) <= len(Family)
+    added = SCOPED if passage.scopes is TrafficScopes.API else frozenset[tuple[str, str]]()
+    assert set(written) <= WRITTEN | added, passage.log
+    assert max((count for one, count in written.items() if one not in added), default=0) <= len(Family)
+    assert bool(passage.traces) is bool(added)
 
 
 def test_no_client_notices(passage: Passage) -> None:

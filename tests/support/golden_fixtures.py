@@ -94,6 +94,10 @@ class World:
         self._objects: dict[ObjectKey, Manifest] = {}
         self._scenario_of: dict[ObjectKey, str] = {}
 
+    def services(self) -> list[Manifest]:
+        """The Services as they are now."""
+        return [manifest for (kind, _, _), manifest in self._objects.items() if kind == "Service"]
+
     def apply(self, phase: str) -> None:
         """Apply the documents of a phase and write the result; each file changes at once or not at all."""
         changed = set()

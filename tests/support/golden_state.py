@@ -12,6 +12,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ipvsproxy.model.net import Family
+from tests.support import scope_rows
+
 # Part of the recordings: untyped, and not edited.
 compare: Any = importlib.import_module("tests.golden.compare")
 
@@ -89,7 +92,11 @@ def parse_ipvs(text: str) -> tuple[State, State]:
     real_servers: State = {}
     for line in text.splitlines():
         verb, protocol, address, *rest = line.split()
-        key = f"{_PROTOCOL_OPTIONS[protocol]} {address}"
+        if protocol == "-f":  # a firewall mark in the place of an address, in decimals
+            key = scope_rows.server_row(int(address), Family.IPV6 if rest[:1] == ["-6"] else Family.IPV4)
+            rest = rest[1:] if rest[:1] == ["-6"] else rest
+        else:
+            key = f"{_PROTOCOL_OPTIONS[protocol]} {address}"
         options = dict(zip(rest[0::2], rest[1::2], strict=False))
         if verb == "-A":
             virtual_servers[key] = {
@@ -112,8 +119,10 @@ def parse_sets(text: str) -> State:
         if not name.startswith("KUBE-"):
             continue
         if verb == "create":
-            pairs = zip(rest[1::2], rest[2::2], strict=True)
+            has_marks = rest[-1] == "skbinfo"  # the only option without a value
+            pairs = zip(rest[1::2], rest[2::2], strict=not has_marks)
             options = " ".join(f"{option} {value}" for option, value in pairs if option not in _SET_OPTIONS_OF_THE_KERNEL)
+            options += " skbinfo" if has_marks else ""
             sets[name] = {"type": rest[0], "options": options, "members": []}
         else:
             sets[name]["members"].append(" ".join(rest))

@@ -10,16 +10,19 @@ from ipvsproxy.model.kernel import (
     SCHEDULER_PORT,
     SCOPE_KINDS,
     IpSet,
+    SetEntry,
     SetKind,
     SetType,
     VirtualServer,
     VirtualServerKey,
+    VirtualServerSettings,
 )
 from ipvsproxy.model.net import Family, host_port
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.state import ClusterScope, ServiceState
 from ipvsproxy.translate.skeleton import build_skeleton
 from ipvsproxy.translate.view import NodeView, Settings
+from tests.support import scope_rows
 
 DEVICE_ROW = {"flags": "BROADCAST,NOARP", "kind": "dummy", "mtu": "1500"}
 
@@ -27,22 +30,38 @@ State = dict[str, Any]
 
 
 def render(states: Sequence[ServiceState], settings: Settings, view: NodeView) -> State:
-    """The kernel's sections. ``states`` are in the order of their owners: the first that desires a virtual server has it."""
+    """The kernel's sections, as ``scope_rows.without_marks`` has them.
+
+    ``states`` are in the order of their owners: the first that desires a virtual server has it.
+    """
     virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
     for state in states:
         for key, server in state.virtual_servers.items():
             virtual_servers.setdefault(key, server)
+    scopes = list(_scopes(states, virtual_servers))
     sets: dict[str, set[str]] = {
-        IpSet(kind, family).name: set() for family in settings.families for kind in SetKind if kind not in SCOPE_KINDS
+        IpSet(kind, family).name: set()
+        for family in settings.families
+        for kind in SetKind
+        if kind not in SCOPE_KINDS or any(scope.family is family for _, scope in scopes)
     }
     for entry in (entry for state in states for entry in state.entries):
         sets[entry.set].add(str(entry))
+    for first, scope in scopes:
+        sets[IpSet(SetKind.MARKS, scope.family).name].add(scope_rows.named_server(first))
+        sets[IpSet(SetKind.SCOPE, scope.family).name] |= {f"{one} skbmark/{settings.scope_bits:#x}" for one in _members(scope)}
     return {
-        "virtual_servers": {_name(key): _settings_row(server) for key, server in virtual_servers.items()},
+        "virtual_servers": {_name(key): _settings_row(server.settings) for key, server in virtual_servers.items()}
+        | {scope_rows.named_server(first): _settings_row(scope.settings) for first, scope in scopes},
         "real_servers": {
             f"{_name(key)} -> {real_server}": {"forward": "masq", "weight": 1}
             for key, server in virtual_servers.items()
             for real_server in server.real_servers
+        }
+        | {
+            f"{scope_rows.named_server(first)} -> {real_server}": {"forward": "masq", "weight": 1}
+            for first, scope in scopes
+            for real_server in scope.weights
         },
         "ipsets": {name: _set_row(IP_SETS[name], members) for name, members in sets.items()},
         "iptables": dict(_rule_rows(states, sets, settings, view)),
@@ -55,8 +74,23 @@ def _name(key: VirtualServerKey) -> str:
     return f"{key.protocol.name} {host_port(key.address, key.port)}"
 
 
-def _settings_row(server: VirtualServer) -> State:
-    scheduler, flags, timeout_s = server.settings
+def _scopes(
+    states: Sequence[ServiceState], virtual_servers: Mapping[VirtualServerKey, VirtualServer]
+) -> Iterator[tuple[str, ClusterScope]]:
+    """Each second scope with the first of its addresses."""
+    for state in states:
+        for scope in state.rare.scopes:
+            assert all(virtual_servers[key].owner == state.owner for key in scope.virtual_servers)
+            yield min(_members(scope)), scope
+
+
+def _members(scope: ClusterScope) -> list[str]:
+    name = IpSet(SetKind.SCOPE, scope.family).name
+    return [str(SetEntry(name, key.address, key.protocol, key.port)) for key in scope.virtual_servers]
+
+
+def _settings_row(settings: VirtualServerSettings) -> State:
+    scheduler, flags, timeout_s = settings
     assert bool(flags & PERSISTENT) == bool(timeout_s)
     text = "mh-port" if flags & SCHEDULER_PORT else ""
     return {"flags": text, "netmask": "default", "persistent": timeout_s, "scheduler": scheduler}
@@ -65,6 +99,7 @@ def _settings_row(server: VirtualServer) -> State:
 def _set_row(ip_set: IpSet, members: Iterable[str]) -> State:
     family = "inet" if ip_set.family is Family.IPV4 else "inet6"
     options = "range 0-65535" if ip_set.type is SetType.PORT else f"family {family} maxelem 65536"
+    options += " skbinfo" if ip_set.gives_marks else ""
     return {"type": ip_set.type.value, "options": options, "members": sorted(members)}
 
 
@@ -72,7 +107,7 @@ def _rule_rows(
     states: Sequence[ServiceState], sets: Mapping[str, set[str]], settings: Settings, view: NodeView
 ) -> Iterator[tuple[str, list[str]]]:
     for family in settings.families:
-        occupied = {kind for kind in SetKind if kind not in SCOPE_KINDS and sets[IpSet(kind, family).name]}
+        occupied = {kind for kind in SetKind if sets.get(IpSet(kind, family).name)}
         refused = [key for state in states for key in state.rare.refused]
         yield from _skeleton_rows(build_skeleton(family, settings, view, occupied, refused))
 

@@ -1,0 +1,95 @@
+"""Second scopes of addresses in the form of the recordings, without their marks.
+
+A mark is any free number, so two equal states may have other marks. Here each mark is named by the first address that gives it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ipvsproxy.model.kernel import FirewallMark, IpSet, SetKind
+from ipvsproxy.model.net import Family, parse_address
+
+State = dict[str, Any]
+
+VIRTUAL_SERVER = re.compile(r"FWM (?P<mark>\d+) (?P<family>IPv[46])")
+_OURS = "-IPVSPROXY-"
+_MARKED = re.compile(r"(?P<address>\S+) skbmark (?P<mark>0x[0-9a-f]+)(?P<mask>/0x[0-9a-f]+)?")
+
+
+def server_row(mark: int, family: Family) -> str:
+    """The name of a virtual server by firewall mark."""
+    return f"FWM {mark} {family.label}"
+
+
+def named_server(first: str) -> str:
+    """The same without its mark: ``first`` is its first address in the set, such as ``203.0.113.12,tcp:80``."""
+    return f"FWM of {first}"
+
+
+def without_marks(state: Mapping[str, Any]) -> State:
+    """The state with the address of each mark in its place. A mark without an address keeps its number."""
+    normal = dict(state)
+    names = _names(state.get("ipsets", {}))
+    if "virtual_servers" in state:
+        normal["virtual_servers"] = {_server(row, names): value for row, value in state["virtual_servers"].items()}
+        normal["real_servers"] = {_real_server(row, names): value for row, value in state["real_servers"].items()}
+    if "ipsets" in state:
+        normal["ipsets"] = {name: _set(name, content, names) for name, content in state["ipsets"].items()}
+    return normal
+
+
+def without_scopes(state: Mapping[str, Any]) -> State:
+    """The state without second scopes, their sets, chains and jumps."""
+    normal = dict(state)
+    for section in ("virtual_servers", "real_servers"):
+        normal[section] = {row: value for row, value in state[section].items() if not row.startswith("FWM ")}
+    normal["ipsets"] = {name: content for name, content in state["ipsets"].items() if _OURS not in name}
+    rules = {chain: [line for line in lines if _OURS not in line] for chain, lines in state["iptables"].items()}
+    normal["iptables"] = {chain: lines for chain, lines in rules.items() if _OURS not in chain and (lines or "/KUBE-" in chain)}
+    return normal
+
+
+def marks_of(sets: Mapping[str, Any], family: Family) -> Mapping[int, list[str]]:
+    """The addresses and ports that give each mark, sorted."""
+    found: dict[int, list[str]] = {}
+    for member in sets.get(IpSet(SetKind.SCOPE, family).name, {}).get("members", ()):
+        match = _MARKED.fullmatch(member)
+        assert match, member
+        found.setdefault(int(match["mark"], 16), []).append(match["address"])
+    return {mark: sorted(addresses) for mark, addresses in found.items()}
+
+
+def _names(sets: Mapping[str, Any]) -> Mapping[FirewallMark, str]:
+    return {
+        FirewallMark.of(family, mark): addresses[0] for family in Family for mark, addresses in marks_of(sets, family).items()
+    }
+
+
+def _server(row: str, names: Mapping[FirewallMark, str]) -> str:
+    match = VIRTUAL_SERVER.fullmatch(row)
+    if not match:
+        return row
+    family = next(one for one in Family if one.label == match["family"])
+    name = names.get(FirewallMark.of(family, int(match["mark"])))
+    return named_server(name) if name else row
+
+
+def _real_server(row: str, names: Mapping[FirewallMark, str]) -> str:
+    server, arrow, rest = row.partition(" -> ")
+    return f"{_server(server, names)}{arrow}{rest}"
+
+
+def _set(name: str, content: Mapping[str, Any], names: Mapping[FirewallMark, str]) -> State:
+    members: Iterable[str] = content["members"]
+    for family in Family:
+        if name == IpSet(SetKind.SCOPE, family).name:
+            members = [_MARKED.sub(lambda match: f"{match['address']} skbmark{match['mask'] or ''}", one) for one in members]
+        elif name == IpSet(SetKind.MARKS, family).name:
+            members = [_mark_member(one, family, names) for one in members]
+    return {**content, "members": sorted(members)}
+
+
+def _mark_member(member: str, family: Family, names: Mapping[FirewallMark, str]) -> str:
+    key = FirewallMark.of(family, int.from_bytes(parse_address(member), "big"))
+    return named_server(names[key]) if key in names else member
