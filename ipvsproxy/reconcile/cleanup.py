@@ -7,7 +7,7 @@ Rule 2: a witness (see ``ownership``) stays as long as its virtual server. Other
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import DEVICE, IP_SETS, SET_COPY, Device, VirtualServer
+from ipvsproxy.model.kernel import DEVICE, IP_SETS, SET_COPY, Device, FirewallMark, VirtualServer
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Skeleton
@@ -69,7 +69,8 @@ def _virtual_servers(
         observed.sets or {}, observed.addresses or (), host, virtual_servers, node_port_ranges
     )
     for key, server in virtual_servers.items():
-        if is_ours(key) and not any(network.contains(key.address) for network in excluded):
+        is_excluded = not isinstance(key, FirewallMark) and any(network.contains(key.address) for network in excluded)
+        if is_ours(key) and not is_excluded:
             yield Operation(Verb.REMOVE, VirtualServer(key, server.settings))
 
 

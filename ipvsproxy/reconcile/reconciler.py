@@ -18,6 +18,7 @@ from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCOPE_KINDS,
     Connections,
+    FirewallMark,
     RealServers,
     SetKind,
     Sysctl,
@@ -82,6 +83,8 @@ class Reconciler:
         """Answers questions about both sides; no other object reads the tables."""
 
     def _is_excluded(self, key: VirtualServerKey) -> bool:
+        if isinstance(key, FirewallMark):  # it has no address
+            return False
         return any(item.contains(key.address) for item in self._policy.excluded)
 
     def adopt(self, policy: Policy) -> None:

@@ -145,7 +145,7 @@ async def test_a_second_scope_is_the_row_of_its_mark() -> None:
     kernel = await synced_kernel(*objects, translation=settings)
     lines = list(listing.render(await _list(kernel, *objects, targets={}, translation=settings)))
     (line,) = (line for line in lines if line.startswith("FWM"))
-    assert line.split(maxsplit=3) == ["FWM", "1", "rr", "default/shop:80 (second scope)"]
+    assert line.split(maxsplit=3) == ["FWM", "16383", "rr", "default/shop:80 (second scope)"]
 
 
 async def test_hostile_names_stay_text(capsys: pytest.CaptureFixture[str]) -> None:

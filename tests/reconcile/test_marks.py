@@ -25,7 +25,7 @@ from ipvsproxy.model.real_servers import EvenWeights
 from ipvsproxy.model.rules import ChainKey, ObservedRule, Rule, SetMatch, Side, TakeMark, UnknownRule, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
 from ipvsproxy.model.state import ClusterScope
-from ipvsproxy.reconcile import precondition
+from ipvsproxy.reconcile import cleanup, precondition
 from ipvsproxy.reconcile.marks import MarkedPort, Marks, spread
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.reconcile.tables import Tables
@@ -475,3 +475,16 @@ def test_a_port_that_has_lost_its_mark_in_one_family_keeps_that_of_the_other() -
     node.restart()
     node.sync()
     assert marks_of(node) == {BALANCER: mark, "2001:db8::12": mark}
+
+
+def test_a_range_of_all_addresses_excludes_no_mark() -> None:
+    node = node_with(excluded=["0.0.0.0/0"])
+    node.put(*shop())
+    node.sync()
+    plan = cleanup.plan(dataclasses.replace(node.kernel.observe(), skeletons={}), {}, builders.networks("0.0.0.0/0"))
+    assert [one.item.key for one in plan.virtual_servers] == [FirewallMark.of(Family.IPV4, FIRST)]
+    node.remove("shop")
+    node.sync()
+    node.sync(after_s=60)
+    node.sync(after_s=60)
+    assert traces_of(node) == []
