@@ -152,6 +152,10 @@ class Jump(NamedTuple):
         return f"{self.table}/{self.source} -> {self.target}"
 
 
+MARKING_TABLE = "mangle"
+"""The table of rules that give packets a mark. A kernel need not have it; no Service needs these rules to be reached."""
+
+
 @Kind("rules", DriverName.IPTABLES, one="family of rules", several="families of rules", set=Stage.RULES)
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Skeleton:
@@ -196,6 +200,11 @@ class ObservedSkeleton:
     def __post_init__(self) -> None:
         chains = {key: tuple(sorted(rules, key=repr)) if _only_drops(rules) else rules for key, rules in self.chains.items()}
         object.__setattr__(self, "chains", chains)
+
+    def without(self, table: str) -> "ObservedSkeleton":
+        """The same without the chains and jumps of a table."""
+        chains = {key: rules for key, rules in self.chains.items() if key.table != table}
+        return dataclasses.replace(self, chains=chains, jumps=frozenset(jump for jump in self.jumps if jump.table != table))
 
 
 def _only_drops(rules: Sequence[ObservedRule]) -> bool:

@@ -163,7 +163,7 @@ def _may_be_reached(tables: Tables, key: VirtualServerKey) -> bool:
 
 def _has_ranges_in_force(tables: Tables, firewall: SetEntry) -> bool:
     """Whether all admitted sources of a virtual server pass its desired firewall."""
-    if IP_SETS[firewall.set].family in tables.skeletons.pending:
+    if tables.lacks_rules(IP_SETS[firewall.set].family):
         return False
     key = ownership.virtual_server_of(firewall)
     state = tables.states[tables.entries[firewall.set].desired[firewall].service]

@@ -180,7 +180,8 @@ class Reconciler:
             return frozenset(families)
         unset = {family for path in self.unmet_settings() for family in INDISPENSABLE_SETTINGS[path]}
         without_sets = {ip_set.family for ip_set in tables.sets.pending if ip_set.kind not in SCOPE_KINDS}
-        return frozenset(families) & (unset | without_sets | set(tables.skeletons.pending))
+        without_rules = {family for family in tables.skeletons.pending if tables.lacks_rules(family)}
+        return frozenset(families) & (unset | without_sets | without_rules)
 
     def unserved(self, families: Collection[Family]) -> frozenset[Family]:
         """The families of which the kernel lacks more than half of the desired virtual servers."""

@@ -39,7 +39,7 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Item
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.rules import ObservedSkeleton, Skeleton
+from ipvsproxy.model.rules import MARKING_TABLE, ObservedSkeleton, Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile import ownership, precedence
@@ -351,6 +351,13 @@ class Tables:
             return frozenset(desired)
         going = {key for keys in self._in_rules.values() for key in keys if self.is_going(key)}
         return frozenset(desired | going)
+
+    def lacks_rules(self, family: Family) -> bool:
+        """Whether rules of a family are not in force, apart from those that give packets a mark: a kernel may refuse these."""
+        if family not in self.skeletons.pending:
+            return False
+        desired, observed = self.skeletons.desired[family].in_force, self.skeletons.observed.get(family)
+        return observed is None or observed.without(MARKING_TABLE) != desired.without(MARKING_TABLE)
 
     def is_going(self, key: VirtualServerKey) -> bool:
         """Whether a virtual server is still observed although it is no longer desired."""

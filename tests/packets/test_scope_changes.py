@@ -1,6 +1,9 @@
 """Second scopes by every way to recognise local pods, beside marks of others, and while they come and go."""
 
+import os
+import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,6 +124,36 @@ def test_a_process_of_this_host_reaches_all_endpoints_of_a_balancer_on_another_i
     finally:
         laboratory.run("node", "ip", "addr", "del", balancer, "dev", "eth0")
         laboratory.run("remote", "ip", "link", "del", "kube-ipvs0")
+
+
+WITHOUT_MANGLE = """\
+#!{python}
+import subprocess, sys
+text = sys.stdin.read()
+done = subprocess.run(["{real}", *sys.argv[1:]], input=text.partition("*mangle")[0], text=True)
+if "*mangle" in text:
+    sys.exit("iptables-restore: unable to initialize table 'mangle'")
+sys.exit(done.returncode)
+"""
+
+
+def test_on_a_kernel_without_mangle_everybody_fares_as_with_kube_proxy(
+    laboratory: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("iptables-restore", "ip6tables-restore"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(WITHOUT_MANGLE.format(python=sys.executable, real=shutil.which(name)))
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    with cluster.Cluster(laboratory, tmp_path, *API) as running:
+        running.have(SERVICES)
+        wait_until(lambda: ask(running, "client", "balancer 7").outcome == ANSWERED, "reached within source ranges")
+        assert ask(running, "client2", "balancer 7").outcome == "timeout"
+        for client in ("client", "p2", "host"):
+            assert ask(running, client, "balancer 1").backends == backends("p1")
+            assert ask(running, client, "balancer 2").backends == backends("r1") or client == "client"
+        assert running.logged("operation_failed.*mangle")
 
 
 def test_other_bits_after_a_restart_end_no_connection(laboratory: lab.Lab, tmp_path: Path) -> None:

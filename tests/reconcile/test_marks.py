@@ -488,3 +488,18 @@ def test_a_range_of_all_addresses_excludes_no_mark() -> None:
     node.sync(after_s=60)
     node.sync(after_s=60)
     assert traces_of(node) == []
+
+
+def test_source_ranges_are_in_force_on_a_kernel_that_refuses_rules_of_marks() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    skeleton = node.kernel.observe().skeletons[Family.IPV4].without("mangle")
+    node.observe(skeletons={Family.IPV4: skeleton})
+    tables = node.reconciler._tables
+    assert Family.IPV4 in tables.skeletons.pending
+    assert not tables.lacks_rules(Family.IPV4)
+    assert node.reconciler.lacking([Family.IPV4]) == frozenset()
+    node.observe(skeletons={Family.IPV4: skeleton.without("filter")})
+    assert tables.lacks_rules(Family.IPV4)
+    assert node.reconciler.lacking([Family.IPV4]) == {Family.IPV4}
