@@ -20,6 +20,8 @@ CROWDED = (5_000, 50, 10)
 OTHERS: Mapping[tuple[int, ...], int] = {(44_125, 2): 3, LARGEST: 1, (5_000, 50): 5, CROWDED: 3}
 """How many times each is measured. One start of the largest with its replay takes seven minutes."""
 SMALL = ((100, 10), (1_000, 10))
+BALANCED = (10_000, 3, 0, 1)
+"""Load balancers with externalTrafficPolicy Local."""
 CHANGES = 500
 FLOWS = 1_000_000
 WITHOUT_KERNEL = ("own", "flows")
@@ -69,6 +71,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
             measurements=[("cold", {"pages": MAIN}), ("restart", {"pages": MAIN})] * repeats,
             rows=_restart,
         ),
+        _scopes(repeats),
         Case(name="own", measurements=[("own", {"what": "cold", "arguments": {"pages": MAIN}})] * repeats, rows=_own),
         Case(name="own change", measurements=[_own_steady("change")], rows=_own_change),
         Case(
@@ -228,6 +231,33 @@ def _restart(found: Sequence[Found]) -> Iterator[Row]:
     yield Row("restart", "relative to a cold start", statistics.median(ratios), 1)
     yield from figures.counted("restart", restarts[0]["counts"])
     yield Row("restart", "resident MB", max(one["resident_mb"] for one in restarts), 250)
+
+
+def _scopes(repeats: int) -> Case:
+    """Load balancers with second scopes and without, in turn: a start, and single changes of endpoints."""
+    flags = [[f"--ipvs-traffic-scopes={name}"] for name in ("kube-proxy", "api")]
+    services, endpoints, *_ = BALANCED
+    starts = [("cold", {"pages": BALANCED, "times": False, "flags": one}) for one in flags]
+    given = {"pages": BALANCED, "services": services, "endpoints": endpoints, "parts": ["change"], "churn_s": 0}
+    changes = [("steady", {**given, "changes": CHANGES, "flags": one}) for one in flags]
+    return Case(name="scopes", measurements=[*starts * repeats, *changes], rows=_scopes_rows, timeout_s=3000)
+
+
+def _scopes_rows(found: Sequence[Found]) -> Iterator[Row]:
+    colds, (plain, scoped) = found[:-2], found[-2:]
+    sides = {"one scope": colds[0::2], "two scopes": colds[1::2]}
+    for name, side in sides.items():
+        yield Row("scopes", f"start s, median, {name}", _typical(side)["wall_s"])
+        yield Row("scopes", f"operations at the start, {name}", side[0]["operations"])
+        yield Row("scopes", f"resident MB, {name}", max(one["resident_mb"] for one in side))
+    one, two = (_typical(side)["wall_s"] for side in sides.values())
+    yield Row("scopes", "start, relative to one scope", two / one)
+    yield Row("scopes", "failed or pending", sum(one["failed"] + one["pending"] for one in colds), 0)
+    for name, one_change in (("one scope", plain["change"]), ("two scopes", scoped["change"])):
+        yield Row("scopes", f"change p50 ms, {name}", one_change["p50_ms"])
+        yield Row("scopes", f"change p99 ms, {name}", one_change["p99_ms"])
+        yield Row("scopes", f"netlink messages of a change, {name}", one_change["messages"])
+        yield Row("scopes", f"processes started by changes, {name}", one_change["processes"], 0)
 
 
 def _own_steady(part: str, churn_s: float = 0) -> Measurement:

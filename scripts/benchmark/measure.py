@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ipvsproxy.daemon.base import log as logs
@@ -24,10 +24,10 @@ Figures = dict[str, Any]
 FEW_FLOWS = 10_000
 
 
-def cold(pages: str, recording: str = "", *, times: bool = True) -> Figures:
+def cold(pages: str, recording: str = "", *, times: bool = True, flags: Sequence[str] = ()) -> Figures:
     """From the first byte of the lists until everything is programmed.
 
-    ``recording`` and ``times`` each cost a tenth of a second.
+    ``recording`` and ``times`` each cost a tenth of a second. ``flags`` are additional ones of the program.
     """
     measured = meter.Meter()
     measured.times = times
@@ -38,7 +38,7 @@ def cold(pages: str, recording: str = "", *, times: bool = True) -> Figures:
 
     async def run() -> Figures:
         began_cpu_s = time.process_time()
-        async with program.running(api.MemoryApi(pathlib.Path(pages))) as running:
+        async with program.running(api.MemoryApi(pathlib.Path(pages)), *flags) as running:
             first = running.watching.syncs[0]
             gone_s = first.ended_s - running.api.first_byte_s
             return {

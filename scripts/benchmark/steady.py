@@ -35,12 +35,21 @@ _SERIES = b"\nipvsproxy_service_"
 Figures = dict[str, Any]
 
 
-def measure(*, pages: str, services: int, endpoints: int, parts: Sequence[str], churn_s: float, changes: int) -> Figures:
-    """Run the program and measure the given parts."""
+def measure(
+    *,
+    pages: str,
+    services: int,
+    endpoints: int,
+    parts: Sequence[str],
+    churn_s: float,
+    changes: int,
+    flags: Sequence[str] = (),
+) -> Figures:
+    """Run the program with additional ``flags``, and measure the given parts."""
     measured = meter.Meter()
 
     async def run() -> Figures:
-        async with program.running(api.MemoryApi(pathlib.Path(pages))) as running:
+        async with program.running(api.MemoryApi(pathlib.Path(pages)), *flags) as running:
             steadily = _Steady(running, measured, services, endpoints)
             figures: Figures = {"resident_mb": meter.resident_mb()}
             await asyncio.sleep(POLL_INTERVAL_S)

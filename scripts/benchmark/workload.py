@@ -1,10 +1,10 @@
 """Makes a cluster of a given size, as pages of lists and lines of watches.
 
-    python -m scripts.benchmark.workload DIRECTORY SERVICES ENDPOINTS [NODES]
+    python -m scripts.benchmark.workload DIRECTORY SERVICES ENDPOINTS [NODES [LOCAL]]
 
 writes the pages into a directory, so that they take no memory of the process that reads them. Objects have all fields of real
 ones, managed fields included: a slice of ten endpoints has about 4 kB. Pods are spread evenly over the nodes; by default, there
-are as many nodes as the pods need, ten at least.
+are as many nodes as the pods need, ten at least. With LOCAL 1, Services have a load balancer, and externalTrafficPolicy Local.
 """
 
 import itertools
@@ -33,9 +33,22 @@ def cluster_address(number: int) -> str:
     return f"10.{96 + (number + 10 >> 16)}.{number + 10 >> 8 & 255}.{number + 10 & 255}"
 
 
+def balancer_address(number: int) -> str:
+    """The load balancer's address of the Service with this number, if it has one."""
+    return f"198.{18 + (number + 10 >> 16)}.{number + 10 >> 8 & 255}.{number + 10 & 255}"
+
+
 def pod_address(number: int) -> str:
     """The address of the pod with this number."""
     return f"10.{128 + (number + 10 >> 16)}.{number + 10 >> 8 & 255}.{number + 10 & 255}"
+
+
+def balanced(number: int) -> dict[str, Any]:
+    """A Service with one port, a load balancer and externalTrafficPolicy Local."""
+    item = service(number)
+    item["spec"] |= {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "allocateLoadBalancerNodePorts": False}
+    item["status"] = {"loadBalancer": {"ingress": [{"ip": balancer_address(number), "ipMode": "VIP"}]}}
+    return item
 
 
 def service(number: int, version: int = 1) -> dict[str, Any]:
@@ -146,11 +159,14 @@ def line(what: str, item: dict[str, Any]) -> bytes:
     return json.dumps({"type": what, "object": item}, separators=(",", ":")).encode() + b"\n"
 
 
-def write(directory: pathlib.Path, services: int, endpoints: int, nodes: int = 0) -> None:
-    """Write ``services-0``, ``services-1``…, ``endpointslices-0``…, ``nodes-0``. ``nodes`` is 0 for as many as the pods need."""
+def write(directory: pathlib.Path, services: int, endpoints: int, nodes: int = 0, local: int = 0) -> None:
+    """Write ``services-0``, ``services-1``…, ``endpointslices-0``…, ``nodes-0``.
+
+    ``nodes`` is 0 for as many as the pods need. If ``local`` is not 0, the Services are ``balanced``.
+    """
     nodes = nodes or nodes_for(services * endpoints)
     lists: tuple[tuple[str, Iterator[dict[str, Any]]], ...] = (
-        ("services", map(service, range(services))),
+        ("services", map(balanced if local else service, range(services))),
         ("endpointslices", (one for number in range(services) for one in slices(number, endpoints, nodes))),
         ("nodes", iter((node(),))),
     )
