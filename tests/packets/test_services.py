@@ -75,7 +75,7 @@ ROWS = [
     Row("a local external IP stays here and keeps the client's address", "client", "external 4", 0, ANSWERED, "p1", "client"),
     Row("a local Service's cluster IP leads to all nodes", "p2", "cluster 4", 0, ANSWERED, "p1 r1", "p2"),
     Row("a local load balancer stays here and keeps the client's address", "client", "balancer 5", 0, ANSWERED, "p1", "client"),
-    Row("a local load balancer stays here for pods", "p2", "balancer 5", 0, ANSWERED, "p1", "p2"),
+    Row("a local load balancer leads pods to all nodes", "p2", "balancer 5", 0, ANSWERED, "p1 r1", "p2"),
     Row("a local node port stays here and keeps the client's address", "client", "node", 30005, ANSWERED, "p1", "client"),
     Row("a local load balancer without a local endpoint leads pods to other nodes", "p2", "balancer 6", 0, ANSWERED, "r1", "p2"),
     Row("internal traffic stays here", "p2", "cluster 7", 0, ANSWERED, "p1", "p2"),
