@@ -1,4 +1,4 @@
-"""What the facts about a host mean for serving: one finding per question, with what to do."""
+"""Judges the facts about a host: one finding for each question, with its remedy."""
 
 import dataclasses
 import enum
@@ -19,15 +19,15 @@ ADVISED = (
     "net/ipv4/vs/conn_reuse_mode",
     "net/netfilter/nf_conntrack_tcp_timeout_established",
 )
-"""Settings that are nobody's here, and matter all the same."""
+"""Settings that ipvsproxy does not write, but that matter."""
 OLDEST_KERNEL = (4, 19)
-"""What kube-proxy asks for in IPVS mode: before, connections to reused source ports are lost or late."""
+"""kube-proxy's minimum in IPVS mode: older kernels lose or delay connections from reused source ports."""
 REUSE_MODE_FIXED = (5, 9)
 _STRICT = "1"
 
 
 class Level(enum.StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -36,7 +36,7 @@ class Level(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The answer to one question. ``remedy`` says what to do, empty where there is nothing to do."""
+    """The answer to one question. ``remedy`` is empty if there is nothing to do."""
 
     level: Level
     topic: str
@@ -44,11 +44,11 @@ class Finding:
     remedy: str = ""
 
 
-def judge(facts: Facts, wanted: Iterable[Sysctl], config: Config) -> Iterator[Finding]:
-    """All findings about a host; ``wanted`` are the sysctls that run sets."""
+def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[Finding]:
+    """All findings about a host; ``desired`` are the sysctls that ``run`` sets."""
     yield from _kernel(facts)
     yield from _modules(facts, config)
-    yield from _sysctls(facts, wanted)
+    yield from _sysctls(facts, desired)
     yield from _advice(facts, config)
     yield from _iptables(facts)
     yield from _neighbours(facts, config)
@@ -85,7 +85,7 @@ def _kernel(facts: Facts) -> Iterator[Finding]:
     if not facts.features:
         yield _ok("ipvs", "the kernel has IPVS with connection tracking")
     if facts.unreadable and not facts.privileges and not facts.features:
-        yield _fail("ipvs", f"the kernel cannot be read: {facts.unreadable}", "see what the message names")
+        yield _fail("ipvs", f"the kernel cannot be read: {facts.unreadable}", "mend the cause that the message names")
 
 
 def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -98,25 +98,27 @@ def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
         yield _fail("modules", f"{name} is missing", "install the kernel's modules package, or use a kernel that has it")
     if by_state[ModuleState.UNKNOWN]:
         names = ", ".join(by_state[ModuleState.UNKNOWN])
-        yield _warn("modules", f"cannot tell whether there are {names}", "mount the host's /lib/modules, or run modprobe there")
+        yield _warn(
+            "modules", f"it is unknown whether this kernel has {names}", "mount the host's /lib/modules, or run modprobe there"
+        )
     if by_state[ModuleState.LOADABLE]:
         yield _ok("modules", f"will be loaded: {', '.join(by_state[ModuleState.LOADABLE])}")
     there = len(by_state[ModuleState.LOADED]) + len(by_state[ModuleState.BUILT_IN])
     yield _ok("modules", f"{there} are loaded or built in")
 
 
-def _sysctls(facts: Facts, wanted: Iterable[Sysctl]) -> Iterator[Finding]:
-    for path, setting in {item.path: item for item in wanted}.items():
-        found = facts.sysctls.get(path)
-        if found is None:
-            yield _warn("sysctl", f"{path} does not exist", "load the module that brings it; run goes on without it")
-        elif setting.is_met_by(found):
-            yield _ok("sysctl", f"{path} is {found}")
+def _sysctls(facts: Facts, desired: Iterable[Sysctl]) -> Iterator[Finding]:
+    for path, setting in {item.path: item for item in desired}.items():
+        observed = facts.sysctls.get(path)
+        if observed is None:
+            yield _warn("sysctl", f"{path} does not exist", "load the module that has it; run goes on without it")
+        elif setting.is_met_by(observed):
+            yield _ok("sysctl", f"{path} is {observed}")
         elif facts.sysctls_writable:
-            yield _warn("sysctl", f"{path} is {found}, wanted {setting.value}", "run sets it")
+            yield _warn("sysctl", f"{path} is {observed}, desired {setting.value}", "run sets it")
         else:
             remedy = "mount /proc/sys writable (privileged: true), or set it on the host"
-            yield _fail("sysctl", f"{path} is {found}, wanted {setting.value}, and cannot be written", remedy)
+            yield _fail("sysctl", f"{path} is {observed}, desired {setting.value}, and cannot be written", remedy)
 
 
 def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -128,8 +130,8 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
     forwarding = facts.sysctls.get("net/ipv6/conf/all/forwarding")
     if has_ipv6 and Family.IPV6 not in facts.unserved and forwarding == "0":
         needs_it = any(network.family is Family.IPV6 for network in config.detect_local.cluster_networks)
-        say = _fail if needs_it else _warn
-        yield say(
+        finding = _fail if needs_it else _warn
+        yield finding(
             "sysctl",
             "net/ipv6/conf/all/forwarding is 0, and this host has IPv6 addresses",
             "set it to 1 if the cluster uses IPv6: else no IPv6 Service leads to another node, or to a pod",
@@ -153,7 +155,7 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _bridges(facts: Facts) -> Iterator[Finding]:
-    """Whether packets between two ports of a bridge meet the node's rules, and so find their way back through it."""
+    """Whether packets between two ports of a bridge pass the rules of the node, so that answers come back through it."""
     no_answer = "pods that reach a pod of their own node through a Service get no answer where they are on a Linux bridge"
     path = "net/bridge/bridge-nf-call-iptables"
     if path not in facts.sysctls and facts.bridges:
@@ -176,8 +178,8 @@ def _iptables(facts: Facts) -> Iterator[Finding]:
         return
     yield _ok("iptables", f"{choice.variant} is used: {choice.reason}")
     if choice.left_behind:
-        remedy = "run removes them, once those of the variant that is used are in force; so does ipvsproxy cleanup"
-        yield _warn("iptables", f"rules of ours stand in {choice.left_behind}, too", remedy)
+        remedy = "run removes them once the rules of the used variant are in force; so does ipvsproxy cleanup"
+        yield _warn("iptables", f"the unused variant {choice.left_behind} has rules of ours, too", remedy)
     for family, reason in facts.unserved.items():
         yield _warn("iptables", f"{family.label} cannot be served: {reason}", "nothing, if the cluster does not use it")
 
@@ -185,7 +187,7 @@ def _iptables(facts: Facts) -> Iterator[Finding]:
 def _neighbours(facts: Facts, config: Config) -> Iterator[Finding]:
     chains = sum(map(leftovers.is_of_iptables_mode, facts.chains))
     tables = [name for name in facts.nft_tables if name.endswith("kube-proxy")]
-    remedy = "stop that kube-proxy and run kube-proxy --cleanup: two modes at once send packets two ways"
+    remedy = "stop that kube-proxy and run kube-proxy --cleanup: two modes at once contradict each other"
     if chains:
         stop = "stop that kube-proxy: run then removes them, once its own rules are in force; so does ipvsproxy cleanup"
         yield _warn("kube-proxy", f"there are rules of its iptables mode ({chains} chains)", stop)
@@ -193,27 +195,31 @@ def _neighbours(facts: Facts, config: Config) -> Iterator[Finding]:
         yield _fail("kube-proxy", f"there are tables of its nftables mode ({', '.join(tables)})", remedy)
     if not chains and not tables:
         yield _ok("kube-proxy", "no rules of another mode")
-    seen = facts.observation
-    if seen is None or seen.virtual_servers is None:
+    observed = facts.observation
+    if observed is None or observed.virtual_servers is None:
         return
-    host = {one.address for one in seen.interface_addresses or ()}
+    host = {one.address for one in observed.interface_addresses or ()}
     ranges = wiring.known_node_port_ranges(config)
-    is_ours = ownership.owned_virtual_servers(seen.sets or {}, seen.addresses or (), host, seen.virtual_servers, ranges)
-    strangers = [key for key in seen.virtual_servers if not is_ours(key)]
-    ports = {ownership.node_port_of(entry) for entries in (seen.sets or {}).values() for entry in entries}
-    by_address = [key for key in strangers if not isinstance(key, FirewallMark)]
+    is_ours = ownership.owned_virtual_servers(
+        observed.sets or {}, observed.addresses or (), host, observed.virtual_servers, ranges
+    )
+    foreign = [key for key in observed.virtual_servers if not is_ours(key)]
+    ports = {ownership.node_port_of(entry) for entries in (observed.sets or {}).values() for entry in entries}
+    by_address = [key for key in foreign if not isinstance(key, FirewallMark)]
     doubtful = [str(key) for key in by_address if ownership.node_port(key) in ports]
     if doubtful:
         text = f"{', '.join(doubtful)}: the port is a node port of ours, but none is served on the address"
-        yield _warn("ipvs", text, "if no keepalived or the like made it, remove it with ipvsadm -D: it was left behind")
-    foreign = [str(key) for key in strangers]
-    if foreign or seen.foreign_virtual_servers:
-        named = f": {', '.join(foreign[:5])}{', ...' if len(foreign) > 5 else ''}" if foreign else ""  # noqa: PLR2004 - a few will do
-        count = len(foreign) + seen.foreign_virtual_servers
-        remedy = "they are left alone; see that no Service has their addresses, or name them by --ipvs-exclude-cidrs"
-        yield _warn("ipvs", f"{count} virtual servers of others (keepalived, docker swarm, ...){named}", remedy)
+        yield _warn(
+            "ipvs", text, "if no other program such as keepalived made it, remove it with ipvsadm -D: a proxy left it behind"
+        )
+    names = list(map(str, foreign))
+    if names or observed.foreign_virtual_servers:
+        named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""  # noqa: PLR2004 - a few will do
+        count = len(names) + observed.foreign_virtual_servers
+        remedy = "they are left alone; make sure that no Service has their addresses, or name them by --ipvs-exclude-cidrs"
+        yield _warn("ipvs", f"{count} virtual servers of other programs (keepalived, docker swarm, ...){named}", remedy)
     else:
-        yield _ok("ipvs", f"{len(seen.virtual_servers)} virtual servers, none of others")
+        yield _ok("ipvs", f"{len(observed.virtual_servers)} virtual servers, none of other programs")
 
 
 def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -262,4 +268,4 @@ def _timeouts(facts: Facts) -> Iterator[Finding]:
         yield _warn("timeouts", text, "raise --conntrack-tcp-timeout-established or lower --ipvs-tcp-timeout")
     else:
         text = f"idle TCP connections are kept for {tcp_s} s by IPVS and {tracked} s by connection tracking"
-        yield _ok("timeouts", f"{text}: keepalives have to come sooner than the former")
+        yield _ok("timeouts", f"{text}: keepalives must come sooner than the former")

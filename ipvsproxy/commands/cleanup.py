@@ -1,4 +1,4 @@
-"""``--cleanup``: take everything of ours out of the kernel, and say what was done. Needs no API server and no event loop."""
+"""``--cleanup``: removes all of our objects from the kernel, and reports that. Needs no API server and no event loop."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ from ipvsproxy.translate import skeleton
 
 CLEAN = 0
 NOT_CLEAN = 1
-"""Exit status when something of ours is still there, or may be."""
+"""Exit status if an object of ours is left, or may be."""
 
 _IP_VS = pathlib.Path("/proc/thread-self/net/ip_vs")
 _OURS: Mapping[Family, Skeleton] = {
@@ -38,27 +38,27 @@ _OURS: Mapping[Family, Skeleton] = {
 
 
 class Kernel(Protocol):
-    """What is needed of ``NodeKernel``."""
+    """The part of ``NodeKernel`` that a cleanup needs."""
 
     def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
-        """Read all that may be ours."""
+        """Read all objects that may be ours."""
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Apply operations in their order."""
 
 
 class Rules(Protocol):
-    """What is needed of ``IptablesDriver``."""
+    """The part of ``IptablesDriver`` that a cleanup needs."""
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """Anybody's rules that hold this text."""
+        """The rules of all programs that contain this text."""
 
 
 class Node(NamedTuple):
-    """What is to be cleaned: the kernel, its iptables and that of the variant that is not in use; and the families to look at.
+    """A node to clean: the kernel, its rules, those of the variants of iptables that are not in use, and the readable families.
 
-    ``places`` are where ``left`` looks for rules that a proxy has left behind. ``skipped`` says of what nothing can be there, a
-    line each.
+    ``left`` looks for rules that a proxy has left behind, in each of ``places``. ``skipped`` has a line for each part that this
+    kernel does not have.
     """
 
     kernel: Kernel
@@ -78,9 +78,9 @@ class Left(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a cleanup, or, in a dry run, what there is to do: an outcome for each operation, and ``left`` rules.
+    """The result of a cleanup, or of its dry run: an outcome for each operation, and the ``left`` rules.
 
-    ``problems`` are what else may have left something of ours, ``notes`` what was left out, a line each.
+    ``problems`` has a line for each other reason why objects of ours may be left, ``notes`` one for each omitted part.
     """
 
     outcomes: tuple[Outcome, ...] = ()
@@ -90,22 +90,22 @@ class Result(NamedTuple):
 
     @property
     def failed(self) -> tuple[Outcome, ...]:
-        """What could not be removed."""
+        """The operations that failed."""
         return tuple(outcome for outcome in self.outcomes if outcome.error)
 
     @property
     def is_fine(self) -> bool:
-        """Whether nothing went wrong."""
+        """Whether nothing failed."""
         return not self.failures and not self.problems
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What could not be removed, a line each."""
+        """A line for each object or rule that could not be removed."""
         return (*(outcome.error for outcome in self.failed), *(f"{one.name}: {one.error}" for one in self.left if one.error))
 
 
 def run(config: Config, *, dry_run: bool, as_json: bool) -> int:
-    """Clean this network namespace and tell of it on standard output; returns the exit status."""
+    """Clean this network namespace, and print the result; returns the exit status."""
     result = _clean_here(config.ipvs.excluded_networks, wiring.known_node_port_ranges(config), dry_run=dry_run)
     sys.stdout.write(render_json(result, dry_run=dry_run) if as_json else render_text(result, dry_run=dry_run))
     return CLEAN if result.is_fine else NOT_CLEAN
@@ -156,23 +156,23 @@ def _this_node() -> Iterator[Node]:
 
 
 def clean(node: Node, excluded: Collection[Network], node_port_ranges: Collection[Network], *, dry_run: bool) -> Result:
-    """Remove all that is ours, but for virtual servers in ``excluded`` ranges; with ``dry_run`` only say what there is."""
-    seen = _observe(node)
-    todo = cleanup.plan(seen, _OURS, excluded, node_port_ranges)
-    kept = len(cleanup.plan(seen, _OURS, (), node_port_ranges).virtual_servers) - len(todo.virtual_servers)
+    """Remove our objects, except for virtual servers in ``excluded`` ranges; ``dry_run`` only finds them."""
+    observed = _observe(node)
+    todo = cleanup.plan(observed, _OURS, excluded, node_port_ranges)
+    kept = len(cleanup.plan(observed, _OURS, (), node_port_ranges).virtual_servers) - len(todo.virtual_servers)
     notes = (*node.skipped, *((f"virtual servers in excluded ranges: {kept} stay",) if kept else ()))
     if dry_run:
-        left, unseen = _clear(node, may_remove=False)
-        return Result(tuple(map(Outcome, todo.operations)), left, _once(seen.errors, unseen), notes)
+        left, hidden = _clear(node, may_remove=False)
+        return Result(tuple(map(Outcome, todo.operations)), left, _once(observed.errors, hidden), notes)
     outcomes = node.kernel.apply(todo.virtual_servers)
-    knows_all = cleanup.may_remove_witnesses(seen) and not any(outcome.error for outcome in outcomes)
+    may_remove_witnesses = cleanup.may_remove_witnesses(observed) and not any(outcome.error for outcome in outcomes)
     outcomes += node.kernel.apply(todo.rules)
-    left, unseen = _clear(node, may_remove=True)
-    problems = list(_once(seen.errors, unseen))
-    if knows_all:
+    left, hidden = _clear(node, may_remove=True)
+    problems = list(_once(observed.errors, hidden))
+    if may_remove_witnesses:
         outcomes += [_with_users(node, outcome) for outcome in node.kernel.apply(todo.witnesses)]
     elif todo.witnesses:
-        problems.append("sets and device stay, because only they tell which virtual servers are ours; run cleanup again")
+        problems.append("sets and device stay, because only they show which virtual servers are ours; run cleanup again")
     if not problems and not any(outcome.error for outcome in outcomes):
         again = cleanup.plan(_observe(node), _OURS, excluded, node_port_ranges).operations
         problems += [f"{operation.item} is back: is a kube-proxy or ipvsproxy still running here?" for operation in again[:1]]
@@ -184,23 +184,23 @@ def _observe(node: Node) -> Observation:
 
 
 def _clear(node: Node, *, may_remove: bool) -> tuple[tuple[Left, ...], tuple[str, ...]]:
-    """Remove what a proxy has left behind, or only look for it; returns what there was of it, and what could not be seen."""
-    found, unseen = [], []
+    """Remove the rules that a proxy has left behind, or only find them; returns these, and a line for each hidden place."""
+    found, hidden = [], []
     for place in node.places:
         try:
-            seen = leftovers.examine(node.left, place, may_remove=may_remove)
+            examined = leftovers.examine(node.left, place, may_remove=may_remove)
         except KernelError as error:
-            unseen.append(str(error))
+            hidden.append(str(error))
             continue
-        unseen += [seen.hidden] if seen.hidden else []
+        hidden += [examined.hidden] if examined.hidden else []
         kept = "; ".join(
-            f"{reference.target} stays: the rule {str(reference)!r} leads to it" for reference in seen.removal.staying
+            f"{reference.target} stays: the rule {str(reference)!r} leads to it" for reference in examined.removal.staying
         )
-        if seen.removal.is_needed or kept:
+        if examined.removal.is_needed or kept:
             found.append(
-                Left(f"{place.family.label} rules left in {place.variant}", (seen.failure or kept) if may_remove else "")
+                Left(f"{place.family.label} rules left in {place.variant}", (examined.failure or kept) if may_remove else "")
             )
-    return tuple(found), tuple(unseen)
+    return tuple(found), tuple(hidden)
 
 
 def _once(*problems: Collection[str]) -> tuple[str, ...]:
@@ -208,7 +208,7 @@ def _once(*problems: Collection[str]) -> tuple[str, ...]:
 
 
 def _with_users(node: Node, outcome: Outcome) -> Outcome:
-    """The failed removal of a set, with the rules that keep it."""
+    """The outcome; if it is the failed removal of a set, with the rules that use the set."""
     item = outcome.operation.item
     if not outcome.error or not isinstance(item, IpSet):
         return outcome
@@ -217,12 +217,12 @@ def _with_users(node: Node, outcome: Outcome) -> Outcome:
 
 
 def render_text(result: Result, *, dry_run: bool) -> str:
-    """For people: in a dry run every object, else how many of each kind; and what is wrong."""
+    """For people: in a dry run every object, else the number of each kind; and every problem."""
     done = [outcome.operation for outcome in result.outcomes if not outcome.error]
     left = [one.name for one in result.left if not one.error]
     counts = Counter([*(kind_of(operation.item) for operation in done), *(["rules"] * len(left))])
     number = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    # With a problem, it may never have come to looking.
+    # With a problem, perhaps nothing was read.
     empty = "nothing" if result.problems else f"nothing, there {'is' if dry_run else 'was'} nothing of ours"
     lines = [f"left out: {note}" for note in result.notes]
     if dry_run:
@@ -253,5 +253,5 @@ def render_json(result: Result, *, dry_run: bool) -> str:
 
 
 def _name(operation: Operation) -> str:
-    """The name of what is removed, without its verb and kind."""
+    """The name of the object, without verb and kind."""
     return str(operation).split(" ", 2)[2]

@@ -1,7 +1,7 @@
-"""What this node should hold, next to what it holds. Nothing is ever changed.
+"""The desired state of this node, and its observed state. Nothing is ever changed.
 
-Rule: what is desired comes from the ``Translator``, as for ``run``; what differs, from the reconciler's tables, as there; and
-nobody applies an operation.
+Rule: as in ``run``, the ``Translator`` makes the desired state, and the reconciler's tables have the differences. No operation is
+applied.
 """
 
 import time
@@ -22,7 +22,7 @@ from ipvsproxy.translate import view as views
 
 
 class UnknownStateError(Exception):
-    """What is there, or what is desired, is not known; one sentence for each part that is not."""
+    """Desired or observed state is unknown; ``reasons`` has a sentence for each unknown part."""
 
     def __init__(self, *reasons: object) -> None:
         self.reasons = tuple(map(str, reasons))
@@ -30,7 +30,7 @@ class UnknownStateError(Exception):
 
 
 class Comparison:
-    """The desired and the observed side of this node, as of the last ``read``; ``view`` is there from the first one on."""
+    """The desired and the observed state of this node at the last ``read``. ``view`` exists after the first one."""
 
     view: views.NodeView
 
@@ -63,41 +63,44 @@ class Comparison:
         self._carried: frozenset[Address] = frozenset()
 
     async def read(self) -> Changes:
-        """Read the kernel, and take up what has changed in the store; returns the latter.
+        """Read the kernel, and take the changes out of the store; returns the changes.
 
         Raises:
-            UnknownStateError: a part of the kernel could not be read, or a first list is not believed, so nothing can be said.
+            UnknownStateError: a part of the kernel could not be read, or a first list is doubted.
         """
         if self.store.may_lack_all:
-            raise UnknownStateError("a first list of the API server is empty, and not believed before a second one confirms it")
+            raise UnknownStateError("a first list of the API server is empty; it does not count before a second list confirms it")
         sets, sysctls = self._reconciler.subjects()
-        seen = await self.kernel.call(lambda kernel: kernel.observe(sets, self.translation.families, sysctls))
-        if seen.errors:
-            raise UnknownStateError(*seen.errors)
+        observed = await self.kernel.call(lambda kernel: kernel.observe(sets, self.translation.families, sysctls))
+        if observed.errors:
+            raise UnknownStateError(*observed.errors)
         try:
             timeouts = await self.kernel.call(lambda kernel: kernel.read_timeouts())
         except KernelError as error:
             raise UnknownStateError(error) from error
         now = self._clock()
-        self._carried = frozenset(seen.addresses or ()).union(one.address for one in seen.interface_addresses or ())
-        self.view = self._translator.update_view(seen.interface_addresses or (), now)
+        self._carried = frozenset(observed.addresses or ()).union(one.address for one in observed.interface_addresses or ())
+        self.view = self._translator.update_view(observed.interface_addresses or (), now)
         changes = self.store.take()
         await in_slices(self._translator.putting(changes.services), self._clock, now)
-        self._reconciler.observe(seen, self._clock())
+        self._reconciler.observe(observed, self._clock())
         self._reconciler.tend_scopes()
         self._translator.put_settled_skeletons()
         self._reconciler.note_timeouts(timeouts)
         return self._translator.with_refusals(changes)
 
     def is_carried(self, address: Address) -> bool:
-        """Whether an interface of this node had this address when the kernel was last read."""
+        """Whether an interface of this node had this address at the last ``read``."""
         return address in self._carried
 
     @property
     def may_linger(self) -> bool:
-        """Whether a stale virtual server is on no address of this node: ``run`` keeps those of a lost address for a while."""
+        """Whether a stale virtual server has an address that this node lacks.
+
+        ``run`` keeps the node ports of a lost address for a while.
+        """
         return not all(self.is_carried(key.address) for key in self.survey.stale())
 
     def differences(self) -> list[Difference]:
-        """What differed when the kernel was last read."""
+        """The differences at the last ``read``."""
         return list(self.survey.differences(iptables_rule.render))

@@ -1,4 +1,4 @@
-"""``ipvsproxy doctor``: what this node needs, checked, and what to do where it is not so."""
+"""``ipvsproxy doctor``: checks all that ipvsproxy needs on this node, and names a remedy for each problem."""
 
 import asyncio
 import sys
@@ -22,10 +22,10 @@ FAILING = 1
 
 
 async def examine(config: Config) -> Sequence[Finding]:
-    """Look at everything.
+    """Make all checks.
 
     Raises:
-        KernelError: the kernel does not even tell its version.
+        KernelError: the version of the kernel cannot be read.
     """
     settings = wiring.engine_settings(config, host.kernel_version(), host.processor_count())
     ports = [address.port for address in (config.servers.health, config.servers.metrics) if address]
@@ -41,10 +41,10 @@ async def examine(config: Config) -> Sequence[Finding]:
 
 
 async def _source(config: Config) -> Finding:
-    """Whether Services can be had."""
+    """Check the source of Services."""
     store = Store(started_s=0)
     try:
-        source = await sources.make(config, inspection.Unheard())
+        source = await sources.make(config, inspection.NoListener())
         async with inspection.following(source, store):
             node = store.node(config.node_name)
     except CannotStartError as error:
@@ -58,14 +58,14 @@ async def _source(config: Config) -> Finding:
         return Finding(
             level=Level.FAIL,
             topic="source",
-            text=f"{source.describe()} answers, and has no Node {config.node_name!r}",
+            text=f"{source.describe()} answers, but has no Node {config.node_name!r}",
             remedy="name this node's Node object by --hostname-override",
         )
     return Finding(level=Level.OK, topic="source", text=f"{source.describe()} answers: {len(store.services)} Services")
 
 
 def describe(node_name: str, findings: Sequence[Finding]) -> Document:
-    """The answer as a document."""
+    """The result as a document."""
     return {
         "version": inspection.JSON_VERSION,
         "command": "doctor",
@@ -76,7 +76,7 @@ def describe(node_name: str, findings: Sequence[Finding]) -> Document:
 
 
 def render(document: Document) -> Iterator[str]:
-    """The answer for people."""
+    """The result for people."""
     for one in document["findings"]:
         remedy = f"; {one['remedy']}" if one["remedy"] else ""
         yield f"{one['level']:<4}  {one['topic']}: {one['text']}{remedy}"
@@ -92,5 +92,5 @@ def run(config: Config, *, as_json: bool) -> int:
         sys.stderr.write(f"ipvsproxy: {error}\n")
         return FAILING
     document = describe(config.node_name, findings)
-    inspection.say(document, render(document), as_json=as_json)
+    inspection.show(document, render(document), as_json=as_json)
     return FAILING if any(one.level is Level.FAIL for one in findings) else FINE

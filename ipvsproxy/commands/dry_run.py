@@ -1,8 +1,8 @@
-"""``ipvsproxy --dry-run``: beside a kube-proxy for as long as it takes, as a shadow that compares and never programs.
+"""``ipvsproxy --dry-run``: runs beside a kube-proxy as a shadow, which compares desired and observed state, and never programs.
 
-Rule 1: no operation is ever made, no module loaded, no health-check port opened: all that is kube-proxy's.
-Rule 2: kube-proxy needs time for a change, as we would; so a change is looked at ``PATIENCE_S`` after it came.
-Rule 3: the ports are not kube-proxy's, so that one configuration serves both.
+Rule 1: a shadow applies no operation, loads no module and opens no health-check port: these are kube-proxy's tasks.
+Rule 2: kube-proxy needs time to program a change, so the shadow reads the kernel ``PATIENCE_S`` after a change.
+Rule 3: the shadow's ports differ from kube-proxy's, so that one configuration serves both.
 """
 
 import asyncio
@@ -34,21 +34,21 @@ from ipvsproxy.reconcile import compare
 from ipvsproxy.store.objects import Changes
 
 PATIENCE_S = 5.0
-"""Between a change, or a look, and the next look."""
+"""The pause between a change, or a comparison, and the next comparison."""
 OTHER_PORTS = {10256: 10356, 10249: 10349}
-"""What takes the place of kube-proxy's own ports; any other port is the operator's choice, and stays."""
+"""Replacements of kube-proxy's default ports. Any other port is the operator's choice, and stays."""
 SHOWN = 5
-"""How many new differences of a look are logged in full."""
+"""At most this many new differences of a comparison have a log line of their own."""
 _NOTHING = Report(done={}, failed={}, errors=(), pending=0)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class DryRun:
-    """Looks again and again, and tells what it finds."""
+    """Compares again and again, and reports differences in log, metrics and health."""
 
     def __init__(self, comparison: Comparison, status: Status, metrics: Metrics, *, interval_s: float) -> None:
-        """``interval_s`` is between two looks when nothing changes."""
+        """``interval_s`` is the time between two comparisons while nothing changes."""
         self._comparison = comparison
         self._status = status
         self._metrics = metrics
@@ -57,12 +57,12 @@ class DryRun:
         self._known: frozenset[tuple[str, str]] = frozenset()
 
     def changed(self) -> None:
-        """The store has something new."""
+        """The store has new objects."""
         self._status.node = self._comparison.store.node(self._comparison.settings.node_name)
         self._changed.set()
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Compare for ever."""
         while True:
             await self.compare()
             await self._pause()
@@ -74,7 +74,7 @@ class DryRun:
         await asyncio.sleep(PATIENCE_S)
 
     async def compare(self) -> None:
-        """Look once. What could not be read, or is not believed yet, is logged, and the last figures stand."""
+        """Compare once. If the kernel cannot be read, or a first list is doubted, log it, and keep the last figures."""
         self._changed.clear()
         if self._comparison.store.may_lack_all:
             log.warning("first_list_not_believed", hint="it is empty; nothing is compared before a second list confirms it")
@@ -86,15 +86,15 @@ class DryRun:
         except UnknownStateError as error:
             log.error("kernel_unreadable", error=str(error))
             return
-        self._tell(changes, time.monotonic() - began_s)
+        self._report(changes, time.monotonic() - began_s)
 
-    def _tell(self, changes: Changes, duration_s: float) -> None:
+    def _report(self, changes: Changes, duration_s: float) -> None:
         differences = self._comparison.differences()
         counts = Counter(one.kind for one in differences)
         new = [one for one in differences if (one.kind, one.name) not in self._known]
         for one in new[:SHOWN]:
             owner = str(one.owner) if one.owner else ""
-            log.warning("differs", kind=one.kind, object=one.name, service=owner, wanted=one.desired, found=one.observed)
+            log.warning("differs", kind=one.kind, object=one.name, service=owner, desired=one.desired, observed=one.observed)
         self._known = frozenset((one.kind, one.name) for one in differences)
         log.info(
             "dry_run_looked",
@@ -121,7 +121,7 @@ class DryRun:
 
 
 def run(config: Config) -> int:
-    """Serve as a shadow until a signal ends it; returns the exit status."""
+    """Run as a shadow until a signal ends it; returns the exit status."""
     signals = Signals()
     try:
         return lifecycle.run(config, _serve(config, signals))
@@ -167,28 +167,28 @@ async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: 
     async def follow() -> None:
         async with inspection.following(source, node.store, dry_run.changed, first_lists.log_silence) as following:
             status.listed(time.monotonic())
-            looking = asyncio.create_task(dry_run.run())
+            comparing = asyncio.create_task(dry_run.run())
             try:
-                done, _ = await asyncio.wait({looking, following}, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait({comparing, following}, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
             finally:
-                looking.cancel()
+                comparing.cancel()
 
-    asked = config.servers
+    configured = config.servers
     listen = dataclasses.replace(
-        asked,
-        health=beside_kube_proxy(asked.health) if asked.health else None,
-        metrics=beside_kube_proxy(asked.metrics) if asked.metrics else None,
+        configured,
+        health=beside_kube_proxy(configured.health) if configured.health else None,
+        metrics=beside_kube_proxy(configured.metrics) if configured.metrics else None,
     )
-    for name, where in (("health", listen.health), ("metrics", listen.metrics)):
-        if where:
-            log.info("serves", name=name, address=str(where))
+    for name, address in (("health", listen.health), ("metrics", listen.metrics)):
+        if address:
+            log.info("serves", name=name, address=str(address))
     health = HealthRoutes(status.health, metrics.healthz, metrics.livez)
     servers = routes.servers(listen, health.answer, MetricsRoutes(config, metrics.expose).answer)
     await lifecycle.until_stopped(signals.stopping, status, [follow()], servers)
 
 
 def beside_kube_proxy(address: ListenAddress) -> ListenAddress:
-    """Where a server listens in a dry run."""
+    """The address at which a server listens in a dry run."""
     return address._replace(port=OTHER_PORTS.get(address.port, address.port))

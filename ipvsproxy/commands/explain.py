@@ -1,4 +1,4 @@
-"""``ipvsproxy explain``: why a Service, or an address, is served as it is."""
+"""``ipvsproxy explain``: the reasons for all that is programmed for a Service, or at an address."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -28,19 +28,19 @@ from ipvsproxy.translate.lingering import GRACE_S
 
 FOUND = 0
 UNKNOWN = 1
-"""Exit status when nobody knows the Service or address."""
+"""Exit status if there is no such Service, and no virtual server at the address."""
 
 _NAME = re.compile(r"[^/\s]+/[^/\s]+")
 
 
 class Place(NamedTuple):
-    """An address, and a port or 0 for all."""
+    """An address and a port, or all of its ports if ``port`` is 0."""
 
     address: Address
     port: int
 
     def matches(self, key: VirtualServerKey) -> bool:
-        """Whether a virtual server is there."""
+        """Whether a virtual server has this address and port."""
         return key.address == self.address and self.port in (0, key.port)
 
     def __str__(self) -> str:
@@ -58,9 +58,9 @@ def parse_subject(text: str) -> Subject:
     """
     bracketed = re.fullmatch(r"\[([^\]]+)\](?::(\d{1,5}))?", text)
     plain = re.fullmatch(r"([\d.]+)(?::(\d{1,5}))?", text)
-    found = bracketed or plain
-    if found:
-        return Place(parse_address(found[1]), int(found[2] or 0))
+    match = bracketed or plain
+    if match:
+        return Place(parse_address(match[1]), int(match[2] or 0))
     if text.count(":") > 1:
         return Place(parse_address(text), 0)
     if _NAME.fullmatch(text):
@@ -103,7 +103,7 @@ def _keys_of(comparison: Comparison, name: ServiceName) -> Iterable[VirtualServe
 
 
 class _Reader:
-    """Puts together what is known of Services and virtual servers after a look."""
+    """Describes Services and virtual servers after a reading of the kernel."""
 
     def __init__(
         self, comparison: Comparison, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
@@ -113,7 +113,7 @@ class _Reader:
         self._counts = counts
 
     def service(self, name: ServiceName, keys: set[VirtualServerKey]) -> Document:
-        """A Service; of its virtual servers only these."""
+        """A Service, with these of its virtual servers."""
         store, translation, view = self._comparison.store, self._comparison.translation, self._comparison.view
         service, slices = store.services[name], store.slices_of(name)
         explained = explain.explain(service, slices, view, translation)
@@ -155,9 +155,9 @@ class _Reader:
 
     def _cluster_scope(self, explained: explain.Explanation, use: explain.PortUse) -> Document | None:
         """The second scope of the port's external addresses; None without one."""
-        wanted = (use.family, use.port.protocol, use.port.port)
+        port = (use.family, use.port.protocol, use.port.port)
         scopes = explained.desired.rare.scopes
-        scope = next((one for one in scopes if (one.family, one.protocol, one.port) == wanted), None)
+        scope = next((one for one in scopes if (one.family, one.protocol, one.port) == port), None)
         if scope is None:
             return None
         key = self._survey.scope(MarkedPort(explained.service.name, scope.protocol, scope.port), scope.family)
@@ -175,8 +175,8 @@ class _Reader:
         return any(self._survey.scope(MarkedPort(name, one.protocol, one.port), one.family) for one in scopes)
 
     def _frontend(self, explained: explain.Explanation, frontend: explain.Frontend) -> Document:
-        wanted = frontend.virtual_server
-        key, owner = wanted.key, self._survey.states[explained.service.name].owner
+        desired = frontend.virtual_server
+        key, owner = desired.key, self._survey.states[explained.service.name].owner
         conflict = next((one for one in self._survey.conflicts() if one.key == key), None)
         is_restricted = frontend.role is explain.Role.LOAD_BALANCER_IP and bool(explained.service.options.source_ranges)
         return {
@@ -187,55 +187,55 @@ class _Reader:
             "owner": str(self._survey.virtual_servers[key].owner),
             "waiting": [str(one) for one in conflict.waiting] if conflict else [],
             "reasons": list(conflict.reasons) if conflict else [],
-            "scheduler": wanted.settings.scheduler,
+            "scheduler": desired.settings.scheduler,
             "sourceRangesApply": is_restricted,
             "usableByThisNode": key not in explained.desired.rare.refused,
             "masquerade": [self._masquerade(client, key, has_scopes=self._has_scope(explained, key)) for client in trace.Client],
-            "kernel": self._kernel(key, wanted),
+            "kernel": self._kernel(key, desired),
         }
 
     def _masquerade(self, client: trace.Client, key: VirtualServerKey, *, has_scopes: bool) -> Document:
         comparison = self._comparison
         connection = trace.connection_of(client, key, comparison.translation, comparison.view)
         rules = self._survey.rules(key.address.family)
-        found = trace.follow(rules, self._survey.is_desired_entry, connection, has_scopes=has_scopes)
+        way = trace.follow(rules, self._survey.is_desired_entry, connection, has_scopes=has_scopes)
         return {
             "from": client.value,
-            "masqueraded": found.is_masqueraded,
-            "marked": found.is_marked,
-            "dropped": found.is_dropped,
+            "masqueraded": way.is_masqueraded,
+            "marked": way.is_marked,
+            "dropped": way.is_dropped,
             "rules": [
                 f"-t {applied.chain.table} -A {applied.chain.chain} {iptables_rule.render(applied.rule, key.address.family)}"
-                for applied in found.applied_rules
+                for applied in way.applied_rules
             ],
-            "sets": [applied.rule.set.set for applied in found.applied_rules if applied.rule.set],
+            "sets": [applied.rule.set.set for applied in way.applied_rules if applied.rule.set],
         }
 
-    def _kernel(self, key: VirtualServerKey, wanted: VirtualServer | None) -> Document | None:
-        """What the kernel holds; None when the virtual server is not there."""
-        seen = self._survey.sides(key).observed
-        if seen is None:
+    def _kernel(self, key: VirtualServerKey, desired: VirtualServer | None) -> Document | None:
+        """The observed virtual server; None if the kernel has none."""
+        observed = self._survey.sides(key).observed
+        if observed is None:
             return None
         counts = self._counts.get(key) or {}
-        real_servers = wanted.real_servers if wanted else frozenset(seen.real_servers)
+        real_servers = desired.real_servers if desired else frozenset(observed.real_servers)
         return {
-            "scheduler": seen.settings.scheduler,
-            "sessionAffinitySeconds": seen.settings.timeout_s if seen.settings.flags & PERSISTENT else 0,
+            "scheduler": observed.settings.scheduler,
+            "sessionAffinitySeconds": observed.settings.timeout_s if observed.settings.flags & PERSISTENT else 0,
             "realServers": [
-                _real_server(one, weight, counts.get(one), real_servers) for one, weight in seen.real_servers.items()
+                _real_server(one, weight, counts.get(one), real_servers) for one, weight in observed.real_servers.items()
             ],
-            "missing": sorted(str(one) for one in real_servers - seen.real_servers.keys()),
+            "missing": sorted(str(one) for one in real_servers - observed.real_servers.keys()),
         }
 
     def unclaimed(self, key: VirtualServerKey) -> Document:
-        """A virtual server that no Service wants."""
+        """A virtual server that is desired by no Service."""
         is_foreign = self._survey.sides(key).is_foreign
         return {
             "virtualServer": str(key),
             "foreign": is_foreign,
-            "reason": "it is not ours: neither a set entry nor an address of ours is behind it; it is left alone"
+            "reason": "it is not ours: no set entry and no address of ours is its witness; it is left alone"
             if is_foreign
-            else f"no Service wants it any more; it is ours by {self._witness(key)}, and run removes it{self._when(key)}",
+            else f"no Service desires it any more; its witness is {self._witness(key)}, so run removes it{self._when(key)}",
             "kernel": self._kernel(key, None),
         }
 
@@ -259,9 +259,9 @@ def _is_hairpin(entry: SetEntry, use: explain.PortUse) -> bool:
     return any((entry.address, entry.port) == (one.endpoint.address, one.port) for one in use.endpoints)
 
 
-def _real_server(key: RealServerKey, weight: int, counts: Connections | None, wanted: Iterable[RealServerKey]) -> Document:
+def _real_server(key: RealServerKey, weight: int, counts: Connections | None, desired: Iterable[RealServerKey]) -> Document:
     is_ours = weight != NOT_MASQUERADED
-    state = "serving" if key in wanted and weight else "draining" if weight == 0 else "not wanted"
+    state = "serving" if key in desired and weight else "draining" if weight == 0 else "not desired"
     return {
         "realServer": str(key),
         "weight": weight if is_ours else None,
@@ -296,7 +296,7 @@ def run(config: Config, subject: Subject, *, as_json: bool) -> int:
 
     async def read(node: Inspected) -> int:
         document = await describe(node, subject)
-        inspection.say(document, explain_text.render(document, str(subject)), as_json=as_json)
+        inspection.show(document, explain_text.render(document, str(subject)), as_json=as_json)
         return FOUND if document["services"] or document["unclaimed"] else UNKNOWN
 
     return inspection.run(config, read)

@@ -13,9 +13,9 @@ _TRAFFIC = {
 
 
 def render(document: Document, subject: str) -> Iterator[str]:
-    """All of it, line by line."""
+    """The lines of a document about this subject."""
     if not document["services"] and not document["unclaimed"]:
-        yield f"{subject}: no Service of this name, and no virtual server there"
+        yield f"{subject}: no Service of this name, and no virtual server at this address"
     for service in document["services"]:
         yield from _service(service)
     for one in document["unclaimed"]:
@@ -68,7 +68,7 @@ def _virtual_server(service: str, one: Document, source_ranges: Sequence[str]) -
         yield f"      NOT SERVED for this Service: {one['owner']} {reasons[service]}"
     else:
         for waiting, reason in zip(one["waiting"], one["reasons"], strict=True):
-            yield f"      also wanted by {waiting}, which must wait: {service} {reason}"
+            yield f"      also desired by {waiting}, which must wait: {service} {reason}"
     if one["sourceRangesApply"]:
         yield f"      only from {', '.join(source_ranges)}"
         if not one["usableByThisNode"]:
@@ -104,7 +104,7 @@ def _kernel(kernel: Document | None, indent: str) -> Iterator[str]:
 
 
 def _endpoints(port: Document) -> Iterator[str]:
-    """Both kinds of traffic in one list where they are treated alike."""
+    """One list for each kind of traffic, or one for all if their endpoints are the same."""
     endpoints = port["endpoints"]
     traffics = sorted({one["traffic"] for one in port["virtualServers"]}, reverse=True)
     if port["clusterScope"] and port["clusterScope"]["virtualServer"]:

@@ -1,6 +1,6 @@
-"""What the commands share that only look: configuration in; first lists, the kernel to read, exit status out.
+"""The common part of all commands that only read: first lists, the kernel to read, the exit status.
 
-Rule: nothing is asked to be loaded, tried or written. What only ``run`` can find out by trying is taken as given here.
+Rule: these commands load no module and write nothing. Where ``run`` finds a fact out by a trial, they assume success.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ from ipvsproxy.translate import skeleton
 from ipvsproxy.translate import view as views
 
 CANNOT_TELL = 2
-"""Exit status when something is missing that the answer needs."""
+"""Exit status if desired or observed state is unknown."""
 JSON_VERSION = 1
-"""Of every document; it grows when a field goes or changes its meaning, not when one comes."""
+"""The version of every document. It grows if a field is removed or changes its meaning, not if one is added."""
 
 Document = Mapping[str, Any]
 
@@ -49,10 +49,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Programs(Protocol):
-    """The iptables programs of the kernel's families."""
+    """The iptables programs of both families."""
 
     def usable(self, family: Family) -> Refusal | None:
-        """Why a family cannot be served here; None if it can."""
+        """The reason why a family cannot be served here; None if it can."""
 
     def program(self, family: Family) -> Program:
         """Version and variant of a family's program."""
@@ -68,7 +68,7 @@ class InspectedKernel(ReadableKernel, Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """A node that can be looked at."""
+    """A node with all that a command needs to read it."""
 
     config: Config
     store: Store
@@ -78,37 +78,37 @@ class Inspected:
     policy: Policy
 
     def comparison(self) -> Comparison:
-        """What it should hold, next to what it holds."""
+        """Its desired and its observed state."""
         return Comparison(
             settings=self.settings, translation=self.translation, policy=self.policy, store=self.store, kernel=self.kernel
         )
 
 
-def run(config: Config, look: Callable[[Inspected], Awaitable[int]]) -> int:
-    """Have a command look at this node; returns the exit status."""
+def run(config: Config, answer: Callable[[Inspected], Awaitable[int]]) -> int:
+    """Let a command read this node, and answer; returns the exit status."""
     logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
     try:
-        return asyncio.run(_run(config, look))
+        return asyncio.run(_run(config, answer))
     except (CannotStartError, UnknownStateError) as error:
         reasons: Iterable[str] = error.reasons
     except KernelError as error:
         reasons = (str(error),)
     for reason in reasons:
         sys.stderr.write(f"ipvsproxy: {reason}\n")
-    sys.stderr.write("ipvsproxy: nothing can be said about this node, and nothing was changed\n")
+    sys.stderr.write("ipvsproxy: the state of this node is unknown; nothing was changed\n")
     return CANNOT_TELL
 
 
-async def _run(config: Config, look: Callable[[Inspected], Awaitable[int]]) -> int:
-    source = await sources.make(config, Unheard())
+async def _run(config: Config, answer: Callable[[Inspected], Awaitable[int]]) -> int:
+    source = await sources.make(config, NoListener())
     async with readable_kernel() as kernel:
         node = await inspect(config, kernel)
         async with following(source, node.store):
-            return await look(node)
+            return await answer(node)
 
 
 async def inspect(config: Config, kernel: KernelThread[InspectedKernel]) -> Inspected:
-    """This node, with nothing in its store yet.
+    """This node, with an empty store.
 
     Raises:
         CannotStartError: no family can be read.
@@ -125,16 +125,17 @@ async def inspect(config: Config, kernel: KernelThread[InspectedKernel]) -> Insp
     )
 
 
-def expected_scheduler(wanted: str) -> str:
-    """The scheduler that ``run`` uses where this one is wanted, as far as that can be told without having a module loaded."""
-    if facts.module_state(f"ip_vs_{wanted}") is not ModuleState.MISSING:
-        return wanted
-    log.warning("scheduler_not_found", wanted=wanted, used=FALLBACK_SCHEDULER, hint=f"this kernel has no module ip_vs_{wanted}")
+def expected_scheduler(configured: str) -> str:
+    """The scheduler that ``run`` would use for the configured one, as far as the files of the kernel's modules show it."""
+    if facts.module_state(f"ip_vs_{configured}") is not ModuleState.MISSING:
+        return configured
+    hint = f"this kernel has no module ip_vs_{configured}"
+    log.warning("scheduler_not_found", desired=configured, used=FALLBACK_SCHEDULER, hint=hint)
     return FALLBACK_SCHEDULER
 
 
-class Unheard:
-    """Nobody counts the requests of a command."""
+class NoListener:
+    """A ``source.Listener`` that counts nothing: a command has no metrics."""
 
     def watch_restarted(self, kind: ObjectKind, trouble: Trouble) -> None:
         """As ``source.Listener``."""
@@ -150,13 +151,13 @@ async def following(
     changed: Callable[[], object] = lambda: None,
     silent: Callable[[str], object] = first_lists.give_up,
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Fill the store; from its first lists on, the block runs while the store follows what changes.
+    """Fill the store with the first lists, and keep it up to date while the block runs.
 
-    ``changed`` is called after each change; ``silent`` is what follows where nothing comes of the first lists.
-    The block gets the task that follows; it only ever ends by an error.
+    ``changed`` is called after each change, ``silent`` if a first list does not arrive. The block gets the task that receives
+    changes; the task ends only by an error.
 
     Raises:
-        CannotStartError: the first lists did not come.
+        CannotStartError: the first lists did not arrive.
     """
     listed = asyncio.Event()
 
@@ -184,7 +185,7 @@ async def following(
 
 @contextlib.asynccontextmanager
 async def readable_kernel() -> AsyncIterator[KernelThread[NodeKernel]]:
-    """The kernel thread, if there is something to read.
+    """The kernel's thread.
 
     Raises:
         CannotStartError: a privilege or the kernel's IPVS is missing.
@@ -204,10 +205,10 @@ async def readable_kernel() -> AsyncIterator[KernelThread[NodeKernel]]:
 
 
 def readable_programs(kernel: InspectedKernel) -> Mapping[Family, Program]:
-    """The iptables program of each family that can be read here.
+    """The iptables program of each readable family.
 
     Raises:
-        CannotStartError: there is none.
+        CannotStartError: no family is readable.
     """
     refusals = {family: kernel.iptables.usable(family) for family in Family}
     programs = {family: kernel.iptables.program(family) for family, refusal in refusals.items() if refusal is None}
@@ -217,8 +218,8 @@ def readable_programs(kernel: InspectedKernel) -> Mapping[Family, Program]:
     return programs
 
 
-def say(document: Document, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print an answer to standard output."""
+def show(document: Document, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a document, or its lines, to standard output."""
     if as_json:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
@@ -227,5 +228,5 @@ def say(document: Document, lines: Iterable[str], *, as_json: bool) -> None:
 
 
 def _printable(line: str) -> str:
-    """Names come from others, and terminals act on control characters."""
+    """The line without control characters: names come from users, and a terminal obeys control characters."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)

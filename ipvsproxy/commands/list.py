@@ -103,7 +103,7 @@ def _state(row: RealServerRow, desired: Collection[RealServerKey] | None) -> str
         return "not masqueraded"
     if row.key in desired:
         return "serving" if row.weight else "no new connections"
-    return "not wanted" if row.weight else "draining"
+    return "not desired" if row.weight else "draining"
 
 
 def _document(node_name: str, rows: Rows, names: _Names | None) -> Document:
@@ -202,7 +202,7 @@ def _service(one: Document) -> str:
         case "other":
             return "(not ours)"
         case "stale":
-            return "(no Service wants it any more)"
+            return "(no Service desires it any more)"
         case "unknown":
             return "(gone meanwhile)"
         case _:
@@ -228,7 +228,7 @@ def run(config: Config, *, as_json: bool) -> int:
     except KernelError as error:
         _complain([str(error)], "nothing can be said about this node, and nothing was changed")
         return inspection.CANNOT_TELL
-    inspection.say(document, render(document), as_json=as_json)
+    inspection.show(document, render(document), as_json=as_json)
     if problems:
         _complain(problems, "names are missing above; what the kernel holds is complete")
         return inspection.CANNOT_TELL
@@ -259,7 +259,7 @@ async def _read(config: Config) -> tuple[Document, tuple[str, ...]]:
 
 
 async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> tuple[Document, tuple[str, ...]]:
-    source = await sources.make(config, inspection.Unheard())
+    source = await sources.make(config, inspection.NoListener())
     node = await inspection.inspect(config, kernel)
     async with inspection.following(source, node.store):
         problems: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
-"""``ipvsproxy plan``: the loop itself runs once, on a kernel that only takes notes.
+"""``ipvsproxy plan``: runs the loop once, on a kernel that only records operations.
 
-So what is told, and in which order, is what ``run`` would do; there is no second opinion.
+So the operations and their order are those of ``run``: no other code decides them.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from ipvsproxy.reconcile.survey import Survey
 
 OK = 0
 SHOWN = 20
-"""How many operations of one kind in a row are shown to people."""
+"""At most this many operations of one step are printed as text."""
 
 _NAMES: Mapping[str, tuple[str, str]] = {kind.name: (kind.one, kind.several) for kind in KINDS.values()}
 _SIGNS: Mapping[str, str] = {Verb.ADD.value: "+", Verb.SET.value: "~", Verb.REMOVE.value: "-"}
@@ -46,15 +46,15 @@ class PlanningKernel:
         Raises:
             UnknownStateError: a part could not be read.
         """
-        seen = self._real.observe(sets, families, sysctls)
-        if seen.errors:
-            raise UnknownStateError(*seen.errors)
-        return seen
+        observed = self._real.observe(sets, families, sysctls)
+        if observed.errors:
+            raise UnknownStateError(*observed.errors)
+        return observed
 
     def poll(
         self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool
     ) -> Iterator[Observation]:
-        """Nothing: a plan ends with the first sync, and that reads the kernel by ``observe``."""
+        """Read nothing: a plan ends with the first sync, which reads the kernel by ``observe``."""
         del sets, families, sysctls, thorough
         return iter(())
 
@@ -69,15 +69,15 @@ class PlanningKernel:
         return self._real.connections(keys)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Nothing is applied. Timeouts, which the loop sets at each start, are noted only where they change something."""
+        """Record the operations, and apply none. Timeouts, which the loop sets at each start, count only if they change."""
         self.operations += (
             one for one in one_by_one(operations) if not isinstance(one.item, Timeouts) or self._would_change(one.item)
         )
         return list(map(Outcome, operations))
 
-    def _would_change(self, wanted: Timeouts) -> bool:
-        found = self._real.read_timeouts()
-        return any(want not in (0, have) for want, have in zip(wanted, found, strict=True))
+    def _would_change(self, desired: Timeouts) -> bool:
+        observed = self._real.read_timeouts()
+        return any(new not in (0, old) for new, old in zip(desired, observed, strict=True))
 
 
 class _FirstSync:
@@ -92,7 +92,7 @@ class _FirstSync:
     def syncing(self, now: float) -> None:
         """As ``summary.Watcher``."""
 
-    def synced(self, summary: SyncSummary) -> None:  # noqa: ARG002 - which sync it was does not matter
+    def synced(self, summary: SyncSummary) -> None:  # noqa: ARG002 - its result does not matter
         """As ``summary.Watcher``."""
         if not self.over.done():
             self.over.set_result(None)
@@ -100,14 +100,14 @@ class _FirstSync:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The operations of ``run``, and desired and observed state as they would be afterwards."""
+    """The operations of ``run``, and the desired and observed state after them."""
 
     operations: Sequence[Operation]
     survey: Survey
 
 
 async def plan(node: Inspected) -> Planned:
-    """Have the loop bring everything in force, on a kernel that takes notes.
+    """Run the loop on a kernel that records operations, until everything would be in force.
 
     Raises:
         UnknownStateError: the kernel could not be read.
@@ -115,7 +115,7 @@ async def plan(node: Inspected) -> Planned:
     kernel = await node.kernel.call(PlanningKernel)
     watcher = _FirstSync()
     engine = Engine(
-        settings=dataclasses.replace(node.settings, audit_interval_s=math.inf),  # it is read once
+        settings=dataclasses.replace(node.settings, audit_interval_s=math.inf),  # the kernel is read once
         translation=node.translation,
         policy=node.policy,
         store=node.store,
@@ -148,24 +148,24 @@ def describe(node_name: str, planned: Planned) -> Document:
 def _describe(operation: Operation, survey: Survey) -> Document:
     owner = survey.owner_of(operation.item)
     verb, kind = operation.verb.value, kind_of(operation.item)
-    found = {
+    described = {
         "step": order.rank(operation),
         "verb": verb,
         "kind": kind,
         "object": str(operation).removeprefix(f"{verb} {kind} "),
         "service": str(owner) if owner and owner.service.namespace else None,
     }
-    return {**found, "weight": operation.item.weight} if isinstance(operation.item, RealServers) else found
+    return {**described, "weight": operation.item.weight} if isinstance(operation.item, RealServers) else described
 
 
 def render(document: Document) -> Iterator[str]:
-    """The plan for people: what is done together stands together, in the order in which it is done."""
+    """The plan for people: operations by step, in their order."""
     summary = document["summary"]
     if not summary["total"]:
-        yield f"{document['node']}: nothing to do, the kernel holds what it should"
+        yield f"{document['node']}: nothing to do, the kernel is in its desired state"
         return
     if all(operation["kind"] == "flow" for operation in document["operations"]):
-        yield f"{document['node']}: the kernel holds what it should; of tracked flows only stale ones would be removed"
+        yield f"{document['node']}: the kernel is in its desired state; only stale tracked flows would be removed"
     counts = ", ".join(f"{summary[verb.value]} to {verb.value}" for verb in Verb if summary[verb.value])
     yield f"{document['node']}: {_count(summary['total'], 'operation', 'operations')} ({counts}), in this order"
     groups = itertools.groupby(document["operations"], key=lambda operation: operation["step"])
@@ -185,7 +185,7 @@ def render(document: Document) -> Iterator[str]:
 
 
 def _line(operation: Document, above: str) -> str:
-    """``above`` is the virtual server that the line before is about: its real servers stand below it."""
+    """One operation. ``above`` is the virtual server of the line before: its real servers are indented below it."""
     virtual_server, arrow, real_server = operation["object"].partition(" -> ")
     name = f"  -> {real_server}" if arrow and virtual_server == above else operation["object"]
     if operation["verb"] == Verb.SET.value and "weight" in operation:
@@ -201,9 +201,9 @@ def _count(count: int, one: str, several: str) -> str:
 def run(config: Config, *, as_json: bool) -> int:
     """``ipvsproxy plan``; returns the exit status."""
 
-    async def poll(node: Inspected) -> int:
+    async def show(node: Inspected) -> int:
         document = describe(config.node_name, await plan(node))
-        inspection.say(document, render(document), as_json=as_json)
+        inspection.show(document, render(document), as_json=as_json)
         return OK
 
-    return inspection.run(config, poll)
+    return inspection.run(config, show)

@@ -1,4 +1,4 @@
-"""``ipvsproxy verify``: whether the kernel holds what the API asks for."""
+"""``ipvsproxy verify``: whether the observed state of the kernel is the desired state."""
 
 import asyncio
 from collections import Counter
@@ -14,13 +14,13 @@ from ipvsproxy.translate.lingering import GRACE_S
 EQUAL = 0
 DIFFERENT = 1
 SECOND_READING_S = 2.0
-"""What differs is looked at again after this time and the minimum interval of syncs: somebody may just be programming it."""
+"""Differences are read again after this time and the minimum interval of syncs, because a proxy may just be programming."""
 
 
 async def lasting_differences(comparison: Comparison, pause_s: float, grace_s: float = GRACE_S) -> Sequence[Difference]:
-    """What differs, and still differs after a pause, in the same object.
+    """The objects that differ, and still differ after a pause.
 
-    Where this may be node ports on an address that the node has just lost, it still has to differ after ``grace_s`` more.
+    If a difference may be a node port on an address that the node has just lost, it must also last for ``grace_s`` more.
 
     Raises:
         UnknownStateError: the kernel could not be read.
@@ -36,16 +36,16 @@ async def lasting_differences(comparison: Comparison, pause_s: float, grace_s: f
 
 
 async def _read(comparison: Comparison) -> set[tuple[str, str]]:
-    """Kind and name of each object that differs now."""
+    """Read the kernel; returns kind and name of each object that differs."""
     await comparison.read()
     return {(one.kind, one.name) for one in comparison.differences()}
 
 
 def describe(node_name: str, comparison: Comparison, differences: Sequence[Difference]) -> Document:
-    """The answer as a document."""
+    """The result as a document."""
     foreign = [
-        {"virtualServer": str(key), "scheduler": seen.settings.scheduler, "realServers": len(seen.real_servers)}
-        for key, seen in comparison.survey.foreign()
+        {"virtualServer": str(key), "scheduler": observed.settings.scheduler, "realServers": len(observed.real_servers)}
+        for key, observed in comparison.survey.foreign()
     ]
     return {
         "version": inspection.JSON_VERSION,
@@ -60,8 +60,8 @@ def describe(node_name: str, comparison: Comparison, differences: Sequence[Diffe
                 "kind": one.kind,
                 "object": one.name,
                 "service": str(one.owner) if one.owner and one.owner.service.namespace else None,
-                "wanted": one.desired,
-                "found": one.observed,
+                "desired": one.desired,
+                "observed": one.observed,
             }
             for one in differences
         ],
@@ -70,17 +70,17 @@ def describe(node_name: str, comparison: Comparison, differences: Sequence[Diffe
 
 
 def render(document: Document) -> Iterator[str]:
-    """The answer for people: one line for each difference, then what is not ours."""
+    """The result for people: one line for each difference, then the virtual servers of other programs."""
     differences = document["differences"]
     for one in sorted(differences, key=lambda one: one["service"] or ""):
-        yield f"{one['service'] or '-'}  {one['kind']} {one['object']}: wanted {one['wanted']}, found {one['found']}"
+        yield f"{one['service'] or '-'}  {one['kind']} {one['object']}: desired {one['desired']}, observed {one['observed']}"
     for one in document["foreign"]:
         yield f"foreign, left alone: {one['virtualServer']} {one['scheduler']}, real servers: {one['realServers']}"
     kinds = ", ".join(f"{kind} {count}" for kind, count in Counter(one["kind"] for one in differences).items())
     verdict = f"{len(differences)} differences ({kinds})" if differences else "equal"
     draining = f", {document['draining']} draining real servers" if document["draining"] else ""
     yield (
-        f"{document['node']}: {verdict}; looked at {document['services']} Services, "
+        f"{document['node']}: {verdict}; compared {document['services']} Services, "
         f"{document['virtualServers']} virtual servers{draining}"
     )
 
@@ -92,7 +92,7 @@ def run(config: Config, *, as_json: bool) -> int:
         comparison = node.comparison()
         differences = await lasting_differences(comparison, SECOND_READING_S + config.ipvs.min_sync_period_s)
         document = describe(config.node_name, comparison, differences)
-        inspection.say(document, render(document), as_json=as_json)
+        inspection.show(document, render(document), as_json=as_json)
         return DIFFERENT if differences else EQUAL
 
     return inspection.run(config, read)

@@ -91,8 +91,8 @@ def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
         ({"version": (4, 15), "release": "4.15.0"}, Level.WARN, "kernel", "Linux 4.15.0 is older than 4.19"),
         ({"unreadable": "list sets: EIO", "observation": None}, Level.FAIL, "ipvs", "the kernel cannot be read: list sets: EIO"),
         ({"modules": {"ip_vs_rr": ModuleState.MISSING}}, Level.FAIL, "modules", "ip_vs_rr is missing"),
-        ({"modules": {"xt_set": ModuleState.UNKNOWN}}, Level.WARN, "modules", "cannot tell whether there are xt_set"),
-        ({"sysctls": {"net/ipv4/ip_forward": "0"}}, Level.WARN, "sysctl", "net/ipv4/ip_forward is 0, wanted 1"),
+        ({"modules": {"xt_set": ModuleState.UNKNOWN}}, Level.WARN, "modules", "it is unknown whether this kernel has xt_set"),
+        ({"sysctls": {"net/ipv4/ip_forward": "0"}}, Level.WARN, "sysctl", "net/ipv4/ip_forward is 0, desired 1"),
         ({"sysctls": {"net/ipv4/conf/all/rp_filter": "1"}}, Level.WARN, "sysctl", "net/ipv4/conf/all/rp_filter is 1"),
         ({"sysctls": {"net/bridge/bridge-nf-call-iptables": "0"}}, Level.WARN, "sysctl", "bridge-nf-call-iptables is 0"),
         ({"sysctls": {"net/ipv4/vs/conn_reuse_mode": "0"}}, Level.WARN, "sysctl", "net/ipv4/vs/conn_reuse_mode is 0"),
@@ -102,7 +102,7 @@ def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
             {"iptables_choice": Choice({}, Variant.LEGACY, "most rules are in it", Variant.NF_TABLES)},
             Level.WARN,
             "iptables",
-            "rules of ours stand in nf_tables, too",
+            "the unused variant nf_tables has rules of ours, too",
         ),
         ({"unserved": {Family.IPV6: "no IPv6"}}, Level.WARN, "iptables", "IPv6 cannot be served: no IPv6"),
         ({"chains": LEFT}, Level.WARN, "kube-proxy", "iptables mode (2 chains)"),
@@ -166,7 +166,7 @@ def test_virtual_servers_of_others_are_named() -> None:
     server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
     seen = dataclasses.replace(SEEN, virtual_servers={builders.frontend("192.0.2.1", 80): server}, foreign_virtual_servers=1)
     (finding,) = _judge(observation=seen)
-    assert finding.text.startswith("2 virtual servers of others")
+    assert finding.text.startswith("2 virtual servers of other programs")
     assert finding.text.endswith(": TCP 192.0.2.1:80")
     ours = dataclasses.replace(
         SEEN, virtual_servers={builders.frontend("10.96.0.1", 80): server}, addresses=frozenset(builders.addresses("10.96.0.1"))
@@ -181,7 +181,7 @@ def test_a_node_port_of_ours_on_an_address_of_nobody_is_pointed_out() -> None:
     first, second = _judge(observation=dataclasses.replace(SEEN, virtual_servers=found, sets={entry.set: frozenset({entry})}))
     assert first.text == "TCP 203.0.113.9:30080: the port is a node port of ours, but none is served on the address"
     assert "ipvsadm -D" in first.remedy
-    assert second.text.startswith("2 virtual servers of others")
+    assert second.text.startswith("2 virtual servers of other programs")
 
 
 def test_a_scheduler_that_is_in_use_is_there_whatever_its_module_file_says() -> None:

@@ -97,7 +97,7 @@ def test_plan_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path: Pa
     before = _state()
     found, ours, strange = _run("verify", "explain 10.96.0.80:80", "explain 192.0.2.1:80")
     assert found.status == 1
-    line = "demo/web  real_server TCP 10.96.0.80:80 -> 10.244.1.11:8080: wanted weight 1, found missing"
+    line = "demo/web  real_server TCP 10.96.0.80:80 -> 10.244.1.11:8080: desired weight 1, observed missing"
     assert line in found.output.splitlines()
     assert "foreign, left alone: TCP 192.0.2.1:80 rr, real servers: 0" in found.output
     assert "-> 10.244.1.11:8080 MISSING" in ours.output

@@ -93,7 +93,7 @@ async def test_who_has_a_place_and_who_waits_is_told() -> None:
     objects = (*WEB, younger)
     kernel = await synced_kernel(*objects)
     lines = await _text(kernel, "default/web", *objects)
-    assert "      also wanted by default/younger, which must wait: default/web is older and has it" in lines
+    assert "      also desired by default/younger, which must wait: default/web is older and has it" in lines
     lines = await _text(kernel, "default/younger", *objects)
     assert "      NOT SERVED for this Service: default/web is older and has it" in lines
 
@@ -103,7 +103,7 @@ async def test_a_cluster_ip_goes_before_an_older_external_ip_and_why_is_told() -
     objects = (*WEB, older)
     kernel = await synced_kernel(*objects)
     lines = await _text(kernel, "default/web", *objects)
-    assert "      also wanted by default/older, which must wait: default/web has it as its cluster IP" in lines
+    assert "      also desired by default/older, which must wait: default/web has it as its cluster IP" in lines
     lines = await _text(kernel, "default/older", *objects)
     assert "      NOT SERVED for this Service: default/web has it as its cluster IP" in lines
 
@@ -160,10 +160,10 @@ async def test_virtual_servers_that_no_service_wants_are_stale_or_of_others() ->
     assert foreign.startswith("TCP 192.0.2.1:80: it is not ours")
     stale = await _text(kernel, "10.96.0.10:80", builders.node())
     assert (
-        stale[0] == "TCP 10.96.0.10:80: no Service wants it any more; it is ours by its address on kube-ipvs0, and run removes it"
+        stale[0] == "TCP 10.96.0.10:80: no Service desires it any more; its witness is its address on kube-ipvs0, so run removes it"
     )
     port = await _text(kernel, "192.168.0.10:30080", builders.node())
-    assert "it is ours by KUBE-NODE-PORT-TCP, and run removes it" in port[0]
+    assert "its witness is KUBE-NODE-PORT-TCP, so run removes it" in port[0]
     assert "lost its address" not in port[0]
 
 
@@ -172,14 +172,14 @@ async def test_a_node_port_on_an_address_that_the_node_lost_goes_after_a_while()
     (kept,) = (key for key in kernel.virtual_servers if key.port == 30080)
     kernel.virtual_servers[builders.frontend("172.16.0.9", 30080)] = copy.deepcopy(kernel.virtual_servers[kept])
     lines = await _text(kernel, "172.16.0.9:30080", *WEB)
-    assert lines[0].endswith("it is ours by KUBE-NODE-PORT-TCP, and run removes it, 8 s after the node lost its address")
+    assert lines[0].endswith("its witness is KUBE-NODE-PORT-TCP, so run removes it, 8 s after the node lost its address")
 
 
 async def test_what_nobody_knows_is_said_so() -> None:
     document = await _explain(await synced_kernel(*WEB), "default/none", *WEB)
     assert document["services"] == document["unclaimed"] == []
     assert list(explain_text.render(document, "default/none")) == [
-        "default/none: no Service of this name, and no virtual server there"
+        "default/none: no Service of this name, and no virtual server at this address"
     ]
 
 

@@ -86,7 +86,7 @@ async def test_an_empty_first_list_is_asked_for_again_and_no_command_goes_by_it(
     async with inspection.following(source, node.store):
         assert source.asked_again.keys() == {ObjectKind.SERVICE, ObjectKind.ENDPOINT_SLICE}
         assert min(source.asked_again.values()) > CONFIRMED_AFTER_S
-        with pytest.raises(UnknownStateError, match="is empty, and not believed"):
+        with pytest.raises(UnknownStateError, match="is empty; it does not count"):
             await node.comparison().read()
         planned = await plan.plan(node)
     assert [one for one in planned.operations if one.verb is Verb.REMOVE] == []

@@ -105,8 +105,8 @@ async def test_rows_of_others_are_not_ours_and_stale_ones_are_nobodys() -> None:
     lines = await _lines(kernel, builders.node())
     assert [line[72:] for line in lines[3:] if line.startswith("TCP")] == [
         "(not ours)",
-        "(no Service wants it any more)",
-        "(no Service wants it any more)",
+        "(no Service desires it any more)",
+        "(no Service desires it any more)",
     ]
     assert {line[72:] for line in lines[3:] if line.startswith("  ->")} == {""}
 
@@ -131,7 +131,7 @@ async def test_what_is_not_as_it_should_be_is_said_beside_a_real_server() -> Non
         "default/web-1 on node-a (no new connections)",
         "on node-b (not masqueraded)",
         "(draining)",
-        "(not wanted)",
+        "(not desired)",
     ]
 
 
@@ -153,7 +153,7 @@ async def test_hostile_names_stay_text(capsys: pytest.CaptureFixture[str]) -> No
     hostile = {key: Target("default/\x1b[31m[red]\nTCP", "node\x07\u202e") for key in TARGETS}
     document = await _list(kernel, *WEB, targets=hostile)
     capsys.readouterr()  # the log of the sync
-    inspection.say(document, listing.render(document), as_json=False)
+    inspection.show(document, listing.render(document), as_json=False)
     output = capsys.readouterr().out
     assert "default/\\x1b[31m[red]\\nTCP on node\\x07\\u202e" in output
     assert len(output.splitlines()) == 9

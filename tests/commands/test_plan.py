@@ -102,5 +102,5 @@ async def test_people_see_what_is_done_together_with_counts_and_real_servers_bel
 
 async def test_an_empty_plan_is_one_line() -> None:
     assert list(plan.render({"node": "n", "operations": [], "summary": {"total": 0}})) == [
-        "n: nothing to do, the kernel holds what it should"
+        "n: nothing to do, the kernel is in its desired state"
     ]

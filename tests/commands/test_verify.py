@@ -45,7 +45,7 @@ async def _lines(kernel: FakeKernel, *objects: object) -> list[str]:
 
 async def test_what_the_loop_programmed_is_equal_and_nothing_is_done() -> None:
     kernel = await synced_kernel(*WEB)
-    assert await _lines(kernel) == ["node-a: equal; looked at 1 Services, 2 virtual servers"]
+    assert await _lines(kernel) == ["node-a: equal; compared 1 Services, 2 virtual servers"]
     assert kernel.applied == []
 
 
@@ -80,23 +80,23 @@ async def test_each_drift_is_one_line_with_service_wanted_and_found() -> None:
     kernel.timeouts = Timeouts(1, 2, 3)
     lines = await _lines(kernel)
     assert {
-        "-  sysctl net/ipv4/ip_forward: wanted 1, found 0",
-        "-  timeouts tcp: wanted 600 s, found 1 s",
-        "-  set_entry KUBE-IPVS-IPS 10.96.7.7: wanted nothing, found present",
-        "-  rules IPv4 chain nat/KUBE-SERVICES rule 1: wanted -s 127.0.0.0/8 -j RETURN, found no rule",
-        "-  rules IPv4 jump nat/OUTPUT -> KUBE-SERVICES: wanted present, found missing",
-        "default/web  address 10.96.0.10: wanted present, found missing",
-        "default/web  set_entry KUBE-CLUSTER-IP 10.96.0.10,tcp:80: wanted present, found missing",
-        "default/web  virtual_server TCP 10.96.0.10:80: wanted rr, real servers: 2, found wrr, real servers: 2",
-        f"default/web  real_server {CLUSTER} -> {HERE}: wanted weight 1, found weight 0",
-        f"default/web  real_server {CLUSTER} -> {THERE}: wanted weight 1, found missing",
-        f"default/web  real_server {CLUSTER} -> 10.244.9.9:8080: wanted {UNUSED}, found weight 1",
+        "-  sysctl net/ipv4/ip_forward: desired 1, observed 0",
+        "-  timeouts tcp: desired 600 s, observed 1 s",
+        "-  set_entry KUBE-IPVS-IPS 10.96.7.7: desired nothing, observed present",
+        "-  rules IPv4 chain nat/KUBE-SERVICES rule 1: desired -s 127.0.0.0/8 -j RETURN, observed no rule",
+        "-  rules IPv4 jump nat/OUTPUT -> KUBE-SERVICES: desired present, observed missing",
+        "default/web  address 10.96.0.10: desired present, observed missing",
+        "default/web  set_entry KUBE-CLUSTER-IP 10.96.0.10,tcp:80: desired present, observed missing",
+        "default/web  virtual_server TCP 10.96.0.10:80: desired rr, real servers: 2, observed wrr, real servers: 2",
+        f"default/web  real_server {CLUSTER} -> {HERE}: desired weight 1, observed weight 0",
+        f"default/web  real_server {CLUSTER} -> {THERE}: desired weight 1, observed missing",
+        f"default/web  real_server {CLUSTER} -> 10.244.9.9:8080: desired {UNUSED}, observed weight 1",
     } <= set(lines)
 
 
 async def test_a_virtual_server_of_a_service_that_is_gone_is_stale() -> None:
     lines = await _lines(await synced_kernel(*WEB), builders.node())
-    assert "-  virtual_server TCP 10.96.0.10:80: wanted nothing, found rr, real servers: 2" in lines
+    assert "-  virtual_server TCP 10.96.0.10:80: desired nothing, observed rr, real servers: 2" in lines
 
 
 async def test_a_draining_real_server_is_no_difference() -> None:
@@ -104,7 +104,7 @@ async def test_a_draining_real_server_is_no_difference() -> None:
     draining = builders.backend("10.244.9.9")
     kernel.virtual_servers[CLUSTER].real_servers[draining] = 0
     kernel.connection_counts[CLUSTER, draining] = Connections(2, 0)
-    assert await _lines(kernel) == ["node-a: equal; looked at 1 Services, 2 virtual servers, 1 draining real servers"]
+    assert await _lines(kernel) == ["node-a: equal; compared 1 Services, 2 virtual servers, 1 draining real servers"]
 
 
 async def test_an_unwanted_udp_real_server_is_a_difference_at_any_weight() -> None:
@@ -119,7 +119,7 @@ async def test_an_unwanted_udp_real_server_is_a_difference_at_any_weight() -> No
         builders.backend("10.9.9.9", 53)
     ] = 0
     lines = await _lines(kernel, *objects)
-    assert lines[0] == "default/dns  real_server UDP 10.96.0.10:53 -> 10.9.9.9:53: wanted nothing, found weight 0"
+    assert lines[0] == "default/dns  real_server UDP 10.96.0.10:53 -> 10.9.9.9:53: desired nothing, observed weight 0"
 
 
 async def test_virtual_servers_of_others_are_listed_and_no_difference() -> None:

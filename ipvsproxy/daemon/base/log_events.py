@@ -25,7 +25,7 @@ EVENTS: Mapping[str, str] = {
         "the changed configuration file has an error, with its line and field; the previous configuration stays in force"
     ),
     "configuration_unchanged": "the configuration file was read again and has not changed",
-    "differs": "of a dry run: one kernel object that a run would change, as `wanted` and as `found`",
+    "differs": "of a dry run: one kernel object that a run would change, as `desired` and as `observed`",
     "drift_found": "drift was found, and is being repaired: how many objects of each kind",
     "drift_returns": (
         "another program undoes the same repair again and again: `kind`, `name`, `times`. Identify it, or exclude the object"
@@ -170,6 +170,7 @@ KEYS: Mapping[str, Key] = {
     "capacity": Key("number", "how many entries a set can hold"),
     "chains": Key("number", "chains that were removed"),
     "change": Key("text", "`put`, `deleted`, `listing`, `listed` or `rejected`"),
+    "desired": Key("text", "the object as desired, or the setting as configured"),
     "differences": Key("number", "kernel objects that differ"),
     "directory": Key("text", "the directory of manifests"),
     "draining": Key("number", "real servers that keep their connections and get no new ones"),
@@ -184,7 +185,6 @@ KEYS: Mapping[str, Key] = {
     "field": Key("text", "the field of an object or of the configuration"),
     "file": Key("text", "the configuration file"),
     "files": Key("number", "manifests that were read"),
-    "found": Key("text", "the object as observed in the kernel"),
     "held_by": Key("text", "the process that holds the lock"),
     "hint": Key("text", "explanation, or what to do: prose, which may change"),
     "iptables": Key("list", "variants in use: `nf_tables`, `legacy`"),
@@ -202,6 +202,7 @@ KEYS: Mapping[str, Key] = {
     "notice": Key("text", "prose about the configuration"),
     "object": Key("text", "a kernel object"),
     "objects": Key("number", "objects of a list"),
+    "observed": Key("text", "the object as observed in the kernel"),
     "operation": Key("text", "the operation on the kernel"),
     "operations": Key("number", "operations that were done"),
     "path": Key("text", "of a kernel setting below /proc/sys, or of an HTTP request"),
@@ -229,7 +230,6 @@ KEYS: Mapping[str, Key] = {
     "verbosity": Key("number", "the `-v` in force"),
     "virtual_servers": Key("list", "virtual servers, with the number of their real servers"),
     "waiting": Key("list", "Services that wait"),
-    "wanted": Key("text", "the object as desired or configured"),
     "wants": Key("text", "`nothing`: the Service needs nothing on this node"),
     "where": Key("text", "the file or source of an object"),
     "why": Key("list", "the reason of each Service that waits"),
