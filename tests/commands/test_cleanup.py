@@ -24,7 +24,7 @@ from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.reconcile.ownership import EVERYWHERE
 from ipvsproxy.translate import skeleton, view
 from tests.support import builders, golden_fixtures, golden_state, lab, left_rules, memory_node
-from tests.support.fake_kernel import FakeKernel, HeldVirtualServer
+from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
 from tests.support.left_rules import CHAIN, OTHER, USED, Tables, run
 from tests.support.virtual_time import in_virtual_time
 
@@ -54,7 +54,7 @@ def kernel() -> FakeKernel:
 
     in_virtual_time(serve)()
     assert CLUSTER_IP in node.kernel.virtual_servers
-    node.kernel.virtual_servers[FOREIGN] = HeldVirtualServer(VirtualServerSettings("rr"), {})
+    node.kernel.virtual_servers[FOREIGN] = KernelVirtualServer(VirtualServerSettings("rr"), {})
     node.kernel.forget()
     return node.kernel
 

@@ -12,7 +12,7 @@ from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
 from ipvsproxy.translate import view
 from tests.support import builders, memory_node
 from tests.support.builders import OTHER_NODE, endpoint
-from tests.support.fake_kernel import FakeKernel, HeldVirtualServer
+from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
 from tests.support.inspected_node import inspected, synced_kernel
 
 WEB = (
@@ -155,12 +155,13 @@ async def test_missing_and_draining_real_servers_are_told() -> None:
 
 async def test_virtual_servers_that_no_service_wants_are_stale_or_of_others() -> None:
     kernel = await synced_kernel(*WEB)
-    kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = HeldVirtualServer(VirtualServerSettings("wlc"), {})
+    kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = KernelVirtualServer(VirtualServerSettings("wlc"), {})
     ((foreign, _),) = [await _text(kernel, "192.0.2.1:80", *WEB)]
     assert foreign.startswith("TCP 192.0.2.1:80: it is not ours")
     stale = await _text(kernel, "10.96.0.10:80", builders.node())
     assert (
-        stale[0] == "TCP 10.96.0.10:80: no Service desires it any more; its witness is its address on kube-ipvs0, so run removes it"
+        stale[0]
+        == "TCP 10.96.0.10:80: no Service desires it any more; its witness is its address on kube-ipvs0, so run removes it"
     )
     port = await _text(kernel, "192.168.0.10:30080", builders.node())
     assert "its witness is KUBE-NODE-PORT-TCP, so run removes it" in port[0]

@@ -22,7 +22,7 @@ from ipvsproxy.translate.targets import Target, Targets
 from tests.config import loading
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint
-from tests.support.fake_kernel import FakeKernel, HeldVirtualServer
+from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
 from tests.support.inspected_node import inspected, synced_kernel
 
 WEB = (
@@ -99,7 +99,7 @@ async def test_a_node_port_of_the_number_of_another_port_is_not_mistaken_for_it(
 
 async def test_rows_of_others_are_not_ours_and_stale_ones_are_nobodys() -> None:
     kernel = await synced_kernel(*WEB)
-    kernel.virtual_servers[builders.frontend("192.0.2.1", 7)] = HeldVirtualServer(
+    kernel.virtual_servers[builders.frontend("192.0.2.1", 7)] = KernelVirtualServer(
         VirtualServerSettings("wlc"), {builders.backend("10.9.9.9"): 1}
     )
     lines = await _lines(kernel, builders.node())

@@ -14,7 +14,7 @@ from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.state import Observation
 from tests.support import builders
-from tests.support.fake_kernel import FakeKernel, HeldVirtualServer
+from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
 from tests.support.inspected_node import inspected, synced_kernel
 
 WEB = (
@@ -124,7 +124,7 @@ async def test_an_unwanted_udp_real_server_is_a_difference_at_any_weight() -> No
 
 async def test_virtual_servers_of_others_are_listed_and_no_difference() -> None:
     kernel = await synced_kernel(*WEB)
-    kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = HeldVirtualServer(VirtualServerSettings("wlc"), {HERE: 1})
+    kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = KernelVirtualServer(VirtualServerSettings("wlc"), {HERE: 1})
     document = await _verify(kernel)
     assert document["equal"]
     assert document["foreign"] == [{"virtualServer": "TCP 192.0.2.1:80", "scheduler": "wlc", "realServers": 1}]

@@ -20,7 +20,7 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.reconcile.table import Table
 from ipvsproxy.reconcile.tables import Tables
-from tests.support.fake_kernel import HeldVirtualServer
+from tests.support.fake_kernel import KernelVirtualServer
 
 ROUND_ROBIN = VirtualServerSettings("rr")
 OLD = Owner(1.0, ServiceName("default", "old"))
@@ -42,9 +42,9 @@ def observed(
     *,
     settings: VirtualServerSettings = ROUND_ROBIN,
     flags_known: bool = True,
-) -> HeldVirtualServer:
+) -> KernelVirtualServer:
     """A virtual server in the kernel."""
-    return HeldVirtualServer(settings, dict(weights or {}), flags_known)
+    return KernelVirtualServer(settings, dict(weights or {}), flags_known)
 
 
 def state(

@@ -333,8 +333,8 @@ class AnyHistory(stateful.RuleBasedStateMachine):
                 self.node.kernel.connection_counts.pop(pair, None)
 
 
-def _copy(server: fake_kernel.HeldVirtualServer) -> fake_kernel.HeldVirtualServer:
-    return fake_kernel.HeldVirtualServer(server.settings, dict(server.real_servers), server.flags_known)
+def _copy(server: fake_kernel.KernelVirtualServer) -> fake_kernel.KernelVirtualServer:
+    return fake_kernel.KernelVirtualServer(server.settings, dict(server.real_servers), server.flags_known)
 
 
 AnyHistory.TestCase.settings = hypothesis.settings(

@@ -144,7 +144,7 @@ def test_what_begins_to_drain_without_room_is_asked_about_when_there_is_some_and
         put(node, POOL[:1], name=name, cluster=[f"10.96.1.{number}"])
     put(node, POOL[:10])
     put(node, POOL[10:20])
-    asked = node.kernel.asked
+    asked = node.kernel.connection_queries
     asked.clear()
     for number, name in enumerate(services):
         put(node, POOL[1:2], name=name, cluster=[f"10.96.1.{number}"])

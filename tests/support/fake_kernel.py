@@ -58,12 +58,12 @@ class Failure:
 
 if TYPE_CHECKING:
 
-    class HeldVirtualServer(ObservedVirtualServer):
+    class KernelVirtualServer(ObservedVirtualServer):
         """One whose real servers a test may change, in the role of another program."""
 
         real_servers: dict[RealServerKey, int]  # type: ignore[mutable-override]  # that is its point
 else:
-    HeldVirtualServer = ObservedVirtualServer
+    KernelVirtualServer = ObservedVirtualServer
 
 
 class FakePrograms:
@@ -88,12 +88,12 @@ class FakeKernel:
         self.iptables = FakePrograms()
         self.set_capacity = set_capacity
         self.schedulers = frozenset(schedulers)
-        self.virtual_servers: dict[VirtualServerKey, HeldVirtualServer] = {}
+        self.virtual_servers: dict[VirtualServerKey, KernelVirtualServer] = {}
         self.foreign_virtual_servers = 0
         self.connection_counts: dict[tuple[VirtualServerKey, RealServerKey], Connections] = {}
-        self.asked: list[int] = []
+        self.connection_queries: list[int] = []
         """The number of virtual servers in each query for connections."""
-        self.sets: dict[str, fake_sets.HeldSet] = {}
+        self.sets: dict[str, fake_sets.KernelSet] = {}
         self.set_copy = False
         self.device = False
         self.addresses: set[Address] = set()
@@ -202,7 +202,7 @@ class FakeKernel:
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
         """The connections of each real server of these virtual servers; none unless ``connection_counts`` says so."""
-        self.asked.append(len(keys))
+        self.connection_queries.append(len(keys))
         if "connections" in self.unreadable:
             return dict.fromkeys(keys)
         none = Connections(0, 0)
@@ -290,7 +290,7 @@ class FakeKernel:
         if item.settings.scheduler not in self.schedulers:
             raise fake_sets.Refusal(errno.ENOENT, f"the kernel has no scheduler {item.settings.scheduler!r}")
         if there is None:
-            self.virtual_servers[item.key] = HeldVirtualServer(item.settings, {})
+            self.virtual_servers[item.key] = KernelVirtualServer(item.settings, {})
         else:
             there.settings = item.settings
             there.flags_known = True
@@ -380,11 +380,11 @@ class FakeKernel:
         return sum(flows.pop(real_server) for real_server in gone)
 
 
-def _copy(present: HeldVirtualServer) -> ObservedVirtualServer:
+def _copy(present: KernelVirtualServer) -> ObservedVirtualServer:
     return ObservedVirtualServer(present.settings, dict(present.real_servers), present.flags_known)
 
 
-def _without_flags(present: HeldVirtualServer) -> ObservedVirtualServer:
+def _without_flags(present: KernelVirtualServer) -> ObservedVirtualServer:
     settings = present.settings._replace(flags=present.settings.flags & ~SCHEDULER_FLAGS)
     return ObservedVirtualServer(settings, dict(present.real_servers), flags_known=False)
 

@@ -25,7 +25,7 @@ class Refusal(Exception):  # noqa: N818 - an answer of the kernel, not an error 
 
 
 @dataclasses.dataclass(slots=True)
-class HeldSet:
+class KernelSet:
     """An ipset: its type, its family (of no meaning for a bitmap), and its entries."""
 
     type: SetType
@@ -37,7 +37,7 @@ class HeldSet:
         return self.type is not ip_set.type or (self.type is not SetType.PORT and self.family is not ip_set.family)
 
 
-def change_set(sets: dict[str, HeldSet], verb: Verb, item: IpSet, *, referenced: bool) -> bool:
+def change_set(sets: dict[str, KernelSet], verb: Verb, item: IpSet, *, referenced: bool) -> bool:
     """Make or remove a set; returns whether its state was not the one that the verb expects. Raises Refusal."""
     there = sets.get(item.name)
     if verb is Verb.REMOVE:
@@ -46,13 +46,13 @@ def change_set(sets: dict[str, HeldSet], verb: Verb, item: IpSet, *, referenced:
         sets.pop(item.name, None)
         return there is None
     if there is None:
-        sets[item.name] = HeldSet(item.type, item.family)
+        sets[item.name] = KernelSet(item.type, item.family)
     elif there.differs_from(item):
         raise Refusal(errno.EEXIST, f"there is a set of this name with type {there.type}")
     return there is not None
 
 
-def change_entry(sets: dict[str, HeldSet], verb: Verb, item: SetEntry, capacity: int) -> bool:
+def change_entry(sets: dict[str, KernelSet], verb: Verb, item: SetEntry, capacity: int) -> bool:
     """Add or remove an entry; returns whether the whole set is missing. Raises Refusal.
 
     Entries go to the kernel in bulk, and it does not report which ones existed.
@@ -74,7 +74,7 @@ def change_entry(sets: dict[str, HeldSet], verb: Verb, item: SetEntry, capacity:
     return False
 
 
-def _check_entry(entry: SetEntry, held: HeldSet) -> None:
+def _check_entry(entry: SetEntry, held: KernelSet) -> None:
     """Raise Refusal for an entry without exactly the fields of its set's type, in the set's family."""
     required = {
         SetType.ADDRESS: (True, False, False),

@@ -8,7 +8,7 @@ from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.rules import Rule, Verdict
 from tests.daemon.loop.test_engine import WEB_KEY
 from tests.support import builders
-from tests.support.fake_kernel import FakeKernel, HeldVirtualServer
+from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
 
 OTHER = builders.service("other", cluster=("10.96.0.20",))
 OTHER_KEY = builders.frontend("10.96.0.20", 80)
@@ -99,12 +99,12 @@ STRAY_PORT = SetEntry("KUBE-NODE-PORT-TCP", port=30080)
 def add_stray_on_our_device(kernel: FakeKernel) -> None:
     key = builders.frontend("10.96.0.77", 80)
     kernel.addresses.add(key.address)
-    kernel.virtual_servers[key] = HeldVirtualServer(VirtualServerSettings("rr"), {BACKEND: 1})
+    kernel.virtual_servers[key] = KernelVirtualServer(VirtualServerSettings("rr"), {BACKEND: 1})
 
 
 def add_stray_node_port(kernel: FakeKernel) -> None:
     kernel.sets[STRAY_PORT.set].entries.add(STRAY_PORT)
-    kernel.virtual_servers[builders.frontend(builders.NODE_ADDRESS, 30080)] = HeldVirtualServer(
+    kernel.virtual_servers[builders.frontend(builders.NODE_ADDRESS, 30080)] = KernelVirtualServer(
         VirtualServerSettings("rr"), {BACKEND: 1}
     )
 

@@ -110,7 +110,7 @@ def test_a_full_set_takes_no_more() -> None:
 def test_a_set_of_another_type_is_in_the_way() -> None:
     kernel = fake_kernel.FakeKernel()
     strange = SetEntry(CLUSTER_IP.name, KEY.address)
-    kernel.sets[CLUSTER_IP.name] = fake_sets.HeldSet(SetType.ADDRESS, Family.IPV4, {strange})
+    kernel.sets[CLUSTER_IP.name] = fake_sets.KernelSet(SetType.ADDRESS, Family.IPV4, {strange})
     assert kernel.apply(add(CLUSTER_IP))[0].errno == errno.EEXIST
     assert kernel.observe().sets == {CLUSTER_IP.name: frozenset()}
 
@@ -131,7 +131,7 @@ def test_an_entry_must_have_the_fields_of_its_set() -> None:
 
 def test_sets_of_a_wrong_type_exist_but_are_not_observed() -> None:
     kernel = fake_kernel.FakeKernel()
-    kernel.sets["cali40all"] = fake_sets.HeldSet(SetType.ADDRESS, Family.IPV4)
+    kernel.sets["cali40all"] = fake_sets.KernelSet(SetType.ADDRESS, Family.IPV4)
     kernel.apply(add(CLUSTER_IP))
     assert kernel.observe().sets == {CLUSTER_IP.name: frozenset()}
 

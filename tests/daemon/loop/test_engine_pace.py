@@ -40,7 +40,7 @@ async def test_connections_are_not_read_during_a_storm_until_there_is_room(monke
     async with node.running():
         node.begin_with(WEB, builders.endpoint_slice(*map(builders.endpoint, OLD)), builders.node())
         await node.quiet()
-        questions = node.kernel.asked
+        questions = node.kernel.connection_queries
         questions.clear()
         for count in range(1, len(OLD) + 1):
             node.put(builders.endpoint_slice(*map(builders.endpoint, OLD[count:] + NEW[:count])))

@@ -11,7 +11,7 @@ from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import skeleton, view
 from tests.reconcile import examples
 from tests.support import builders, memory_node
-from tests.support.fake_kernel import HeldVirtualServer
+from tests.support.fake_kernel import KernelVirtualServer
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time
 
@@ -78,7 +78,7 @@ async def test_a_kernel_setting_that_is_no_longer_desired_stays_and_a_new_one_is
 async def test_a_range_that_is_no_longer_excluded_loses_undesired_virtual_servers() -> None:
     node = MemoryNode()
     stray = builders.frontend("10.96.7.7", 80)
-    node.kernel.virtual_servers[stray] = HeldVirtualServer(VirtualServerSettings("rr"), {})
+    node.kernel.virtual_servers[stray] = KernelVirtualServer(VirtualServerSettings("rr"), {})
     witness = examples.entry(SetKind.CLUSTER_IP, stray)
     node.kernel.apply([Operation(Verb.ADD, IP_SETS[witness.set]), Operation(Verb.ADD, SetEntries.of(witness))])
     async with node.running():
