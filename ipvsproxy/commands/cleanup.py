@@ -136,13 +136,13 @@ def _this_node() -> Iterator[Node]:
         programs = {}
         for family in Family:
             try:
-                programs[family] = kernel.iptables.program(family)
+                programs[family] = kernel.rules.program(family)
             except KernelError as error:
                 skipped.append(f"{family.label} rules: {error.detail}")
         others = [iptables_variant.commands(variant) for variant in variants]
         yield Node(
             kernel,
-            kernel.iptables,
+            kernel.rules,
             kernel.leftover_rules,
             kernel.leftover_rules.places(programs),
             tuple(

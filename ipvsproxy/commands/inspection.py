@@ -62,8 +62,8 @@ class InspectedKernel(ReadableKernel, Protocol):
     """The kernel as commands need it."""
 
     @property
-    def iptables(self) -> Programs:
-        """Its iptables programs."""
+    def rules(self) -> Programs:
+        """The programs of its rules."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,8 +210,8 @@ def readable_programs(kernel: InspectedKernel) -> Mapping[Family, Program]:
     Raises:
         CannotStartError: no family is readable.
     """
-    refusals = {family: kernel.iptables.usable(family) for family in Family}
-    programs = {family: kernel.iptables.program(family) for family, refusal in refusals.items() if refusal is None}
+    refusals = {family: kernel.rules.usable(family) for family in Family}
+    programs = {family: kernel.rules.program(family) for family, refusal in refusals.items() if refusal is None}
     if not programs:
         reasons = [f"{family.label} cannot be read: {refusal.reason}" for family, refusal in refusals.items() if refusal]
         raise CannotStartError(*reasons)

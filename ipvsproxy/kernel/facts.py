@@ -87,7 +87,7 @@ def gather(
         if not unreadable:
             kernel = NodeKernel(chains, jumps, commands=choice.commands)
             try:
-                refusals = {family: kernel.iptables.usable(family) for family in Family}
+                refusals = {family: kernel.rules.usable(family) for family in Family}
                 unserved = {family: refusal.reason for family, refusal in refusals.items() if refusal}
                 observation = kernel.observe(list(IP_SETS), [family for family in Family if family not in unserved], ())
                 unreadable = "; ".join(observation.errors)

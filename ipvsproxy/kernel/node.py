@@ -18,6 +18,7 @@ from ipvsproxy.kernel.conntrack import ConntrackDriver
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import SysctlDriver
 from ipvsproxy.kernel.ipset import IpsetDriver, ObservedSet
+from ipvsproxy.kernel.iptables import Program, Refusal
 from ipvsproxy.kernel.ipvs import IpvsDriver
 from ipvsproxy.kernel.ipvs_traffic import TrafficReader
 from ipvsproxy.kernel.leftover_rules import LeftoverRules
@@ -53,6 +54,31 @@ class Driver(Protocol):
         """Apply all operations. A failure does not stop the others."""
 
 
+class RulesBackend(Driver, Protocol):
+    """Reads and writes rules, as ``RulesDriver`` does with the programs of iptables. Other rooms only see ``model.rules``."""
+
+    def close(self) -> None:
+        """Close all sockets."""
+
+    def known_program(self, family: Family) -> Program | None:
+        """The family's program if it is known already."""
+
+    def program(self, family: Family) -> Program:
+        """The family's program. Raises KernelError."""
+
+    def usable(self, family: Family) -> Refusal | None:
+        """The reason why a family's rules cannot be read; None if they can."""
+
+    def try_writing(self, family: Family) -> Refusal | None:
+        """The reason why a family's rules cannot be written; None if they can."""
+
+    def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
+        """The rules of all programs that contain this text."""
+
+    def observe(self, family: Family) -> ObservedSkeleton:
+        """Read our rules of a family. Raises KernelError."""
+
+
 class NodeKernel:
     """The kernel of this node, in the network namespace of the thread that makes this object."""
 
@@ -64,14 +90,15 @@ class NodeKernel:
         *,
         commands: Mapping[Family, str] = iptables.COMMANDS,
         ipvs: IpvsDriver | None = None,
+        rules: RulesBackend | None = None,
         rules_patience_s: float | None = None,
         on_late_rules: Callable[[], None] = lambda: None,
     ) -> None:
         """Open all sockets. Only ``chains`` and ``jumps`` count as ours. ``commands`` are the iptables programs to use.
 
-        ``ipvs`` replaces the IPVS driver, which requires a kernel with IPVS. ``rules_patience_s`` is the longest wait of any call
-        for a program of iptables; None means without bound. ``on_late_rules`` is called, in another thread, when a program that
-        took longer ends.
+        ``ipvs`` replaces the IPVS driver, which requires a kernel with IPVS; ``rules`` replaces the driver of iptables.
+        ``rules_patience_s`` is the longest wait of any call for a program of iptables; None means without bound.
+        ``on_late_rules`` is called, in another thread, when a program that took longer ends.
 
         ``on_applied`` gets the outcomes of each run of operations of one driver, and its duration in seconds; it is called in the
         thread that applies them. ``ports`` are the port ids of the sockets that change addresses, as in notifications.
@@ -81,7 +108,7 @@ class NodeKernel:
         """
         self.ports: set[int] = set()
         self._on_applied = on_applied
-        self.iptables = RulesDriver(
+        self.rules: RulesBackend = rules or RulesDriver(
             chains=chains, jumps=jumps, commands=commands, patience_s=rules_patience_s, on_late_end=on_late_rules
         )
         self.leftover_rules = LeftoverRules(commands)
@@ -99,7 +126,7 @@ class NodeKernel:
             DriverName.IPSET: self._ipset,
             DriverName.ADDRESSES: self._addresses,
             DriverName.SYSCTL: self._sysctls,
-            DriverName.IPTABLES: self.iptables,
+            DriverName.IPTABLES: self.rules,
             DriverName.CONNTRACK: self._conntrack,
         }
         self._drivers = {described: drivers[kind.driver] for described, kind in KINDS.items()}
@@ -117,7 +144,7 @@ class NodeKernel:
 
     def close(self) -> None:
         """Close all sockets."""
-        for driver in (self.ipvs, self._ipset, self._addresses, self._conntrack, self._rule_changes, self.iptables):
+        for driver in (self.ipvs, self._ipset, self._addresses, self._conntrack, self._rule_changes, self.rules):
             driver.close()
 
     def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
@@ -186,11 +213,11 @@ class NodeKernel:
         """Read the rules ahead. If no rule changes until then, ``observe`` starts no process. Only ``observe`` reports errors."""
         for family in families:
             with contextlib.suppress(KernelError):
-                self.iptables.observe(family)
+                self.rules.observe(family)
 
     def _read_rules(self, family: Family, mark: object, errors: list[str]) -> ObservedSkeleton | None:
         """Read the rules of a family. ``mark`` was read before: the next poll sees changes that were made meanwhile."""
-        image = _attempt(functools.partial(self.iptables.observe, family), errors)
+        image = _attempt(functools.partial(self.rules.observe, family), errors)
         if image and image.hidden:
             errors.append(f"{family.label}: {iptables.describe_hidden(image.hidden)}")
         is_whole = image is not None and not image.hidden  # otherwise the next poll reads and reports them again
@@ -202,7 +229,7 @@ class NodeKernel:
 
         That is logged once, until a mark can be read.
         """
-        program = self.iptables.known_program(family)
+        program = self.rules.known_program(family)
         if program is None:
             return None
         try:

@@ -415,7 +415,7 @@ NO_TABLE, NOT_INSTALLED = (Refusal(reason, is_certain=True) for reason in ("refu
 @pytest.mark.parametrize("unserved", [None, *Family])
 def test_one_family_is_enough(bare: pytest.MonkeyPatch, unserved: Family | None) -> None:
     kernel = Kernel()
-    bare.setattr(kernel, "iptables", Iptables({unserved: NO_TABLE} if unserved else {}), raising=False)
+    bare.setattr(kernel, "rules", Iptables({unserved: NO_TABLE} if unserved else {}), raising=False)
     served = [family for family in Family if family is not unserved]
     assert requirements.usable_programs(kernel) == dict.fromkeys(served, PROGRAM)  # type: ignore[arg-type]  # a double
 
@@ -424,7 +424,7 @@ def test_without_any_family_the_reason_of_each_is_named(bare: pytest.MonkeyPatch
     kernel = Kernel()
     bare.setattr(
         kernel,
-        "iptables",
+        "rules",
         Iptables(
             {Family.IPV4: Refusal("is not installed", is_certain=True), Family.IPV6: Refusal("refuses rules", is_certain=True)}
         ),
@@ -441,7 +441,7 @@ def test_without_any_family_the_reason_of_each_is_named(bare: pytest.MonkeyPatch
 def test_a_family_whose_rules_cannot_be_written_now_is_served(bare: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
     held = Refusal("Another app is currently holding the xtables lock", is_certain=False)
-    bare.setattr(kernel, "iptables", Iptables(dict.fromkeys(Family, held)), raising=False)
+    bare.setattr(kernel, "rules", Iptables(dict.fromkeys(Family, held)), raising=False)
     with structlog.testing.capture_logs() as logs:
         served = requirements.usable_programs(kernel)  # type: ignore[arg-type]  # a double
     assert served == dict.fromkeys(Family, PROGRAM)
@@ -483,7 +483,7 @@ def test_a_family_without_the_version_of_its_program_is_given_up_unless_the_prog
             raise KernelError(action="ip6tables", errno=number, detail="not on this machine")
         return PROGRAM
 
-    bare.setattr(kernel, "iptables", iptables, raising=False)
+    bare.setattr(kernel, "rules", iptables, raising=False)
     bare.setattr(iptables, "program", program)
     if is_given_up:
         assert requirements.usable_programs(kernel) == {Family.IPV4: PROGRAM}  # type: ignore[arg-type]  # a double

@@ -85,7 +85,7 @@ class FakeKernel:
     """
 
     def __init__(self, *, set_capacity: int = SET_CAPACITY, schedulers: Collection[str] = SCHEDULERS) -> None:
-        self.iptables = FakePrograms()
+        self.rules = FakePrograms()
         self.set_capacity = set_capacity
         self.schedulers = frozenset(schedulers)
         self.virtual_servers: dict[VirtualServerKey, KernelVirtualServer] = {}

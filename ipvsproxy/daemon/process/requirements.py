@@ -218,10 +218,10 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
     programs: dict[Family, Program] = {}
     given_up: dict[Family, str] = {}
     for family in Family:
-        refusal = kernel.iptables.try_writing(family)
+        refusal = kernel.rules.try_writing(family)
         if refusal is None or not refusal.is_certain:
             try:
-                programs[family] = kernel.iptables.program(family)
+                programs[family] = kernel.rules.program(family)
             except KernelError as error:
                 if error.errno:  # it could not be started now, or hangs
                     raise
