@@ -63,10 +63,10 @@ DescribeRule = Callable[[ObservedRule, Family], str]
 """Writes a rule as the operator's tools print it."""
 
 
-def compare(tables: Tables, is_over: diff.IsOver, describe_rule: DescribeRule) -> Iterator[Difference]:
+def compare(tables: Tables, may_remove: diff.MayRemove, describe_rule: DescribeRule) -> Iterator[Difference]:
     """Every difference between the desired and the observed state, in the order of the tables.
 
-    ``is_over`` says whether a draining real server has lost its last connection.
+    ``may_remove`` says whether a draining real server may be removed.
     """
     for described, table in tables.foundation:
         yield from _of_values(tables, described) if described in _BY_VALUE else _of_presence(plan.KINDS[described].name, table)
@@ -76,7 +76,7 @@ def compare(tables: Tables, is_over: diff.IsOver, describe_rule: DescribeRule) -
         yield from _rules(tables.skeletons.desired[family], tables.skeletons.observed.get(family), describe_rule)
     virtual_servers = tables.virtual_servers
     for key in (*virtual_servers.pending, *virtual_servers.surplus):
-        yield from _virtual_server(tables, key, is_over)
+        yield from _virtual_server(tables, key, may_remove)
     yield from _presence("address", tables.addresses)
 
 
@@ -126,11 +126,11 @@ def _timeouts(desired: Timeouts, observed: Timeouts | None) -> Iterator[Differen
             yield _of_node("timeouts", name.removesuffix("_s"), f"{desired_s} s", f"{observed_s} s" if observed_s else "unknown")
 
 
-def _virtual_server(tables: Tables, key: VirtualServerKey, is_over: diff.IsOver) -> Iterator[Difference]:
+def _virtual_server(tables: Tables, key: VirtualServerKey, may_remove: diff.MayRemove) -> Iterator[Difference]:
     table = tables.virtual_servers
     desired, observed = table.desired.get(key), table.observed.get(key)
     owner = desired.owner if desired else None
-    for operation in diff.virtual_server_operations(key, desired, observed, is_over):
+    for operation in diff.virtual_server_operations(key, desired, observed, may_remove):
         match operation.item:
             case VirtualServer():
                 yield Difference(

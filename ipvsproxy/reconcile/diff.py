@@ -16,7 +16,7 @@ from ipvsproxy.model.real_servers import PORT_SIZE, RealServerKey, plain
 _SCHEDULER_FLAGS = 0x38
 """The three flag bits of the scheduler, which ``/proc/net/ip_vs`` does not show."""
 
-IsOver = Callable[[VirtualServerKey, RealServerKey], bool | None]
+MayRemove = Callable[[VirtualServerKey, RealServerKey], bool | None]
 """Whether the drain of a real server is over; None if it has not begun."""
 
 
@@ -43,7 +43,7 @@ def equals_known(observed: ObservedVirtualServer, known: ObservedVirtualServer) 
     )
 
 
-def differs(desired: VirtualServer, observed: ObservedVirtualServer, is_over: IsOver) -> bool:
+def differs(desired: VirtualServer, observed: ObservedVirtualServer, may_remove: MayRemove) -> bool:
     """Whether any operation is needed now. A draining real server needs none."""
     if settings_differ(desired.settings, observed):
         return True
@@ -53,14 +53,14 @@ def differs(desired: VirtualServer, observed: ObservedVirtualServer, is_over: Is
     if not desired_weights.items() <= weights.items():
         return True
     parting = weights.keys() - desired_weights.keys()
-    return any(_parting(desired, RealServerKey(key), weights[key], is_over) for key in parting)
+    return any(_parting(desired, RealServerKey(key), weights[key], may_remove) for key in parting)
 
 
 def _parting(
     desired: VirtualServer,
     key: RealServerKey,
     weight: int,
-    is_over: IsOver,
+    may_remove: MayRemove,
 ) -> Verb | None:
     """The operation for an undesired real server now: weight 0, removal, or nothing yet."""
     if desired.protocol is not Protocol.TCP:
@@ -69,7 +69,7 @@ def _parting(
         return (
             Verb.REMOVE
         )  # a real server of the other family is tunnelled, and the kernel refuses weight 0 for it as a masqueraded one
-    over = is_over(desired.key, key)
+    over = may_remove(desired.key, key)
     if weight != 0 or over is None:
         return Verb.SET
     return Verb.REMOVE if over else None
@@ -79,11 +79,11 @@ def virtual_server_operations(
     key: VirtualServerKey,
     desired: VirtualServer | None,
     observed: ObservedVirtualServer | None,
-    is_over: IsOver,
+    may_remove: MayRemove,
 ) -> Iterator[Operation]:
     """The operations for one virtual server: it comes before its real servers, and these are added in their order.
 
-    ``is_over`` says of a real server whether its drain is over; None if it has not begun.
+    ``may_remove`` says whether a draining real server may be removed; None if it does not drain.
     """
     if desired is None:
         if observed is not None:
@@ -103,5 +103,5 @@ def virtual_server_operations(
     for packed, weight in weights.items():
         if packed not in desired_weights:
             real_server = RealServerKey(packed)
-            if parting := _parting(desired, real_server, weight, is_over):
+            if parting := _parting(desired, real_server, weight, may_remove):
                 yield Operation(parting, RealServers.of(key, real_server, 0))

@@ -67,7 +67,7 @@ class Drains:
         self.over = 0
         """The number of drains that are over and not removed yet."""
         self._by_age: collections.deque[Drain] = collections.deque()
-        self._empty: collections.deque[Drain] = collections.deque()
+        self._idle: collections.deque[Drain] = collections.deque()
         """Drains that wait for room and have no connections, the oldest first."""
         self._unread: collections.deque[Drain] = collections.deque()
         """Drains that wait for room and whose connections were not read, the oldest first."""
@@ -128,8 +128,8 @@ class Drains:
         for real_server in [one for one in self._drains.get(key, ()) if one not in real_servers]:
             self.end(key, real_server)
 
-    def is_over(self, key: VirtualServerKey, real_server: RealServerKey) -> bool | None:
-        """Whether a real server may be removed.
+    def may_remove(self, key: VirtualServerKey, real_server: RealServerKey) -> bool | None:
+        """Whether a real server may be removed, as ``judge``, ``release`` or ``expire`` decided.
 
         Without connections and with room, or past its deadline. None: it does not drain.
         """
@@ -147,8 +147,8 @@ class Drains:
     def release(self, room: int) -> Collection[VirtualServerKey]:
         """Let so many waiting drains without connections be over, the oldest first. Returns their virtual servers."""
         released: list[VirtualServerKey] = []
-        while self._empty and len(released) < room:
-            drain = self._empty.popleft()
+        while self._idle and len(released) < room:
+            drain = self._idle.popleft()
             if drain.waits:
                 self._finish(drain)
                 released.append(drain.virtual_server)
@@ -169,7 +169,7 @@ class Drains:
                 count -= 1
 
     def due(self, now: float) -> Collection[VirtualServerKey]:
-        """The virtual servers whose connection counts should be read now, and passed to ``note``, or they are due again."""
+        """The virtual servers whose connection counts should be read now, and passed to ``judge``, or they are due again."""
         entries = []
         while self._by_due and self._by_due[0][0] <= now:
             entry = heapq.heappop(self._by_due)
@@ -188,10 +188,10 @@ class Drains:
             times.append(oldest.since_s + self.deadline_s)
         return min(times, default=None)
 
-    def note(
+    def judge(
         self, key: VirtualServerKey, counts: Mapping[RealServerKey, Connections] | None, now: float, *, may_wait: int = 0
     ) -> Collection[RealServerKey]:
-        """Take in the connection counts of a virtual server. Returns its real servers whose drain is over now.
+        """Judge drains by the connection counts of a virtual server. Returns its real servers whose drain is over now.
 
         None means that the counts could not be read: they are due again later. A real server without a count is no longer in the
         kernel, and so has no connections. ``may_wait``: so many real servers without connections wait for ``release``.
@@ -207,12 +207,12 @@ class Drains:
                 self._leave(drain)
             if counts is not None:
                 drain.connections = counts.get(real_server, _NONE)
-            if counts is None or drain.connections != _NONE:
+            if counts is None or not (drain.connections and drain.connections.is_idle):
                 share_s = (now - drain.since_s) * _INTERVAL_SHARE
                 self._read_at(drain, now + min(LONGEST_INTERVAL_S, max(SHORTEST_INTERVAL_S, share_s)))
             elif waiting < may_wait:
                 waiting += 1
-                self._wait(drain, self._empty)
+                self._wait(drain, self._idle)
             else:
                 self._finish(drain)
                 over.append(real_server)
@@ -243,8 +243,8 @@ class Drains:
         kept = self._count - self.over
         if len(self._by_age) > 2 * kept + _ENDED_KEPT:
             self._by_age = collections.deque(drain for drain in self._by_age if not drain.has_ended)
-        if len(self._empty) > 2 * self.waiting + _ENDED_KEPT:
-            self._empty = collections.deque(drain for drain in self._empty if drain.waits)
+        if len(self._idle) > 2 * self.waiting + _ENDED_KEPT:
+            self._idle = collections.deque(drain for drain in self._idle if drain.waits)
         if len(self._unread) > 2 * self.waiting + _ENDED_KEPT:
             self._unread = collections.deque(drain for drain in self._unread if drain.waits and drain.connections is None)
         if len(self._by_due) > 2 * (kept - self.waiting) + _ENDED_KEPT:
@@ -261,7 +261,7 @@ class Drains:
         drain.due_s, drain.waits = math.inf, False
 
 
-def removals(
+def removals_at_once(
     outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None], room: int
 ) -> list[Operation]:
     """The removals of real servers without connections whose drain has just begun by these outcomes.
@@ -274,6 +274,6 @@ def removals(
         if verb is Verb.SET and isinstance(item, RealServers) and item.weight == 0 and not error:
             connections = counts.get(item.virtual_server)
             if connections is not None:
-                empty = (key for key in item.keys if connections.get(key, _NONE) == _NONE)
-                operations += (Operation(Verb.REMOVE, RealServers.of(item.virtual_server, key, 0)) for key in empty)
+                idle = (key for key in item.keys if connections.get(key, _NONE).is_idle)
+                operations += (Operation(Verb.REMOVE, RealServers.of(item.virtual_server, key, 0)) for key in idle)
     return operations[:room]

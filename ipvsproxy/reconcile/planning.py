@@ -31,7 +31,7 @@ def desired_operations(tables: Tables, drains: Drains, *, together: bool = True)
                 continue
         if key not in held_back:
             desired, observed = virtual_servers.desired[key], virtual_servers.observed.get(key)
-            operations = diff.virtual_server_operations(key, desired, observed, drains.is_over)
+            operations = diff.virtual_server_operations(key, desired, observed, drains.may_remove)
             yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
     addresses = tuple(address for address in tables.addresses.pending if precondition.may_be_bound(tables, address))
     if addresses:
@@ -76,7 +76,7 @@ def surplus_operations(
         if key in still_given:
             continue
         observed = tables.virtual_servers.observed[key]
-        yield from diff.virtual_server_operations(key, None, observed, drains.is_over)
+        yield from diff.virtual_server_operations(key, None, observed, drains.may_remove)
     for _, table in tables.foundation:
         for key in table.surplus:
             if not isinstance(key, IpSet) or precondition.may_be_destroyed(tables, key):

@@ -73,7 +73,7 @@ class Reconciler:
         self._room_due_s = 0.0
         self._asking_due_s = 0.0
         self._tables = Tables(
-            lambda desired, observed: diff.differs(desired, observed, self._drains.is_over),
+            lambda desired, observed: diff.differs(desired, observed, self._drains.may_remove),
             self._is_excluded,
             lambda family: family in self._policy.families,
         )
@@ -201,7 +201,7 @@ class Reconciler:
     def note_connections(self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None], now: float) -> None:
         """Take in the connection counts of the virtual servers of ``drains_due``."""
         for key, of_real_servers in counts.items():
-            if self._drains.note(key, of_real_servers, now, may_wait=self._may_wait(key)):
+            if self._drains.judge(key, of_real_servers, now, may_wait=self._may_wait(key)):
                 self._tables.virtual_servers.touch(key)
 
     def _may_wait(self, key: VirtualServerKey) -> int:

@@ -183,7 +183,7 @@ class Survey:
 
     def differences(self, describe_rule: DescribeRule) -> Iterator[Difference]:
         """Every difference between the desired and the observed state, in the order of the tables."""
-        return compare.compare(self._tables, self._drains.is_over, describe_rule)
+        return compare.compare(self._tables, self._drains.may_remove, describe_rule)
 
     def statistics(self, now: float) -> Statistics:
         """Everything in numbers; a copy, which the caller may read while the tables change."""

@@ -98,7 +98,7 @@ def _port_use(
 ) -> PortUse:
     mine = [item for item in slices if item.family is family]
     all_endpoints = endpoints.find_endpoints(mine, port)
-    choice = state.choose(service, port, family, all_endpoints, view)
+    choice = state.routes_of_port(service, port, family, all_endpoints, view)
     explained: set[RealServerKey] = set()
     by_key = all_endpoints.by_key()
     uses = [use for item in mine for use in _uses(item, port, by_key, choice, explained)]

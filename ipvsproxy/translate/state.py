@@ -151,7 +151,7 @@ class _FamilyState:
         name, protocol = _NAMES[self.family, SetKind.LOOP_BACK], port.protocol
         for address, endpoint_port in endpoints.split(local_stems):
             self.entries[SetEntry(name, address, protocol, endpoint_port, address)] = None
-        choice = choose(self.service, port, self.family, endpoints, self.view)
+        choice = routes_of_port(self.service, port, self.family, endpoints, self.view)
         self.without_local_internal |= choice.lacks_local and self.options.internal_traffic_local
         self.without_local_external |= choice.lacks_local and _is_external_local(self.service, port, self.family)
         external = choice.external.weights
@@ -296,9 +296,9 @@ def _virtual_server_settings(scheduler: str, affinity_timeout_s: int) -> Virtual
     return VirtualServerSettings(scheduler, flags, affinity_timeout_s)
 
 
-def choose(service: Service, port: ServicePort, family: Family, endpoints: Endpoints, view: NodeView) -> topology.Choice:
+def routes_of_port(service: Service, port: ServicePort, family: Family, endpoints: Endpoints, view: NodeView) -> topology.Choice:
     """The routes of a port in one family, by the Service's traffic policies."""
-    return topology.choose(
+    return topology.choose_routes(
         endpoints,
         view.name,
         view.zone,

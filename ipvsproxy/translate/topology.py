@@ -2,7 +2,8 @@
 
 Hints and traffic policies narrow the choice. Terminating endpoints that still serve are the last resort.
 
-Rule: one function decides whether an endpoint is used and gives the reason: ``Scope.why_not``.
+Rule: ``_cluster_scope`` and ``_local_scope`` say which endpoints a part of the traffic may use, and whether only the last
+resort is left. ``Scope.why_not`` applies that to one endpoint, and gives the reason.
 """
 
 import enum
@@ -25,8 +26,8 @@ class WhyNot(enum.StrEnum):
 
     NOT_READY = "it is not ready"
     TERMINATING = "it is terminating, and there are ready ones"
-    NOT_SERVING = "it is terminating and does not serve any more"
-    OTHER_NODE = "it is not on this node, where the traffic policy keeps the traffic"
+    NOT_SERVING = "it is terminating, and no longer serves"
+    OTHER_NODE = "it is on another node, and the traffic policy is Local"
     HINT_FOR_OTHER_NODE = "its hints are for other nodes"
     HINT_FOR_OTHER_ZONE = "its hints are for other zones"
 
@@ -39,8 +40,9 @@ class WhyNot(enum.StrEnum):
 class Scope(NamedTuple):
     """The endpoints of a service port that a part of its traffic may use.
 
-    ``last_resort``: no endpoint is ready, so terminating ones that serve are used. ``node``, if not empty: only endpoints on that
-    node. ``node_hint`` and ``zone_hint``, if not empty: only endpoints with this hint.
+    ``last_resort``: no endpoint that this scope may use is ready, so terminating ones that serve are used.
+    ``node``, if not empty: only endpoints on that node. ``node_hint`` and ``zone_hint``, if not empty: only endpoints with this
+    hint.
     """
 
     last_resort: bool
@@ -113,12 +115,12 @@ def _cluster_scope(ready: Sequence[Conditions], node: str, zone: str) -> Scope:
     return Scope(last_resort=not ready, node_hint=node_hint, zone_hint=zone_hint)
 
 
-def _local_scope(endpoints: Collection[Conditions], node: str) -> Scope:
+def _local_scope(all_endpoints: Collection[Conditions], node: str) -> Scope:
     """As ``_cluster_scope``, among this node's endpoints, without hints."""
-    return Scope(node=node, last_resort=not any(endpoint.ready and endpoint.node_name == node for endpoint in endpoints))
+    return Scope(node=node, last_resort=not any(endpoint.ready and endpoint.node_name == node for endpoint in all_endpoints))
 
 
-def choose(endpoints: Endpoints, node: str, zone: str, *, internal_local: bool, external_local: bool) -> Choice:
+def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local: bool, external_local: bool) -> Choice:
     """The routes of one service port, by its traffic policies.
 
     With internalTrafficPolicy Local, the cluster IP never leads to another node. With externalTrafficPolicy Local and no

@@ -85,7 +85,7 @@ async def test_endpoints_of_two_kinds_of_traffic_are_told_apart_where_they_diffe
     lines = await _text(await synced_kernel(WEB[0], local, WEB[2]), "default/web", WEB[0], local, WEB[2])
     at = lines.index("    endpoints for traffic to all other addresses:")
     assert "      10.244.1.1 port 8080 on node-b: in" in lines[:at]
-    assert lines[at + 3].startswith("      10.244.1.1 port 8080 on node-b: OUT: it is not on this node")
+    assert lines[at + 3].startswith("      10.244.1.1 port 8080 on node-b: OUT: it is on another node")
 
 
 async def test_who_has_a_place_and_who_waits_is_told() -> None:

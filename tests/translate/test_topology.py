@@ -23,7 +23,9 @@ def _scopes(*endpoints: Endpoint, zone: str) -> tuple[topology.Scope, topology.S
     """The cluster scope and the local one."""
     keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     cluster, local = (
-        topology.choose(Endpoints.of(keyed), THIS_NODE, zone, internal_local=internal_local, external_local=False).internal.scope
+        topology.choose_routes(
+            Endpoints.of(keyed), THIS_NODE, zone, internal_local=internal_local, external_local=False
+        ).internal.scope
         for internal_local in (False, True)
     )
     return cluster, local
@@ -132,7 +134,7 @@ def test_whatever_the_endpoints_traffic_goes_to_usable_ones_and_nowhere_only_whe
 ) -> None:
     keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     usable = {key for key, item in keyed.items() if item.ready or (item.serving and item.terminating)}
-    choice = topology.choose(Endpoints.of(keyed), THIS_NODE, zone, internal_local=True, external_local=False)
+    choice = topology.choose_routes(Endpoints.of(keyed), THIS_NODE, zone, internal_local=True, external_local=False)
     cluster, local = choice.external.real_servers, choice.internal.real_servers
     assert cluster <= usable
     assert local == {key for key in local if keyed[key].node_name == THIS_NODE}
@@ -173,15 +175,15 @@ def test_external_traffic_goes_everywhere_when_none_is_here_and_stays_when_one_i
     there = RealServerKey.of(endpoint(THERE).address, 8080), endpoint(THERE, OTHER_NODE).conditions
     here = RealServerKey.of(endpoint(HERE).address, 8080), endpoint(HERE).conditions
     for pairs, expected in (((there,), {there[0]}), ((there, here), {here[0]})):
-        choice = topology.choose(Endpoints.of(dict(pairs)), THIS_NODE, "", internal_local=False, external_local=True)
+        choice = topology.choose_routes(Endpoints.of(dict(pairs)), THIS_NODE, "", internal_local=False, external_local=True)
         assert choice.external.real_servers == expected
         assert choice.internal.real_servers == dict(pairs).keys()
 
 
 def test_without_a_policy_nothing_is_lacking_here() -> None:
     there = Endpoints.of({RealServerKey.of(endpoint(THERE).address, 8080): endpoint(THERE, OTHER_NODE).conditions})
-    assert not topology.choose(there, THIS_NODE, "", internal_local=False, external_local=False).lacks_local
-    assert topology.choose(there, THIS_NODE, "", internal_local=True, external_local=False).lacks_local
+    assert not topology.choose_routes(there, THIS_NODE, "", internal_local=False, external_local=False).lacks_local
+    assert topology.choose_routes(there, THIS_NODE, "", internal_local=True, external_local=False).lacks_local
 
 
 def test_nodes_have_orders_of_their_own_that_do_not_change() -> None:

@@ -368,7 +368,7 @@ def _apply(kernel: Kernel, plan: Plan, asked: Collection[VirtualServerKey], room
     if not asked:
         return _Applied(outcomes, {}, ())
     counts = kernel.connections(asked)
-    removals = drain.removals(outcomes, counts, room)
+    removals = drain.removals_at_once(outcomes, counts, room)
     return _Applied(outcomes, counts, kernel.apply(removals) if removals else ())
 
 

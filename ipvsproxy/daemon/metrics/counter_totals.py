@@ -9,7 +9,7 @@ from ipvsproxy.model.kernel import Counters
 
 ROWS_AT_ONCE = 100
 """The number of rows that are taken in between two readings of the clock."""
-NOTHING = Counters()
+ZERO = Counters()
 K = TypeVar("K", bound=Hashable)
 
 
@@ -31,13 +31,13 @@ class _Marked(msgspec.Struct, gc=False):
 class Total(_Marked, gc=False):
     """The sum of the counters of all objects with the same labels, in the order of ``Counters``."""
 
-    counts: list[int] = msgspec.field(default_factory=lambda: list(NOTHING))
+    counts: list[int] = msgspec.field(default_factory=lambda: list(ZERO))
 
 
 class _Booked(_Marked, gc=False):
     """The last known counters of an object."""
 
-    counters: Counters = NOTHING
+    counters: Counters = ZERO
 
 
 S = TypeVar("S", bound=_Marked)
@@ -61,6 +61,8 @@ class Ledger:
     def booking(self, rows: Collection[Row], ownerless: Container[Hashable] = ()) -> Iterator[None]:
         """Take in the counters of all present objects, with pauses. Labels without an object are forgotten.
 
+        A total grows by the difference to the last counters of an object, and after a counter reset by all of the new ones.
+
         ``ownerless`` are present objects without labels: their counters up to now are not counted again later.
 
         A caller that stops at a pause leaves each row booked as a whole or not at all: nothing is counted twice.
@@ -75,14 +77,14 @@ class Ledger:
             booked = self._last.get(key)
             if booked is None:
                 booked = self._last[key] = _Booked(self._bookings)
-            before, now = booked.counters, booked.counters if counters is None else counters
-            booked.counters = now
-            if now == before:
+            last, current = booked.counters, booked.counters if counters is None else counters
+            booked.counters = current
+            if current == last:
                 continue
-            if any(map(int.__lt__, now, before)):
-                before = NOTHING  # a counter reset: the object was made again
+            if any(map(int.__lt__, current, last)):
+                last = ZERO  # a counter reset: the object was made again
             counts = self._total(labels).counts
-            for index, (new, old) in enumerate(zip(now, before, strict=True)):
+            for index, (new, old) in enumerate(zip(current, last, strict=True)):
                 counts[index] += new - old
 
     def _marking(self, rows: Collection[Row]) -> Iterator[None]:

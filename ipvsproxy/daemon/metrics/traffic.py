@@ -17,7 +17,7 @@ import structlog
 
 from ipvsproxy.daemon.base.slices import in_slices
 from ipvsproxy.daemon.metrics import series
-from ipvsproxy.daemon.metrics.counter_totals import NOTHING, ROWS_AT_ONCE, Ledger, Row
+from ipvsproxy.daemon.metrics.counter_totals import ROWS_AT_ONCE, ZERO, Ledger, Row
 from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
@@ -156,7 +156,7 @@ class Traffic:
         for number, key in enumerate(itertools.chain(counters, unread), 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
-            if counters.get(key) != NOTHING:
+            if counters.get(key) != ZERO:
                 left.append(key)
         reading.left = left
 
