@@ -10,6 +10,7 @@ import pathlib
 import shlex
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -17,6 +18,9 @@ from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.sources import reflector, watch
 from ipvsproxy.kernel import iptables
+from ipvsproxy.model.annotations import Annotation
+from ipvsproxy.model.service import Skipped
+from ipvsproxy.translate import annotations, api_schema
 
 ROOT = pathlib.Path(__file__).parents[1]
 MANIFESTS = ROOT / "manifests"
@@ -74,8 +78,22 @@ def test_every_manifest_is_yaml_and_listed_in_a_kustomization_or_a_patch() -> No
     listed |= {"monitoring/kustomization.yaml", "monitoring/rules.test.yaml"}
     listed |= {f"monitoring/{name}" for name in _kustomization("monitoring")["resources"]}
     found = {str(path.relative_to(MANIFESTS)) for path in MANIFESTS.rglob("*.yaml")}
-    assert {name for name in found if not name.startswith(("demo/", "patches/"))} == listed
+    assert {name for name in found if not name.startswith(("demo/", "examples/", "patches/"))} == listed
     assert all(all(_read(name)) for name in found)
+
+
+def test_the_example_has_every_annotation_and_none_is_wrong() -> None:
+    objects = _read("examples/annotations.yaml")
+    skipped: list[Skipped] = []
+    given = {name for each in objects for name in each["metadata"]["annotations"]}
+    assert given == {annotation.whole for annotation in Annotation}
+    for each in objects:
+        text = each["metadata"]["annotations"]
+        if each["kind"] == "Service":
+            annotations.parse_service_annotations(msgspec.convert(text, api_schema.ServiceAnnotations), skipped)
+        else:
+            assert annotations.parse_slice_weight(text[Annotation.WEIGHT.whole], skipped) == 1
+    assert skipped == []
 
 
 def test_the_daemon_set_selects_its_own_pods() -> None:

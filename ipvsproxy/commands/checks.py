@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
-from ipvsproxy.kernel.facts import Facts, ModuleState
+from ipvsproxy.kernel.facts import Facts
+from ipvsproxy.kernel.modules import ModuleState
 from ipvsproxy.model.kernel import FirewallMark, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.reconcile import leftovers, ownership

@@ -4,6 +4,7 @@ Rule: as in ``run``, the ``Translator`` makes the desired state, and the reconci
 applied.
 """
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -19,6 +20,10 @@ from ipvsproxy.reconcile.compare import Difference
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Changes, Store
 from ipvsproxy.translate import view as views
+
+
+def _why_missing(scheduler: str, kernel: ReadableKernel) -> str:
+    return kernel.why_missing(scheduler)
 
 
 class UnknownStateError(Exception):
@@ -45,7 +50,6 @@ class Comparison:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
-        self.translation = translation
         self.store = store
         self.kernel = kernel
         self._reconciler = Reconciler(policy)
@@ -61,6 +65,11 @@ class Comparison:
         )
         self._translator.put_node()
         self._carried: frozenset[Address] = frozenset()
+
+    @property
+    def translation(self) -> views.Settings:
+        """The operator's choices for Services, and what the kernel has for them."""
+        return self._translator.settings
 
     async def read(self) -> Changes:
         """Read the kernel, and take the changes out of the store; returns the changes.
@@ -81,10 +90,13 @@ class Comparison:
         now = self._clock()
         self._carried = frozenset(observed.addresses or ()).union(one.address for one in observed.interface_addresses or ())
         self.view = self._translator.update_view(observed.interface_addresses or (), now)
+        for name in sorted(self._translator.unknown_schedulers):
+            reason = await self.kernel.call(functools.partial(_why_missing, name))
+            self._translator.note_scheduler(name, reason, now)
         changes = self.store.take()
         await in_slices(self._translator.putting(changes.services), self._clock, now)
         self._reconciler.observe(observed, self._clock())
-        self._reconciler.tend_scopes()
+        self._reconciler.tend(self._clock())
         self._translator.put_settled_skeletons()
         self._reconciler.note_timeouts(timeouts)
         return self._translator.with_refusals(changes)

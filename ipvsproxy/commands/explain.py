@@ -18,9 +18,10 @@ from ipvsproxy.model.kernel import (
     SetKind,
     VirtualServer,
     VirtualServerKey,
+    VirtualServerSettings,
 )
 from ipvsproxy.model.net import Address, host_port, parse_address
-from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, RealServerKey, Thresholds
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.reconcile.marks import MarkedPort
 from ipvsproxy.translate import explain, trace
@@ -125,6 +126,8 @@ class _Reader:
             "internalTrafficPolicy": "Local" if service.options.internal_traffic_local else "Cluster",
             "externalTrafficPolicy": "Local" if service.options.external_traffic_local else "Cluster",
             "sessionAffinitySeconds": service.options.affinity_timeout_s,
+            "slowStartSeconds": explained.desired.rare.slow_start_s,
+            "drainDeadlineSeconds": explained.desired.rare.drain_deadline_s or None,
             "sourceRanges": [str(one) for one in service.options.source_ranges],
             "notUsed": [
                 {"object": where or f"Service {name}", "field": one.field, "reason": one.reason, "invalid": one.invalid}
@@ -164,7 +167,7 @@ class _Reader:
         return {
             "virtualServer": str(key) if key else None,
             "addresses": [str(one) for one in scope.virtual_servers],
-            "scheduler": scope.settings.scheduler,
+            **_choices(scope.settings, scope.thresholds),
             "kernel": self._kernel(key, self._survey.sides(key).desired) if key else None,
         }
 
@@ -187,7 +190,7 @@ class _Reader:
             "owner": str(self._survey.virtual_servers[key].owner),
             "waiting": [str(one) for one in conflict.waiting] if conflict else [],
             "reasons": list(conflict.reasons) if conflict else [],
-            "scheduler": desired.settings.scheduler,
+            **_choices(desired.settings, desired.thresholds),
             "sourceRangesApply": is_restricted,
             "usableByThisNode": key not in explained.desired.rare.refused,
             "masquerade": [self._masquerade(client, key, has_scopes=self._has_scope(explained, key)) for client in trace.Client],
@@ -218,11 +221,15 @@ class _Reader:
             return None
         counts = self._counts.get(key) or {}
         real_servers = desired.real_servers if desired else frozenset(observed.real_servers)
+        weights = desired.weights if desired else observed.real_servers
         return {
             "scheduler": observed.settings.scheduler,
+            "schedulerFlags": observed.settings.flag_names,
             "sessionAffinitySeconds": observed.settings.timeout_s if observed.settings.flags & PERSISTENT else 0,
+            "sessionAffinityPrefixLength": observed.settings.prefix_length or key.address.family.bits,
             "realServers": [
-                _real_server(one, weight, counts.get(one), real_servers) for one, weight in observed.real_servers.items()
+                _real_server(one, weight, counts.get(one), weights) | _limits((observed.thresholds or {}).get(one, NO_THRESHOLDS))
+                for one, weight in observed.real_servers.items()
             ],
             "missing": sorted(str(one) for one in real_servers - observed.real_servers.keys()),
         }
@@ -259,12 +266,30 @@ def _is_hairpin(entry: SetEntry, use: explain.PortUse) -> bool:
     return any((entry.address, entry.port) == (one.endpoint.address, one.port) for one in use.endpoints)
 
 
-def _real_server(key: RealServerKey, weight: int, counts: Connections | None, desired: Iterable[RealServerKey]) -> Document:
+def _choices(settings: VirtualServerSettings, thresholds: Thresholds) -> dict[str, object]:
+    """The settings that a Service may choose."""
+    return {"scheduler": settings.scheduler, "schedulerFlags": settings.flag_names, **_limits(thresholds)}
+
+
+def _limits(thresholds: Thresholds) -> dict[str, object]:
+    return {"maxConnections": thresholds.upper or None, "resumeConnections": thresholds.lower or None}
+
+
+def _real_server(
+    key: RealServerKey, weight: int, counts: Connections | None, desired: Mapping[RealServerKey, int]
+) -> dict[str, object]:
+    """A real server; ``desired`` has the own weight of each that is desired: with slow start, it may have less for a while."""
     is_ours = weight != NOT_MASQUERADED
-    state = "serving" if key in desired and weight else "draining" if weight == 0 else "not desired"
+    if key in desired and 0 < weight < desired[key]:
+        state = "on its way to its own weight"
+    elif key in desired and (weight or not desired[key]):
+        state = "serving" if weight else "no new connections"
+    else:
+        state = "draining" if weight == 0 else "not desired"
     return {
         "realServer": str(key),
         "weight": weight if is_ours else None,
+        "ownWeight": desired.get(key),
         "active": counts.active if counts else None,
         "inactive": counts.inactive if counts else None,
         "state": state if is_ours else "not masqueraded",

@@ -4,7 +4,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from ipvsproxy.commands.inspection import Document
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 
+_WHOLE = frozenset(family.bits for family in Family)
+"""The prefix lengths of single addresses."""
 _TRAFFIC = {
     "internal": "the cluster IP",
     "external": "all other addresses",
@@ -28,6 +32,10 @@ def _service(service: Document) -> Iterator[str]:
     facts += [f"{side} traffic Local" for side in ("internal", "external") if service[f"{side}TrafficPolicy"] == "Local"]
     if service["sessionAffinitySeconds"]:
         facts.append(f"session affinity {service['sessionAffinitySeconds']} s")
+    if service["slowStartSeconds"]:
+        facts.append(f"slow start {service['slowStartSeconds']} s")
+    if service["drainDeadlineSeconds"]:
+        facts.append(f"drain deadline {service['drainDeadlineSeconds']} s")
     yield f"Service {service['service']} ({', '.join(facts)})"
     for one in service["notUsed"]:
         field = f" {one['field']}" if one["field"] else ""
@@ -57,12 +65,12 @@ def _cluster_scope(scope: Document) -> Iterator[str]:
     if scope["virtualServer"] is None:
         yield f"    NO SECOND SCOPE: no packet mark is left, so clients of this node are like all others at {addresses}"
         return
-    yield f"    {scope['virtualServer']} (clients of this node at {addresses}), {scope['scheduler']}"
+    yield f"    {scope['virtualServer']} (clients of this node at {addresses}), {_choices(scope)}"
     yield from _kernel(scope["kernel"], "      ")
 
 
 def _virtual_server(service: str, one: Document, source_ranges: Sequence[str]) -> Iterator[str]:
-    yield f"    {one['virtualServer']} ({one['role']}), {one['scheduler']}"
+    yield f"    {one['virtualServer']} ({one['role']}), {_choices(one)}"
     if not one["held"]:
         reasons = dict(zip(one["waiting"], one["reasons"], strict=True))
         yield f"      NOT SERVED for this Service: {one['owner']} {reasons[service]}"
@@ -80,6 +88,14 @@ def _virtual_server(service: str, one: Document, source_ranges: Sequence[str]) -
     yield from _kernel(one["kernel"], "      ")
 
 
+def _choices(one: Document) -> str:
+    """Scheduler, its flags, and thresholds."""
+    flags = [name for name in one["schedulerFlags"] if name != "thresholds"]
+    limits = Thresholds(one["maxConnections"] or 0, one["resumeConnections"] or 0)
+    words = one["scheduler"] + (f" ({', '.join(flags)})" if flags else "")
+    return f"{words}, {limits} of each endpoint" if limits != NO_THRESHOLDS else words
+
+
 def _outcome(way: Document) -> str:
     if way["dropped"]:
         return "dropped, since only other nodes have endpoints"
@@ -92,12 +108,17 @@ def _kernel(kernel: Document | None, indent: str) -> Iterator[str]:
         yield f"{indent}kernel: NOT THERE"
         return
     affinity = f", session affinity {kernel['sessionAffinitySeconds']} s" if kernel["sessionAffinitySeconds"] else ""
+    if affinity and kernel["sessionAffinityPrefixLength"] not in _WHOLE:
+        affinity += f" by /{kernel['sessionAffinityPrefixLength']}"
+    flags = f" ({', '.join(kernel['schedulerFlags'])})" if kernel["schedulerFlags"] else ""
     nothing = "" if kernel["realServers"] else ", no real servers: clients are refused"
-    yield f"{indent}kernel: {kernel['scheduler']}{affinity}{nothing}"
+    yield f"{indent}kernel: {kernel['scheduler']}{flags}{affinity}{nothing}"
     for one in kernel["realServers"]:
         counts = "" if one["active"] is None else f", connections: {one['active']} active, {one['inactive']} inactive"
         state = "" if one["state"] == "serving" else f", {one['state']}"
         weight = "" if one["weight"] is None else f" weight {one['weight']}"
+        if weight and one["ownWeight"] not in (None, one["weight"]):
+            weight += f" of {one['ownWeight']}"
         yield f"{indent}  -> {one['realServer']}{weight}{counts}{state}"
     for name in kernel["missing"]:
         yield f"{indent}  -> {name} MISSING"

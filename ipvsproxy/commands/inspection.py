@@ -25,10 +25,10 @@ from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.reflector import Trouble
 from ipvsproxy.daemon.sources.source import CannotStartError, Source
-from ipvsproxy.kernel import facts, host, iptables_variant
+from ipvsproxy.kernel import host, iptables_variant, modules
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.facts import ModuleState
 from ipvsproxy.kernel.iptables import Program, Refusal
+from ipvsproxy.kernel.modules import ModuleState
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
@@ -127,7 +127,7 @@ async def inspect(config: Config, kernel: KernelThread[InspectedKernel]) -> Insp
 
 def expected_scheduler(configured: str) -> str:
     """The scheduler that ``run`` would use for the configured one, as far as the files of the kernel's modules show it."""
-    if facts.module_state(f"ip_vs_{configured}") is not ModuleState.MISSING:
+    if modules.module_state(f"ip_vs_{configured}") is not ModuleState.MISSING:
         return configured
     hint = f"this kernel has no module ip_vs_{configured}"
     log.warning("scheduler_not_found", desired=configured, used=FALLBACK_SCHEDULER, hint=hint)

@@ -17,10 +17,10 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.kernel import ReadableKernel
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.model.kernel import Connections, InterfaceAddress, RealServers, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import Connections, InterfaceAddress, RealServers, Timeouts, VirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Operation, Outcome, Verb, kind_of, one_by_one
-from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import order
 from ipvsproxy.reconcile.survey import Survey
@@ -67,6 +67,10 @@ class PlanningKernel:
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
         """As ``Kernel``."""
         return self._real.connections(keys)
+
+    def why_unusable(self, scheduler: str) -> str:
+        """As ``Kernel``, without an attempt."""
+        return self._real.why_missing(scheduler)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Record the operations, and apply none. Timeouts, which the loop sets at each start, count only if they change."""
@@ -155,7 +159,20 @@ def _describe(operation: Operation, survey: Survey) -> Document:
         "object": str(operation).removeprefix(f"{verb} {kind} "),
         "service": str(owner) if owner and owner.service.namespace else None,
     }
-    return {**described, "weight": operation.item.weight} if isinstance(operation.item, RealServers) else described
+    match operation.item:
+        case RealServers() as item:
+            upper, lower = item.thresholds
+            return {
+                **described,
+                "weight": item.weight,
+                "drains": item.drains,
+                "maxConnections": upper,
+                "resumeConnections": lower,
+            }
+        case VirtualServer(settings=settings) if operation.verb is not Verb.REMOVE:
+            return {**described, "settings": str(settings)}
+        case _:
+            return described
 
 
 def render(document: Document) -> Iterator[str]:
@@ -188,10 +205,21 @@ def _line(operation: Document, above: str) -> str:
     """One operation. ``above`` is the virtual server of the line before: its real servers are indented below it."""
     virtual_server, arrow, real_server = operation["object"].partition(" -> ")
     name = f"  -> {real_server}" if arrow and virtual_server == above else operation["object"]
-    if operation["verb"] == Verb.SET.value and "weight" in operation:
-        name += f" weight {operation['weight']}" + ("" if operation["weight"] else " (keeps its connections, gets no new ones)")
+    if "settings" in operation:
+        name += f" {operation['settings']}"
+    if operation["verb"] != Verb.REMOVE.value and operation.get("weight") is not None:
+        name += _weight(operation)
     service = f"  [{operation['service']}]" if operation["service"] else ""
     return f"{_SIGNS[operation['verb']]} {name}{service}"
+
+
+def _weight(operation: Document) -> str:
+    """What an operation says of a real server; nothing where it is added with weight 1 alone."""
+    weight, thresholds = operation["weight"], Thresholds(operation["maxConnections"], operation["resumeConnections"])
+    limits = f", {thresholds}" if thresholds != NO_THRESHOLDS else ""
+    if operation["verb"] == Verb.ADD.value and weight == 1:
+        return limits
+    return f" weight {weight}" + ("" if weight else " (keeps its connections, gets no new ones)") + limits
 
 
 def _count(count: int, one: str, several: str) -> str:

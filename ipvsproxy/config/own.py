@@ -52,6 +52,15 @@ OPTIONS = (
         status=Status.OWN,
     ),
     Option(
+        "service-annotations",
+        "ipvsproxy.serviceAnnotations",
+        Kind.TEXT,
+        "all",
+        "Which annotations of Services count: all, none, or names without ipvsproxy.io/, such as scheduler,weights.",
+        "all|none|NAME,...",
+        status=Status.OWN,
+    ),
+    Option(
         "mass-deletion-guard",
         "ipvsproxy.massDeletionGuardPercent",
         Kind.INTEGER,

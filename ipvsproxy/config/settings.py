@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Self
 
 from ipvsproxy.config.given import Notice, Value
+from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation
 from ipvsproxy.model.net import Address, Network, host_port
 from ipvsproxy.translate.view import LocalMode, TrafficScopes
 
@@ -46,7 +47,7 @@ class Ipvs:
     Virtual servers with an address in ``excluded_networks`` are never removed. ``drain_deadline_s`` bounds how long the
     connections of a removed real server may last; 0 sets no bound. ``allowed_service_addresses`` are served even if they
     belong to the API server, the node or a range of pods. ``scope_bits`` are the bits of packet
-    marks that ``traffic_scopes`` uses.
+    marks that ``traffic_scopes`` uses. ``annotations`` of Services and EndpointSlices are those that count.
     """
 
     scheduler: str = "rr"
@@ -61,6 +62,7 @@ class Ipvs:
     allowed_service_addresses: tuple[Network, ...] = ()
     traffic_scopes: TrafficScopes = TrafficScopes.API
     scope_bits: int = 0x3FFF
+    annotations: frozenset[Annotation] = ALL_ANNOTATIONS
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

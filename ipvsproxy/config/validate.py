@@ -12,6 +12,7 @@ from ipvsproxy.config.given import Given, Notice, Problem, Value, quoted
 from ipvsproxy.config.option import Status
 from ipvsproxy.config.settings import Command, Config, ListenAddress, LogFormat
 from ipvsproxy.config.values import Values
+from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
 from ipvsproxy.translate.view import LocalMode, TrafficScopes
 
@@ -223,7 +224,23 @@ def _ipvs(values: Values) -> settings.Ipvs:
         ),
         traffic_scopes=TrafficScopes(values.text("ipvsproxy.trafficScopes") or TrafficScopes.API),
         scope_bits=_scope_bits(values),
+        annotations=_annotations(values),
     )
+
+
+def _annotations(values: Values) -> frozenset[Annotation]:
+    """The annotations that count: all, none, or those named with or without their prefix."""
+    key = "ipvsproxy.serviceAnnotations"
+    names = [name.strip().removeprefix(PREFIX) for name in (values.text(key) or "all").split(",")]
+    if names == ["all"]:
+        return ALL_ANNOTATIONS
+    if names == ["none"]:
+        return frozenset()
+    known = {annotation.value for annotation in Annotation}
+    for name in names:
+        if name not in known:
+            values.refuse(key, f"{quoted(name)} must be all, none, or some of {', '.join(sorted(known))}")
+    return frozenset(annotation for annotation in Annotation if annotation.value in names)
 
 
 def _scope_bits(values: Values) -> int:

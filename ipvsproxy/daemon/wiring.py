@@ -72,6 +72,7 @@ def translation_settings(config: Config, random_fully: Mapping[Family, bool], sc
         families=frozenset(random_fully),
         scopes=config.ipvs.traffic_scopes,
         scope_bits=config.ipvs.scope_bits,
+        annotations=config.ipvs.annotations,
     )
 
 

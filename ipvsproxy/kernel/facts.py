@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import enum
 import os
 import pathlib
 import shutil
@@ -13,6 +12,7 @@ from ipvsproxy.kernel import host, iptables_process, iptables_variant
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import Missing, SysctlDriver
 from ipvsproxy.kernel.mark_rules import MarkRule, mark_rules
+from ipvsproxy.kernel.modules import ModuleState, module_state
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.model.kernel import IP_SETS, Timeouts
 from ipvsproxy.model.net import Family
@@ -21,16 +21,6 @@ from ipvsproxy.model.state import Observation
 
 NFT_TIMEOUT_S = 30
 _LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
-
-
-class ModuleState(enum.StrEnum):
-    """The state of a kernel module. UNKNOWN: the files of the host's modules are not visible to this process."""
-
-    LOADED = "loaded"
-    BUILT_IN = "built in"
-    LOADABLE = "loadable"
-    MISSING = "missing"
-    UNKNOWN = "unknown"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,21 +111,6 @@ def gather(
 def bridges(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
     """The Linux bridges of this network namespace, by name."""
     return tuple(sorted(path.parent.name for path in (root / "sys/class/net").glob("*/bridge")))
-
-
-def module_state(name: str, root: pathlib.Path = pathlib.Path("/")) -> ModuleState:
-    """The state of a module. This does not load it."""
-    if (root / "sys/module" / name).exists():
-        return ModuleState.LOADED
-    directory = root / "lib/modules" / os.uname().release
-    for file, state in (("modules.builtin", ModuleState.BUILT_IN), ("modules.dep", ModuleState.LOADABLE)):
-        try:
-            lines = (directory / file).read_text(errors="replace").splitlines()
-        except OSError:
-            return ModuleState.UNKNOWN
-        if any(line.partition(":")[0].rpartition("/")[2].partition(".ko")[0].replace("-", "_") == name for line in lines):
-            return state
-    return ModuleState.MISSING
 
 
 def listeners(ports: Collection[int], proc: pathlib.Path = pathlib.Path("/proc")) -> Mapping[int, str]:

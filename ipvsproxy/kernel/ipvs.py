@@ -1,19 +1,22 @@
 """The IPVS driver: virtual servers, real servers, and the connection timeouts."""
 
+import contextlib
 import errno
 import functools
 import pathlib
 import struct
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from pyroute2.netlink import NETLINK_GENERIC
 
-from ipvsproxy.kernel import ipvs_message, ipvs_operations, ipvs_table, ipvs_traffic, message, netlink
+from ipvsproxy.kernel import ipvs_handover, ipvs_message, ipvs_operations, ipvs_table, ipvs_traffic, message, netlink
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_connections import ConnectionReader
 from ipvsproxy.model.kernel import (
     HASHED,
+    PERSISTENT,
     Connections,
     FirewallMark,
     ObservedVirtualServer,
@@ -25,7 +28,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
-from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey, Thresholds
 
 LISTED_PER_QUESTION = 2
 """So many virtual servers of ``/proc/net/ip_vs`` are read in the time of a question about one."""
@@ -36,11 +39,11 @@ _SERVICE, _DESTINATION = 1, 2
 _SETTINGS = message.Layout(
     [
         message.Field((_SERVICE, kind), code)
-        for kind, code in ((1, "H"), (2, "H"), (3, "16s"), (4, "2s"), (6, "s"), (7, "I"), (8, "I"))
+        for kind, code in ((1, "H"), (2, "H"), (3, "16s"), (4, "2s"), (6, "s"), (7, "I"), (8, "I"), (9, "4s"))
     ]
 )
 _MARKED_SETTINGS = message.Layout(
-    [message.Field((_SERVICE, kind), code) for kind, code in ((1, "H"), (5, "I"), (6, "s"), (7, "I"), (8, "I"))]
+    [message.Field((_SERVICE, kind), code) for kind, code in ((1, "H"), (5, "I"), (6, "s"), (7, "I"), (8, "I"), (9, "4s"))]
 )
 _TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
 _METHODS = 0x7
@@ -48,7 +51,10 @@ _METHODS = 0x7
 IP_VS_CONN_F_FWD_MASK).
 """
 _REAL_SERVER = message.Layout(
-    [message.Field((_DESTINATION, kind), code) for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (3, "I"), (4, "I"))]
+    [
+        message.Field((_DESTINATION, kind), code)
+        for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (3, "I"), (4, "I"), (5, "I"), (6, "I"))
+    ]
 )
 _CONNECTIONS = message.Layout(
     [message.Field((_DESTINATION, kind), code) for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (7, "I"), (8, "I"))]
@@ -71,8 +77,10 @@ class IpvsDriver:
         connect: Callable[[int], netlink.Socket] = netlink.open_socket,
         table: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs"),
         counts: ConnectionReader | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """``counts`` reads connections where there is a faster way than netlink."""
+        self._sleep = sleep
         self._counts = counts or ConnectionReader()
         self.traffic = ipvs_traffic.TrafficReader(connect)
         self._table = ipvs_table.TableReader(table, self._settings, self._virtual_server)
@@ -176,7 +184,7 @@ class IpvsDriver:
                 self._table.note(item.key, is_there=True)
             elif isinstance(item, RealServers):
                 self._table.note(item.virtual_server, is_there=True)
-        failed = self._run(*ipvs_operations.as_sent(operations))
+        failed = self._run_prepared(*ipvs_operations.as_sent(operations))
         reported: dict[ipvs_operations.Place, Outcome] = {}
         again: dict[ipvs_operations.Place, Operation] = {}
         for place in sorted(failed):
@@ -202,6 +210,31 @@ class IpvsDriver:
                 if outcome is None or not outcome.error:
                     self._table.note(item.key, is_there=False)
         return ipvs_operations.outcomes(operations, reported)
+
+    def _run_prepared(
+        self, operations: Sequence[Operation], positions: Sequence[int]
+    ) -> dict[ipvs_operations.Place, ipvs_operations.Failure]:
+        """As ``_run``, in runs that begin with preparations for new schedulers, if there are any."""
+        if not any(verb is Verb.SET and type(item) is VirtualServer for verb, item in operations):
+            return self._run(operations, positions)
+        failed: dict[ipvs_operations.Place, ipvs_operations.Failure] = {}
+        for start, end in ipvs_handover.segments(operations):
+            self._prepare_schedulers(operations[start:end])
+            failed |= self._run(operations[start:end], positions[start:end])
+        return failed
+
+    def _prepare_schedulers(self, operations: Sequence[Operation]) -> None:
+        """Let virtual servers serve clients while their scheduler is changed; see ``ipvs_handover``."""
+        prepared: list[Operation] = []
+        for operation in filter(ipvs_handover.may_change_scheduler, operations):
+            item = operation.item
+            with contextlib.suppress(KernelError):  # the change itself reports it
+                if isinstance(item, VirtualServer) and (present := self._settings_of(item.key)) is not None:
+                    first = ipvs_handover.prepared(item, present)
+                    prepared += [first] if first else []
+        if prepared:
+            self._run(prepared)
+            self._sleep(ipvs_handover.PAUSE_S)
 
     def _run(
         self, operations: Sequence[Operation], positions: Sequence[int] | None = None
@@ -278,7 +311,7 @@ class IpvsDriver:
     def _settings(self) -> dict[VirtualServerKey, VirtualServerSettings]:
         return dict(self._gather(ipvs_message.Encoder.all_services, "list the virtual servers", _read_settings))
 
-    def _virtual_server(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
+    def _settings_of(self, key: VirtualServerKey) -> VirtualServerSettings | None:
         action = f"read {key}"
         try:
             data, start, end = self._channel.ask(self._encoder.service(key), action)
@@ -287,12 +320,20 @@ class IpvsDriver:
                 return None
             raise
         for _, settings in _read_settings([(data, start + ipvs_message.GENERIC_HEADER, end)]):
-            weights = {
-                real_server: NOT_MASQUERADED if method & _METHODS else weight
-                for real_server, (method, weight) in self._real_servers(key, _REAL_SERVER)
-            }
-            return ObservedVirtualServer(settings, weights)
+            return settings
         raise KernelError(action=action, detail="the answer is incomplete")
+
+    def _virtual_server(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
+        settings = self._settings_of(key)
+        if settings is None:
+            return None
+        weights: dict[RealServerKey, int] = {}
+        thresholds: dict[RealServerKey, Thresholds] = {}
+        for real_server, (method, weight, upper, lower) in self._real_servers(key, _REAL_SERVER):
+            weights[real_server] = NOT_MASQUERADED if method & _METHODS else weight
+            if upper or lower:
+                thresholds[real_server] = Thresholds(upper, lower)
+        return ObservedVirtualServer(settings, weights, thresholds=thresholds or None)
 
     def _connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections]:
         counts = self._counts.read(key)
@@ -342,16 +383,18 @@ def _read_settings(parts: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[Vi
             family, protocol, address, port, *settings = values
             if protocol in _PROTOCOLS:
                 key = VirtualServerKey(_PROTOCOLS[protocol], _address(family, address), int.from_bytes(port, "big"))
-                yield key, _shared_settings(*settings)
+                yield key, _shared_settings(key.address.family, *settings)
         elif (values := _MARKED_SETTINGS.read(*part)) is not None:
             family, mark, *settings = values
-            yield FirewallMark.of(Family(family), mark), _shared_settings(*settings)
+            yield FirewallMark.of(Family(family), mark), _shared_settings(Family(family), *settings)
 
 
 @functools.lru_cache(maxsize=1024)
-def _shared_settings(scheduler: bytes, flags: int, timeout_s: int) -> VirtualServerSettings:
+def _shared_settings(family: Family, scheduler: bytes, flags: int, timeout_s: int, netmask: bytes) -> VirtualServerSettings:
     """One object for all virtual servers with equal settings."""
-    return VirtualServerSettings(scheduler.split(b"\0", 1)[0].decode(errors="replace"), flags & ~HASHED, timeout_s)
+    name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
+    prefix_length = ipvs_message.network_length(family, netmask) if flags & PERSISTENT else 0
+    return VirtualServerSettings(name, flags & ~HASHED, timeout_s, prefix_length)
 
 
 def _address(family: int, packed: bytes) -> Address:

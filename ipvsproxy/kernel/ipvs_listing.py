@@ -24,6 +24,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from ipvsproxy.kernel import ipvs_message
 from ipvsproxy.model.kernel import Connections, FirewallMark, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
@@ -93,12 +94,16 @@ class Block(NamedTuple):
 
 
 class Heading(NamedTuple):
-    """The line of a virtual server. ``timeout_ticks`` is 0 if it is not persistent."""
+    """The line of a virtual server. ``timeout_ticks`` is 0 if it is not persistent.
+
+    ``prefix_length`` is that of the networks whose clients share their affinity, 0 for a single address.
+    """
 
     key: VirtualServerKey
     scheduler: str
     one_packet: bool
     timeout_ticks: int
+    prefix_length: int = 0
 
 
 def pieces(path: pathlib.Path) -> Iterator[bytes]:
@@ -201,7 +206,8 @@ def heading(block: Block) -> Heading | None:
     words = line.split()
     try:
         where, scheduler, flags = words[1], words[2].decode("ascii"), words[3:]
-        ticks = int(flags[flags.index(b"persistent") + 1]) if b"persistent" in flags else 0
+        at = flags.index(b"persistent") if b"persistent" in flags else None
+        ticks, mask = (0, b"") if at is None else (int(flags[at + 1]), binascii.unhexlify(flags[at + 2]))
         protocol = _PROTOCOLS.get(words[0])
         if line.startswith(_MARKED) and block.name:
             key = key_of(block.name)
@@ -211,7 +217,7 @@ def heading(block: Block) -> Heading | None:
             key = VirtualServerKey(protocol, Address(_packed(where)), _port(where))
     except (ValueError, IndexError) as error:
         raise _unparsable(line) from error
-    return Heading(key, scheduler, b"ops" in flags, ticks)
+    return Heading(key, scheduler, b"ops" in flags, ticks, ipvs_message.network_length(key.address.family, mask))
 
 
 def weights(text: bytes) -> Mapping[RealServerKey, int]:

@@ -5,6 +5,7 @@ import functools
 import itertools
 import socket
 import struct
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from ipvsproxy.model import packed
 from ipvsproxy.model.kernel import HASHED, FirewallMark, RealServers, Timeouts, VirtualServer, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, PORT_SIZE, EvenWeights, RealServerKey, Thresholds
 
 GENERIC_HEADER = 4
 """The bytes before the attributes of a message: command, version, and two unused ones."""
@@ -26,7 +27,11 @@ Encode = Callable[[tuple[bytes, ...]], bytes]
 SCHEDULER_NAME_LIMIT = 15
 """The longest scheduler name that the kernel takes (IP_VS_SCHEDNAME_MAXLEN less the NUL)."""
 
+TEMPLATES_KEPT = 256
+"""The most templates of real servers that are kept: there is one for each shape and each pair of thresholds."""
+
 _ALL_FLAGS = 0xFFFFFFFF
+_ALL_ONES = 0xFFFFFFFF
 _MASQUERADE = 0
 _ADDRESS_SIZES = frozenset(family.bits // 8 for family in Family)
 _ADDRESSES: Mapping[Family, message.Sample] = {
@@ -35,11 +40,6 @@ _ADDRESSES: Mapping[Family, message.Sample] = {
 }
 _U16 = (0, 0xFFFF)
 _U32 = (0, 0xFFFFFFFF)
-# The kernel takes the IPv6 "netmask" as a prefix length in host order; pyroute2 knows the attribute as an IPv4 address.
-_NETMASKS: Mapping[Family, str] = {
-    Family.IPV4: "255.255.255.255",
-    Family.IPV6: socket.inet_ntoa(struct.pack("=I", Family.IPV6.bits)),
-}
 _DESTINATION_COMMANDS: Mapping[Verb, int] = {
     Verb.ADD: ipvs.IPVS_CMD_NEW_DEST,
     Verb.SET: ipvs.IPVS_CMD_SET_DEST,
@@ -85,7 +85,8 @@ class Encoder:
         self._number = family_number
         self._service = functools.cache(self._service_template)
         self._removal = functools.cache(self._removal_template)
-        self._destination = functools.cache(self._destination_template)
+        # Anybody who may write a Service chooses its thresholds.
+        self._destination = functools.lru_cache(maxsize=TEMPLATES_KEPT)(self._destination_template)
         self._listing = functools.cache(self._listing_template)
         self._question = functools.cache(self._question_template)
 
@@ -98,7 +99,7 @@ class Encoder:
         """
         messages = [b""] * len(sequences)
         several: dict[Shape, list[tuple[int, int, VirtualServerKey, EvenWeights]]] = {}
-        last: tuple[VirtualServerKey | None, Verb | None, int] = (None, None, 0)
+        last: tuple[VirtualServerKey | None, Verb | None, int, Thresholds] = (None, None, 0, NO_THRESHOLDS)
         head = middle = between = tail = b""
         position = size = 0
         for verb, item in operations:
@@ -106,16 +107,16 @@ class Encoder:
                 messages[position] = self._encode_other(verb, item, _pack_u32(sequences[position]))
                 position += 1
                 continue
-            key, keys, weight = item
+            key, keys, weight, thresholds, _ = item
             if verb is Verb.ADD and isinstance(keys, EvenWeights):
                 several.setdefault(_shape(key), []).append((position, len(keys), key, keys))
                 position += len(keys)
                 continue
             # Operations on one virtual server follow each other. To join their common bytes anew takes 0.6 µs for each.
-            if key is not last[0] or verb is not last[1] or weight != last[2]:
-                head, middle, between, tail = self._around_real_server(key, verb, weight)
+            if key is not last[0] or verb is not last[1] or weight != last[2] or thresholds is not last[3]:
+                head, middle, between, tail = self._around_real_server(key, verb, weight, thresholds)
                 size = len(key.address)
-                last = key, verb, weight
+                last = key, verb, weight, thresholds
             for real_server in keys:
                 sequence = _pack_u32(sequences[position])
                 if len(real_server) == size + PORT_SIZE:
@@ -163,10 +164,12 @@ class Encoder:
             messages[position : position + count] = encoded[first : first + count]
             first += count
 
-    def _around_real_server(self, key: VirtualServerKey, verb: Verb, weight: int) -> tuple[bytes, bytes, bytes, bytes]:
+    def _around_real_server(
+        self, key: VirtualServerKey, verb: Verb, weight: int, thresholds: Thresholds
+    ) -> tuple[bytes, bytes, bytes, bytes]:
         """The bytes before the sequence number, before a real server's address, after it, and after its port."""
         holes = _holes(key)
-        head, *parts = self._destination(verb, _shape(key)).fixed
+        head, *parts = self._destination(verb, _shape(key), thresholds).fixed
         last, between, *behind = parts[len(holes) :]
         middle = b"".join(itertools.chain.from_iterable(zip(parts, holes, strict=False))) + last
         return head, middle, between, behind[0] if verb is Verb.REMOVE else _pack_u32(weight).join(behind)
@@ -219,10 +222,10 @@ class Encoder:
             key, shape = (sequence, *_holes(item.key)), _shape(item.key)
             if verb is Verb.REMOVE:
                 return self._removal(shape)(key)
-            scheduler, flags, timeout_s = item.settings
+            scheduler, flags, timeout_s, prefix_length = item.settings
             if not 0 < len(scheduler) <= SCHEDULER_NAME_LIMIT:
                 raise ValueError(f"the name of a scheduler has 1 to {SCHEDULER_NAME_LIMIT} characters")
-            encode = self._service(verb, shape, scheduler)
+            encode = self._service(verb, shape, scheduler, prefix_length)
             return encode((*key, _pack_u32(flags & ~HASHED), _pack_u32(timeout_s)))
         if isinstance(item, Timeouts):
             return self._timeouts(item, sequence)
@@ -234,8 +237,8 @@ class Encoder:
         data = self._message(ipvs.IPVS_CMD_SET_CONFIG, attributes, netlink.REQUEST, _Configuration())
         return message.numbered(data, sequence)
 
-    def _service_template(self, verb: Verb, shape: Shape, scheduler: str) -> Encode:
-        family = shape.family
+    def _service_template(self, verb: Verb, shape: Shape, scheduler: str, prefix_length: int) -> Encode:
+        netmask = _netmask(shape.family, prefix_length or shape.family.bits)
         command = ipvs.IPVS_CMD_NEW_SERVICE if verb is Verb.ADD else ipvs.IPVS_CMD_SET_SERVICE
 
         def build(flags: int, timeout: int, **key: Any) -> bytes:
@@ -244,7 +247,7 @@ class Encoder:
                 ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],
                 ["IPVS_SVC_ATTR_FLAGS", {"flags": flags, "mask": _ALL_FLAGS}],
                 ["IPVS_SVC_ATTR_TIMEOUT", timeout],
-                ["IPVS_SVC_ATTR_NETMASK", _NETMASKS[family]],
+                ["IPVS_SVC_ATTR_NETMASK", netmask],
             ]
             return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
 
@@ -265,7 +268,7 @@ class Encoder:
 
         return message.Template(build, _key_samples(shape)).encode
 
-    def _destination_template(self, verb: Verb, shape: Shape) -> message.Template:
+    def _destination_template(self, verb: Verb, shape: Shape, thresholds: Thresholds = NO_THRESHOLDS) -> message.Template:
         family = shape.family
         command = _DESTINATION_COMMANDS[verb]
         samples: dict[str, message.Sample] = {
@@ -285,8 +288,8 @@ class Encoder:
                 destination += [
                     ["IPVS_DEST_ATTR_FWD_METHOD", _MASQUERADE],
                     ["IPVS_DEST_ATTR_WEIGHT", weight],
-                    ["IPVS_DEST_ATTR_U_THRESH", 0],
-                    ["IPVS_DEST_ATTR_L_THRESH", 0],
+                    ["IPVS_DEST_ATTR_U_THRESH", thresholds.upper],
+                    ["IPVS_DEST_ATTR_L_THRESH", thresholds.lower],
                 ]
             attributes = [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}], ["IPVS_CMD_ATTR_DEST", {"attrs": destination}]]
             return self._message(command, attributes)
@@ -299,6 +302,29 @@ class Encoder:
         encoded["version"] = ipvs.GENL_VERSION
         encoded["attrs"] = attributes
         return message.encode(encoded, self._number, flags)
+
+
+def _netmask(family: Family, prefix_length: int) -> str:
+    """The netmask of session affinity as pyroute2 takes it: an IPv4 address.
+
+    The kernel takes that of IPv6 as a prefix length in host order.
+    """
+    if family is Family.IPV6:
+        return socket.inet_ntoa(struct.pack("=I", prefix_length))
+    return socket.inet_ntoa(struct.pack(">I", _ALL_ONES ^ (_ALL_ONES >> prefix_length)))
+
+
+def prefix_length(family: Family, netmask: bytes) -> int:
+    """The prefix length of a netmask as the kernel sends it: a mask for IPv4, and for IPv6 a number in host order."""
+    if family is Family.IPV6:
+        return int.from_bytes(netmask, sys.byteorder)
+    return int.from_bytes(netmask, "big").bit_count()
+
+
+def network_length(family: Family, netmask: bytes) -> int:
+    """As ``prefix_length``; 0 for a single address."""
+    length = prefix_length(family, netmask)
+    return 0 if length == family.bits else length
 
 
 def _shape(key: VirtualServerKey) -> Shape:

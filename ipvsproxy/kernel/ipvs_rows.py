@@ -1,7 +1,6 @@
 """Every virtual and real server with all that ``ipvsadm -Ln`` shows. ``ipvs`` reads only what is compared."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -143,7 +142,7 @@ def _headings(channel: netlink.Channel, encoder: ipvs_message.Encoder) -> Iterat
         yield VirtualServerRow(
             key,
             VirtualServerSettings(name, flags & ~HASHED, timeout_s),
-            _prefix_length(key.address.family, netmask),
+            ipvs_message.prefix_length(key.address.family, netmask),
             _engine(data, start, end),
         )
 
@@ -151,13 +150,6 @@ def _headings(channel: netlink.Channel, encoder: ipvs_message.Encoder) -> Iterat
 def _engine(data: bytes, start: int, end: int) -> str:
     inside = message.attributes(data, *message.attributes(data, start, end)[_SERVICE])
     return message.text(data, inside[_ENGINE]) if _ENGINE in inside else ""
-
-
-def _prefix_length(family: Family, netmask: bytes) -> int:
-    """The kernel has a mask for IPv4, and for IPv6 a number in host order."""
-    if family is Family.IPV6:
-        return int.from_bytes(netmask, sys.byteorder)
-    return int.from_bytes(netmask, "big").bit_count()
 
 
 def _real_servers(channel: netlink.Channel, encoder: ipvs_message.Encoder, key: VirtualServerKey) -> tuple[RealServerRow, ...]:

@@ -19,7 +19,14 @@ from typing import Final
 
 from ipvsproxy.kernel import ipvs_listing
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import PERSISTENT, Connections, ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import (
+    HAS_THRESHOLDS,
+    PERSISTENT,
+    Connections,
+    ObservedVirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 from ipvsproxy.model.real_servers import RealServerKey
 
 PART_BYTES = 48 << 10
@@ -222,6 +229,10 @@ class TableReader:
     def _interpret(
         self, heading: ipvs_listing.Heading, block: ipvs_listing.Block, settings: Settings | None
     ) -> ObservedVirtualServer:
+        if settings is not None and settings[heading.key].flags & HAS_THRESHOLDS:
+            asked = self._read_one(heading.key)  # the file does not show thresholds
+            if asked is not None:
+                return asked
         ticks = heading.timeout_ticks
         if ticks and not self._ticks_per_second:
             self._ticks_per_second = self._rate(heading.key, ticks, settings)
@@ -230,7 +241,8 @@ class TableReader:
             return ObservedVirtualServer(settings[heading.key], weights)
         flags = (PERSISTENT if ticks else 0) | (ipvs_listing.ONE_PACKET if heading.one_packet else 0)
         timeout_s = round(ticks / (self._ticks_per_second or 1))
-        return ObservedVirtualServer(VirtualServerSettings(heading.scheduler, flags, timeout_s), weights, flags_known=False)
+        shown = VirtualServerSettings(heading.scheduler, flags, timeout_s, heading.prefix_length)
+        return ObservedVirtualServer(shown, weights, flags_known=False)
 
     def _rate(self, key: VirtualServerKey, ticks: int, settings: Settings | None) -> float:
         """The ticks per second, computed from a persistent virtual server; 0 if they are not needed yet.

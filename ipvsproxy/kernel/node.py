@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from ipvsproxy.kernel import iptables, netlink
+from ipvsproxy.kernel import iptables, modules, netlink, scheduler
 from ipvsproxy.kernel.addresses import AddressDriver, ObservedAddresses
 from ipvsproxy.kernel.conntrack import ConntrackDriver
 from ipvsproxy.kernel.errors import KernelError
@@ -258,6 +258,21 @@ class NodeKernel:
         """
         return self.ipvs.read_timeouts()
 
+    def why_unusable(self, name: str) -> str:
+        """The reason why no virtual server can have this scheduler, and which ones there are; empty if it can.
+
+        Raises:
+            KernelError: the kernel could not answer now.
+        """
+        reason = scheduler.why_unusable(self.ipvs, name)
+        return f"{reason}{_there_are(modules.schedulers())}" if reason else ""
+
+    def why_missing(self, name: str) -> str:
+        """As ``why_unusable``, as far as the files of modules show it: this loads none."""
+        if modules.module_state(f"ip_vs_{name}") is not modules.ModuleState.MISSING:
+            return ""
+        return f"{scheduler.describe_missing(name)}{_there_are(modules.schedulers())}"
+
     def connections(
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
@@ -294,6 +309,10 @@ class NodeKernel:
         for _, item in run:
             if isinstance(item, Skeleton):
                 self._marks.pop(item.family, None)
+
+
+def _there_are(schedulers: Sequence[str]) -> str:
+    return f"; it has {', '.join(schedulers)}" if schedulers else ""
 
 
 def _of_addresses(observed: ObservedAddresses | None) -> Observation:

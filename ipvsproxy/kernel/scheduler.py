@@ -43,13 +43,18 @@ def why_unusable(ipvs: Ipvs, scheduler: str) -> str:
     Raises:
         KernelError: virtual servers cannot be listed, added or removed, whatever their scheduler.
     """
-    missing = f"the kernel has no scheduler {scheduler!r}: the module ip_vs_{scheduler} is missing or cannot be loaded"
+    missing = describe_missing(scheduler)
     if len(scheduler) > SCHEDULER_NAME_LIMIT:
         return missing
     refusal = ipvs.refusal_with(scheduler)
     if refusal in {errno.EINVAL, errno.ENOENT}:
         return missing if refusal == errno.ENOENT else ""
     return missing if _is_missing_for_ipv4(ipvs, scheduler) else ""
+
+
+def describe_missing(scheduler: str) -> str:
+    """The reason why a scheduler that the kernel lacks is unusable."""
+    return f"the kernel has no scheduler {scheduler!r}: the module ip_vs_{scheduler} is missing or cannot be loaded"
 
 
 def _is_missing_for_ipv4(ipvs: Ipvs, scheduler: str) -> bool:

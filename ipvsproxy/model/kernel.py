@@ -8,7 +8,7 @@ import msgspec
 
 from ipvsproxy.model.kind import DriverName, Kind, Stage
 from ipvsproxy.model.net import Address, Family, Network, Protocol, host_port
-from ipvsproxy.model.real_servers import NO_REAL_SERVERS, EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import NO_REAL_SERVERS, NO_THRESHOLDS, RealServerKey, Thresholds, Weights
 from ipvsproxy.model.service import ServiceName
 
 DEVICE = "kube-ipvs0"
@@ -89,20 +89,45 @@ PERSISTENT = 0x1
 """Virtual-server flag: session affinity."""
 HASHED = 0x2
 """Virtual-server flag that the kernel sets for its own use. It is neither sent nor compared."""
+SCHEDULER_FALLBACK = 0x8
+"""The first scheduler flag. For ``sh`` and ``mh``: a client of a real server that takes no connections goes to another one."""
 SCHEDULER_PORT = 0x10
-"""The second scheduler flag. For ``mh`` it is mh-port: the hash includes the source port."""
+"""The second scheduler flag. For ``sh`` and ``mh``: the hash includes the source port."""
+HAS_THRESHOLDS = 0x20
+"""The third scheduler flag, which no scheduler reads. It shows that our real servers have thresholds: to ask every virtual server
+for these would take a question for each.
+"""
+SCHEDULER_FLAGS = SCHEDULER_FALLBACK | SCHEDULER_PORT | HAS_THRESHOLDS
+"""The flags that ``/proc/net/ip_vs`` does not show."""
+
+
+_FLAG_NAMES: Mapping[int, str] = {SCHEDULER_FALLBACK: "fallback", SCHEDULER_PORT: "port", HAS_THRESHOLDS: "thresholds"}
 
 
 class VirtualServerSettings(NamedTuple):
     """The settings of a virtual server.
 
-    ``timeout_s`` is the timeout of session affinity, 0 without it. ``flags`` never include ``HASHED``. The netmask is no field,
-    because it is always that of a single address (255.255.255.255 or 128), as in kube-proxy.
+    ``timeout_s`` is the timeout of session affinity, 0 without it. ``flags`` never include ``HASHED``. Clients of one network of
+    ``prefix_length`` share their session affinity; 0 stands for a single address, as in kube-proxy, and without affinity.
     """
 
     scheduler: str
     flags: int = 0
     timeout_s: int = 0
+    prefix_length: int = 0
+
+    @property
+    def flag_names(self) -> list[str]:
+        """The scheduler flags by name; other flags than affinity as a number."""
+        names = [name for flag, name in _FLAG_NAMES.items() if self.flags & flag]
+        rest = self.flags & ~(PERSISTENT | SCHEDULER_FLAGS)
+        return names + ([f"{rest:#x}"] if rest else [])
+
+    def __str__(self) -> str:
+        flags = f" ({', '.join(self.flag_names)})" if self.flag_names else ""
+        network = f" by /{self.prefix_length}" if self.prefix_length else ""
+        affinity = f", session affinity {self.timeout_s} s{network}" if self.flags & PERSISTENT else ""
+        return f"{self.scheduler}{flags}{affinity}"
 
 
 @Kind(
@@ -117,19 +142,25 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     """A desired virtual server, with its owner.
 
     ``weights`` are in the order in which the real servers are added. Several virtual servers, and observed ones, may share one
-    object of weights. ``marked`` is the protocol of the packets of one that is named by a ``FirewallMark``.
+    object of weights. ``marked`` is the protocol of the packets of one that is named by a ``FirewallMark``. Each real server has
+    the same ``thresholds``.
     """
 
     key: VirtualServerKey
     settings: VirtualServerSettings
-    weights: EvenWeights = NO_REAL_SERVERS
+    weights: Weights = NO_REAL_SERVERS
     owner: Owner = NODE_OWNER
     marked: Protocol | None = None
+    thresholds: Thresholds = NO_THRESHOLDS
 
     @property
     def protocol(self) -> Protocol:
         """The protocol of its packets."""
         return self.marked or self.key.protocol
+
+    def with_weights(self, weights: Weights) -> "VirtualServer":
+        """The same with these real servers."""
+        return msgspec.structs.replace(self, weights=weights)
 
     @property
     def real_servers(self) -> KeysView[RealServerKey]:
@@ -140,7 +171,8 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 class ObservedVirtualServer(msgspec.Struct, gc=False):
     """An observed virtual server: its settings, and the weight of each real server, or ``NOT_MASQUERADED``.
 
-    ``flags_known`` is false for a reading of ``/proc/net/ip_vs``, which does not show scheduler flags; these then count as equal.
+    ``thresholds`` has the real servers that have any, and is None or empty without them. ``flags_known`` is false for a reading
+    of ``/proc/net/ip_vs``, which shows neither scheduler flags nor thresholds; these then count as equal.
     Do not change an object that another module made: its reader may return it again, and a ``VirtualServer`` may share its
     weights. Change a copy.
     """
@@ -148,6 +180,11 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
     settings: VirtualServerSettings
     real_servers: Mapping[RealServerKey, int]
     flags_known: bool = True
+    thresholds: Mapping[RealServerKey, Thresholds] | None = None
+
+    def has(self, real_servers: Mapping[RealServerKey, int]) -> "ObservedVirtualServer":
+        """The same with these real servers."""
+        return ObservedVirtualServer(self.settings, real_servers, self.flags_known, self.thresholds)
 
 
 @Kind(
@@ -161,17 +198,26 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
 class RealServers(NamedTuple):
     """One or more real servers of one virtual server, with their observed or desired weight (0: no new connections).
 
-    If ``keys`` are all real servers of a new virtual server, they are its ``EvenWeights`` object, because a start adds very many.
+    If ``keys`` are all real servers of a new virtual server, all with weight 1 and without thresholds, they are its
+    ``EvenWeights`` object, because a start adds very many. ``stays``: a Service desires the real server. With weight 0, it is not
+    drained then.
     """
 
     virtual_server: VirtualServerKey
     keys: Collection[RealServerKey]
     weight: int = 1
+    thresholds: Thresholds = NO_THRESHOLDS
+    stays: bool = False
 
     @classmethod
     def of(cls, virtual_server: VirtualServerKey, key: RealServerKey, weight: int = 1) -> "RealServers":
         """One real server."""
         return cls(virtual_server, (key,), weight)
+
+    @property
+    def drains(self) -> bool:
+        """Whether these get no new connections because nobody desires them any more."""
+        return self.weight == 0 and not self.stays
 
     @property
     def key(self) -> RealServerKey:

@@ -60,7 +60,7 @@ def one_by_one(operations: Iterable[Operation]) -> Iterator[Operation]:
         verb, item = operation
         match item:
             case RealServers():
-                yield from (Operation(verb, RealServers.of(item.virtual_server, key, item.weight)) for key in item.keys)
+                yield from (Operation(verb, item._replace(keys=(key,))) for key in item.keys)
             case SetEntries() if len(item.entries) > 1:
                 yield from (Operation(verb, SetEntries.of(entry)) for entry in item.entries)
             case BoundAddresses() if len(item.addresses) > 1:
@@ -131,7 +131,7 @@ class Plan(NamedTuple):
         return {
             item.virtual_server
             for verb, item in self.operations
-            if isinstance(item, RealServers) and item.weight == 0 and verb is Verb.SET
+            if isinstance(item, RealServers) and item.drains and verb is Verb.SET
         }
 
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Collection, ItemsView, Iterator, KeysView, Mapping
-from typing import cast
+from typing import NamedTuple, cast
 
 from ipvsproxy.model.net import Address, host_port
 from ipvsproxy.model.packed import pieces
@@ -134,6 +134,61 @@ class EvenWeights(Mapping[RealServerKey, int]):
         return f"EvenWeights.of({list(self)})"
 
 
+class UnevenWeights(Mapping[RealServerKey, int]):
+    """The real servers of one virtual server in a fixed order, each with its weight: for Services that ask for weights."""
+
+    __slots__ = ("_weights",)
+
+    def __init__(self, weights: Mapping[bytes, int]) -> None:
+        """``weights`` is by the bytes of the keys, and does not change any more."""
+        self._weights = weights
+
+    def plain(self) -> Mapping[bytes, int]:
+        """The weights by plain bytes, which equal the keys. Do not change the result."""
+        return self._weights
+
+    def unpacked(self) -> dict[RealServerKey, int]:
+        """The weights as a new dictionary, which the caller may change."""
+        return {RealServerKey(key): weight for key, weight in self._weights.items()}
+
+    def __iter__(self) -> Iterator[RealServerKey]:
+        return map(RealServerKey, self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __getitem__(self, key: RealServerKey) -> int:
+        return self._weights[key]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and len(self) == len(other) and self._weights == plain(other)
+
+    __hash__ = None  # type: ignore[assignment]  # no mapping has a hash
+
+    def __repr__(self) -> str:
+        return f"UnevenWeights({self.unpacked()})"
+
+
+Weights = EvenWeights | UnevenWeights
+"""The desired weights of one virtual server."""
+
+
+class Thresholds(NamedTuple):
+    """The thresholds of a real server: with ``upper`` connections it gets no new ones before it has less than ``lower``.
+
+    The kernel counts established connections and those that have ended a short while ago. ``upper`` 0 means no threshold. With
+    ``lower`` 0, the kernel resumes below three quarters of ``upper`` (``ip_vs_dest_conn_overhead`` and ``ip_vs_unbind_dest`` in
+    net/netfilter/ipvs/ip_vs_conn.c).
+    """
+
+    upper: int = 0
+    lower: int = 0
+
+    def __str__(self) -> str:
+        return f"connections at most {self.upper}" + (f", again below {self.lower}" if self.lower else "")
+
+
+NO_THRESHOLDS = Thresholds()
 NO_REAL_SERVERS = EvenWeights()
 """The weights of a virtual server without real servers."""
 
@@ -145,4 +200,4 @@ def _plain(packed: bytes, size: int) -> Mapping[bytes, int]:
 
 def plain(weights: Mapping[RealServerKey, int]) -> Mapping[bytes, int]:
     """The weights by the bytes of their keys: faster than ``weights`` for more than one question."""
-    return weights.plain() if isinstance(weights, EvenWeights) else cast("Mapping[bytes, int]", weights)
+    return weights.plain() if isinstance(weights, EvenWeights | UnevenWeights) else cast("Mapping[bytes, int]", weights)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ipvsproxy.model.annotations import NO_ANNOTATIONS, ServiceAnnotations
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 
 
@@ -74,6 +75,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     health_check_node_port: int = 0
     not_served: Skipped | None = None
     skipped: tuple[Skipped, ...] = ()
+    annotations: ServiceAnnotations = NO_ANNOTATIONS
 
 
 USUAL_OPTIONS = ServiceOptions()
@@ -124,7 +126,10 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Conditions(msgspec.Struct, frozen=True, gc=False):
-    """The fields of an endpoint in an EndpointSlice, except its addresses, with the API's defaults applied."""
+    """The fields of an endpoint in an EndpointSlice, except its addresses, with the API's defaults applied.
+
+    ``weight`` is that of the annotation of its EndpointSlice, None without one.
+    """
 
     ready: bool = True
     serving: bool = True
@@ -132,6 +137,8 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
     node_name: str = ""
     zone_hints: frozenset[str] = frozenset()
     node_hints: frozenset[str] = frozenset()
+    zone: str = ""
+    weight: int | None = None
 
 
 class Endpoint(NamedTuple):

@@ -26,7 +26,7 @@ from ipvsproxy.model.kernel import (
     VirtualServerSettings,
 )
 from ipvsproxy.model.net import Address, Family, Protocol
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds, Weights
 from ipvsproxy.model.rules import ObservedSkeleton
 from ipvsproxy.model.service import Skipped
 
@@ -35,8 +35,8 @@ class ClusterScope(msgspec.Struct, frozen=True, gc=False):
     """The endpoints of a Service port in one family for clients of this node, if its externalTrafficPolicy is Local.
 
     ``virtual_servers`` are those of its external addresses, which have the endpoints for all other clients. ``protocol`` and
-    ``port`` are those of the Service port. ``weights`` and ``settings`` are of the virtual server that takes the packets of
-    this node's clients, by a mark.
+    ``port`` are those of the Service port. ``settings``, ``weights`` and ``thresholds`` are of the virtual server that takes the
+    packets of this node's clients, by a mark.
     """
 
     family: Family
@@ -44,7 +44,8 @@ class ClusterScope(msgspec.Struct, frozen=True, gc=False):
     port: int
     virtual_servers: tuple[VirtualServerKey, ...]
     settings: VirtualServerSettings
-    weights: EvenWeights
+    weights: Weights
+    thresholds: Thresholds = NO_THRESHOLDS
 
 
 class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -54,7 +55,8 @@ class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     the real servers that may still reply, for each UDP and SCTP frontend. ``local_endpoints`` is the number of addresses of ready
     endpoints on this node, for each health listener. ``without_local_internal`` and ``without_local_external`` are the families
     in which a Local traffic policy has no endpoint on this node, although there are some elsewhere. ``skipped`` are the unused
-    fields. ``scopes`` are second scopes of external addresses.
+    fields. ``scopes`` are second scopes of external addresses. A new endpoint comes to its own weight within ``slow_start_s``; 0
+    means at once. ``drain_deadline_s`` replaces that of the node unless it is 0.
     """
 
     refused: tuple[VirtualServerKey, ...] = ()
@@ -64,6 +66,8 @@ class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     without_local_external: frozenset[Family] = frozenset()
     skipped: tuple[Skipped, ...] = ()
     scopes: tuple[ClusterScope, ...] = ()
+    slow_start_s: int = 0
+    drain_deadline_s: int = 0
 
 
 NO_RARITIES = Rarities()

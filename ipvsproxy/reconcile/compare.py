@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from ipvsproxy.model import plan
 from ipvsproxy.model.kernel import (
-    PERSISTENT,
     TIMEOUTS,
     FlowCleaning,
     IpSet,
+    ObservedVirtualServer,
     Owner,
     RealServers,
     Sysctl,
@@ -25,7 +25,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import NOT_MASQUERADED
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, RealServerKey, Thresholds
 from ipvsproxy.model.rules import ObservedRule, ObservedSkeleton, Skeleton
 from ipvsproxy.reconcile import diff
 from ipvsproxy.reconcile.table import Table
@@ -146,16 +146,24 @@ def _virtual_server(tables: Tables, key: VirtualServerKey, may_remove: diff.MayR
                     name=f"{key} -> {real_server}",
                     owner=owner,
                     desired=_desired_weight(operation),
-                    observed=_observed_weight(observed.real_servers.get(real_server)),
+                    observed=_observed_weight(observed.real_servers.get(real_server), _thresholds_of(observed, real_server)),
                 )
             case _:  # the line of a missing virtual server counts its real servers
                 pass
 
 
-def _observed_weight(weight: int | None) -> str:
+def _thresholds_of(observed: ObservedVirtualServer, key: RealServerKey) -> Thresholds:
+    return (observed.thresholds or {}).get(key, NO_THRESHOLDS)
+
+
+def _observed_weight(weight: int | None, thresholds: Thresholds) -> str:
     if weight is None:
         return MISSING
-    return "not masqueraded" if weight == NOT_MASQUERADED else f"weight {weight}"
+    return "not masqueraded" if weight == NOT_MASQUERADED else _weight(weight, thresholds)
+
+
+def _weight(weight: int, thresholds: Thresholds) -> str:
+    return f"weight {weight}" + (f", {thresholds}" if thresholds != NO_THRESHOLDS else "")
 
 
 def _desired_weight(operation: Operation) -> str:
@@ -163,16 +171,14 @@ def _desired_weight(operation: Operation) -> str:
     match operation:
         case Operation(verb=Verb.REMOVE):
             return STALE
-        case Operation(item=RealServers(weight=0)):
-            return "weight 0 (its endpoint is not used; its connections may end)"
+        case Operation(item=RealServers() as item) if not item.drains:
+            return _weight(item.weight, item.thresholds)
         case _:
-            return "weight 1"
+            return "weight 0 (its endpoint is not used; its connections may end)"
 
 
 def _describe(settings: VirtualServerSettings, real_servers: int) -> str:
-    affinity = f", session affinity {settings.timeout_s} s" if settings.flags & PERSISTENT else ""
-    flags = settings.flags & ~PERSISTENT
-    return f"{settings.scheduler}{affinity}{f', flags {flags:#x}' if flags else ''}, real servers: {real_servers}"
+    return f"{settings}, real servers: {real_servers}"
 
 
 def _rules(desired: Skeleton, observed: ObservedSkeleton | None, describe_rule: DescribeRule) -> Iterator[Difference]:

@@ -1,8 +1,10 @@
 """The difference of one virtual server, as operations."""
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 
 from ipvsproxy.model.kernel import (
+    SCHEDULER_FLAGS,
     ObservedVirtualServer,
     RealServers,
     VirtualServer,
@@ -11,10 +13,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import PORT_SIZE, RealServerKey, plain
-
-_SCHEDULER_FLAGS = 0x38
-"""The three flag bits of the scheduler, which ``/proc/net/ip_vs`` does not show."""
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, PORT_SIZE, EvenWeights, RealServerKey, Thresholds, plain
 
 MayRemove = Callable[[VirtualServerKey, RealServerKey], bool | None]
 """Whether the drain of a real server is over; None if it has not begun."""
@@ -26,11 +25,12 @@ def settings_differ(desired: VirtualServerSettings, observed: ObservedVirtualSer
         return False
     if observed.flags_known:
         return True
-    return (desired.scheduler, desired.timeout_s, desired.flags & ~_SCHEDULER_FLAGS) != (
-        observed.settings.scheduler,
-        observed.settings.timeout_s,
-        observed.settings.flags & ~_SCHEDULER_FLAGS,
-    )
+    return without_scheduler_flags(desired) != without_scheduler_flags(observed.settings)
+
+
+def without_scheduler_flags(settings: VirtualServerSettings) -> VirtualServerSettings:
+    """The settings as ``/proc/net/ip_vs`` shows them."""
+    return settings._replace(flags=settings.flags & ~SCHEDULER_FLAGS)
 
 
 def equals_known(observed: ObservedVirtualServer, known: ObservedVirtualServer) -> bool:
@@ -43,17 +43,49 @@ def equals_known(observed: ObservedVirtualServer, known: ObservedVirtualServer) 
     )
 
 
+def with_known(observed: ObservedVirtualServer, known: ObservedVirtualServer) -> ObservedVirtualServer:
+    """A virtual server that was read without scheduler flags and thresholds, with the known ones."""
+    settings = observed.settings
+    if observed.flags_known or not known.flags_known or settings.scheduler != known.settings.scheduler:
+        return observed
+    flags = settings.flags | (known.settings.flags & SCHEDULER_FLAGS)
+    thresholds = {key: value for key, value in (known.thresholds or {}).items() if key in observed.real_servers}
+    return ObservedVirtualServer(settings._replace(flags=flags), observed.real_servers, thresholds=thresholds or None)
+
+
 def differs(desired: VirtualServer, observed: ObservedVirtualServer, may_remove: MayRemove) -> bool:
     """Whether any operation is needed now. A draining real server needs none."""
-    if settings_differ(desired.settings, observed):
+    if settings_differ(desired.settings, observed) or _any_threshold_differs(desired, observed):
         return True
     if observed.real_servers is desired.weights or observed.real_servers == desired.weights:
-        return False
+        return any(_still_drains(desired, may_remove))
     weights, desired_weights = plain(observed.real_servers), desired.weights.plain()
-    if not desired_weights.items() <= weights.items():
+    if not desired_weights.items() <= weights.items() or any(_still_drains(desired, may_remove)):
         return True
     parting = weights.keys() - desired_weights.keys()
     return any(_parting(desired, RealServerKey(key), weights[key], may_remove) for key in parting)
+
+
+def _any_threshold_differs(desired: VirtualServer, observed: ObservedVirtualServer) -> bool:
+    """Whether a desired real server that is there has other thresholds. Those that the reading does not show count as equal."""
+    thresholds, found = desired.thresholds, observed.thresholds
+    if not observed.flags_known or (thresholds == NO_THRESHOLDS and not found):
+        return False
+    weights = plain(observed.real_servers)
+    return any(_thresholds(found, key) != thresholds for key in desired.weights.plain() if key in weights)
+
+
+def _thresholds(found: Mapping[RealServerKey, Thresholds] | None, key: bytes) -> Thresholds:
+    return found.get(RealServerKey(key), NO_THRESHOLDS) if found else NO_THRESHOLDS
+
+
+def _still_drains(desired: VirtualServer, may_remove: MayRemove) -> Iterator[bool]:
+    """For each real server whose desired weight is 0, whether it drains, as before it was desired."""
+    if isinstance(desired.weights, EvenWeights):
+        return
+    for key, weight in desired.weights.plain().items():
+        if weight == 0:
+            yield may_remove(desired.key, RealServerKey(key)) is not None
 
 
 def _parting(
@@ -91,17 +123,36 @@ def virtual_server_operations(
         return
     if observed is None:
         yield Operation(Verb.ADD, desired)
-        if desired.weights:
-            yield Operation(Verb.ADD, RealServers(key, desired.weights))
+        yield from _all_real_servers(desired)
         return
     if settings_differ(desired.settings, observed):
         yield Operation(Verb.SET, desired)
     weights, desired_weights = plain(observed.real_servers), desired.weights.plain()
-    for packed in desired_weights:
-        if (weight := weights.get(packed)) != 1:
-            yield Operation(Verb.ADD if weight is None else Verb.SET, RealServers.of(key, RealServerKey(packed)))
+    thresholds, found = desired.thresholds, observed.thresholds
+    has_equal_thresholds = not observed.flags_known or (thresholds == NO_THRESHOLDS and not found)
+    for packed, desired_weight in desired_weights.items():
+        weight, real_server = weights.get(packed), RealServerKey(packed)
+        if (
+            weight != desired_weight
+            or not (has_equal_thresholds or _thresholds(found, packed) == thresholds)
+            or (weight == 0 and may_remove(key, real_server) is not None)
+        ):
+            item = RealServers(key, (real_server,), desired_weight, thresholds, stays=desired_weight == 0)
+            yield Operation(Verb.ADD if weight is None else Verb.SET, item)
     for packed, weight in weights.items():
         if packed not in desired_weights:
             real_server = RealServerKey(packed)
             if parting := _parting(desired, real_server, weight, may_remove):
                 yield Operation(parting, RealServers.of(key, real_server, 0))
+
+
+def _all_real_servers(desired: VirtualServer) -> Iterator[Operation]:
+    """The additions of all real servers, one for each run of equal weights, which keeps their order."""
+    weights, thresholds = desired.weights, desired.thresholds
+    if isinstance(weights, EvenWeights) and thresholds == NO_THRESHOLDS:
+        if weights:
+            yield Operation(Verb.ADD, RealServers(desired.key, weights))
+        return
+    for weight, run in itertools.groupby(weights.plain().items(), key=lambda item: item[1]):
+        keys = tuple(RealServerKey(key) for key, _ in run)
+        yield Operation(Verb.ADD, RealServers(desired.key, keys, weight, thresholds, stays=weight == 0))

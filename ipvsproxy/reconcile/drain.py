@@ -51,7 +51,7 @@ class Drain:
 
 
 class Drains:
-    """All draining real servers.
+    """All draining real servers. A virtual server may have a deadline of its own.
 
     The cost of a call does not grow with the number of drains, except for iteration. So an ended drain stays in its queues until
     it comes to their front, or until ended ones are the majority.
@@ -71,6 +71,9 @@ class Drains:
         """Drains that wait for room and have no connections, the oldest first."""
         self._unread: collections.deque[Drain] = collections.deque()
         """Drains that wait for room and whose connections were not read, the oldest first."""
+        self._deadlines: dict[VirtualServerKey, float] = {}
+        """The deadlines of virtual servers that have one of their own. Their drains are in ``_by_end``, not in ``_by_age``."""
+        self._by_end: list[tuple[float, int, Drain]] = []
         self._by_due: list[tuple[float, int, Drain]] = []
         self._numbers = itertools.count()
 
@@ -98,11 +101,31 @@ class Drains:
             drains[real_server] = drain = Drain(key, real_server, since_s=now, due_s=now)
             self._count += 1
             self._tidy()
-            self._by_age.append(drain)
+            if key in self._deadlines:
+                self._end_at(drain)
+            else:
+                self._by_age.append(drain)
             if len(drains) <= may_wait:
                 self._wait(drain, self._unread)
             else:
                 self._read_at(drain, now)
+
+    def set_deadline(self, key: VirtualServerKey, deadline_s: float | None) -> None:
+        """Set the deadline of all drains of a virtual server, present ones included; None for the common one."""
+        if self._deadlines.get(key) == deadline_s:
+            return
+        if deadline_s is not None:
+            self._deadlines[key] = deadline_s
+        else:
+            del self._deadlines[key]
+        present = self._drains.get(key)
+        if not present:
+            return
+        if deadline_s is not None:
+            for drain in present.values():
+                self._end_at(drain)
+        ordinary = (drain for drain in self if drain.virtual_server not in self._deadlines and not drain.has_ended)
+        self._by_age = collections.deque(sorted(ordinary, key=lambda drain: drain.since_s))
 
     def has_place(self, key: VirtualServerKey, may_wait: int) -> bool:
         """Whether one more real server of this virtual server could drain without a question about its connections."""
@@ -142,7 +165,24 @@ class Drains:
         while self.deadline_s > 0 and (oldest := self._oldest()) and oldest.since_s + self.deadline_s <= now:
             self._finish(oldest)
             late.append(oldest.virtual_server)
+        while (end := self._next_end()) is not None and end[0] <= now:
+            self._finish(end[2])
+            late.append(end[2].virtual_server)
         return late
+
+    def _end_at(self, drain: Drain) -> None:
+        """Have a drain end at the deadline of its virtual server."""
+        heapq.heappush(self._by_end, (drain.since_s + self._deadlines[drain.virtual_server], next(self._numbers), drain))
+
+    def _is_valid(self, end: tuple[float, int, Drain]) -> bool:
+        """Whether an entry of ``_by_end`` holds: the drain has not ended, and the deadline of its virtual server is the same."""
+        deadline_s = self._deadlines.get(end[2].virtual_server)
+        return deadline_s is not None and not end[2].has_ended and end[2].since_s + deadline_s == end[0]
+
+    def _next_end(self) -> tuple[float, int, Drain] | None:
+        while self._by_end and not self._is_valid(self._by_end[0]):
+            heapq.heappop(self._by_end)
+        return self._by_end[0] if self._by_end else None
 
     def release(self, room: int) -> Collection[VirtualServerKey]:
         """Let so many waiting drains without connections be over, the oldest first. Returns their virtual servers."""
@@ -186,6 +226,8 @@ class Drains:
         times = [self._by_due[0][0]] if self._by_due else []
         if self.deadline_s > 0 and (oldest := self._oldest()):
             times.append(oldest.since_s + self.deadline_s)
+        if end := self._next_end():
+            times.append(end[0])
         return min(times, default=None)
 
     def judge(
@@ -222,7 +264,9 @@ class Drains:
     def oldest_age_s(self, now: float) -> float:
         """The age of the oldest drain with connections, in seconds; 0 without one."""
         self._oldest()
-        return max(0.0, next((now - drain.since_s for drain in self._by_age if not (drain.waits or drain.has_ended)), 0.0))
+        ages_s = (now - drain.since_s for drain in self._by_age if not (drain.waits or drain.has_ended))
+        others_s = (now - drain.since_s for _, _, drain in self._by_end if not (drain.waits or drain.has_ended))
+        return max(0.0, next(ages_s, 0.0), *others_s)
 
     def _read_at(self, drain: Drain, due_s: float) -> None:
         drain.due_s = due_s
@@ -243,6 +287,9 @@ class Drains:
         kept = self._count - self.over
         if len(self._by_age) > 2 * kept + _ENDED_KEPT:
             self._by_age = collections.deque(drain for drain in self._by_age if not drain.has_ended)
+        if len(self._by_end) > 2 * kept + _ENDED_KEPT:
+            self._by_end = [end for end in self._by_end if self._is_valid(end)]
+            heapq.heapify(self._by_end)
         if len(self._idle) > 2 * self.waiting + _ENDED_KEPT:
             self._idle = collections.deque(drain for drain in self._idle if drain.waits)
         if len(self._unread) > 2 * self.waiting + _ENDED_KEPT:
@@ -271,7 +318,7 @@ def removals_at_once(
     operations: list[Operation] = []
     for operation, error, *_ in outcomes:
         verb, item = operation
-        if verb is Verb.SET and isinstance(item, RealServers) and item.weight == 0 and not error:
+        if verb is Verb.SET and isinstance(item, RealServers) and item.drains and not error:
             connections = counts.get(item.virtual_server)
             if connections is not None:
                 idle = (key for key in item.keys if connections.get(key, _NONE).is_idle)

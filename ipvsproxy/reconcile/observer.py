@@ -92,12 +92,14 @@ class Observer:
         self._note_drift(now, in_parts=observed.virtual_servers is None)
 
     def _as_known(self, key: VirtualServerKey, observed: ObservedVirtualServer | None) -> ObservedVirtualServer | None:
-        """The known object of a virtual server if a poll shows an equal one.
+        """A virtual server of a poll, with the known flags and thresholds, which a poll does not show.
 
-        The known object shares its weights with desired state.
+        If all else is equal, it is the known object, which shares its weights with desired state.
         """
         known = self._tables.virtual_servers.observed.get(key)
-        return known if known and observed and diff.equals_known(observed, known) else observed
+        if known is None or observed is None:
+            return observed
+        return known if diff.equals_known(observed, known) else diff.with_known(observed, known)
 
     def concluding(self, now: float) -> Iterator[None]:
         """Conclude a reading after its last part: only the whole reading shows which virtual servers are foreign.

@@ -104,7 +104,20 @@ class Reconciler:
 
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
         """The desired state of a Service; None when it is gone."""
+        before = self._tables.states.get(name)
         self._tables.put(name, state)
+        if (before and before.rare.drain_deadline_s) or (state and state.rare.drain_deadline_s):
+            self._set_deadlines(name, before)
+
+    def _set_deadlines(self, name: ServiceName, before: ServiceState | None) -> None:
+        """Set the deadlines of a Service's drains: the node's, unless the Service has one of its own."""
+        after = self._tables.states.get(name)
+        deadlines: dict[VirtualServerKey, float] = {}
+        if after is not None and after.rare.drain_deadline_s:
+            mine = (item.key for item in after.served if self._tables.virtual_servers.is_owned_by(item.key, after.owner))
+            deadlines = dict.fromkeys(mine, after.rare.drain_deadline_s)
+        for key in {*deadlines, *(item.key for item in (before.served if before else ()))}:
+            self._drains.set_deadline(key, deadlines.get(key))
 
     def put_skeleton(self, skeleton: Skeleton) -> None:
         """The desired rules of a family."""
@@ -230,12 +243,14 @@ class Reconciler:
         """The Service ports that have begun to wait for a mark since the last call."""
         return self._tables.scopes.marks.take_news()
 
-    def tend_scopes(self) -> None:
-        """Desire the second scopes of external addresses as far as there are marks, and let those drain that are not desired.
+    def tend(self, now: float) -> None:
+        """Desire what also depends on the kernel, as a process that has just read it and changes nothing.
 
-        Every Service must have been put. ``plan`` does this as well.
+        These are second scopes of external addresses, as far as there are marks, and weights of endpoints with slow start. Scopes
+        that are not desired drain. Every Service must have been put.
         """
         self._tables.scopes.tend(may_close=self._observer.has_observed_all)
+        self._tables.slow_starts.tend(now, afresh=True)
 
     def plan(self, now: float, *, only_additions: bool = False) -> Plan:
         """The operations that are possible now, in their order.
@@ -245,6 +260,7 @@ class Reconciler:
         for key in self._drains.expire(now):
             self._tables.virtual_servers.touch(key)
         self._tables.scopes.tend(may_close=not only_additions and self._observer.has_observed_all)
+        self._tables.slow_starts.tend(now)
         self._release(0 if only_additions else self.room(now), now)
         # Objects that failed, or whose drift returns, get operations of their own.
         together = not (self._drifts or self._retries)
@@ -357,9 +373,13 @@ class Reconciler:
         self._retries.hasten("rules")
 
     def next_s(self) -> float | None:
-        """The time of the next operation without an event: a retry, a repair that waits, or a question about a drain."""
+        """The time of the next operation without an event.
+
+        That is a retry, a repair that waits, a question about a drain, or a step of a slow start.
+        """
         room_due_s = self._room_due_s if self._drains.waiting else None
-        times = (self._retries.next_s(), self._drifts.next_s(), self._drains.next_s(), room_due_s)
+        climbing_due_s = self._tables.slow_starts.next_s()
+        times = (self._retries.next_s(), self._drifts.next_s(), self._drains.next_s(), room_due_s, climbing_due_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
 

@@ -83,7 +83,7 @@ class Scopes:
             if mark:
                 key = FirewallMark.of(scope.family, mark)
                 self._stop_closing(key)
-                served.append(VirtualServer(key, scope.settings, scope.weights, state.owner, scope.protocol))
+                served.append(VirtualServer(key, scope.settings, scope.weights, state.owner, scope.protocol, scope.thresholds))
                 entries.append(mark_entry(key))
                 set_name = IpSet(SetKind.SCOPE, scope.family).name
                 entries += [

@@ -14,7 +14,7 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
 )
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, EvenWeights, RealServerKey, UnevenWeights
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.reconcile.drain import Drains
 from ipvsproxy.reconcile.tables import Tables
@@ -66,7 +66,7 @@ class Settlement:
                 and observed.real_servers is not desired.weights
                 and observed.real_servers == desired.weights
             ):
-                observed = ObservedVirtualServer(observed.settings, desired.weights, observed.flags_known)
+                observed = observed.has(desired.weights)
             table.confirm(key, observed)
 
     def _virtual_server(self, verb: Verb, item: VirtualServer) -> None:
@@ -77,7 +77,9 @@ class Settlement:
             self._drains.end_all(item.key)
             table.confirm(item.key, None)
         else:
-            table.exchange(item.key, ObservedVirtualServer(item.settings, observed.real_servers if observed else {}))
+            real_servers = observed.real_servers if observed else {}
+            thresholds = observed.thresholds if observed else None
+            table.exchange(item.key, ObservedVirtualServer(item.settings, real_servers, thresholds=thresholds))
             self._changed.setdefault(item.key, None)
 
     def _real_servers(self, verb: Verb, item: RealServers) -> None:
@@ -88,15 +90,17 @@ class Settlement:
             return
         if desired is not None and not observed.real_servers and keys == desired.weights:
             self._changed[key] = None
-            table.exchange(key, ObservedVirtualServer(observed.settings, desired.weights, observed.flags_known))
+            table.exchange(key, observed.has(desired.weights))
             return
         weights = self._weights_to_change(key, observed)
+        if item.thresholds != NO_THRESHOLDS or observed.thresholds:
+            self._thresholds(verb, item)
         if verb is Verb.REMOVE:
             for real_server in keys:
                 weights.pop(real_server, None)
         else:
             weights.update(dict.fromkeys(keys, item.weight))
-        if verb is Verb.SET and item.weight == 0:
+        if verb is Verb.SET and item.drains:
             may_wait = self._may_wait(key)
             for real_server in keys:
                 self._drains.begin(key, real_server, self._now, may_wait=may_wait)
@@ -104,15 +108,25 @@ class Settlement:
             for real_server in keys:
                 self._drains.end(key, real_server)
 
+    def _thresholds(self, verb: Verb, item: RealServers) -> None:
+        """Settle the thresholds of real servers, into an object that is not shared."""
+        table, key = self._tables.virtual_servers, item.virtual_server
+        observed = table.observed[key]
+        thresholds = {one: value for one, value in (observed.thresholds or {}).items() if one not in item.keys}
+        if verb is not Verb.REMOVE and item.thresholds != NO_THRESHOLDS:
+            thresholds |= dict.fromkeys(item.keys, item.thresholds)
+        changed = ObservedVirtualServer(observed.settings, observed.real_servers, observed.flags_known, thresholds or None)
+        table.exchange(key, changed)
+
     def _weights_to_change(self, key: VirtualServerKey, observed: ObservedVirtualServer) -> dict[RealServerKey, int]:
         """The observed weights, as an object that is not shared."""
         weights = self._changed.get(key)
         if weights is None:
             # The observed object does not change: the next reading may show it again.
             weights = self._changed[key] = _changeable(observed.real_servers)
-            self._tables.virtual_servers.exchange(key, ObservedVirtualServer(observed.settings, weights, observed.flags_known))
+            self._tables.virtual_servers.exchange(key, observed.has(weights))
         return weights
 
 
 def _changeable(weights: Mapping[RealServerKey, int]) -> dict[RealServerKey, int]:
-    return weights.unpacked() if isinstance(weights, EvenWeights) else dict(weights)
+    return weights.unpacked() if isinstance(weights, EvenWeights | UnevenWeights) else dict(weights)

@@ -45,6 +45,7 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile import ownership, precedence
 from ipvsproxy.reconcile.presence import PresenceTable, presence
 from ipvsproxy.reconcile.scopes import Scopes
+from ipvsproxy.reconcile.slow_start import SlowStarts
 from ipvsproxy.reconcile.table import Conflict, Table
 
 
@@ -145,6 +146,7 @@ class Tables:
         self._by_class = dict(self.by_class)
         self.scopes = Scopes(self.virtual_servers, self.entries, self.sets, self.put)
         """Second scopes of external addresses."""
+        self.slow_starts = SlowStarts(self.virtual_servers, self._put)
 
     @property
     def unequal(self) -> Collection[Table[Any, Any, Any]]:
@@ -225,6 +227,7 @@ class Tables:
         losers: Sequence[ServiceName] = ()
         if self.scopes.concern(name, state):
             state, losers = self.scopes.resolve(name, state)
+        self.slow_starts.note(name, state, is_known=name in self._states)
         self._put(name, state)
         for loser in losers:
             self.scopes.put_again(loser)

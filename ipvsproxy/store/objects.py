@@ -79,6 +79,8 @@ class Store:
         # Nearly all Services have one slice, kept without a tuple: 100,000 tuples would be 6 MB.
         self._slices_of: dict[ServiceName, EndpointSlice | tuple[EndpointSlice, ...]] = {}
         self._nodes: dict[str, Node] = {}
+        self.schedulers: set[str] = set()
+        """The schedulers that annotations of Services have named so far."""
         self._rejected: dict[ObjectKind, dict[ObjectKey, Rejected]] = {kind: {} for kind in ObjectKind}
         self._listed: set[ObjectKind] = set()
         self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None  # of a list that is being read
@@ -219,6 +221,8 @@ class Store:
                     name = self._known_name(item.name)
                     self._services[name] = item if item.name is name else msgspec.structs.replace(item, name=name)
                     self._mark(ObjectKind.SERVICE, name, now)
+                    if item.options.annotations.scheduler:
+                        self.schedulers.add(item.options.annotations.scheduler)
                     if item.skipped:
                         self._complain(ObjectKind.SERVICE, item, known)
             case EndpointSlice():

@@ -5,6 +5,8 @@ Only ``decode``, ``parse`` and ``parse_endpoints`` use these types.
 
 import msgspec
 
+from ipvsproxy.model.annotations import Annotation
+
 
 class Schema(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """The base of all types: camelCase in JSON, frozen, and not tracked by the garbage collector, because there are no cycles.
@@ -31,10 +33,40 @@ class ObjectLabels(Schema, frozen=True, rename=_LABELS):
     headless: str | None = None
 
 
-class ObjectAnnotations(Schema, frozen=True, rename={"trigger_time": "endpoints.kubernetes.io/last-change-trigger-time"}):
-    """The annotations that are read."""
+_SERVICE_ANNOTATIONS = {
+    **{item.name.lower(): item.whole for item in Annotation},
+    "alias_scheduler": "kube-router.io/service.scheduler",
+    "alias_scheduler_flags": "kube-router.io/service.schedflags",
+    "alias_skip_load_balancer_ips": "kube-router.io/service.skiplbips",
+}
+"""The names of the annotations of Services that are read, by field."""
+
+
+class ServiceAnnotations(Schema, frozen=True, rename=_SERVICE_ANNOTATIONS):
+    """The annotations of Services that are read. An alias is kube-router's name."""
+
+    scheduler: str | None = None
+    scheduler_flags: str | None = None
+    weights: str | None = None
+    slow_start: str | None = None
+    max_connections: str | None = None
+    resume_connections: str | None = None
+    drain_deadline: str | None = None
+    affinity_netmask: str | None = None
+    skip_load_balancer_ips: str | None = None
+    alias_scheduler: str | None = None
+    alias_scheduler_flags: str | None = None
+    alias_skip_load_balancer_ips: str | None = None
+
+
+_SLICE_ANNOTATIONS = {"trigger_time": "endpoints.kubernetes.io/last-change-trigger-time", "weight": Annotation.WEIGHT.whole}
+
+
+class SliceAnnotations(Schema, frozen=True, rename=_SLICE_ANNOTATIONS):
+    """The annotations of EndpointSlices that are read."""
 
     trigger_time: str | None = None
+    weight: str | None = None
 
 
 class Metadata(Schema, frozen=True):
@@ -47,7 +79,18 @@ class Metadata(Schema, frozen=True):
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     labels: ObjectLabels | None = None
-    annotations: ObjectAnnotations | None = None
+
+
+class ServiceMetadata(Metadata, frozen=True):
+    """``metadata`` of a Service."""
+
+    annotations: ServiceAnnotations | None = None
+
+
+class SliceMetadata(Metadata, frozen=True):
+    """``metadata`` of an EndpointSlice."""
+
+    annotations: SliceAnnotations | None = None
 
 
 class AnyObject(Schema, frozen=True):
@@ -117,7 +160,7 @@ class ServiceStatus(Schema, frozen=True):
 class Service(Schema, frozen=True):
     """A core/v1 Service."""
 
-    metadata: Metadata | None = None
+    metadata: ServiceMetadata | None = None
     spec: ServiceSpec | None = None
     status: ServiceStatus | None = None
 
@@ -158,12 +201,13 @@ class Endpoint(Schema, frozen=True):
     conditions: EndpointConditions | None = None
     node_name: str | None = None
     hints: EndpointHints | None = None
+    zone: str | None = None
 
 
 class EndpointSlice(Schema, frozen=True):
     """A discovery.k8s.io/v1 EndpointSlice."""
 
-    metadata: Metadata | None = None
+    metadata: SliceMetadata | None = None
     address_type: str | None = None
     ports: tuple[EndpointPort, ...] | None = None
     endpoints: list[Endpoint] | None = None

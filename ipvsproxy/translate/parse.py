@@ -7,6 +7,7 @@ Field rules are those of the Kubernetes API reference (Service v1, Node v1).
 import functools
 from collections.abc import Collection, Iterable, Sequence
 
+from ipvsproxy.model.annotations import NO_ANNOTATIONS
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.service import (
     USUAL_OPTIONS,
@@ -19,7 +20,7 @@ from ipvsproxy.model.service import (
     Skipped,
     short_uid,
 )
-from ipvsproxy.translate import api_schema, fields
+from ipvsproxy.translate import annotations, api_schema, fields
 
 DEFAULT_AFFINITY_TIMEOUT_S = 10800
 """The API server's default for ``sessionAffinityConfig``, in seconds (core/v1)."""
@@ -31,7 +32,8 @@ As many as kube-proxy's set holds of all Services. The API bounds a Service only
 """
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
-_NO_METADATA = api_schema.Metadata()
+_NO_METADATA = api_schema.ServiceMetadata()
+_NO_NODE_METADATA = api_schema.Metadata()
 _NO_LABELS = api_schema.ObjectLabels()
 _NO_SPEC = api_schema.ServiceSpec()
 _SERVICE_TYPES = {kind.value: kind for kind in ServiceType}
@@ -63,6 +65,7 @@ def parse_service(raw: api_schema.Service, name: ServiceName) -> Service:
     ports, complaints = _service_ports(spec.ports or ())
     skipped.extend(complaints)
     ports = _bounded_ports(ports, (external, balanced), source_ranges, skipped)
+    chosen = annotations.parse_service_annotations(metadata.annotations, skipped) if metadata.annotations else NO_ANNOTATIONS
     options = ServiceOptions(
         type=kind,
         external_addresses=external,
@@ -75,6 +78,7 @@ def parse_service(raw: api_schema.Service, name: ServiceName) -> Service:
         health_check_node_port=health_port if kind is ServiceType.LOAD_BALANCER and external_local else 0,
         not_served=None if cluster else Skipped("spec.clusterIPs", "none is a usable address"),
         skipped=fields.bounded(skipped) if skipped else (),
+        annotations=chosen,
     )
     return Service(
         name=name,
@@ -219,7 +223,7 @@ def _affinity_timeout(spec: api_schema.ServiceSpec, skipped: list[Skipped]) -> i
 
 def parse_node(raw: api_schema.Node, name: str) -> Node:
     """A Node. InternalIPs come before ExternalIPs: the first usable address is the primary one."""
-    metadata, spec = raw.metadata or _NO_METADATA, raw.spec or api_schema.NodeSpec()
+    metadata, spec = raw.metadata or _NO_NODE_METADATA, raw.spec or api_schema.NodeSpec()
     skipped: list[Skipped] = []
     listed = (raw.status and raw.status.addresses) or ()
     texts = [entry.address or "" for kind in ("InternalIP", "ExternalIP") for entry in listed if entry.type == kind]

@@ -9,12 +9,13 @@ import functools
 
 from ipvsproxy.model.net import Address, Family, pack_address, pack_addresses
 from ipvsproxy.model.service import Conditions, EndpointPort, EndpointSlice, EndpointSliceName, ServiceName, Skipped
-from ipvsproxy.translate import api_schema, fields
+from ipvsproxy.translate import annotations, api_schema, fields
 
 MOST_ENDPOINTS = 1000
 """The most endpoints of one EndpointSlice (maxEndpoints, pkg/apis/discovery/validation in kubernetes/kubernetes)."""
 
-_NO_METADATA = api_schema.Metadata()
+_NO_METADATA = api_schema.SliceMetadata()
+_NO_ANNOTATIONS = api_schema.SliceAnnotations()
 _NO_LABELS = api_schema.ObjectLabels()
 _NO_CONDITIONS = api_schema.EndpointConditions()
 _NO_HINTS = api_schema.EndpointHints()
@@ -43,7 +44,10 @@ def parse_endpoint_slice(
         raw_ports = tuple(api_schema.EndpointPort(one.name or "", one.protocol, one.port) for one in raw_ports)
     ports, complaints = _endpoint_ports(raw_ports)
     skipped.extend(complaints)
-    addresses, conditions = _endpoints(_bounded(raw.endpoints or [], skipped), family, skipped) if family else (b"", ())
+    given = metadata.annotations or _NO_ANNOTATIONS
+    weight = annotations.parse_slice_weight(given.weight, skipped) if given.weight is not None else None
+    endpoints = _bounded(raw.endpoints or [], skipped)
+    addresses, conditions = _endpoints(endpoints, family, weight, skipped) if family else (b"", ())
     return EndpointSlice(
         name=name,
         service=ServiceName(name.namespace, service) if service else None,
@@ -51,7 +55,7 @@ def parse_endpoint_slice(
         ports=ports,
         addresses=addresses,
         conditions=conditions,
-        trigger_s=fields.seconds(metadata.annotations.trigger_time if metadata.annotations else None),
+        trigger_s=fields.seconds(given.trigger_time),
         skipped=fields.bounded(skipped) if skipped else (),
     )
 
@@ -96,12 +100,12 @@ def _bounded(endpoints: list[api_schema.Endpoint], skipped: list[Skipped]) -> li
 
 
 def _endpoints(
-    endpoints: list[api_schema.Endpoint], family: Family, skipped: list[Skipped]
+    endpoints: list[api_schema.Endpoint], family: Family, weight: int | None, skipped: list[Skipped]
 ) -> tuple[bytes, tuple[Conditions, ...]]:
     # Faster for a first list of a hundred thousand endpoints, because all endpoints of nearly all slices are valid.
     packed = pack_addresses(family, [raw.addresses[0] if raw.addresses else "" for raw in endpoints])
     if packed is not None:
-        conditions = [_shared_conditions(raw.conditions, raw.node_name, raw.hints) for raw in endpoints]
+        conditions = [_shared_conditions(raw.conditions, raw.node_name, raw.hints, raw.zone, weight) for raw in endpoints]
         return packed, _alone(conditions[0]) if len(conditions) == 1 else tuple(conditions)
     addresses: list[bytes] = []
     conditions = []
@@ -120,13 +124,17 @@ def _endpoints(
             skipped.append(Skipped(f"endpoints[{number}].addresses[0]", reason))
             continue
         addresses.append(address)
-        conditions.append(_shared_conditions(raw.conditions, raw.node_name, raw.hints))
+        conditions.append(_shared_conditions(raw.conditions, raw.node_name, raw.hints, raw.zone, weight))
     return b"".join(addresses), tuple(conditions)
 
 
 @functools.lru_cache(maxsize=16384)
 def _shared_conditions(
-    given: api_schema.EndpointConditions | None, node_name: str | None, hints: api_schema.EndpointHints | None
+    given: api_schema.EndpointConditions | None,
+    node_name: str | None,
+    hints: api_schema.EndpointHints | None,
+    zone: str | None,
+    weight: int | None,
 ) -> Conditions:
     """One object for all equal endpoints of a node. Nil counts as true, true, false (discovery/v1)."""
     given, hints = given or _NO_CONDITIONS, hints or _NO_HINTS
@@ -137,6 +145,8 @@ def _shared_conditions(
         node_name or "",
         _names(hints.for_zones),
         _names(hints.for_nodes),
+        zone or "",
+        weight,
     )
 
 

@@ -7,12 +7,9 @@ Rule 4: an external address with externalTrafficPolicy Local has a second scope,
 the same with and without it, so a packet that does not get its mark fares as with kube-proxy.
 """
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from ipvsproxy.model.kernel import (
-    PERSISTENT,
-    SCHEDULER_PORT,
     Flow,
     HealthListener,
     IpSet,
@@ -21,14 +18,13 @@ from ipvsproxy.model.kernel import (
     SetKind,
     VirtualServer,
     VirtualServerKey,
-    VirtualServerSettings,
     network_entry,
 )
 from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import NO_RARITIES, ClusterScope, Rarities, ServiceState
-from ipvsproxy.translate import refusal, topology
+from ipvsproxy.translate import refusal, topology, treatment
 from ipvsproxy.translate.endpoints import Endpoints, find_endpoints
 from ipvsproxy.translate.view import NodeView, Settings, TrafficScopes
 
@@ -52,20 +48,24 @@ def translate(
         owner = owner.remembered
     if service.not_served:
         return ServiceState(owner=owner, rare=Rarities(skipped=(service.not_served, *service.skipped)))
+    how, service, unused = treatment.treat(service, settings)
     service, refused = refusal.admit(service, view, settings)
-    skipped = (*service.skipped, *refused) if refused else service.skipped
+    skipped = (*service.skipped, *unused, *refused) if unused or refused else service.skipped
     ordered = list(slices)
     if len(ordered) > 1:
         ordered.sort(key=_name_of)
     served = []
     for address in service.cluster_addresses:
         if address.family in settings.families:
-            item = _FamilyState(service, owner, address, view, settings)
+            item = _FamilyState(service, owner, address, view, settings, how=how)
             item.add([one for one in ordered if one.family is item.family])
             served.append(item)
         else:
             reason = f"{address}: this node does not serve {address.family.label}, so nothing of that family is served"
             skipped = (*skipped, Skipped("spec.clusterIPs", reason, invalid=False))
+    unweighed = {reason: None for item in served for reason in item.skipped}
+    if unweighed:
+        skipped = (*skipped, *unweighed)
     if len(served) == 1:
         return served[0].whole(skipped)
     return ServiceState(
@@ -80,7 +80,16 @@ def translate(
 class _FamilyState:
     """The desired state of a Service in one family, while it is being built."""
 
-    def __init__(self, service: Service, owner: Owner, cluster_address: Address, view: NodeView, settings: Settings) -> None:
+    def __init__(
+        self,
+        service: Service,
+        owner: Owner,
+        cluster_address: Address,
+        view: NodeView,
+        settings: Settings,
+        *,
+        how: treatment.Treatment,
+    ) -> None:
         self.family = family = cluster_address.family
         self.owner = owner
         self.service = service
@@ -93,7 +102,12 @@ class _FamilyState:
         ranges = [item for item in options.source_ranges if item.family is family] if options.source_ranges else []
         self.source_ranges: list[Network] = [] if any(item.prefix_length == 0 for item in ranges) else ranges
         self.is_restricted = bool(self.source_ranges) or options.admits_nobody
-        self.virtual_server_settings = _virtual_server_settings(settings.scheduler, options.affinity_timeout_s)
+        self.how = how
+        self.thresholds = how.thresholds
+        self.virtual_server_settings = how.settings(family, options.affinity_timeout_s)
+        self.weighs = False
+        self.skipped: dict[Skipped, None] = {}
+        self.by_route: dict[int, Weights] = {}
 
         self.virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
         self.entries: dict[SetEntry, None] = {}
@@ -127,12 +141,15 @@ class _FamilyState:
             or self.without_local_internal
             or self.without_local_external
             or self.scopes
+            or self.how.slow_start_s
+            or self.how.drain_deadline_s
         )
 
     def add(self, slices: list[EndpointSlice]) -> None:
         """Add every port, and the health check."""
         port_number, local_ready = self.options.health_check_node_port, set[Address]()
         here = self.view.name
+        self.weighs = self.how.weighs(slices)
         for port in self.service.ports:
             endpoints = find_endpoints(slices, port)
             each = zip(endpoints.stems, endpoints.conditions, strict=True)
@@ -152,10 +169,12 @@ class _FamilyState:
         for address, endpoint_port in endpoints.split(local_stems):
             self.entries[SetEntry(name, address, protocol, endpoint_port, address)] = None
         choice = routes_of_port(self.service, port, self.family, endpoints, self.view)
+        by_key = self.how.weigh(endpoints, self.skipped) if self.weighs else None
+        self.by_route.clear()
         self.without_local_internal |= choice.lacks_local and self.options.internal_traffic_local
         self.without_local_external |= choice.lacks_local and _is_external_local(self.service, port, self.family)
-        external = choice.external.weights
-        self._serve(self.cluster_address, port, choice.internal.weights)
+        external = self._weighed(choice.external, by_key)
+        self._serve(self.cluster_address, port, self._weighed(choice.internal, by_key))
         self._enter(SetKind.CLUSTER_IP, self.cluster_address, port.protocol, port.port)
         self._bind(self.cluster_address)
         local = self.options.external_traffic_local
@@ -174,22 +193,38 @@ class _FamilyState:
         if port.node_port:
             self._add_node_port(port, external)
         if self.has_scopes:
-            self._add_scope(port, choice)
+            self._add_scope(port, choice, self._weighed(choice.cluster, by_key))
         if port.protocol is not Protocol.TCP:
             self._add_flows(port, endpoints)
 
-    def _serve(self, address: Address, port: ServicePort, weights: EvenWeights) -> VirtualServerKey:
+    def _weighed(self, route: topology.Route, by_key: Mapping[bytes, int] | None) -> Weights:
+        """The real servers of a route with their weights; None stands for weight 1 of each.
+
+        Routes of one port with the same real servers share the result.
+        """
+        weights = route.weights
+        if by_key is None and not self.how.is_ordered:
+            return weights
+        if id(weights) not in self.by_route:
+            ordered = treatment.in_order_of_addresses(weights) if self.how.is_ordered else weights
+            self.by_route[id(weights)] = ordered if by_key is None else treatment.weighed(ordered, by_key)
+        return self.by_route[id(weights)]
+
+    def _serve(self, address: Address, port: ServicePort, weights: Weights) -> VirtualServerKey:
         key = VirtualServerKey(port.protocol, address, port.port)
-        self.virtual_servers.setdefault(key, VirtualServer(key, self.virtual_server_settings, weights, self.owner))
+        self.virtual_servers.setdefault(key, self._virtual_server(key, weights))
         return key
 
-    def _add_node_port(self, port: ServicePort, weights: EvenWeights) -> None:
+    def _virtual_server(self, key: VirtualServerKey, weights: Weights) -> VirtualServer:
+        return VirtualServer(key, self.virtual_server_settings, weights, self.owner, None, self.thresholds)
+
+    def _add_node_port(self, port: ServicePort, weights: Weights) -> None:
         addresses = self.view.node_port_addresses[self.family]
         every, local = _NODE_PORT_SETS[port.protocol]
         kinds = (every, local) if self.options.external_traffic_local else (every,)
         for address in addresses:
             key = VirtualServerKey(port.protocol, address, port.node_port)
-            self.virtual_servers.setdefault(key, VirtualServer(key, self.virtual_server_settings, weights, self.owner))
+            self.virtual_servers.setdefault(key, self._virtual_server(key, weights))
         for kind in kinds if addresses else ():
             if port.protocol is Protocol.SCTP:
                 for address in addresses:
@@ -197,12 +232,8 @@ class _FamilyState:
             else:
                 self._enter(kind, port=port.node_port)
 
-    def _add_scope(self, port: ServicePort, choice: topology.Choice) -> None:
-        """Add the scope of this node's clients to the external addresses of a port.
-
-        The kernel ignores the port of a real server where affinity and a mark meet (net/netfilter/ipvs/ip_vs_core.c,
-        ``ip_vs_sched_persist``), so a scheduler that goes by the client's address has to do.
-        """
+    def _add_scope(self, port: ServicePort, choice: topology.Choice, weights: Weights) -> None:
+        """Add the scope of this node's clients, with these real servers, to the external addresses of a port."""
         keys = [
             VirtualServerKey(port.protocol, address, port.port)
             for address in (*self.external_addresses, *self.load_balancer_addresses)
@@ -215,11 +246,8 @@ class _FamilyState:
         if choice.lacks_local:
             for key in keys:
                 self._enter(SetKind.NO_LOCAL, key.address, key.protocol, key.port)
-        settings = self.virtual_server_settings
-        if self.options.affinity_timeout_s:
-            settings = _virtual_server_settings(self.settings.hash_scheduler, 0)
-            settings = settings._replace(flags=settings.flags & ~SCHEDULER_PORT)
-        scope = ClusterScope(self.family, port.protocol, port.port, tuple(keys), settings, choice.cluster.weights)
+        settings = self.how.settings_by_mark(self.settings.hash_scheduler, self.options.affinity_timeout_s)
+        scope = ClusterScope(self.family, port.protocol, port.port, tuple(keys), settings, weights, self.thresholds)
         self.scopes.append(scope)
 
     def _restrict(self, key: VirtualServerKey) -> None:
@@ -276,6 +304,8 @@ def _rarities(served: Sequence[_FamilyState], skipped: tuple[Skipped, ...]) -> R
         without_local_external=frozenset(item.family for item in served if item.without_local_external),
         skipped=skipped,
         scopes=tuple(scope for item in served for scope in item.scopes),
+        slow_start_s=max((item.how.slow_start_s for item in served), default=0),
+        drain_deadline_s=max((item.how.drain_deadline_s for item in served), default=0),
     )
 
 
@@ -285,15 +315,6 @@ def _name_of(item: EndpointSlice) -> EndpointSliceName:
 
 def _of(family: Family, addresses: tuple[Address, ...]) -> list[Address]:
     return [address for address in addresses if address.family is family] if addresses else []
-
-
-@functools.lru_cache(maxsize=1024)
-def _virtual_server_settings(scheduler: str, affinity_timeout_s: int) -> VirtualServerSettings:
-    """As kube-proxy: the flag ``mh-port`` with the scheduler mh, else none."""
-    flags = SCHEDULER_PORT if scheduler == "mh" else 0
-    if affinity_timeout_s:
-        flags |= PERSISTENT
-    return VirtualServerSettings(scheduler, flags, affinity_timeout_s)
 
 
 def routes_of_port(service: Service, port: ServicePort, family: Family, endpoints: Endpoints, view: NodeView) -> topology.Choice:

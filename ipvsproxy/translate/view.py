@@ -4,6 +4,7 @@ import dataclasses
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 
+from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Address, Family, Network, network, parse_address
 from ipvsproxy.model.real_servers import RealServerKey
@@ -42,6 +43,8 @@ class Settings:
     unspecified, is the node's primary address whatever its Node object says. ``external_addresses`` is the feature gate
     AllowServiceExternalIPs. ``allowed_addresses`` are served even where ``refusal`` would not. ``scope_bits`` are the bits of
     packet marks that ``scopes`` uses. ``hash_scheduler`` sends a client to one endpoint for as long as the endpoints stay.
+    ``annotations`` are those that count. ``missing_schedulers`` has the reason for each scheduler of an annotation that cannot be
+    used.
     """
 
     scheduler: str = "rr"
@@ -60,6 +63,8 @@ class Settings:
     scopes: TrafficScopes = TrafficScopes.API
     scope_bits: int = 0x3FFF
     hash_scheduler: str = "mh"
+    annotations: frozenset[Annotation] = ALL_ANNOTATIONS
+    missing_schedulers: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def mark(self) -> int:

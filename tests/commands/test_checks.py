@@ -10,10 +10,11 @@ from ipvsproxy.commands import checks, doctor
 from ipvsproxy.commands.checks import Finding, Level
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
-from ipvsproxy.kernel.facts import Facts, ModuleState
+from ipvsproxy.kernel.facts import Facts
 from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.iptables_variant import Choice, Variant
 from ipvsproxy.kernel.mark_rules import MarkRule
+from ipvsproxy.kernel.modules import ModuleState
 from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, Sysctl, Timeouts, VirtualServerSettings
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey

@@ -6,8 +6,9 @@ import pytest
 
 from ipvsproxy.commands import explain, explain_text
 from ipvsproxy.commands.inspection import Document
-from ipvsproxy.model.kernel import Connections, VirtualServerSettings
-from ipvsproxy.model.real_servers import NOT_MASQUERADED
+from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
+from ipvsproxy.model.kernel import SCHEDULER_FALLBACK, Connections, VirtualServerSettings
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, Thresholds
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
 from ipvsproxy.translate import view
 from tests.support import builders, memory_node
@@ -220,3 +221,38 @@ async def test_clients_outside_of_an_address_without_local_endpoints_are_dropped
     text = "\n".join(explain_text.render(document, "192.0.2.7:80"))
     assert "from outside of the cluster: dropped, since only other nodes have endpoints" in text
     assert "  -> 10.244.1.1:8080 weight 1" in text
+
+
+async def test_settings_that_a_service_chooses_are_told() -> None:
+    given = ServiceAnnotations(
+        given=ALL_ANNOTATIONS,
+        scheduler="mh",
+        scheduler_flags=SCHEDULER_FALLBACK,
+        weights=WeightRules({OTHER_NODE: 0}, {}, 5),
+        thresholds=Thresholds(10, 5),
+        drain_deadline_s=60,
+        prefix_lengths=(24, 0),
+        slow_start_s=30,
+    )
+    service = builders.service("web", affinity_timeout_s=600)
+    ready = builders.endpoint_slice(endpoint("10.244.0.1"), endpoint("10.244.1.1", OTHER_NODE))
+    objects = (WEB[0], builders.with_options(service, annotations=given), ready)
+    lines = await _text(await synced_kernel(*objects), "default/web", *objects)
+    assert lines[0] == "Service default/web (ClusterIP, session affinity 600 s, drain deadline 60 s)"
+    assert lines[1].startswith("  not used: Service default/web metadata.annotations[ipvsproxy.io/slow-start]: the scheduler mh")
+    limits = "connections at most 10, again below 5 of each endpoint"
+    assert f"    TCP 10.96.0.10:80 (cluster IP), mh (fallback), {limits}" in lines
+    assert "      kernel: mh (fallback, thresholds), session affinity 600 s by /24" in lines
+    assert "        -> 10.244.0.1:8080 weight 5, connections: 0 active, 0 inactive" in lines
+    assert "        -> 10.244.1.1:8080 weight 0, connections: 0 active, 0 inactive, no new connections" in lines
+
+
+async def test_an_endpoint_on_its_way_to_its_weight_is_told() -> None:
+    given = ServiceAnnotations(given=ALL_ANNOTATIONS, scheduler="wlc", slow_start_s=30)
+    objects = (WEB[0], builders.with_options(builders.service("web"), annotations=given), WEB[2])
+    kernel = await synced_kernel(*objects)
+    kernel.virtual_servers[CLUSTER].real_servers[builders.backend("10.244.0.1")] = 25
+    lines = await _text(kernel, "default/web", *objects)
+    assert lines[0] == "Service default/web (ClusterIP, slow start 30 s)"
+    found = "        -> 10.244.0.1:8080 weight 25 of 100, connections: 0 active, 0 inactive, on its way to its own weight"
+    assert found in lines

@@ -11,8 +11,8 @@ from ipvsproxy.commands.inspection import Inspected
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.reflector import WatchStatus
-from ipvsproxy.kernel import facts
-from ipvsproxy.kernel.facts import ModuleState
+from ipvsproxy.kernel import modules
+from ipvsproxy.kernel.modules import ModuleState
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
@@ -50,7 +50,7 @@ async def test_a_scheduler_that_the_kernel_has_not_is_replaced_as_run_does(
         asked.append(name)
         return state
 
-    monkeypatch.setattr(facts, "module_state", module_state)
+    monkeypatch.setattr(modules, "module_state", module_state)
     with structlog.testing.capture_logs() as logs:
         node = await inspected(FakeKernel(), "--ipvs-scheduler=wlc")
     assert node.translation.scheduler == used

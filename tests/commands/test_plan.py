@@ -7,7 +7,9 @@ import pytest
 from ipvsproxy.commands import plan
 from ipvsproxy.commands.comparison import UnknownStateError
 from ipvsproxy.commands.inspection import Document
+from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
 from ipvsproxy.model.kernel import Connections
+from ipvsproxy.model.real_servers import Thresholds
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.inspected_node import inspected, synced_kernel
@@ -90,7 +92,7 @@ async def test_people_see_what_is_done_together_with_counts_and_real_servers_bel
     document = await _plan(memory_node.new_kernel(), *WEB)
     lines = list(plan.render(document))
     assert lines[0].startswith(f"node-a: {len(document['operations'])} operations (")
-    at = lines.index("     + TCP 10.96.0.10:80  [default/web]")
+    at = lines.index("     + TCP 10.96.0.10:80 rr  [default/web]")
     assert {lines[at + 1], lines[at + 2]} == {
         "     +   -> 10.244.0.1:8080  [default/web]",
         "     +   -> 10.244.1.1:8080  [default/web]",
@@ -104,3 +106,18 @@ async def test_an_empty_plan_is_one_line() -> None:
     assert list(plan.render({"node": "n", "operations": [], "summary": {"total": 0}})) == [
         "n: nothing to do, the kernel is in its desired state"
     ]
+
+
+async def test_settings_that_a_service_chooses_are_shown() -> None:
+    kernel = await synced_kernel(*WEB)
+    rules = WeightRules({builders.OTHER_NODE: 0}, {}, 5)
+    given = ServiceAnnotations(given=ALL_ANNOTATIONS, scheduler="wrr", weights=rules, thresholds=Thresholds(10, 5))
+    chosen = (WEB[0], builders.with_options(WEB[1], annotations=given), WEB[2])
+    lines = list(plan.render(await _plan(kernel, *chosen)))
+    assert "     ~ TCP 10.96.0.10:80 wrr (thresholds)  [default/web]" in lines
+    limits = "connections at most 10, again below 5"
+    assert f"     ~   -> 10.244.0.1:8080 weight 5, {limits}  [default/web]" in lines
+    assert any(f"weight 0 (keeps its connections, gets no new ones), {limits}" in line for line in lines)
+    assert not [line for line in lines if line.startswith("     - ")]
+    added = list(plan.render(await _plan(memory_node.new_kernel(), *chosen)))
+    assert any(f"-> 10.244.0.1:8080 weight 5, {limits}" in line for line in added)

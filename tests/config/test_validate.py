@@ -8,6 +8,7 @@ import pytest
 from ipvsproxy.config import load
 from ipvsproxy.config.given import ConfigError
 from ipvsproxy.config.settings import Command, Conntrack, Ipvs, ListenAddress, LogFormat, Logging, ServiceSource
+from ipvsproxy.model.annotations import Annotation
 from ipvsproxy.model.net import parse_address, parse_network
 from ipvsproxy.translate.view import LocalMode
 from tests.config.loading import HEAD, PATH, from_file, from_flags, load_with, problems_of_file, problems_of_flags
@@ -86,6 +87,13 @@ CASES = [
         "ipvsproxy: {allowServiceAddresses: [10.0.0.0/8]}",
     ),
     ("ipvs.drain_deadline_s", 600, "--ipvs-drain-deadline=10m", "ipvsproxy: {drainDeadline: 10m}"),
+    ("ipvs.annotations", frozenset(), "--service-annotations=none", "ipvsproxy: {serviceAnnotations: none}"),
+    (
+        "ipvs.annotations",
+        frozenset({Annotation.SCHEDULER, Annotation.WEIGHTS}),
+        "--service-annotations=scheduler,ipvsproxy.io/weights",
+        "ipvsproxy: {serviceAnnotations: 'weights, scheduler'}",
+    ),
     ("node_name", "other", "--hostname-override= OTHER ", "hostnameOverride: ' Other '"),
 ]
 
@@ -98,6 +106,12 @@ def test_flag_and_field_give_the_same_setting(attribute: str, value: object, fla
     assert read(from_flags()) != value
     assert read(from_flags(flag)) == value
     assert read(from_file(line)) == value
+
+
+def test_annotations_that_there_are_not_cannot_be_chosen() -> None:
+    (problem,) = problems_of_flags("--service-annotations=scheduler,weight,speed")
+    assert "'speed' must be all, none, or some of affinity-netmask, drain-deadline, max-connections" in problem
+    assert from_flags("--service-annotations=all").ipvs.annotations == frozenset(Annotation)
 
 
 def test_defaults_of_flags_are_those_of_kube_proxy() -> None:

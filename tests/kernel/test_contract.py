@@ -20,6 +20,7 @@ from ipvsproxy.daemon.loop import kernel as loop_kernel
 from ipvsproxy.kernel import node
 from ipvsproxy.model.kernel import (
     DEVICE,
+    HAS_THRESHOLDS,
     IP_SETS,
     PERSISTENT,
     SCHEDULER_PORT,
@@ -42,7 +43,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Network, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, one_by_one
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, Thresholds
 from ipvsproxy.model.rules import ChainKey, Jump, Rule, SetMark, SetMatch, Side, Skeleton, Verdict
 from ipvsproxy.model.state import Observation
 from tests.support import fake_kernel, fake_sets
@@ -577,3 +578,68 @@ def test_several_addresses_without_their_device_are_refused_one_by_one(kernel: K
     outcomes = apply(kernel, Verb.ADD, BoundAddresses(tuple(SERVICE.values())))
     assert [outcome.operation.item for outcome in outcomes] == [BoundAddresses.of(address) for address in SERVICE.values()]
     assert {outcome.errno for outcome in outcomes} == {errno.ENODEV}
+
+
+@FAMILIES
+def test_thresholds_come_back_as_they_were_set(kernel: Kernel, family: Family) -> None:
+    virtual = server(family, flags=HAS_THRESHOLDS)
+    one, two = real_server(virtual), real_server(virtual, port=8081, weight=65535)
+    add(kernel, virtual, one._replace(thresholds=Thresholds(1_000_000, 65536)), two)
+    (observed,) = virtual_servers(kernel).values()
+    assert observed == ObservedVirtualServer(
+        virtual.settings, {one.key: 1, two.key: 65535}, thresholds={one.key: Thresholds(1_000_000, 65536)}
+    )
+    apply(kernel, Verb.SET, one, two._replace(thresholds=Thresholds(3)))
+    (observed,) = virtual_servers(kernel).values()
+    assert observed.thresholds == {two.key: Thresholds(3)}
+    apply(kernel, Verb.REMOVE, two)
+    (observed,) = virtual_servers(kernel).values()
+    assert not observed.thresholds
+
+
+def test_thresholds_of_a_virtual_server_without_the_flag_are_not_read(kernel: Kernel) -> None:
+    virtual = server()
+    add(kernel, virtual, real_server(virtual)._replace(thresholds=Thresholds(3)))
+    (observed,) = virtual_servers(kernel).values()
+    assert not observed.thresholds
+
+
+def test_a_lower_threshold_above_the_upper_one_is_refused(kernel: Kernel) -> None:
+    virtual = server()
+    add(kernel, virtual)
+    assert refusal(kernel, Verb.ADD, real_server(virtual)._replace(thresholds=Thresholds(3, 4))) == errno.ERANGE
+
+
+@FAMILIES
+@pytest.mark.parametrize("length", [0, 1, 24, 31])
+def test_the_network_of_session_affinity_comes_back_as_it_was_set(kernel: Kernel, family: Family, length: int) -> None:
+    virtual = server(family, flags=PERSISTENT, timeout_s=600)
+    wider = VirtualServer(virtual.key, virtual.settings._replace(prefix_length=length))
+    add(kernel, virtual)
+    apply(kernel, Verb.SET, wider)
+    (observed,) = virtual_servers(kernel).values()
+    assert observed.settings == wider.settings
+    for part in kernel.poll((), (), (), thorough=False):
+        for polled in part.some_virtual_servers.values():
+            assert polled is not None
+            assert polled.settings.prefix_length == length
+
+
+@pytest.mark.parametrize("scheduler", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh"])
+def test_a_scheduler_changes_in_place(kernel: Kernel, scheduler: str) -> None:
+    assert kernel.why_unusable(scheduler) == ""
+    virtual = server()
+    one, two = real_server(virtual, weight=5), real_server(virtual, port=8081, weight=0)
+    add(kernel, virtual, one, two)
+    for flags in (0x8, 0x18, 0):
+        chosen = server(scheduler=scheduler, flags=flags)
+        (outcome,) = apply(kernel, Verb.SET, chosen)
+        assert (outcome.error, outcome.surprise) == ("", False)
+        (observed,) = virtual_servers(kernel).values()
+        assert (observed.settings, observed.real_servers) == (chosen.settings, {one.key: 5, two.key: 0})
+
+
+def test_a_scheduler_that_there_is_not_is_unusable(kernel: Kernel) -> None:
+    assert "no scheduler 'fastest'" in kernel.why_unusable("fastest")
+    assert "no scheduler 'fastest'" in kernel.why_missing("fastest")
+    assert kernel.why_missing("rr") == ""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
-from ipvsproxy.kernel import ipvs, ipvs_listing, ipvs_message, ipvs_operations, netlink
+from ipvsproxy.kernel import ipvs, ipvs_handover, ipvs_listing, ipvs_message, ipvs_operations, netlink
 from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCHEDULER_PORT,
@@ -477,3 +477,21 @@ def test_an_object_that_another_program_removed_is_gone_and_a_refused_one_was_ne
     assert gone.get(two.key, True)
     ipvsadm("-C")
     assert driver.observe() == {}
+
+
+@pytest.mark.kernel
+def test_a_scheduler_is_replaced_in_two_edits_with_a_pause_between(network_namespace: None) -> None:
+    del network_namespace
+    pauses: list[float] = []
+    one, two = server("10.96.0.1"), server("10.96.0.2", flags=PERSISTENT, timeout_s=60)
+    with contextlib.closing(ipvs.IpvsDriver(sleep=pauses.append)) as driver:
+        assert clean(driver.apply(operations(Verb.ADD, one, real(one, "10.244.0.1"), two)))
+        wanted = [VirtualServer(each.key, each.settings._replace(scheduler="wlc")) for each in (one, two)]
+        assert clean(driver.apply(operations(Verb.SET, *wanted)))
+        assert pauses == [ipvs_handover.PAUSE_S]
+        assert {key: value.settings for key, value in driver.observe().items()} == {each.key: each.settings for each in wanted}
+        assert clean(driver.apply(operations(Verb.SET, *wanted)))
+        assert len(pauses) == 1, "no scheduler has changed"
+        gone = server("10.96.0.3", scheduler="wlc")
+        (outcome,) = driver.apply(operations(Verb.SET, gone))
+        assert (outcome.error, outcome.surprise) == ("", True)

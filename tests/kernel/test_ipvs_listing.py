@@ -1,6 +1,7 @@
 """The parser of /proc/net/ip_vs, on the output of Linux 6.1."""
 
 import pathlib
+import struct
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self, cast
@@ -58,7 +59,7 @@ def read(text: str, folder: pathlib.Path) -> dict[VirtualServerKey | None, Serve
     for piece in ipvs_listing.pieces(path):
         for block in ipvs_listing.blocks(piece):
             heading, real_servers = ipvs_listing.heading(block), block.real_servers
-            key, scheduler, one_packet, ticks = heading or (None, "", False, 0)
+            key, scheduler, one_packet, ticks, _ = heading or (None, "", False, 0, 0)
             weights, connections = ipvs_listing.weights(real_servers), ipvs_listing.connections(real_servers)
             result[key] = Server(scheduler, one_packet, ticks, weights, connections)
     return result
@@ -155,7 +156,7 @@ def test_a_name_is_a_short_form_of_the_line_and_has_the_key(protocol: Protocol, 
     assert ipvs_listing.key_of(name) == shown
     (block,) = ipvs_listing.blocks(f"{protocol.name}  ".encode() + name[1:] + b" rr \n")
     assert block.name == name
-    assert ipvs_listing.heading(block) == (shown, "rr", False, 0)
+    assert ipvs_listing.heading(block) == (shown, "rr", False, 0, 0)
 
 
 def test_names_are_as_the_kernel_prints_them() -> None:
@@ -266,3 +267,25 @@ def test_a_line_that_is_not_understood_is_named(line: str, tmp_path: pathlib.Pat
 def test_a_real_server_without_a_virtual_server_cannot_be_parsed(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="cannot be parsed"):
         read(TITLE + line("10.1.0.1"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("where", "mask", "length"),
+    [
+        ("0A000001:0050", "FFFFFFFF", 0),
+        ("0A000001:0050", "FFFFFF00", 24),
+        ("[fd00:0000:0000:0000:0000:0000:0000:0001]:0050", struct.pack("=I", 128).hex().upper(), 0),
+        ("[fd00:0000:0000:0000:0000:0000:0000:0001]:0050", struct.pack("=I", 64).hex().upper(), 64),
+    ],
+)
+def test_the_network_of_session_affinity_is_read(where: str, mask: str, length: int) -> None:
+    (block,) = ipvs_listing.blocks(f"TCP  {where} rr persistent 60000 {mask}\n".encode())
+    heading = ipvs_listing.heading(block)
+    assert heading is not None
+    assert (heading.timeout_ticks, heading.prefix_length) == (60000, length)
+
+
+def test_a_network_that_is_none_is_an_error() -> None:
+    (block,) = ipvs_listing.blocks(b"TCP  0A000001:0050 rr persistent 60000 FFFFFFF\n")
+    with pytest.raises(ValueError, match="cannot be parsed"):
+        ipvs_listing.heading(block)

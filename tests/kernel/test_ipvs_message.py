@@ -11,10 +11,11 @@ from ipvsproxy.kernel import ipvs_message, message, netlink
 from ipvsproxy.model.kernel import RealServers, Timeouts, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, EvenWeights, RealServerKey, Thresholds
 
 FAMILY_NUMBER = 33
 ENCODER = ipvs_message.Encoder(FAMILY_NUMBER)
+NETMASKS = {0: "255.255.255.255", 1: "128.0.0.0", 24: "255.255.255.0", 32: "255.255.255.255"}
 PORTS = st.integers(0, 65535)
 U32 = st.integers(0, 0xFFFFFFFF)
 
@@ -28,14 +29,16 @@ def addresses(family: Family) -> st.SearchStrategy[Address]:
 def real_servers(draw: st.DrawFn) -> RealServers:
     family = draw(st.sampled_from(Family))
     key = VirtualServerKey(draw(st.sampled_from(Protocol)), draw(addresses(family)), draw(PORTS))
-    return RealServers.of(key, RealServerKey.of(draw(addresses(family)), draw(PORTS)), draw(U32))
+    real_server = RealServers.of(key, RealServerKey.of(draw(addresses(family)), draw(PORTS)), draw(U32))
+    return real_server._replace(thresholds=draw(st.sampled_from([NO_THRESHOLDS, Thresholds(7), Thresholds(1_000_000, 65536)])))
 
 
 @st.composite
 def virtual_servers(draw: st.DrawFn) -> VirtualServer:
     key = draw(real_servers()).virtual_server
     scheduler = draw(st.sampled_from(["rr", "wrr", "mh", "a%b", "x" * 15]))
-    return VirtualServer(key, VirtualServerSettings(scheduler, draw(U32) & ~2, draw(U32)))
+    prefix_length = draw(st.sampled_from([0, 1, 24, 32]))
+    return VirtualServer(key, VirtualServerSettings(scheduler, draw(U32) & ~2, draw(U32), prefix_length))
 
 
 def plain(command: int, attributes: list[object], sequence: int) -> bytes:
@@ -67,8 +70,8 @@ def destination(item: RealServers, *, whole: bool) -> list[object]:
         attributes += [
             ["IPVS_DEST_ATTR_FWD_METHOD", 0],
             ["IPVS_DEST_ATTR_WEIGHT", item.weight],
-            ["IPVS_DEST_ATTR_U_THRESH", 0],
-            ["IPVS_DEST_ATTR_L_THRESH", 0],
+            ["IPVS_DEST_ATTR_U_THRESH", item.thresholds.upper],
+            ["IPVS_DEST_ATTR_L_THRESH", item.thresholds.lower],
         ]
     return [
         ["IPVS_CMD_ATTR_SERVICE", {"attrs": service(item.virtual_server)}],
@@ -94,12 +97,11 @@ def test_a_virtual_server_is_encoded_as_pyroute2_would(item: VirtualServer, verb
         ["IPVS_SVC_ATTR_SCHED_NAME", item.settings.scheduler],
         ["IPVS_SVC_ATTR_FLAGS", {"flags": item.settings.flags, "mask": 0xFFFFFFFF}],
         ["IPVS_SVC_ATTR_TIMEOUT", item.settings.timeout_s],
-        ["IPVS_SVC_ATTR_NETMASK", "255.255.255.255"],
+        ["IPVS_SVC_ATTR_NETMASK", NETMASKS[item.settings.prefix_length]],
     ]
     expected = plain(verb[1], [["IPVS_CMD_ATTR_SERVICE", {"attrs": [*service(item.key), *settings]}]], 7)
     if item.key.address.family is Family.IPV6:
-        assert expected.endswith(b"\xff\xff\xff\xff")
-        expected = expected[:-4] + struct.pack("=I", 128)
+        expected = expected[:-4] + struct.pack("=I", item.settings.prefix_length or 128)
     assert encode(Operation(verb[0], item), first=7) == [expected]
     removal = plain(ipvs.IPVS_CMD_DEL_SERVICE, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service(item.key)}]], 7)
     assert encode(Operation(Verb.REMOVE, item), first=7) == [removal]
@@ -164,3 +166,11 @@ def test_what_does_not_fit_its_field_is_refused_before_the_kernel_would_cut_it_o
 ) -> None:
     with pytest.raises((ValueError, struct.error)):
         encode(Operation(Verb.ADD, item))
+
+
+def test_thresholds_of_tenants_keep_a_bounded_number_of_templates() -> None:
+    encoder = ipvs_message.Encoder(FAMILY_NUMBER)
+    item = RealServers.of(VIRTUAL, RealServerKey.of(parse_address("10.1.0.1"), 80))
+    for number in range(ipvs_message.TEMPLATES_KEPT + 9):
+        encoder.encode([Operation(Verb.SET, item._replace(thresholds=Thresholds(number + 1)))], range(1))
+    assert encoder._destination.cache_info().currsize == ipvs_message.TEMPLATES_KEPT

@@ -9,7 +9,14 @@ import pytest
 
 from ipvsproxy.kernel import ipvs_listing, ipvs_table
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import PERSISTENT, Connections, ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import (
+    HAS_THRESHOLDS,
+    PERSISTENT,
+    Connections,
+    ObservedVirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.real_servers import RealServerKey
 
@@ -125,6 +132,17 @@ def test_scheduler_flags_come_with_settings_alone(table: Table) -> None:
     assert known is not None
     assert (known.settings, known.real_servers, known.flags_known) == (flagged, {POD: 1}, True)
     assert table.poll() == {}, "the text is what it was"
+
+
+def test_virtual_servers_with_thresholds_are_asked_for_them(table: Table) -> None:
+    table.write(WEB_TEXT, real(), DNS_TEXT, real6())
+    limited = VirtualServerSettings("rr", HAS_THRESHOLDS)
+    table.settings = {WEB: limited, DNS: RR}
+    table.real_servers = {WEB: {POD: 7}}
+    assert weights_of(table.read_with(table.settings)) == {WEB: {POD: 7}, DNS: {POD6: 1}}
+    assert table.questions == [WEB]
+    table.settings = {}
+    assert weights_of(table.read_with({WEB: limited, DNS: RR}))[WEB] == {POD: 1}, "gone meanwhile: as the file has it"
 
 
 def test_what_was_added_after_the_settings_were_read_is_left_to_the_next_reading(table: Table) -> None:

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import strategies as st
 
 from ipvsproxy.model.net import Address, parse_address
-from ipvsproxy.model.real_servers import NO_REAL_SERVERS, EvenWeights, RealServerKey, plain
+from ipvsproxy.model.real_servers import NO_REAL_SERVERS, EvenWeights, RealServerKey, Thresholds, UnevenWeights, plain
 from tests.support import builders
+
+ONE, TWO = builders.backend("10.244.0.1"), builders.backend("10.244.0.2")
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1", "fd00::1"])
@@ -83,3 +85,24 @@ def test_weights_by_plain_bytes_are_the_same_for_packed_and_other_mappings() -> 
     uneven = {key: 7}
     assert plain(uneven) is uneven
     assert plain(EvenWeights.of([key])) == {bytes(key): 1}
+
+
+def test_uneven_weights_are_a_mapping_in_a_fixed_order() -> None:
+    weights = UnevenWeights({TWO: 5, ONE: 0})
+    assert (list(weights), len(weights), weights[TWO]) == ([TWO, ONE], 2, 5)
+    assert dict(weights) == weights.unpacked() == {ONE: 0, TWO: 5}
+    assert weights == {ONE: 0, TWO: 5} == weights
+    assert weights != {ONE: 0, TWO: 4}
+    assert weights != EvenWeights.of([ONE, TWO])
+    assert UnevenWeights({ONE: 1, TWO: 1}) == EvenWeights.of([TWO, ONE])
+    assert EvenWeights.of([TWO, ONE]) == UnevenWeights({ONE: 1, TWO: 1})
+    assert weights != "weights"
+    assert plain(weights) == {ONE: 0, TWO: 5}
+    assert repr(weights) == "UnevenWeights({RealServerKey('10.244.0.2:8080'): 5, RealServerKey('10.244.0.1:8080'): 0})"
+    with pytest.raises(TypeError):
+        hash(weights)
+
+
+def test_thresholds_are_told_in_words() -> None:
+    assert str(Thresholds(10)) == "connections at most 10"
+    assert str(Thresholds(10, 5)) == "connections at most 10, again below 5"

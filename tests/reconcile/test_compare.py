@@ -138,7 +138,7 @@ def test_an_undesired_virtual_server_is_one_line_with_its_settings() -> None:
     stray = examples.observed({builders.backend("10.244.0.1"): 1}, settings=settings)
     node.kernel.virtual_servers[builders.frontend(builders.CLUSTER_IP, 9)] = stray
     assert lines(node) == [
-        "virtual_server TCP 10.96.0.10:9: wanted nothing, found mh, session affinity 10800 s, flags 0x10, real servers: 1"
+        "virtual_server TCP 10.96.0.10:9: wanted nothing, found mh (port), session affinity 10800 s, real servers: 1"
     ]
 
 

@@ -15,7 +15,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds, UnevenWeights
 from ipvsproxy.reconcile import diff, order
 from tests.reconcile import examples
 from tests.support import builders
@@ -148,3 +148,76 @@ def test_real_servers_are_added_in_their_order() -> None:
         assert isinstance(several, RealServers)
         assert list(several.keys) == list(keys)
         assert [item.key for _, item in operations(desired, examples.observed()) if isinstance(item, RealServers)] == list(keys)
+
+
+def weighed(weights: dict[RealServerKey, int], thresholds: Thresholds = NO_THRESHOLDS) -> VirtualServer:
+    return VirtualServer(KEY, examples.ROUND_ROBIN, UnevenWeights(dict(weights.items())), examples.OLD, thresholds=thresholds)
+
+
+def limited(weights: dict[RealServerKey, int], thresholds: dict[RealServerKey, Thresholds]) -> ObservedVirtualServer:
+    return ObservedVirtualServer(examples.ROUND_ROBIN, weights, thresholds=thresholds)
+
+
+LIMITS = Thresholds(10, 5)
+
+
+def test_new_real_servers_are_added_in_runs_of_equal_weights_in_their_order() -> None:
+    wish = weighed({ONE: 5, TWO: 5, THREE: 0})
+    assert operations(wish, None)[1:] == [
+        Operation(Verb.ADD, RealServers(KEY, (ONE, TWO), 5)),
+        Operation(Verb.ADD, RealServers(KEY, (THREE,), 0, stays=True)),
+    ]
+
+
+def test_thresholds_come_with_new_real_servers() -> None:
+    wish = VirtualServer(KEY, examples.ROUND_ROBIN, EvenWeights.of([ONE, TWO]), thresholds=LIMITS)
+    assert operations(wish, None)[1:] == [Operation(Verb.ADD, RealServers(KEY, (ONE, TWO), 1, LIMITS))]
+
+
+def test_a_real_server_with_another_weight_is_set_and_nothing_else_happens() -> None:
+    result = operations(weighed({ONE: 5, TWO: 1}), examples.observed({ONE: 1, TWO: 1}))
+    assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 5))]
+    assert operations(weighed({ONE: 5, TWO: 1}), examples.observed({ONE: 5, TWO: 1})) == []
+
+
+def test_a_desired_weight_of_zero_is_no_drain() -> None:
+    (result,) = operations(weighed({ONE: 0, TWO: 1}), examples.observed({ONE: 1, TWO: 1}))
+    assert isinstance(result.item, RealServers)
+    assert (result.verb, result.item.weight, result.item.drains) == (Verb.SET, 0, False)
+    assert operations(weighed({ONE: 0, TWO: 1}), examples.observed({ONE: 0, TWO: 1})) == []
+
+
+def test_a_drain_ends_if_its_real_server_is_desired_with_weight_zero() -> None:
+    wish, seen = weighed({ONE: 0, TWO: 1}), examples.observed({ONE: 0, TWO: 1})
+    (result,) = operations(wish, seen, over=False)
+    assert isinstance(result.item, RealServers)
+    assert (result.verb, result.item.keys, result.item.drains) == (Verb.SET, (ONE,), False)
+    assert diff.differs(wish, seen, lambda _key, _one: False)
+    assert not diff.differs(wish, seen, lambda _key, _one: None)
+
+
+def test_thresholds_are_compared_as_far_as_they_are_known() -> None:
+    wish = weighed({ONE: 1, TWO: 1}, LIMITS)
+    result = operations(wish, limited({ONE: 1, TWO: 1}, {ONE: LIMITS, TWO: Thresholds(9)}))
+    assert result == [Operation(Verb.SET, RealServers(KEY, (TWO,), 1, LIMITS))]
+    assert operations(wish, examples.observed({ONE: 1, TWO: 1}, flags_known=False)) == []
+    without = weighed({ONE: 1})
+    assert operations(without, limited({ONE: 1}, {ONE: LIMITS})) == [Operation(Verb.SET, RealServers.of(KEY, ONE))]
+    assert diff.differs(without, limited({ONE: 1}, {ONE: LIMITS}), lambda _key, _one: None)
+    assert operations(without, limited({ONE: 1}, {})) == []
+
+
+def test_a_draining_real_server_keeps_its_thresholds() -> None:
+    result = operations(weighed({TWO: 1}), limited({ONE: 0, TWO: 1}, {ONE: LIMITS}), over=False)
+    assert result == []
+
+
+def test_a_poll_keeps_the_known_flags_and_thresholds() -> None:
+    flagged = VirtualServerSettings("mh", SCHEDULER_PORT)
+    known = ObservedVirtualServer(flagged, {ONE: 1, TWO: 1}, thresholds={ONE: LIMITS, TWO: LIMITS})
+    polled = ObservedVirtualServer(VirtualServerSettings("mh"), {ONE: 3}, flags_known=False)
+    assert diff.with_known(polled, known) == ObservedVirtualServer(flagged, {ONE: 3}, thresholds={ONE: LIMITS})
+    other = ObservedVirtualServer(VirtualServerSettings("rr"), {ONE: 3}, flags_known=False)
+    assert diff.with_known(other, known) is other
+    unknown = ObservedVirtualServer(VirtualServerSettings("mh"), {ONE: 1}, flags_known=False)
+    assert diff.with_known(polled, unknown) is polled

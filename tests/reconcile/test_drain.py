@@ -344,3 +344,57 @@ def test_no_real_server_with_unknown_connections_is_removed(
     counts: dict[VirtualServerKey, dict[RealServerKey, Connections] | None],
 ) -> None:
     assert removals_at_once([outcome(Verb.SET, ONE)], counts, 9) == []
+
+
+def test_a_virtual_server_may_have_a_deadline_of_its_own() -> None:
+    all_drains = Drains(1000)
+    all_drains.set_deadline(KEY, 60)
+    for key in (KEY, OTHER):
+        all_drains.begin(key, ONE, 100)
+        all_drains.judge(key, {ONE: BUSY}, 100)
+    assert all_drains.expire(159) == []
+    all_drains.judge(KEY, {ONE: BUSY}, 159)
+    all_drains.judge(OTHER, {ONE: BUSY}, 159)
+    assert all_drains.next_s() == 160
+    assert all_drains.expire(160) == [KEY]
+    assert all_drains.may_remove(KEY, ONE)
+    assert all_drains.expire(1099) == []
+    assert all_drains.expire(1100) == [OTHER]
+
+
+def test_a_deadline_of_its_own_holds_for_drains_that_have_begun_and_ends_with_them() -> None:
+    all_drains = drains(ONE, deadline_s=0)
+    all_drains.judge(KEY, {ONE: BUSY}, 100)
+    all_drains.set_deadline(KEY, 60)
+    all_drains.set_deadline(KEY, 60)
+    assert all_drains.expire(130) == []
+    all_drains.set_deadline(KEY, 20)
+    assert all_drains.oldest_age_s(130) == 30
+    assert all_drains.expire(130) == [KEY]
+    all_drains.begin(KEY, TWO, 130)
+    all_drains.judge(KEY, {TWO: BUSY}, 130)
+    all_drains.end(KEY, TWO)
+    assert all_drains.next_s() is None
+    assert all_drains.expire(1000) == []
+
+
+def test_without_its_own_deadline_the_common_one_holds_from_the_begin_of_the_drain() -> None:
+    all_drains = drains(deadline_s=100)
+    all_drains.set_deadline(KEY, 3600)
+    all_drains.begin(KEY, ONE, 100)
+    all_drains.begin(OTHER, ONE, 110)
+    for key in (KEY, OTHER):
+        all_drains.judge(key, {ONE: BUSY}, 190)
+    assert all_drains.expire(205) == []
+    all_drains.set_deadline(KEY, None)
+    assert all_drains.expire(205) == [KEY]
+    assert all_drains.expire(210) == [OTHER]
+
+
+def test_ended_drains_with_deadlines_of_their_own_do_not_pile_up() -> None:
+    all_drains = drains()
+    all_drains.set_deadline(KEY, 3600)
+    for _ in range(3 * 1000):
+        all_drains.begin(KEY, ONE, 100)
+        all_drains.end(KEY, ONE)
+    assert len(all_drains._by_end) < 1500

@@ -236,7 +236,7 @@ def test_a_service_that_waits_for_a_mark_may_go() -> None:
     node.remove("young")
     node.sync()
     assert node.reconciler.survey.without_scope == []
-    node.reconciler.tend_scopes()
+    node.reconciler.tend(0)
     assert marks_of(node) == {"192.0.2.20": 1}
 
 

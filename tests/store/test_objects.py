@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from ipvsproxy.model.annotations import ServiceAnnotations
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import (
     ApiObject,
@@ -474,3 +475,12 @@ def test_few_services_may_always_go_at_once() -> None:
     store, _ = guarded_store(9)
     store.deliver([listed()], 10)
     assert not store.services
+
+
+def test_schedulers_that_annotations_name_are_remembered() -> None:
+    store = Store(started_s=0)
+    assert store.schedulers == set()
+    for name, scheduler in (("one", "wlc"), ("two", "wlc"), ("three", "")):
+        chosen = ServiceAnnotations(scheduler=scheduler)
+        deliver(store, builders.with_options(builders.service(name), annotations=chosen))
+    assert store.schedulers == {"wlc"}

@@ -69,6 +69,7 @@ class Endpoint:
             "addresses": [address(self.pod, family)],
             "conditions": {"ready": self.ready, "serving": True, "terminating": self.terminating},
             "nodeName": THIS_NODE if self.pod.startswith("p") else OTHER_NODE,
+            "zone": "zone-a" if self.pod.startswith("p") else "zone-b",
             "hints": {kind: values for kind, values in hints.items() if values},
         }
 
@@ -81,11 +82,13 @@ def service(
     external: bool = False,
     node_port: int = 0,
     protocols: Iterable[str] = PORTS,
+    annotations: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> list[Manifest]:
     """A Service of both families with its EndpointSlices; ``number`` determines its addresses.
 
-    It has one port for each protocol; a pod's name means a ready endpoint. ``spec`` has the API's names.
+    It has one port for each protocol; a pod's name means a ready endpoint. ``spec`` has the API's names, ``annotations`` ours
+    without their prefix.
     """
     ports: list[Manifest] = [{"name": one.lower(), "protocol": one, "port": PORTS[one][0]} for one in protocols]
     for port in ports if node_port else ():
@@ -94,7 +97,12 @@ def service(
     manifest: Manifest = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name, "namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "annotations": {f"ipvsproxy.io/{key}": value for key, value in (annotations or {}).items()},
+        },
         "spec": {
             "type": "LoadBalancer" if balancer else "NodePort" if node_port else "ClusterIP",
             "clusterIP": both["cluster"][0],

@@ -16,7 +16,9 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program, Refusal
 from ipvsproxy.model.kernel import (
     DEVICE,
+    HAS_THRESHOLDS,
     IP_SETS,
+    SCHEDULER_FLAGS,
     SET_CAPACITY,
     BoundAddresses,
     Connections,
@@ -37,14 +39,12 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of, one_by_one
-from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds
 from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, ObservedRule, ObservedSkeleton, Rule, Skeleton
 from ipvsproxy.model.state import Observation
 from tests.support import fake_sets
 
 SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "fo", "ovf", "mh"})
-SCHEDULER_FLAGS = 0x38
-"""Flags that ``/proc/net/ip_vs`` does not show."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
         """One whose real servers a test may change, in the role of another program."""
 
         real_servers: dict[RealServerKey, int]  # type: ignore[mutable-override]  # that is its point
+        flags_known: bool = True
+        thresholds: Mapping[RealServerKey, Thresholds] | None = None
 else:
     KernelVirtualServer = ObservedVirtualServer
 
@@ -88,6 +90,7 @@ class FakeKernel:
         self.rules = FakePrograms()
         self.set_capacity = set_capacity
         self.schedulers = frozenset(schedulers)
+        self.asked_schedulers: list[str] = []
         self.virtual_servers: dict[VirtualServerKey, KernelVirtualServer] = {}
         self.foreign_virtual_servers = 0
         self.connection_counts: dict[tuple[VirtualServerKey, RealServerKey], Connections] = {}
@@ -198,6 +201,17 @@ class FakeKernel:
             raise KernelError(action="read the IPVS timeouts", errno=errno.EIO)
         return self.timeouts
 
+    def why_unusable(self, scheduler: str) -> str:
+        """Why no virtual server can have this scheduler; empty if it can."""
+        if "schedulers" in self.unreadable:
+            raise KernelError(action="find the schedulers of this kernel", errno=errno.EIO)
+        self.asked_schedulers.append(scheduler)
+        return "" if scheduler in self.schedulers else f"the kernel has no scheduler {scheduler!r}"
+
+    def why_missing(self, scheduler: str) -> str:
+        """As ``why_unusable``."""
+        return self.why_unusable(scheduler)
+
     def connections(
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
@@ -300,16 +314,19 @@ class FakeKernel:
         server = self.virtual_servers.get(item.virtual_server)
         if verb is Verb.REMOVE:
             self.connection_counts.pop((item.virtual_server, item.key), None)
+            if server is not None:
+                _set_thresholds(server, item.key, NO_THRESHOLDS)
             return server is None or server.real_servers.pop(item.key, None) is None
         if server is None:
             raise fake_sets.Refusal(errno.ESRCH, "its virtual server is missing")
         address = item.key.address
         if address.family is not item.virtual_server.address.family or not _is_unicast(address):
             raise fake_sets.Refusal(errno.EINVAL)
-        if not 0 <= item.weight < 1 << 31:
+        if not 0 <= item.weight < 1 << 31 or item.thresholds.lower > item.thresholds.upper:
             raise fake_sets.Refusal(errno.ERANGE)
         there = item.key in server.real_servers
         server.real_servers[item.key] = item.weight
+        _set_thresholds(server, item.key, item.thresholds)
         return there is (verb is Verb.ADD)
 
     def _change_set(self, verb: Verb, item: IpSet | SetCopy) -> bool:
@@ -380,8 +397,15 @@ class FakeKernel:
         return sum(flows.pop(real_server) for real_server in gone)
 
 
+def _set_thresholds(server: KernelVirtualServer, key: RealServerKey, thresholds: Thresholds) -> None:
+    others = {one: value for one, value in (server.thresholds or {}).items() if one != key}
+    server.thresholds = (others | ({key: thresholds} if thresholds != NO_THRESHOLDS else {})) or None
+
+
 def _copy(present: KernelVirtualServer) -> ObservedVirtualServer:
-    return ObservedVirtualServer(present.settings, dict(present.real_servers), present.flags_known)
+    # Only a virtual server with the flag is asked for thresholds.
+    thresholds = present.thresholds if present.settings.flags & HAS_THRESHOLDS else None
+    return ObservedVirtualServer(present.settings, dict(present.real_servers), present.flags_known, thresholds)
 
 
 def _without_flags(present: KernelVirtualServer) -> ObservedVirtualServer:

@@ -90,7 +90,7 @@ def _members(scope: ClusterScope) -> list[str]:
 
 
 def _settings_row(settings: VirtualServerSettings) -> State:
-    scheduler, flags, timeout_s = settings
+    scheduler, flags, timeout_s, _ = settings
     assert bool(flags & PERSISTENT) == bool(timeout_s)
     text = "mh-port" if flags & SCHEDULER_PORT else ""
     return {"flags": text, "netmask": "default", "persistent": timeout_s, "scheduler": scheduler}

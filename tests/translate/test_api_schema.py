@@ -10,6 +10,11 @@ SERVICE = b"""{
  "metadata": {"name": "web", "namespace": "shop", "uid": "u-1", "resourceVersion": "77", "generation": 3,
    "creationTimestamp": "2026-01-02T03:04:05Z", "deletionTimestamp": "2026-01-02T03:05:00Z",
    "labels": {"service.kubernetes.io/service-proxy-name": "", "service.kubernetes.io/headless": "", "app": "web"},
+   "annotations": {"ipvsproxy.io/scheduler": "wrr", "ipvsproxy.io/scheduler-flags": "", "ipvsproxy.io/weights": "other=2",
+     "ipvsproxy.io/slow-start": "30s", "ipvsproxy.io/max-connections": "5", "ipvsproxy.io/resume-connections": "3",
+     "ipvsproxy.io/drain-deadline": "1m", "ipvsproxy.io/affinity-netmask": "ipv4=24",
+     "ipvsproxy.io/skip-load-balancer-ips": "true", "kube-router.io/service.scheduler": "lc",
+     "kube-router.io/service.schedflags": "flag-1", "kube-router.io/service.skiplbips": "", "other": "x"},
    "managedFields": [{"manager": "kubectl"}]},
  "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10", "fd00::10"],
    "externalIPs": ["192.0.2.1"], "loadBalancerSourceRanges": ["10.0.0.0/8"], "sessionAffinity": "ClientIP",
@@ -20,11 +25,12 @@ SERVICE = b"""{
 }"""
 ENDPOINT_SLICE = b"""{
  "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"},
-   "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-02T03:04:05Z", "other": "x"}},
+   "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-02T03:04:05Z", "ipvsproxy.io/weight": "7",
+     "other": "x"}},
  "addressType": "IPv4",
  "ports": [{"name": "", "protocol": "UDP", "port": 53}],
  "endpoints": [{"addresses": ["10.244.0.5"], "conditions": {"ready": false, "serving": true, "terminating": true},
-   "nodeName": "node-a", "targetRef": {"kind": "Pod"},
+   "nodeName": "node-a", "zone": "zone-a", "targetRef": {"kind": "Pod"},
    "hints": {"forZones": [{"name": "zone-a"}], "forNodes": [{"name": "node-a"}]}}]
 }"""
 NODE = b"""{
@@ -36,7 +42,7 @@ NODE = b"""{
 
 def test_every_field_of_a_service_that_means_something_is_read_by_its_name_in_the_api() -> None:
     raw = msgspec.json.decode(SERVICE, type=api_schema.Service)
-    assert raw.metadata == api_schema.Metadata(
+    assert raw.metadata == api_schema.ServiceMetadata(
         name="web",
         namespace="shop",
         uid="u-1",
@@ -44,6 +50,20 @@ def test_every_field_of_a_service_that_means_something_is_read_by_its_name_in_th
         creation_timestamp="2026-01-02T03:04:05Z",
         deletion_timestamp="2026-01-02T03:05:00Z",
         labels=api_schema.ObjectLabels(proxy_name="", headless=""),
+        annotations=api_schema.ServiceAnnotations(
+            scheduler="wrr",
+            scheduler_flags="",
+            weights="other=2",
+            slow_start="30s",
+            max_connections="5",
+            resume_connections="3",
+            drain_deadline="1m",
+            affinity_netmask="ipv4=24",
+            skip_load_balancer_ips="true",
+            alias_scheduler="lc",
+            alias_scheduler_flags="flag-1",
+            alias_skip_load_balancer_ips="",
+        ),
     )
     assert raw.spec == api_schema.ServiceSpec(
         type="LoadBalancer",
@@ -66,7 +86,7 @@ def test_every_field_of_an_endpoint_slice_that_means_something_is_read_by_its_na
     raw = msgspec.json.decode(ENDPOINT_SLICE, type=api_schema.EndpointSlice)
     assert raw.metadata
     assert raw.metadata.labels == api_schema.ObjectLabels(service="web")
-    assert raw.metadata.annotations == api_schema.ObjectAnnotations(trigger_time="2026-01-02T03:04:05Z")
+    assert raw.metadata.annotations == api_schema.SliceAnnotations(trigger_time="2026-01-02T03:04:05Z", weight="7")
     assert raw.address_type == "IPv4"
     assert raw.ports == (api_schema.EndpointPort(name="", protocol="UDP", port=53),)
     assert raw.endpoints == [
@@ -77,6 +97,7 @@ def test_every_field_of_an_endpoint_slice_that_means_something_is_read_by_its_na
             hints=api_schema.EndpointHints(
                 for_zones=(api_schema.Hint(name="zone-a"),), for_nodes=(api_schema.Hint(name="node-a"),)
             ),
+            zone="zone-a",
         )
     ]
 

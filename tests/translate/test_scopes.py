@@ -55,7 +55,7 @@ def test_addresses_without_a_local_endpoint_are_named_for_clients_outside() -> N
 
 def test_affinity_is_by_the_address_of_the_client() -> None:
     (scope,) = _shop("10.244.0.5", affinity_s=600).rare.scopes
-    assert scope.settings == ("mh", 0, 0)
+    assert scope.settings == ("mh", 0, 0, 0)
 
 
 def test_a_service_without_external_addresses_has_one_scope() -> None:

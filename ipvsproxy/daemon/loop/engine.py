@@ -9,6 +9,7 @@ Rule 3: one sync at a time; changes that arrive meanwhile belong to the next one
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -25,6 +26,7 @@ from ipvsproxy.daemon.loop.reader import KernelReader
 from ipvsproxy.daemon.loop.summary import SyncSummary, Watcher
 from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.daemon.sources.source import CannotStartError
+from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Connections, SetKind, Sysctl, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
@@ -172,6 +174,7 @@ class Engine:
         # Unreadable parts are programmed all the same, nothing of them is removed, and they are read again soon.
         await self._reader.observe()
         self._translator.update_view(self._reader.addresses, self._clock())
+        await self._learn_schedulers(self._clock())
         report = _NOTHING
         names = [name for name in FIRST_SERVICES if name in self._store.services]
         if names:
@@ -251,6 +254,7 @@ class Engine:
                 self._translator.lacks_addresses(observed)
         self._reader.syncing()
         node_view = self._translator.update_view(self._reader.addresses, observed)
+        await self._learn_schedulers(observed)
         changes = self._store.take()
         translated = observed
         for names in _batches(changes.services):
@@ -290,6 +294,16 @@ class Engine:
         self._sync_took_s = ended - began
         self._journal.log_sync(summary, self._reconciler.survey.draining)
         self._watcher.synced(summary)
+
+    async def _learn_schedulers(self, now: float) -> None:
+        """Ask the kernel for schedulers that annotations name for the first time. Without an answer, it is asked again later."""
+        for name in sorted(self._translator.unknown_schedulers):
+            try:
+                why_missing = await self._kernel.call(functools.partial(_why_unusable, name))
+            except KernelError as error:
+                self._translator.note_scheduler(name, f"the scheduler {name} is not known yet: {error}", now, for_now=True)
+            else:
+                self._translator.note_scheduler(name, why_missing, now)
 
     def _unserved(self) -> Collection[Family]:
         families = self._translator.settings.families
@@ -353,6 +367,10 @@ class Engine:
     def _put_node(self) -> None:
         self._reader.adopt(self._translator.settings.families, self._settings.audit_interval_s)
         self._translator.put_node()
+
+
+def _why_unusable(scheduler: str, kernel: Kernel) -> str:
+    return kernel.why_unusable(scheduler)
 
 
 class _Applied(NamedTuple):

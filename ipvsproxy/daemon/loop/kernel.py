@@ -39,6 +39,13 @@ class Kernel(Protocol):
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
         """The connection counts of these virtual servers; None for a virtual server whose counts could not be read."""
 
+    def why_unusable(self, scheduler: str) -> str:
+        """The reason why no virtual server can have this scheduler, by an attempt; empty if it can.
+
+        Raises:
+            KernelError: the kernel could not answer now.
+        """
+
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Apply operations in their order, whatever becomes of each; at most one is about an object.
 
@@ -60,6 +67,9 @@ class ReadableKernel(Protocol):
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
         """As ``Kernel``."""
+
+    def why_missing(self, scheduler: str) -> str:
+        """As ``why_unusable`` of ``Kernel``, as far as the files of modules show it, without an attempt."""
 
     def read_timeouts(self) -> Timeouts:
         """The IPVS connection timeouts.

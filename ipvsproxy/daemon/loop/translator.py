@@ -7,6 +7,7 @@ Rule 2: a Service is translated after a change to it, its endpoints or the view 
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 
 import structlog
 
@@ -47,6 +48,7 @@ class Translator:
         reconciler: Reconciler,
     ) -> None:
         self.settings = settings
+        self._known_schedulers: set[str] = set()
         self._refusals = Refusals()
         self._node_name = node_name
         self._sysctls = sysctls
@@ -59,6 +61,22 @@ class Translator:
         self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey]] = (None, (), frozenset())
         self._lingering = Lingering()
         self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
+
+    @property
+    def unknown_schedulers(self) -> AbstractSet[str]:
+        """The schedulers of annotations about which nothing was noted yet."""
+        return self._store.schedulers - self._known_schedulers
+
+    def note_scheduler(self, name: str, why_missing: str, now: float, *, for_now: bool = False) -> None:
+        """Note whether the kernel has a scheduler, or why not. ``for_now``: it remains unknown."""
+        missing = {other: reason for other, reason in self.settings.missing_schedulers.items() if other != name}
+        if why_missing:
+            missing[name] = why_missing
+        if missing != self.settings.missing_schedulers:
+            self.settings = dataclasses.replace(self.settings, missing_schedulers=missing)
+            self._store.touch_all(now)
+        if not for_now:
+            self._known_schedulers.add(name)
 
     @property
     def next_s(self) -> float | None:
@@ -76,6 +94,7 @@ class Translator:
     def adopt(self, settings: view.Settings, sysctls: tuple[Sysctl, ...], timeouts: Timeouts | None) -> None:
         """Use other choices from the next ``put_node`` and ``update_view`` on."""
         self.settings = settings
+        self._known_schedulers.clear()
         self._sysctls = sysctls
         self._timeouts = timeouts
         self._view = None

@@ -1,0 +1,38 @@
+"""Kernel modules as the files of this host show them. Nothing is loaded."""
+
+import enum
+import os
+import pathlib
+
+from ipvsproxy.model.annotations import SCHEDULERS
+
+
+class ModuleState(enum.StrEnum):
+    """The state of a kernel module. UNKNOWN: the files of the host's modules are not visible to this process."""
+
+    LOADED = "loaded"
+    BUILT_IN = "built in"
+    LOADABLE = "loadable"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+
+
+def module_state(name: str, root: pathlib.Path = pathlib.Path("/")) -> ModuleState:
+    """The state of a module. This does not load it."""
+    if (root / "sys/module" / name).exists():
+        return ModuleState.LOADED
+    directory = root / "lib/modules" / os.uname().release
+    for file, state in (("modules.builtin", ModuleState.BUILT_IN), ("modules.dep", ModuleState.LOADABLE)):
+        try:
+            lines = (directory / file).read_text(errors="replace").splitlines()
+        except OSError:
+            return ModuleState.UNKNOWN
+        if any(line.partition(":")[0].rpartition("/")[2].partition(".ko")[0].replace("-", "_") == name for line in lines):
+            return state
+    return ModuleState.MISSING
+
+
+def schedulers(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
+    """The schedulers that the files of this kernel's modules show, of those that an annotation may name."""
+    missing = (ModuleState.MISSING, ModuleState.UNKNOWN)
+    return tuple(name for name in SCHEDULERS if module_state(f"ip_vs_{name}", root) not in missing)

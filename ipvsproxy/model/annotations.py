@@ -1,0 +1,99 @@
+"""The annotations by which a Service chooses how it is served, as values."""
+
+import enum
+from collections.abc import Mapping
+
+import msgspec
+
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
+
+PREFIX = "ipvsproxy.io/"
+"""The prefix of our annotations."""
+HIGHEST_WEIGHT = 65535
+"""The highest weight of an endpoint, as with ipvsadm."""
+LONGEST_S = 3600
+"""The longest time that an annotation may ask for, in seconds."""
+MOST_CONNECTIONS = 1_000_000
+"""The highest threshold."""
+
+WEIGHTED_SCHEDULERS = frozenset({"wrr", "wlc", "lblc", "lblcr", "sed", "nq", "sh", "mh", "fo", "ovf"})
+"""The schedulers that go by weights. All others know only 0, which is no new connections."""
+GRADUAL_SCHEDULERS = frozenset({"wrr", "wlc", "lblc", "lblcr", "sed", "nq"})
+"""Those by which a low weight is a small share of new connections. ``fo`` and ``ovf`` choose the highest weight, and with ``sh``
+and ``mh`` each change of a weight moves clients.
+"""
+HASH_SCHEDULERS = frozenset({"sh", "mh"})
+"""Those with the flags ``port`` and ``fallback``."""
+ORDERED_SCHEDULERS = HASH_SCHEDULERS | {"dh"}
+"""Those that fill a table with real servers in their order (``ip_vs_sh_reassign`` in net/netfilter/ipvs/ip_vs_sh.c)."""
+SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh")
+"""All schedulers that an annotation may name: those of Linux 6.1 except ``twos``, which is younger than the others."""
+
+
+class Annotation(enum.StrEnum):
+    """Our annotations without their prefix. ``WEIGHT`` is one of EndpointSlices, all others are of Services."""
+
+    SCHEDULER = "scheduler"
+    SCHEDULER_FLAGS = "scheduler-flags"
+    WEIGHTS = "weights"
+    WEIGHT = "weight"
+    SLOW_START = "slow-start"
+    MAX_CONNECTIONS = "max-connections"
+    RESUME_CONNECTIONS = "resume-connections"
+    DRAIN_DEADLINE = "drain-deadline"
+    AFFINITY_NETMASK = "affinity-netmask"
+    SKIP_LOAD_BALANCER_IPS = "skip-load-balancer-ips"
+
+    @property
+    def whole(self) -> str:
+        """The name with its prefix."""
+        return f"{PREFIX}{self.value}"
+
+    @property
+    def field(self) -> str:
+        """The field of an object, as a ``Skipped`` names it."""
+        return field(self.whole)
+
+
+ALL_ANNOTATIONS = frozenset(Annotation)
+
+
+def field(name: str) -> str:
+    """The field of an annotation of this name, as a ``Skipped`` names it."""
+    return f"metadata.annotations[{name}]"
+
+
+class WeightRules(msgspec.Struct, frozen=True, gc=False):
+    """Weights by where an endpoint is: the rule for its node comes before the one for its zone."""
+
+    nodes: Mapping[str, int] = {}
+    zones: Mapping[str, int] = {}
+    other: int = 1
+
+    def weight(self, node: str, zone: str) -> int:
+        """The weight of an endpoint on this node in this zone; either may be unknown (empty)."""
+        if node in self.nodes:
+            return self.nodes[node]
+        return self.zones.get(zone, self.other)
+
+
+class ServiceAnnotations(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the annotations of a Service ask for; defaults stand for absent and for wrong ones.
+
+    ``given`` has all of ours that the Service has. ``scheduler_flags`` are bits of virtual servers' flags, None if absent.
+    ``prefix_lengths`` of IPv4 and IPv6, 0 for single addresses, are those of session affinity. Times are in seconds, 0 if absent.
+    """
+
+    given: frozenset[Annotation] = frozenset()
+    scheduler: str = ""
+    scheduler_flags: int | None = None
+    weights: WeightRules | None = None
+    slow_start_s: int = 0
+    thresholds: Thresholds = NO_THRESHOLDS
+    drain_deadline_s: int = 0
+    prefix_lengths: tuple[int, int] = (0, 0)
+    skips_load_balancer_ips: bool = False
+
+
+NO_ANNOTATIONS = ServiceAnnotations()
+"""The annotations of nearly all Services: none of ours."""

@@ -1,0 +1,147 @@
+"""Settings that Services choose, in a running loop: schedulers of the kernel, slow start by the clock, and a changed choice."""
+
+import dataclasses
+from typing import Any
+
+import structlog.testing
+
+from ipvsproxy.commands.comparison import Comparison
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation, ServiceAnnotations
+from ipvsproxy.model.kernel import VirtualServerSettings
+from ipvsproxy.model.service import Service
+from ipvsproxy.reconcile.reconciler import Policy
+from ipvsproxy.translate.view import Settings
+from tests.support import builders, fake_kernel, memory_node
+from tests.support.memory_node import MemoryNode
+from tests.support.virtual_time import in_virtual_time
+
+KEY = builders.frontend(builders.CLUSTER_IP, 80)
+ONE, TWO = (builders.endpoint(f"10.244.0.{number}") for number in (1, 2))
+FIELD = "metadata.annotations[ipvsproxy.io/scheduler]"
+
+
+def web(**values: Any) -> Service:
+    return builders.with_options(builders.service(), annotations=ServiceAnnotations(given=ALL_ANNOTATIONS, **values))
+
+
+def kernel_with(*schedulers: str) -> fake_kernel.FakeKernel:
+    kernel = memory_node.new_kernel()
+    kernel.schedulers = frozenset(schedulers)
+    return kernel
+
+
+def settings(node: MemoryNode) -> VirtualServerSettings:
+    return node.kernel.virtual_servers[KEY].settings
+
+
+@in_virtual_time
+async def test_the_kernel_is_asked_once_for_a_scheduler_and_never_without_annotations() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(builders.service(), builders.node())
+        await node.quiet()
+        assert node.kernel.asked_schedulers == []
+        for name in ("one", "two"):
+            chosen = web(scheduler="wrr").options.annotations
+            node.put(builders.with_options(builders.service(name, cluster=["10.96.0.11"]), annotations=chosen))
+            await node.quiet()
+        assert node.kernel.asked_schedulers == ["wrr"]
+        node.kernel.forget()
+        node.put(web(scheduler="wrr"))
+        await node.quiet()
+        assert node.done == ["set virtual_server TCP 10.96.0.10:80"]
+        assert settings(node).scheduler == "wrr"
+
+
+@in_virtual_time
+async def test_a_scheduler_that_the_kernel_lacks_is_replaced_and_complained_about() -> None:
+    node = MemoryNode(kernel_with("rr", "wrr"))
+    with structlog.testing.capture_logs() as lines:
+        async with node.running():
+            node.begin_with(web(scheduler="fo"), builders.node())
+            await node.quiet()
+    assert settings(node).scheduler == "rr"
+    (line,) = (line for line in lines if line["event"] == "part_not_used")
+    assert (line["field"], line["reason"]) == (FIELD, "the kernel has no scheduler 'fo'; rr is used")
+    complaints = [one for summary in node.watcher.summaries for one in summary.changes.complaints]
+    assert [(one.name, one.skipped[0].field) for one in complaints] == [("default/web", FIELD)]
+
+
+@in_virtual_time
+async def test_a_kernel_that_cannot_answer_is_asked_again() -> None:
+    node = MemoryNode()
+    node.kernel.unreadable = {"schedulers"}
+    async with node.running():
+        node.begin_with(web(scheduler="wrr"), builders.node())
+        await node.quiet()
+        assert settings(node).scheduler == "rr"
+        node.kernel.unreadable = set()
+        await node.quiet(memory_node.AUDIT_INTERVAL_S + 1)
+        assert settings(node).scheduler == "wrr"
+
+
+@in_virtual_time
+async def test_a_changed_choice_of_annotations_is_in_force_without_a_restart() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(web(scheduler="wrr"), builders.node())
+        await node.quiet()
+        assert settings(node).scheduler == "wrr"
+        allowed = dataclasses.replace(node.settings, annotations=frozenset({Annotation.WEIGHTS}))
+        node.kernel.forget()
+        node.engine.reconfigure(node.engine._settings, allowed, Policy())
+        await node.quiet()
+        assert settings(node).scheduler == "rr"
+        assert node.kernel.counts["remove", "virtual_server"] == 0
+        node.engine.reconfigure(node.engine._settings, node.settings, Policy())
+        await node.quiet()
+        assert settings(node).scheduler == "wrr"
+        assert node.kernel.asked_schedulers == ["wrr"] * 3, "a module may have come"
+
+
+@in_virtual_time
+async def test_a_new_endpoint_climbs_by_the_clock_and_the_loop_sleeps_between_steps() -> None:
+    node = MemoryNode(audit_interval_s=10_000)
+    slow = web(scheduler="wlc", slow_start_s=80)
+    async with node.running():
+        node.begin_with(slow, builders.endpoint_slice(ONE), builders.node())
+        await node.quiet()
+        node.put(builders.endpoint_slice(ONE, TWO))
+        await node.quiet()
+        node.kernel.forget()
+        real_servers, key = node.kernel.virtual_servers[KEY].real_servers, builders.backend("10.244.0.2")
+        assert real_servers[key] == 1
+        await node.quiet(41)
+        assert real_servers[key] == 50
+        await node.quiet(40)
+        assert real_servers[key] == 100
+        assert node.done == ["set real_server TCP 10.96.0.10:80 -> 10.244.0.2:8080"] * 8
+        syncs = len(node.watcher.summaries)
+        await node.quiet(1000)
+        assert len(node.watcher.summaries) == syncs, "nothing is due any more"
+
+
+@in_virtual_time
+async def test_a_command_asks_for_no_module_and_finds_no_difference_while_an_endpoint_climbs() -> None:
+    node = MemoryNode()
+    slow = web(scheduler="wlc", slow_start_s=80)
+    async with node.running():
+        node.begin_with(slow, builders.endpoint_slice(ONE), builders.node())
+        await node.quiet()
+        node.put(builders.endpoint_slice(ONE, TWO))
+        await node.quiet(41)
+        comparison = Comparison(
+            settings=node.engine._settings,
+            translation=Settings(),
+            policy=Policy(),
+            store=node.store,
+            kernel=KernelThread(memory_node.InlineWorker(), node.kernel),
+            clock=node._now,
+        )
+        for _ in range(2):
+            node.store.touch_all(0)
+            await comparison.read()
+            assert not [one for one in comparison.differences() if one.kind in {"virtual_server", "real_server"}]
+            await node.quiet(15)
+        assert comparison.translation.missing_schedulers == {}

@@ -1,0 +1,258 @@
+"""Annotations of Services, with packets: what they promise about shares, limits, clients of a network, and changes under load.
+
+One run of the program for most tests; each begins with its own objects only. A client outside has addresses of its own for each
+"client" of a hash.
+"""
+
+import collections
+import contextlib
+import ipaddress
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from ipvsproxy.kernel import ipvs, ipvs_handover, ipvs_operations
+from ipvsproxy.model.kernel import VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.plan import Operation, Verb
+from tests.support import cluster, lab
+from tests.support.cluster import Cluster, Manifest, service, slices
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
+
+by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
+
+PODS = ("p1", "p2", "r1", "r2")
+TCP = ("TCP",)
+WAITED_S = 25.0
+"""The kernel forgets a connection that was reset after 10 s."""
+CLIENTS = 24
+
+
+@pytest.fixture(scope="module", name="running")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with lab.Lab() as laboratory, Cluster(laboratory, tmp_path_factory.mktemp("annotations")) as running:
+        yield running
+
+
+def _web(*endpoints: str, **annotations: str) -> list[Manifest]:
+    named = {name.replace("_", "-"): value for name, value in annotations.items()}
+    return service("web", 1, *endpoints, protocols=TCP, annotations=named)
+
+
+def _wait_until(reached: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAITED_S
+    while not reached():
+        assert time.monotonic() < deadline, f"not {what} within {WAITED_S} s"
+        time.sleep(0.05)
+
+
+def _shares(running: Cluster, family: Family, seconds: float = 3.0) -> Mapping[str, float]:
+    """The share of new connections of each pod, by its name, over a few hundred of them."""
+    with running.lab.load("p2", "TCP", cluster.address("cluster 1", family), 80, interval_s=0.005) as loads:
+        time.sleep(seconds)
+    (load,) = loads
+    assert load.failed == 0
+    total = sum(load.backends.values())
+    assert total > 100
+    return {name: load.backends.get(cluster.address(name, family), 0) / total for name in PODS}
+
+
+@by_family
+def test_weights_by_zone_and_node_are_shares_of_new_connections(running: Cluster, family: Family) -> None:
+    running.have(_web(*PODS, scheduler="wrr", weights=f"zone/zone-a=8, node/{cluster.OTHER_NODE}=2, other=1"))
+    shares = _shares(running, family)
+    assert shares == pytest.approx({"p1": 0.4, "p2": 0.4, "r1": 0.1, "r2": 0.1}, abs=0.03)
+
+
+@by_family
+def test_a_canary_gets_the_share_of_its_slice(running: Cluster, family: Family) -> None:
+    canary = slices("web", "r1", protocols=TCP)
+    for item in canary:
+        item["metadata"] |= {"name": f"canary-{item['metadata']['name']}", "annotations": {"ipvsproxy.io/weight": "1"}}
+    stable = _web("p1", scheduler="wrr")
+    for item in stable[1:]:
+        item["metadata"]["annotations"] = {"ipvsproxy.io/weight": "9"}
+    running.have(stable, canary)
+    assert _shares(running, family) == pytest.approx({"p1": 0.9, "p2": 0, "r1": 0.1, "r2": 0}, abs=0.03)
+
+
+@by_family
+def test_an_endpoint_of_weight_zero_keeps_its_connections_and_gets_no_new_ones(running: Cluster, family: Family) -> None:
+    running.have(_web("p1"))
+    connection = running.lab.open("p2", "TCP", cluster.address("cluster 1", family), 80)
+    running.have(_web("p1", "r1", weights="zone/zone-a=0"))
+    assert _shares(running, family, 1.0)["p1"] == 0
+    assert connection.ask() == cluster.address("p1", family)
+    assert running.real_servers("TCP", cluster.address("cluster 1", family), 80)[cluster.address("p1", family)] == 0
+    running.have(_web("p1", "r1"))
+    assert _shares(running, family, 1.0)["p1"] == pytest.approx(0.5, abs=0.05)
+    assert connection.ask() == cluster.address("p1", family)
+    connection.close()
+
+
+@by_family
+def test_an_endpoint_with_the_most_connections_gets_no_more_and_the_client_is_refused_when_all_have_them(
+    running: Cluster, family: Family
+) -> None:
+    running.have()
+    running.have(_web("p1", "r1", max_connections="3", resume_connections="2"))
+    to = cluster.address("cluster 1", family)
+    connections = [running.lab.open("p2", "TCP", to, 80) for _ in range(6)]
+    backends = collections.Counter(connection.backend for connection in connections)
+    assert backends == {cluster.address("p1", family): 3, cluster.address("r1", family): 3}
+    assert running.lab.probe("p2", "TCP", to, 80).outcome == "refused"
+    of_p1 = [connection for connection in connections if connection.backend == cluster.address("p1", family)]
+    for connection in of_p1[:2]:
+        connection.abort()
+    _wait_until(lambda: running.lab.probe("p2", "TCP", to, 80).outcome == "ok", "resumed")
+    for connection in connections:
+        if connection not in of_p1[:2]:
+            connection.abort()
+
+
+@by_family
+def test_clients_of_one_network_stay_with_one_endpoint(running: Cluster, family: Family) -> None:
+    sources = _sources(running, family)
+    objects = service(
+        "web", 1, *PODS, protocols=TCP, sessionAffinity="ClientIP", annotations={"affinity-netmask": "ipv4=24, ipv6=64"}
+    )
+    running.have(objects)
+    answers = [running.lab.probe("client", "TCP", cluster.address("cluster 1", family), 80, src=one, count=2) for one in sources]
+    assert len({backend for answer in answers for backend in answer.backends}) == 1
+    running.have(service("web", 1, *PODS, protocols=TCP, sessionAffinity="ClientIP"))
+    answers = [running.lab.probe("client", "TCP", cluster.address("cluster 1", family), 80, src=one, count=2) for one in sources]
+    assert {len(answer.backends) for answer in answers} == {1}
+    assert len({backend for answer in answers for backend in answer.backends}) > 1
+
+
+def _sources(running: Cluster, family: Family) -> list[str]:
+    """Addresses of clients outside, all in one /24 or /64."""
+    first = ipaddress.ip_address("172.18.2.1" if family is Family.IPV4 else "fc00:f853:ccd::2:1")
+    addresses = [str(first + number) for number in range(CLIENTS)]
+    length = 16 if family is Family.IPV4 else 64
+    present = running.lab.run("client", "ip", "address", "show", "dev", "lan")
+    if addresses[0] + "/" not in present:
+        running.lab.ip("client", *(f"address add {one}/{length} dev lan{' nodad' * (length == 64)}" for one in addresses))
+    return addresses
+
+
+@by_family
+def test_load_balancer_addresses_are_left_to_the_load_balancer(running: Cluster, family: Family) -> None:
+    running.have(service("web", 1, "p1", balancer=True, protocols=TCP))
+    balancer = cluster.address("balancer 1", family)
+    assert ("TCP", balancer, 80) in running.virtual_servers()
+    running.have(service("web", 1, "p1", balancer=True, protocols=TCP, annotations={"skip-load-balancer-ips": "true"}))
+    assert ("TCP", balancer, 80) not in running.virtual_servers()
+    assert balancer not in running.lab.run("node", "ip", "address", "show")
+    assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", family), 80).outcome == "ok"
+
+
+@by_family
+def test_a_scheduler_changes_under_load_and_no_client_is_refused(running: Cluster, family: Family) -> None:
+    running.have(_web(*PODS))
+    to = cluster.address("cluster 1", family)
+    kept = running.lab.open("p2", "TCP", to, 80)
+    before = _identity(running, to)
+    with running.lab.load("p2", "TCP", to, 80, interval_s=0.002) as loads:
+        for scheduler in ("wrr", "mh", "lc", "sh", "wlc", "sed", "nq", "mh", "rr"):
+            running.have(_web(*PODS, scheduler=scheduler))
+            time.sleep(0.1)
+        running.have(_web(*PODS, scheduler="mh", scheduler_flags="port, fallback"))
+        running.have(_web(*PODS, scheduler="mh"))
+        running.have(_web(*PODS))
+    (load,) = loads
+    assert load.outcomes["ok"] > 100
+    assert (load.failed, load.failures) == (0, [])
+    assert kept.ask() == kept.backend
+    kept.close()
+    assert _identity(running, to) >= before  # counters of a virtual server that was added anew begin at 0
+
+
+@by_family
+def test_clients_are_served_while_the_kernel_has_taken_the_old_scheduler_away(running: Cluster, family: Family) -> None:
+    """The kernel of the tests has one processor, so that it does not wait between both schedulers; here, this moment lasts."""
+    running.have(_web("r1", "r2"))
+    to = cluster.address("cluster 1", family)
+    key = VirtualServerKey(Protocol.TCP, parse_address(to), 80)
+    running.program.kill()
+    rr, none = (VirtualServer(key, VirtualServerSettings(name)) for name in ("rr", ipvs_operations.NO_SCHEDULER))
+    with contextlib.closing(ipvs.IpvsDriver()) as driver:
+        driver.apply([Operation(Verb.SET, none)])
+        assert running.lab.probe("p2", "TCP", to, 80).outcome == "refused"
+        driver.apply([Operation(Verb.SET, rr)])
+        preparation = ipvs_handover.prepared(VirtualServer(key, VirtualServerSettings("wrr")), rr.settings)
+        assert preparation is not None
+        driver.apply([preparation])
+        first = running.lab.probe("p2", "TCP", to, 80)
+        assert isinstance(preparation.item, VirtualServer)
+        gap = VirtualServer(key, preparation.item.settings._replace(scheduler=ipvs_operations.NO_SCHEDULER))
+        driver.apply([Operation(Verb.SET, gap)])
+        for name in ("p2", "p1"):
+            source = cluster.address(name, family)
+            assert running.lab.probe(name, "TCP", to, 80, count=4) == lab.Result("ok", first.backends, (source,))
+        driver.apply([Operation(Verb.SET, VirtualServer(key, VirtualServerSettings("wrr")))])
+        assert len(running.lab.probe("p2", "TCP", to, 80, count=4).backends) == 2
+    running.start()
+
+
+def _identity(running: Cluster, address: str) -> int:
+    """The number of connections that the virtual server has scheduled since it was added."""
+    listing = running.lab.run("node", "ipvsadm", "-Ln", "--stats", "--exact")
+    shown = f"[{address}]:80" if ":" in address else f"{address}:80"
+    return next(int(line.split()[2]) for line in listing.splitlines() if line.startswith("TCP") and line.split()[1] == shown)
+
+
+@pytest.mark.parametrize("scheduler", ["sh", "mh"])
+def test_a_client_goes_to_one_endpoint_from_two_nodes(running: Cluster, tmp_path: pytest.TempPathFactory, scheduler: str) -> None:
+    """The other node is this one with another name, which gives it another order of real servers with other schedulers."""
+    sources = {family: _sources(running, family) for family in Family}
+    running.have()
+    maps = []
+    for name in (cluster.THIS_NODE, "node-c", "node-d"):
+        running.program.__exit__(None, None, None)
+        running.objects = [cluster.node() | {"metadata": {"name": name}}, *_web(*PODS, scheduler=scheduler)]
+        running.start(f"--hostname-override={name}")
+        probes = [
+            lab.Probe("client", "TCP", cluster.address("cluster 1", family), 80, src=source, count=2)
+            for family in Family
+            for source in sources[family]
+        ]
+        answers = running.lab.probe_all(probes)
+        assert {(answer.outcome, len(answer.backends)) for answer in answers} == {("ok", 1)}
+        maps.append([answer.backends[0] for answer in answers])
+        running.objects = []
+        running.have(cluster.service("other", 9, protocols=TCP))
+    assert maps[0] == maps[1] == maps[2]
+    assert len(set(maps[0])) == len(PODS) * len(Family)
+
+
+@by_family
+def test_a_new_endpoint_climbs_to_its_share(running: Cluster, family: Family) -> None:
+    slow = {"scheduler": "wrr", "slow_start": "8s"}
+    running.have()
+    running.have(_web("p1", **slow))
+    running.have(_web("p1", "r1", **slow))
+    shares = [_shares(running, family, 2.0)["r1"] for _ in range(5)]
+    assert shares[0] < 0.25
+    assert shares[0] < shares[2] < shares[4]
+    assert shares[4] == pytest.approx(0.5, abs=0.05)
+
+
+@by_family
+def test_a_drain_ends_at_the_deadline_of_its_service(running: Cluster, family: Family) -> None:
+    running.have(_web("p1", "r1", drain_deadline="3s"))
+    to = cluster.address("cluster 1", family)
+    connections = [running.lab.open("p2", "TCP", to, 80) for _ in range(2)]
+    running.have(_web("p1", drain_deadline="3s"))
+    far = cluster.address("r1", family)
+    assert running.real_servers("TCP", to, 80)[far] == 0
+    _wait_until(lambda: far not in running.real_servers("TCP", to, 80), "removed")
+    for connection in connections:
+        if connection.backend == far:
+            with pytest.raises(lab.LabError):
+                connection.ask()
+        else:
+            assert connection.ask() == connection.backend
+        connection.abort()

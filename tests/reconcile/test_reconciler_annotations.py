@@ -1,0 +1,192 @@
+"""Settings that Services choose, in the kernel: every change is an edit, drift is repaired, weight 0 by choice is no drain."""
+
+from typing import Any
+
+import pytest
+
+from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
+from ipvsproxy.model.kernel import HAS_THRESHOLDS, SCHEDULER_FALLBACK, Connections, RealServers, VirtualServer
+from ipvsproxy.model.plan import Verb
+from ipvsproxy.model.real_servers import Thresholds
+from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
+from ipvsproxy.translate import view
+from tests.reconcile.simulation import SimulatedNode
+from tests.support import builders
+from tests.support.builders import OTHER_NODE
+
+KEY = builders.frontend(builders.CLUSTER_IP, 80)
+ONE, TWO = builders.backend("10.244.0.1"), builders.backend("10.244.1.2")
+BUSY = Connections(1, 0)
+
+
+def web(service: Service | None = None, **values: Any) -> Service:
+    chosen = ServiceAnnotations(given=ALL_ANNOTATIONS, **values)
+    return builders.with_options(service or builders.service(), annotations=chosen)
+
+
+def pods(*, far: bool = True) -> EndpointSlice:
+    each = [builders.endpoint("10.244.0.1")] + [builders.endpoint("10.244.1.2", OTHER_NODE)] * far
+    return builders.endpoint_slice(*each)
+
+
+def running(service: Service, **options: Any) -> SimulatedNode:
+    node = SimulatedNode(**options)
+    node.put(service, pods())
+    node.sync()
+    return node
+
+
+FAR_ZERO = WeightRules({OTHER_NODE: 0}, {}, 1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"scheduler": "wlc"},
+        {"scheduler": "mh", "scheduler_flags": SCHEDULER_FALLBACK},
+        {"scheduler": "wrr", "weights": WeightRules({OTHER_NODE: 7}, {}, 2)},
+        {"weights": FAR_ZERO},
+        {"thresholds": Thresholds(10, 5)},
+        {"prefix_lengths": (24, 0)},
+        {"drain_deadline_s": 60},
+        {"scheduler": "sed", "slow_start_s": 30},
+    ],
+    ids=str,
+)
+def test_a_change_is_an_edit_and_so_is_its_end(values: dict[str, Any]) -> None:
+    plain = builders.service(affinity_timeout_s=600)
+    node = running(plain)
+    before = dict(node.kernel.virtual_servers[KEY].real_servers), node.kernel.virtual_servers[KEY].settings
+    for service in (web(plain, **values), plain):
+        node.put(service, pods())
+        edits = [one for one in node.sync() if isinstance(one.item, VirtualServer | RealServers)]
+        assert {one.verb for one in edits} <= {Verb.SET}
+        node.observe()
+        assert node.sync() == [], "what was written is what is read"
+    after = node.kernel.virtual_servers[KEY]
+    assert (after.real_servers, after.settings) == before
+    assert not after.thresholds
+
+
+def test_weight_zero_by_choice_stays_however_few_connections_there_are() -> None:
+    node = running(web(weights=FAR_ZERO))
+    assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
+    node.sync(after_s=3600)
+    node.restart()
+    node.sync(after_s=3600)
+    assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
+    assert node.reconciler.survey.draining == 0
+
+
+def test_an_endpoint_that_gets_weight_zero_by_choice_is_not_removed_in_the_same_sync() -> None:
+    node = running(builders.service())
+    node.put(web(weights=FAR_ZERO), pods())
+    plan = node.plan()
+    assert plan.draining == set()
+    node.sync(after_s=3600)
+    assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
+
+
+def test_an_endpoint_of_weight_zero_that_goes_is_drained() -> None:
+    node = running(web(weights=FAR_ZERO))
+    node.kernel.connection_counts[KEY, TWO] = BUSY
+    node.put(web(weights=FAR_ZERO), pods(far=False))
+    node.sync()
+    assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
+    assert node.reconciler.survey.draining == 1
+    node.kernel.connection_counts[KEY, TWO] = Connections(0, 0)
+    node.sync(after_s=60)
+    node.sync(after_s=60)
+    assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1}
+
+
+def test_a_draining_endpoint_that_returns_with_weight_zero_does_not_drain_any_more() -> None:
+    node = running(builders.service())
+    node.kernel.connection_counts[KEY, TWO] = BUSY
+    node.put(builders.service(), pods(far=False))
+    node.sync()
+    node.put(web(weights=FAR_ZERO), pods())
+    node.sync()
+    assert node.reconciler.survey.draining == 0
+    node.sync(after_s=3600)
+    assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
+
+
+def test_a_drain_ends_at_the_deadline_of_its_service() -> None:
+    node = running(web(drain_deadline_s=60), drain_deadline_s=600)
+    node.kernel.connection_counts[KEY, TWO] = BUSY
+    node.put(web(drain_deadline_s=60), pods(far=False))
+    node.sync()
+    node.sync(after_s=59)
+    assert TWO in node.kernel.virtual_servers[KEY].real_servers
+    node.sync(after_s=1)
+    assert TWO not in node.kernel.virtual_servers[KEY].real_servers
+
+
+def test_without_its_annotation_a_service_has_the_deadline_of_the_node_again() -> None:
+    node = running(web(drain_deadline_s=60), drain_deadline_s=600)
+    node.kernel.connection_counts[KEY, TWO] = BUSY
+    node.put(builders.service(), pods(far=False))
+    node.sync()
+    node.sync(after_s=599)
+    assert TWO in node.kernel.virtual_servers[KEY].real_servers
+    node.sync(after_s=1)
+    assert TWO not in node.kernel.virtual_servers[KEY].real_servers
+    node.put(web(drain_deadline_s=60), pods())
+    node.remove("web")
+    node.sync()
+    assert KEY not in node.kernel.virtual_servers
+
+
+def test_drift_of_flags_weights_and_thresholds_is_repaired() -> None:
+    rules = WeightRules({}, {}, 3)
+    node = running(web(scheduler="mh", scheduler_flags=SCHEDULER_FALLBACK, weights=rules, thresholds=Thresholds(10)))
+    server = node.kernel.virtual_servers[KEY]
+    assert server.settings.flags == SCHEDULER_FALLBACK | HAS_THRESHOLDS
+    assert server.thresholds == {ONE: Thresholds(10), TWO: Thresholds(10)}
+    server.settings = server.settings._replace(flags=HAS_THRESHOLDS)
+    server.real_servers[ONE] = 9
+    server.thresholds = {TWO: Thresholds(99)}
+    node.observe()
+    assert node.reconciler.take_drift_news().drifted == {"virtual_server": 1}
+    node.sync()
+    repaired = node.kernel.virtual_servers[KEY]
+    assert repaired.settings.flags == SCHEDULER_FALLBACK | HAS_THRESHOLDS
+    assert repaired.real_servers == {ONE: 3, TWO: 3}
+    assert repaired.thresholds == {ONE: Thresholds(10), TWO: Thresholds(10)}
+
+
+def test_thresholds_that_were_given_up_while_the_process_was_down_are_removed() -> None:
+    node = running(web(thresholds=Thresholds(10)))
+    node.states.clear()
+    node.restart()
+    node.put(builders.service(), pods())
+    node.sync()
+    server = node.kernel.virtual_servers[KEY]
+    assert (server.settings.flags, server.thresholds) == (0, None)
+
+
+def test_a_real_server_that_goes_takes_its_thresholds_with_it() -> None:
+    node = running(web(thresholds=Thresholds(10)))
+    node.put(web(thresholds=Thresholds(10)), pods(far=False))
+    node.sync()
+    node.sync(after_s=60)
+    assert node.kernel.virtual_servers[KEY].thresholds == {ONE: Thresholds(10)}
+    node.put(web(thresholds=Thresholds(10)), pods())
+    node.sync()
+    node.observe()
+    assert node.sync() == []
+
+
+def test_the_second_scope_follows() -> None:
+    balanced = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], external_local=True)
+    rules = WeightRules({OTHER_NODE: 7}, {}, 2)
+    service = web(balanced, scheduler="wrr", weights=rules, thresholds=Thresholds(10))
+    node = running(service, scopes=view.TrafficScopes.API)
+    (scope,) = (one for key, one in node.kernel.virtual_servers.items() if str(key).startswith("mark"))
+    assert scope.settings.scheduler == "wrr"
+    assert scope.real_servers == {ONE: 2, TWO: 7}
+    assert scope.thresholds == {ONE: Thresholds(10), TWO: Thresholds(10)}
+    node.put(balanced, pods())
+    edits = [one for one in node.sync() if isinstance(one.item, VirtualServer | RealServers)]
+    assert {one.verb for one in edits} == {Verb.SET}
