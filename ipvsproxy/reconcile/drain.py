@@ -91,6 +91,10 @@ class Drains:
         """The virtual servers with a draining real server."""
         return self._drains.keys()
 
+    def of(self, key: VirtualServerKey) -> Collection[RealServerKey]:
+        """The draining real servers of a virtual server."""
+        return self._drains.get(key, {}).keys()
+
     def begin(self, key: VirtualServerKey, real_server: RealServerKey, now: float, *, may_wait: int = 0) -> None:
         """Begin a drain: the real server has weight 0 now. Beginning again changes nothing.
 

@@ -120,6 +120,20 @@ class Survey:
             if not one.waits and one.connections is not None
         ]
 
+    @property
+    def draining_virtual_servers(self) -> Collection[VirtualServerKey]:
+        """The virtual servers with a draining real server."""
+        return self._drains.virtual_servers
+
+    def draining_of(self, key: VirtualServerKey) -> Collection[RealServerKey]:
+        """The draining real servers of a virtual server, and those that only wait for their removal."""
+        return self._drains.of(key)
+
+    def pending_owners(self) -> Iterator[Owner]:
+        """The owner of each desired object whose two sides differ, once for each object. Do not stop at an await meanwhile."""
+        for table in self._tables.unequal:
+            yield from filter(None, map(table.owner_of, table.pending))
+
     def virtual_server_keys(self) -> Collection[VirtualServerKey]:
         """The desired virtual servers, then the other observed ones."""
         table = self._tables.virtual_servers

@@ -174,10 +174,10 @@ def test_endpoints_of_one_node_that_are_alike_share_their_conditions() -> None:
     assert _slice({"endpoints": entries[:1]}).conditions is _slice({"endpoints": entries[2:3]}).conditions
 
 
-def test_an_endpoint_is_its_first_address_on_its_node_with_its_hints() -> None:
+def test_an_endpoint_is_its_first_address_on_its_node_in_its_zone_with_its_hints() -> None:
     hints = {"forZones": [{"name": "zone-a"}, {"name": ""}, {}], "forNodes": [{"name": "node-a"}]}
-    entry = {"addresses": ["010.244.0.5", "10.244.0.6"], "nodeName": "node-a", "hints": hints}
-    expected = Conditions(node_name="node-a", zone_hints=frozenset({"zone-a"}), node_hints=frozenset({"node-a"}))
+    entry = {"addresses": ["010.244.0.5", "10.244.0.6"], "nodeName": "node-a", "hints": hints, "zone": "zone-b"}
+    expected = Conditions(node_name="node-a", zone_hints=frozenset({"zone-a"}), node_hints=frozenset({"node-a"}), zone="zone-b")
     assert _slice({"endpoints": [entry]}).endpoints == (Endpoint(parse_address("10.244.0.5"), expected),)
 
 

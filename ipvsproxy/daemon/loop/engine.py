@@ -135,6 +135,11 @@ class Engine:
         return self._reconciler.survey
 
     @property
+    def translation(self) -> view.Settings:
+        """How Services are translated now."""
+        return self._translator.settings
+
+    @property
     def unreadable(self) -> Collection[str]:
         """Why parts of the kernel could not be read at the last attempt, one sentence each."""
         return self._reader.unreadable
@@ -290,6 +295,7 @@ class Engine:
             applied_s=(ended := self._clock()) - translated,
             conflicts=conflicts,
             without_scope=without_scope,
+            drifted=self._reader.take_drifted(),
         )
         self._sync_took_s = ended - began
         self._journal.log_sync(summary, self._reconciler.survey.draining)

@@ -9,7 +9,8 @@ most.
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import structlog
 
@@ -79,6 +80,7 @@ class KernelReader:
         self._addresses: tuple[InterfaceAddress, ...] = ()
         self._has_drifted = False
         self._has_audited = False
+        self._drifted: Counter[str] = Counter()
         self._unreadable: frozenset[str] = frozenset()
         self._reading: _Reading | None = None
         self._rest_ends_s = 0.0
@@ -109,6 +111,11 @@ class KernelReader:
     def has_news(self) -> bool:
         """Whether an audit has ended or drift was observed, and no reading is under way: its parts depend on each other."""
         return (self._has_drifted or self._has_audited) and self._reading is None
+
+    def take_drifted(self) -> Mapping[str, int]:
+        """The number of drifted objects, by kind, that were found since the last call."""
+        drifted, self._drifted = self._drifted, Counter()
+        return drifted
 
     def adopt(self, families: Collection[Family], audit_interval_s: float) -> None:
         """From now on, read the rules of these families, and audit at this interval, or less often if an audit costs much."""
@@ -198,6 +205,7 @@ class KernelReader:
         news = self._reconciler.take_drift_news()
         self._journal.log_drift(news)
         self._has_drifted |= bool(news.drifted)
+        self._drifted.update(news.drifted)
         if part.interface_addresses is not None:
             self._addresses = part.interface_addresses
 

@@ -26,6 +26,7 @@ class SyncSummary:
     ``is_audit``: an audit came before the sync. ``waited_s`` is the age of its oldest change at its beginning, 0 without changes.
     ``observed_s``, ``translated_s`` and ``applied_s`` are the durations of reading the kernel, translating changes and applying
     operations. ``conflicts`` are the new ones, and so are ``without_scope``: Service ports without a mark for a second scope.
+    ``drifted`` counts the objects, by kind, that readings since the last sync have found changed by somebody else.
     """
 
     report: Report
@@ -43,6 +44,7 @@ class SyncSummary:
     unmet_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unserved: Collection[Family] = ()
     is_audit: bool = False
+    drifted: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def duration_s(self) -> float:

@@ -1,0 +1,292 @@
+"""What is known of a Service or a virtual server, as a document: for ``ipvsproxy explain``, and for the page.
+
+Rule: nothing is decided here. Reasons come from ``translate.explain`` and ``translate.trace``, the two sides from the survey.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from ipvsproxy.kernel import iptables_rule
+from ipvsproxy.model.kernel import (
+    IP_SETS,
+    PERSISTENT,
+    Connections,
+    SetEntry,
+    SetKind,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
+from ipvsproxy.model.net import Address, Protocol
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, RealServerKey, Thresholds
+from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
+from ipvsproxy.reconcile.marks import MarkedPort
+from ipvsproxy.reconcile.survey import Survey
+from ipvsproxy.store.objects import Store
+from ipvsproxy.translate import explain, trace
+from ipvsproxy.translate.lingering import GRACE_S
+from ipvsproxy.translate.view import NodeView, Settings
+
+Document = dict[str, Any]
+Counts = Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
+"""The connections of real servers by virtual server."""
+
+
+Hairpins = Mapping[tuple[Protocol, Address, int], str]
+"""The set in which an endpoint is that may reach itself, by protocol, address and port."""
+ENDPOINTS_AT_ONCE = 50
+"""Endpoints that are described without a pause: less than a millisecond of work."""
+
+
+class Explainer:
+    """Describes Services and virtual servers. ``view`` is this node as the desired state of the survey knows it."""
+
+    def __init__(
+        self,
+        *,
+        survey: Survey,
+        store: Store,
+        translation: Settings,
+        view: NodeView,
+        counts: Counts,
+        is_carried: Callable[[Address], bool] = lambda _: True,
+        rates: Callable[[VirtualServerKey, RealServerKey], Document] = lambda _key, _real_server: {},
+    ) -> None:
+        """``is_carried`` says whether the node has an address. ``rates`` are further fields of a real server."""
+        self._survey = survey
+        self._store = store
+        self._translation = translation
+        self._view = view
+        self._counts = counts
+        self._is_carried = is_carried
+        self._rates = rates
+
+    def service(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Document:
+        """A known Service that has been translated; of its virtual servers only these."""
+        document: Document = {}
+        for _ in self.describing(name, keys, document):
+            pass
+        return document
+
+    def describing(self, name: ServiceName, keys: Collection[VirtualServerKey], document: Document) -> Iterator[None]:
+        """As ``service``, into this document, with pauses."""
+        service, slices = self._store.services[name], self._store.slices_of(name)
+        explained = explain.explain(service, slices, self._view, self._translation)
+        yield
+        document |= {
+            "service": str(name),
+            "type": service.options.type.value,
+            "served": service.not_served is None,
+            "internalTrafficPolicy": "Local" if service.options.internal_traffic_local else "Cluster",
+            "externalTrafficPolicy": "Local" if service.options.external_traffic_local else "Cluster",
+            "sessionAffinitySeconds": service.options.affinity_timeout_s,
+            "slowStartSeconds": explained.desired.rare.slow_start_s,
+            "drainDeadlineSeconds": explained.desired.rare.drain_deadline_s or None,
+            "sourceRanges": [str(one) for one in service.options.source_ranges],
+            "notUsed": [
+                {"object": where or f"Service {name}", "field": one.field, "reason": one.reason, "invalid": one.invalid}
+                for where, skipped in explained.skipped.items()
+                for one in skipped
+            ],
+            "slicesNotUsed": self._slices_not_used(service, slices),
+            "ports": [],
+        }
+        hairpins = _hairpins(explained.desired.entries)
+        for use in explained.ports:
+            frontends = [one for one in use.frontends if one.virtual_server.key in keys]
+            if frontends:
+                port: Document = {}
+                document["ports"].append(port)
+                yield from self._describing_port(explained, use, frontends, hairpins, port)
+
+    def _slices_not_used(self, service: Service, slices: Iterable[EndpointSlice]) -> list[Document]:
+        unserved = explain.unserved_slices(service, slices, self._translation)
+        return [{"slice": str(item.name), "code": why.code, "reason": why.reason} for item, why in unserved]
+
+    def _describing_port(
+        self,
+        explained: explain.Explanation,
+        use: explain.PortUse,
+        frontends: Iterable[explain.Frontend],
+        hairpins: Hairpins,
+        port: Document,
+    ) -> Iterator[None]:
+        port |= {
+            "name": use.port.name,
+            "protocol": use.port.protocol.name,
+            "port": use.port.port,
+            "nodePort": use.port.node_port,
+            "family": use.family.label,
+            "virtualServers": [],
+            "clusterScope": self._cluster_scope(explained, use),
+            "endpoints": [],
+            "hairpinSet": "",
+        }
+        for frontend in frontends:
+            port["virtualServers"].append(self._frontend(explained, frontend))
+            yield
+        for number, one in enumerate(use.endpoints, 1):
+            port["endpoints"].append(_endpoint(one))
+            port["hairpinSet"] = port["hairpinSet"] or hairpins.get((use.port.protocol, one.endpoint.address, one.port), "")
+            if number % ENDPOINTS_AT_ONCE == 0:
+                yield
+
+    def _cluster_scope(self, explained: explain.Explanation, use: explain.PortUse) -> Document | None:
+        """The second scope of the port's external addresses; None without one."""
+        port = (use.family, use.port.protocol, use.port.port)
+        scopes = explained.desired.rare.scopes
+        scope = next((one for one in scopes if (one.family, one.protocol, one.port) == port), None)
+        if scope is None:
+            return None
+        key = self._survey.scope(MarkedPort(explained.service.name, scope.protocol, scope.port), scope.family)
+        return {
+            "virtualServer": str(key) if key else None,
+            "addresses": [str(one) for one in scope.virtual_servers],
+            **_choices(scope.settings, scope.thresholds),
+            "kernel": self._kernel(key, self._survey.sides(key).desired) if key else None,
+        }
+
+    def _has_scope(self, explained: explain.Explanation, key: VirtualServerKey) -> bool:
+        """Whether packets to an address get the mark of a second scope."""
+        scopes = (one for one in explained.desired.rare.scopes if key in one.virtual_servers)
+        name = explained.service.name
+        return any(self._survey.scope(MarkedPort(name, one.protocol, one.port), one.family) for one in scopes)
+
+    def _frontend(self, explained: explain.Explanation, frontend: explain.Frontend) -> Document:
+        desired = frontend.virtual_server
+        key, owner = desired.key, self._survey.states[explained.service.name].owner
+        conflict = next((one for one in self._survey.conflicts() if one.key == key), None)
+        is_restricted = frontend.role is explain.Role.LOAD_BALANCER_IP and bool(explained.service.options.source_ranges)
+        return {
+            "virtualServer": str(key),
+            "role": frontend.role.value,
+            "traffic": "internal" if frontend.role is explain.Role.CLUSTER_IP else "external",
+            "held": self._survey.has(owner, key),
+            "owner": str(self._survey.virtual_servers[key].owner),
+            "waiting": [str(one) for one in conflict.waiting] if conflict else [],
+            "reasons": list(conflict.reasons) if conflict else [],
+            **_choices(desired.settings, desired.thresholds),
+            "sourceRangesApply": is_restricted,
+            "usableByThisNode": key not in explained.desired.rare.refused,
+            "masquerade": [self._masquerade(client, key, has_scopes=self._has_scope(explained, key)) for client in trace.Client],
+            "kernel": self._kernel(key, desired),
+        }
+
+    def _masquerade(self, client: trace.Client, key: VirtualServerKey, *, has_scopes: bool) -> Document:
+        connection = trace.connection_of(client, key, self._translation, self._view)
+        rules = self._survey.rules(key.address.family)
+        way = trace.follow(rules, self._survey.is_desired_entry, connection, has_scopes=has_scopes)
+        return {
+            "from": client.value,
+            "masqueraded": way.is_masqueraded,
+            "marked": way.is_marked,
+            "dropped": way.is_dropped,
+            "rules": [
+                f"-t {applied.chain.table} -A {applied.chain.chain} {iptables_rule.render(applied.rule, key.address.family)}"
+                for applied in way.applied_rules
+            ],
+            "sets": [applied.rule.set.set for applied in way.applied_rules if applied.rule.set],
+        }
+
+    def _kernel(self, key: VirtualServerKey, desired: VirtualServer | None) -> Document | None:
+        """The observed virtual server; None if the kernel has none."""
+        observed = self._survey.sides(key).observed
+        if observed is None:
+            return None
+        counts = self._counts.get(key) or {}
+        real_servers = desired.real_servers if desired else frozenset(observed.real_servers)
+        weights = desired.weights if desired else observed.real_servers
+        return {
+            "scheduler": observed.settings.scheduler,
+            "schedulerFlags": observed.settings.flag_names,
+            "sessionAffinitySeconds": observed.settings.timeout_s if observed.settings.flags & PERSISTENT else 0,
+            "sessionAffinityPrefixLength": observed.settings.prefix_length or key.address.family.bits,
+            "realServers": [
+                _real_server(one, weight, counts.get(one), weights)
+                | _limits((observed.thresholds or {}).get(one, NO_THRESHOLDS))
+                | self._rates(key, one)
+                for one, weight in observed.real_servers.items()
+            ],
+            "missing": sorted(str(one) for one in real_servers - observed.real_servers.keys()),
+        }
+
+    def unclaimed(self, key: VirtualServerKey) -> Document:
+        """A virtual server that is desired by no Service."""
+        is_foreign = self._survey.sides(key).is_foreign
+        return {
+            "virtualServer": str(key),
+            "foreign": is_foreign,
+            "reason": "it is not ours: no set entry and no address of ours is its witness; it is left alone"
+            if is_foreign
+            else f"no Service desires it any more; its witness is {self._witness(key)}, so run removes it{self._when(key)}",
+            "kernel": self._kernel(key, None),
+        }
+
+    def _when(self, key: VirtualServerKey) -> str:
+        return "" if self._is_carried(key.address) else f", {GRACE_S:.0f} s after the node lost its address"
+
+    def _witness(self, key: VirtualServerKey) -> str:
+        match self._survey.witness(key):
+            case SetEntry() as entry:
+                return entry.set
+            case None:
+                return "a set"
+            case _:
+                return "its address on kube-ipvs0"
+
+
+def _hairpins(entries: Iterable[SetEntry]) -> Hairpins:
+    return {
+        (one.protocol, one.address, one.port): one.set
+        for one in entries
+        if one.protocol and one.address and IP_SETS[one.set].kind is SetKind.LOOP_BACK
+    }
+
+
+def _choices(settings: VirtualServerSettings, thresholds: Thresholds) -> Document:
+    """The settings that a Service may choose."""
+    return {"scheduler": settings.scheduler, "schedulerFlags": settings.flag_names, **_limits(thresholds)}
+
+
+def _limits(thresholds: Thresholds) -> Document:
+    return {"maxConnections": thresholds.upper or None, "resumeConnections": thresholds.lower or None}
+
+
+def _real_server(key: RealServerKey, weight: int, counts: Connections | None, desired: Mapping[RealServerKey, int]) -> Document:
+    """A real server; ``desired`` has the own weight of each that is desired: with slow start, it may have less for a while."""
+    is_ours = weight != NOT_MASQUERADED
+    if key in desired and 0 < weight < desired[key]:
+        state = "on its way to its own weight"
+    elif key in desired and (weight or not desired[key]):
+        state = "serving" if weight else "no new connections"
+    else:
+        state = "draining" if weight == 0 else "not desired"
+    return {
+        "realServer": str(key),
+        "weight": weight if is_ours else None,
+        "ownWeight": desired.get(key),
+        "active": counts.active if counts else None,
+        "inactive": counts.inactive if counts else None,
+        "state": state if is_ours else "not masqueraded",
+    }
+
+
+def _endpoint(use: explain.EndpointUse) -> Document:
+    address, conditions = use.endpoint
+    return {
+        "address": str(address),
+        "port": use.port,
+        "node": conditions.node_name,
+        "zone": conditions.zone,
+        "slice": str(use.slice),
+        "ready": conditions.ready,
+        "serving": conditions.serving,
+        "terminating": conditions.terminating,
+        "zoneHints": sorted(conditions.zone_hints),
+        "nodeHints": sorted(conditions.node_hints),
+        **{scope: _use(why) for scope, why in (("internal", use.internal), ("external", use.external), ("cluster", use.cluster))},
+    }
+
+
+def _use(why_not: explain.NotUsed | None) -> Document:
+    return {"used": why_not is None, "code": why_not.code if why_not else "", "reason": why_not.reason if why_not else ""}
