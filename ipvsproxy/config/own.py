@@ -105,4 +105,12 @@ OPTIONS = (
         "Export traffic metrics for each endpoint, too, not only for each Service port.",
         status=Status.OWN,
     ),
+    Option(
+        "ui",
+        "ipvsproxy.ui",
+        Kind.BOOLEAN,
+        "true",
+        "Show this node as a page at /ui/ of the metrics server, which ipvsproxy top needs as well.",
+        status=Status.OWN,
+    ),
 )

@@ -132,7 +132,8 @@ class Servers:
     """HTTP servers; None turns one off. ``bind_hard_fail``: an address that cannot be bound ends the process.
 
     A watch without contact for ``stale_watch_s`` is stale (0: never); ``stale_watch_unhealthy``: the health checks of load
-    balancers then fail. ``profiling``: HTTP requests may change the verbosity of the log.
+    balancers then fail. ``profiling``: HTTP requests may change the verbosity of the log. ``ui``: the metrics
+    server shows the node as a page.
     """
 
     health: ListenAddress | None
@@ -141,6 +142,7 @@ class Servers:
     stale_watch_s: float = 900
     stale_watch_unhealthy: bool = False
     profiling: bool = False
+    ui: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

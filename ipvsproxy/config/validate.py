@@ -50,6 +50,7 @@ def resolve(
         stale_watch_s=values.seconds("ipvsproxy.staleWatchTimeout"),
         stale_watch_unhealthy=values.switch("ipvsproxy.staleWatchUnhealthy"),
         profiling=values.switch("enableProfiling"),
+        ui=values.switch("ipvsproxy.ui"),
     )
     _check_writable(values, command, servers)
     node_name = _node_name(values, hostname)

@@ -21,7 +21,7 @@ from ipvsproxy.daemon.loop.leftovers import Leftovers
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import gauges
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.metrics.traffic import CounterReader, Traffic
+from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
 from ipvsproxy.daemon.process.signals import Signals
@@ -29,9 +29,12 @@ from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import CannotStartError, Source
 from ipvsproxy.daemon.sources.staleness import Staleness
+from ipvsproxy.daemon.ui.pages import Pages
+from ipvsproxy.daemon.ui.pages import Sources as PageSources
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.ipvs_traffic import TrafficReader
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
@@ -99,6 +102,8 @@ class _Node:
         )
         self._health_routes = HealthRoutes(self._status.health, metrics.healthz, metrics.livez)
         self._metrics_routes = MetricsRoutes(config, metrics.expose)
+        self._pages: Pages | None = None
+        self._shows_page = config.servers.ui
 
     async def serve(
         self, kernel: KernelThread[NodeKernel], read_again: Callable[[], Config], signals: Signals, late_rules: asyncio.Event
@@ -117,7 +122,10 @@ class _Node:
         reloader = Reloader(self._config, read_again, apply, self._metrics.configured)
         signals.install(reloader.ask)
         self._status.unreadable = lambda: engine.unreadable
-        self._show(kernel.standing_in(await kernel.call(lambda node: node.traffic)), engine)
+        counters = kernel.standing_in(await kernel.call(lambda node: node.traffic))
+        self._show(counters, engine)
+        pages = self._pages = self._make_pages(counters, engine)
+        self._metrics_routes.ui = pages.answer
         self._announcer.start()
         lifecycle.set_oom_score(self._config.oom_score_adj)
         for warning in wiring.warnings(self._config, self._programs):
@@ -141,6 +149,7 @@ class _Node:
             self._recorder.run(),
             first_lists.serve_later(self._store, self._source),
             reloader.run(),
+            pages.run(),
         )
         servers = (
             *routes.servers(self._config.servers, self._health_routes.answer, self._metrics_routes.answer),
@@ -168,6 +177,8 @@ class _Node:
         addresses = summary.view.health_check_addresses
         self._health_checks.listen_on({family: addresses[family] for family in self._status.families})
         self._leftovers.synced(summary)
+        if self._pages and self._config.servers.metrics and self._shows_page:
+            self._pages.synced(summary)
 
     async def _choices(self, kernel: KernelThread[NodeKernel], config: Config) -> wiring.Choices:
         """Make the settings of all parts. Raises CannotStartError or KernelError, and has changed nothing then."""
@@ -193,10 +204,11 @@ class _Node:
         lifecycle.set_up_log(new)
         lifecycle.set_oom_score(new.oom_score_adj)
         self._metrics_routes.reconfigure(new)
+        self._shows_page = new.servers.ui
         self._status.sync_period_s = new.ipvs.sync_period_s
         engine.reconfigure(*choices)
 
-    def _show(self, counters: KernelThread[CounterReader], engine: Engine) -> None:
+    def _show(self, counters: KernelThread[TrafficReader], engine: Engine) -> None:
         """Connect the metrics to the parts that they show."""
         figures = gauges.Sources(
             survey=engine.survey,
@@ -216,6 +228,19 @@ class _Node:
             of_endpoints=self._config.traffic_metrics.of_endpoints,
         )
         self._metrics.show(self._programs, figures, traffic)
+
+    def _make_pages(self, counters: KernelThread[TrafficReader], engine: Engine) -> Pages:
+        """The page of this node."""
+        sources = PageSources(
+            store=self._store,
+            survey=engine.survey,
+            status=self._status,
+            watches=lambda: self._source.statuses,
+            stale=self._staleness.stale,
+            translation=lambda: engine.translation,
+            source="manifests" if self._config.source.manifests else "API server",
+        )
+        return Pages(sources, counters, node_name=self._config.node_name, programs=self._programs)
 
     def _deliver(self, events: Sequence[Event], engine: Engine) -> None:
         journal.log_received(events)

@@ -1,6 +1,7 @@
 """The counters of IPVS, from dumps of virtual and of real servers: connections, packets and bytes, in 64 bits."""
 
 import contextlib
+import pathlib
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -8,6 +9,7 @@ from typing import NamedTuple
 from pyroute2.netlink import NETLINK_GENERIC
 
 from ipvsproxy.kernel import ipvs_message, message, netlink
+from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import Connections, Counters, FirewallMark, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
@@ -21,6 +23,7 @@ servers.
 Part = tuple[bytes, int, int]
 """A message of a dump, with start and end of its attributes."""
 
+_TOTALS_LINE = 2
 _PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
 _SERVICE, _DESTINATION = 1, 2
 # IPVS_SVC_ATTR_STATS64 and IPVS_DEST_ATTR_STATS64: connections, packets in and out, bytes in and out.
@@ -52,9 +55,26 @@ class TrafficReader:
     Each reading has a socket of its own, so that other requests may come between its parts. ``connect`` opens a socket.
     """
 
-    def __init__(self, connect: Callable[[int], netlink.Socket], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        connect: Callable[[int], netlink.Socket],
+        clock: Callable[[], float] = time.monotonic,
+        totals: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs_stats"),
+    ) -> None:
         self._connect = connect
+        self._totals = totals
         self._clock = clock
+
+    def totals(self) -> Counters:
+        """The counters of the whole network namespace, also of virtual servers that are gone.
+
+        Raises:
+            KernelError: they could not be read.
+        """
+        try:
+            return read_totals(self._totals.read_text())
+        except (OSError, ValueError) as error:
+            raise KernelError(action="read the counters of IPVS", detail=str(error)) from error
 
     def services(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
         """Read the counters of virtual servers, part by part.
@@ -93,6 +113,18 @@ class TrafficReader:
     def _channel(self) -> Iterator[tuple[netlink.Channel, ipvs_message.Encoder]]:
         with contextlib.closing(netlink.Channel(NETLINK_GENERIC, self._connect)) as channel:
             yield channel, ipvs_message.Encoder(netlink.resolve_family(channel, "IPVS", "ip_vs"))
+
+
+def read_totals(text: str) -> Counters:
+    """The counters in ``/proc/net/ip_vs_stats``: hexadecimal numbers in its third line, behind two of titles.
+
+    Raises:
+        ValueError: the text is something else.
+    """
+    try:
+        return Counters(*(int(word, 16) for word in text.splitlines()[_TOTALS_LINE].split()))
+    except (IndexError, TypeError) as error:
+        raise ValueError("unknown format of /proc/net/ip_vs_stats") from error
 
 
 def read_services(parts: Iterable[Part], always: Container[VirtualServerKey]) -> dict[VirtualServerKey, Counters]:

@@ -149,6 +149,7 @@ EVENTS: Mapping[str, str] = {
     ),
     "traffic_counters_old": "a scrape shows the traffic of the scrape before, because the kernel was busy",
     "traffic_counters_unreadable": "IPVS's counters could not be read for a scrape, and why",
+    "page_counters_unreadable": "IPVS's counters could not be read for the page, and why; said once until they can",
     "translated": "at `-v=4`: what a Service needs on this node",
     "verbosity_changed": "the `-v` was changed over HTTP",
     "waiting_for_first_lists": "which kinds are missing; nothing is programmed before they are complete",

@@ -22,6 +22,7 @@ Page = Callable[[Request], Answer | Awaitable[Answer]]
 """Answers a request for one path."""
 SHOWN_PATHS = ("/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis", "/proxyMode", "/statusz")
 """The paths that ``/statusz`` names, as kube-proxy does."""
+UI = "/ui/"
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -64,6 +65,8 @@ class MetricsRoutes:
         """``expose`` takes the headers ``Accept`` and ``Accept-Encoding``, empty if absent."""
         self._config = config
         self._expose = expose
+        self.ui: Handler | None = None
+        """Answers everything below ``/ui/``."""
         self._started_s = time.time()
         self._checks = 0
         self._pages: Mapping[str, Page] = {
@@ -84,6 +87,8 @@ class MetricsRoutes:
 
     async def answer(self, request: Request) -> Answer:
         """Answer a request."""
+        if self.ui and self._config.servers.ui and f"{request.path}/".startswith(UI):
+            return await self.ui(request)
         return await respond(self._pages, request)
 
     def _metrics(self, request: Request) -> Awaitable[Answer]:

@@ -123,7 +123,8 @@ class Explainer:
             "hairpinSet": "",
         }
         for frontend in frontends:
-            port["virtualServers"].append(self._frontend(explained, frontend))
+            if frontend.virtual_server.key in self._survey.virtual_servers:  # it may go at a pause
+                port["virtualServers"].append(self._frontend(explained, frontend))
             yield
         for number, one in enumerate(use.endpoints, 1):
             port["endpoints"].append(_endpoint(one))

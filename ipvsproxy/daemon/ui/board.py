@@ -1,0 +1,297 @@
+"""The table of all Services: kept up to date by change, searched, sorted and cut into pages.
+
+Rule 1: it is built when somebody looks, in steps, and forgotten when nobody does.
+Rule 2: a change costs the rows of its Services alone; a search is made once, and kept up by change as well.
+Rule 3: a row that has not changed since the viewer's last answer is not sent again.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ipvsproxy.daemon.ui import rows, search
+from ipvsproxy.daemon.ui.rates import ServiceRates
+from ipvsproxy.daemon.ui.rows import Row
+from ipvsproxy.model.kernel import Connections, VirtualServerKey
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.reconcile.marks import MarkedPort
+from ipvsproxy.reconcile.survey import Survey
+from ipvsproxy.store.objects import Store
+
+SEARCHES = 16
+"""The searches, and the sorted tables, that are kept."""
+ROWS_AT_ONCE = 100
+SORTED_AT_ONCE = 2000
+"""The names that are sorted without a pause: two milliseconds."""
+CONFLICTS_SEEN = 500
+"""The most conflicts of which the Services are told."""
+PENDING_SEEN = 5000
+"""The most pending objects whose Services are found: at a start, all are pending."""
+
+
+class Cursor(NamedTuple):
+    """What a viewer has seen: the revision of the rows, and the reading of the counters."""
+
+    revision: int
+    reading: int
+
+
+class Question(NamedTuple):
+    """Which rows, in which order. ``page`` counts from 1."""
+
+    query: str = ""
+    sort: str = "name"
+    descending: bool = False
+    page: int = 1
+    size: int = 50
+
+
+SORTS = ("name", "connections", "packets", "bytes", "endpoints", "problems")
+
+
+class Board:
+    """Rows of all Services."""
+
+    def __init__(self, store: Store, survey: Survey, rates: ServiceRates, troubles: "Troubles") -> None:
+        self._store = store
+        self._survey = survey
+        self._rates = rates
+        self._troubles = troubles
+        self._rows: dict[ServiceName, Row] = {}
+        self._dirty: dict[ServiceName, bool] = {}
+        """The rows to make again, and whether the Service itself may have changed: addresses and ports are not remembered."""
+        self._matching: dict[str, set[ServiceName]] = {}
+        self._sorted: dict[tuple[str, str, bool], tuple[Cursor, Sequence[ServiceName]]] = {}
+        self._names = 0
+        """The revision of the last Service that came or went."""
+        self._active: Mapping[ServiceName, Connections] = {}
+        self._revision = 0
+        self.changed(store.services)
+
+    @property
+    def cursor(self) -> Cursor:
+        """What the next answer shows."""
+        return Cursor(self._revision, self._rates.readings)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def changed(self, names: Iterable[ServiceName]) -> None:
+        """These Services may have changed."""
+        self._dirty.update(dict.fromkeys(names, True))
+
+    def _recount(self, names: Iterable[ServiceName]) -> None:
+        for name in names:
+            self._dirty.setdefault(name, False)
+
+    def show_active(self, active: Mapping[ServiceName, Connections]) -> None:
+        """The connections of some Services, as just read."""
+        self._active = active
+
+    def refreshing(self) -> Iterator[None]:
+        """Bring all rows up to date, with pauses."""
+        yield from self._troubles.refreshing(self._recount)
+        dirty, self._dirty = self._dirty, {}
+        revision = self._revision + 1
+        for number, (name, is_changed) in enumerate(dirty.items(), 1):
+            if self._refresh(name, revision, is_changed=is_changed):
+                self._revision = revision
+            if number % ROWS_AT_ONCE == 0:
+                yield
+
+    def _refresh(self, name: ServiceName, revision: int, *, is_changed: bool) -> bool:
+        """Make a row again. Returns whether the table differs."""
+        service = self._store.services.get(name)
+        if service is None:
+            if self._rows.pop(name, None) is None:
+                return False
+            self._names = revision
+            for matching in self._matching.values():
+                matching.discard(name)
+            return True
+        slices, state = self._store.slices_of(name), self._survey.states.get(name)
+        endpoints = rows.count_endpoints(slices, state, self._survey.draining_of, keys_of(self._survey, name))
+        problems = rows.problems(service, state, endpoints, self._troubles.of(name))
+        known = self._rows.get(name)
+        if known is None:
+            self._names = revision
+        elif not is_changed and (known.endpoints, known.problems) == (endpoints, problems):
+            return False
+        self._rows[service.name] = Row(endpoints, problems, revision)
+        for text, matching in self._matching.items():
+            (matching.add if search.parse(text).matches(service, slices) else matching.discard)(name)
+        return True
+
+    def finding(self, question: Question, found: list[ServiceName]) -> Iterator[None]:
+        """All Services that match, in their order, with pauses."""
+        key = (question.query, question.sort, question.descending)
+        stamp = self._stamp(question)
+        known = self._sorted.pop(key, None)
+        if known is None or known[0] != stamp:
+            names: Collection[ServiceName] = self._rows
+            if question.query:
+                if question.query not in self._matching:
+                    yield from self._searching(question.query)
+                names = self._matching.get(question.query, ())
+            result: list[ServiceName] = []
+            yield from self._sorting(list(names), question, result)
+            known = (stamp, result)
+        self._sorted[key] = known
+        _forget_oldest(self._sorted)
+        found += known[1]
+
+    def _stamp(self, question: Question) -> Cursor:
+        """The order is the same as long as this is."""
+        if question.sort in ("connections", "packets", "bytes"):
+            return self.cursor
+        if question.sort == "name" and not question.query:
+            return Cursor(self._names, 0)
+        return Cursor(self._revision, 0)
+
+    def _searching(self, text: str) -> Iterator[None]:
+        query, matching = search.parse(text), set[ServiceName]()
+        # Rows may come and go at a pause; ``_refresh`` does not know this search yet, so it is known from the start.
+        self._matching[text] = matching
+        _forget_oldest(self._matching)
+        for number, name in enumerate(list(self._rows), 1):
+            service = self._store.services.get(name)
+            if service and query.matches(service, self._store.slices_of(name)):
+                matching.add(name)
+            if number % ROWS_AT_ONCE == 0:
+                yield
+
+    def _sorting(self, names: Sequence[ServiceName], question: Question, result: list[ServiceName]) -> Iterator[None]:
+        rank = self._rank(question.sort)
+        sign = -1 if question.descending else 1
+        chunks: list[list[tuple[float, ServiceName]]] = []
+        for first in range(0, len(names), SORTED_AT_ONCE):
+            chunks.append(sorted((sign * rank(name), name) for name in names[first : first + SORTED_AT_ONCE]))
+            yield
+        for number, (_, name) in enumerate(heapq.merge(*chunks), 1):
+            result.append(name)
+            if number % SORTED_AT_ONCE == 0:
+                yield
+        if question.sort == "name" and question.descending:
+            result.reverse()
+
+    def _rank(self, sort: str) -> Callable[[ServiceName], float]:
+        match sort:
+            case "connections" | "packets" | "bytes":
+                index = ("connections", "packets", "bytes").index(sort)
+                return lambda name: (self._rates.of(name) or (0, 0, 0))[index]
+            case "endpoints":
+                return lambda name: row.endpoints.ready if (row := self._rows.get(name)) else 0
+            case "problems":
+                return lambda name: len(row.problems) if (row := self._rows.get(name)) else 0
+            case _:
+                return lambda _: 0
+
+    def answer(self, question: Question, found: Sequence[ServiceName], since: Cursor | None) -> dict[str, Any]:
+        """One page as a document. Its rows are described here: at most those of one page."""
+        pages = max(1, -(-len(found) // question.size))
+        page = min(question.page, pages)
+        names = [name for name in found[(page - 1) * question.size : page * question.size] if name in self._store.services]
+        return {
+            "total": len(self._rows),
+            "matching": len(found),
+            "page": page,
+            "pages": pages,
+            "size": question.size,
+            "names": list(map(str, names)),
+            "services": [self.describe(name) for name in names if self._has_changed(name, since)],
+            "sampleSeconds": self._rates.interval_s,
+        }
+
+    def _has_changed(self, name: ServiceName, since: Cursor | None) -> bool:
+        if since is None or name not in self._rows or self._rows[name].revision > since.revision:
+            return True
+        is_first = since.reading == 0  # then its rates were not known
+        return since.reading != self._rates.readings and (is_first or self._rates.has_traffic(name) or name in self._active)
+
+    def describe(self, name: ServiceName) -> dict[str, Any]:
+        """The row of a known Service as a document."""
+        service = self._store.services[name]
+        row = self._rows.get(name) or Row(rows.Endpoints(), (), 0)
+        rates = self._rates.of(name)
+        connections, traffic = self._rates.line(name)
+        active = self._active.get(name)
+        return {
+            **rows.describe(service, row),
+            "connectionsPerSecond": rounded(rates.connections) if rates else None,
+            "packetsPerSecond": rounded(rates.packets) if rates else None,
+            "bytesPerSecond": rounded(rates.bytes) if rates else None,
+            "activeConnections": active.active if active else None,
+            "history": {"connectionsPerSecond": connections, "bytesPerSecond": traffic},
+        }
+
+
+def rounded(rate: float) -> float:
+    """A rate as it is sent: three digits after the point."""
+    return round(rate, 3)
+
+
+def keys_of(survey: Survey, name: ServiceName) -> list[VirtualServerKey]:
+    """The virtual servers that a Service desires, second scopes included."""
+    state = survey.states.get(name)
+    if state is None:
+        return []
+    scopes = (survey.scope(MarkedPort(name, one.protocol, one.port), one.family) for one in state.rare.scopes)
+    return [*(one.key for one in state.served), *(key for key in scopes if key)]
+
+
+def _forget_oldest(kept: dict[Any, Any]) -> None:
+    if len(kept) > SEARCHES:
+        del kept[next(iter(kept))]
+
+
+class Troubles:
+    """What the node knows to be wrong with Services, beyond the Service itself."""
+
+    def __init__(self, survey: Survey) -> None:
+        self._survey = survey
+        self._failures: dict[ServiceName, str] = {}
+        self._texts: dict[ServiceName, tuple[str, ...]] = {}
+        self._draining: set[ServiceName] = set()
+
+    def failed(self, name: ServiceName, text: str) -> None:
+        """An operation for a Service has failed; it counts until the Service is in force."""
+        self._failures[name] = text
+
+    def of(self, name: ServiceName) -> tuple[str, ...]:
+        """What is wrong with a Service, in sentences."""
+        return self._texts.get(name, ())
+
+    def refreshing(self, changed: Callable[[Iterable[ServiceName]], None]) -> Iterator[None]:
+        """Ask the survey, with a pause between questions. ``changed`` gets the Services about which something else is known."""
+        found: dict[ServiceName, list[str]] = {}
+        self._find_pending(found)
+        yield
+        for conflict in itertools.islice(self._survey.conflicts(), CONFLICTS_SEEN):
+            reasons = conflict.reasons or ("has it already",) * len(conflict.waiting)
+            for waiting, reason in zip(conflict.waiting, reasons, strict=False):
+                found.setdefault(waiting.service, []).append(f"{conflict.key} is served for {conflict.winner}, which {reason}")
+        yield
+        for port in self._survey.without_scope[:ROWS_AT_ONCE]:
+            text = f"port {port.port} has no second scope: all packet marks are in use (--ipvs-scope-mark-bits)"
+            found.setdefault(port.service, []).append(text)
+        texts = {name: tuple(sentences[: rows.PROBLEMS]) for name, sentences in found.items()}
+        changed(name for name in {*texts, *self._texts} if texts.get(name) != self._texts.get(name))
+        self._texts = texts
+        yield
+        draining = set()
+        for key in self._survey.draining_virtual_servers:
+            if desired := self._survey.virtual_servers.get(key):
+                draining.add(desired.owner.service)
+        changed(draining | self._draining)
+        self._draining = draining
+
+    def _find_pending(self, found: dict[ServiceName, list[str]]) -> None:
+        pending: dict[ServiceName, int] = {}
+        for owner in itertools.islice(self._survey.pending_owners(), PENDING_SEEN):
+            pending[owner.service] = pending.get(owner.service, 0) + 1
+        self._failures = {name: text for name, text in self._failures.items() if name in pending}
+        for name, count in pending.items():
+            if text := self._failures.get(name):
+                found.setdefault(name, []).append(f"failed: {text}")
+            found.setdefault(name, []).append(f"not in force yet: {count} kernel objects differ")

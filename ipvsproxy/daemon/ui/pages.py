@@ -1,0 +1,392 @@
+"""The page of the node: its files and its API, on the metrics server.
+
+Rule 1: nothing is changed by any request, and nothing but the path, the parameters and ``Host`` of a request counts.
+Rule 2: requests of the API take turns, and long work pauses, so the page never keeps the loop from changes.
+Rule 3: a browser may load nothing from elsewhere, and no other site may read or frame the page.
+"""
+
+import asyncio
+import importlib.metadata
+import importlib.resources
+import math
+import platform
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.http.answers import Answer
+from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.http.routes import UI
+from ipvsproxy.daemon.http.server import Request
+from ipvsproxy.daemon.loop.summary import SyncSummary
+from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.daemon.ui import board, event_log, node, search, viewers
+from ipvsproxy.daemon.ui.board import Board, Cursor, Question, Troubles
+from ipvsproxy.daemon.ui.counters import CounterFollower, CounterReader
+from ipvsproxy.daemon.ui.event_log import EventLog
+from ipvsproxy.daemon.ui.explanation import Explainer
+from ipvsproxy.daemon.ui.history import History
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import VirtualServerKey
+from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.service import ObjectKind, ServiceName
+from ipvsproxy.reconcile.survey import Statistics, Survey
+from ipvsproxy.store.objects import Store
+from ipvsproxy.translate.view import NodeView, Settings
+
+LARGEST_PAGE = 200
+NODE_FRESH_S = 0.5
+"""How long the counted numbers of the node serve all viewers."""
+_JSON = "application/json"
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+FILES = ("index.html", "style.css", "icon.svg", "page.js", "parts.js", "node.js", "services.js", "service.js", "events.js")
+"""The files of the page, in ``static/``."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_NAME = re.compile(r"[^/]{1,63}/[^/]{1,253}")
+
+
+class RefusedError(Exception):
+    """A request cannot be answered: the HTTP status, and a sentence for the client."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        self.status = status
+        super().__init__(sentence)
+
+
+class Sources(NamedTuple):
+    """Where the page's figures come from. ``translation`` and ``source`` tell how and from where Services come."""
+
+    store: Store
+    survey: Survey
+    status: Status
+    watches: Callable[[], Mapping[ObjectKind, WatchStatus]]
+    stale: Callable[[], object]
+    translation: Callable[[], Settings]
+    source: str
+
+
+class Pages:
+    """Answers every request below ``/ui/``. Tell it about each sync; ``run`` follows the counters."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        kernel: KernelThread[CounterReader],
+        *,
+        node_name: str,
+        programs: Mapping[Family, Program],
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._sources = sources
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._identity = node.Identity(
+            version=importlib.metadata.version("ipvsproxy"),
+            node_name=node_name,
+            started_s=wall_clock(),
+            release=platform.release(),
+            source=sources.source,
+            variants={family: "nft" if one.variant == "nf_tables" else one.variant for family, one in programs.items()},
+        )
+        self._hosts = {"localhost", node_name.lower(), socket.gethostname().lower()}
+        self._viewers = viewers.Viewers()
+        self._history = History()
+        self._events = EventLog()
+        self._syncs = node.Syncs()
+        self._troubles = Troubles(sources.survey)
+        self._board: Board | None = None
+        self._boards = 0
+        self._boot = secrets.token_hex(4)
+        self._view: NodeView | None = None
+        self._numbers: tuple[float, Statistics, tuple[int, int]] | None = None
+        self._turn = asyncio.Lock()
+        self._files: dict[str, Answer] = {}
+        self._counters = CounterFollower(
+            kernel=kernel,
+            survey=sources.survey,
+            viewers=self._viewers,
+            history=self._history,
+            clock=clock,
+            wall_clock=wall_clock,
+        )
+        self._counters.on_ended = self._figures_ended
+        self._api: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
+            "node": self._node,
+            "services": self._services,
+            "service": self._service,
+            "events": self._list_events,
+        }
+
+    async def run(self) -> None:
+        """Follow the counters for ever."""
+        await self._counters.run()
+
+    def synced(self, summary: SyncSummary) -> None:
+        """A sync has ended. While nobody looks, this costs some microseconds."""
+        at_s = self._wall_clock()
+        self._view = summary.view
+        names = summary.changes.services
+        self._syncs.synced(summary, at_s)
+        self._events.synced(summary, at_s)
+        self._history.note_changes(len(names), summary.waited_s + summary.duration_s)
+        self._numbers = None
+        self._note_states(at_s)
+        for outcome in summary.report.errors:
+            if owner := self._sources.survey.owner_of(outcome.operation.item):
+                self._troubles.failed(owner.service, outcome.error)
+        idle_at_s = self._viewers.idle_at_s()
+        if idle_at_s is None or idle_at_s <= self._clock():
+            self._board = None
+        elif self._board is not None:
+            self._board.changed(names)
+        self._counters.synced()
+
+    def _figures_ended(self, names: object) -> None:
+        if self._board is not None:
+            self._board.changed(names)  # type: ignore[arg-type]
+
+    def _note_states(self, at_s: float) -> None:
+        health = self._sources.status
+        self._events.note("health", "this node", "in time" if health.is_healthy else "changes are late", at_s)
+        self._events.note("health", "load balancers", "are welcome" if health.is_eligible else "are turned away", at_s)
+        stale = self._sources.stale()
+        for kind, watch in self._sources.watches().items():
+            state = "stale" if kind in stale else "connected" if watch.connected else "not connected"  # type: ignore[operator]
+            self._events.note("watch", kind.value, state, at_s)
+
+    async def answer(self, request: Request) -> Answer:
+        """Answer a request whose path begins with ``UI``, or is that without its last slash."""
+        try:
+            return await self._answer(request)
+        except RefusedError as error:
+            headers = {**HEADERS, "Content-Type": _JSON, **({"Allow": "GET, HEAD"} if error.status == _METHOD else {})}
+            return Answer(error.status, msgspec.json.encode({"error": str(error)}), headers)
+
+    async def _answer(self, request: Request) -> Answer:
+        self._check(request)
+        name = request.path.removeprefix(UI)
+        if request.path == UI.removesuffix("/"):
+            return Answer(308, b"", {**HEADERS, "Location": "ui/"})  # relative: a proxy may have put something before it
+        if not name.startswith("api/"):
+            return self._file(name or FILES[0])
+        describe = self._api.get(name.removeprefix("api/").removesuffix(".json")) if name.endswith(".json") else None
+        if describe is None:
+            raise RefusedError(404, f"there is no {request.path[:100]}; docs/ui.md lists what there is")
+        if not viewers.NAME.fullmatch(viewer := request.query.get("viewer", "")):
+            raise RefusedError(400, "viewer must be up to 32 letters, digits and hyphens")
+        if not self._viewers.admit(viewer, self._clock()):
+            raise RefusedError(503, f"{viewers.MOST_VIEWERS} viewers look at this node already; close one of them")
+        async with self._turn:
+            return Answer(200, msgspec.json.encode(await describe(request.query)), {**HEADERS, "Content-Type": _JSON})
+
+    def _check(self, request: Request) -> None:
+        if request.method not in ("GET", "HEAD"):
+            raise RefusedError(_METHOD, "only GET and HEAD are answered: nothing can be changed here")
+        host = _host(request.headers.get("host", ""))
+        if host not in self._hosts and not _is_address(host):
+            raise RefusedError(
+                421, "the name in Host is not that of this node: use localhost, an IP address, or the name of the Node or host"
+            )
+
+    def _file(self, name: str) -> Answer:
+        if name not in FILES:
+            raise RefusedError(404, "there is no such page; the first one is /ui/")
+        if name not in self._files:
+            body = importlib.resources.files(__package__).joinpath("static", name).read_bytes()
+            self._files[name] = Answer(200, body, {**HEADERS, "Content-Type": _TYPES[name.rpartition(".")[2]]})
+        return self._files[name]
+
+    # The documents.
+
+    async def _node(self, query: Mapping[str, str]) -> Any:
+        since_s = _number(query, "since", 0.0)
+        self._counters.looked_at()
+        self._note_states(self._wall_clock())
+        sources = self._sources
+        statistics, numbers = await self._count()
+        stale, now = sources.stale(), self._clock()
+        translation = sources.translation()
+        facts = node.Facts(
+            identity=self._identity,
+            zone=self._view.zone if self._view else "",
+            scheduler=translation.scheduler,
+            health=sources.status.health(),
+            oldest_change_age_s=sources.status.oldest_change_age_s,
+            services=len(sources.store.services),
+            numbers=numbers,
+            statistics=statistics,
+            doubts=sources.store.doubts,
+            watches={
+                kind: node.Watch(
+                    is_open=watch.connected,
+                    is_stale=kind in stale,  # type: ignore[operator]
+                    contact_age_s=None if watch.contact_s is None else max(0.0, now - watch.contact_s),
+                )
+                for kind, watch in sources.watches().items()
+            },
+        )
+        return node.describe(facts, self._syncs, self._history, since_s)
+
+    async def _count(self) -> tuple[Statistics, tuple[int, int]]:
+        now = self._clock()
+        if self._numbers is None or now - self._numbers[0] >= NODE_FRESH_S:
+            statistics = self._sources.survey.statistics(now)
+            numbers: list[int] = []
+            await in_slices(node.counting(statistics, numbers), self._clock, now)
+            self._numbers = (now, statistics, (numbers[0], numbers[1]))
+        return self._numbers[1:]
+
+    async def _fresh_board(self) -> Board:
+        self._counters.looked_at()
+        if self._board is None:
+            self._boards += 1
+            self._board = Board(self._sources.store, self._sources.survey, self._counters.rates, self._troubles)
+        table = self._board
+        table.show_active(self._counters.active)
+        await in_slices(table.refreshing(), self._clock, self._clock())
+        return table
+
+    async def _services(self, query: Mapping[str, str]) -> Any:
+        question = _question(query)
+        table = await self._fresh_board()
+        found: list[ServiceName] = []
+        await in_slices(table.finding(question, found), self._clock, self._clock())
+        document = table.answer(question, found, self._cursor(query.get("since", "")))
+        self._counters.show([ServiceName(*name.split("/", 1)) for name in document["names"]])
+        return {"cursor": f"{self._boot}-{self._boards}-{table.cursor.revision}-{table.cursor.reading}", **document}
+
+    def _cursor(self, text: str) -> Cursor | None:
+        """What a viewer has seen of this board; None for anything else."""
+        found = re.fullmatch(r"([0-9a-f]{8})-(\d{1,15})-(\d{1,15})-(\d{1,15})", text)
+        if not found or found[1] != self._boot or int(found[2]) != self._boards:
+            return None
+        return Cursor(int(found[3]), int(found[4]))
+
+    async def _service(self, query: Mapping[str, str]) -> Any:
+        text = query.get("name", "")
+        if not _NAME.fullmatch(text):
+            raise RefusedError(400, "name must be namespace/name of a Service")
+        name, survey = ServiceName(*text.split("/")), self._sources.survey
+        table = await self._fresh_board()
+        if name not in self._sources.store.services:
+            raise RefusedError(404, f"there is no Service {text}")
+        if self._view is None or name not in survey.states:
+            raise RefusedError(503, f"the Service {text} has not been looked at yet; ask again in a moment")
+        try:
+            opened = await self._counters.open(name)
+        except KernelError as error:
+            raise RefusedError(503, f"the kernel cannot be read: {error}") from error
+
+        def rates(key: VirtualServerKey, real_server: RealServerKey) -> dict[str, float | None]:
+            known = opened.rates(key, real_server)
+            return {
+                "connectionsPerSecond": board.rounded(known.connections) if known else None,
+                "packetsPerSecond": board.rounded(known.packets) if known else None,
+                "bytesPerSecond": board.rounded(known.bytes) if known else None,
+            }
+
+        explainer = Explainer(
+            survey=survey,
+            store=self._sources.store,
+            translation=self._sources.translation(),
+            view=self._view,
+            counts=opened.counts,
+            rates=rates,
+        )
+        if name not in self._sources.store.services or name not in survey.states:  # gone while the kernel was read
+            raise RefusedError(404, f"there is no Service {text}")
+        document: dict[str, Any] = {}
+        row = table.describe(name)
+        keys = set(board.keys_of(survey, name))
+        await in_slices(explainer.describing(name, keys, document), self._clock, self._clock())
+        return {
+            "node": self._identity.node_name,
+            "zone": self._view.zone,
+            "now": self._wall_clock(),
+            "row": row,
+            "service": document,
+        }
+
+    async def _list_events(self, query: Mapping[str, str]) -> Any:
+        since = int(_number(query, "since", 0))
+        self._note_states(self._wall_clock())
+        return {"last": self._events.last, "events": [event_log.describe(event) for event in self._events.since(since)]}
+
+
+_METHOD = 405
+
+
+def _host(text: str) -> str:
+    """The name or address in a ``Host`` header, without the port."""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::\d{1,5})?", text.strip())
+    return found[1].strip("[]").rstrip(".").lower() if found else ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        parse_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _number(query: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        number = float(query.get(name, default))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise RefusedError(400, f"{name} must be a number")
+    return number
+
+
+def _whole(query: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = query.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9 and 1 <= int(text) <= most):  # noqa: PLR2004 - enough digits
+        raise RefusedError(400, f"{name} must be a whole number from 1 to {most}")
+    return int(text)
+
+
+def _question(query: Mapping[str, str]) -> Question:
+    sort, order = query.get("sort") or "name", query.get("order", "")
+    if sort not in board.SORTS:
+        raise RefusedError(400, f"sort must be one of {', '.join(board.SORTS)}")
+    if order not in ("", "asc", "desc"):
+        raise RefusedError(400, "order must be asc or desc")
+    text = query.get("query", "")
+    if len(text) > search.LONGEST:
+        raise RefusedError(400, f"query must have at most {search.LONGEST} characters")
+    return Question(
+        query=text.strip().lower(),
+        sort=sort,
+        descending=order == "desc" if order else sort != "name",
+        page=_whole(query, "page", 1, 10**8),
+        size=_whole(query, "size", 50, LARGEST_PAGE),
+    )
