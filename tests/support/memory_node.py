@@ -107,12 +107,14 @@ class MemoryNode:
         drain_deadline_s: float = 0,
         guard_percent: int = 0,
         worker: Worker | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
         self.kernel = kernel or new_kernel()
         self.settings = settings or view.Settings()
         self.store = Store(started_s=0, guard=Guard(guard_percent))
-        self.watcher = Watcher()
-        thread = KernelThread(worker or InlineWorker(), self.kernel)
+        self.watcher = watcher or Watcher()
+        self.worker = worker or InlineWorker()
+        thread = KernelThread(self.worker, self.kernel)
         self.engine = Engine(
             settings=EngineSettings(
                 node_name=builders.THIS_NODE,

@@ -178,8 +178,7 @@ class Board:
     def _rank(self, sort: str) -> Callable[[ServiceName], float]:
         match sort:
             case "connections" | "packets" | "bytes":
-                index = ("connections", "packets", "bytes").index(sort)
-                return lambda name: (self._rates.of(name) or (0, 0, 0))[index]
+                return self._rates.ranking(("connections", "packets", "bytes").index(sort))
             case "endpoints":
                 return lambda name: row.endpoints.ready if (row := self._rows.get(name)) else 0
             case "problems":

@@ -29,7 +29,7 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.reconcile.survey import Survey
 
 SAMPLE_S = 2.0
-SHARE = 0.01
+SHARE = 0.007
 QUIET_S = 10.0
 """The least time between two readings while nobody looks."""
 SERVERS_AT_ONCE = 50
@@ -195,7 +195,7 @@ class CounterFollower:
             await in_slices(steps, self._clock, self._clock())
             cost_s += steps.took_s
         ended: list[ServiceName] = []
-        steps = self._timing(figures.finish(ended))
+        steps = self._timing(figures.finish(self._survey.virtual_servers, ended))
         await in_slices(steps, self._clock, self._clock())
         self._cost_s = cost_s + steps.took_s
         if ended:

@@ -44,8 +44,6 @@ from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.view import NodeView, Settings
 
 LARGEST_PAGE = 200
-NODE_FRESH_S = 0.5
-"""How long the counted numbers of the node serve all viewers."""
 _JSON = "application/json"
 _TYPES = {
     "html": "text/html; charset=utf-8",
@@ -125,7 +123,7 @@ class Pages:
         self._boards = 0
         self._boot = secrets.token_hex(4)
         self._view: NodeView | None = None
-        self._numbers: tuple[float, Statistics, tuple[int, int]] | None = None
+        self._numbers: tuple[int, int] | None = None
         self._turn = asyncio.Lock()
         self._files: dict[str, Answer] = {}
         self._counters = CounterFollower(
@@ -230,7 +228,8 @@ class Pages:
         self._counters.looked_at()
         self._note_states(self._wall_clock())
         sources = self._sources
-        statistics, numbers = await self._count()
+        statistics = sources.survey.statistics(self._clock())
+        numbers = await self._count(statistics)
         stale, now = sources.stale(), self._clock()
         translation = sources.translation()
         facts = node.Facts(
@@ -254,14 +253,13 @@ class Pages:
         )
         return node.describe(facts, self._syncs, self._history, since_s)
 
-    async def _count(self) -> tuple[Statistics, tuple[int, int]]:
-        now = self._clock()
-        if self._numbers is None or now - self._numbers[0] >= NODE_FRESH_S:
-            statistics = self._sources.survey.statistics(now)
+    async def _count(self, statistics: Statistics) -> tuple[int, int]:
+        """The numbers of virtual servers and of real servers, counted again after each sync."""
+        if self._numbers is None:
             numbers: list[int] = []
-            await in_slices(node.counting(statistics, numbers), self._clock, now)
-            self._numbers = (now, statistics, (numbers[0], numbers[1]))
-        return self._numbers[1:]
+            await in_slices(node.counting(statistics, numbers), self._clock, self._clock())
+            self._numbers = (numbers[0], numbers[1])
+        return self._numbers
 
     async def _fresh_board(self) -> Board:
         self._counters.looked_at()

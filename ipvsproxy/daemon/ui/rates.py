@@ -8,7 +8,7 @@ Rule 3: a Service without traffic in all remembered readings takes no memory.
 
 import struct
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -49,17 +49,14 @@ _LENGTH = 2 * REMEMBERED + 2
 
 def between(before: Counters | None, now: Counters, seconds: float) -> Rates:
     """The rates between two readings of one object; ``before`` is None if it had counted nothing."""
-    return _per_second(_difference(before or _NOTHING, now), seconds)
+    return Rates._make(count / seconds for count in _counts(before or _NOTHING, now))
 
 
-def _difference(before: tuple[int, ...], now: tuple[int, ...]) -> list[int]:
-    differences = [new - old for new, old in zip(now, before, strict=True)]
-    return list(now) if min(differences) < 0 else differences  # it was made again
-
-
-def _per_second(counts: list[int], seconds: float) -> Rates:
-    connections, packets_in, packets_out, bytes_in, bytes_out = counts
-    return Rates(connections / seconds, (packets_in + packets_out) / seconds, (bytes_in + bytes_out) / seconds)
+def _counts(before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, int, int]:
+    """Connections, packets and bytes since then."""
+    if any(map(int.__lt__, now, before)):
+        before = _NOTHING  # it was made again
+    return now[0] - before[0], now[1] + now[2] - before[1] - before[2], now[3] + now[4] - before[3] - before[4]
 
 
 class ServiceRates:
@@ -67,14 +64,13 @@ class ServiceRates:
 
     def __init__(self) -> None:
         self.readings = 0
-        """The number of complete readings; figures change with it."""
+        """The number of complete readings after the first one; figures change with it."""
         self.interval_s: float | None = None
         """Between the last two readings."""
         self._read_s: float | None = None
         self._began_s = 0.0
+        self._seen = 0
         self._last: dict[VirtualServerKey, bytes] = {}
-        self._next: dict[VirtualServerKey, bytes] = {}
-        self._sums: dict[ServiceName, list[int]] = {}
         self._histories: dict[ServiceName, _History] = {}
 
     def clear(self) -> None:
@@ -82,62 +78,58 @@ class ServiceRates:
         self.__init__()  # type: ignore[misc]
 
     def begin(self, now: float) -> None:
-        """Begin a reading; an unfinished one is forgotten."""
-        self._began_s, self._next, self._sums = now, {}, {}
+        """Begin a reading. What an unfinished one has counted counts for this one."""
+        self._began_s, self._seen = now, 0
 
     def take(
         self, counters: Mapping[VirtualServerKey, Counters], desired: Mapping[VirtualServerKey, VirtualServer]
     ) -> Iterator[None]:
         """Take in a part of a reading, with pauses. Those of no Service do not count; virtual servers at zero may be missing."""
-        last, sums = self._last, self._sums
-        for number, (key, counted) in enumerate(counters.items(), 1):
-            if number % ROWS_AT_ONCE == 0:
+        last, number = self._last, self.readings + 1
+        for index, (key, counted) in enumerate(counters.items(), 1):
+            if index % ROWS_AT_ONCE == 0:
                 yield
             server = desired.get(key)
             if server is None:
                 continue
-            packed = _COUNTERS.pack(*counted)
-            before = last.get(key)
-            self._next[server.key] = packed
-            if packed == before or self._read_s is None:
+            self._seen += 1
+            packed, before = _COUNTERS.pack(*counted), last.get(key)
+            if packed == before:
                 continue
-            differences = _difference(_COUNTERS.unpack(before) if before else _NOTHING, counted)
-            name = server.owner.service
-            if total := sums.get(name):
-                for index, difference in enumerate(differences):
-                    total[index] += difference
-            else:
-                sums[name] = differences
+            last[server.key] = packed
+            if self._read_s is not None:
+                counts = _counts(_COUNTERS.unpack(before) if before else _NOTHING, counted)
+                self._add(server.owner.service, counts, number)
 
-    def finish(self, ended: list[ServiceName]) -> Iterator[None]:
+    def _add(self, name: ServiceName, counts: tuple[int, int, int], number: int) -> None:
+        """Add counts to the place of a reading; they become rates at its end."""
+        history = self._histories.get(name)
+        if history is None:
+            history = self._histories[name] = _History(array("f", bytes(4 * _LENGTH)), 0)
+        is_first, figures = history.busy != number, history.figures
+        history.busy = number
+        for place, count in zip(_places(number), counts, strict=True):
+            figures[place] = count if is_first else figures[place] + count
+
+    def finish(self, desired: Container[VirtualServerKey], ended: list[ServiceName]) -> Iterator[None]:
         """End a reading, with pauses. Adds the Services to ``ended`` that have had no traffic for long."""
-        self._last, self._next = self._next, {}
         before_s, self._read_s = self._read_s, self._began_s
         if before_s is None:
             return
-        seconds = max(self._began_s - before_s, 0.001)
-        number = self.readings + 1
-        for index, name in enumerate(self._sums, 1):
-            if index % ROWS_AT_ONCE == 0:
-                yield
-            if name not in self._histories:
-                self._histories[name] = _History(array("f", bytes(4 * _LENGTH)), number)
-        gone: list[ServiceName] = []
+        seconds, number = max(self._began_s - before_s, 0.001), self.readings + 1
+        if self._seen != len(self._last):
+            yield from _forgetting(self._last, desired)
+        places = _places(number)
         for index, (name, history) in enumerate(self._histories.items(), 1):
             if index % ROWS_AT_ONCE == 0:
                 yield
-            counts = self._sums.get(name)
-            rates = _per_second(counts, seconds) if counts else NO_RATES
-            for place, rate in zip(_places(number), rates, strict=True):
-                history.figures[place] = rate
-            if counts:
-                history.busy = number
-            elif number - history.busy >= REMEMBERED:
-                gone.append(name)
-        for name in gone:
+            figures, is_busy = history.figures, history.busy == number
+            for place in places:
+                figures[place] = figures[place] / seconds if is_busy else 0.0
+            if number - history.busy >= REMEMBERED:
+                ended.append(name)
+        for name in ended:
             del self._histories[name]
-        ended += gone
-        self._sums = {}
         self.interval_s = seconds
         self.readings = number
 
@@ -154,6 +146,17 @@ class ServiceRates:
         now, before = _places(self.readings), _places(self.readings - 1)
         return Rates._make((figures[new] + figures[old]) / 2 for new, old in zip(now, before, strict=True))
 
+    def ranking(self, index: int) -> Callable[[ServiceName], float]:
+        """A function that gives one of the rates of a Service, for sorting: connections, packets or bytes."""
+        now, before = _places(self.readings)[index], _places(self.readings - (self.readings > 1))[index]
+        histories = self._histories
+
+        def rank(name: ServiceName) -> float:
+            history = histories.get(name)
+            return history.figures[now] + history.figures[before] if history else 0.0
+
+        return rank
+
     def has_traffic(self, name: ServiceName) -> bool:
         """Whether a Service has figures, which change with each reading."""
         return name in self._histories
@@ -167,6 +170,17 @@ class ServiceRates:
         places = [_places(number) for number in range(self.readings - count + 1, self.readings + 1)]
         figures = history.figures
         return [round(figures[place[0]], 2) for place in places], [round(figures[place[2]], 1) for place in places]
+
+
+def _forgetting(last: dict[VirtualServerKey, bytes], desired: Container[VirtualServerKey]) -> Iterator[None]:
+    gone: list[VirtualServerKey] = []
+    for index, key in enumerate(last, 1):
+        if index % ROWS_AT_ONCE == 0:
+            yield
+        if key not in desired:
+            gone.append(key)
+    for key in gone:
+        del last[key]
 
 
 def _places(number: int) -> tuple[int, int, int]:

@@ -1,5 +1,6 @@
 """One Service in the table: how many of its endpoints are used, and what is wrong with it."""
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -48,7 +49,13 @@ def count_endpoints(
     for weights in _weights(state):
         used.update(bytes(key[:-PORT_SIZE]) for key in weights)
     draining = {bytes(one[:-PORT_SIZE]) for key in keys for one in draining_of(key)}
-    return Endpoints(len(used), len(draining - used), len(known - used - draining))
+    return _shared(len(used), len(draining - used), len(known - used - draining))
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared(ready: int, draining: int, unused: int) -> Endpoints:
+    """One object for all Services with these numbers."""
+    return Endpoints(ready, draining, unused)
 
 
 def _weights(state: ServiceState | None) -> Collection[EvenWeights]:

@@ -1,0 +1,159 @@
+"""A node with an in-memory kernel and its page: counters that grow by themselves, and a real HTTP server."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Collection, Container, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from ipvsproxy.daemon.http import server
+from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.http.server import Request
+from ipvsproxy.daemon.loop.summary import SyncSummary
+from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.daemon.ui.pages import Pages, Sources
+from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
+from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.service import ApiObject, Node, ObjectKind
+from tests.support import builders, memory_node
+from tests.support.fake_kernel import FakeKernel
+from tests.support.memory_node import MemoryNode
+
+PROGRAM = Program((1, 8, 9), "nf_tables")
+
+
+class Traffic:
+    """The counters of a kernel in memory: each virtual server counts ``per_second`` of its own, times the age of this object.
+
+    Connections are read from ``FakeKernel.connection_counts``. ``readings`` counts readings of all virtual servers.
+    """
+
+    def __init__(self, kernel: FakeKernel) -> None:
+        self.kernel = kernel
+        self.began_s = self._now()
+        self.per_second: dict[VirtualServerKey, float] = {}
+        self.readings = 0
+        self.totals_read = 0
+        self.error: Exception | None = None
+
+    def _now(self) -> float:
+        try:
+            return asyncio.get_running_loop().time()
+        except RuntimeError:  # in the kernel's thread
+            return time.monotonic()
+
+    def _counted(self, rate: float) -> Counters:
+        connections = int(rate * (self._now() - self.began_s))
+        return Counters(connections, connections * 10, connections * 8, connections * 1000, connections * 9000)
+
+    def totals(self) -> Counters:
+        if self.error:
+            raise self.error
+        self.totals_read += 1
+        return self._counted(sum(self.per_second.values()))
+
+    def services(self, always: Container[VirtualServerKey]) -> Iterator[Mapping[VirtualServerKey, Counters]]:
+        self.readings += 1
+        each = {key: self._counted(rate) for key, rate in list(self.per_second.items()) if key in self.kernel.virtual_servers}
+        yield {key: counters for key, counters in each.items() if any(counters)}
+
+    def endpoints(self, keys: Collection[VirtualServerKey]) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
+        return {key: dict(self._of_virtual_server(key)) for key in keys}
+
+    def _of_virtual_server(self, key: VirtualServerKey) -> Iterator[tuple[RealServerKey, EndpointTraffic]]:
+        found = self.kernel.virtual_servers.get(key)
+        servers = found.real_servers if found else {}
+        share = self.per_second.get(key, 0.0) / max(1, sum(weight > 0 for weight in servers.values()))
+        for one, weight in servers.items():
+            connections = self.kernel.connection_counts.get((key, one), Connections(0, 0))
+            yield one, EndpointTraffic(connections, self._counted(share if weight else 0.0))
+
+
+class _Watcher(memory_node.Watcher):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages: Pages | None = None
+        self.status: Status | None = None
+
+    def queued(self, now: float) -> None:
+        super().queued(now)
+        if self.status:
+            self.status.queued(now)
+
+    def syncing(self, now: float) -> None:
+        super().syncing(now)
+        if self.status:
+            self.status.syncing(now)
+
+    def synced(self, summary: SyncSummary) -> None:
+        super().synced(summary)
+        if self.status:
+            self.status.synced(summary)
+        if self.pages:
+            self.pages.synced(summary)
+
+
+class PageNode(MemoryNode):
+    """One process with its page. ``watches`` are those of its source; a test may change them."""
+
+    def __init__(self, **arguments: Any) -> None:
+        watcher = _Watcher()
+        super().__init__(watcher=watcher, **arguments)
+        self.traffic = Traffic(self.kernel)
+        self.watches = {kind: WatchStatus(connected=True, contact_s=self._now()) for kind in ObjectKind}
+        self.status = Status(
+            families=self.settings.families,
+            sync_period_s=memory_node.AUDIT_INTERVAL_S,
+            clock=self._now,
+            wall_clock=time.time,
+            missing=lambda: self.store.missing,
+        )
+        sources = Sources(
+            store=self.store,
+            survey=self.engine.survey,
+            status=self.status,
+            watches=lambda: self.watches,
+            stale=tuple,
+            translation=lambda: self.engine.translation,
+            source="API server",
+        )
+        self.pages = Pages(
+            sources,
+            KernelThread(self.worker, self.traffic),
+            node_name=builders.THIS_NODE,
+            programs=dict.fromkeys(Family, PROGRAM),
+            clock=self._now,
+        )
+        watcher.pages, watcher.status = self.pages, self.status
+
+    def begin_with(self, *objects: ApiObject) -> None:
+        super().begin_with(*objects)
+        self.status.node = next((one for one in objects if isinstance(one, Node)), None)
+
+    @contextlib.asynccontextmanager
+    async def showing(self, port: int = 0) -> AsyncIterator[int]:
+        """Run the loop and the page's readings, and answer HTTP on loopback; gives the port."""
+        async with self.running():
+            reading = asyncio.create_task(self.pages.run())
+            listener = await server.listen(parse_address("127.0.0.1"), port, self.pages.answer)
+            try:
+                yield listener.port
+            finally:
+                reading.cancel()
+                await asyncio.wait([reading])
+                await listener.close()
+        if not reading.cancelled():
+            reading.result()
+
+    async def ask(self, what: str, /, **query: str) -> dict[str, Any]:
+        """A document of the API, without HTTP."""
+        answer = await self.pages.answer(Request(f"/ui/api/{what}.json", query, {"host": "localhost"}))
+        document: dict[str, Any] = msgspec.json.decode(answer.body)
+        assert answer.status == 200, document
+        return document
