@@ -1,0 +1,62 @@
+// What has happened: changes, failures, drift and its repair, the API server's and the node's health.
+
+import { chip, date, el, figure, seconds, write } from "./parts.js";
+
+const MARKS = { sync: ["", "change"], failure: ["bad", "✗ failure"], drift: ["warn", "! drift"], watch: ["warn", "! watch"], health: ["warn", "! health"] };
+const MOST = 500;
+
+export function open(main, _where, { ask }) {
+  let last = 0;
+  const body = el("tbody");
+  const told = el("p", { class: "told", role: "status" }, "");
+  const only = el("input", { id: "only", type: "checkbox", onchange: filter });
+  main.append(
+    el("h1", {}, "Events"),
+    el("div", { class: "controls" }, only, el("label", { for: "only" }, "Without changes: failures, drift, health")),
+    told,
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Events" }, el("table", { class: "events" }, el("caption", {}, "Events, the newest first"), el("thead", {}, el("tr", {}, ["When", "What", "Event", "Services", "Took", "After"].map((head) => el("th", { scope: "col" }, head)))), body)),
+    el("p", { class: "note" }, "“Took” is the time of the sync; “after” is the time from the arrival of its oldest change to its end."),
+  );
+
+  return {
+    title: "Events",
+    async fetch() {
+      const answer = await ask("events", { since: last });
+      return () => {
+        if (answer.last < last) {
+          body.replaceChildren(); // another process answers now
+          last = 0;
+          return;
+        }
+        last = answer.last;
+        body.prepend(...answer.events.map(row));
+        while (body.children.length > MOST) body.lastElementChild.remove();
+        filter();
+      };
+    },
+  };
+
+  function filter() {
+    let shown = 0;
+    for (const element of body.children) {
+      element.hidden = only.checked && element.dataset.kind === "sync";
+      shown += !element.hidden;
+    }
+    write(told, `${figure(shown)} events${last > MOST ? `; the last ${MOST} are kept` : ""}`);
+  }
+}
+
+function row(event) {
+  const [kind, text] = MARKS[event.kind] || ["", event.kind];
+  const names = event.services.map((name, index) => [index ? ", " : "", el("a", { href: `#/service/${name.split("/").map(encodeURIComponent).join("/")}` }, name)]);
+  return el(
+    "tr",
+    { "data-kind": event.kind },
+    el("td", { "data-label": "When" }, date(event.at)),
+    el("td", { "data-label": "What" }, chip(kind, text)),
+    el("td", { "data-label": "Event", class: "wide" }, event.text),
+    el("td", { "data-label": "Services" }, names, event.serviceCount > event.services.length ? ` and ${event.serviceCount - event.services.length} more` : ""),
+    el("td", { "data-label": "Took", class: "number" }, seconds(event.durationSeconds)),
+    el("td", { "data-label": "After", class: "number" }, seconds(event.latencySeconds)),
+  );
+}

@@ -1,0 +1,139 @@
+// The node: whether everything is in force and why not, what is left to do, and the last quarter of an hour.
+
+import { chip, clock, count, date, el, figure, plot, seconds } from "./parts.js";
+
+export function open(main, _where, { ask }) {
+  const top = el("div");
+  const plots = el("section", { class: "plots", "aria-label": "The last 15 minutes" });
+  const below = el("div");
+  main.append(el("h1", {}, "Node"), top, el("h2", {}, "The last 15 minutes"), plots, below);
+  let points = [];
+  let columns = [];
+
+  return {
+    title: "Node",
+    async fetch() {
+      const last = points.length ? points[points.length - 1][0] : 0;
+      const answer = await ask("node", { since: last });
+      return () => {
+        columns = answer.history.columns;
+        points = [...points, ...answer.history.points].filter((point) => point[0] > answer.now - 900).slice(-450);
+        top.replaceChildren(...summary(answer));
+        plots.replaceChildren(...draw(answer.now));
+        below.replaceChildren(...details(answer));
+      };
+    },
+  };
+
+  function column(name) {
+    const index = columns.indexOf(name);
+    return points.map((point) => point[index]);
+  }
+
+  function draw(now) {
+    const times = column("at");
+    const line = (name, mark, ...names) => ({
+      name,
+      mark,
+      values: names.map(column).reduce((one, other) => one.map((value, index) => (value === null || other[index] === null ? null : value + other[index]))),
+    });
+    return [
+      plot({ title: "Connections", unit: "per second", times, now, lines: [line("", "one", "connectionsPerSecond")] }),
+      plot({ title: "Packets", unit: "per second", times, now, lines: [line("in", "one", "packetsInPerSecond"), line("out", "two", "packetsOutPerSecond")] }),
+      plot({ title: "Bytes", unit: "per second", times, now, lines: [line("in", "one", "bytesInPerSecond"), line("out", "two", "bytesOutPerSecond")] }),
+      plot({ title: "Changes", unit: "Services", times, now, bars: true, lines: [line("", "one", "changes")] }),
+      plot({ title: "Latency of changes", unit: "", times, now, bars: true, format: seconds, lines: [line("", "two", "latencySeconds")] }),
+    ];
+  }
+}
+
+function tile(name, value, note = "", kind = "") {
+  return el("div", { class: `tile ${kind}` }, el("dt", {}, name), el("dd", {}, el("span", { class: "big" }, value), note ? el("small", {}, note) : null));
+}
+
+function kinds(counted) {
+  return Object.entries(counted.byKind).map(([kind, number]) => `${number} ${kind.replaceAll("_", " ")}`).join(", ");
+}
+
+function* summary(answer) {
+  yield el(
+    "p",
+    { class: `verdict ${answer.inForce ? "good" : "bad"}` },
+    el("b", {}, answer.inForce ? "✓ Everything is in force." : "✗ Not everything is in force."),
+    answer.inForce ? " The kernel of this node holds what the API asks for." : "",
+  );
+  if (answer.reasons.length) yield el("ul", { class: "reasons" }, answer.reasons.map((reason) => el("li", {}, reason)));
+  yield el(
+    "dl",
+    { class: "tiles" },
+    tile("Services", figure(answer.services), `${figure(answer.virtualServers)} virtual servers, ${figure(answer.realServers)} real servers`),
+    tile("Pending", figure(answer.pending.total), kinds(answer.pending), answer.pending.total ? "warn" : ""),
+    tile("Failed", figure(answer.failed), answer.failed ? "tried again" : "", answer.failed ? "bad" : ""),
+    tile("Drifted", figure(answer.drifted.total), kinds(answer.drifted)),
+    tile("Draining", figure(answer.draining), answer.waitingRemovals ? `${answer.waitingRemovals} wait for removal` : ""),
+    tile("Conflicts", figure(answer.conflicts), "", answer.conflicts ? "warn" : ""),
+    tile("Connections", figure(answer.connectionsPerSecond), "per second"),
+    tile("Traffic", figure(answer.bytesPerSecond), `bytes per second, ${figure(answer.packetsPerSecond)} packets`),
+  );
+}
+
+function table(caption, heads, rows) {
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, rows)),
+  );
+}
+
+function* details(answer) {
+  yield el("h2", {}, "Last syncs");
+  yield table(
+    "The last syncs, the newest first",
+    ["Ended", "Services", "Done", "Failed", "Left", "Waited", "Read", "Translated", "Applied"],
+    answer.syncs.map((sync) =>
+      el(
+        "tr",
+        {},
+        el("td", {}, clock(sync.endedAt), sync.isAudit ? " (audit)" : ""),
+        [sync.services, sync.done, sync.failed, sync.pending].map((number) => el("td", { class: "number" }, figure(number))),
+        [sync.waitedSeconds, sync.readSeconds, sync.translatedSeconds, sync.appliedSeconds].map((time) => el("td", { class: "number" }, seconds(time))),
+      ),
+    ),
+  );
+  yield el("h2", {}, answer.source === "manifests" ? "Source: a directory of manifests" : "API server");
+  if (answer.watches.length) {
+    yield table(
+      "Contact with the API server",
+      ["Kind", "Watch", "Last contact"],
+      answer.watches.map((watch) =>
+        el(
+          "tr",
+          {},
+          el("td", {}, watch.kind),
+          el("td", {}, watch.stale ? chip("bad", "✗ stale") : watch.connected ? chip("good", "✓ open") : chip("warn", "! not open")),
+          el("td", { class: "number" }, watch.contactAgeSeconds === null ? "never" : `${seconds(watch.contactAgeSeconds)} ago`),
+        ),
+      ),
+    );
+  }
+  yield el("h2", {}, "This node");
+  yield el(
+    "dl",
+    { class: "facts" },
+    fact("Node", `${answer.node}${answer.zone ? `, zone ${answer.zone}` : ""}`),
+    fact("ipvsproxy", `${answer.version}, since ${date(answer.startedAt)}`),
+    fact("Kernel", answer.kernel.release),
+    fact("Scheduler", answer.kernel.scheduler),
+    answer.kernel.families.map((family) =>
+      fact(family.family, `iptables ${family.iptables}, ${family.healthy ? "in time" : "late"}${family.updatedAt ? `, complete at ${clock(family.updatedAt)}` : ""}`),
+    ),
+    fact("Changes", answer.healthy ? "in time" : "late: /livez fails"),
+    fact("Load balancers", answer.eligible ? "are welcome" : "are turned away: /healthz fails"),
+    fact("Oldest change", answer.oldestChangeAgeSeconds ? `waits for ${seconds(answer.oldestChangeAgeSeconds)}` : "none waits"),
+  );
+  yield el("p", { class: "note" }, `${count(answer.services, "Service")} known; figures at ${clock(answer.now)}.`);
+}
+
+function fact(name, value) {
+  return el("div", {}, el("dt", {}, name), el("dd", {}, value));
+}

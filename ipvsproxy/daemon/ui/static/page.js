@@ -1,0 +1,179 @@
+// The frame of the page: which part is shown, how it is kept up to date, and what is said when the node is gone.
+
+import { clock, write } from "./parts.js";
+import * as node from "./node.js";
+import * as services from "./services.js";
+import * as service from "./service.js";
+import * as events from "./events.js";
+
+const POLL_MS = 1000;
+const HEAD_MS = 3000;
+const PATIENCE_MS = 5000;
+const pages = { node, services, service, events };
+const main = document.getElementById("main");
+const lost = document.getElementById("lost");
+const help = document.getElementById("help");
+const viewer = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+
+let shown = null; // the module of the page, with what it keeps
+let turn = 0; // requests of an earlier page are answered to nobody
+let answered = Date.now();
+let timer = null;
+
+// A document of the API. Its path is relative, since a proxy may have put something before it.
+async function ask(what, query = {}) {
+  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const parameters = new URLSearchParams([...given, ["viewer", viewer]]);
+  const response = await fetch(`api/${what}.json?${parameters}`, { signal: AbortSignal.timeout(PATIENCE_MS), cache: "no-store" });
+  const answer = await response.json();
+  if (!response.ok) throw new Refused(response.status, answer.error);
+  return answer;
+}
+
+class Refused extends Error {
+  constructor(status, sentence) {
+    super(sentence);
+    this.status = status;
+  }
+}
+
+// #/service/ns/name, #/services?query=x
+function place() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const [name, ...rest] = path.split("/");
+  return { name: name in pages ? name : "node", rest: rest.map(decodeURIComponent), query: new URLSearchParams(query || "") };
+}
+
+function go() {
+  const where = place();
+  if (shown && shown.name === where.name && shown.page.update && shown.page.update(where)) return refresh();
+  turn += 1;
+  main.replaceChildren();
+  for (const link of document.querySelectorAll("nav a")) {
+    const here = link.dataset.page === where.name || (where.name === "service" && link.dataset.page === "services");
+    if (here) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  shown = { name: where.name, page: pages[where.name].open(main, where, { ask, refresh }) };
+  document.title = `${shown.page.title} – ipvsproxy`;
+  window.scrollTo(0, 0);
+  refresh();
+}
+
+// Ask again now, and from now on in turn.
+function refresh() {
+  clearTimeout(timer);
+  timer = setTimeout(poll, 0);
+}
+
+async function poll() {
+  clearTimeout(timer);
+  const mine = turn;
+  try {
+    const draw = await shown.page.fetch();
+    if (mine !== turn) return;
+    draw();
+    found();
+  } catch (error) {
+    if (mine !== turn) return;
+    if (error instanceof Refused) refused(error);
+    else gone();
+  }
+  clearTimeout(timer);
+  if (!document.hidden) timer = setTimeout(poll, POLL_MS);
+}
+
+function found() {
+  answered = Date.now();
+  lost.hidden = true;
+  document.body.classList.remove("stale");
+}
+
+function gone() {
+  write(lost, `The node has not answered since ${clock(answered / 1000)}. What you see is old; asking again every second.`);
+  lost.hidden = false;
+  document.body.classList.add("stale");
+}
+
+function refused(error) {
+  answered = Date.now();
+  write(lost, error.message);
+  lost.hidden = false;
+  document.body.classList.toggle("stale", error.status !== 404);
+}
+
+async function head() {
+  try {
+    const answer = await ask("node", { since: Date.now() / 1000 + 86400 });
+    const verdict = document.getElementById("verdict");
+    write(document.getElementById("node-name"), answer.node);
+    write(verdict, answer.inForce ? "✓ in force" : "✗ not in force");
+    verdict.className = `chip ${answer.inForce ? "good" : "bad"}`;
+    verdict.title = answer.inForce ? "everything that the API asks for is in force on this node" : answer.reasons.join("\n");
+  } catch {
+    // the page itself says it
+  }
+  setTimeout(head, document.hidden ? 4 * HEAD_MS : HEAD_MS);
+}
+
+const themes = ["auto", "light", "dark"];
+
+function setTheme(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  write(document.getElementById("theme"), `Theme: ${theme}`);
+  try {
+    localStorage.setItem("theme", theme);
+  } catch {
+    // it is forgotten at the next visit
+  }
+}
+
+function theme() {
+  return document.documentElement.dataset.theme || "auto";
+}
+
+function press(event) {
+  const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+  if (event.ctrlKey || event.altKey || event.metaKey || help.open) return;
+  if (typing) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  const doing = {
+    n: () => (location.hash = "#/node"),
+    s: () => (location.hash = "#/services"),
+    e: () => (location.hash = "#/events"),
+    t: () => setTheme(themes[(themes.indexOf(theme()) + 1) % themes.length]),
+    "?": () => help.showModal(),
+    "/": () => {
+      if (shown.name !== "services") location.hash = "#/services";
+      setTimeout(() => document.getElementById("query")?.focus(), 0);
+    },
+  }[event.key];
+  if (doing) {
+    event.preventDefault();
+    doing();
+  } else if (shown.page.press?.(event.key)) {
+    event.preventDefault();
+  }
+}
+
+let saved = "auto";
+try {
+  saved = localStorage.getItem("theme");
+} catch {
+  // without storage: auto
+}
+setTheme(themes.includes(saved) ? saved : "auto");
+document.getElementById("theme").addEventListener("click", () => setTheme(themes[(themes.indexOf(theme()) + 1) % themes.length]));
+document.getElementById("keys").addEventListener("click", () => help.showModal());
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+document.addEventListener("keydown", press);
+document.addEventListener("visibilitychange", () => !document.hidden && refresh());
+window.addEventListener("hashchange", go);
+go();
+head();

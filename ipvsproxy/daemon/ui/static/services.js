@@ -1,0 +1,195 @@
+// The table of all Services. The server searches, sorts and cuts it into pages; only rows that have changed are sent again.
+
+import { el, figure, spark, write } from "./parts.js";
+
+const HEADS = [
+  { title: "Service", sort: "name" },
+  { title: "Type" },
+  { title: "Addresses" },
+  { title: "Ports" },
+  { title: "Endpoints", sort: "endpoints" },
+  { title: "Connections/s", sort: "connections" },
+  { title: "Packets/s", sort: "packets" },
+  { title: "Bytes/s", sort: "bytes" },
+  { title: "Wrong", sort: "problems" },
+];
+const TYPED_MS = 200;
+
+export function open(main, where, { ask, refresh }) {
+  let state = read(where.query);
+  let cursor = "";
+  let known = new Map(); // rows by name, as last sent
+  let rows = new Map(); // their elements
+  let typed = null;
+
+  const query = el("input", { id: "query", type: "search", value: state.query, autocomplete: "off", spellcheck: "false", placeholder: "name, address, port, pod address", oninput: type });
+  const size = el("select", { id: "size", onchange: () => move({ size: size.value, page: 1 }) }, ["25", "50", "100", "200"].map((number) => el("option", { value: number, selected: number === state.size }, number)));
+  const told = el("p", { class: "told", role: "status" });
+  const previous = el("button", { type: "button", onclick: () => turn(-1) }, "← Previous");
+  const next = el("button", { type: "button", onclick: () => turn(1) }, "Next →");
+  const number = el("span", { class: "pages" });
+  const buttons = new Map();
+  const heads = HEADS.map((head) => {
+    if (!head.sort) return el("th", { scope: "col" }, head.title);
+    const button = el("button", { type: "button", onclick: () => sort(head.sort) }, head.title);
+    const cell = el("th", { scope: "col" }, button);
+    buttons.set(head.sort, cell);
+    return cell;
+  });
+  const body = el("tbody");
+  main.append(
+    el("h1", {}, "Services"),
+    el("form", { class: "controls", role: "search", onsubmit: (event) => event.preventDefault() }, el("label", { for: "query" }, "Search"), query, el("label", { for: "size" }, "Rows"), size),
+    told,
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Services" }, el("table", { class: "services" }, el("caption", {}, "Services, with their endpoints and traffic now"), el("thead", {}, el("tr", {}, heads)), body)),
+    el("div", { class: "controls pager" }, previous, number, next),
+  );
+  let pages = 1;
+  let page = 1;
+
+  return {
+    title: "Services",
+    update(to) {
+      state = read(to.query);
+      if (document.activeElement !== query) query.value = state.query;
+      cursor = "";
+      return true;
+    },
+    async fetch() {
+      const asked = JSON.stringify(state);
+      const answer = await ask("services", { ...state, since: cursor });
+      return () => {
+        if (asked === JSON.stringify(state)) draw(answer);
+      };
+    },
+    press(key) {
+      if (key === "[" || key === "]") return turn(key === "[" ? -1 : 1);
+      if (key !== "j" && key !== "k") return false;
+      const links = [...body.querySelectorAll("a")];
+      const at = links.indexOf(document.activeElement);
+      const to = at < 0 ? 0 : at + (key === "j" ? 1 : -1);
+      links[Math.max(0, Math.min(links.length - 1, to))]?.focus();
+      return true;
+    },
+  };
+
+  function type() {
+    clearTimeout(typed);
+    typed = setTimeout(() => move({ query: query.value, page: 1 }), TYPED_MS);
+  }
+
+  function sort(by) {
+    const is = state.sort === by;
+    const order = is ? (state.order === "asc" ? "desc" : "asc") : by === "name" ? "asc" : "desc";
+    move({ sort: by, order, page: 1 });
+  }
+
+  function turn(by) {
+    const to = Math.max(1, Math.min(pages, page + by));
+    if (to !== page) move({ page: to });
+    return true;
+  }
+
+  // The place says what is shown, so that it can be kept and sent.
+  function move(to) {
+    const wanted = { ...state, ...to };
+    const plain = read(new URLSearchParams());
+    const given = Object.entries(wanted).filter(([name, value]) => String(value) !== plain[name]);
+    const text = new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
+    history.replaceState(null, "", `#/services${text ? `?${text}` : ""}`);
+    state = read(new URLSearchParams(text));
+    cursor = "";
+    refresh();
+  }
+
+  function draw(answer) {
+    cursor = answer.cursor;
+    pages = answer.pages;
+    page = answer.page;
+    for (const row of answer.services) known.set(row.name, row);
+    const names = new Set(answer.names);
+    known = new Map([...known].filter(([name]) => names.has(name)));
+    const changed = new Set(answer.services.map((row) => row.name));
+    const before = rows;
+    rows = new Map();
+    const elements = answer.names.map((name) => {
+      const row = known.get(name);
+      const element = before.get(name);
+      const wanted = element && !changed.has(name) ? element : fill(element || el("tr"), row);
+      rows.set(name, wanted);
+      return wanted;
+    });
+    place(elements);
+    write(told, answer.matching === answer.total ? `${figure(answer.total)} Services` : `${figure(answer.matching)} of ${figure(answer.total)} Services match`);
+    write(number, `Page ${answer.page} of ${answer.pages}`);
+    previous.disabled = answer.page <= 1;
+    next.disabled = answer.page >= answer.pages;
+    for (const [by, cell] of buttons) {
+      if (by === state.sort) cell.setAttribute("aria-sort", state.order === "asc" ? "ascending" : "descending");
+      else cell.removeAttribute("aria-sort");
+    }
+  }
+
+  // Move only what is not in its place, so that focus and selection stay.
+  function place(elements) {
+    elements.forEach((element, index) => {
+      if (body.children[index] !== element) body.insertBefore(element, body.children[index] || null);
+    });
+    while (body.children.length > elements.length) body.lastElementChild.remove();
+    if (!elements.length) body.append(el("tr", {}, el("td", { class: "empty", colspan: HEADS.length }, "No Service matches.")));
+  }
+}
+
+function read(query) {
+  const sort = query.get("sort") || "name";
+  return {
+    query: query.get("query") || "",
+    sort,
+    order: query.get("order") || (sort === "name" ? "asc" : "desc"),
+    page: query.get("page") || "1",
+    size: query.get("size") || "50",
+  };
+}
+
+function more(shown, all) {
+  return all > shown ? ` +${all - shown}` : "";
+}
+
+export function portText(port) {
+  const name = port.name ? `${port.name} ` : "";
+  return `${name}${port.protocol} ${port.port}${port.nodePort ? `:${port.nodePort}` : ""}`;
+}
+
+function fill(element, row) {
+  const { ready, draining, unused } = row.endpoints;
+  const cells = [
+    ["Service", "name", link(element, row.name)],
+    ["Type", "", row.type],
+    ["Addresses", "address", row.addresses.slice(0, 2).join(" ") + more(2, row.addressCount)],
+    ["Ports", "", row.ports.slice(0, 2).map(portText).join(", ") + more(2, row.portCount)],
+    ["Endpoints", "number", endpoints(ready, draining, unused)],
+    ["Connections/s", "number", [figure(row.connectionsPerSecond), row.activeConnections ? el("small", {}, ` ${figure(row.activeConnections)} open`) : null, spark(row.history.connectionsPerSecond, "connections per second lately")]],
+    ["Packets/s", "number", figure(row.packetsPerSecond)],
+    ["Bytes/s", "number", [figure(row.bytesPerSecond), spark(row.history.bytesPerSecond, "bytes per second lately")]],
+    ["Wrong", "wrong", row.problems.length ? row.problems.map((problem) => el("span", {}, `! ${problem}`)) : row.served ? "" : el("small", {}, `not served: ${row.notServed}`)],
+  ];
+  cells.forEach(([label, kind, content], index) => {
+    const cell = element.children[index] || element.appendChild(el(index ? "td" : "th", { "data-label": label, class: kind, scope: index ? null : "row" }));
+    if (content !== null) cell.replaceChildren(...[content].flat().filter((part) => part !== null));
+  });
+  return element;
+}
+
+// The link stays the same element, so that it keeps the focus; null means that it is there.
+function link(element, name) {
+  if (element.children.length) return null;
+  return el("a", { href: `#/service/${name.split("/").map(encodeURIComponent).join("/")}` }, name);
+}
+
+function endpoints(ready, draining, unused) {
+  return [
+    el("span", {}, `${ready} ready`),
+    draining ? el("span", { class: "warn" }, ` ${draining} draining`) : null,
+    unused ? el("small", {}, ` ${unused} unused`) : null,
+  ];
+}
