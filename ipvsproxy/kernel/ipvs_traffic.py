@@ -121,10 +121,10 @@ def read_totals(text: str) -> Counters:
     Raises:
         ValueError: the text is something else.
     """
-    try:
-        return Counters(*(int(word, 16) for word in text.splitlines()[_TOTALS_LINE].split()))
-    except (IndexError, TypeError) as error:
-        raise ValueError("unknown format of /proc/net/ip_vs_stats") from error
+    words = "".join(text.splitlines()[_TOTALS_LINE : _TOTALS_LINE + 1]).split()
+    if len(words) != len(Counters._fields):
+        raise ValueError("unknown format of /proc/net/ip_vs_stats")
+    return Counters._make(int(word, 16) for word in words)
 
 
 def read_services(parts: Iterable[Part], always: Container[VirtualServerKey]) -> dict[VirtualServerKey, Counters]:

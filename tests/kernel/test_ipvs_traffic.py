@@ -1,6 +1,7 @@
 """The dump of counters on a fake socket: the longest time of a part, and the end of the socket."""
 
 import itertools
+import pathlib
 import struct
 from collections.abc import Iterator
 
@@ -80,3 +81,30 @@ def test_a_reading_that_loses_an_answer_or_is_abandoned_closes_its_socket(monkey
     next(left)
     del left
     assert [one.closed for one in kernel.sockets] == [True, True]
+
+
+STATS = """   Total Incoming Outgoing         Incoming         Outgoing
+   Conns  Packets  Packets            Bytes            Bytes
+       A       14       1E        100000000               20
+
+ Conns/s   Pkts/s   Pkts/s          Bytes/s          Bytes/s
+       0        0        0                0                0
+"""
+
+
+def test_the_counters_of_the_whole_node_are_hexadecimal() -> None:
+    assert ipvs_traffic.read_totals(STATS) == Counters(10, 20, 30, 1 << 32, 32)
+
+
+@pytest.mark.parametrize("text", ["", "a\nb\n", "a\nb\nx\n", "a\nb\n1 2 3\n", "a\nb\n1 2 3 4 5 6"])
+def test_another_format_is_told(text: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "ip_vs_stats"
+    path.write_text(text)
+    reader = ipvs_traffic.TrafficReader(Kernel().connect, totals=path)
+    with pytest.raises(KernelError, match="read the counters of IPVS"):
+        reader.totals()
+
+
+def test_counters_of_the_node_that_are_not_there_are_told(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(KernelError, match="No such file"):
+        ipvs_traffic.TrafficReader(Kernel().connect, totals=tmp_path / "none").totals()

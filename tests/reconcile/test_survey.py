@@ -78,7 +78,18 @@ def test_a_real_server_that_drains_is_shown_with_its_connections_once_these_are_
     survey = node.reconciler.survey
     assert survey.draining == 1
     assert survey.draining_connections() == [Draining(KEY, SECOND, Connections(2, 1))]
+    assert list(survey.draining_virtual_servers) == [KEY]
+    assert list(survey.draining_of(KEY)) == [SECOND]
+    assert not survey.draining_of(ELSEWHERE)
     assert survey.statistics(node.now + 5).drains == 1
+
+
+def test_a_pending_object_is_told_by_its_owner(node: simulation.SimulatedNode) -> None:
+    survey = node.reconciler.survey
+    assert not list(survey.pending_owners())
+    del node.kernel.virtual_servers[KEY]
+    node.observe()
+    assert list(survey.pending_owners()) == [survey.states[WEB].owner]
 
 
 def test_statistics_are_a_copy_by_kind_of_kernel_object(node: simulation.SimulatedNode) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Collection, Container, Iterator, Mapping
 from typing import Any
@@ -38,6 +39,8 @@ class Traffic:
         self.kernel = kernel
         self.began_s = self._now()
         self.per_second: dict[VirtualServerKey, float] = {}
+        self.swing = 0.0
+        """How far traffic rises and falls: 0 is steady, 1 the most."""
         self.readings = 0
         self.totals_read = 0
         self.error: Exception | None = None
@@ -49,7 +52,8 @@ class Traffic:
             return time.monotonic()
 
     def _counted(self, rate: float) -> Counters:
-        connections = int(rate * (self._now() - self.began_s))
+        age_s = self._now() - self.began_s
+        connections = int(rate * (age_s + self.swing * math.sin(0.7 * age_s + rate)))
         return Counters(connections, connections * 10, connections * 8, connections * 1000, connections * 9000)
 
     def totals(self) -> Counters:
@@ -106,12 +110,13 @@ class PageNode(MemoryNode):
         watcher = _Watcher()
         super().__init__(watcher=watcher, **arguments)
         self.traffic = Traffic(self.kernel)
+        self._began_s = time.time() - self._now()
         self.watches = {kind: WatchStatus(connected=True, contact_s=self._now()) for kind in ObjectKind}
         self.status = Status(
             families=self.settings.families,
             sync_period_s=memory_node.AUDIT_INTERVAL_S,
             clock=self._now,
-            wall_clock=time.time,
+            wall_clock=self.wall_clock,
             missing=lambda: self.store.missing,
         )
         sources = Sources(
@@ -129,8 +134,13 @@ class PageNode(MemoryNode):
             node_name=builders.THIS_NODE,
             programs=dict.fromkeys(Family, PROGRAM),
             clock=self._now,
+            wall_clock=self.wall_clock,
         )
         watcher.pages, watcher.status = self.pages, self.status
+
+    def wall_clock(self) -> float:
+        """Seconds since the epoch, which pass as the loop's time does."""
+        return self._began_s + self._now()
 
     def begin_with(self, *objects: ApiObject) -> None:
         super().begin_with(*objects)
@@ -139,15 +149,23 @@ class PageNode(MemoryNode):
     @contextlib.asynccontextmanager
     async def showing(self, port: int = 0) -> AsyncIterator[int]:
         """Run the loop and the page's readings, and answer HTTP on loopback; gives the port."""
-        async with self.running():
-            reading = asyncio.create_task(self.pages.run())
+        async with self.reading():
             listener = await server.listen(parse_address("127.0.0.1"), port, self.pages.answer)
             try:
                 yield listener.port
             finally:
+                await listener.close()
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """Run the loop and the page's readings, without a server."""
+        async with self.running():
+            reading = asyncio.create_task(self.pages.run())
+            try:
+                yield
+            finally:
                 reading.cancel()
                 await asyncio.wait([reading])
-                await listener.close()
         if not reading.cancelled():
             reading.result()
 

@@ -73,7 +73,9 @@ def notable() -> Iterator[ApiObject]:
     yield builders.service("empty", namespace="shop", cluster=["10.96.0.70"])
     yield builders.service("late", namespace="shop", cluster=["10.96.0.71"])
     yield builders.endpoint_slice(in_zone(endpoint("10.244.0.71", ready=False)), namespace="shop", service="late")
-    yield builders.service("thief", namespace="shop", cluster=["10.96.0.72"], external=["203.0.113.44"], created_s=builders.CREATED_S + 9)
+    yield builders.service(
+        "thief", namespace="shop", cluster=["10.96.0.72"], external=["203.0.113.44"], created_s=builders.CREATED_S + 9
+    )
     hidden = builders.service("peers", namespace="shop", cluster=[])
     yield builders.with_options(hidden, not_served=Skipped("spec.clusterIP", "headless", invalid=False))
     yield builders.service(HOSTILE, service_port(80, name=HOSTILE), namespace="shop", cluster=["10.96.0.66"])
@@ -105,10 +107,15 @@ def begin(node: PageNode, count: int = 10_000) -> None:
 
 def add_traffic(node: PageNode) -> None:
     """Let clients use every seventh Service; the web shop most."""
+    node.traffic.swing = 1.0
     for number, key in enumerate(node.kernel.virtual_servers):
         if number % 7 == 0:
             node.traffic.per_second[key] = 1 + number % 50
-    web_keys = [key for key in node.kernel.virtual_servers if key.port in (80, 30080) and str(key.address).startswith(("10.96.0.80", "192"))]
+    web_keys = [
+        key
+        for key in node.kernel.virtual_servers
+        if key.port in (80, 30080) and str(key.address).startswith(("10.96.0.80", "192"))
+    ]
     for key, rate in zip(web_keys, itertools.chain([180.0], itertools.repeat(60.0))):  # noqa: B905 - the second has no end
         node.traffic.per_second[key] = rate
         for number, one in enumerate(node.kernel.virtual_servers[key].real_servers):

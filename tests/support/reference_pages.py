@@ -44,6 +44,7 @@ ENDPOINTS: Sequence[tuple[str, str, Status, str]] = (
     ("metrics, 10249", "/flagz", Status.PARTIAL, "flags that have a field in the file; the heading differs"),
     ("metrics, 10249", "/statusz", Status.PARTIAL, "the heading differs"),
     ("metrics, 10249", "/debug/flags/v", Status.SAME, "with `--profiling`"),
+    ("metrics, 10249", "/ui/", Status.OWN, "the node as a page, and JSON for it ([ui.md](ui.md)); off with `--ui=false`"),
     ("metrics, 10249", "/debug/pprof/", Status.WITHOUT_EFFECT, "404: ipvsproxy has no Go profiler"),
     ("healthCheckNodePort", "any", Status.SAME, "on the node addresses of `--nodeport-addresses`"),
 )

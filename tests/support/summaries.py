@@ -29,6 +29,7 @@ def summary(
     unserved: Collection[Family] = (),
     is_audit: bool = False,
     unmet_settings: Mapping[str, str] | None = None,
+    drifted: Mapping[str, int] | None = None,
 ) -> SyncSummary:
     """A sync; without ``changes``, of the Services that have states."""
     by_name = {state.owner.service: state for state in states}
@@ -46,6 +47,7 @@ def summary(
         unserved=unserved,
         is_audit=is_audit,
         unmet_settings=unmet_settings or {},
+        drifted=drifted or {},
     )
 
 

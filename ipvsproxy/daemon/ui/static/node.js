@@ -1,6 +1,6 @@
 // The node: whether everything is in force and why not, what is left to do, and the last quarter of an hour.
 
-import { chip, clock, count, date, el, figure, plot, seconds } from "./parts.js";
+import { chip, clock, count, date, el, figure, plot, seconds, whole } from "./parts.js";
 
 export function open(main, _where, { ask }) {
   const top = el("div");
@@ -66,12 +66,12 @@ function* summary(answer) {
   yield el(
     "dl",
     { class: "tiles" },
-    tile("Services", figure(answer.services), `${figure(answer.virtualServers)} virtual servers, ${figure(answer.realServers)} real servers`),
-    tile("Pending", figure(answer.pending.total), kinds(answer.pending), answer.pending.total ? "warn" : ""),
-    tile("Failed", figure(answer.failed), answer.failed ? "tried again" : "", answer.failed ? "bad" : ""),
-    tile("Drifted", figure(answer.drifted.total), kinds(answer.drifted)),
-    tile("Draining", figure(answer.draining), answer.waitingRemovals ? `${answer.waitingRemovals} wait for removal` : ""),
-    tile("Conflicts", figure(answer.conflicts), "", answer.conflicts ? "warn" : ""),
+    tile("Services", whole(answer.services), `${whole(answer.virtualServers)} virtual servers, ${whole(answer.realServers)} real servers`),
+    tile("Pending", whole(answer.pending.total), kinds(answer.pending), answer.pending.total ? "warn" : ""),
+    tile("Failed", whole(answer.failed), answer.failed ? "tried again" : "", answer.failed ? "bad" : ""),
+    tile("Drifted", whole(answer.drifted.total), kinds(answer.drifted)),
+    tile("Draining", whole(answer.draining), answer.waitingRemovals ? `${answer.waitingRemovals} wait for removal` : ""),
+    tile("Conflicts", whole(answer.conflicts), "", answer.conflicts ? "warn" : ""),
     tile("Connections", figure(answer.connectionsPerSecond), "per second"),
     tile("Traffic", figure(answer.bytesPerSecond), `bytes per second, ${figure(answer.packetsPerSecond)} packets`),
   );
@@ -81,7 +81,7 @@ function table(caption, heads, rows) {
   return el(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, rows)),
+    el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, heads.map((head, index) => el("th", { scope: "col", class: index ? "number" : null }, head)))), el("tbody", {}, rows)),
   );
 }
 
@@ -95,7 +95,7 @@ function* details(answer) {
         "tr",
         {},
         el("td", {}, clock(sync.endedAt), sync.isAudit ? " (audit)" : ""),
-        [sync.services, sync.done, sync.failed, sync.pending].map((number) => el("td", { class: "number" }, figure(number))),
+        [sync.services, sync.done, sync.failed, sync.pending].map((number) => el("td", { class: "number" }, whole(number))),
         [sync.waitedSeconds, sync.readSeconds, sync.translatedSeconds, sync.appliedSeconds].map((time) => el("td", { class: "number" }, seconds(time))),
       ),
     ),
@@ -110,7 +110,7 @@ function* details(answer) {
           "tr",
           {},
           el("td", {}, watch.kind),
-          el("td", {}, watch.stale ? chip("bad", "✗ stale") : watch.connected ? chip("good", "✓ open") : chip("warn", "! not open")),
+          el("td", { class: "number" }, watch.stale ? chip("bad", "✗ stale") : watch.connected ? chip("good", "✓ open") : chip("warn", "! not open")),
           el("td", { class: "number" }, watch.contactAgeSeconds === null ? "never" : `${seconds(watch.contactAgeSeconds)} ago`),
         ),
       ),

@@ -38,8 +38,14 @@ export function figure(value) {
   return size >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
 
+// A number of things, in full.
+export function whole(value) {
+  return value.toLocaleString("en");
+}
+
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
+  if (value === 0) return "0 s";
   if (value < 1) return `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms`;
   if (value < 90) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
   if (value < 5400) return `${(value / 60).toFixed(0)} min`;

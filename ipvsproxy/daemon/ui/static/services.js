@@ -1,16 +1,16 @@
 // The table of all Services. The server searches, sorts and cuts it into pages; only rows that have changed are sent again.
 
-import { el, figure, spark, write } from "./parts.js";
+import { el, figure, spark, whole, write } from "./parts.js";
 
 const HEADS = [
   { title: "Service", sort: "name" },
   { title: "Type" },
   { title: "Addresses" },
   { title: "Ports" },
-  { title: "Endpoints", sort: "endpoints" },
-  { title: "Connections/s", sort: "connections" },
-  { title: "Packets/s", sort: "packets" },
-  { title: "Bytes/s", sort: "bytes" },
+  { title: "Endpoints", sort: "endpoints", kind: "number" },
+  { title: "Connections/s", sort: "connections", kind: "number" },
+  { title: "Packets/s", sort: "packets", kind: "number" },
+  { title: "Bytes/s", sort: "bytes", kind: "number" },
   { title: "Wrong", sort: "problems" },
 ];
 const TYPED_MS = 200;
@@ -32,7 +32,7 @@ export function open(main, where, { ask, refresh }) {
   const heads = HEADS.map((head) => {
     if (!head.sort) return el("th", { scope: "col" }, head.title);
     const button = el("button", { type: "button", onclick: () => sort(head.sort) }, head.title);
-    const cell = el("th", { scope: "col" }, button);
+    const cell = el("th", { scope: "col", class: head.kind }, button);
     buttons.set(head.sort, cell);
     return cell;
   });
@@ -120,8 +120,8 @@ export function open(main, where, { ask, refresh }) {
       return wanted;
     });
     place(elements);
-    write(told, answer.matching === answer.total ? `${figure(answer.total)} Services` : `${figure(answer.matching)} of ${figure(answer.total)} Services match`);
-    write(number, `Page ${answer.page} of ${answer.pages}`);
+    write(told, answer.matching === answer.total ? `${whole(answer.total)} Services` : `${whole(answer.matching)} of ${whole(answer.total)} Services match`);
+    write(number, `Page ${whole(answer.page)} of ${whole(answer.pages)}`);
     previous.disabled = answer.page <= 1;
     next.disabled = answer.page >= answer.pages;
     for (const [by, cell] of buttons) {

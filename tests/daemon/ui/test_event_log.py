@@ -1,0 +1,95 @@
+"""Covers what becomes an event, and in which words."""
+
+from ipvsproxy.daemon.ui import event_log
+from ipvsproxy.daemon.ui.event_log import EVENTS, LONGEST_TEXT, EventLog
+from ipvsproxy.model.kernel import BoundAddresses
+from ipvsproxy.model.net import parse_address
+from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.store.objects import Changes
+from tests.support import summaries
+
+AT_S = 1_700_000_000.0
+ADDRESS = Operation(Verb.ADD, BoundAddresses.of(parse_address("10.96.0.10")))
+
+
+def _texts(log: EventLog) -> list[tuple[str, str]]:
+    return [(event.kind, event.text) for event in log.since(0)]
+
+
+def _report(error: str = "", pending: int = 0, **done: int) -> Report:
+    counted = {tuple(name.split("_", 1)): count for name, count in done.items()}
+    errors = (Outcome(ADDRESS, error),) if error else ()
+    return Report(done=counted, failed={("add", "address"): 1} if error else {}, errors=errors, pending=pending)  # type: ignore[arg-type]
+
+
+def test_a_sync_with_changes_is_an_event_with_its_services_and_times() -> None:
+    log = EventLog()
+    names = {ServiceName("shop", f"s{number}"): 0.0 for number in range(7)}
+    changes = Changes(services=names)
+    log.synced(
+        summaries.summary(changes, report=_report(add_real_server=2, remove_virtual_server=1), waited_s=0.5, applied_s=0.25), AT_S
+    )
+    (event,) = log.since(0)
+    assert event_log.describe(event) == {
+        "id": 1,
+        "at": AT_S,
+        "kind": "sync",
+        "text": "7 Services changed; added 2 real servers; removed 1 virtual server",
+        "services": ("shop/s0", "shop/s1", "shop/s2", "shop/s3", "shop/s4"),
+        "serviceCount": 7,
+        "operations": {"add real_server": 2, "remove virtual_server": 1},
+        "durationSeconds": 0.25,
+        "latencySeconds": 0.75,
+    }
+
+
+def test_a_sync_without_anything_is_none() -> None:
+    log = EventLog()
+    log.synced(summaries.summary(is_audit=True), AT_S)
+    assert log.last == 0
+
+
+def test_drift_is_told_with_its_repair() -> None:
+    log = EventLog()
+    log.synced(summaries.summary(drifted={"real_server": 2}, report=_report(add_real_server=2)), AT_S)
+    log.synced(summaries.summary(drifted={"real_server": 1}, report=_report(pending=1)), AT_S)
+    assert _texts(log) == [
+        ("drift", "1 real server changed by another program; 1 objects are still to be repaired"),
+        ("sync", "added 2 real servers"),
+        ("drift", "2 real servers changed by another program; repaired"),
+    ]
+
+
+def test_a_failure_is_told_once_until_it_is_over() -> None:
+    log = EventLog()
+    for _ in range(3):
+        log.synced(summaries.summary(report=_report("no room", pending=1)), AT_S)
+    failed = [text for kind, text in _texts(log) if kind == "failure"]
+    assert failed == ["add address 10.96.0.10: no room"]
+    log.synced(summaries.summary(report=_report(add_address=1)), AT_S)
+    log.synced(summaries.summary(report=_report("no room", pending=1)), AT_S)
+    assert len([kind for kind, _ in _texts(log) if kind == "failure"]) == 2
+
+
+def test_a_state_is_an_event_when_it_changes() -> None:
+    log = EventLog()
+    for state in ("connected", "connected", "stale"):
+        log.note("watch", "Service", state, AT_S)
+    assert _texts(log) == [("watch", "Service: stale")]
+
+
+def test_events_are_bounded_in_number_and_length() -> None:
+    log = EventLog()
+    for number in range(EVENTS + 10):
+        log.note("health", "this node", f"{number}" + "x" * 1000, AT_S)
+    events = list(log.since(0))
+    assert (len(events), log.last) == (EVENTS, EVENTS + 9)
+    assert max(len(event.text) for event in events) == LONGEST_TEXT
+
+
+def test_only_later_events_are_told_the_newest_first() -> None:
+    log = EventLog()
+    for state in "abcd":
+        log.note("health", "x", state, AT_S)
+    assert [event.text for event in log.since(1)] == ["x: d", "x: c"]

@@ -1,0 +1,517 @@
+"""Covers the API of the page, and what it refuses, on a node with an in-memory kernel and virtual time.
+
+Left out: how it looks (tests/ui), and what it costs (``test_cost``).
+"""
+
+import errno
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ipvsproxy.daemon.http.answers import Answer
+from ipvsproxy.daemon.http.server import Request
+from ipvsproxy.daemon.ui import counters, pages, viewers
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.kernel import Connections, RealServers
+from ipvsproxy.model.service import ApiObject, ObjectKind, ServiceType, Skipped
+from tests.support import builders, http_client
+from tests.support.builders import OTHER_NODE, endpoint
+from tests.support.page_node import PageNode
+from tests.support.virtual_time import in_virtual_time
+
+DOCUMENTED = (Path(__file__).parents[3] / "docs/ui.md").read_text()
+CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
+FIRST = builders.backend("10.244.0.1")
+ENDPOINTS = (endpoint("10.244.0.1"), endpoint("10.244.0.2", ready=False), endpoint("10.244.1.1", OTHER_NODE))
+WEB: tuple[ApiObject, ...] = (
+    builders.node(),
+    builders.service("web", builders.service_port(80, node_port=30080), kind=ServiceType.NODE_PORT),
+    builders.endpoint_slice(*ENDPOINTS),
+)
+SAMPLE_S = counters.SAMPLE_S + 0.1
+
+
+def _node(*objects: ApiObject) -> PageNode:
+    node = PageNode()
+    node.begin_with(*(objects or WEB))
+    return node
+
+
+async def _answer(node: PageNode, path: str, host: str = "localhost", method: str = "GET", **query: str) -> Answer:
+    return await node.pages.answer(Request(path, query, {"host": host}, method))
+
+
+async def _refusal(node: PageNode, what: str, **query: str) -> tuple[int, str]:
+    answer = await _answer(node, f"/ui/api/{what}.json", **query)
+    return answer.status, msgspec.json.decode(answer.body)["error"]
+
+
+# The node.
+
+
+@in_virtual_time
+async def test_a_node_tells_that_everything_is_in_force() -> None:
+    node = _node()
+    async with node.reading():
+        await node.quiet(1)
+        told = await node.ask("node")
+    assert (told["inForce"], told["reasons"]) == (True, [])
+    assert (told["node"], told["zone"], told["source"]) == (builders.THIS_NODE, builders.ZONE, "API server")
+    assert (told["services"], told["virtualServers"], told["realServers"]) == (1, 2, 4)
+    assert told["pending"] == {"total": 0, "byKind": {}}
+    assert [sync["services"] for sync in told["syncs"]] == [1]
+    assert {one["family"]: one["iptables"] for one in told["kernel"]["families"]} == {"IPv4": "nft", "IPv6": "nft"}
+    assert {one["kind"]: one["connected"] for one in told["watches"]} == dict.fromkeys(ObjectKind, True)
+
+
+@in_virtual_time
+async def test_a_node_tells_why_not_everything_is_in_force() -> None:
+    node = _node()
+    node.kernel.fail(lambda operation: isinstance(operation.item, RealServers), errno.ENOMEM, times=1000)
+    async with node.reading():
+        await node.quiet(0.1)
+        told = await node.ask("node")
+        assert not told["inForce"]
+        assert told["failed"] > 0
+        assert told["reasons"] == [
+            f"{told['failed']} operations failed; they are tried again",
+            "2 virtual servers differ from what is desired",
+        ]
+        (row,) = (await node.ask("services"))["services"]
+        assert any(problem.startswith("failed: ") for problem in row["problems"]), row
+        events = (await node.ask("events"))["events"]
+        assert "failure" in {event["kind"] for event in events}
+        node.kernel._failures.clear()
+        await node.quiet(120)
+        assert (await node.ask("node"))["inForce"]
+        (row,) = (await node.ask("services"))["services"]
+        assert row["problems"] == []
+
+
+@in_virtual_time
+async def test_before_the_first_lists_are_complete_the_node_says_so() -> None:
+    node = PageNode()
+    async with node.reading():
+        await node.quiet(1)
+        told = await node.ask("node")
+        assert told["reasons"] == ["the first list of EndpointSlice, Node, Service is not complete"]
+        assert (await node.ask("services"))["total"] == 0
+
+
+@in_virtual_time
+async def test_a_stale_or_closed_watch_is_told_and_becomes_an_event() -> None:
+    node = _node()
+    async with node.reading():
+        await node.quiet(1)
+        await node.ask("node")
+        node.watches[ObjectKind.SERVICE].connected = False
+        told = await node.ask("node")
+        assert {one["kind"] for one in told["watches"] if not one["connected"]} == {"Service"}
+        assert (await node.ask("events"))["events"][0]["text"] == "Service: not connected"
+
+
+@in_virtual_time
+async def test_rates_of_the_node_come_from_two_readings_and_only_later_points_are_sent_again() -> None:
+    node = _node()
+    async with node.reading():
+        await node.quiet(1)
+        node.traffic.per_second[CLUSTER] = 100.0
+        for _ in range(12):
+            told = await node.ask("node")
+            await node.quiet(1)
+        told = await node.ask("node")
+        assert told["connectionsPerSecond"] == pytest.approx(100, rel=0.8)
+        assert told["bytesPerSecond"] == pytest.approx(10_000 * told["connectionsPerSecond"])
+        assert told["history"]["columns"][0] == "at"
+        points = told["history"]["points"]
+        assert len(points) > 3
+        again = await node.ask("node", since=str(points[-2][0]))
+        assert again["history"]["points"] == [points[-1]]
+
+
+# Services.
+
+
+@in_virtual_time
+async def test_a_row_tells_addresses_ports_endpoints_and_traffic() -> None:
+    node = _node()
+    node.kernel.connection_counts[CLUSTER, FIRST] = Connections(7, 1)
+    async with node.reading():
+        await node.quiet(1)
+        told = await node.ask("services")
+        node.traffic.per_second[CLUSTER] = 10.0
+        (row,) = told["services"]
+        assert row | {"history": None} == {
+            "name": "default/web",
+            "type": "NodePort",
+            "served": True,
+            "notServed": "",
+            "addresses": [builders.CLUSTER_IP],
+            "addressCount": 1,
+            "ports": [{"name": "", "protocol": "TCP", "port": 80, "nodePort": 30080}],
+            "portCount": 1,
+            "endpoints": {"ready": 2, "draining": 0, "unused": 1},
+            "problems": [],
+            "connectionsPerSecond": None,
+            "packetsPerSecond": None,
+            "bytesPerSecond": None,
+            "activeConnections": None,
+            "history": None,
+        }
+        for _ in range(3):
+            await node.quiet(SAMPLE_S)
+            told = await node.ask("services")
+        (row,) = told["services"]
+        assert row["connectionsPerSecond"] == pytest.approx(10, rel=0.9)
+        assert row["activeConnections"] == 7
+        assert len(row["history"]["bytesPerSecond"]) > 0
+        assert told["sampleSeconds"] > 0
+
+
+@in_virtual_time
+async def test_only_rows_that_have_changed_are_sent_again() -> None:
+    others = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(5)]
+    node = _node(*WEB, *others)
+    async with node.reading():
+        await node.quiet(1)
+        for _ in range(3):  # until rates are known
+            told = await node.ask("services")
+            await node.quiet(SAMPLE_S)
+        told = await node.ask("services")
+        assert len(told["services"]) == 6
+        again = await node.ask("services", since=told["cursor"])
+        assert (again["services"], again["names"]) == ([], told["names"])
+        node.put(builders.endpoint_slice(*ENDPOINTS[:1]))
+        await node.quiet(0.1)
+        again = await node.ask("services", since=told["cursor"])
+        assert [row["name"] for row in again["services"]] == ["default/web"]
+        assert again["services"][0]["endpoints"]["ready"] == 1
+        for nothing in ("", "x", "00000000-1-1-1"):
+            assert len((await node.ask("services", since=nothing))["services"]) == 6
+
+
+@in_virtual_time
+async def test_services_come_and_go() -> None:
+    node = _node()
+    async with node.reading():
+        await node.quiet(1)
+        await node.ask("services", query="default/")
+        node.put(builders.service("more", cluster=["10.96.1.1"]))
+        node.remove(WEB[1])
+        await node.quiet(0.1)
+        assert (await node.ask("services", query="default/"))["names"] == ["default/more"]
+        assert (await node.ask("services", sort="name", order="desc"))["total"] == 1
+        assert (await _refusal(node, "service", name="default/web"))[0] == 404
+
+
+@in_virtual_time
+async def test_services_are_sorted_and_cut_into_pages_by_the_server() -> None:
+    rates = {number: float(number * 7 % 25) for number in range(25)}
+    services = [builders.service(f"s{number:02}", cluster=[f"10.96.1.{number}"]) for number in range(25)]
+    node = _node(builders.node(), *services)
+    async with node.reading():
+        await node.quiet(1)
+        for number, rate in rates.items():
+            node.traffic.per_second[builders.frontend(f"10.96.1.{number}", 80)] = 100 * rate
+        for _ in range(3):
+            told = await node.ask("services", sort="bytes", size="10", page="2")
+            await node.quiet(SAMPLE_S)
+        told = await node.ask("services", sort="bytes", size="10", page="2")
+        assert (told["matching"], told["page"], told["pages"], told["size"]) == (25, 2, 3, 10)
+        by_rate = sorted(rates, key=lambda number: -rates[number])
+        assert told["names"] == [f"default/s{number:02}" for number in by_rate[10:20]]
+        told = await node.ask("services", sort="connections", order="asc", size="3")
+        assert told["names"][0] == f"default/s{by_rate[-1]:02}"
+        beyond = await node.ask("services", size="10", page="99")
+        assert (beyond["page"], len(beyond["names"])) == (3, 5)
+        backwards = await node.ask("services", order="desc", size="2")
+        assert backwards["names"] == ["default/s24", "default/s23"]
+
+
+@in_virtual_time
+async def test_services_are_sorted_by_endpoints_and_problems() -> None:
+    node = _node(*WEB, builders.service("empty", cluster=["10.96.1.1"]))
+    async with node.reading():
+        await node.quiet(1)
+        assert (await node.ask("services", sort="endpoints"))["names"] == ["default/web", "default/empty"]
+        assert (await node.ask("services", sort="problems"))["names"] == ["default/empty", "default/web"]
+        assert (await node.ask("services", query="10.244.1"))["names"] == ["default/web"]
+
+
+@in_virtual_time
+async def test_a_row_tells_what_is_wrong() -> None:
+    headless = builders.with_options(
+        builders.service("headless", cluster=[]), not_served=Skipped("spec.clusterIP", "headless", invalid=False)
+    )
+    first = builders.service("first", cluster=["10.96.1.1"], external=["192.0.2.1"], created_s=1)
+    second = builders.service("second", cluster=["10.96.1.2"], external=["192.0.2.1"], created_s=2)
+    late = builders.service("late", cluster=["10.96.1.3"])
+    here = builders.service("here", cluster=["10.96.1.4"], internal_local=True)
+    broken = builders.with_options(builders.service("broken", cluster=["10.96.1.5"]), skipped=(Skipped("spec.x", "is odd"),))
+    slices = [
+        builders.endpoint_slice(endpoint("10.244.0.5", ready=name != "late", node=OTHER_NODE), service=name)
+        for name in ("first", "second", "late", "here", "broken")
+    ]
+    node = _node(builders.node(), headless, first, second, late, here, broken, *slices)
+    async with node.reading():
+        await node.quiet(1)
+        rows = {row["name"].partition("/")[2]: row for row in (await node.ask("services"))["services"]}
+    assert (rows["headless"]["problems"], rows["headless"]["notServed"]) == ([], "spec.clusterIP: headless")
+    assert rows["first"]["problems"] == []
+    assert len(rows["second"]["problems"]) == 1
+    assert rows["second"]["problems"][0].startswith("TCP 192.0.2.1:80 is served for default/first, which ")
+    assert rows["late"]["problems"] == ["none of its 1 endpoints is used"]
+    assert rows["broken"]["problems"] == ["not used: spec.x: is odd"]
+    assert "none of its 1 endpoints is used" in rows["here"]["problems"]
+
+
+@in_virtual_time
+async def test_a_draining_endpoint_is_counted_until_its_connections_end() -> None:
+    node = _node()
+    node.kernel.connection_counts[CLUSTER, FIRST] = Connections(2, 0)
+    async with node.reading():
+        await node.quiet(1)
+        await node.ask("services")
+        node.put(builders.endpoint_slice(*ENDPOINTS[1:]))
+        await node.quiet(0.1)
+        (row,) = (await node.ask("services"))["services"]
+        assert row["endpoints"] == {"ready": 1, "draining": 1, "unused": 1}
+        assert (await node.ask("node"))["draining"] == 1
+        node.kernel.connection_counts.clear()
+        await node.quiet(100)
+        told = await node.ask("services", since="")
+        assert told["services"][0]["endpoints"] == {"ready": 1, "draining": 0, "unused": 1}
+
+
+# One Service.
+
+
+@in_virtual_time
+async def test_one_service_is_told_as_by_explain_with_rates_and_zones() -> None:
+    zoned = endpoint("10.244.0.1")
+    zoned = zoned._replace(conditions=msgspec.structs.replace(zoned.conditions, zone="zone-b"))
+    node = _node(*WEB[:2], builders.endpoint_slice(zoned, *ENDPOINTS[1:]))
+    node.kernel.connection_counts[CLUSTER, FIRST] = Connections(3, 4)
+    async with node.reading():
+        await node.quiet(1)
+        node.traffic.per_second[CLUSTER] = 50.0
+        for _ in range(3):
+            told = await node.ask("service", name="default/web")
+            await node.quiet(SAMPLE_S)
+    (port,) = told["service"]["ports"]
+    assert {one["address"]: one["zone"] for one in port["endpoints"]} == {
+        "10.244.0.1": "zone-b",
+        "10.244.0.2": "",
+        "10.244.1.1": "",
+    }
+    cluster = next(one for one in port["virtualServers"] if one["virtualServer"] == str(CLUSTER))
+    first = next(one for one in cluster["kernel"]["realServers"] if one["realServer"] == str(FIRST))
+    assert (first["active"], first["inactive"], first["state"]) == (3, 4, "serving")
+    assert first["connectionsPerSecond"] == pytest.approx(25, rel=0.9)
+    assert {one["from"] for one in cluster["masquerade"]} == {"pod of this node", "this host", "outside of the cluster"}
+    assert told["row"]["name"] == "default/web"
+
+
+@in_virtual_time
+async def test_a_service_that_cannot_be_told_is_refused() -> None:
+    node = PageNode()
+    node.put(WEB[1])
+    async with node.reading():
+        await node.quiet(1)
+        assert await _refusal(node, "service", name="default/web") == (
+            503,
+            "the Service default/web has not been looked at yet; ask again in a moment",
+        )
+        assert (await _refusal(node, "service", name="web"))[0] == 400
+        assert await _refusal(node, "service", name="default/x") == (404, "there is no Service default/x")
+
+
+@in_virtual_time
+async def test_only_so_many_opened_services_are_remembered() -> None:
+    services = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(counters.OPENED + 3)]
+    node = _node(builders.node(), *services)
+    async with node.reading():
+        await node.quiet(1)
+        for one in services:
+            await node.ask("service", name=str(one.name))
+        assert len(node.pages._counters._opened) == counters.OPENED
+
+
+@in_virtual_time
+async def test_unreadable_counters_leave_figures_unknown_and_everything_else_working() -> None:
+    node = _node()
+    async with node.reading():
+        await node.quiet(1)
+        node.traffic.error = KernelError(action="read the counters of IPVS", errno=errno.EPERM)
+        for _ in range(3):
+            told = await node.ask("node")
+            await node.quiet(SAMPLE_S)
+        assert told["connectionsPerSecond"] is None
+        assert (await node.ask("services"))["services"][0]["connectionsPerSecond"] is None
+        node.traffic.error = None
+        for _ in range(4):
+            told = await node.ask("node")
+            await node.quiet(SAMPLE_S)
+        assert told["connectionsPerSecond"] == 0
+
+
+# Nobody looks.
+
+
+@in_virtual_time
+async def test_while_nobody_looks_only_the_nodes_own_counters_are_read_with_each_audit() -> None:
+    node = _node()
+    async with node.reading():
+        await node.quiet(600)
+        assert node.traffic.readings == 0
+        assert 15 <= node.traffic.totals_read <= 25
+        told = await node.ask("node")
+        assert 15 <= len(told["history"]["points"]) <= 25
+
+
+@in_virtual_time
+async def test_a_while_after_the_last_viewer_all_is_forgotten() -> None:
+    node = _node()
+    async with node.reading():
+        await node.quiet(1)
+        for _ in range(5):
+            await node.ask("services")
+            await node.quiet(SAMPLE_S)
+        assert node.traffic.readings > 2
+        await node.quiet(viewers.IDLE_S + 70)
+        readings = node.traffic.readings
+        assert node.pages._board is None
+        await node.quiet(300)
+        assert node.traffic.readings == readings
+        (row,) = (await node.ask("services"))["services"]
+        assert row["connectionsPerSecond"] is None
+
+
+# What is refused.
+
+
+@in_virtual_time
+async def test_more_viewers_than_allowed_are_refused_with_a_sentence() -> None:
+    node = _node()
+    async with node.reading():
+        await node.quiet(1)
+        for number in range(viewers.MOST_VIEWERS):
+            await node.ask("events", viewer=f"v{number}")
+        assert await _refusal(node, "events", viewer="late") == (503, "16 viewers look at this node already; close one of them")
+        assert (await _refusal(node, "events", viewer="<b>"))[0] == 400
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:10249", "127.0.0.1:10249", "[::1]:10249", "10.0.0.7", builders.THIS_NODE]
+)
+@in_virtual_time
+async def test_the_name_of_this_node_and_addresses_are_answered(host: str) -> None:
+    assert (await _answer(_node(), "/ui/", host)).status == 200
+
+
+@pytest.mark.parametrize("host", ["", "evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "[::1", "a:b:c"])
+@pytest.mark.parametrize("path", ["/ui/", "/ui/api/node.json", "/ui"])
+@in_virtual_time
+async def test_another_name_is_refused(host: str, path: str) -> None:
+    assert (await _answer(_node(), path, host)).status == 421
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+@in_virtual_time
+async def test_other_methods_are_refused(method: str) -> None:
+    answer = await _answer(_node(), "/ui/api/node.json", method=method)
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize(
+    ("what", "query"),
+    [
+        ("services", {"sort": "age"}),
+        ("services", {"order": "up"}),
+        ("services", {"page": "0"}),
+        ("services", {"size": "201"}),
+        ("services", {"size": "x"}),
+        ("services", {"page": "٣"}),
+        ("services", {"query": "x" * 201}),
+        ("node", {"since": "x"}),
+        ("node", {"since": "nan"}),
+        ("events", {"since": "inf"}),
+        ("service", {"name": ""}),
+    ],
+)
+@in_virtual_time
+async def test_a_parameter_that_cannot_be_read_is_refused(what: str, query: dict[str, str]) -> None:
+    status, sentence = await _refusal(_node(), what, **query)
+    assert status == 400
+    assert sentence
+
+
+@pytest.mark.parametrize("path", ["/ui/api/", "/ui/api/x.json", "/ui/api/node", "/ui/x", "/ui/../pages.py", "/ui/static/page.js"])
+@in_virtual_time
+async def test_other_paths_are_unknown(path: str) -> None:
+    assert (await _answer(_node(), path)).status == 404
+
+
+@in_virtual_time
+async def test_the_path_without_its_slash_leads_to_the_page_wherever_that_is() -> None:
+    answer = await _answer(_node(), "/ui")
+    assert (answer.status, answer.headers["Location"]) == (308, "ui/")
+
+
+# The files.
+
+
+@in_virtual_time
+async def test_every_file_is_there_and_may_load_nothing_from_elsewhere() -> None:
+    node = _node()
+    static = Path(pages.__file__).parent / "static"
+    assert {path.name for path in static.iterdir()} == set(pages.FILES)
+    for name in pages.FILES:
+        answer = await _answer(node, f"/ui/{name}")
+        text = answer.body.decode()
+        assert answer.status == 200
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+        assert "unsafe" not in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "://" not in text.replace("http://www.w3.org/2000/svg", ""), name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text), name
+        assert name.endswith(".js") or not re.search(r"<script(?![^>]*src=)|\son\w+=|style=", text), name
+
+
+async def test_the_page_is_served_over_http() -> None:
+    node = _node()
+    async with node.showing() as port:
+        page = await http_client.ask(port, "/ui/")
+        api = await http_client.ask(port, "/ui/api/node.json")
+        foreign = await http_client.ask(port, "/ui/api/node.json", headers="Host: evil.example\r\n")
+    assert (page.status, page.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert (api.status, api.headers["Content-Type"], api.headers["Cache-Control"]) == (200, "application/json", "no-store")
+    assert foreign.status in (400, 421)
+
+
+# The description.
+
+
+def _fields(document: Any) -> set[str]:
+    if isinstance(document, list):
+        return {name for one in document for name in _fields(one)}
+    return set(document) if isinstance(document, dict) else set()
+
+
+@in_virtual_time
+async def test_every_field_is_described() -> None:
+    node = _node()
+    async with node.reading():
+        await node.quiet(1)
+        told = await node.ask("node")
+        services = await node.ask("services")
+        service = await node.ask("service", name="default/web")
+        events = await node.ask("events")
+    names = _fields(told) | _fields(told["syncs"]) | _fields(told["watches"]) | _fields(told["kernel"]) | _fields(services)
+    names |= _fields(services["services"]) | _fields(service) | _fields(events) | _fields(events["events"])
+    names |= set(told["history"]["columns"])
+    missing = {name for name in names if f"`{name}`" not in DOCUMENTED}
+    assert not missing

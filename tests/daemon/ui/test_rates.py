@@ -1,0 +1,163 @@
+"""Covers rates of Services from readings of the kernel's counters."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from ipvsproxy.daemon.ui import rates
+from ipvsproxy.daemon.ui.rates import NO_RATES, REMEMBERED, Rates, ServiceRates
+from ipvsproxy.model.kernel import Counters, Owner, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.service import ServiceName
+from tests.support import builders
+
+WEB, CART = ServiceName("shop", "web"), ServiceName("shop", "cart")
+CLUSTER, NODE_PORT = builders.frontend("10.96.0.80", 80), builders.frontend("192.168.0.10", 30080)
+OTHER = builders.frontend("10.96.0.81", 80)
+DESIRED = {
+    key: VirtualServer(key, VirtualServerSettings("rr"), owner=Owner(1, name))
+    for key, name in ((CLUSTER, WEB), (NODE_PORT, WEB), (OTHER, CART))
+}
+
+
+def _counted(connections: int) -> Counters:
+    return Counters(connections, connections * 3, connections * 2, connections * 100, connections * 900)
+
+
+class Scene:
+    """A node whose counters are read every two seconds."""
+
+    def __init__(self) -> None:
+        self.rates = ServiceRates()
+        self.now = 0.0
+
+    def read(
+        self, counted: Mapping[VirtualServerKey, int], desired: Mapping[VirtualServerKey, VirtualServer] = DESIRED
+    ) -> list[ServiceName]:
+        self.now += 2
+        ended: list[ServiceName] = []
+        self.rates.begin(self.now)
+        for key, connections in counted.items():
+            list(self.rates.take({key: _counted(connections)}, desired))
+        list(self.rates.finish(desired, ended))
+        return ended
+
+
+def test_rates_are_known_after_two_readings() -> None:
+    scene = Scene()
+    scene.read({CLUSTER: 1000})
+    assert scene.rates.of(WEB) is None
+    assert scene.rates.interval_s is None
+    scene.read({CLUSTER: 1020})
+    assert scene.rates.of(WEB) == Rates(10, 50, 10_000)
+    assert scene.rates.of(CART) == NO_RATES
+    assert scene.rates.interval_s == 2
+
+
+def test_a_service_counts_all_of_its_virtual_servers() -> None:
+    scene = Scene()
+    scene.read({CLUSTER: 1, NODE_PORT: 1})
+    scene.read({CLUSTER: 5, NODE_PORT: 7})
+    assert scene.rates.of(WEB) == Rates(5, 25, 5000)
+
+
+def test_the_shown_rate_is_the_mean_of_the_last_two() -> None:
+    scene = Scene()
+    for connections in (100, 100, 140):  # the kernel has added up late
+        scene.read({CLUSTER: connections})
+    shown = scene.rates.of(WEB)
+    assert shown is not None
+    assert shown.connections == 10
+    assert scene.rates.line(WEB) == ([0.0, 20.0], [0.0, 20_000.0])
+
+
+def test_a_counter_reset_counts_from_zero() -> None:
+    scene = Scene()
+    scene.read({CLUSTER: 1000})
+    scene.read({CLUSTER: 6})
+    assert scene.rates.line(WEB)[0] == [3.0]
+
+
+def test_a_virtual_server_that_was_at_zero_counts_from_there() -> None:
+    scene = Scene()
+    scene.read({})
+    scene.read({CLUSTER: 4})
+    assert scene.rates.line(WEB)[0] == [2.0]
+
+
+def test_virtual_servers_of_nobody_do_not_count() -> None:
+    scene = Scene()
+    for connections in (1, 9):
+        scene.read({CLUSTER: connections}, {})
+    assert not scene.rates.has_traffic(WEB)
+
+
+def test_a_virtual_server_that_is_gone_is_forgotten_and_begins_anew() -> None:
+    scene = Scene()
+    scene.read({CLUSTER: 100, OTHER: 1})
+    scene.read({CLUSTER: 102, OTHER: 1})
+    scene.read({OTHER: 3}, {OTHER: DESIRED[OTHER]})
+    scene.read({CLUSTER: 200, OTHER: 3})
+    assert scene.rates.line(WEB)[0] == [1.0, 0.0, 100.0]
+
+
+def test_a_service_without_traffic_takes_no_memory_after_a_while() -> None:
+    scene = Scene()
+    scene.read({CLUSTER: 1})
+    scene.read({CLUSTER: 2})
+    for _ in range(REMEMBERED - 1):
+        assert scene.read({CLUSTER: 2}) == []
+        assert scene.rates.has_traffic(WEB)
+    assert len(scene.rates.line(WEB)[0]) == REMEMBERED
+    assert scene.read({CLUSTER: 2}) == [WEB]
+    assert not scene.rates.has_traffic(WEB)
+    assert scene.rates.line(WEB) == ([], [])
+
+
+def test_an_unfinished_reading_counts_for_the_next_one() -> None:
+    scene = Scene()
+    scene.read({CLUSTER: 0})
+    scene.now += 2
+    scene.rates.begin(scene.now)
+    list(scene.rates.take({CLUSTER: _counted(6)}, DESIRED))  # and then the kernel failed
+    scene.read({CLUSTER: 8})
+    assert scene.rates.line(WEB)[0] == [2.0]
+    assert scene.rates.interval_s == 4
+
+
+def test_all_can_be_forgotten() -> None:
+    scene = Scene()
+    for connections in (1, 2):
+        scene.read({CLUSTER: connections})
+    scene.rates.clear()
+    assert scene.rates.of(WEB) is None
+
+
+def test_services_are_ranked_by_what_is_shown() -> None:
+    scene = Scene()
+    for connections in (0, 4, 6):
+        scene.read({CLUSTER: connections, OTHER: 3 * connections})
+    for index, figure in enumerate(Rates._fields):
+        rank = scene.rates.ranking(index)
+        web, cart = scene.rates.of(WEB), scene.rates.of(CART)
+        assert web is not None
+        assert cart is not None
+        assert rank(WEB) / rank(CART) == pytest.approx(getattr(web, figure) / getattr(cart, figure))
+
+
+def test_work_on_many_virtual_servers_pauses() -> None:
+    keys = [builders.frontend(f"10.97.{number // 250}.{number % 250}", 80) for number in range(1000)]
+    desired = {
+        key: VirtualServer(key, VirtualServerSettings("rr"), owner=Owner(1, ServiceName("load", str(number))))
+        for number, key in enumerate(keys)
+    }
+    figures = ServiceRates()
+    for count in (1, 2):
+        figures.begin(count)
+        assert len(list(figures.take(dict.fromkeys(keys, _counted(count)), desired))) == 1000 / rates.ROWS_AT_ONCE
+        pauses = len(list(figures.finish(desired, [])))
+    assert pauses == 1000 / rates.ROWS_AT_ONCE
+
+
+def test_rates_of_one_object() -> None:
+    assert rates.between(_counted(1), _counted(3), 2) == Rates(1, 5, 1000)
+    assert rates.between(None, _counted(3), 3) == Rates(1, 5, 1000)

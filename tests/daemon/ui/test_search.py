@@ -1,0 +1,84 @@
+"""Covers which Services a search finds."""
+
+import pytest
+
+from ipvsproxy.daemon.ui import search
+from ipvsproxy.model.service import ServiceType
+from tests.support import builders
+from tests.support.builders import endpoint
+
+WEB = builders.service(
+    "web",
+    builders.service_port(80, name="http", node_port=30080),
+    namespace="shop",
+    kind=ServiceType.LOAD_BALANCER,
+    cluster=["10.96.0.80", "fd00:10:96::80"],
+    external=["192.0.2.7"],
+    load_balancer=["203.0.113.9"],
+)
+SLICES = (
+    builders.endpoint_slice(endpoint("10.244.1.11"), endpoint("10.244.12.1"), namespace="shop"),
+    builders.endpoint_slice(endpoint("fd00:10:244::11"), namespace="shop", suffix="6"),
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "web",
+        "SHOP/W",
+        " op/we ",
+        "10.96.0.80",
+        "10.96.",
+        "10.2",
+        "10.244.1.",
+        "10.244.12.1",
+        "192.0.2.7",
+        "203.0",
+        "fd00:10:96::80",
+        "fd00:10:244:",
+        "80",
+        "30080",
+        "10.96.0.80:80",
+        "192.0.2.7:80",
+        "[fd00:10:96::80]:80",
+        "172.18.0.2:30080",
+        "10.244.12.1:8080",
+        "[fd00:10:244::11]:8080",
+    ],
+)
+def test_a_search_finds_by_name_address_port_and_pod_address(text: str) -> None:
+    assert search.parse(text).matches(WEB, SLICES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "shop/x",
+        "0.96.0",
+        "10.96.0.8:80",
+        "10.96.0.80:81",
+        "10.244.12.1:80",
+        "10.244.12.2:8080",
+        "44.1.11.10:8080",  # the bytes of two neighbours
+        "8080",
+        "8",
+        "0300",
+        "999999",
+        "10.244.2.",
+        "fd01:",
+        "1.2.3:80",
+        "<script>",
+        "10.96.0.999:80",
+    ],
+)
+def test_a_search_finds_nothing_else(text: str) -> None:
+    assert not search.parse(text).matches(WEB, SLICES)
+
+
+def test_an_address_is_not_found_across_two_neighbours() -> None:
+    item = builders.endpoint_slice(endpoint("10.244.1.11"), endpoint("10.244.1.12"), namespace="shop")
+    across = "1.11.10.244"
+    assert bytes(map(int, across.split("."))) in item.addresses
+    assert not search.parse(f"{across}:8080").matches(WEB, [item])
