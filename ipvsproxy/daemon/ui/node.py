@@ -165,7 +165,8 @@ def describe(facts: Facts, syncs: Syncs, history: History, since_s: float) -> di
 
 
 def _point(point: Point) -> list[float | None]:
-    return [None if figure is None else round(figure, 3) for figure in point]
+    # The time as it is: a viewer asks for what is later.
+    return [point.at_s, *(None if figure is None else round(figure, 3) for figure in point[1:])]
 
 
 def _sum(one: float | None, other: float | None) -> float | None:
